@@ -1,0 +1,45 @@
+# Everything that is done with this project. `make` alone lists it.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SDKS := .sdks/.installed
+
+.PHONY: help install run test lint bench clean
+
+help: ## List what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(INSTALLED) ## Create .venv with the penstock command in it
+
+$(INSTALLED): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed; or name another: make PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,dev]'
+	@touch $@
+
+# The unmodified AWS clients, each in an environment of its own: they pin other versions of cbor2.
+$(SDKS): tests/conformance/install_sdks.py $(INSTALLED)
+	$(BIN)/python tests/conformance/install_sdks.py
+	@touch $@
+
+run: $(INSTALLED) ## Run the broker with demo devices appending to it
+	$(BIN)/penstock up --demo --root "$(CURDIR)/.run"
+
+lint: $(INSTALLED) ## Check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint $(SDKS) ## Run every check and every test
+	$(BIN)/pytest
+
+bench: $(INSTALLED) ## Measure against Redis Streams and NATS JetStream, in the same run
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove what was installed and what runs left behind
+	rm -rf $(VENV) .sdks .run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

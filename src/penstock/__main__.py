@@ -1,0 +1,3 @@
+from penstock.cli.main import main
+
+main(prog_name="penstock")

@@ -1,0 +1,127 @@
+"""Who may do what: tokens, their roles, and the streams they are for."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from penstock.errors import UnauthorizedException
+from penstock.store.catalog import Catalog, TokenRow
+from penstock.wire.operations import Operation
+
+TOKEN_FILE = "token"  # noqa: S105 - a file's name, not a secret
+FIRST_TOKEN_ID = "first"  # noqa: S105
+
+_LOOK = frozenset((Operation.ListStreams, Operation.DescribeMessageStream, Operation.Statistics))
+_APPEND = frozenset((Operation.AppendMessage, Operation.AppendMessages))
+_READ = frozenset((Operation.ReadMessages, Operation.ReadColumns))
+_CHANGE = frozenset(
+    (
+        Operation.CreateMessageStream,
+        Operation.UpdateMessageStream,
+        Operation.DeleteMessageStream,
+    )
+)
+
+
+class Role(StrEnum):
+    admin = "admin"
+    producer = "producer"
+    consumer = "consumer"
+    pipeline = "pipeline"
+
+
+ALLOWED = {
+    Role.admin: _LOOK | _APPEND | _READ | _CHANGE,
+    Role.producer: _LOOK | _APPEND,
+    Role.consumer: _LOOK | _READ,
+    # The pipeline reads what it exports and appends to status streams.
+    Role.pipeline: _LOOK | _READ | _APPEND,
+}
+
+
+class Access:
+    """What the holder of one token may do."""
+
+    def __init__(self, token_id: str, role: Role, patterns: Sequence[str]) -> None:
+        self.token_id = token_id
+        self.role = role
+        self._patterns = tuple(patterns)
+        self._operations = ALLOWED[role]
+        self._sees_all = "*" in self._patterns
+
+    def sees(self, stream_name: str) -> bool:
+        return self._sees_all or any(
+            fnmatchcase(stream_name, pattern) for pattern in self._patterns
+        )
+
+    def require(self, operation: Operation, stream_name: str | None = None) -> None:
+        if operation not in self._operations:
+            raise UnauthorizedException(
+                f"the role {self.role} does not allow {operation.name}; "
+                f"it takes one of {', '.join(r for r in Role if operation in ALLOWED[r])}"
+            )
+        if stream_name is not None and not self._sees_all and not self.sees(stream_name):
+            raise UnauthorizedException(
+                f"the token is not for the stream {stream_name!r}; "
+                f"it is for {', '.join(self._patterns)}"
+            )
+
+
+EVERYTHING = Access("none", Role.admin, ["*"])
+NOTHING = Access("none", Role.consumer, [])
+
+
+class Gate:
+    """Turns the token of a handshake into an access."""
+
+    def __init__(self, catalog: Catalog, *, is_open: bool) -> None:
+        self._catalog = catalog
+        self._is_open = is_open
+
+    def admit(self, secret: str) -> Access:
+        if self._is_open:
+            return EVERYTHING
+        if not secret:
+            raise UnauthorizedException(
+                "a token is required; set AWS_CONTAINER_AUTHORIZATION_TOKEN "
+                "(`penstock env` prints it)"
+            )
+        row = self._catalog.find_token(secret)
+        if row is None:
+            raise UnauthorizedException("the token is not known to this server")
+        return Access(row.id, Role(row.role), row.patterns)
+
+    def admits(self, access: Access) -> bool:
+        """Whether the token of an open connection still stands."""
+        return self._is_open or any(
+            row.id == access.token_id and row.role == access.role for row in self._catalog.tokens()
+        )
+
+
+def ensure_first_token(root: Path, catalog: Catalog) -> None:
+    """The administrator's token: made on the first start, readable by the owner only."""
+    path = root / TOKEN_FILE
+    try:
+        secret = path.read_text().strip()
+    except FileNotFoundError:
+        secret = ""
+    if not secret:
+        secret = new_secret()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secret + "\n")
+    known = catalog.find_token(secret)
+    if known is None:
+        catalog.add_token(
+            TokenRow(FIRST_TOKEN_ID, Role.admin, ("*",), time.time_ns() // 1_000_000), secret
+        )
+
+
+def new_secret() -> str:
+    return secrets.token_urlsafe(32)

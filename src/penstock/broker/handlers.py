@@ -1,0 +1,409 @@
+"""What each operation does. A table from requests to handlers; the event loop calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+import cbor2
+
+from penstock.broker.access import Access
+from penstock.broker.reading import MessageReader
+from penstock.broker.settings import Settings
+from penstock.broker.statistics import Counters, Statistics
+from penstock.broker.streams import Stream, Streams
+from penstock.broker.waiting import Waiter
+from penstock.errors import (
+    InvalidRequestException,
+    ResourceNotFoundException,
+    StreamManagerException,
+    UnknownFailureException,
+    UpdateFailedException,
+)
+from penstock.model.validation import to_wire
+from penstock.wire.codec import encode_append_responses, encode_read_response
+from penstock.wire.operations import Operation
+from penstock.wire.protocol import AppendRun
+from penstock.wire.requests import (
+    AppendMessageRequest,
+    AppendMessagesRequest,
+    CreateMessageStreamRequest,
+    DeleteMessageStreamRequest,
+    DescribeMessageStreamRequest,
+    ListStreamsRequest,
+    ReadColumnsRequest,
+    ReadMessagesRequest,
+    Request,
+    StatisticsRequest,
+    UpdateMessageStreamRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+# A client gives up after exactly the time it asked for, and an answer that comes later kills it:
+# a read ends a little before.
+_EARLY_FRACTION = 0.02
+_EARLY_SECONDS = 0.25
+
+# One answer of columns is read in one go, so its size is how long others wait for it.
+_MAX_COLUMN_BYTES = 4 * 1024 * 1024
+
+
+def now_millis() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Call(Protocol):
+    """A request that waits for its one answer, now or later."""
+
+    request_id: str
+
+    @property
+    def access(self) -> Access: ...
+    def succeed(self, **fields: Any) -> None: ...
+    def send(self, response: bytes) -> None: ...
+    def fail(self, error: StreamManagerException) -> None: ...
+    def allow_seconds(self, seconds: float) -> None: ...
+    def on_close(self, cancel: Callable[[], object]) -> None: ...
+
+
+class Caller(Protocol):
+    """The connection that a run of appends came from."""
+
+    access: Access
+
+    def send(self, response: bytes) -> None: ...
+    def open_call(self, request_id: str, operation: Operation) -> Call: ...
+    def defer(self) -> Callable[[bytes], None]: ...
+
+
+class Handlers:
+    def __init__(
+        self,
+        streams: Streams,
+        settings: Settings,
+        counters: Counters,
+        statistics: Callable[[], Statistics],
+    ) -> None:
+        self._streams = streams
+        self._settings = settings
+        self._counters = counters
+        self._statistics = statistics
+        self._handlers: dict[type[Request], Callable[[Call, Any], None]] = {
+            CreateMessageStreamRequest: self._create,
+            UpdateMessageStreamRequest: self._update,
+            DeleteMessageStreamRequest: self._delete,
+            DescribeMessageStreamRequest: self._describe,
+            ListStreamsRequest: self._list,
+            AppendMessageRequest: self._append,
+            AppendMessagesRequest: self._append_many,
+            ReadMessagesRequest: self._read,
+            ReadColumnsRequest: self._read_columns,
+            StatisticsRequest: self._answer_statistics,
+        }
+
+    def handle(self, call: Call, request: Request) -> None:
+        """Answers the call, now or later; nothing that goes wrong leaves this function."""
+        try:
+            self._handlers[type(request)](call, request)
+        except StreamManagerException as error:
+            call.fail(error)
+        except Exception:
+            logger.exception("a %s failed", request.operation.name)
+            call.fail(UnknownFailureException("the server failed; its log says how"))
+
+    # Appends
+
+    def append_run(self, caller: Caller, run: AppendRun) -> None:
+        """Appends that came one behind the other: one write for all where they fit together."""
+        payloads = run.payloads
+        try:
+            caller.access.require(Operation.AppendMessage, run.stream_name)
+            stream = self._streams.find(run.stream_name)
+            size = sum(map(len, payloads))
+            if len(payloads) > 1 and not stream.log.fits_active(size):
+                for request_id, payload in zip(run.request_ids, payloads, strict=True):
+                    self.append_run(caller, AppendRun(run.stream_name, [request_id], [payload]))
+                return
+            first = stream.append(payloads, now_millis())
+        except StreamManagerException as error:
+            for request_id in run.request_ids:
+                call = caller.open_call(_decode_id(request_id), Operation.AppendMessage)
+                call.fail(error)
+            return
+        self._counters.messages_appended += len(payloads)
+        self._counters.bytes_appended += size
+        if not stream.flushes:
+            caller.send(encode_append_responses(run.request_ids, first))
+            return
+        send = caller.defer()
+
+        def answer(error: BaseException | None) -> None:
+            if error is None:
+                send(encode_append_responses(run.request_ids, first))
+                return
+            send(b"")
+            for request_id in run.request_ids:
+                call = caller.open_call(_decode_id(request_id), Operation.AppendMessage)
+                call.fail(_not_synced(error))
+
+        stream.wait_for_disk(answer)
+
+    def _append(self, call: Call, request: AppendMessageRequest) -> None:
+        """An append whose frame has an unusual shape."""
+        call.access.require(request.operation, request.name)
+        stream = self._streams.find(request.name)
+        self._append_and_answer(
+            call, stream, [request.payload], lambda first: {"sequenceNumber": first}
+        )
+
+    def _append_many(self, call: Call, request: AppendMessagesRequest) -> None:
+        call.access.require(request.operation, request.name)
+        stream = self._streams.find(request.name)
+        payloads = _split(request.sizes, request.payloads)
+        self._append_and_answer(
+            call,
+            stream,
+            payloads,
+            lambda first: {"firstSequenceNumber": first, "count": len(payloads)},
+        )
+
+    def _append_and_answer(
+        self,
+        call: Call,
+        stream: Stream,
+        payloads: list[bytes],
+        fields: Callable[[int], dict[str, Any]],
+    ) -> None:
+        first = stream.append(payloads, now_millis())
+        self._counters.messages_appended += len(payloads)
+        self._counters.bytes_appended += sum(map(len, payloads))
+        if not stream.flushes:
+            call.succeed(**fields(first))
+            return
+
+        def answer(error: BaseException | None) -> None:
+            if error is None:
+                call.succeed(**fields(first))
+            else:
+                call.fail(_not_synced(error))
+
+        stream.wait_for_disk(answer)
+
+    # Reads
+
+    def _read(self, call: Call, request: ReadMessagesRequest) -> None:
+        call.access.require(request.operation, request.stream_name)
+        stream = self._streams.find(request.stream_name)
+        options = request.read_messages_options
+        minimum, maximum = options.message_counts()
+        wanted_start = options.desired_start_sequence_number or 0
+
+        def try_to_read() -> bool:
+            start = max(wanted_start, stream.log.oldest)
+            if stream.log.end - start < minimum:
+                return False
+            reader = MessageReader(
+                stream, start, minimum, maximum, self._settings.max_response_bytes
+            )
+            self._read_in_steps(call, reader)
+            return True
+
+        def give_up() -> None:
+            start = max(wanted_start, stream.log.oldest)
+            call.fail(stream.not_enough(start, minimum))
+
+        self._read_or_wait(
+            call,
+            stream,
+            options.read_timeout_millis,
+            lambda: max(wanted_start, stream.log.oldest) + minimum,
+            try_to_read,
+            give_up,
+        )
+
+    def _read_columns(self, call: Call, request: ReadColumnsRequest) -> None:
+        call.access.require(request.operation, request.name)
+        stream = self._streams.find(request.name)
+        max_bytes = min(request.max_bytes, _MAX_COLUMN_BYTES)
+
+        def try_to_read() -> bool:
+            start = max(request.first_sequence_number, stream.log.oldest)
+            stop = min(request.end_sequence_number, stream.log.end)
+            if start >= stop:
+                return start >= request.end_sequence_number and give_up()
+            run = stream.read(start, stop, max_bytes)
+            offsets = list(accumulate(map(len, run.payloads), initial=0))
+            self._count_read(len(run.payloads), offsets[-1])
+            call.succeed(
+                firstSequenceNumber=start,
+                count=len(run.payloads),
+                offsets=struct.pack(f"<{len(offsets)}i", *offsets),
+                ingestTimes=struct.pack(f"<{len(run.ingest_times)}q", *run.ingest_times),
+                payloads=b"".join(run.payloads),
+                oldestSequenceNumber=stream.log.oldest,
+                endSequenceNumber=stream.log.end,
+            )
+            return True
+
+        def give_up() -> bool:
+            call.succeed(
+                firstSequenceNumber=max(request.first_sequence_number, stream.log.oldest),
+                count=0,
+                offsets=bytes(4),
+                ingestTimes=b"",
+                payloads=b"",
+                oldestSequenceNumber=stream.log.oldest,
+                endSequenceNumber=stream.log.end,
+            )
+            return True
+
+        self._read_or_wait(
+            call,
+            stream,
+            request.read_timeout_millis,
+            lambda: max(request.first_sequence_number, stream.log.oldest) + 1,
+            try_to_read,
+            give_up,
+        )
+
+    def _read_or_wait(
+        self,
+        call: Call,
+        stream: Stream,
+        timeout_millis: int,
+        needed_end: Callable[[], int],
+        try_to_read: Callable[[], bool],
+        give_up: Callable[[], object],
+    ) -> None:
+        """Reads at once, or when the stream has what is needed, or gives up in time."""
+        if try_to_read():
+            return
+        if not timeout_millis:
+            give_up()
+            return
+        loop = asyncio.get_running_loop()
+        timeout = timeout_millis / 1000
+        deadline = loop.time() + timeout - min(timeout * _EARLY_FRACTION, _EARLY_SECONDS)
+        call.allow_seconds(timeout)
+
+        def wait() -> None:
+            waiter = Waiter(needed_end(), woken)
+            waiter.arm(loop, deadline)
+            call.on_close(waiter.cancel)
+            stream.waiters.add(waiter)
+
+        def woken(reached: bool) -> None:
+            try:
+                if not self._streams.is_served(stream):
+                    raise ResourceNotFoundException(
+                        f"the message stream {stream.name!r} was deleted"
+                    )
+                if try_to_read():
+                    return
+                if reached:
+                    # Messages were dropped meanwhile, and the read starts later than it wanted.
+                    wait()
+                else:
+                    give_up()
+            except StreamManagerException as error:
+                call.fail(error)
+
+        wait()
+
+    def _read_in_steps(self, call: Call, reader: MessageReader) -> None:
+        steps = reader.steps()
+        if next(steps, True):
+            self._answer_read(call, reader)
+            return
+        task = asyncio.get_running_loop().create_task(self._finish_read(call, reader, steps))
+        call.on_close(task.cancel)
+
+    async def _finish_read(self, call: Call, reader: MessageReader, steps: Iterator[None]) -> None:
+        try:
+            for _ in steps:
+                await asyncio.sleep(0)
+        except StreamManagerException as error:
+            call.fail(error)
+            return
+        self._answer_read(call, reader)
+
+    def _answer_read(self, call: Call, reader: MessageReader) -> None:
+        self._count_read(reader.count, reader.size)
+        call.send(encode_read_response(call.request_id, reader.count, reader.parts))
+
+    def _count_read(self, messages: int, size: int) -> None:
+        self._counters.messages_read += messages
+        self._counters.bytes_read += size
+
+    # Everything else
+
+    def _create(self, call: Call, request: CreateMessageStreamRequest) -> None:
+        call.access.require(request.operation, request.definition.name)
+        self._streams.create(request.definition)
+        call.succeed()
+
+    def _update(self, call: Call, request: UpdateMessageStreamRequest) -> None:
+        call.access.require(request.operation, request.definition.name)
+        try:
+            self._streams.update(request.definition)
+        except UnknownFailureException as error:
+            raise UpdateFailedException(error.message) from None
+        call.succeed()
+
+    def _delete(self, call: Call, request: DeleteMessageStreamRequest) -> None:
+        call.access.require(request.operation, request.name)
+        self._streams.delete(request.name)
+        call.succeed()
+
+    def _describe(self, call: Call, request: DescribeMessageStreamRequest) -> None:
+        call.access.require(request.operation, request.name)
+        stream = self._streams.find(request.name)
+        call.succeed(messageStreamInfo=to_wire(stream.describe()))
+
+    def _list(self, call: Call, request: ListStreamsRequest) -> None:
+        call.access.require(request.operation)
+        call.succeed(streams=[name for name in self._streams.names() if call.access.sees(name)])
+
+    def _answer_statistics(self, call: Call, request: StatisticsRequest) -> None:
+        call.access.require(request.operation)
+        statistics = to_wire(self._statistics())
+        statistics["streams"] = [
+            stream for stream in statistics["streams"] if call.access.sees(stream["name"])
+        ]
+        call.succeed(statistics=statistics)
+
+
+def _decode_id(request_id: bytes) -> str:
+    try:
+        return str(cbor2.loads(request_id))
+    except (cbor2.CBORDecodeError, ValueError):
+        # Not UTF-8: whoever sent such an id will not miss its echo.
+        return "unknown"
+
+
+def _not_synced(error: BaseException) -> UnknownFailureException:
+    return UnknownFailureException(
+        f"the message could not be synced to the disk ({error}): it may be lost in a power cut"
+    )
+
+
+def _split(sizes: bytes, payloads: bytes) -> list[bytes]:
+    if len(sizes) % 4:
+        raise InvalidRequestException(
+            f"sizes has {len(sizes)} bytes: expected four for each message"
+        )
+    ends = list(accumulate(struct.unpack(f"<{len(sizes) // 4}I", sizes), initial=0))
+    if ends[-1] != len(payloads):
+        raise InvalidRequestException(
+            f"sizes add up to {ends[-1]}: expected {len(payloads)}, the size of payloads"
+        )
+    messages = [payloads[start:end] for start, end in pairwise(ends)]
+    if not all(messages):
+        raise InvalidRequestException("sizes holds a 0: a message has 1 byte or more")
+    return messages

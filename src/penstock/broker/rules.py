@@ -1,0 +1,79 @@
+"""Rules for definitions that go beyond the limits of single fields: pure checks that raise."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from penstock.errors import InvalidRequestException, UpdateNotAllowedException
+from penstock.model import (
+    ExportConfig,
+    MessageStreamDefinition,
+    S3ExportTaskExecutorConfig,
+)
+
+
+def check_definition(
+    definition: MessageStreamDefinition, existing_streams: Container[str], min_part_bytes: int
+) -> None:
+    """What holds for a definition by itself, when it is created and when it is updated."""
+    definition.validate_exports()
+    for export in definition.exports():
+        if isinstance(export, S3ExportTaskExecutorConfig):
+            _check_s3_export(export, existing_streams, min_part_bytes)
+
+
+def _check_s3_export(
+    export: S3ExportTaskExecutorConfig, existing_streams: Container[str], min_part_bytes: int
+) -> None:
+    threshold = export.size_threshold_for_multipart_upload_bytes
+    if threshold is not None and threshold < min_part_bytes:
+        raise InvalidRequestException(
+            f"definition.exportDefinition.s3TaskExecutor {export.identifier!r}: "
+            f"sizeThresholdForMultipartUploadBytes is {threshold}, and must be at least the "
+            f"server's minimum part size, {min_part_bytes}"
+        )
+    status_stream = export.status_config and export.status_config.status_stream_name
+    if status_stream and status_stream not in existing_streams:
+        raise InvalidRequestException(
+            f"definition.exportDefinition.s3TaskExecutor {export.identifier!r}: "
+            f"the status stream {status_stream!r} does not exist; create it first"
+        )
+
+
+def check_update(
+    current: MessageStreamDefinition,
+    wanted: MessageStreamDefinition,
+    total_bytes: int,
+    newest: int,
+) -> None:
+    """What holds for a definition that replaces another one."""
+    if wanted.persistence is not current.persistence:
+        raise UpdateNotAllowedException(
+            f"definition.persistence is {wanted.persistence.name}: it cannot change, and the "
+            f"stream was created with {current.persistence.name}"
+        )
+    if wanted.max_size < total_bytes:
+        raise InvalidRequestException(
+            f"definition.maxSize is {wanted.max_size}: it must be at least the current size of "
+            f"the stream, {total_bytes}"
+        )
+    sizes = (wanted.max_size, wanted.stream_segment_size)
+    if sizes != (current.max_size, current.stream_segment_size) and sizes[0] < sizes[1]:
+        raise InvalidRequestException(
+            f"definition.streamSegmentSize is {sizes[1]}: it must be less than maxSize, {sizes[0]}"
+        )
+    known = {export.identifier: _start_of(export) for export in current.exports()}
+    for export in wanted.exports():
+        start = _start_of(export)
+        # A start that is already in force was right when it was set.
+        if start and start != known.get(export.identifier) and start >= newest:
+            raise InvalidRequestException(
+                f"definition.exportDefinition {export.identifier!r}: startSequenceNumber is "
+                f"{start}, and must be less than the newest sequence number, {newest}"
+            )
+
+
+def _start_of(export: ExportConfig) -> int | None:
+    if isinstance(export, S3ExportTaskExecutorConfig):
+        return None
+    return export.start_sequence_number

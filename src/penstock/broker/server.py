@@ -1,0 +1,272 @@
+"""The broker: a store, its streams, and the listeners that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import ssl
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from penstock import __version__
+from penstock.broker.access import Gate, ensure_first_token
+from penstock.broker.handlers import Handlers, now_millis
+from penstock.broker.memory import FrameMemory
+from penstock.broker.session import Session
+from penstock.broker.settings import Settings
+from penstock.broker.statistics import Counters, Statistics, StreamStatistics
+from penstock.broker.streams import Streams
+from penstock.errors import SettingError
+from penstock.store.files import Disk
+from penstock.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+ADDRESS_FILE = "broker.json"
+
+_SWEEP_SECONDS = 1.0
+# Descriptors that are kept for segments, the catalog and listeners.
+_OWN_DESCRIPTORS = 256
+_SYNC_THREADS = 4
+
+
+class Broker:
+    """Opens a root, listens, and stops cleanly. All of it in one event loop.
+
+    Two kinds of threads work for it: those that sync for appends which wait for the disk, and
+    one that seals, removes and syncs in the background.
+    """
+
+    def __init__(self, settings: Settings, disk: Disk | None = None) -> None:
+        self._settings = settings
+        self._disk = disk
+        self._sessions: set[Session] = set()
+        self._servers: list[asyncio.Server] = []
+        self._started = time.monotonic()
+        self._is_stopping = threading.Event()
+        self.counters = Counters()
+        self.memory = FrameMemory(settings.max_frame_bytes)
+        self.max_frame_bytes = settings.max_frame_bytes
+        self.handshake_timeout = settings.handshake_timeout_ms / 1000
+        self.port = 0
+        self.local_port: int | None = None
+
+    async def start(self) -> None:
+        settings = self._settings
+        root = settings.root_path
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tls = _tls_context(settings) if settings.uses_tls else None
+        self._store = Store(root, self._disk)
+        try:
+            ensure_first_token(root, self._store.catalog)
+            self.gate = Gate(self._store.catalog, is_open=not settings.authenticate_client)
+            self._sync_threads = ThreadPoolExecutor(_SYNC_THREADS, "penstock-sync")
+            self._streams = Streams(self._store, settings, self._sync_threads)
+            self.handlers = Handlers(self._streams, settings, self.counters, self.statistics)
+            self._max_connections = min(settings.max_connections, _allow_descriptors())
+            await self._listen(tls)
+        except BaseException:
+            await self._close_listeners()
+            self._store.close()
+            raise
+        self._background = threading.Thread(target=self._work, name="penstock-work", daemon=True)
+        self._background.start()
+        self._catalog_version = self._store.catalog.data_version()
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+        self._write_address()
+        logger.info(
+            "%d streams in %s are served on %s:%d%s",
+            len(self._streams.names()),
+            root,
+            settings.host,
+            self.port,
+            " with TLS" if tls else "",
+        )
+
+    async def _listen(self, tls: ssl.SSLContext | None) -> None:
+        settings = self._settings
+        self.port = await self._listen_on(settings.host, settings.port, tls)
+        if settings.local_port is not None:
+            self.local_port = await self._listen_on("127.0.0.1", settings.local_port, None)
+        if settings.unix_socket:
+            await self._listen_on_unix_socket(settings.unix_socket)
+
+    async def _listen_on(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(
+                lambda: Session(self), host, port, ssl=tls, backlog=1024
+            )
+        except OSError as error:
+            raise SettingError(
+                f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port "
+                "with --port (0 picks a free one)"
+            ) from None
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _listen_on_unix_socket(self, path: str) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(FileNotFoundError):
+            # The lock on the root is held: a socket that is there was left by a broker that died.
+            if Path(path).is_socket():
+                Path(path).unlink()
+        try:
+            server = await loop.create_unix_server(lambda: Session(self), path)
+        except OSError as error:
+            raise SettingError(f"cannot listen on the Unix socket {path}: {error}") from None
+        Path(path).chmod(0o600)
+        self._servers.append(server)
+
+    def _write_address(self) -> None:
+        settings = self._settings
+        address: dict[str, Any] = {
+            "pid": os.getpid(),
+            "host": settings.host,
+            "port": self.port,
+            "tls": settings.uses_tls,
+            "localPort": self.local_port,
+            "unixSocket": settings.unix_socket or None,
+            "authenticateClient": settings.authenticate_client,
+        }
+        path = settings.root_path / ADDRESS_FILE
+        path.write_text(json.dumps(address) + "\n")
+        path.chmod(0o600)
+
+    # What sessions ask for
+
+    def opened(self, session: Session) -> str | None:
+        self._sessions.add(session)
+        self.counters.connections_accepted += 1
+        if self._is_stopping.is_set():
+            return "the server is stopping"
+        if len(self._sessions) > self._max_connections:
+            return f"the server has its {self._max_connections} connections"
+        return None
+
+    def closed(self, session: Session) -> None:
+        self._sessions.discard(session)
+
+    # What goes on by itself
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(_SWEEP_SECONDS, self._sweep)
+        now = loop.time()
+        for session in tuple(self._sessions):
+            session.check_pace(now)
+        self._streams.trim(now_millis())
+        version = self._store.catalog.data_version()
+        if version != self._catalog_version:
+            self._catalog_version = version
+            for session in tuple(self._sessions):
+                if session.is_connected and not self.gate.admits(session.access):
+                    session.revoke()
+
+    def _work(self) -> None:
+        interval = self._settings.sync_interval_ms / 1000
+        next_sync = time.monotonic() + interval
+        while not self._is_stopping.is_set():
+            self._store.wait_for_work(max(0.0, next_sync - time.monotonic()))
+            try:
+                self._store.work()
+                if time.monotonic() >= next_sync:
+                    self._store.sync()
+                    next_sync = time.monotonic() + interval
+            except Exception:
+                logger.exception("background work failed")
+
+    def statistics(self) -> Statistics:
+        counters = self.counters
+        return Statistics(
+            version=__version__,
+            uptime_millis=int((time.monotonic() - self._started) * 1000),
+            connections=len(self._sessions),
+            messages_appended=counters.messages_appended,
+            bytes_appended=counters.bytes_appended,
+            messages_read=counters.messages_read,
+            bytes_read=counters.bytes_read,
+            requests_failed=counters.requests_failed,
+            connections_accepted=counters.connections_accepted,
+            connections_refused=counters.connections_refused,
+            connections_dropped=counters.connections_dropped,
+            streams=[
+                StreamStatistics(
+                    name=stream.name,
+                    oldest_sequence_number=stream.log.oldest,
+                    newest_sequence_number=stream.log.end - 1,
+                    total_bytes=stream.log.total_bytes,
+                    max_size=stream.definition.max_size,
+                    segments=stream.log.segment_count,
+                    waiting_reads=len(stream.waiters),
+                )
+                for stream in self._streams
+            ],
+        )
+
+    # The end
+
+    async def stop(self) -> None:
+        """Answer what is under way, sync, and leave a store that needs no recovery."""
+        logger.info("stopping")
+        self._is_stopping.set()
+        await self._close_listeners()
+        self._sweeper.cancel()
+        for session in tuple(self._sessions):
+            session.stop()
+        for stream in self._streams:
+            stream.waiters.finish_all()
+        deadline = time.monotonic() + self._settings.stop_timeout_ms / 1000
+        while time.monotonic() < deadline and not all(s.is_idle for s in self._sessions):
+            await asyncio.sleep(0.01)
+        for session in tuple(self._sessions):
+            session.finish()
+        while time.monotonic() < deadline and self._sessions:
+            await asyncio.sleep(0.01)
+        for session in tuple(self._sessions):
+            session.abort()
+        await asyncio.to_thread(self._background.join)
+        await asyncio.to_thread(self._sync_threads.shutdown)
+        self._store.close()
+        for path in (
+            self._settings.root_path / ADDRESS_FILE,
+            *([Path(self._settings.unix_socket)] if self._settings.unix_socket else []),
+        ):
+            path.unlink(missing_ok=True)
+        logger.info("stopped")
+
+    async def _close_listeners(self) -> None:
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+
+def _tls_context(settings: Settings) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingError(
+            f"{settings.tls_certificate} and {settings.tls_key} are not a PEM certificate and its "
+            f"key: {error}"
+        ) from None
+    return context
+
+
+def _allow_descriptors() -> int:
+    """As many connections as the system allows descriptors for, after asking for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 20
+    return max(soft - _OWN_DESCRIPTORS, 16)

@@ -1,0 +1,418 @@
+"""One connection: a thin shell around the protocol's state machine.
+
+It bounds what a peer can cost: a handshake in time, one unfinished frame, so many calls at once,
+and no further request while answers wait to be taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from penstock import __version__
+from penstock.broker.access import NOTHING, Access, Gate
+from penstock.broker.handlers import Handlers
+from penstock.broker.memory import FrameMemory
+from penstock.broker.statistics import Counters
+from penstock.errors import (
+    ConnectFailedException,
+    ResponseStatusCode,
+    StreamManagerException,
+    UnauthorizedException,
+    UnknownOperationException,
+    status_for_version,
+)
+from penstock.wire.codec import UnreadableRequestError, decode_request, encode_response
+from penstock.wire.frames import CONNECT_VERSION
+from penstock.wire.handshake import EXTENSIONS_VERSION, SUPPORTED_VERSIONS, choose_version
+from penstock.wire.operations import FIRST_EXTENSION, RESPONSE_TO, Operation
+from penstock.wire.protocol import AppendRun, Frame, ServerProtocol, Violation
+from penstock.wire.requests import ConnectRequest
+
+logger = logging.getLogger(__name__)
+
+_VERSION_BYTE = bytes((CONNECT_VERSION,))
+_MAX_OPEN_CALLS = 4096
+_WRITE_BUFFER_BYTES = 1024 * 1024
+# A frame that has begun keeps coming at this pace, or the connection is dropped.
+_SLOWEST_BYTES_A_SECOND = 1024
+_PATIENCE_SECONDS = 60.0
+# How long the clients wait for any answer; one that comes later would kill them.
+_CLIENT_TIMEOUT_SECONDS = 60.0
+
+
+class Host(Protocol):
+    """What a session needs of the server it belongs to."""
+
+    handlers: Handlers
+    gate: Gate
+    counters: Counters
+    memory: FrameMemory
+    max_frame_bytes: int
+    handshake_timeout: float
+
+    def opened(self, session: Session) -> str | None: ...
+    def closed(self, session: Session) -> None: ...
+
+
+class Session(asyncio.Protocol):
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._protocol = ServerProtocol(host.max_frame_bytes)
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self.loop = asyncio.get_running_loop()
+        self._socket: socket.socket | None = None
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flush_is_scheduled = False
+        self._is_processing = False
+        self._is_closing = False
+        self._writing_is_paused = False
+        self._version = SUPPORTED_VERSIONS[-1]
+        self._has_extensions = False
+        self._open_calls = 0
+        self._cancellations: set[Call] = set()
+        self._frame_began = 0.0
+        self._began = self.loop.time()
+        self.access: Access = NOTHING
+        self.peer = "?"
+
+    # Called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix socket"
+        if isinstance(peer, tuple) and hasattr(socket, "TCP_QUICKACK"):
+            self._socket = transport.get_extra_info("socket")
+        refusal = self._host.opened(self)
+        if refusal is not None:
+            self._refuse(ResponseStatusCode.FailedToConnect, refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
+        self._is_closing = True
+        for call in tuple(self._cancellations):
+            call.cancel()
+        self._host.memory.release(self)
+        self._host.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._protocol.is_inside_frame:
+            self._frame_began = self.loop.time()
+        self._protocol.receive(data)
+        self._process()
+        if self._protocol.is_inside_frame:
+            self._wait_for_rest()
+        else:
+            self._host.memory.release(self)
+
+    def pause_writing(self) -> None:
+        self._writing_is_paused = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._writing_is_paused = False
+        self._go_on()
+
+    # Requests
+
+    def _process(self) -> None:
+        """Handle all that is complete; the answers that are ready leave in one write."""
+        self._is_processing = True
+        while not self._is_held_up():
+            event = self._protocol.next_event()
+            if event is None:
+                break
+            if isinstance(event, AppendRun):
+                self._host.handlers.append_run(self, event)
+            elif isinstance(event, Frame):
+                self._handle_frame(event)
+            else:
+                self._handle_violation(event)
+            if self._out_bytes > _WRITE_BUFFER_BYTES:
+                self._flush()
+        self._is_processing = False
+        self._flush()
+        if self._is_held_up():
+            self._transport.pause_reading()
+
+    def _is_held_up(self) -> bool:
+        return self._writing_is_paused or self._is_closing or self._open_calls >= _MAX_OPEN_CALLS
+
+    def _go_on(self) -> None:
+        if self._is_held_up() or self._is_processing:
+            return
+        self._process()
+        if not self._is_held_up() and self._host.memory.admits(self):
+            self._transport.resume_reading()
+
+    def _handle_frame(self, frame: Frame) -> None:
+        if self._protocol.in_handshake:
+            self._shake_hands(frame)
+            return
+        operation = frame.operation
+        try:
+            request = decode_request(operation, frame.body)
+            is_extension = operation >= FIRST_EXTENSION and not self._has_extensions
+            if is_extension or isinstance(request, ConnectRequest):
+                raise UnknownOperationException(
+                    f"operation {operation} is not known to this server",
+                    request_id=request.request_id,
+                )
+        except UnreadableRequestError as error:
+            self._drop(f"a request that cannot be answered: {error}")
+            return
+        except StreamManagerException as error:
+            known = RESPONSE_TO.get(operation)
+            if known is None or isinstance(error, UnknownOperationException):
+                known = Operation.UnknownOperationError
+            self.open_call(error.request_id or "unknown", Operation.Unknown, known).fail(error)
+            return
+        self._host.handlers.handle(self.open_call(request.request_id, request.operation), request)
+
+    def _shake_hands(self, frame: Frame) -> None:
+        request_id = "unknown"
+        try:
+            request = decode_request(frame.operation, frame.body)
+            assert isinstance(request, ConnectRequest)
+            request_id = request.request_id
+            self._version = choose_version(request)
+            self.access = self._host.gate.admit(request.auth_token)
+        except UnreadableRequestError as error:
+            self._refuse(ResponseStatusCode.InvalidRequest, f"the handshake is malformed: {error}")
+            return
+        except StreamManagerException as error:
+            status = error.status or ResponseStatusCode.FailedToConnect
+            if not isinstance(error, (UnauthorizedException, ConnectFailedException)):
+                request_id = error.request_id or request_id
+            self._refuse(status, error.message, request_id)
+            return
+        self._has_extensions = request.penstock_extensions >= 1
+        extensions: dict[str, Any] = (
+            {"penstockExtensions": EXTENSIONS_VERSION} if self._has_extensions else {}
+        )
+        self._protocol.accept()
+        self.send(
+            _VERSION_BYTE
+            + encode_response(
+                Operation.ConnectResponse,
+                request.request_id,
+                protocolVersion=self._version,
+                supportedProtocolVersions=list(SUPPORTED_VERSIONS),
+                serverVersion=__version__,
+                clientIdentifier=self.peer,
+                **extensions,
+            )
+        )
+        logger.debug(
+            "%s connected: SDK %s, protocol %s, role %s",
+            self.peer,
+            request.sdk_version or "?",
+            self._version,
+            self.access.role,
+        )
+
+    def _refuse(self, status: ResponseStatusCode, reason: str, request_id: str = "unknown") -> None:
+        """Answer the handshake, then close: a bare close is an error nobody expects."""
+        self._host.counters.connections_refused += 1
+        logger.warning("%s refused: %s", self.peer, reason)
+        self.send(
+            _VERSION_BYTE + encode_response(Operation.ConnectResponse, request_id, status, reason)
+        )
+        self._close()
+
+    def _handle_violation(self, violation: Violation) -> None:
+        if self._protocol.in_handshake:
+            self._refuse(violation.status, violation.reason, violation.request_id or "unknown")
+            return
+        if violation.request_id is not None:
+            status = status_for_version(violation.status, self._version)
+            self.send(
+                encode_response(violation.operation, violation.request_id, status, violation.reason)
+            )
+        self._drop(violation.reason)
+
+    # Answers
+
+    def open_call(
+        self, request_id: str, operation: Operation, response: Operation | None = None
+    ) -> Call:
+        self._open_calls += 1
+        return Call(self, request_id, response or RESPONSE_TO[operation])
+
+    def close_call(self, call: Call) -> None:
+        self._open_calls -= 1
+        self._cancellations.discard(call)
+        if self._open_calls == _MAX_OPEN_CALLS - 1 and not self._is_processing:
+            self.loop.call_soon(self._go_on)
+
+    def count_failure(self, error: StreamManagerException) -> None:
+        self._host.counters.requests_failed += 1
+        logger.debug("%s: %s", self.peer, error)
+
+    def defer(self) -> Callable[[bytes], None]:
+        """A promise to send something later; a stop waits for it."""
+        call = self.open_call("", Operation.AppendMessage)
+        return call.send
+
+    def watch(self, call: Call) -> None:
+        self._cancellations.add(call)
+
+    def send(self, response: bytes) -> None:
+        self._out.append(response)
+        self._out_bytes += len(response)
+        if not self._is_processing and not self._flush_is_scheduled:
+            # What becomes ready in the same turn of the loop leaves together.
+            self._flush_is_scheduled = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_scheduled = False
+        if self._out:
+            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+            self._out = []
+            self._out_bytes = 0
+            if data and not self._transport.is_closing():
+                self._transport.write(data)
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    # The end of it
+
+    def _drop(self, reason: str) -> None:
+        self._host.counters.connections_dropped += 1
+        logger.warning("%s dropped: %s", self.peer, reason)
+        self._close()
+
+    def _close(self) -> None:
+        self._is_closing = True
+        self._flush()
+        self._transport.close()
+
+    def abort_late(self) -> None:
+        """An answer is too late: close instead, which every client survives."""
+        if not self._is_closing:
+            self._drop("an answer came too late for the client")
+
+    def revoke(self) -> None:
+        self._drop("its token was revoked")
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def check_pace(self, now: float) -> None:
+        """Drop a peer that dawdles: in the handshake, or in the middle of a frame."""
+        if self._is_closing:
+            # Those who were told to go and do not take the answer.
+            if now - self._began > _PATIENCE_SECONDS and self._transport.is_closing():
+                self._transport.abort()
+            return
+        if self._protocol.in_handshake:
+            if now - self._began > self._host.handshake_timeout:
+                self._refuse(ResponseStatusCode.ServerTimeout, "the handshake took too long")
+        elif self._protocol.is_inside_frame and not self._is_held_up():
+            elapsed = now - self._frame_began
+            if (
+                elapsed > _PATIENCE_SECONDS
+                and self._protocol.buffered_bytes < elapsed * _SLOWEST_BYTES_A_SECOND
+                and self._host.memory.admits(self)
+            ):
+                self._drop("a request arrives too slowly")
+
+    @property
+    def is_connected(self) -> bool:
+        return not self._protocol.in_handshake and not self._is_closing
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it owes the peer nothing."""
+        return self._open_calls == 0 and self._transport.get_write_buffer_size() == 0
+
+    def stop(self) -> None:
+        """Take no more requests. What is under way is still answered."""
+        if not self._is_closing and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def finish(self) -> None:
+        if not self._is_closing:
+            self._close()
+
+    # The transport's fine points
+
+    def _wait_for_rest(self) -> None:
+        if self._socket is not None:
+            # The JavaScript client writes a frame's head and body apart, with Nagle's algorithm
+            # on: it sends the body when the head is acknowledged, for which the system takes
+            # its time (40 ms) unless it is told not to.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        expected = self._protocol.expected_bytes
+        if expected and not self._host.memory.reserve(self, expected, self._go_on):
+            self._transport.pause_reading()
+
+
+class Call:
+    """A request that waits for its one answer. Later ones, and those to the departed, are lost."""
+
+    __slots__ = ("_answer_by", "_cancel", "_is_open", "_response", "_session", "request_id")
+
+    def __init__(self, session: Session, request_id: str, response: Operation) -> None:
+        self._session = session
+        self._response = response
+        self._is_open = True
+        self._cancel: Callable[[], object] | None = None
+        self._answer_by = 0.0
+        self.request_id = request_id
+        self.allow_seconds(_CLIENT_TIMEOUT_SECONDS)
+
+    @property
+    def access(self) -> Access:
+        return self._session.access
+
+    def allow_seconds(self, seconds: float) -> None:
+        """The client waits so long, or as long as for any answer if that is longer."""
+        self._answer_by = self._session.loop.time() + max(seconds, _CLIENT_TIMEOUT_SECONDS)
+
+    def on_close(self, cancel: Callable[[], object]) -> None:
+        """What to undo if the client leaves before it is answered."""
+        self._cancel = cancel
+        self._session.watch(self)
+
+    def cancel(self) -> None:
+        self._close()
+        if self._cancel is not None:
+            self._cancel()
+
+    def _close(self) -> bool:
+        if not self._is_open:
+            return False
+        self._is_open = False
+        self._session.close_call(self)
+        return True
+
+    def send(self, response: bytes) -> None:
+        if not self._close():
+            return
+        if self._session.loop.time() > self._answer_by:
+            self._session.abort_late()
+        else:
+            self._session.send(response)
+
+    def succeed(self, **fields: Any) -> None:
+        self.send(encode_response(self._response, self.request_id, **fields))
+
+    def fail(self, error: StreamManagerException) -> None:
+        status = error.status or ResponseStatusCode.UnknownFailure
+        response = encode_response(
+            self._response,
+            self.request_id,
+            status_for_version(status, self._session.version),
+            error.message,
+        )
+        self._session.count_failure(error)
+        self.send(response)

@@ -1,0 +1,252 @@
+"""The settings: one declaration for names, defaults, limits and what each is for.
+
+A value comes from `penstock.toml`, is overridden by the environment, and that by a flag. Values
+that the original Stream Manager knows keep their variable names; the others are `PENSTOCK_*`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import tomllib
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from penstock.errors import SettingError
+from penstock.model.validation import find_problem
+
+
+class LogLevel(StrEnum):
+    TRACE = "TRACE"
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARN = "WARN"
+    ERROR = "ERROR"
+
+
+class LogFormat(StrEnum):
+    HUMAN = "human"
+    JSON = "json"
+
+
+def _doc(text: str, **limits: Any) -> Meta:
+    return Meta(description=text, **limits)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    root: Annotated[str, _doc("where streams are stored; an absolute path")] = ""
+    host: Annotated[str, _doc("the address to listen on; without TLS only a loopback one")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, _doc("the TCP port for clients; 0 picks a free one", ge=0, le=65_535)] = (
+        8088
+    )
+    authenticate_client: Annotated[
+        bool, _doc("whether clients need a token; if not, every local program may do everything")
+    ] = True
+
+    exporter_max_bandwidth: (
+        Annotated[int, _doc("kilobits a second that all exports together may use on average", ge=1)]
+        | None
+    ) = None
+    exporter_thread_pool_size: Annotated[
+        int, _doc("how many exports may be active at once", ge=1, le=1024)
+    ] = 5
+    exporter_s3_destination_multipart_upload_min_part_size_bytes: Annotated[
+        int, _doc("the smallest part of a multipart upload", ge=5_242_880, le=5 * 1024**3)
+    ] = 5_242_880
+    exporter_kinesis_inter_call_delay_ms: Annotated[
+        int, _doc("pause between PutRecords calls where the shards are unknown", ge=0, le=3_600_000)
+    ] = 1000
+    read_only_dirs: Annotated[
+        str, _doc("directories that S3 tasks may read from, separated by commas")
+    ] = ""
+    log_level: Annotated[LogLevel, _doc("how much is logged")] = LogLevel.INFO
+
+    log_format: Annotated[LogFormat, _doc("how it is logged")] = LogFormat.HUMAN
+    tls_certificate: Annotated[
+        str, _doc("a PEM file; with it and `tls_key` the listener speaks TLS")
+    ] = ""
+    tls_key: Annotated[str, _doc("the PEM file with the certificate's private key")] = ""
+    local_port: (
+        Annotated[
+            int,
+            _doc("a second, plain listener on 127.0.0.1, beside one with TLS", ge=0, le=65_535),
+        ]
+        | None
+    ) = None
+    unix_socket: Annotated[str, _doc("the path of a Unix socket to listen on as well")] = ""
+    sync_interval_ms: Annotated[
+        int, _doc("how often streams without flush on write are synced", ge=10, le=3_600_000)
+    ] = 1000
+    reclaim_exported: Annotated[
+        bool, _doc("whether a full RejectNewData stream drops what all its exports have sent")
+    ] = True
+    max_connections: Annotated[int, _doc("connections at once", ge=1, le=1_000_000)] = 8192
+    max_frame_bytes: Annotated[
+        int, _doc("the largest request, and the memory for large ones", ge=65_536, le=1 << 30)
+    ] = 1 << 30
+    max_response_bytes: Annotated[
+        int,
+        _doc("a read stops at this size once it has its minimum", ge=65_536, le=1 << 30),
+    ] = 64 * 1024 * 1024
+    handshake_timeout_ms: Annotated[
+        int, _doc("how long a client may take to introduce itself", ge=100, le=600_000)
+    ] = 10_000
+    stop_timeout_ms: Annotated[
+        int, _doc("how long a stop waits for clients to take their answers", ge=0, le=600_000)
+    ] = 5_000
+
+    @property
+    def root_path(self) -> Path:
+        return Path(self.root)
+
+    @property
+    def uses_tls(self) -> bool:
+        return bool(self.tls_certificate)
+
+
+# The settings of the original, under its names; all others are PENSTOCK_<NAME>.
+_ORIGINAL_VARIABLES = {
+    "root": ("STREAM_MANAGER_STORE_ROOT_DIR",),
+    "port": ("STREAM_MANAGER_SERVER_PORT",),
+    "authenticate_client": ("STREAM_MANAGER_AUTHENTICATE_CLIENT",),
+    "exporter_max_bandwidth": ("STREAM_MANAGER_EXPORTER_MAX_BANDWIDTH",),
+    "exporter_thread_pool_size": (
+        "STREAM_MANAGER_EXPORTER_THREAD_POOL_SIZE",
+        "STREAM_MANAGER_THREAD_POOL_SIZE",
+    ),
+    "exporter_s3_destination_multipart_upload_min_part_size_bytes": (
+        "STREAM_MANAGER_EXPORTER_S3_DESTINATION_MULTIPART_UPLOAD_MIN_PART_SIZE_BYTES",
+    ),
+    "exporter_kinesis_inter_call_delay_ms": (
+        "STREAM_MANAGER_EXPORTER_KINESIS_INTER_CALL_DELAY_MS",
+    ),
+    "read_only_dirs": ("STREAM_MANAGER_READ_ONLY_DIRS",),
+    "log_level": ("LOG_LEVEL",),
+}
+
+CONFIG_FILE = "penstock.toml"
+
+
+def variables_of(name: str) -> tuple[str, ...]:
+    """The environment variables that set it, the preferred one first."""
+    own = f"PENSTOCK_{name.upper()}"
+    return (*_ORIGINAL_VARIABLES.get(name, ()), own)
+
+
+class _Value(NamedTuple):
+    """A value and what the user calls the place where it stands."""
+
+    value: Any
+    source: str
+
+
+def load_settings(
+    environment: Mapping[str, str],
+    flags: Mapping[str, Any],
+    config: Path | None = None,
+    home: Path | None = None,
+) -> Settings:
+    """The settings from all their sources; SettingError names what is wrong and what is allowed."""
+    values: dict[str, _Value] = {}
+    values.update(_from_file(_find_config(environment, config)))
+    values.update(_from_environment(environment))
+    values.update(
+        (name, _Value(value, f"--{name.replace('_', '-')}"))
+        for name, value in flags.items()
+        if value is not None
+    )
+    plain = {name: found.value for name, found in values.items()}
+    if isinstance(plain.get("log_level"), str):
+        plain["log_level"] = plain["log_level"].upper()
+    try:
+        settings = msgspec.convert(plain, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        problem = find_problem(error, plain, Settings)
+        source = values[problem.path].source
+        raise SettingError(f"{source} is {problem.shown}: {problem.expected}") from None
+    if not settings.root:
+        settings = msgspec.structs.replace(settings, root=str((home or Path.home()) / ".penstock"))
+    sources = {name: found.source for name, found in values.items()}
+    _check_together(settings, sources)
+    return settings
+
+
+def _find_config(environment: Mapping[str, str], config: Path | None) -> Path | None:
+    if config is None and environment.get("PENSTOCK_CONFIG"):
+        config = Path(environment["PENSTOCK_CONFIG"])
+    if config is not None:
+        if not config.is_file():
+            raise SettingError(f"the configuration file {config} does not exist")
+        return config
+    return Path(CONFIG_FILE) if Path(CONFIG_FILE).is_file() else None
+
+
+def _from_file(path: Path | None) -> Iterator[tuple[str, _Value]]:
+    if path is None:
+        return
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingError(f"{path} cannot be read: {error}") from None
+    for name, value in table.items():
+        if name not in Settings.__struct_fields__:
+            near = difflib.get_close_matches(name, Settings.__struct_fields__, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise SettingError(f"{path}: there is no setting {name}{hint}")
+        yield name, _Value(value, f"{name} in {path}")
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, _Value]]:
+    for name in Settings.__struct_fields__:
+        for variable in variables_of(name):
+            # An empty variable is how many a deployment tool says that it is not set.
+            if environment.get(variable):
+                yield name, _Value(environment[variable].strip(), variable)
+                break
+
+
+def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
+    if not settings.root.startswith("/"):
+        raise SettingError(
+            f"{sources['root']} is {settings.root!r}: expected an absolute path, one that "
+            "starts with /"
+        )
+    if bool(settings.tls_certificate) != bool(settings.tls_key):
+        raise SettingError("tls_certificate and tls_key belong together: set both or none")
+    for name in ("tls_certificate", "tls_key"):
+        path = getattr(settings, name)
+        if path and not Path(path).is_file():
+            raise SettingError(f"{sources[name]} is {path!r}: there is no such file")
+    if not is_loopback(settings.host) and not settings.uses_tls:
+        raise SettingError(
+            f"{sources['host']} is {settings.host!r}: a listener on another address than "
+            "loopback (127.0.0.1, ::1, localhost) needs TLS; set tls_certificate and tls_key "
+            "(PENSTOCK_TLS_CERTIFICATE, PENSTOCK_TLS_KEY)"
+        )
+    if not is_loopback(settings.host) and not settings.authenticate_client:
+        raise SettingError(
+            f"{sources['host']} is {settings.host!r}: a listener on another address than "
+            "loopback needs authenticate_client = true (STREAM_MANAGER_AUTHENTICATE_CLIENT)"
+        )
+    for directory in filter(None, settings.read_only_dirs.split(",")):
+        if not directory.strip().startswith("/"):
+            raise SettingError(
+                f"{sources['read_only_dirs']} has {directory.strip()!r}: expected absolute paths, "
+                "separated by commas"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

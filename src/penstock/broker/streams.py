@@ -1,0 +1,251 @@
+"""The streams of a broker: what is stored, and who waits for it.
+
+Called from the event loop only.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+
+from penstock.broker.rules import check_definition, check_update
+from penstock.broker.settings import Settings
+from penstock.broker.waiting import GroupCommit, Waiters
+from penstock.errors import (
+    InvalidRequestException,
+    MessageStoreReadErrorException,
+    NotEnoughMessagesException,
+    RequestPayloadTooLargeException,
+    ResourceNotFoundException,
+    ServerOutOfMemoryException,
+    UnknownFailureException,
+)
+from penstock.model import (
+    ExportDefinition,
+    ExportStatus,
+    MessageStreamDefinition,
+    MessageStreamInfo,
+    Persistence,
+    StorageStatus,
+)
+from penstock.model.message import MessageRun
+from penstock.store.log import MessageTooLargeError, StreamFullError
+from penstock.store.segment import DamagedError
+from penstock.store.store import Store, StoredStream
+
+logger = logging.getLogger(__name__)
+
+ALREADY_EXISTS = "the message stream already exists"  # clients in the field compare this text
+
+_NAME = re.compile(r"[A-Za-z0-9_ ,.\-]{1,255}")
+
+
+class Stream:
+    """One stream while the broker runs."""
+
+    def __init__(self, stored: StoredStream, executor: Executor, reclaims: bool) -> None:
+        self._stored = stored
+        self._reclaims = reclaims
+        self.log = stored.log
+        self.waiters = Waiters()
+        self._commit = GroupCommit(executor, stored.log.sync)
+
+    @property
+    def stored(self) -> StoredStream:
+        return self._stored
+
+    @property
+    def definition(self) -> MessageStreamDefinition:
+        return self._stored.definition
+
+    @property
+    def name(self) -> str:
+        return self._stored.definition.name
+
+    @property
+    def flushes(self) -> bool:
+        definition = self._stored.definition
+        return definition.flush_on_write and definition.persistence is Persistence.File
+
+    def append(self, payloads: Sequence[bytes], now: int) -> int:
+        """All of them or none; the number of the first. Whoever waits for them is woken."""
+        with _explained(self.name):
+            first = self.log.append(payloads, now, self._exported_end)
+        self.waiters.wake(self.log.end)
+        return first
+
+    def _exported_end(self) -> int:
+        return self._stored.exported_end() if self._reclaims else 0
+
+    def wait_for_disk(self, done: Callable[[BaseException | None], None]) -> None:
+        self._commit.wait(done)
+
+    def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
+        try:
+            return self.log.read(start, stop, max_bytes)
+        except DamagedError as error:
+            raise MessageStoreReadErrorException(
+                f"stream {self.name!r}: {error}; reading can go on from {error.next_number}"
+            ) from None
+
+    def not_enough(self, start: int, wanted: int) -> NotEnoughMessagesException:
+        newest = self.log.end - 1
+        if start > newest:
+            return NotEnoughMessagesException(
+                f"the desired start sequence number {start} is greater than the last sequence "
+                f"number {newest} of the message stream"
+            )
+        return NotEnoughMessagesException(
+            f"{newest - start + 1} messages are there from {start} on, and minMessageCount is "
+            f"{wanted}"
+        )
+
+    def describe(self) -> MessageStreamInfo:
+        definition = self._stored.definition
+        exports = definition.export_definition
+        return MessageStreamInfo(
+            # All lists are there, also the empty ones: programs index and assign into them.
+            MessageStreamDefinition(
+                name=definition.name,
+                max_size=definition.max_size,
+                stream_segment_size=definition.stream_segment_size,
+                time_to_live_millis=definition.time_to_live_millis,
+                strategy_on_full=definition.strategy_on_full,
+                persistence=definition.persistence,
+                flush_on_write=definition.flush_on_write,
+                export_definition=ExportDefinition(
+                    http=exports.http or [],
+                    iot_analytics=exports.iot_analytics or [],
+                    kinesis=exports.kinesis or [],
+                    iot_sitewise=exports.iot_sitewise or [],
+                    s3_task_executor=exports.s3_task_executor or [],
+                ),
+            ),
+            StorageStatus(self.log.oldest, self.log.end - 1, self.log.total_bytes),
+            [
+                ExportStatus(
+                    progress.identifier,
+                    progress.last_exported,
+                    progress.last_time,
+                    progress.error_message,
+                    progress.exported_bytes,
+                    progress.processed_messages,
+                )
+                for progress in self._stored.progress.values()
+            ],
+        )
+
+
+class Streams:
+    """All of them, by name."""
+
+    def __init__(self, store: Store, settings: Settings, executor: Executor) -> None:
+        self._store = store
+        self._settings = settings
+        self._executor = executor
+        self._streams = {
+            name: self._serve(stored) for name, stored in sorted(store.streams.items())
+        }
+
+    def _serve(self, stored: StoredStream) -> Stream:
+        return Stream(stored, self._executor, self._settings.reclaim_exported)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._streams.values())
+
+    def names(self) -> list[str]:
+        return sorted({*self._streams, *self._store.unreadable})
+
+    def find(self, name: str) -> Stream:
+        try:
+            return self._streams[name]
+        except KeyError:
+            pass
+        if name in self._store.unreadable:
+            raise MessageStoreReadErrorException(
+                f"the message stream {name!r} cannot be read: {self._store.unreadable[name][1]}"
+            )
+        if not _NAME.fullmatch(name):
+            raise InvalidRequestException(
+                f"name is {name!r}: expected 1 to 255 letters, digits, spaces or any of _ , . -"
+            )
+        raise ResourceNotFoundException(f"the message stream {name!r} does not exist")
+
+    def create(self, definition: MessageStreamDefinition) -> None:
+        if definition.name in self._streams or definition.name in self._store.unreadable:
+            raise InvalidRequestException(ALREADY_EXISTS)
+        self._check(definition)
+        with _explained(definition.name):
+            stored = self._store.create(definition)
+        self._streams[definition.name] = self._serve(stored)
+        logger.info("stream %r created", definition.name)
+
+    def update(self, definition: MessageStreamDefinition) -> None:
+        stream = self.find(definition.name)
+        self._check(definition)
+        log = stream.log
+        check_update(stream.definition, definition, log.total_bytes, log.end - 1)
+        with _explained(definition.name):
+            self._store.update(stream.stored, definition)
+        logger.info("stream %r updated", definition.name)
+
+    def delete(self, name: str) -> None:
+        if name not in self._store.unreadable:
+            self.find(name)
+        with _explained(name):
+            self._store.delete(name)
+        stream = self._streams.pop(name, None)
+        if stream is not None:
+            stream.waiters.finish_all()
+        logger.info("stream %r deleted", name)
+
+    def is_served(self, stream: Stream) -> bool:
+        """Whether it is still this stream: not deleted, nor another one under its name."""
+        return self._streams.get(stream.name) is stream
+
+    def trim(self, now: int) -> None:
+        for stream in self._streams.values():
+            try:
+                stream.log.trim(now)
+            except OSError as error:
+                logger.error("stream %r cannot be trimmed: %s", stream.name, error)
+
+    def _check(self, definition: MessageStreamDefinition) -> None:
+        check_definition(
+            definition,
+            self._streams,
+            self._settings.exporter_s3_destination_multipart_upload_min_part_size_bytes,
+        )
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """The store's errors as a client is told them."""
+    try:
+        yield
+    except StreamFullError:
+        raise InvalidRequestException(
+            f"the message stream {name!r} is full and rejects new data: the message does not fit "
+            "its maxSize"
+        ) from None
+    except MessageTooLargeError:
+        raise RequestPayloadTooLargeException(
+            f"the message is larger than the maxSize of the message stream {name!r}"
+        ) from None
+    except MemoryError:
+        raise ServerOutOfMemoryException(
+            "the server has no memory left; nothing was changed"
+        ) from None
+    except (OSError, sqlite3.Error) as error:
+        logger.error("stream %r: %s", name, error)
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if is_full or "disk is full" in str(error):
+            raise UnknownFailureException(
+                "the disk of the server is full; nothing was changed"
+            ) from None
+        raise UnknownFailureException(f"the disk of the server failed: {error}") from None

@@ -1,0 +1,105 @@
+"""Reads that wait for messages, and appends that wait for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from concurrent.futures import Executor
+from itertools import count
+
+
+class Waiter:
+    """Somebody who waits until a stream reaches a number, or until a deadline.
+
+    `done` is called once, from the loop: with True when the stream got there.
+    """
+
+    __slots__ = ("_done", "_timer", "needed_end")
+
+    def __init__(self, needed_end: int, done: Callable[[bool], None]) -> None:
+        self.needed_end = needed_end
+        self._done: Callable[[bool], None] | None = done
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._done is None
+
+    def arm(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        self._timer = loop.call_at(deadline, self.finish, False)
+
+    def finish(self, reached: bool) -> None:
+        done = self.cancel()
+        if done is not None:
+            done(reached)
+
+    def cancel(self) -> Callable[[bool], None] | None:
+        if self._timer is not None:
+            self._timer.cancel()
+        done, self._done = self._done, None
+        return done
+
+
+class Waiters:
+    """Those who wait for one stream, the one that needs least first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Waiter]] = []
+        self._order = count()
+        self._compact_at = 64
+
+    def __len__(self) -> int:
+        return sum(not waiter.is_over for _, _, waiter in self._heap)
+
+    def add(self, waiter: Waiter) -> None:
+        if len(self._heap) >= self._compact_at:
+            # Those that are over go when they surface; a stream that stands still needs this.
+            self._heap = [item for item in self._heap if not item[2].is_over]
+            heapq.heapify(self._heap)
+            self._compact_at = 2 * len(self._heap) + 64
+        heapq.heappush(self._heap, (waiter.needed_end, next(self._order), waiter))
+
+    def wake(self, end: int) -> None:
+        """The stream has all numbers below `end`."""
+        while self._heap and self._heap[0][0] <= end:
+            heapq.heappop(self._heap)[2].finish(True)
+
+    def finish_all(self) -> None:
+        heap, self._heap = self._heap, []
+        for _, _, waiter in heap:
+            waiter.finish(False)
+
+
+class GroupCommit:
+    """One sync at a time; all who come while it runs share the next one."""
+
+    def __init__(self, executor: Executor, sync: Callable[[], None]) -> None:
+        self._executor = executor
+        self._sync = sync
+        self._waiting: list[Callable[[BaseException | None], None]] = []
+        self._is_running = False
+
+    def wait(self, done: Callable[[BaseException | None], None]) -> None:
+        """`done` is called from the loop when all that was written before is on the disk."""
+        self._waiting.append(done)
+        if not self._is_running:
+            self._start()
+
+    def _start(self) -> None:
+        self._is_running = True
+        waiting, self._waiting = self._waiting, []
+        future = asyncio.get_running_loop().run_in_executor(self._executor, self._sync)
+        future.add_done_callback(lambda finished: self._finish(waiting, finished))
+
+    def _finish(
+        self,
+        waiting: list[Callable[[BaseException | None], None]],
+        finished: asyncio.Future[None],
+    ) -> None:
+        self._is_running = False
+        error = finished.exception()
+        if self._waiting:
+            self._start()
+        for done in waiting:
+            done(error)

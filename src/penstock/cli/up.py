@@ -1,0 +1,71 @@
+"""`penstock up`: the broker, and what is to run beside it, with one command."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from penstock.cli.access import client_variables
+from penstock.cli.demo import run_demo
+from penstock.cli.main import Failure, config_option, root_option, settings_from
+
+
+@click.command()
+@root_option
+@click.option("--port", type=int, help="The port for clients; 0 picks a free one.")
+@click.option("--demo", is_flag=True, help="Let the devices of a small wind farm append.")
+@config_option
+def up(root: str | None, port: int | None, demo: bool, config: Path | None) -> None:
+    """Run the broker, with demo devices if wanted, until Ctrl-C."""
+    settings = settings_from(config, root=root, port=port)
+    command = [sys.executable, "-m", "penstock", "serve", "--root", settings.root]
+    command += ["--port", str(settings.port)]
+    if config is not None:
+        command += ["--config", str(config)]
+    # A session of its own: Ctrl-C is for this process, which then stops the broker.
+    broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        assert broker.stdout is not None
+        ready = broker.stdout.readline()
+        if not ready.startswith("penstock ready"):
+            raise Failure(f"the broker did not start (exit code {broker.wait()})")
+        click.echo(ready.strip())
+        click.echo(_summary(settings.root, demo))
+        if demo:
+            variables = client_variables(settings)
+            run_demo(
+                variables["STREAM_MANAGER_SERVER_HOST"],
+                int(variables["STREAM_MANAGER_SERVER_PORT"]),
+                variables.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", ""),
+            )
+        code = broker.wait()
+        raise Failure(f"the broker ended by itself (exit code {code})")
+    except (KeyboardInterrupt, ConnectionError):
+        if broker.poll() is not None:
+            raise Failure(f"the broker ended by itself (exit code {broker.returncode})") from None
+    finally:
+        broker.terminate()
+        broker.wait()
+
+
+def _summary(root: str, demo: bool) -> str:
+    lines = [
+        "",
+        f"  streams are stored in  {root}",
+        f'  in another terminal    eval "$({_program()} env --root {shlex.quote(root)})"',
+        "                         and your Stream Manager program talks to this broker",
+    ]
+    if demo:
+        lines.append("  demo streams           turbine-1, turbine-2, turbine-3, weather-mast")
+    lines += ["  stop                   Ctrl-C", ""]
+    return "\n".join(lines)
+
+
+def _program() -> str:
+    return shlex.quote(sys.argv[0])

@@ -1,0 +1,71 @@
+"""The data model of Stream Manager under the names of the AWS Python SDK: values, no I/O."""
+
+from penstock.model.export import (
+    ExportConfig,
+    ExportDefinition,
+    ExportFormat,
+    ExportStatus,
+    HTTPConfig,
+    IoTAnalyticsConfig,
+    IoTSiteWiseConfig,
+    KinesisConfig,
+    S3ExportTaskExecutorConfig,
+)
+from penstock.model.message import Message, ReadMessagesOptions
+from penstock.model.s3 import S3ExportTaskDefinition
+from penstock.model.sitewise import (
+    AssetPropertyValue,
+    PutAssetPropertyValueEntry,
+    Quality,
+    TimeInNanos,
+    Variant,
+)
+from penstock.model.status import (
+    EventType,
+    Status,
+    StatusConfig,
+    StatusContext,
+    StatusLevel,
+    StatusMessage,
+)
+from penstock.model.stream import (
+    MessageStreamDefinition,
+    MessageStreamInfo,
+    Persistence,
+    StorageStatus,
+    StrategyOnFull,
+)
+from penstock.model.validation import from_wire, to_wire
+
+__all__ = [
+    "AssetPropertyValue",
+    "EventType",
+    "ExportConfig",
+    "ExportDefinition",
+    "ExportFormat",
+    "ExportStatus",
+    "HTTPConfig",
+    "IoTAnalyticsConfig",
+    "IoTSiteWiseConfig",
+    "KinesisConfig",
+    "Message",
+    "MessageStreamDefinition",
+    "MessageStreamInfo",
+    "Persistence",
+    "PutAssetPropertyValueEntry",
+    "Quality",
+    "ReadMessagesOptions",
+    "S3ExportTaskDefinition",
+    "S3ExportTaskExecutorConfig",
+    "Status",
+    "StatusConfig",
+    "StatusContext",
+    "StatusLevel",
+    "StatusMessage",
+    "StorageStatus",
+    "StrategyOnFull",
+    "TimeInNanos",
+    "Variant",
+    "from_wire",
+    "to_wire",
+]

@@ -1,0 +1,36 @@
+"""The limits of Stream Manager's model, as types: a field that carries one enforces it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+# The largest number of milliseconds that still fits 64 bits as nanoseconds.
+MILLIS_MAX = 9_223_372_036_854
+
+# \w is ASCII here: it is in the Java and JavaScript clients, while Python's would let any
+# letter through. \Z and not $, which also matches before a newline.
+_NAME = r"\A[A-Za-z0-9_ ,.\-]*\Z"
+
+Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=_NAME)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=1024, pattern=_NAME)]
+Text = Annotated[str, Meta(min_length=1)]
+
+MaxSize = Annotated[int, Meta(ge=1024, le=INT64_MAX)]
+SegmentSize = Annotated[int, Meta(ge=1024, le=INT32_MAX)]
+TimeToLiveMillis = Annotated[int, Meta(ge=60_000, le=MILLIS_MAX)]
+
+Priority = Annotated[int, Meta(ge=1, le=10)]
+SequenceNumber = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+BatchIntervalMillis = Annotated[int, Meta(ge=60_000, le=MILLIS_MAX)]
+BatchOf10 = Annotated[int, Meta(ge=1, le=10)]
+BatchOf100 = Annotated[int, Meta(ge=1, le=100)]
+BatchOf500 = Annotated[int, Meta(ge=1, le=500)]
+MultipartThreshold = Annotated[int, Meta(ge=5_242_880, le=INT64_MAX)]
+
+MessageCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
+ReadTimeoutMillis = Annotated[int, Meta(ge=0, le=MILLIS_MAX)]
+Payload = Annotated[bytes, Meta(min_length=1)]

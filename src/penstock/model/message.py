@@ -1,0 +1,44 @@
+"""Messages, and how to ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.errors import InvalidRequestException
+from penstock.model.limits import MessageCount, ReadTimeoutMillis, SequenceNumber
+
+
+class Message(msgspec.Struct, rename="camel"):
+    stream_name: str
+    sequence_number: int
+    ingest_time: int
+    payload: bytes
+
+
+class ReadMessagesOptions(msgspec.Struct, rename="camel"):
+    desired_start_sequence_number: SequenceNumber | None = None
+    min_message_count: MessageCount = 1
+    max_message_count: MessageCount | None = None
+    read_timeout_millis: ReadTimeoutMillis = 0
+
+    def message_counts(self) -> tuple[int, int]:
+        """The effective minimum and maximum: a minimum alone raises the maximum to it."""
+        if self.max_message_count is None:
+            return self.min_message_count, self.min_message_count
+        if self.max_message_count < self.min_message_count:
+            raise InvalidRequestException(
+                f"readMessagesOptions.maxMessageCount is {self.max_message_count}: "
+                f"it must be at least minMessageCount, {self.min_message_count}"
+            )
+        return self.min_message_count, self.max_message_count
+
+
+class MessageRun(NamedTuple):
+    """Consecutive messages of one stream, as columns: objects for each would cost more than I/O."""
+
+    first_sequence_number: int
+    ingest_times: Sequence[int]
+    payloads: Sequence[bytes]

@@ -1,0 +1,121 @@
+"""From decoded maps to model objects and back, with errors that name the field.
+
+The limits stand as annotations on the fields; this module only turns what msgspec finds into a
+sentence, and keeps what is unset out of everything that leaves.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from penstock.errors import InvalidRequestException
+
+T = TypeVar("T")
+
+_PATH = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_STEP = re.compile(r"\.(?P<key>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
+_SHOWN_CHARACTERS = 80
+
+
+def from_wire(value: Any, kind: type[T]) -> T:
+    """The model object that a decoded map stands for, or InvalidRequest naming the field."""
+    value = _normalize(value)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestException(str(find_problem(error, value, kind))) from None
+
+
+def to_wire(value: Any) -> Any:
+    """Plain maps, lists and scalars, without what is unset: a null kills some of the clients."""
+    return _without_unset(msgspec.to_builtins(value, builtin_types=(bytes,)))
+
+
+def _normalize(value: Any) -> Any:
+    """Integral floats as integers (JavaScript's way to send large ones), nulls as absent."""
+    if isinstance(value, dict):
+        return {key: _normalize(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_normalize(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _without_unset(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_unset(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_unset(item) for item in value]
+    return value
+
+
+class Problem(NamedTuple):
+    """What is wrong with a value: where it is, how it looks, what is allowed."""
+
+    path: str
+    shown: str | None
+    expected: str
+
+    def __str__(self) -> str:
+        if self.shown is None:
+            return f"{self.path}: {self.expected}" if self.path else self.expected
+        return f"{self.path} is {self.shown}: {self.expected}"
+
+
+def find_problem(error: msgspec.ValidationError, value: Any, kind: type) -> Problem:
+    match = _PATH.match(str(error))
+    assert match is not None
+    path = match["path"] or ""
+    expected = match["problem"].replace("`", "")
+    expected = expected[0].lower() + expected[1:]
+    if expected.startswith("invalid enum value"):
+        expected = f"expected one of {_allowed_at(path, kind)}"
+    if expected.startswith("object missing"):
+        return Problem(path.lstrip("."), None, expected)
+    return Problem(path.lstrip("."), _show(_follow(path, value)), expected)
+
+
+def _allowed_at(path: str, kind: type) -> str:
+    """The values of the enum that a path leads to."""
+    found: inspect.Type = inspect.type_info(kind)
+    for step in _STEP.finditer(path):
+        options = found.types if isinstance(found, inspect.UnionType) else (found,)
+        for option in options:
+            if isinstance(option, inspect.StructType):
+                found = next(
+                    field.type for field in option.fields if field.encode_name == step["key"]
+                )
+            elif isinstance(option, inspect.ListType):
+                found = option.item_type
+    options = found.types if isinstance(found, inspect.UnionType) else (found,)
+    members = [
+        member
+        for option in options
+        if isinstance(option, inspect.EnumType)
+        for member in option.cls
+    ]
+    return ", ".join(
+        str(member.value) if member.value == member.name else f"{member.value} ({member.name})"
+        for member in members
+    )
+
+
+def _follow(path: str, value: Any) -> Any:
+    for step in _STEP.finditer(path):
+        try:
+            value = value[step["key"]] if step["key"] else value[int(step["index"])]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return "…"
+    return value
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "a map" if isinstance(value, dict) else "a list"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"

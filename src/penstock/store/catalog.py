@@ -1,0 +1,310 @@
+"""The catalog: one SQLite database for all that is not messages, one transaction a change.
+
+Definitions, sealed segments, checkpoints of active ones, export progress, tokens, and the
+sequence numbers that outlive deleted data. A commit is on the disk when it returns. Safe to call
+from any thread; another process (the command line) may have the same database open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.errors import StoreError
+from penstock.store.segment import SegmentSummary
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE stream (
+    id TEXT PRIMARY KEY,            -- also the name of its directory
+    name TEXT NOT NULL UNIQUE,
+    definition BLOB NOT NULL,       -- JSON, with the field names of the wire
+    oldest INTEGER NOT NULL,        -- everything below was removed on purpose
+    reserved INTEGER NOT NULL       -- no number below may be handed out again after a restart
+) STRICT;
+CREATE TABLE segment (              -- sealed segments, on the disk in full
+    stream_id TEXT NOT NULL REFERENCES stream ON DELETE CASCADE,
+    first INTEGER NOT NULL,
+    end INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    oldest_time INTEGER NOT NULL,
+    newest_time INTEGER NOT NULL,
+    data_crc INTEGER NOT NULL,
+    index_crc INTEGER NOT NULL,
+    PRIMARY KEY (stream_id, first)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE checkpoint (           -- how much of the active segment is known to be on the disk
+    stream_id TEXT PRIMARY KEY REFERENCES stream ON DELETE CASCADE,
+    first INTEGER NOT NULL,
+    end INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    oldest_time INTEGER NOT NULL,
+    newest_time INTEGER NOT NULL,
+    data_crc INTEGER NOT NULL,
+    index_crc INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE export_progress (
+    stream_id TEXT NOT NULL REFERENCES stream ON DELETE CASCADE,
+    identifier TEXT NOT NULL,
+    last_exported INTEGER NOT NULL, -- -1 before the first
+    last_time INTEGER,
+    error_message TEXT NOT NULL,
+    exported_bytes INTEGER NOT NULL,
+    processed_messages INTEGER NOT NULL,
+    PRIMARY KEY (stream_id, identifier)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE removed_directory (    -- directories of deleted streams that may still be there
+    stream_id TEXT PRIMARY KEY
+) STRICT, WITHOUT ROWID;
+CREATE TABLE token (
+    id TEXT PRIMARY KEY,
+    digest BLOB NOT NULL UNIQUE,
+    role TEXT NOT NULL,
+    patterns TEXT NOT NULL,         -- one a line
+    created_time INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
+
+class StreamRow(NamedTuple):
+    id: str
+    name: str
+    definition: bytes
+    oldest: int
+    reserved: int
+
+
+class ExportProgress(NamedTuple):
+    """How far an export got; only what its destination confirmed moves it."""
+
+    identifier: str
+    last_exported: int = -1
+    last_time: int | None = None
+    error_message: str = ""
+    exported_bytes: int = 0
+    processed_messages: int = 0
+
+
+class TokenRow(NamedTuple):
+    id: str
+    role: str
+    patterns: tuple[str, ...]
+    created_time: int
+
+
+def digest_token(secret: str) -> bytes:
+    # A token is random, 256 bits: a fast hash keeps it secret as well as a slow one would.
+    return hashlib.sha256(secret.encode()).digest()
+
+
+class Catalog:
+    def __init__(self, path: Path) -> None:
+        """Opens the catalog, or makes one; sqlite3.DatabaseError if the file is damaged."""
+        self._lock = threading.RLock()
+        self._connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, timeout=10
+        )
+        try:
+            self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+        path.chmod(0o600)
+
+    def _prepare(self) -> None:
+        execute = self._connection.execute
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = FULL")
+        execute("PRAGMA foreign_keys = ON")
+        (version,) = execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"the store was written by a newer Penstock (catalog version {version}, this one "
+                f"knows {SCHEMA_VERSION}): start that one, or restore a backup"
+            )
+        if version == 0:
+            with self._transaction():
+                for statement in _SCHEMA.split(";"):
+                    execute(statement)
+                execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        (state,) = execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def data_version(self) -> int:
+        """Another number after another process has changed the catalog."""
+        return int(self._select("PRAGMA data_version")[0][0])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # Where COMMIT itself failed (a full disk), SQLite may have rolled back already.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _select(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._connection.execute(query, arguments).fetchall()
+
+    # Streams
+
+    def streams(self) -> list[StreamRow]:
+        return [
+            StreamRow(*row)
+            for row in self._select("SELECT id, name, definition, oldest, reserved FROM stream")
+        ]
+
+    def add_stream(self, row: StreamRow) -> None:
+        with self._transaction() as connection:
+            connection.execute("INSERT INTO stream VALUES (?, ?, ?, ?, ?)", row)
+
+    def update_stream(
+        self, stream_id: str, definition: bytes, progress: Iterable[ExportProgress]
+    ) -> None:
+        """A new definition, and the progress of just the exports that live on."""
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE stream SET definition = ? WHERE id = ?", (definition, stream_id)
+            )
+            connection.execute("DELETE FROM export_progress WHERE stream_id = ?", (stream_id,))
+            _insert_progress(connection, stream_id, progress)
+
+    def remove_stream(self, stream_id: str) -> None:
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM stream WHERE id = ?", (stream_id,))
+            connection.execute("INSERT INTO removed_directory VALUES (?)", (stream_id,))
+
+    def removed_directories(self) -> list[str]:
+        return [stream_id for (stream_id,) in self._select("SELECT * FROM removed_directory")]
+
+    def forget_directory(self, stream_id: str) -> None:
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM removed_directory WHERE stream_id = ?", (stream_id,))
+
+    def reserve(self, stream_id: str, end: int) -> None:
+        """Numbers below `end` are never handed out again, whatever becomes of the messages."""
+        with self._transaction() as connection:
+            connection.execute("UPDATE stream SET reserved = ? WHERE id = ?", (end, stream_id))
+
+    # Segments
+
+    def segments(self, stream_id: str) -> list[SegmentSummary]:
+        return [
+            SegmentSummary(*row)
+            for row in self._select(
+                "SELECT first, end, size, oldest_time, newest_time, data_crc, index_crc "
+                "FROM segment WHERE stream_id = ? ORDER BY first",
+                stream_id,
+            )
+        ]
+
+    def add_segment(self, stream_id: str, segment: SegmentSummary) -> None:
+        """A segment that is sealed and synced; nothing if its stream was deleted meanwhile."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO segment SELECT ?, ?, ?, ?, ?, ?, ?, ? "
+                "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
+                (stream_id, *segment, stream_id),
+            )
+            connection.execute(
+                "DELETE FROM checkpoint WHERE stream_id = ? AND first = ?",
+                (stream_id, segment.first),
+            )
+
+    def remove_segments(self, stream_id: str, oldest: int) -> None:
+        """Everything below `oldest` goes on purpose; its files may be removed after this."""
+        with self._transaction() as connection:
+            connection.execute(
+                "DELETE FROM segment WHERE stream_id = ? AND end <= ?", (stream_id, oldest)
+            )
+            connection.execute("UPDATE stream SET oldest = ? WHERE id = ?", (oldest, stream_id))
+
+    def checkpoint(self, stream_id: str) -> SegmentSummary | None:
+        rows = self._select(
+            "SELECT first, end, size, oldest_time, newest_time, data_crc, index_crc "
+            "FROM checkpoint WHERE stream_id = ?",
+            stream_id,
+        )
+        return SegmentSummary(*rows[0]) if rows else None
+
+    def set_checkpoint(self, stream_id: str, segment: SegmentSummary) -> None:
+        """So much of the active segment is synced: recovery need not look at it again."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO checkpoint SELECT ?, ?, ?, ?, ?, ?, ?, ? "
+                "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
+                (stream_id, *segment, stream_id),
+            )
+
+    # Export progress
+
+    def progress(self, stream_id: str) -> dict[str, ExportProgress]:
+        rows = self._select(
+            "SELECT identifier, last_exported, last_time, error_message, exported_bytes, "
+            "processed_messages FROM export_progress WHERE stream_id = ?",
+            stream_id,
+        )
+        return {row[0]: ExportProgress(*row) for row in rows}
+
+    def commit_progress(self, progress: Iterable[tuple[str, ExportProgress]]) -> None:
+        """The progress of any number of exports of any number of streams, all or nothing."""
+        with self._transaction() as connection:
+            for stream_id, export in progress:
+                _insert_progress(connection, stream_id, [export])
+
+    # Tokens
+
+    def add_token(self, row: TokenRow, secret: str) -> None:
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO token VALUES (?, ?, ?, ?, ?)",
+                (row.id, digest_token(secret), row.role, "\n".join(row.patterns), row.created_time),
+            )
+
+    def remove_token(self, token_id: str) -> bool:
+        with self._transaction() as connection:
+            return connection.execute("DELETE FROM token WHERE id = ?", (token_id,)).rowcount > 0
+
+    def find_token(self, secret: str) -> TokenRow | None:
+        # Looked up by its digest: how long that takes tells nothing about the secret.
+        rows = self._select(
+            "SELECT id, role, patterns, created_time FROM token WHERE digest = ?",
+            digest_token(secret),
+        )
+        return _token_row(rows[0]) if rows else None
+
+    def tokens(self) -> list[TokenRow]:
+        return [
+            _token_row(row)
+            for row in self._select("SELECT id, role, patterns, created_time FROM token ORDER BY 4")
+        ]
+
+
+def _token_row(row: tuple[Any, ...]) -> TokenRow:
+    token_id, role, patterns, created_time = row
+    return TokenRow(token_id, role, tuple(patterns.split("\n")), created_time)
+
+
+def _insert_progress(
+    connection: sqlite3.Connection, stream_id: str, progress: Iterable[ExportProgress]
+) -> None:
+    connection.executemany(
+        "INSERT OR REPLACE INTO export_progress VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(stream_id, *export) for export in progress],
+    )

@@ -1,0 +1,76 @@
+"""The file system as the store sees it: the only place that writes, syncs or removes its files.
+
+Everything above takes a `Disk`, so that tests can hand in one that fills up, fails, or loses
+what was not synced.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class Disk:
+    """The real one. All calls raise OSError and nothing else."""
+
+    def create(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def open(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def size(self, descriptor: int) -> int:
+        return os.fstat(descriptor).st_size
+
+    def read(self, descriptor: int, size: int, position: int) -> bytes:
+        """Up to `size` bytes; fewer only where the file ends."""
+        data = os.pread(descriptor, size, position)
+        if len(data) == size:
+            return data
+        parts = [data]
+        while data and (size := size - len(data)):
+            position += len(data)
+            data = os.pread(descriptor, size, position)
+            parts.append(data)
+        return b"".join(parts)
+
+    def write(self, descriptor: int, data: bytes, position: int) -> None:
+        written = os.pwrite(descriptor, data, position)
+        # The system writes less than asked when the disk fills up, and says so only then.
+        while written < len(data):
+            view = memoryview(data)[written:]
+            written += os.pwrite(descriptor, view, position + written)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        os.fdatasync(descriptor)
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """The file holds either what it held before or `data`, whatever happens meanwhile."""
+        temporary = path.with_suffix(path.suffix + ".new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            self.write(descriptor, data, 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+        self.sync_directory(path.parent)

@@ -1,0 +1,79 @@
+"""What a stream may keep: decisions as pure functions over sizes, times and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from penstock.model import MessageStreamDefinition, StrategyOnFull
+
+_SMALLEST_SEGMENT = 1024
+
+
+class Span(Protocol):
+    """What retention has to know of a segment."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def newest_time(self) -> int: ...
+
+
+class Limits(NamedTuple):
+    """A definition's rules for keeping data."""
+
+    max_size: int
+    segment_size: int
+    overwrites: bool
+    time_to_live_millis: int | None
+
+    @classmethod
+    def of(cls, definition: MessageStreamDefinition) -> Limits:
+        segment_size = definition.stream_segment_size
+        if segment_size >= definition.max_size:
+            # One segment would be the whole stream, and making room would empty it.
+            segment_size = max(definition.max_size // 4, _SMALLEST_SEGMENT)
+        return cls(
+            definition.max_size,
+            segment_size,
+            definition.strategy_on_full is StrategyOnFull.OverwriteOldestData,
+            definition.time_to_live_millis,
+        )
+
+
+def plan_room(
+    segments: Sequence[Span], total: int, needed: int, limits: Limits, exported_end: int
+) -> int | None:
+    """How many of the oldest segments must go so that `needed` bytes fit; None if none may.
+
+    `total` is the size of all segments, which the caller knows without adding it up. A stream
+    that overwrites drops whatever is oldest. One that rejects new data gives up only what all
+    its exports have behind them: messages below `exported_end`.
+    """
+    dropped = 0
+    while total + needed > limits.max_size:
+        if dropped == len(segments):
+            return None
+        oldest = segments[dropped]
+        if not limits.overwrites and oldest.end > exported_end:
+            return None
+        total -= oldest.size
+        dropped += 1
+    return dropped
+
+
+def count_expired(segments: Iterable[Span], limits: Limits, now: int) -> int:
+    """How many of the oldest segments hold nothing but messages that outlived the stream's TTL."""
+    if limits.time_to_live_millis is None:
+        return 0
+    count = 0
+    for segment in segments:
+        is_empty = segment.first == segment.end
+        if is_empty or segment.newest_time + limits.time_to_live_millis >= now:
+            break
+        count += 1
+    return count

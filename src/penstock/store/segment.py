@@ -1,0 +1,291 @@
+"""Segments: the part of a stream that is written to, and the parts that are closed.
+
+The active segment is appended to and read by one thread, the broker's. Only `SegmentFiles.sync`
+and `close` may be called from another one; they share a lock, so that a file is never closed
+under a sync that runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.model.message import MessageRun
+from penstock.store.files import Disk
+from penstock.store.record import (
+    ENTRY,
+    checksum,
+    crc32,
+    data_path,
+    index_path,
+    pack_entries,
+)
+
+# How many index entries one read looks at: bounds what a request for a billion messages costs.
+_MAX_ENTRIES_A_READ = 65_536
+
+
+class DamagedError(Exception):
+    """A message that cannot be read: its bytes are gone or not what was written.
+
+    `next_number` is where reading may go on.
+    """
+
+    def __init__(self, sequence_number: int, reason: str, next_number: int | None = None) -> None:
+        super().__init__(f"message {sequence_number} is damaged: {reason}")
+        self.sequence_number = sequence_number
+        self.next_number = next_number or sequence_number + 1
+
+
+class SegmentSummary(NamedTuple):
+    """What is known of a segment without looking into it."""
+
+    first: int
+    end: int
+    size: int
+    oldest_time: int
+    newest_time: int
+    data_crc: int
+    index_crc: int
+
+
+class SegmentFiles:
+    """The two open files of a segment."""
+
+    def __init__(self, disk: Disk, directory: Path, first: int, data: int, index: int) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.first = first
+        self.data = data
+        self.index = index
+        self._lock = threading.Lock()
+        self._is_open = True
+        self._is_listed = False
+
+    @classmethod
+    def create(cls, disk: Disk, directory: Path, first: int) -> SegmentFiles:
+        data = disk.create(data_path(directory, first))
+        try:
+            index = disk.create(index_path(directory, first))
+        except OSError:
+            disk.close(data)
+            disk.remove(data_path(directory, first))
+            raise
+        return cls(disk, directory, first, data, index)
+
+    @classmethod
+    def open(cls, disk: Disk, directory: Path, first: int) -> SegmentFiles:
+        data = disk.open(data_path(directory, first))
+        try:
+            index = disk.open(index_path(directory, first))
+        except OSError:
+            disk.close(data)
+            raise
+        return cls(disk, directory, first, data, index)
+
+    def sync(self) -> None:
+        """Everything written before this call is on the disk after it; from any thread."""
+        with self._lock:
+            if not self._is_open:
+                return
+            self.disk.sync(self.data)
+            self.disk.sync(self.index)
+            if not self._is_listed:
+                self.disk.sync_directory(self.directory)
+                self._is_listed = True
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self.disk.close(self.data)
+                self.disk.close(self.index)
+
+    def remove(self) -> None:
+        self.close()
+        self.disk.remove(data_path(self.directory, self.first))
+        self.disk.remove(index_path(self.directory, self.first))
+
+    def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
+        """Messages [start, stop), as many as fit `max_bytes` but one at least.
+
+        Every payload is checked. What precedes a damaged message is returned; a damaged one at
+        the start raises.
+        """
+        try:
+            return self._read(start, stop, max_bytes)
+        except OSError as error:
+            raise DamagedError(start, f"the disk says {error}") from None
+
+    def _read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
+        stop = min(stop, start + _MAX_ENTRIES_A_READ)
+        before = 1 if start > self.first else 0
+        entry_position = (start - self.first - before) * ENTRY.size
+        packed = self.disk.read(self.index, (stop - start + before) * ENTRY.size, entry_position)
+        entries = list(ENTRY.iter_unpack(packed[: len(packed) // ENTRY.size * ENTRY.size]))
+        position = 0
+        if before and entries:
+            position = entries.pop(0)[0]
+        if not entries:
+            raise DamagedError(start, "its index entry is missing")
+        entries = _fitting(entries, position, max_bytes)
+        data = self.disk.read(self.data, max(entries[-1][0] - position, 0), position)
+        ingest_times, payloads = [], []
+        begin, base = 0, position
+        for end, stored_checksum, ingest_time in entries:
+            payload = data[begin : end - base]
+            # A wrong end gives a slice of another length, and that another checksum.
+            if not payload or checksum(payload, ingest_time) != stored_checksum:
+                break
+            ingest_times.append(ingest_time)
+            payloads.append(payload)
+            begin = end - base
+        if not payloads:
+            raise DamagedError(start, "its checksum does not match")
+        return MessageRun(start, ingest_times, payloads)
+
+
+def _fitting(
+    entries: list[tuple[int, int, int]], position: int, max_bytes: int
+) -> list[tuple[int, int, int]]:
+    """The first entries, as long as the payloads fit `max_bytes` and their ends make sense."""
+    if position < entries[-1][0] <= position + max_bytes:
+        return entries
+    count = 1
+    while (
+        count < len(entries) and entries[count - 1][0] < entries[count][0] <= position + max_bytes
+    ):
+        count += 1
+    return entries[:count]
+
+
+class ActiveSegment:
+    """The newest segment, open for appending.
+
+    An append is in both files or in neither: where writing fails, what got written is cut off
+    again before anything else is appended.
+    """
+
+    def __init__(self, files: SegmentFiles, recovered: SegmentSummary | None = None) -> None:
+        self.files = files
+        self.first = files.first
+        self.end = recovered.end if recovered else files.first
+        self.size = recovered.size if recovered else 0
+        self.oldest_time = recovered.oldest_time if recovered else 0
+        self.newest_time = recovered.newest_time if recovered else 0
+        self._data_crc = recovered.data_crc if recovered else 0
+        self._index_crc = recovered.index_crc if recovered else 0
+        self._is_torn = False
+
+    def append(self, payloads: Sequence[bytes], ingest_time: int) -> None:
+        if self._is_torn:
+            self._cut()
+        data = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+        entries = pack_entries(payloads, self.size, ingest_time)
+        files = self.files
+        try:
+            files.disk.write(files.data, data, self.size)
+            files.disk.write(files.index, entries, (self.end - self.first) * ENTRY.size)
+        except OSError:
+            self._is_torn = True
+            self._cut()
+            raise
+        if self.end == self.first:
+            self.oldest_time = self.newest_time = ingest_time
+        self.oldest_time = min(self.oldest_time, ingest_time)
+        self.newest_time = max(self.newest_time, ingest_time)
+        self._data_crc = crc32(data, self._data_crc)
+        self._index_crc = crc32(entries, self._index_crc)
+        self.size += len(data)
+        self.end += len(payloads)
+
+    def _cut(self) -> None:
+        """Remove what a failed append left, index first: without an entry nothing is a message."""
+        self.files.disk.truncate(self.files.index, (self.end - self.first) * ENTRY.size)
+        self.files.disk.truncate(self.files.data, self.size)
+        self._is_torn = False
+
+    def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
+        return self.files.read(start, stop, max_bytes)
+
+    def summary(self) -> SegmentSummary:
+        return SegmentSummary(
+            self.first,
+            self.end,
+            self.size,
+            self.oldest_time,
+            self.newest_time,
+            self._data_crc,
+            self._index_crc,
+        )
+
+    def close(self) -> None:
+        self.files.close()
+
+
+class SealedSegment:
+    """A segment that is never written again. Its files are opened when somebody reads."""
+
+    def __init__(self, disk: Disk, directory: Path, summary: SegmentSummary) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._files: SegmentFiles | None = None
+        self.first = summary.first
+        self.end = summary.end
+        self.size = summary.size
+        self.oldest_time = summary.oldest_time
+        self.newest_time = summary.newest_time
+
+    def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
+        if self._files is None:
+            try:
+                self._files = SegmentFiles.open(self._disk, self._directory, self.first)
+            except FileNotFoundError as error:
+                missing = Path(error.filename).name
+                raise DamagedError(start, f"{missing} is missing", self.end) from None
+        return self._files.read(start, min(stop, self.end), max_bytes)
+
+    def close(self) -> None:
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+
+class MemorySegment:
+    """A segment that never touches the disk."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.size = 0
+        self.oldest_time = 0
+        self.newest_time = 0
+        self._payloads: list[bytes] = []
+        self._ingest_times: list[int] = []
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self._payloads)
+
+    def append(self, payloads: Sequence[bytes], ingest_time: int) -> None:
+        if not self._payloads:
+            self.oldest_time = self.newest_time = ingest_time
+        self.oldest_time = min(self.oldest_time, ingest_time)
+        self.newest_time = max(self.newest_time, ingest_time)
+        self._payloads.extend(payloads)
+        self._ingest_times.extend([ingest_time] * len(payloads))
+        self.size += sum(map(len, payloads))
+
+    def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
+        begin = start - self.first
+        end = min(stop - self.first, begin + _MAX_ENTRIES_A_READ)
+        payloads = self._payloads[begin:end]
+        total, count = len(payloads[0]), 1
+        while count < len(payloads) and total + len(payloads[count]) <= max_bytes:
+            total += len(payloads[count])
+            count += 1
+        return MessageRun(start, self._ingest_times[begin : begin + count], payloads[:count])
+
+    def close(self) -> None:
+        self._payloads, self._ingest_times = [], []

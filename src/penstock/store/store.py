@@ -1,0 +1,331 @@
+"""The store: a root directory with a catalog and a directory for each stream.
+
+    catalog.sqlite        what is not messages
+    lock                  held by the broker that serves this root
+    streams/<id>/         the segments of a stream, and a copy of its definition
+
+A stream that cannot be opened is set aside with the reason, and the others are served.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import sqlite3
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from penstock.errors import StoreError
+from penstock.model import MessageStreamDefinition, Persistence
+from penstock.store.catalog import Catalog, ExportProgress, StreamRow
+from penstock.store.files import Disk
+from penstock.store.log import (
+    DEFINITION_FILE,
+    FileLog,
+    Log,
+    MemoryLog,
+    create_file_log,
+    open_file_log,
+)
+from penstock.store.record import first_of_name
+from penstock.store.retention import Limits
+
+logger = logging.getLogger(__name__)
+
+_decode_definition = msgspec.json.Decoder(MessageStreamDefinition).decode
+
+
+class StoredStream:
+    """A stream as it is stored: its definition, its log, how far its exports got."""
+
+    def __init__(
+        self,
+        stream_id: str,
+        definition: MessageStreamDefinition,
+        log: Log,
+        progress: dict[str, ExportProgress],
+    ) -> None:
+        self.id = stream_id
+        self.definition = definition
+        self.log = log
+        self.progress = {
+            export.identifier: progress.get(export.identifier, ExportProgress(export.identifier))
+            for export in definition.exports()
+        }
+
+    def exported_end(self) -> int:
+        """Below this number every enabled export has everything it wants; 0 if there is none."""
+        return min(
+            (
+                max(
+                    self.progress[export.identifier].last_exported + 1,
+                    getattr(export, "start_sequence_number", None) or 0,
+                )
+                for export in self.definition.exports()
+                if not export.disabled
+            ),
+            default=0,
+        )
+
+
+class Store:
+    """All streams below one root. One at a time: the lock is held until `close`."""
+
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        self._disk = disk or Disk()
+        self.root = root
+        self._streams_directory = root / "streams"
+        self._disk.make_directory(self._streams_directory)
+        self._lock = _lock_root(root)
+        self._work_wanted = threading.Event()
+        self.streams: dict[str, StoredStream] = {}
+        self.unreadable: dict[str, tuple[str, str]] = {}
+        try:
+            self.catalog = self._open_catalog()
+            self._finish_removals()
+            self._adopt_strangers()
+            for row in self.catalog.streams():
+                self._open_stream(row)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def create(self, definition: MessageStreamDefinition) -> StoredStream:
+        """A new, empty stream. The caller knows that there is none of that name."""
+        stream_id = uuid.uuid4().hex[:16]
+        row = StreamRow(stream_id, definition.name, msgspec.json.encode(definition), 0, 0)
+        limits = Limits.of(definition)
+        log: Log
+        if definition.persistence is Persistence.Memory:
+            self.catalog.add_stream(row)
+            log = MemoryLog(limits, self.catalog, stream_id, 0)
+        else:
+            directory = self._streams_directory / stream_id
+            try:
+                log = create_file_log(
+                    self._disk, directory, self.catalog, stream_id, limits, self._work_wanted.set
+                )
+                self._disk.sync_directory(self._streams_directory)
+                self.catalog.add_stream(row)
+            except BaseException:
+                shutil.rmtree(directory, ignore_errors=True)
+                raise
+            self._write_definition(stream_id, definition)
+        stream = StoredStream(stream_id, definition, log, {})
+        self.streams[definition.name] = stream
+        return stream
+
+    def update(self, stream: StoredStream, definition: MessageStreamDefinition) -> None:
+        """The definition replaces the old one; exports that it no longer names are forgotten."""
+        keep = {
+            export.identifier: stream.progress[export.identifier]
+            for export in definition.exports()
+            if export.identifier in stream.progress
+        }
+        self.catalog.update_stream(stream.id, msgspec.json.encode(definition), keep.values())
+        stream.definition = definition
+        stream.progress = {
+            export.identifier: keep.get(export.identifier, ExportProgress(export.identifier))
+            for export in definition.exports()
+        }
+        stream.log.apply(Limits.of(definition))
+        if definition.persistence is Persistence.File:
+            self._write_definition(stream.id, definition)
+
+    def delete(self, name: str) -> None:
+        """The stream and its data. Also one that cannot be read."""
+        if name in self.unreadable:
+            stream_id, _ = self.unreadable.pop(name)
+            self.catalog.remove_stream(stream_id)
+        else:
+            stream = self.streams[name]
+            self.catalog.remove_stream(stream.id)
+            del self.streams[name]
+            if isinstance(stream.log, FileLog):
+                stream.log.abandon()
+            stream_id = stream.id
+        self._work_wanted.set()
+
+    def commit_progress(self, progress: dict[str, list[ExportProgress]]) -> None:
+        """How far exports got, by the name of their stream, in one transaction."""
+        found = [
+            (self.streams[name], export)
+            for name, exports in progress.items()
+            for export in exports
+            if name in self.streams and export.identifier in self.streams[name].progress
+        ]
+        self.catalog.commit_progress((stream.id, export) for stream, export in found)
+        for stream, export in found:
+            stream.progress[export.identifier] = export
+
+    def trim(self, now: int) -> None:
+        for stream in self.streams.values():
+            stream.log.trim(now)
+
+    def wait_for_work(self, timeout: float) -> bool:
+        """Waits until something was put off that `work` has to do; from a thread of its own."""
+        wanted = self._work_wanted.wait(timeout)
+        self._work_wanted.clear()
+        return wanted
+
+    def work(self) -> None:
+        """Seal, remove: what must not hold up the broker. From one thread of its own."""
+        for stream in list(self.streams.values()):
+            try:
+                stream.log.work()
+            except (OSError, sqlite3.Error) as error:
+                # It stays first in line and is tried again.
+                logger.error("stream %s: %s", stream.definition.name, error)
+        self._finish_removals()
+
+    def sync(self) -> None:
+        """Everything appended so far is on the disk after it; from any thread."""
+        for stream in list(self.streams.values()):
+            log = stream.log
+            if isinstance(log, FileLog) and log.has_unsynced:
+                try:
+                    log.checkpoint()
+                except (OSError, sqlite3.Error) as error:
+                    logger.error("stream %s cannot be synced: %s", stream.definition.name, error)
+
+    def close(self) -> None:
+        for stream in self.streams.values():
+            try:
+                stream.log.close()
+            except (OSError, sqlite3.Error) as error:
+                logger.error("stream %s cannot be closed: %s", stream.definition.name, error)
+        self.catalog.close()
+        os.close(self._lock)
+
+    def _open_catalog(self) -> Catalog:
+        path = self.root / "catalog.sqlite"
+        try:
+            return Catalog(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise StoreError(f"{path} cannot be opened: {error}") from None
+            moved = path.with_name(f"catalog.sqlite.damaged-{time.time_ns()}")
+            path.rename(moved)
+            for suffix in ("-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            logger.error(
+                "the catalog is damaged (%s) and was moved to %s: streams are taken from their "
+                "directories; export progress, tokens other than the first, and memory streams "
+                "are lost",
+                error,
+                moved,
+            )
+            return Catalog(path)
+
+    def _finish_removals(self) -> None:
+        for stream_id in self.catalog.removed_directories():
+            shutil.rmtree(self._streams_directory / stream_id, ignore_errors=True)
+            if not (self._streams_directory / stream_id).exists():
+                self.catalog.forget_directory(stream_id)
+
+    def _adopt_strangers(self) -> None:
+        """Directories that the catalog does not list: taken back in if they say what they are."""
+        rows = self.catalog.streams()
+        known_ids, known_names = {row.id for row in rows}, {row.name for row in rows}
+        for directory in sorted(self._streams_directory.iterdir()):
+            if directory.name in known_ids or not directory.is_dir():
+                continue
+            try:
+                definition = self._read_definition(directory)
+            except (OSError, msgspec.DecodeError):
+                files = list(directory.iterdir())
+                if all(path.stat().st_size == 0 for path in files):
+                    # A creation that was never finished, and so never answered.
+                    shutil.rmtree(directory, ignore_errors=True)
+                else:
+                    logger.error("%s is not in the catalog and has no definition", directory)
+                continue
+            if definition.name in known_names:
+                logger.error(
+                    "%s is not in the catalog, and another stream is named %r: it is left alone",
+                    directory,
+                    definition.name,
+                )
+                continue
+            firsts = [first_of_name(path.name) for path in directory.iterdir()]
+            oldest = min((first for first in firsts if first is not None), default=0)
+            self.catalog.add_stream(
+                StreamRow(
+                    directory.name, definition.name, msgspec.json.encode(definition), oldest, 0
+                )
+            )
+            known_names.add(definition.name)
+            logger.error(
+                "stream %r was not in the catalog and is taken back in from %s; its export "
+                "progress is lost",
+                definition.name,
+                directory,
+            )
+
+    def _open_stream(self, row: StreamRow) -> None:
+        directory = self._streams_directory / row.id
+        try:
+            try:
+                definition = _decode_definition(row.definition)
+            except msgspec.DecodeError:
+                definition = self._read_definition(directory)
+            progress = self.catalog.progress(row.id)
+            log: Log
+            if definition.persistence is Persistence.Memory:
+                log = MemoryLog(Limits.of(definition), self.catalog, row.id, row.reserved)
+            else:
+                if not directory.is_dir():
+                    logger.error("stream %r: its directory %s is missing", row.name, directory)
+                exported = max(
+                    (export.last_exported + 1 for export in progress.values()), default=0
+                )
+                log = open_file_log(
+                    self._disk,
+                    directory,
+                    self.catalog,
+                    row.id,
+                    Limits.of(definition),
+                    self._work_wanted.set,
+                    oldest=row.oldest,
+                    lowest_end=max(row.reserved, exported),
+                )
+                if not (directory / DEFINITION_FILE).exists():
+                    self._write_definition(row.id, definition)
+        except (OSError, msgspec.DecodeError, sqlite3.Error) as error:
+            logger.error("stream %r cannot be opened: %s", row.name, error)
+            self.unreadable[row.name] = (row.id, str(error))
+            return
+        self.streams[row.name] = StoredStream(row.id, definition, log, progress)
+
+    def _write_definition(self, stream_id: str, definition: MessageStreamDefinition) -> None:
+        path = self._streams_directory / stream_id / DEFINITION_FILE
+        try:
+            self._disk.replace(path, msgspec.json.format(msgspec.json.encode(definition)))
+        except OSError as error:
+            # The catalog has it; the copy is written again at the next start.
+            logger.warning("%s cannot be written: %s", path, error)
+
+    def _read_definition(self, directory: Path) -> MessageStreamDefinition:
+        return _decode_definition((directory / DEFINITION_FILE).read_bytes())
+
+
+def _lock_root(root: Path) -> int:
+    descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise StoreError(
+            f"another broker (process {owner or 'unknown'}) serves {root}: "
+            "stop it, or choose another root with --root"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor

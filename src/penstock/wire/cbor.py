@@ -1,0 +1,148 @@
+"""CBOR as this protocol uses it: maps, arrays, texts, byte strings, numbers, booleans.
+
+The bytes come from outside, so their shape is checked before the library builds objects from
+them: no tags (they would construct dates, regular expressions, shared references), no deep
+nesting, no more items than any request needs, nothing cut off and nothing left over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cbor2
+
+MAX_DEPTH = 16
+MAX_ITEMS = 100_000
+
+_UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
+_BREAK = 0xFF
+_INDEFINITE = 31
+_SIMPLE_VALUES = frozenset((20, 21, 22, 23))  # false, true, null, undefined
+_FLOAT_SIZES = {25: 2, 26: 4, 27: 8}
+
+
+class MalformedError(ValueError):
+    """Bytes that are not one plain CBOR item."""
+
+
+def encode(value: Any) -> bytes:
+    return cbor2.dumps(value)
+
+
+def decode_map(data: bytes) -> dict[str, Any]:
+    """The map that these bytes are, all of them and nothing else."""
+    end = _skip(data, 0, 0, [MAX_ITEMS])
+    if end != len(data):
+        raise MalformedError(f"{len(data) - end} bytes behind the end of the map")
+    try:
+        value = cbor2.loads(data)
+    except (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError) as error:
+        raise MalformedError(f"not valid CBOR: {error}") from None
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise MalformedError("not a map with text keys")
+    return value
+
+
+def decode_answer(data: bytes) -> dict[str, Any]:
+    """The map of a server's answer, which may hold more items than any request."""
+    value: dict[str, Any] = cbor2.loads(data)
+    return value
+
+
+def peek_request_id(data: bytes) -> str | None:
+    """The request id of a map that may be cut off or broken behind it.
+
+    All clients send it first, so it can nearly always be answered what was wrong.
+    """
+    if not data or data[0] >> 5 != _MAP:
+        return None
+    try:
+        position = 1 if data[0] & 31 == _INDEFINITE else _argument(data, 0)[1]
+        if not data.startswith(b"irequestId", position):
+            return None
+        position += 10
+        if data[position] >> 5 != _TEXT or data[position] & 31 == _INDEFINITE:
+            return None
+        length, start = _argument(data, position)
+        if length == 0 or start + length > len(data):
+            return None
+        return data[start : start + length].decode()
+    except (MalformedError, IndexError, UnicodeDecodeError):
+        return None
+
+
+def _argument(data: bytes, position: int) -> tuple[int, int]:
+    """The number in an item's head, and the position behind the head."""
+    info = data[position] & 31
+    if info < 24:
+        return info, position + 1
+    if info > 27:
+        raise MalformedError(f"reserved length at {position}")
+    end = position + 1 + (1 << (info - 24))
+    if end > len(data):
+        raise MalformedError("cut off")
+    return int.from_bytes(data[position + 1 : end], "big"), end
+
+
+def _skip(data: bytes, position: int, depth: int, items_left: list[int]) -> int:
+    """The position behind the item that begins here; raises where it is not plain."""
+    if position >= len(data):
+        raise MalformedError("cut off")
+    items_left[0] -= 1
+    if items_left[0] < 0:
+        raise MalformedError(f"more than {MAX_ITEMS} items")
+    if depth > MAX_DEPTH:
+        raise MalformedError(f"nested deeper than {MAX_DEPTH}")
+    major, info = data[position] >> 5, data[position] & 31
+    if major == _TAG:
+        raise MalformedError(f"a tag at {position}: this protocol has none")
+    if major == _SIMPLE:
+        return _skip_simple(data, position, info)
+    if info == _INDEFINITE:
+        return _skip_indefinite(data, position, major, depth, items_left)
+    length, position = _argument(data, position)
+    if major in (_UNSIGNED, _NEGATIVE):
+        return position
+    if major in (_BYTES, _TEXT):
+        if position + length > len(data):
+            raise MalformedError("cut off")
+        return position + length
+    # Each item takes a byte at least: a length beyond that is refused before it is walked.
+    count = length if major == _ARRAY else 2 * length
+    if count > len(data) - position:
+        raise MalformedError("cut off")
+    for _ in range(count):
+        position = _skip(data, position, depth + 1, items_left)
+    return position
+
+
+def _skip_simple(data: bytes, position: int, info: int) -> int:
+    if info in _SIMPLE_VALUES:
+        return position + 1
+    if info not in _FLOAT_SIZES:
+        raise MalformedError(f"an unknown simple value at {position}")
+    end = position + 1 + _FLOAT_SIZES[info]
+    if end > len(data):
+        raise MalformedError("cut off")
+    return end
+
+
+def _skip_indefinite(
+    data: bytes, position: int, major: int, depth: int, items_left: list[int]
+) -> int:
+    if major in (_UNSIGNED, _NEGATIVE):
+        raise MalformedError(f"reserved length at {position}")
+    position += 1
+    count = 0
+    while position < len(data) and data[position] != _BREAK:
+        if major in (_BYTES, _TEXT) and (
+            data[position] >> 5 != major or data[position] & 31 == _INDEFINITE
+        ):
+            raise MalformedError(f"a foreign chunk in a string at {position}")
+        position = _skip(data, position, depth + 1, items_left)
+        count += 1
+    if position >= len(data):
+        raise MalformedError("cut off")
+    if major == _MAP and count % 2:
+        raise MalformedError("a key without a value")
+    return position + 1

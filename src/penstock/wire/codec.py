@@ -1,0 +1,181 @@
+"""Requests from frames, and frames from answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from typing import Any
+
+from penstock.errors import (
+    InvalidRequestException,
+    ResponseStatusCode,
+    UnknownOperationException,
+)
+from penstock.model.message import MessageRun
+from penstock.model.validation import from_wire
+from penstock.wire import cbor
+from penstock.wire.frames import HEADER, encode_frame
+from penstock.wire.operations import Operation
+from penstock.wire.requests import REQUESTS, Request
+
+SUCCESS = ResponseStatusCode.Success
+
+# Appends and batches may be large; nothing else that a client sends is.
+MAX_CONTROL_BYTES = 4 * 1024 * 1024
+_LARGE = frozenset((Operation.AppendMessage, Operation.AppendMessages))
+
+
+class UnreadableRequestError(Exception):
+    """A frame whose request id cannot be read, so that nobody could match an answer."""
+
+
+def decode_request(operation: int, body: bytes) -> Request:
+    """The request in a frame; what is wrong with it is an InvalidRequest that knows its id."""
+    try:
+        if len(body) > MAX_CONTROL_BYTES and operation not in _LARGE:
+            raise cbor.MalformedError(
+                f"{len(body)} bytes, where {MAX_CONTROL_BYTES} are allowed for this operation"
+            )
+        fields = cbor.decode_map(body)
+    except cbor.MalformedError as error:
+        request_id = cbor.peek_request_id(body[:4096])
+        if request_id is None:
+            raise UnreadableRequestError(str(error)) from None
+        raise InvalidRequestException(
+            f"the request is malformed: {error}", request_id=request_id
+        ) from None
+    request_id = fields.get("requestId")
+    if not isinstance(request_id, str) or not request_id:
+        raise UnreadableRequestError("the request has no requestId")
+    kind = REQUESTS.get(operation)
+    if kind is None:
+        raise UnknownOperationException(
+            f"operation {operation} is not known to this server", request_id=request_id
+        )
+    try:
+        return from_wire(fields, kind)
+    except InvalidRequestException as error:
+        raise InvalidRequestException(error.message, request_id=request_id) from None
+
+
+def encode_response(
+    operation: Operation,
+    request_id: str,
+    status: ResponseStatusCode = SUCCESS,
+    error_message: str = "",
+    **fields: Any,
+) -> bytes:
+    return encode_frame(
+        operation,
+        cbor.encode(
+            {
+                "requestId": request_id,
+                "status": int(status),
+                "errorMessage": error_message,
+                **fields,
+            }
+        ),
+    )
+
+
+# Answers to appends. The request id is echoed as it came, CBOR head included, and never decoded;
+# the sequence number is what follows, in the smallest of CBOR's widths that holds it.
+_APPEND_HEAD = b"\xa4irequestId"
+_APPEND_TAIL = b"fstatus\x00lerrorMessage`nsequenceNumber"
+
+
+def encode_uint(value: int) -> bytes:
+    if value < 24:
+        return bytes((value,))
+    if value < 1 << 8:
+        return bytes((0x18, value))
+    if value < 1 << 16:
+        return b"\x19" + value.to_bytes(2, "big")
+    if value < 1 << 32:
+        return b"\x1a" + value.to_bytes(4, "big")
+    return b"\x1b" + value.to_bytes(8, "big")
+
+
+def encode_append_responses(request_ids: Sequence[bytes], first_sequence_number: int) -> bytes:
+    """The answers to a run of appends that got consecutive numbers, in one buffer."""
+    count = len(request_ids)
+    last = first_sequence_number + count - 1
+    if count > 1 and first_sequence_number >= 1 << 16 and last < 1 << 32:
+        size = len(request_ids[0])
+        if all(len(request_id) == size for request_id in request_ids):
+            return _encode_equal_append_responses(request_ids, size, first_sequence_number)
+    parts = []
+    for sequence_number, request_id in enumerate(request_ids, first_sequence_number):
+        body = _APPEND_HEAD + request_id + _APPEND_TAIL + encode_uint(sequence_number)
+        parts.append(HEADER.pack(len(body) + 1, Operation.AppendMessageResponse) + body)
+    return b"".join(parts)
+
+
+def _encode_equal_append_responses(
+    request_ids: Sequence[bytes], id_size: int, first_sequence_number: int
+) -> bytes:
+    """The same bytes, for ids of one size: only they and the number differ between answers."""
+    size = len(_APPEND_HEAD) + id_size + len(_APPEND_TAIL) + 5
+    head = HEADER.pack(size + 1, Operation.AppendMessageResponse) + _APPEND_HEAD
+    tail = _APPEND_TAIL + b"\x1a"
+    pack = Struct(f">{len(head)}s{id_size}s{len(tail)}sI").pack
+    return b"".join(
+        [
+            pack(head, request_id, tail, sequence_number)
+            for sequence_number, request_id in enumerate(request_ids, first_sequence_number)
+        ]
+    )
+
+
+# Answers to reads: a thousand maps that differ in three values, eight times faster by hand.
+_INGEST_TIME = b"jingestTime\x1b"
+_PAYLOAD = b"gpayload"
+_TEXT, _BYTES, _ARRAY = 0x60, 0x40, 0x80
+
+
+def encode_head(major: int, length: int) -> bytes:
+    head = bytearray(encode_uint(length))
+    head[0] |= major
+    return bytes(head)
+
+
+def encode_text(text: str) -> bytes:
+    data = text.encode()
+    return encode_head(_TEXT, len(data)) + data
+
+
+def encode_messages(stream_name: str, run: MessageRun) -> list[bytes]:
+    """The parts of the CBOR maps of these messages, to be joined by the caller."""
+    head = b"\xa4jstreamName" + encode_text(stream_name) + b"nsequenceNumber"
+    pack = Struct(f">{len(_INGEST_TIME)}sq{len(_PAYLOAD)}s").pack
+    heads_of_sizes: dict[int, bytes] = {}
+    parts: list[bytes] = []
+    for sequence_number, (ingest_time, payload) in enumerate(
+        zip(run.ingest_times, run.payloads, strict=True), run.first_sequence_number
+    ):
+        size = len(payload)
+        size_head = heads_of_sizes.get(size)
+        if size_head is None:
+            size_head = heads_of_sizes[size] = encode_head(_BYTES, size)
+        parts += (
+            head,
+            encode_uint(sequence_number),
+            pack(_INGEST_TIME, ingest_time, _PAYLOAD),
+            size_head,
+            payload,
+        )
+    return parts
+
+
+def encode_read_response(request_id: str, count: int, parts: Iterable[bytes]) -> bytes:
+    """A ReadMessagesResponse around messages that `encode_messages` made."""
+    body = b"".join(
+        (
+            b"\xa4irequestId",
+            encode_text(request_id),
+            b"fstatus\x00lerrorMessage`hmessages",
+            encode_head(_ARRAY, count),
+            *parts,
+        )
+    )
+    return encode_frame(Operation.ReadMessagesResponse, body)

@@ -1,0 +1,325 @@
+"""The server's side of a connection as a state machine: bytes in, events out, never a socket.
+
+    version byte ──▶ Connect frame ──▶ requests …
+          └───────────────┴──────────────┴──▶ Violation: answer what can be answered, then close
+
+Appends are the hot path. Frames that follow one another and append to the same stream leave as
+one `AppendRun`: their ids and payloads are cut out of the buffer without decoding anything, by
+comparing the bytes between them with those of the frame before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.errors import ResponseStatusCode
+from penstock.wire.cbor import peek_request_id
+from penstock.wire.frames import CONNECT_VERSION, LENGTH, MAX_FRAME_BYTES
+from penstock.wire.operations import RESPONSE_TO, Operation
+
+# A handshake fits this many times over, and it comes from somebody who is not known yet.
+MAX_CONNECT_FRAME_BYTES = 64 * 1024
+# Frames above this are collected piece by piece instead of being joined to the buffer.
+_LARGE_FRAME_BYTES = 256 * 1024
+# As much of a refused frame as is waited for to find its request id.
+_PEEK_BYTES = 512
+_MAX_SHAPES = 64
+
+
+class Frame(NamedTuple):
+    operation: int
+    body: bytes
+
+
+class AppendRun(NamedTuple):
+    """Appends to one stream; the ids are CBOR texts as they came, to be echoed as they are."""
+
+    stream_name: str
+    request_ids: list[bytes]
+    payloads: list[bytes]
+
+
+class Violation(NamedTuple):
+    """The peer broke the protocol: nothing that it sends from here on is read.
+
+    `request_id` is None where it is not readable, so that nothing can be answered.
+    """
+
+    reason: str
+    status: ResponseStatusCode
+    operation: Operation
+    request_id: str | None
+
+
+Event = Frame | AppendRun | Violation
+
+
+class _Shape(NamedTuple):
+    """Where things are in an append frame of a certain length to a certain stream."""
+
+    head: bytes  # from the frame's length up to the request id
+    id_start: int
+    middle_start: int
+    middle: bytes  # from behind the request id up to the payload
+    payload_start: int
+    stream_name: str
+
+
+class ServerProtocol:
+    """Takes what arrives with `receive` and gives it back, event by event, from `next_event`.
+
+    The buffer holds one chunk from the socket and one unfinished frame at most, whatever length
+    a frame claims to have.
+    """
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._buffer = b""
+        self._position = 0
+        self._pieces: list[bytes] = []
+        self._pieces_bytes = 0
+        self._pieces_missing = 0
+        self._version_seen = False
+        self._connected = False
+        self._broken = False
+        self._shapes: dict[int, _Shape] = {}
+
+    @property
+    def in_handshake(self) -> bool:
+        return not self._connected
+
+    @property
+    def is_inside_frame(self) -> bool:
+        """Whether a frame has begun to arrive that is not whole yet."""
+        return bool(self._pieces) or self._position < len(self._buffer)
+
+    @property
+    def expected_bytes(self) -> int:
+        """The size of the large frame that is being collected, or 0."""
+        return self._pieces_bytes + self._pieces_missing if self._pieces else 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._pieces_bytes if self._pieces else len(self._buffer) - self._position
+
+    def accept(self) -> None:
+        """The handshake was answered: requests may follow."""
+        self._connected = True
+
+    def receive(self, data: bytes) -> None:
+        if self._broken:
+            return
+        if self._pieces:
+            self._pieces.append(data)
+            self._pieces_bytes += len(data)
+            self._pieces_missing -= len(data)
+            if self._pieces_missing <= 0:
+                self._buffer = b"".join(self._pieces)
+                self._pieces = []
+            return
+        if self._position == len(self._buffer):
+            self._buffer = data
+        else:
+            self._buffer = self._buffer[self._position :] + data
+        self._position = 0
+
+    def next_event(self) -> Event | None:
+        """The next thing that is complete in the buffer, or None until more arrives."""
+        if self._broken or self._pieces:
+            return None
+        buffer, position = self._buffer, self._position
+        if not self._version_seen:
+            if position == len(buffer):
+                return None
+            if buffer[position] != CONNECT_VERSION:
+                return self._violation(
+                    f"connect version {buffer[position]}; this server speaks {CONNECT_VERSION}",
+                    ResponseStatusCode.UnsupportedConnectVersion,
+                    request_id="unknown",
+                )
+            self._version_seen = True
+            self._position = position = position + 1
+        available = len(buffer) - position
+        if available < LENGTH.size + 1:
+            return None
+        (length,) = LENGTH.unpack_from(buffer, position)
+        limit = self._max_frame_bytes if self._connected else MAX_CONNECT_FRAME_BYTES
+        if not 1 <= length <= limit:
+            return self._refuse_length(length, limit)
+        stop = position + LENGTH.size + length
+        if stop > len(buffer):
+            self._collect_large(stop)
+            return None
+        operation = buffer[position + LENGTH.size]
+        if not self._connected:
+            if operation != Operation.Connect:
+                return self._violation(
+                    f"operation {operation} before the handshake",
+                    ResponseStatusCode.UnexpectedOperation,
+                    request_id=peek_request_id(buffer[position + 5 : stop]) or "unknown",
+                )
+        elif operation == Operation.AppendMessage:
+            run = self._cut_appends()
+            if run is not None:
+                return run
+        self._position = stop
+        # Operation numbers are signed on the wire.
+        return Frame(operation if operation < 128 else operation - 256, buffer[position + 5 : stop])
+
+    def _collect_large(self, stop: int) -> None:
+        missing = stop - len(self._buffer)
+        if stop - self._position > _LARGE_FRAME_BYTES:
+            self._pieces = [self._buffer[self._position :]]
+            self._pieces_bytes = len(self._pieces[0])
+            self._pieces_missing = missing
+            self._buffer, self._position = b"", 0
+
+    def _refuse_length(self, length: int, limit: int) -> Violation | None:
+        body = self._buffer[self._position + LENGTH.size + 1 :]
+        operation = self._buffer[self._position + LENGTH.size]
+        if length > limit and self._connected:
+            request_id = peek_request_id(body[:_PEEK_BYTES])
+            if request_id is None and len(body) < _PEEK_BYTES:
+                return None  # the id may still be on its way
+            return self._violation(
+                f"a frame of {length} bytes, where {limit} are allowed",
+                ResponseStatusCode.RequestPayloadTooLarge,
+                operation=RESPONSE_TO.get(operation, Operation.UnknownOperationError),
+                request_id=request_id,
+            )
+        return self._violation(
+            f"a frame length of {length}, where 1 to {limit} are allowed",
+            ResponseStatusCode.InvalidRequest,
+            request_id=None if self._connected else "unknown",
+        )
+
+    def _violation(
+        self,
+        reason: str,
+        status: ResponseStatusCode,
+        *,
+        request_id: str | None,
+        operation: Operation = Operation.ConnectResponse,
+    ) -> Violation:
+        self._broken = True
+        self._buffer, self._position = b"", 0
+        return Violation(reason, status, operation, request_id)
+
+    def _cut_appends(self) -> AppendRun | None:
+        """The append frame here and those like it that follow; None if it has another shape."""
+        buffer, position, shapes = self._buffer, self._position, self._shapes
+        size = len(buffer)
+        stream_name: str | None = None
+        request_ids: list[bytes] = []
+        payloads: list[bytes] = []
+        shape_length = -1
+        head = middle = b""
+        id_start = middle_start = payload_start = 0
+        while size - position > LENGTH.size:
+            (length,) = LENGTH.unpack_from(buffer, position)
+            stop = position + 4 + length
+            if stop > size or length < 1:
+                break
+            if length != shape_length:
+                shape = shapes.get(length)
+                if shape is not None:
+                    head, id_start, middle_start, middle, payload_start, name = shape
+                    if stream_name is None:
+                        stream_name = name
+                    # A frame of this length to another stream was seen last: look again.
+                    shape_length = length if name == stream_name else -1
+            if (
+                length == shape_length
+                and buffer.startswith(head, position)
+                and buffer.startswith(middle, position + middle_start)
+            ):
+                request_ids.append(buffer[position + id_start : position + middle_start])
+                payloads.append(buffer[position + payload_start : stop])
+                position = stop
+                continue
+            cut = _parse_append(buffer, position, stop)
+            if cut is None:
+                break
+            shape, payload_stop = cut
+            if request_ids and shape.stream_name != stream_name:
+                break
+            stream_name = shape.stream_name
+            request_ids.append(buffer[position + shape.id_start : position + shape.middle_start])
+            payloads.append(buffer[position + shape.payload_start : payload_stop])
+            if payload_stop == stop:
+                if len(shapes) >= _MAX_SHAPES:
+                    shapes.clear()
+                shapes[length] = shape
+                head, id_start, middle_start, middle, payload_start, _ = shape
+                shape_length = length
+            position = stop
+        if not request_ids or stream_name is None:
+            return None
+        self._position = position
+        return AppendRun(stream_name, request_ids, payloads)
+
+
+def _parse_append(buffer: bytes, start: int, stop: int) -> tuple[_Shape, int] | None:
+    """What is where in an append frame as the three AWS clients write it, or None.
+
+    Keys in the order requestId, name, payload; a map of definite length (Python, JavaScript)
+    or an indefinite one (Java). Everything else is left to the real decoder.
+    """
+    body = start + 5
+    if buffer[start + 4] != Operation.AppendMessage or stop - body < 24:
+        return None
+    last = stop
+    if buffer[body] == 0xBF and buffer[stop - 1] == 0xFF:
+        last = stop - 1
+    elif buffer[body] != 0xA3:
+        return None
+    if not buffer.startswith(b"irequestId", body + 1):
+        return None
+    id_start = body + 11
+    id_stop = _text_stop(buffer, id_start)
+    if not id_stop or not buffer.startswith(b"dname", id_stop):
+        return None
+    name_start = id_stop + 5
+    if name_start + 2 > last:
+        return None
+    name_stop = _text_stop(buffer, name_start)
+    if not name_stop or name_stop + 9 >= last or not buffer.startswith(b"gpayload", name_stop):
+        return None
+    payload_head = name_stop + 8
+    info = buffer[payload_head] - 0x40
+    if 0 < info < 24:
+        payload_start, payload_size = payload_head + 1, info
+    elif 24 <= info <= 26:
+        width = 1 << (info - 24)
+        payload_start = payload_head + 1 + width
+        payload_size = int.from_bytes(buffer[payload_head + 1 : payload_start], "big")
+    else:
+        return None
+    if payload_size == 0 or payload_start + payload_size != last:
+        return None
+    text_start = name_start + (1 if buffer[name_start] < 0x78 else 2)
+    try:
+        stream_name = buffer[text_start:name_stop].decode("ascii")
+    except UnicodeDecodeError:
+        return None
+    # The id's CBOR head is part of what has to be equal, so that the id has the same size.
+    id_text = id_start + (1 if buffer[id_start] < 0x78 else 2)
+    shape = _Shape(
+        head=buffer[start:id_text],
+        id_start=id_start - start,
+        middle_start=id_stop - start,
+        middle=buffer[id_stop:payload_start],
+        payload_start=payload_start - start,
+        stream_name=stream_name,
+    )
+    return shape, last
+
+
+def _text_stop(buffer: bytes, start: int) -> int:
+    """The position behind a text of 1 to 255 bytes that begins here, or 0."""
+    head = buffer[start]
+    if 0x60 < head < 0x78:
+        return start + 1 + head - 0x60
+    if head == 0x78 and buffer[start + 1]:
+        return start + 2 + buffer[start + 1]
+    return 0

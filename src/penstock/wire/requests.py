@@ -1,0 +1,113 @@
+"""The requests of the protocol, as declared values with their limits."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from penstock.model import MessageStreamDefinition, ReadMessagesOptions
+from penstock.model.limits import Name, Payload, ReadTimeoutMillis, RequestId, SequenceNumber
+from penstock.wire.operations import Operation
+
+
+class Request(msgspec.Struct, rename="camel", kw_only=True):
+    operation: ClassVar[Operation]
+    request_id: RequestId
+
+
+class ConnectRequest(Request):
+    operation = Operation.Connect
+    protocol_version: str
+    other_supported_protocol_versions: list[str] = []
+    sdk_version: str = ""
+    auth_token: str = ""
+    # Sent by Penstock's own client; other servers ignore the key.
+    penstock_extensions: int = 0
+
+
+class CreateMessageStreamRequest(Request):
+    operation = Operation.CreateMessageStream
+    definition: MessageStreamDefinition
+
+
+class UpdateMessageStreamRequest(Request):
+    operation = Operation.UpdateMessageStream
+    definition: MessageStreamDefinition
+
+
+class DeleteMessageStreamRequest(Request):
+    operation = Operation.DeleteMessageStream
+    name: Name
+
+
+class DescribeMessageStreamRequest(Request):
+    operation = Operation.DescribeMessageStream
+    name: Name
+
+
+class AppendMessageRequest(Request):
+    operation = Operation.AppendMessage
+    name: Name
+    payload: Payload
+
+
+class ReadMessagesRequest(Request):
+    operation = Operation.ReadMessages
+    stream_name: Name
+    read_messages_options: ReadMessagesOptions = msgspec.field(default_factory=ReadMessagesOptions)
+
+
+class ListStreamsRequest(Request):
+    operation = Operation.ListStreams
+
+
+class AppendMessagesRequest(Request):
+    """Many messages in one round trip: all of them are appended, or none.
+
+    `sizes` holds the size of each message as little-endian uint32, `payloads` the messages one
+    after the other.
+    """
+
+    operation = Operation.AppendMessages
+    name: Name
+    sizes: Annotated[bytes, Meta(min_length=4)]
+    payloads: Payload
+
+
+class ReadColumnsRequest(Request):
+    """Messages as three byte strings that are Arrow columns as they stand.
+
+    The answer holds `firstSequenceNumber`, `count`, `offsets` (count + 1 int32, little-endian),
+    `ingestTimes` (int64, milliseconds) and `payloads`.
+    """
+
+    operation = Operation.ReadColumns
+    name: Name
+    first_sequence_number: SequenceNumber
+    end_sequence_number: SequenceNumber
+    max_bytes: Annotated[int, Meta(ge=1, le=1 << 29)] = 16 * 1024 * 1024
+    read_timeout_millis: ReadTimeoutMillis = 0
+
+
+class StatisticsRequest(Request):
+    operation = Operation.Statistics
+
+
+REQUESTS: dict[int, type[Request]] = {
+    kind.operation: kind
+    for kind in (
+        ConnectRequest,
+        CreateMessageStreamRequest,
+        UpdateMessageStreamRequest,
+        DeleteMessageStreamRequest,
+        DescribeMessageStreamRequest,
+        AppendMessageRequest,
+        ReadMessagesRequest,
+        ListStreamsRequest,
+        AppendMessagesRequest,
+        ReadColumnsRequest,
+        StatisticsRequest,
+    )
+}

@@ -1,0 +1,1 @@
+"""The unmodified AWS clients against a real broker process."""

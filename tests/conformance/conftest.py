@@ -1,0 +1,66 @@
+"""Fixtures: one broker for the session, one process for each SDK, a fresh client for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import EllipsisType
+
+import pytest
+
+from .harness import ALL_SDKS, Broker, Client, Driver, Sdk
+
+Connect = Callable[..., Client]
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("conformance") / "root") as broker:
+        yield broker
+
+
+@pytest.fixture(params=ALL_SDKS, ids=[sdk.name for sdk in ALL_SDKS])
+def sdk(request: pytest.FixtureRequest) -> Sdk:
+    sdk: Sdk = request.param
+    return sdk
+
+
+@pytest.fixture(scope="session")
+def driver_of() -> Iterator[Callable[[Sdk], Driver]]:
+    drivers: dict[Sdk, Driver] = {}
+
+    def driver_of(sdk: Sdk) -> Driver:
+        if sdk not in drivers or not drivers[sdk].is_alive():
+            drivers[sdk] = Driver(sdk)
+        return drivers[sdk]
+
+    yield driver_of
+    for driver in drivers.values():
+        driver.stop()
+
+
+@pytest.fixture
+def connect(
+    request: pytest.FixtureRequest, driver_of: Callable[[Sdk], Driver]
+) -> Iterator[Connect]:
+    """Makes clients of any SDK, for any broker, with any token; closes them after the test.
+
+    Without a broker it is the one of the session, without a token the right one.
+    """
+    clients: list[Client] = []
+
+    def connect(
+        sdk: Sdk, to: Broker | None = None, token: str | EllipsisType | None = ...
+    ) -> Client:
+        broker: Broker = to or request.getfixturevalue("broker")
+        client = Client(driver_of(sdk), broker.port, broker.token if token is ... else token)
+        clients.append(client)
+        return client
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def client(connect: Connect, sdk: Sdk) -> Client:
+    return connect(sdk)

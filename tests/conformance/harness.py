@@ -1,0 +1,337 @@
+"""The broker as a process, the AWS SDKs as processes, and a client that speaks to both.
+
+A `Driver` is one SDK in its own environment; a `Client` is one client object of that SDK. The
+methods of `Client` take and give wire names and plain values; bytes are bytes here and base64
+only on the pipe.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+import pytest
+
+Json = dict[str, Any]
+
+HERE = Path(__file__).resolve().parent
+PROJECT = HERE.parents[1]
+SDKS = PROJECT / ".sdks"
+# Another executable can be put to the same test.
+PENSTOCK = Path(os.environ.get("PENSTOCK_UNDER_TEST", PROJECT / ".venv" / "bin" / "penstock"))
+
+# Far above what anything here takes, below the 60 seconds after which the SDKs give up themselves.
+PATIENCE_S = 30.0
+
+REJECT_NEW_DATA, OVERWRITE_OLDEST_DATA = 0, 1
+FILE, MEMORY = 0, 1
+
+CREATE, APPEND, READ, DESCRIBE = 2, 4, 5, 13
+
+
+@dataclass(frozen=True)
+class Sdk:
+    """One AWS SDK: where it is installed, and what it can do."""
+
+    name: str
+    environment: str
+    protocol: str
+    is_python: bool = True
+
+    def command(self) -> list[str]:
+        environment = SDKS / self.environment
+        if not (environment / ".installed").is_file():
+            pytest.fail(f"{self.name} is not installed: run {HERE / 'install_sdks.py'}")
+        if self.is_python:
+            return [str(environment / "bin" / "python"), str(HERE / "driver.py")]
+        return ["node", str(HERE / "driver.js"), str(environment)]
+
+    @property
+    def knows_1_1(self) -> bool:
+        return self.protocol == "1.1.0"
+
+
+STREAM_MANAGER = Sdk("stream-manager-1.1.2", "stream-manager-1.1.2", "1.1.0")
+GREENGRASSSDK_1_6 = Sdk("greengrasssdk-1.6.1", "greengrasssdk-1.6.1", "1.1.0")
+GREENGRASSSDK_1_5 = Sdk("greengrasssdk-1.5.0", "greengrasssdk-1.5.0", "1.0.0")
+NODE = Sdk("aws-greengrass-core-sdk-1.7.0", "node", "1.1.0", is_python=False)
+ALL_SDKS = [STREAM_MANAGER, GREENGRASSSDK_1_6, GREENGRASSSDK_1_5, NODE]
+
+
+def for_sdks(*sdks: Sdk) -> pytest.MarkDecorator:
+    """Narrows the `sdk` fixture, and with it `client`, to some of the SDKs."""
+    return pytest.mark.parametrize("sdk", sdks, ids=[sdk.name for sdk in sdks], indirect=True)
+
+
+for_1_1_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if sdk.knows_1_1))
+for_1_0_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if not sdk.knows_1_1))
+for_python_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if sdk.is_python))
+
+
+class SdkError(Exception):
+    """An exception that an SDK raised: its class, its message and the status it carries."""
+
+    def __init__(self, error: str, message: str, status: str | None) -> None:
+        super().__init__(f"{error}: {message} ({status})")
+        self.error = error
+        self.message = message
+        self.status = status
+
+
+@contextmanager
+def refused(error: str, *texts: str) -> Iterator[None]:
+    """Expects an SDK to raise exactly this class, with every one of the texts in the message."""
+    with pytest.raises(SdkError) as caught:
+        yield
+    assert caught.value.error == error, str(caught.value)
+    for text in texts:
+        assert text in caught.value.message
+
+
+def unique_name() -> str:
+    return f"stream-{uuid.uuid4().hex}"
+
+
+def definition(name: str, **fields: Any) -> Json:
+    return {"name": name, "strategyOnFull": REJECT_NEW_DATA, **fields}
+
+
+def contains(whole: Any, part: Any) -> bool:
+    """Whether everything in `part` is in `whole`, which may have more keys."""
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(
+            key in whole and contains(whole[key], value) for key, value in part.items()
+        )
+    if isinstance(part, list):
+        return (
+            isinstance(whole, list)
+            and len(whole) == len(part)
+            and all(contains(a, b) for a, b in zip(whole, part, strict=True))
+        )
+    return bool(whole == part)
+
+
+class Broker:
+    """A broker process on a directory; a second `start` gives it the port of the first."""
+
+    def __init__(self, root: Path, **environment: str) -> None:
+        self.root = root
+        self.port = 0
+        self._environment = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("STREAM_MANAGER_", "PENSTOCK_", "AWS_CONTAINER_"))
+        } | environment
+        self._log = root.with_name(root.name + ".log")
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def token(self) -> str:
+        return (self.root / "token").read_text().strip()
+
+    def start(self) -> None:
+        if not PENSTOCK.is_file():
+            pytest.fail(f"there is no {PENSTOCK}")
+        self.root.mkdir(exist_ok=True)
+        command = [str(PENSTOCK), "serve", "--root", str(self.root), "--port", str(self.port)]
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment,
+            )
+        assert self._process.stdout is not None
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        # Read to its end by a thread: a full pipe would stop the broker.
+        threading.Thread(target=_drain, args=(self._process.stdout, lines), daemon=True).start()
+        try:
+            self.port = _wait_for_ready(lines)
+        except (queue.Empty, EOFError):
+            self.kill()
+            pytest.fail(f"the broker did not get ready:\n{self._log.read_text()}")
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+    def stop(self) -> None:
+        """Ends the broker as a service manager would, and expects it to end well."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        assert code == 0, f"the broker ended with {code}:\n{self._log.read_text()}"
+
+
+def _drain(stream: IO[str], lines: queue.SimpleQueue[str]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put("")
+
+
+def _wait_for_ready(lines: queue.SimpleQueue[str]) -> int:
+    while line := lines.get(timeout=PATIENCE_S):
+        if ready := re.fullmatch(r"penstock ready \S+:(\d+)\n", line):
+            return int(ready[1])
+    raise EOFError
+
+
+class Driver:
+    """One SDK in a process of its own. Any thread may call it; calls do not wait for each other."""
+
+    def __init__(self, sdk: Sdk) -> None:
+        self.sdk = sdk
+        self._process = subprocess.Popen(
+            sdk.command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._writing = threading.Lock()
+        self._pending: dict[int, Future[Any]] = {}
+        self._calls = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def start(self, client: str, call: str, **args: Any) -> Future[Any]:
+        """Starts a call; the future ends with what the SDK returned or with an SdkError."""
+        future: Future[Any] = Future()
+        stdin = self._process.stdin
+        assert stdin is not None
+        with self._writing:
+            self._calls += 1
+            self._pending[self._calls] = future
+            command = {"id": self._calls, "client": client, "call": call, "args": args}
+            stdin.write(json.dumps(command, default=_bytes_to_json) + "\n")
+            stdin.flush()
+        return future
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None and self._reader.is_alive()
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line, object_hook=_bytes_from_json)
+            future = self._pending.pop(answer["id"])
+            if "error" in answer:
+                future.set_exception(SdkError(answer["error"], answer["message"], answer["status"]))
+            else:
+                future.set_result(answer["result"])
+        for future in self._pending.values():
+            future.set_exception(RuntimeError(f"the driver of {self.sdk.name} ended"))
+
+
+def _bytes_to_json(value: object) -> Json:
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    raise TypeError(f"{value!r} is no JSON")
+
+
+def _bytes_from_json(value: Json) -> Any:
+    return base64.b64decode(value["base64"]) if value.keys() == {"base64"} else value
+
+
+class Client:
+    """One client object of an SDK, connected to a broker."""
+
+    def __init__(self, driver: Driver, port: int, token: str | None) -> None:
+        self.sdk = driver.sdk
+        self._driver = driver
+        self._name = uuid.uuid4().hex
+        self._call("connect", port=port, token=token)
+
+    def start(self, call: str, **args: Any) -> Future[Any]:
+        return self._driver.start(self._name, call, **args)
+
+    def _call(self, call: str, **args: Any) -> Any:
+        return self.start(call, **args).result(PATIENCE_S)
+
+    def create(self, **fields: Any) -> str:
+        """Creates a stream with a fresh name, unless the fields have one, and gives the name."""
+        wanted = definition(**{"name": unique_name(), **fields})
+        self._call("create_message_stream", definition=wanted)
+        return str(wanted["name"])
+
+    def update(self, name: str, **fields: Any) -> None:
+        self._call("update_message_stream", definition=definition(name, **fields))
+
+    def delete(self, name: str) -> None:
+        self._call("delete_message_stream", name=name)
+
+    def append(self, name: str, data: bytes) -> int:
+        return int(self._call("append_message", name=name, data=data))
+
+    def read(self, name: str, **options: int) -> list[Json]:
+        """Reads with the options given, or with no options object when there are none."""
+        return list(self.start_read(name, **options).result(PATIENCE_S))
+
+    def start_read(self, name: str, **options: int) -> Future[Any]:
+        if options:
+            return self.start("read_messages", name=name, options=options)
+        return self.start("read_messages", name=name)
+
+    def list_streams(self) -> list[str]:
+        return list(self._call("list_streams"))
+
+    def describe(self, name: str) -> Json:
+        return dict(self._call("describe_message_stream", name=name))
+
+    def storage(self, name: str) -> tuple[int, int, int]:
+        """The oldest and the newest sequence number and the total bytes."""
+        status = self.describe(name)["storageStatus"]
+        return (
+            status["oldestSequenceNumber"],
+            status["newestSequenceNumber"],
+            status["totalBytes"],
+        )
+
+    def send(self, operation: int, **body: Any) -> Json:
+        """Sends any operation with any body, past the checks of the SDK."""
+        return dict(self._call("send", operation=operation, body=body))
+
+    def connect_response(self) -> Json:
+        return dict(self._call("connect_response"))
+
+    def last_response(self) -> Json:
+        """The body of the last response frame as it came over the wire."""
+        return dict(self._call("last_response"))
+
+    def close(self) -> None:
+        self._call("close")

@@ -1,0 +1,63 @@
+"""Many calls at once, and how long one takes."""
+
+from __future__ import annotations
+
+import statistics
+
+from .conftest import Connect
+from .harness import ALL_SDKS, NODE, PATIENCE_S, Client, Sdk, for_python_sdks, for_sdks
+
+
+@for_python_sdks
+def test_one_client_appends_from_eight_threads(client: Client) -> None:
+    name = client.create()
+
+    runs = [
+        client.start("append_repeatedly", name=name, data=b"%d" % i, count=200) for i in range(8)
+    ]
+
+    of_threads = [run.result(PATIENCE_S)["numbers"] for run in runs]
+    assert all(numbers == sorted(numbers) for numbers in of_threads)
+    assert sorted(number for numbers in of_threads for number in numbers) == list(range(1600))
+    assert client.storage(name) == (0, 1599, 1600)
+
+
+def test_many_clients_append_to_one_stream_at_once(connect: Connect, sdk: Sdk) -> None:
+    clients = [connect(sdk) for _ in range(6)]
+    name = clients[0].create()
+
+    runs = [client.start("append_repeatedly", name=name, data=b"x", count=25) for client in clients]
+
+    answers = [run.result(PATIENCE_S)["numbers"] for run in runs]
+    assert sorted(number for numbers in answers for number in numbers) == list(range(150))
+
+
+def test_clients_of_all_sdks_append_to_one_stream_at_once(connect: Connect) -> None:
+    clients = {sdk.name.encode(): connect(sdk) for sdk in ALL_SDKS}
+    name = connect(NODE).create()
+
+    runs = {
+        payload: client.start("append_repeatedly", name=name, data=payload, count=25)
+        for payload, client in clients.items()
+    }
+
+    writer = {
+        number: payload
+        for payload, run in runs.items()
+        for number in run.result(PATIENCE_S)["numbers"]
+    }
+    assert sorted(writer) == list(range(100))
+    for client in clients.values():
+        messages = client.read(name, minMessageCount=100)
+        assert {m["sequenceNumber"]: m["payload"] for m in messages} == writer
+
+
+@for_sdks(NODE)
+def test_an_append_of_the_node_client_does_not_wait_for_a_delayed_ack(client: Client) -> None:
+    # It writes header and body apart and leaves Nagle's algorithm on: a server that delays its
+    # acknowledgement makes every call take 40 ms.
+    name = client.create()
+
+    run = client.start("append_repeatedly", name=name, data=b"hello", count=200)
+
+    assert statistics.median(run.result(PATIENCE_S)["millis"]) < 20
