@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SDKS := .sdks/.installed
 
-.PHONY: help install run test lint bench clean
+.PHONY: help install run test lint bench docs clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ test: lint $(SDKS) ## Run every check and every test
 
 bench: $(INSTALLED) ## Measure against Redis Streams and NATS JetStream, in the same run
 	$(BIN)/python -m benchmarks
+
+docs: $(INSTALLED) ## Write the pages that are made from the code
+	$(BIN)/penstock settings > docs/settings.md
 
 clean: ## Remove what was installed and what runs left behind
 	rm -rf $(VENV) .sdks .run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -48,11 +47,11 @@ ALLOWED = {
 class Access:
     """What the holder of one token may do."""
 
-    def __init__(self, token_id: str, role: Role, patterns: Sequence[str]) -> None:
-        self.token_id = token_id
-        self.role = role
-        self._patterns = tuple(patterns)
-        self._operations = ALLOWED[role]
+    def __init__(self, token: TokenRow) -> None:
+        self.token = token
+        self.role = Role(token.role)
+        self._patterns = token.patterns
+        self._operations = ALLOWED[self.role]
         self._sees_all = "*" in self._patterns
 
     def sees(self, stream_name: str) -> bool:
@@ -73,8 +72,8 @@ class Access:
             )
 
 
-EVERYTHING = Access("none", Role.admin, ["*"])
-NOTHING = Access("none", Role.consumer, [])
+EVERYTHING = Access(TokenRow("none", Role.admin, ("*",), 0))
+NOTHING = Access(TokenRow("none", Role.consumer, (), 0))
 
 
 class Gate:
@@ -95,13 +94,12 @@ class Gate:
         row = self._catalog.find_token(secret)
         if row is None:
             raise UnauthorizedException("the token is not known to this server")
-        return Access(row.id, Role(row.role), row.patterns)
+        return Access(row)
 
     def admits(self, access: Access) -> bool:
         """Whether the token of an open connection still stands."""
-        return self._is_open or any(
-            row.id == access.token_id and row.role == access.role for row in self._catalog.tokens()
-        )
+        # The whole row: another token may have got the name of one that was revoked.
+        return self._is_open or access.token in self._catalog.tokens()
 
 
 def ensure_first_token(root: Path, catalog: Catalog) -> None:
@@ -114,6 +112,7 @@ def ensure_first_token(root: Path, catalog: Catalog) -> None:
     if not secret:
         secret = new_secret()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secret + "\n")
     known = catalog.find_token(secret)

@@ -7,6 +7,7 @@ import logging
 import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from penstock.errors import (
     UnknownFailureException,
     UpdateFailedException,
 )
+from penstock.model.message import MessageRun
 from penstock.model.validation import to_wire
 from penstock.wire.codec import encode_append_responses, encode_read_response
 from penstock.wire.operations import Operation
@@ -69,6 +71,7 @@ class Call(Protocol):
     def send(self, response: bytes) -> None: ...
     def fail(self, error: StreamManagerException) -> None: ...
     def allow_seconds(self, seconds: float) -> None: ...
+    def work(self, steps: Iterator[None]) -> None: ...
     def on_close(self, cancel: Callable[[], object]) -> None: ...
 
 
@@ -109,13 +112,8 @@ class Handlers:
 
     def handle(self, call: Call, request: Request) -> None:
         """Answers the call, now or later; nothing that goes wrong leaves this function."""
-        try:
+        with _failing(call):
             self._handlers[type(request)](call, request)
-        except StreamManagerException as error:
-            call.fail(error)
-        except Exception:
-            logger.exception("a %s failed", request.operation.name)
-            call.fail(UnknownFailureException("the server failed; its log says how"))
 
     # Appends
 
@@ -204,27 +202,23 @@ class Handlers:
         minimum, maximum = options.message_counts()
         wanted_start = options.desired_start_sequence_number or 0
 
-        def try_to_read() -> bool:
-            start = max(wanted_start, stream.log.oldest)
-            if stream.log.end - start < minimum:
-                return False
-            reader = MessageReader(
-                stream, start, minimum, maximum, self._settings.max_response_bytes
-            )
-            self._read_in_steps(call, reader)
-            return True
+        def start() -> int:
+            return max(wanted_start, stream.log.oldest)
 
-        def give_up() -> None:
-            start = max(wanted_start, stream.log.oldest)
-            call.fail(stream.not_enough(start, minimum))
+        def read() -> Iterator[None]:
+            reader = MessageReader(
+                stream, start(), minimum, maximum, self._settings.max_response_bytes
+            )
+            yield from reader.steps()
+            self._answer_read(call, reader)
 
         self._read_or_wait(
             call,
             stream,
             options.read_timeout_millis,
-            lambda: max(wanted_start, stream.log.oldest) + minimum,
-            try_to_read,
-            give_up,
+            needed_end=lambda: start() + minimum,
+            read=read,
+            give_up=lambda: call.fail(stream.not_enough(start(), minimum)),
         )
 
     def _read_columns(self, call: Call, request: ReadColumnsRequest) -> None:
@@ -232,16 +226,14 @@ class Handlers:
         stream = self._streams.find(request.name)
         max_bytes = min(request.max_bytes, _MAX_COLUMN_BYTES)
 
-        def try_to_read() -> bool:
-            start = max(request.first_sequence_number, stream.log.oldest)
-            stop = min(request.end_sequence_number, stream.log.end)
-            if start >= stop:
-                return start >= request.end_sequence_number and give_up()
-            run = stream.read(start, stop, max_bytes)
+        def start() -> int:
+            return max(request.first_sequence_number, stream.log.oldest)
+
+        def answer(run: MessageRun) -> None:
             offsets = list(accumulate(map(len, run.payloads), initial=0))
             self._count_read(len(run.payloads), offsets[-1])
             call.succeed(
-                firstSequenceNumber=start,
+                firstSequenceNumber=run.first_sequence_number,
                 count=len(run.payloads),
                 offsets=struct.pack(f"<{len(offsets)}i", *offsets),
                 ingestTimes=struct.pack(f"<{len(run.ingest_times)}q", *run.ingest_times),
@@ -249,28 +241,23 @@ class Handlers:
                 oldestSequenceNumber=stream.log.oldest,
                 endSequenceNumber=stream.log.end,
             )
-            return True
 
-        def give_up() -> bool:
-            call.succeed(
-                firstSequenceNumber=max(request.first_sequence_number, stream.log.oldest),
-                count=0,
-                offsets=bytes(4),
-                ingestTimes=b"",
-                payloads=b"",
-                oldestSequenceNumber=stream.log.oldest,
-                endSequenceNumber=stream.log.end,
-            )
-            return True
+        def give_up() -> None:
+            answer(MessageRun(start(), (), ()))
 
-        self._read_or_wait(
-            call,
-            stream,
-            request.read_timeout_millis,
-            lambda: max(request.first_sequence_number, stream.log.oldest) + 1,
-            try_to_read,
-            give_up,
-        )
+        def read() -> Iterator[None]:
+            stop = min(request.end_sequence_number, stream.log.end)
+            if start() < stop:
+                answer(stream.read(start(), stop, max_bytes))
+            else:
+                give_up()
+            yield from ()
+
+        def needed_end() -> int:
+            # An empty range is answered at once.
+            return start() + 1 if start() < request.end_sequence_number else 0
+
+        self._read_or_wait(call, stream, request.read_timeout_millis, needed_end, read, give_up)
 
     def _read_or_wait(
         self,
@@ -278,63 +265,41 @@ class Handlers:
         stream: Stream,
         timeout_millis: int,
         needed_end: Callable[[], int],
-        try_to_read: Callable[[], bool],
-        give_up: Callable[[], object],
+        read: Callable[[], Iterator[None]],
+        give_up: Callable[[], None],
     ) -> None:
         """Reads at once, or when the stream has what is needed, or gives up in time."""
-        if try_to_read():
-            return
-        if not timeout_millis:
-            give_up()
-            return
         loop = asyncio.get_running_loop()
         timeout = timeout_millis / 1000
         deadline = loop.time() + timeout - min(timeout * _EARLY_FRACTION, _EARLY_SECONDS)
         call.allow_seconds(timeout)
 
-        def wait() -> None:
-            waiter = Waiter(needed_end(), woken)
-            waiter.arm(loop, deadline)
-            call.on_close(waiter.cancel)
-            stream.waiters.add(waiter)
+        def attempt(may_wait: bool) -> Iterator[None]:
+            # By now the stream may be gone, or messages dropped so that the read starts later.
+            self._require_served(stream)
+            if stream.log.end >= needed_end():
+                for _ in read():
+                    yield
+                    self._require_served(stream)
+            elif may_wait:
+                waiter = Waiter(needed_end(), woken)
+                waiter.arm(loop, deadline)
+                call.on_close(waiter.cancel)
+                stream.waiters.add(waiter)
+            else:
+                give_up()
 
         def woken(reached: bool) -> None:
-            try:
-                if not self._streams.is_served(stream):
-                    raise ResourceNotFoundException(
-                        f"the message stream {stream.name!r} was deleted"
-                    )
-                if try_to_read():
-                    return
-                if reached:
-                    # Messages were dropped meanwhile, and the read starts later than it wanted.
-                    wait()
-                else:
-                    give_up()
-            except StreamManagerException as error:
-                call.fail(error)
+            call.work(_answering(call, attempt(may_wait=reached)))
 
-        wait()
+        call.work(_answering(call, attempt(may_wait=timeout_millis > 0)))
 
-    def _read_in_steps(self, call: Call, reader: MessageReader) -> None:
-        steps = reader.steps()
-        if next(steps, True):
-            self._answer_read(call, reader)
-            return
-        task = asyncio.get_running_loop().create_task(self._finish_read(call, reader, steps))
-        call.on_close(task.cancel)
-
-    async def _finish_read(self, call: Call, reader: MessageReader, steps: Iterator[None]) -> None:
-        try:
-            for _ in steps:
-                await asyncio.sleep(0)
-        except StreamManagerException as error:
-            call.fail(error)
-            return
-        self._answer_read(call, reader)
+    def _require_served(self, stream: Stream) -> None:
+        if not self._streams.is_served(stream):
+            raise ResourceNotFoundException(f"the message stream {stream.name!r} was deleted")
 
     def _answer_read(self, call: Call, reader: MessageReader) -> None:
-        self._count_read(reader.count, reader.size)
+        self._count_read(reader.count, reader.payload_bytes)
         call.send(encode_read_response(call.request_id, reader.count, reader.parts))
 
     def _count_read(self, messages: int, size: int) -> None:
@@ -377,6 +342,23 @@ class Handlers:
             stream for stream in statistics["streams"] if call.access.sees(stream["name"])
         ]
         call.succeed(statistics=statistics)
+
+
+@contextmanager
+def _failing(call: Call) -> Iterator[None]:
+    """Whatever goes wrong is the answer to the call."""
+    try:
+        yield
+    except StreamManagerException as error:
+        call.fail(error)
+    except Exception:
+        logger.exception("a request failed")
+        call.fail(UnknownFailureException("the server failed; its log says how"))
+
+
+def _answering(call: Call, steps: Iterator[None]) -> Iterator[None]:
+    with _failing(call):
+        yield from steps
 
 
 def _decode_id(request_id: bytes) -> str:

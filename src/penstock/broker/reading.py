@@ -9,12 +9,13 @@ from penstock.errors import MessageStoreReadErrorException, ResponsePayloadTooLa
 from penstock.wire.codec import encode_messages
 from penstock.wire.frames import MAX_FRAME_BYTES
 
+# A step ends with either: messages of a byte each cost as much time as large ones.
 STEP_BYTES = 1024 * 1024
+STEP_MESSAGES = 8192
 
-# What a message takes in an answer beside its payload and the stream's name: keys and heads.
-_MESSAGE_OVERHEAD = 80
+# What an answer takes beside its messages.
 _RESPONSE_OVERHEAD = 2048
-# More than any step adds, with the shortest messages of the longest stream name.
+# More than any step of small messages adds, with the longest stream name.
 _ROOM_FOR_A_STEP = 64 * 1024 * 1024
 
 
@@ -29,43 +30,63 @@ class MessageReader:
         self, stream: Stream, start: int, minimum: int, maximum: int, soft_limit: int
     ) -> None:
         self._stream = stream
-        self._next = start
-        self._stop = min(stream.log.end, start + maximum)
         self._minimum = minimum
+        self._maximum = maximum
         self._soft_limit = min(soft_limit, MAX_FRAME_BYTES - _ROOM_FOR_A_STEP)
-        self._overhead = _MESSAGE_OVERHEAD + len(stream.name)
+        self._begin(start)
+
+    def _begin(self, start: int) -> None:
+        self._next = start
+        self._stop = min(self._stream.log.end, start + self._maximum)
         self.count = 0
         self.parts: list[bytes] = []
-        self.size = 0
+        self.payload_bytes = 0
+        self._size = 0
 
     def steps(self) -> Iterator[None]:
         """Reads; pauses after each step of about a mebibyte, unless it is done."""
         while not self._is_done():
+            stop = min(self._stop, self._next + STEP_MESSAGES)
             try:
-                run = self._stream.read(self._next, self._stop, self._budget())
+                run = self._stream.read(self._next, stop, self._budget())
             except MessageStoreReadErrorException:
                 if self.count >= self._minimum:
                     return
                 raise
-            self.parts += encode_messages(self._stream.name, run)
-            count = len(run.payloads)
-            self.size += sum(map(len, run.payloads)) + count * self._overhead
-            if self.size > MAX_FRAME_BYTES - _RESPONSE_OVERHEAD:
+            messages = encode_messages(self._stream.name, run)
+            if self._size + len(messages) > MAX_FRAME_BYTES - _RESPONSE_OVERHEAD:
+                if self.count >= self._minimum:
+                    return
                 raise ResponsePayloadTooLargeException(
                     f"{self._minimum} messages from {self._next - self.count} on do not fit a "
                     f"frame of {MAX_FRAME_BYTES} bytes; ask for fewer"
                 )
+            self.parts.append(messages)
+            self._size += len(messages)
+            self.payload_bytes += sum(map(len, run.payloads))
+            count = len(run.payloads)
             self.count += count
             self._next += count
             if not self._is_done():
                 yield
+                if self._next < self._stream.log.oldest:
+                    if self.count >= self._minimum:
+                        return
+                    self._begin_again()
+
+    def _begin_again(self) -> None:
+        """What was to be read next was dropped between two steps: an answer has no gaps."""
+        oldest = self._stream.log.oldest
+        if self._stream.log.end - oldest < self._minimum:
+            raise self._stream.not_enough(oldest, self._minimum)
+        self._begin(oldest)
 
     def _is_done(self) -> bool:
         if self._next >= self._stop:
             return True
-        return self.count >= self._minimum and self.size >= self._soft_limit
+        return self.count >= self._minimum and self._size >= self._soft_limit
 
     def _budget(self) -> int:
         if self.count < self._minimum:
             return STEP_BYTES
-        return max(1, min(STEP_BYTES, self._soft_limit - self.size))
+        return max(1, min(STEP_BYTES, self._soft_limit - self._size))

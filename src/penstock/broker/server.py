@@ -102,7 +102,12 @@ class Broker:
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
-                lambda: Session(self), host, port, ssl=tls, backlog=1024
+                lambda: Session(self),
+                host,
+                port,
+                ssl=tls,
+                ssl_handshake_timeout=self.handshake_timeout if tls else None,
+                backlog=1024,
             )
         except OSError as error:
             raise SettingError(
@@ -174,7 +179,8 @@ class Broker:
         interval = self._settings.sync_interval_ms / 1000
         next_sync = time.monotonic() + interval
         while not self._is_stopping.is_set():
-            self._store.wait_for_work(max(0.0, next_sync - time.monotonic()))
+            # Not for as long as an interval may be: a stop waits for this thread.
+            self._store.wait_for_work(min(max(0.0, next_sync - time.monotonic()), _SWEEP_SECONDS))
             try:
                 self._store.work()
                 if time.monotonic() >= next_sync:
@@ -232,14 +238,16 @@ class Broker:
             await asyncio.sleep(0.01)
         for session in tuple(self._sessions):
             session.abort()
+        self._store.request_work()
         await asyncio.to_thread(self._background.join)
         await asyncio.to_thread(self._sync_threads.shutdown)
-        self._store.close()
+        # While the lock is still held: the next broker on this root has files of the same names.
         for path in (
             self._settings.root_path / ADDRESS_FILE,
             *([Path(self._settings.unix_socket)] if self._settings.unix_socket else []),
         ):
             path.unlink(missing_ok=True)
+        self._store.close()
         logger.info("stopped")
 
     async def _close_listeners(self) -> None:

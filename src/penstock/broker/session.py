@@ -1,7 +1,8 @@
 """One connection: a thin shell around the protocol's state machine.
 
 It bounds what a peer can cost: a handshake in time, one unfinished frame, so many calls at once,
-and no further request while answers wait to be taken.
+one large answer at a time, and no further request while answers wait to be taken. After each
+mebibyte of answers it is the turn of the other connections.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
 from penstock import __version__
@@ -28,17 +30,19 @@ from penstock.errors import (
 from penstock.wire.codec import UnreadableRequestError, decode_request, encode_response
 from penstock.wire.frames import CONNECT_VERSION
 from penstock.wire.handshake import EXTENSIONS_VERSION, SUPPORTED_VERSIONS, choose_version
-from penstock.wire.operations import FIRST_EXTENSION, RESPONSE_TO, Operation
+from penstock.wire.operations import RESPONSE_TO, Operation
 from penstock.wire.protocol import AppendRun, Frame, ServerProtocol, Violation
-from penstock.wire.requests import ConnectRequest
+from penstock.wire.requests import EXTENDED_REQUESTS, HANDSHAKE, REQUESTS, ConnectRequest
 
 logger = logging.getLogger(__name__)
 
 _VERSION_BYTE = bytes((CONNECT_VERSION,))
 _MAX_OPEN_CALLS = 4096
 _WRITE_BUFFER_BYTES = 1024 * 1024
-# A frame that has begun keeps coming at this pace, or the connection is dropped.
+# A frame that has begun keeps coming at this pace, and an answer keeps being taken, or the
+# connection is dropped. A large frame holds memory that others wait for, and so has an end.
 _SLOWEST_BYTES_A_SECOND = 1024
+_SLOWEST_FRAME_SECONDS = 600
 _PATIENCE_SECONDS = 60.0
 # How long the clients wait for any answer; one that comes later would kill them.
 _CLIENT_TIMEOUT_SECONDS = 60.0
@@ -70,12 +74,18 @@ class Session(asyncio.Protocol):
         self._flush_is_scheduled = False
         self._is_processing = False
         self._is_closing = False
+        self._is_stopping = False
+        self._gives_way = False
         self._writing_is_paused = False
+        self._writing_paused_at = 0.0
+        self._unsent_when_paused = 0
         self._version = SUPPORTED_VERSIONS[-1]
-        self._has_extensions = False
+        self._requests = REQUESTS
         self._open_calls = 0
+        self._work: deque[Iterator[None]] = deque()
         self._cancellations: set[Call] = set()
         self._frame_began = 0.0
+        # The beginning of the handshake, and later that of the end.
         self._began = self.loop.time()
         self.access: Access = NOTHING
         self.peer = "?"
@@ -97,6 +107,7 @@ class Session(asyncio.Protocol):
         self._is_closing = True
         for call in tuple(self._cancellations):
             call.cancel()
+        self._work.clear()
         self._host.memory.release(self)
         self._host.closed(self)
 
@@ -107,11 +118,11 @@ class Session(asyncio.Protocol):
         self._process()
         if self._protocol.is_inside_frame:
             self._wait_for_rest()
-        else:
-            self._host.memory.release(self)
 
     def pause_writing(self) -> None:
         self._writing_is_paused = True
+        self._writing_paused_at = self.loop.time()
+        self._unsent_when_paused = self._transport.get_write_buffer_size()
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -121,31 +132,60 @@ class Session(asyncio.Protocol):
     # Requests
 
     def _process(self) -> None:
-        """Handle all that is complete; the answers that are ready leave in one write."""
+        """Do what there is to do; the answers that are ready leave in one write."""
         self._is_processing = True
-        while not self._is_held_up():
-            event = self._protocol.next_event()
-            if event is None:
+        while not self._is_waiting():
+            if self._work:
+                if not next(self._work[0], True):
+                    self._give_way()
+                    break
+                self._work.popleft()
+            elif not self._handle_next():
                 break
-            if isinstance(event, AppendRun):
-                self._host.handlers.append_run(self, event)
-            elif isinstance(event, Frame):
-                self._handle_frame(event)
-            else:
-                self._handle_violation(event)
             if self._out_bytes > _WRITE_BUFFER_BYTES:
-                self._flush()
+                self._give_way()
         self._is_processing = False
         self._flush()
         if self._is_held_up():
             self._transport.pause_reading()
 
+    def _is_waiting(self) -> bool:
+        return self._writing_is_paused or self._is_closing or self._gives_way
+
     def _is_held_up(self) -> bool:
-        return self._writing_is_paused or self._is_closing or self._open_calls >= _MAX_OPEN_CALLS
+        """Whether no further request is taken for now."""
+        return self._is_waiting() or self._is_stopping or self._open_calls >= _MAX_OPEN_CALLS
+
+    def _handle_next(self) -> bool:
+        """Handle what is complete; False if nothing is, or if no request may be taken."""
+        event = None if self._is_held_up() else self._protocol.next_event()
+        if event is None:
+            return False
+        if isinstance(event, AppendRun):
+            self._host.handlers.append_run(self, event)
+        elif isinstance(event, Frame):
+            self._handle_frame(event)
+        else:
+            self._handle_violation(event)
+        # A frame is done with: its memory is free, and what is left has just begun to arrive.
+        self._host.memory.release(self)
+        self._frame_began = self.loop.time()
+        return True
+
+    def _give_way(self) -> None:
+        """Let the other connections have their turn before this one goes on."""
+        self._gives_way = True
+        self.loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._gives_way = False
+        self._go_on()
 
     def _go_on(self) -> None:
-        if self._is_held_up() or self._is_processing:
+        if self._is_waiting() or self._is_processing:
             return
+        # What the peer could not send meanwhile does not count as dawdling.
+        self._frame_began = self.loop.time()
         self._process()
         if not self._is_held_up() and self._host.memory.admits(self):
             self._transport.resume_reading()
@@ -156,13 +196,7 @@ class Session(asyncio.Protocol):
             return
         operation = frame.operation
         try:
-            request = decode_request(operation, frame.body)
-            is_extension = operation >= FIRST_EXTENSION and not self._has_extensions
-            if is_extension or isinstance(request, ConnectRequest):
-                raise UnknownOperationException(
-                    f"operation {operation} is not known to this server",
-                    request_id=request.request_id,
-                )
+            request = decode_request(operation, frame.body, self._requests)
         except UnreadableRequestError as error:
             self._drop(f"a request that cannot be answered: {error}")
             return
@@ -177,7 +211,7 @@ class Session(asyncio.Protocol):
     def _shake_hands(self, frame: Frame) -> None:
         request_id = "unknown"
         try:
-            request = decode_request(frame.operation, frame.body)
+            request = decode_request(frame.operation, frame.body, HANDSHAKE)
             assert isinstance(request, ConnectRequest)
             request_id = request.request_id
             self._version = choose_version(request)
@@ -191,10 +225,10 @@ class Session(asyncio.Protocol):
                 request_id = error.request_id or request_id
             self._refuse(status, error.message, request_id)
             return
-        self._has_extensions = request.penstock_extensions >= 1
-        extensions: dict[str, Any] = (
-            {"penstockExtensions": EXTENSIONS_VERSION} if self._has_extensions else {}
-        )
+        extensions: dict[str, Any] = {}
+        if request.penstock_extensions >= 1:
+            self._requests = EXTENDED_REQUESTS
+            extensions["penstockExtensions"] = EXTENSIONS_VERSION
         self._protocol.accept()
         self.send(
             _VERSION_BYTE
@@ -262,6 +296,14 @@ class Session(asyncio.Protocol):
     def watch(self, call: Call) -> None:
         self._cancellations.add(call)
 
+    def work(self, steps: Iterator[None]) -> None:
+        """Do this in the connection's turn, behind what it has to do already."""
+        if self._is_closing:
+            return
+        self._work.append(steps)
+        if not self._is_processing:
+            self.loop.call_soon(self._go_on)
+
     def send(self, response: bytes) -> None:
         self._out.append(response)
         self._out_bytes += len(response)
@@ -292,6 +334,7 @@ class Session(asyncio.Protocol):
 
     def _close(self) -> None:
         self._is_closing = True
+        self._began = self.loop.time()
         self._flush()
         self._transport.close()
 
@@ -316,13 +359,18 @@ class Session(asyncio.Protocol):
         if self._protocol.in_handshake:
             if now - self._began > self._host.handshake_timeout:
                 self._refuse(ResponseStatusCode.ServerTimeout, "the handshake took too long")
-        elif self._protocol.is_inside_frame and not self._is_held_up():
-            elapsed = now - self._frame_began
-            if (
-                elapsed > _PATIENCE_SECONDS
-                and self._protocol.buffered_bytes < elapsed * _SLOWEST_BYTES_A_SECOND
-                and self._host.memory.admits(self)
-            ):
+        elif self._writing_is_paused:
+            taken = self._unsent_when_paused - self._transport.get_write_buffer_size()
+            if _is_too_slow(taken, now - self._writing_paused_at):
+                self._drop("it does not take its answers")
+                self._transport.abort()
+        elif (
+            self._protocol.is_inside_frame
+            and not self._is_held_up()
+            and self._host.memory.admits(self)
+        ):
+            slowest = self._protocol.expected_bytes / _SLOWEST_FRAME_SECONDS
+            if _is_too_slow(self._protocol.buffered_bytes, now - self._frame_began, slowest):
                 self._drop("a request arrives too slowly")
 
     @property
@@ -336,6 +384,7 @@ class Session(asyncio.Protocol):
 
     def stop(self) -> None:
         """Take no more requests. What is under way is still answered."""
+        self._is_stopping = True
         if not self._is_closing and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -354,6 +403,11 @@ class Session(asyncio.Protocol):
         expected = self._protocol.expected_bytes
         if expected and not self._host.memory.reserve(self, expected, self._go_on):
             self._transport.pause_reading()
+
+
+def _is_too_slow(size: int, seconds: float, slowest: float = 0.0) -> bool:
+    pace = max(_SLOWEST_BYTES_A_SECOND, slowest)
+    return seconds > _PATIENCE_SECONDS and size < seconds * pace
 
 
 class Call:
@@ -382,6 +436,10 @@ class Call:
         """What to undo if the client leaves before it is answered."""
         self._cancel = cancel
         self._session.watch(self)
+
+    def work(self, steps: Iterator[None]) -> None:
+        """Takes these steps, one after the other, the last of which answers the call."""
+        self._session.work(steps)
 
     def cancel(self) -> None:
         self._close()

@@ -136,8 +136,12 @@ CONFIG_FILE = "penstock.toml"
 
 def variables_of(name: str) -> tuple[str, ...]:
     """The environment variables that set it, the preferred one first."""
-    own = f"PENSTOCK_{name.upper()}"
-    return (*_ORIGINAL_VARIABLES.get(name, ()), own)
+    return (*_ORIGINAL_VARIABLES.get(name, ()), f"PENSTOCK_{name.upper()}")
+
+
+def original_variables(name: str) -> tuple[str, ...]:
+    """The variables to tell people: those of the original, or our own where it has none."""
+    return _ORIGINAL_VARIABLES.get(name) or variables_of(name)
 
 
 class _Value(NamedTuple):

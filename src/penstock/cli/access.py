@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from penstock.broker.access import TOKEN_FILE, Role, new_secret
+from penstock.broker.access import FIRST_TOKEN_ID, TOKEN_FILE, Role, new_secret
 from penstock.broker.server import ADDRESS_FILE
 from penstock.broker.settings import Settings
 from penstock.cli.main import Failure, config_option, json_option, root_option, settings_from
@@ -133,8 +133,12 @@ def list_tokens(root: str | None, as_json: bool, config: Path | None) -> None:
 @config_option
 def revoke_token(name: str, root: str | None, config: Path | None) -> None:
     """End a token; connections that came in with it are closed within a second or two."""
-    if not _open_catalog(settings_from(config, root=root)).remove_token(name):
+    settings = settings_from(config, root=root)
+    if not _open_catalog(settings).remove_token(name):
         raise Failure(f"there is no token {name!r}")
+    if name == FIRST_TOKEN_ID:
+        # The next start would take it back in from there; without it, it makes another one.
+        (settings.root_path / TOKEN_FILE).unlink(missing_ok=True)
 
 
 def _open_catalog(settings: Settings) -> Catalog:

@@ -38,6 +38,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON for pro
 
 
 def settings_from(config: Path | None, **flags: Any) -> Settings:
+    if flags.get("root"):
+        # In a shell a path is relative to where one stands; in a setting it would be to chance.
+        flags["root"] = str(Path(flags["root"]).absolute())
     try:
         return load_settings(os.environ, flags, config)
     except SettingError as error:
@@ -68,6 +71,14 @@ def serve(config: Path | None, **flags: Any) -> None:
         run(settings)
     except (SettingError, StoreError, OSError) as error:
         raise Failure(str(error)) from None
+
+
+@main.command()
+def settings() -> None:
+    """Print all settings: their names, defaults, and what is allowed."""
+    from penstock.broker.reference import settings_page
+
+    click.echo(settings_page(), nl=False)
 
 
 @main.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import signal
 import subprocess
@@ -13,6 +14,8 @@ import click
 from penstock.cli.access import client_variables
 from penstock.cli.demo import run_demo
 from penstock.cli.main import Failure, config_option, root_option, settings_from
+
+_MOMENT_SECONDS = 5
 
 
 @click.command()
@@ -46,9 +49,13 @@ def up(root: str | None, port: int | None, demo: bool, config: Path | None) -> N
             )
         code = broker.wait()
         raise Failure(f"the broker ended by itself (exit code {code})")
-    except (KeyboardInterrupt, ConnectionError):
-        if broker.poll() is not None:
-            raise Failure(f"the broker ended by itself (exit code {broker.returncode})") from None
+    except ConnectionError:
+        # It is gone, or about to be: its sockets close a moment before it ends.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            broker.wait(_MOMENT_SECONDS)
+        raise Failure(f"the broker ended by itself (exit code {broker.returncode})") from None
+    except KeyboardInterrupt:
+        pass
     finally:
         broker.terminate()
         broker.wait()

@@ -16,7 +16,7 @@ from penstock.errors import InvalidRequestException
 
 T = TypeVar("T")
 
-_PATH = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_PATH = re.compile(r"^(?P<problem>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.(?P<key>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 _SHOWN_CHARACTERS = 80
 
@@ -25,7 +25,8 @@ def from_wire(value: Any, kind: type[T]) -> T:
     """The model object that a decoded map stands for, or InvalidRequest naming the field."""
     value = _normalize(value)
     try:
-        return msgspec.convert(value, kind)
+        # Bytes are bytes here: a text that happens to be base64 is not taken for them.
+        return msgspec.convert(value, kind, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise InvalidRequestException(str(find_problem(error, value, kind))) from None
 
@@ -75,6 +76,8 @@ def find_problem(error: msgspec.ValidationError, value: Any, kind: type) -> Prob
     expected = expected[0].lower() + expected[1:]
     if expected.startswith("invalid enum value"):
         expected = f"expected one of {_allowed_at(path, kind)}"
+    if match["key"]:
+        return Problem(path.lstrip("."), None, "expected str for each key")
     if expected.startswith("object missing"):
         return Problem(path.lstrip("."), None, expected)
     return Problem(path.lstrip("."), _show(_follow(path, value)), expected)

@@ -214,18 +214,19 @@ class Catalog:
             )
         ]
 
-    def add_segment(self, stream_id: str, segment: SegmentSummary) -> None:
-        """A segment that is sealed and synced; nothing if its stream was deleted meanwhile."""
+    def add_segments(self, stream_id: str, segments: Iterable[SegmentSummary]) -> None:
+        """Segments that are sealed and synced; nothing if their stream was deleted meanwhile."""
         with self._transaction() as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO segment SELECT ?, ?, ?, ?, ?, ?, ?, ? "
-                "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
-                (stream_id, *segment, stream_id),
-            )
-            connection.execute(
-                "DELETE FROM checkpoint WHERE stream_id = ? AND first = ?",
-                (stream_id, segment.first),
-            )
+            for segment in segments:
+                connection.execute(
+                    "INSERT OR REPLACE INTO segment SELECT ?, ?, ?, ?, ?, ?, ?, ? "
+                    "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
+                    (stream_id, *segment, stream_id),
+                )
+                connection.execute(
+                    "DELETE FROM checkpoint WHERE stream_id = ? AND first = ?",
+                    (stream_id, segment.first),
+                )
 
     def remove_segments(self, stream_id: str, oldest: int) -> None:
         """Everything below `oldest` goes on purpose; its files may be removed after this."""
@@ -243,13 +244,13 @@ class Catalog:
         )
         return SegmentSummary(*rows[0]) if rows else None
 
-    def set_checkpoint(self, stream_id: str, segment: SegmentSummary) -> None:
-        """So much of the active segment is synced: recovery need not look at it again."""
+    def set_checkpoints(self, checkpoints: Iterable[tuple[str, SegmentSummary]]) -> None:
+        """So much of an active segment is synced: recovery need not look at it again."""
         with self._transaction() as connection:
-            connection.execute(
+            connection.executemany(
                 "INSERT OR REPLACE INTO checkpoint SELECT ?, ?, ?, ?, ?, ?, ?, ? "
                 "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
-                (stream_id, *segment, stream_id),
+                [(stream_id, *segment, stream_id) for stream_id, segment in checkpoints],
             )
 
     # Export progress

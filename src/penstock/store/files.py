@@ -66,11 +66,9 @@ class Disk:
     def replace(self, path: Path, data: bytes) -> None:
         """The file holds either what it held before or `data`, whatever happens meanwhile."""
         temporary = path.with_suffix(path.suffix + ".new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            self.write(descriptor, data, 0)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
         self.sync_directory(path.parent)

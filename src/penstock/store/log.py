@@ -14,13 +14,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.model.message import MessageRun
 from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
-from penstock.store.record import data_path, first_of_name, index_path
-from penstock.store.recovery import recover_segment
+from penstock.store.record import data_path, index_path
 from penstock.store.retention import Limits, count_expired, plan_room
 from penstock.store.segment import (
     ActiveSegment,
@@ -39,6 +38,8 @@ DEFINITION_FILE = "stream.json"
 _RESERVED_AT_ONCE = 1 << 20
 # A checkpoint costs a transaction: it is worth one when recovery would have this much to verify.
 _CHECKPOINT_BYTES = 4 * 1024 * 1024
+# Each segment that waits to be sealed holds two descriptors.
+_MAX_PUT_OFF = 128
 
 
 class StreamFullError(Exception):
@@ -215,6 +216,26 @@ class MemoryLog(Log):
         super().close()
 
 
+class _Sealing(NamedTuple):
+    files: SegmentFiles
+    summary: SegmentSummary
+
+
+class _Removal(NamedTuple):
+    firsts: list[int]
+    oldest: int
+
+
+def _leading_sealings(jobs: Sequence[_Sealing | _Removal]) -> list[_Sealing]:
+    """Those that can be done together: a removal must come after what was put off before it."""
+    sealings = []
+    for job in jobs:
+        if isinstance(job, _Removal):
+            break
+        sealings.append(job)
+    return sealings
+
+
 class FileLog(Log):
     """Messages in segment files below a directory of the stream's own."""
 
@@ -240,8 +261,9 @@ class FileLog(Log):
         self._open: SealedSegment | None = None
         # Segments that hold bytes which may not be on the disk; the newest is the active one.
         self._unsynced: list[SegmentFiles] = [active.files]
-        self._synced_end = -1
-        self._put_off: deque[Callable[[], None]] = deque()
+        was_synced = checkpoint is not None and checkpoint == active.summary()
+        self._synced_end = active.end if was_synced else -1
+        self._put_off: deque[_Sealing | _Removal] = deque()
         self._working = threading.Lock()
         self._checkpointed = checkpoint
 
@@ -255,44 +277,55 @@ class FileLog(Log):
 
     def _roll(self) -> None:
         rolled = self._file
+        rolled.repair()
         files = SegmentFiles.create(self._disk, self._directory, rolled.end)
         self._active = self._file = ActiveSegment(files)
         self._unsynced.append(files)
         summary = rolled.summary()
         self._sealed.append(SealedSegment(self._disk, self._directory, summary))
-        self._put_off_work(lambda: self._seal(rolled.files, summary))
-
-    def _seal(self, files: SegmentFiles, summary: SegmentSummary) -> None:
-        files.sync()
-        # The segment that follows must be listed before this one is known to have ended.
-        self._disk.sync_directory(self._directory)
-        self._catalog.add_segment(self._stream_id, summary)
-        self._unsynced.remove(files)
-        files.close()
+        self._put_off_work(_Sealing(rolled.files, summary))
 
     def _dropped(self, segments: Sequence[Segment]) -> None:
-        oldest = self.oldest
-        firsts = [segment.first for segment in segments]
         if self._open in segments:
             self._open = None
-        self._put_off_work(lambda: self._remove(firsts, oldest))
+        self._put_off_work(_Removal([segment.first for segment in segments], self.oldest))
 
-    def _remove(self, firsts: list[int], oldest: int) -> None:
-        # In the catalog first: a file that is gone while the catalog lists it counts as damage.
-        self._catalog.remove_segments(self._stream_id, oldest)
-        for first in firsts:
-            self._disk.remove(data_path(self._directory, first))
-            self._disk.remove(index_path(self._directory, first))
-
-    def _put_off_work(self, job: Callable[[], None]) -> None:
+    def _put_off_work(self, job: _Sealing | _Removal) -> None:
         self._put_off.append(job)
         self._request_work()
+        if len(self._put_off) > _MAX_PUT_OFF:
+            # Segments fill faster than they can be sealed: appends wait for the disk after all.
+            self.work()
 
     def work(self) -> None:
         with self._working:
             while self._put_off:
-                self._put_off[0]()
-                self._put_off.popleft()
+                job = self._put_off[0]
+                if isinstance(job, _Removal):
+                    self._remove(job)
+                    self._put_off.popleft()
+                else:
+                    sealings = _leading_sealings(list(self._put_off))
+                    self._seal(sealings)
+                    for _ in sealings:
+                        self._put_off.popleft()
+
+    def _seal(self, sealings: Sequence[_Sealing]) -> None:
+        for sealing in sealings:
+            sealing.files.sync()
+        # The segment that follows must be listed before this one is known to have ended.
+        self._disk.sync_directory(self._directory)
+        self._catalog.add_segments(self._stream_id, [sealing.summary for sealing in sealings])
+        for sealing in sealings:
+            self._unsynced.remove(sealing.files)
+            sealing.files.close()
+
+    def _remove(self, removal: _Removal) -> None:
+        # In the catalog first: a file that is gone while the catalog lists it counts as damage.
+        self._catalog.remove_segments(self._stream_id, removal.oldest)
+        for first in removal.firsts:
+            self._disk.remove(data_path(self._directory, first))
+            self._disk.remove(index_path(self._directory, first))
 
     def _keep_open(self, segment: Segment) -> None:
         # One sealed segment stays open for the reader that goes through it: a stream of a
@@ -316,14 +349,17 @@ class FileLog(Log):
         last = self._checkpointed
         known = last.size if last is not None and last.first == summary.first else 0
         if summary.size - known >= _CHECKPOINT_BYTES:
-            self._catalog.set_checkpoint(self._stream_id, summary)
+            self._catalog.set_checkpoints([(self._stream_id, summary)])
             self._checkpointed = summary
 
-    def close(self) -> None:
+    def finish(self) -> SegmentSummary | None:
+        """Leave nothing to do; a checkpoint, if the catalog does not have it yet."""
+        self._file.repair()
         self.work()
-        self.sync()
-        self._catalog.set_checkpoint(self._stream_id, self._file.summary())
-        super().close()
+        if self.has_unsynced:
+            self.sync()
+        summary = self._file.summary()
+        return summary if summary != self._checkpointed else None
 
     def abandon(self) -> None:
         """Close the files of a stream that was deleted, without finishing anything."""
@@ -345,150 +381,6 @@ def create_file_log(
 ) -> FileLog:
     disk.make_directory(directory)
     active = ActiveSegment(SegmentFiles.create(disk, directory, first))
+    # From here on, a stream without an active segment is one that has lost it.
+    disk.sync_directory(directory)
     return FileLog(disk, directory, catalog, stream_id, limits, [], active, request_work)
-
-
-def open_file_log(
-    disk: Disk,
-    directory: Path,
-    catalog: Catalog,
-    stream_id: str,
-    limits: Limits,
-    request_work: Callable[[], None],
-    *,
-    oldest: int,
-    lowest_end: int,
-) -> FileLog:
-    """The log as the disk and the catalog have it, after whatever happened to them.
-
-    `oldest` and `lowest_end` are what the catalog knows: below the one everything was removed on
-    purpose, and no number below the other may be handed out again.
-    """
-    disk.make_directory(directory)
-    found = _list_segments(disk, directory, oldest)
-    sealed = [SealedSegment(disk, directory, summary) for summary in catalog.segments(stream_id)]
-    _report_missing(directory, sealed)
-    known = {segment.first for segment in sealed}
-    unsealed = [first for first in found if first not in known]
-    checkpoint = catalog.checkpoint(stream_id)
-    active: ActiveSegment | None = None
-    for first in unsealed:
-        if active is not None:
-            sealed += _seal_now(disk, directory, catalog, stream_id, active)
-        active = _recover(disk, directory, first, checkpoint)
-    sealed.sort(key=attrgetter("first"))
-    if active is not None and sealed and sealed[-1].first > active.first:
-        # Sealed behind an unsealed one: that one only lost its place in the catalog.
-        sealed += _seal_now(disk, directory, catalog, stream_id, active)
-        sealed.sort(key=attrgetter("first"))
-        active = None
-    end = max(sealed[-1].end if sealed else 0, active.end if active else 0)
-    if active is None and (sealed or lowest_end > oldest):
-        # The segment that was written to is gone. Each message takes a byte at least, so that it
-        # cannot have held more of them than bytes: no number of it is used again.
-        end += limits.segment_size
-    end = max(end, lowest_end, oldest)
-    if active is not None and active.end < end:
-        sealed += _seal_now(disk, directory, catalog, stream_id, active)
-        sealed.sort(key=attrgetter("first"))
-        active = None
-    if active is None:
-        active = ActiveSegment(SegmentFiles.create(disk, directory, end))
-    sealed = _fill_gaps(disk, directory, sealed, oldest, active.first)
-    return FileLog(
-        disk, directory, catalog, stream_id, limits, sealed, active, request_work, checkpoint
-    )
-
-
-def _list_segments(disk: Disk, directory: Path, oldest: int) -> list[int]:
-    """First numbers of the segments that have both files; leftovers of removed ones are removed."""
-    names: dict[int, set[str]] = {}
-    for path in directory.iterdir():
-        first = first_of_name(path.name)
-        if first is None:
-            if path.name != DEFINITION_FILE:
-                logger.warning("%s is not a file of Penstock's and is left alone", path)
-            continue
-        names.setdefault(first, set()).add(path.suffix)
-    found = []
-    for first, suffixes in sorted(names.items()):
-        if first < oldest:
-            disk.remove(data_path(directory, first))
-            disk.remove(index_path(directory, first))
-        elif len(suffixes) == 2:
-            found.append(first)
-    return found
-
-
-def _report_missing(directory: Path, sealed: Sequence[SealedSegment]) -> None:
-    for segment in sealed:
-        for path, size in (
-            (data_path(directory, segment.first), segment.size),
-            (index_path(directory, segment.first), None),
-        ):
-            try:
-                found = path.stat().st_size
-            except FileNotFoundError:
-                logger.error(
-                    "%s is missing: messages %d to %d cannot be read",
-                    path,
-                    segment.first,
-                    segment.end - 1,
-                )
-                continue
-            if size is not None and found < size:
-                logger.error(
-                    "%s is cut off: %d of %d bytes are there, the messages behind them are lost",
-                    path,
-                    found,
-                    size,
-                )
-
-
-def _recover(
-    disk: Disk, directory: Path, first: int, checkpoint: SegmentSummary | None
-) -> ActiveSegment:
-    files = SegmentFiles.open(disk, directory, first)
-    recovered = recover_segment(files, checkpoint)
-    if recovered.torn_messages:
-        logger.warning(
-            "%s: cut %d torn entries off its end",
-            index_path(directory, first),
-            recovered.torn_messages,
-        )
-    for sequence_number in recovered.damaged:
-        logger.error("%s: message %d is damaged", data_path(directory, first), sequence_number)
-    return ActiveSegment(files, recovered.summary)
-
-
-def _seal_now(
-    disk: Disk, directory: Path, catalog: Catalog, stream_id: str, active: ActiveSegment
-) -> list[SealedSegment]:
-    if active.first == active.end:
-        active.files.remove()
-        return []
-    active.files.sync()
-    catalog.add_segment(stream_id, active.summary())
-    active.close()
-    return [SealedSegment(disk, directory, active.summary())]
-
-
-def _fill_gaps(
-    disk: Disk, directory: Path, sealed: Sequence[SealedSegment], oldest: int, end: int
-) -> list[SealedSegment]:
-    """Segments without gaps: a lost one stands where files are missing, and reads as damaged."""
-    filled: list[SealedSegment] = []
-    for segment in sealed:
-        _add_lost(disk, directory, filled, oldest, segment.first)
-        oldest = segment.end
-        filled.append(segment)
-    _add_lost(disk, directory, filled, oldest, end)
-    return filled
-
-
-def _add_lost(
-    disk: Disk, directory: Path, filled: list[SealedSegment], first: int, end: int
-) -> None:
-    if first < end:
-        logger.error("%s: messages %d to %d are lost", directory, first, end - 1)
-        filled.append(SealedSegment(disk, directory, SegmentSummary(first, end, 0, 0, 0, 0, 0)))

@@ -5,8 +5,8 @@
 
     end position  uint32  where the payload ends in the data file; it begins where the one
                           before it ends, the first at 0
-    checksum      uint32  CRC-32 of the payload, begun with the low half of the ingest time, so
-                          that one check covers all three fields
+    checksum      uint32  CRC-32 of the payload, begun with the ingest time (its two halves
+                          XORed), so that one check covers all three fields
     ingest time   int64   milliseconds since 1970
 
 So a segment is an Arrow binary column as it stands: offsets from the index, values from the
@@ -57,12 +57,16 @@ def first_of_name(name: str) -> int | None:
 
 
 def checksum(payload: bytes, ingest_time: int) -> int:
-    return crc32(payload, ingest_time & 0xFFFFFFFF)
+    return crc32(payload, _seed(ingest_time))
+
+
+def _seed(ingest_time: int) -> int:
+    return (ingest_time ^ (ingest_time >> 32)) & 0xFFFFFFFF
 
 
 def pack_entries(payloads: Sequence[bytes], position: int, ingest_time: int) -> bytes:
     """Index entries of payloads that are stored one after the other from `position` on."""
     ends = accumulate(map(len, payloads), initial=position)
     next(ends)
-    checksums = map(crc32, payloads, repeat(ingest_time & 0xFFFFFFFF))
+    checksums = map(crc32, payloads, repeat(_seed(ingest_time)))
     return b"".join(map(ENTRY.pack, ends, checksums, repeat(ingest_time)))

@@ -1,16 +1,34 @@
-"""What a segment really holds after a crash: verified entry by entry, cut where it is torn.
+"""A log as the disk and the catalog have it, after whatever happened to them.
 
-Only entries behind the checkpoint are looked at; before it everything was synced. A broken entry
-with intact ones behind it is damage and stays, so that the rest can be served; broken entries at
-the end were being written when the power went, and go.
+Of a segment that was not sealed, only entries behind the checkpoint are verified; before it
+everything was synced. A broken entry with intact ones behind it is damage and stays, so that the
+rest can be served; broken entries at the end were being written when the power went, and go.
+Where a whole segment is gone, a lost one stands in its place and reads as damaged.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Container, Sequence
+from operator import attrgetter
+from pathlib import Path
 from typing import NamedTuple
 
-from penstock.store.record import ENTRY, checksum, crc32
-from penstock.store.segment import SegmentFiles, SegmentSummary
+from penstock.store.catalog import Catalog
+from penstock.store.files import Disk
+from penstock.store.log import DEFINITION_FILE, FileLog
+from penstock.store.record import (
+    ENTRY,
+    checksum,
+    crc32,
+    data_path,
+    first_of_name,
+    index_path,
+)
+from penstock.store.retention import Limits
+from penstock.store.segment import ActiveSegment, SealedSegment, SegmentFiles, SegmentSummary
+
+logger = logging.getLogger(__name__)
 
 _ENTRIES_A_READ = 4096
 
@@ -87,3 +105,172 @@ def _continue_crc(files: SegmentFiles, descriptor: int, crc: int, start: int, st
         crc = crc32(data, crc)
         start += len(data)
     return crc
+
+
+def open_file_log(
+    disk: Disk,
+    directory: Path,
+    catalog: Catalog,
+    stream_id: str,
+    limits: Limits,
+    request_work: Callable[[], None],
+    *,
+    oldest: int,
+    lowest_end: int,
+) -> FileLog:
+    """The log as the disk and the catalog have it, after whatever happened to them.
+
+    `oldest` and `lowest_end` are what the catalog knows: below the one everything was removed on
+    purpose, and no number below the other may be handed out again.
+    """
+    disk.make_directory(directory)
+    found, halves = _list_segments(disk, directory, oldest)
+    sealed = [SealedSegment(disk, directory, summary) for summary in catalog.segments(stream_id)]
+    _report_missing(directory, sealed)
+    known = {segment.first for segment in sealed}
+    unsealed = [first for first in found if first not in known]
+    newest_half = _set_halves_aside(halves, known)
+    checkpoint = catalog.checkpoint(stream_id)
+    active: ActiveSegment | None = None
+    for first in unsealed:
+        if active is not None:
+            sealed += _seal_now(disk, directory, catalog, stream_id, active)
+        active = _recover(disk, directory, first, checkpoint)
+    is_lost = active is None or newest_half > active.first
+    sealed.sort(key=attrgetter("first"))
+    if active is not None and sealed and sealed[-1].first > active.first:
+        # Sealed behind an unsealed one: that one only lost its place in the catalog.
+        sealed += _seal_now(disk, directory, catalog, stream_id, active)
+        sealed.sort(key=attrgetter("first"))
+        active = None
+    end = max(sealed[-1].end if sealed else 0, active.end if active else 0)
+    end = max(end, oldest)
+    if is_lost:
+        # The segment that was written to is gone. Each message takes a byte at least, so that it
+        # cannot have held more of them than bytes: no number of it is used again.
+        begun = checkpoint.first if checkpoint is not None else end
+        end = max(end, begun, newest_half) + limits.segment_size
+    end = max(end, lowest_end)
+    if active is not None and active.end < end:
+        sealed += _seal_now(disk, directory, catalog, stream_id, active)
+        sealed.sort(key=attrgetter("first"))
+        active = None
+    if active is None:
+        active = ActiveSegment(SegmentFiles.create(disk, directory, end))
+    sealed = _fill_gaps(disk, directory, sealed, oldest, active.first)
+    return FileLog(
+        disk, directory, catalog, stream_id, limits, sealed, active, request_work, checkpoint
+    )
+
+
+def _list_segments(disk: Disk, directory: Path, oldest: int) -> tuple[list[int], list[Path]]:
+    """First numbers of the segments that are there, and files whose other half is gone.
+
+    Leftovers go: of segments that were removed, and of one that was just about to begin.
+    """
+    files: dict[int, list[Path]] = {}
+    for path in directory.iterdir():
+        first = first_of_name(path.name)
+        if first is not None:
+            files.setdefault(first, []).append(path)
+        elif path.name != DEFINITION_FILE:
+            logger.warning("%s is not a file of Penstock's and is left alone", path)
+    whole, halves = [], []
+    for first, paths in sorted(files.items()):
+        if first < oldest or (len(paths) == 1 and paths[0].stat().st_size == 0):
+            for path in paths:
+                disk.remove(path)
+        elif len(paths) == 2:
+            whole.append(first)
+        else:
+            halves += paths
+    return whole, halves
+
+
+def _set_halves_aside(halves: Sequence[Path], known: Container[int]) -> int:
+    """Renames files that are no segment any more; the first number of the newest, or -1.
+
+    Those of sealed segments stay: the catalog knows what they were, and reading them says so.
+    """
+    newest = -1
+    for path in halves:
+        first = first_of_name(path.name)
+        if first is not None and first not in known:
+            newest = max(newest, first)
+            logger.error("%s has lost its other half, and its messages; it is set aside", path)
+            path.rename(path.with_name(path.name + ".lost"))
+    return newest
+
+
+def _report_missing(directory: Path, sealed: Sequence[SealedSegment]) -> None:
+    for segment in sealed:
+        for path, size in (
+            (data_path(directory, segment.first), segment.size),
+            (index_path(directory, segment.first), None),
+        ):
+            try:
+                found = path.stat().st_size
+            except FileNotFoundError:
+                logger.error(
+                    "%s is missing: messages %d to %d cannot be read",
+                    path,
+                    segment.first,
+                    segment.end - 1,
+                )
+                continue
+            if size is not None and found < size:
+                logger.error(
+                    "%s is cut off: %d of %d bytes are there, the messages behind them are lost",
+                    path,
+                    found,
+                    size,
+                )
+
+
+def _recover(
+    disk: Disk, directory: Path, first: int, checkpoint: SegmentSummary | None
+) -> ActiveSegment:
+    files = SegmentFiles.open(disk, directory, first)
+    recovered = recover_segment(files, checkpoint)
+    if recovered.torn_messages:
+        logger.warning(
+            "%s: cut %d torn entries off its end",
+            index_path(directory, first),
+            recovered.torn_messages,
+        )
+    for sequence_number in recovered.damaged:
+        logger.error("%s: message %d is damaged", data_path(directory, first), sequence_number)
+    return ActiveSegment(files, recovered.summary)
+
+
+def _seal_now(
+    disk: Disk, directory: Path, catalog: Catalog, stream_id: str, active: ActiveSegment
+) -> list[SealedSegment]:
+    if active.first == active.end:
+        active.files.remove()
+        return []
+    active.files.sync()
+    catalog.add_segments(stream_id, [active.summary()])
+    active.close()
+    return [SealedSegment(disk, directory, active.summary())]
+
+
+def _fill_gaps(
+    disk: Disk, directory: Path, sealed: Sequence[SealedSegment], oldest: int, end: int
+) -> list[SealedSegment]:
+    """Segments without gaps: a lost one stands where files are missing, and reads as damaged."""
+    filled: list[SealedSegment] = []
+    for segment in sealed:
+        _add_lost(disk, directory, filled, oldest, segment.first)
+        oldest = segment.end
+        filled.append(segment)
+    _add_lost(disk, directory, filled, oldest, end)
+    return filled
+
+
+def _add_lost(
+    disk: Disk, directory: Path, filled: list[SealedSegment], first: int, end: int
+) -> None:
+    if first < end:
+        logger.error("%s: messages %d to %d are lost", directory, first, end - 1)
+        filled.append(SealedSegment(disk, directory, SegmentSummary(first, end, 0, 0, 0, 0, 0)))

@@ -39,6 +39,10 @@ class DamagedError(Exception):
         self.next_number = next_number or sequence_number + 1
 
 
+class LostError(DamagedError):
+    """Messages of which nothing is left: their files are gone."""
+
+
 class SegmentSummary(NamedTuple):
     """What is known of a segment without looking into it."""
 
@@ -180,8 +184,7 @@ class ActiveSegment:
         self._is_torn = False
 
     def append(self, payloads: Sequence[bytes], ingest_time: int) -> None:
-        if self._is_torn:
-            self._cut()
+        self.repair()
         data = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         entries = pack_entries(payloads, self.size, ingest_time)
         files = self.files
@@ -201,8 +204,13 @@ class ActiveSegment:
         self.size += len(data)
         self.end += len(payloads)
 
+    def repair(self) -> None:
+        """Cut off what a failed append left, if the disk did not even let it be cut off then."""
+        if self._is_torn:
+            self._cut()
+
     def _cut(self) -> None:
-        """Remove what a failed append left, index first: without an entry nothing is a message."""
+        # The index first: without an entry nothing is a message.
         self.files.disk.truncate(self.files.index, (self.end - self.first) * ENTRY.size)
         self.files.disk.truncate(self.files.data, self.size)
         self._is_torn = False
@@ -244,7 +252,7 @@ class SealedSegment:
                 self._files = SegmentFiles.open(self._disk, self._directory, self.first)
             except FileNotFoundError as error:
                 missing = Path(error.filename).name
-                raise DamagedError(start, f"{missing} is missing", self.end) from None
+                raise LostError(start, f"{missing} is missing", self.end) from None
         return self._files.read(start, min(stop, self.end), max_bytes)
 
     def close(self) -> None:

@@ -17,12 +17,13 @@ import sqlite3
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from penstock.errors import StoreError
-from penstock.model import MessageStreamDefinition, Persistence
+from penstock.model import MessageStreamDefinition, Persistence, to_wire
 from penstock.store.catalog import Catalog, ExportProgress, StreamRow
 from penstock.store.files import Disk
 from penstock.store.log import (
@@ -31,14 +32,18 @@ from penstock.store.log import (
     Log,
     MemoryLog,
     create_file_log,
-    open_file_log,
 )
 from penstock.store.record import first_of_name
+from penstock.store.recovery import open_file_log
 from penstock.store.retention import Limits
 
 logger = logging.getLogger(__name__)
 
 _decode_definition = msgspec.json.Decoder(MessageStreamDefinition).decode
+
+
+def _encode(definition: MessageStreamDefinition) -> bytes:
+    return msgspec.json.encode(to_wire(definition))
 
 
 class StoredStream:
@@ -85,7 +90,9 @@ class Store:
         self._lock = _lock_root(root)
         self._work_wanted = threading.Event()
         self.streams: dict[str, StoredStream] = {}
+        # By name: the id, and why it cannot be read.
         self.unreadable: dict[str, tuple[str, str]] = {}
+        self._troubles: dict[str, str] = {}
         try:
             self.catalog = self._open_catalog()
             self._finish_removals()
@@ -99,7 +106,7 @@ class Store:
     def create(self, definition: MessageStreamDefinition) -> StoredStream:
         """A new, empty stream. The caller knows that there is none of that name."""
         stream_id = uuid.uuid4().hex[:16]
-        row = StreamRow(stream_id, definition.name, msgspec.json.encode(definition), 0, 0)
+        row = StreamRow(stream_id, definition.name, _encode(definition), 0, 0)
         limits = Limits.of(definition)
         log: Log
         if definition.persistence is Persistence.Memory:
@@ -128,7 +135,7 @@ class Store:
             for export in definition.exports()
             if export.identifier in stream.progress
         }
-        self.catalog.update_stream(stream.id, msgspec.json.encode(definition), keep.values())
+        self.catalog.update_stream(stream.id, _encode(definition), keep.values())
         stream.definition = definition
         stream.progress = {
             export.identifier: keep.get(export.identifier, ExportProgress(export.identifier))
@@ -168,6 +175,9 @@ class Store:
         for stream in self.streams.values():
             stream.log.trim(now)
 
+    def request_work(self) -> None:
+        self._work_wanted.set()
+
     def wait_for_work(self, timeout: float) -> bool:
         """Waits until something was put off that `work` has to do; from a thread of its own."""
         wanted = self._work_wanted.wait(timeout)
@@ -177,11 +187,8 @@ class Store:
     def work(self) -> None:
         """Seal, remove: what must not hold up the broker. From one thread of its own."""
         for stream in list(self.streams.values()):
-            try:
-                stream.log.work()
-            except (OSError, sqlite3.Error) as error:
-                # It stays first in line and is tried again.
-                logger.error("stream %s: %s", stream.definition.name, error)
+            # What fails stays first in line and is tried again.
+            self._attempt(stream, stream.log.work)
         self._finish_removals()
 
     def sync(self) -> None:
@@ -189,17 +196,34 @@ class Store:
         for stream in list(self.streams.values()):
             log = stream.log
             if isinstance(log, FileLog) and log.has_unsynced:
-                try:
-                    log.checkpoint()
-                except (OSError, sqlite3.Error) as error:
-                    logger.error("stream %s cannot be synced: %s", stream.definition.name, error)
+                self._attempt(stream, log.checkpoint)
+
+    def _attempt(self, stream: StoredStream, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (OSError, sqlite3.Error) as error:
+            # A full disk fails every second: it is said once.
+            if self._troubles.get(stream.id) != str(error):
+                self._troubles[stream.id] = str(error)
+                logger.error("stream %r: %s", stream.definition.name, error)
+        else:
+            if self._troubles.pop(stream.id, None):
+                logger.info("stream %r: the disk works again", stream.definition.name)
 
     def close(self) -> None:
+        """Seal, sync and check off everything, so that the next start has nothing to recover."""
+        checkpoints = []
         for stream in self.streams.values():
             try:
+                if isinstance(stream.log, FileLog) and (summary := stream.log.finish()):
+                    checkpoints.append((stream.id, summary))
                 stream.log.close()
             except (OSError, sqlite3.Error) as error:
-                logger.error("stream %s cannot be closed: %s", stream.definition.name, error)
+                logger.error("stream %r cannot be closed: %s", stream.definition.name, error)
+        try:
+            self.catalog.set_checkpoints(checkpoints)
+        except sqlite3.Error as error:
+            logger.error("the checkpoints cannot be stored: %s", error)
         self.catalog.close()
         os.close(self._lock)
 
@@ -256,9 +280,7 @@ class Store:
             firsts = [first_of_name(path.name) for path in directory.iterdir()]
             oldest = min((first for first in firsts if first is not None), default=0)
             self.catalog.add_stream(
-                StreamRow(
-                    directory.name, definition.name, msgspec.json.encode(definition), oldest, 0
-                )
+                StreamRow(directory.name, definition.name, _encode(definition), oldest, 0)
             )
             known_names.add(definition.name)
             logger.error(
@@ -306,7 +328,7 @@ class Store:
     def _write_definition(self, stream_id: str, definition: MessageStreamDefinition) -> None:
         path = self._streams_directory / stream_id / DEFINITION_FILE
         try:
-            self._disk.replace(path, msgspec.json.format(msgspec.json.encode(definition)))
+            self._disk.replace(path, msgspec.json.format(_encode(definition)))
         except OSError as error:
             # The catalog has it; the copy is written again at the next start.
             logger.warning("%s cannot be written: %s", path, error)

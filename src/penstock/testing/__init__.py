@@ -1,0 +1,1 @@
+"""What tests of Penstock, and of programs that use it, need."""

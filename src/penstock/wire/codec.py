@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
@@ -16,7 +16,7 @@ from penstock.model.validation import from_wire
 from penstock.wire import cbor
 from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import Operation
-from penstock.wire.requests import REQUESTS, Request
+from penstock.wire.requests import Request, Requests
 
 SUCCESS = ResponseStatusCode.Success
 
@@ -29,8 +29,8 @@ class UnreadableRequestError(Exception):
     """A frame whose request id cannot be read, so that nobody could match an answer."""
 
 
-def decode_request(operation: int, body: bytes) -> Request:
-    """The request in a frame; what is wrong with it is an InvalidRequest that knows its id."""
+def decode_request(operation: int, body: bytes, requests: Requests) -> Request:
+    """One of these requests, from a frame; what is wrong with it is an error that knows its id."""
     try:
         if len(body) > MAX_CONTROL_BYTES and operation not in _LARGE:
             raise cbor.MalformedError(
@@ -47,7 +47,7 @@ def decode_request(operation: int, body: bytes) -> Request:
     request_id = fields.get("requestId")
     if not isinstance(request_id, str) or not request_id:
         raise UnreadableRequestError("the request has no requestId")
-    kind = REQUESTS.get(operation)
+    kind = requests.get(operation)
     if kind is None:
         raise UnknownOperationException(
             f"operation {operation} is not known to this server", request_id=request_id
@@ -144,8 +144,8 @@ def encode_text(text: str) -> bytes:
     return encode_head(_TEXT, len(data)) + data
 
 
-def encode_messages(stream_name: str, run: MessageRun) -> list[bytes]:
-    """The parts of the CBOR maps of these messages, to be joined by the caller."""
+def encode_messages(stream_name: str, run: MessageRun) -> bytes:
+    """The CBOR maps of these messages, one after the other."""
     head = b"\xa4jstreamName" + encode_text(stream_name) + b"nsequenceNumber"
     pack = Struct(f">{len(_INGEST_TIME)}sq{len(_PAYLOAD)}s").pack
     heads_of_sizes: dict[int, bytes] = {}
@@ -164,18 +164,19 @@ def encode_messages(stream_name: str, run: MessageRun) -> list[bytes]:
             size_head,
             payload,
         )
-    return parts
+    return b"".join(parts)
 
 
-def encode_read_response(request_id: str, count: int, parts: Iterable[bytes]) -> bytes:
-    """A ReadMessagesResponse around messages that `encode_messages` made."""
-    body = b"".join(
+def encode_read_response(request_id: str, count: int, messages: Sequence[bytes]) -> bytes:
+    """A ReadMessagesResponse around `count` messages that `encode_messages` made."""
+    head = b"".join(
         (
             b"\xa4irequestId",
             encode_text(request_id),
             b"fstatus\x00lerrorMessage`hmessages",
             encode_head(_ARRAY, count),
-            *parts,
         )
     )
-    return encode_frame(Operation.ReadMessagesResponse, body)
+    # One copy, of what may be large.
+    length = 1 + len(head) + sum(map(len, messages))
+    return b"".join((HEADER.pack(length, Operation.ReadMessagesResponse), head, *messages))

@@ -21,6 +21,8 @@ from penstock.wire.operations import RESPONSE_TO, Operation
 MAX_CONNECT_FRAME_BYTES = 64 * 1024
 # Frames above this are collected piece by piece instead of being joined to the buffer.
 _LARGE_FRAME_BYTES = 256 * 1024
+# Smaller pieces are joined, or their objects would take more memory than what they hold.
+_PIECE_BYTES = 16 * 1024
 # As much of a refused frame as is waited for to find its request id.
 _PEEK_BYTES = 512
 _MAX_SHAPES = 64
@@ -110,7 +112,10 @@ class ServerProtocol:
         if self._broken:
             return
         if self._pieces:
-            self._pieces.append(data)
+            if len(self._pieces[-1]) < _PIECE_BYTES:
+                self._pieces[-1] += data
+            else:
+                self._pieces.append(data)
             self._pieces_bytes += len(data)
             self._pieces_missing -= len(data)
             if self._pieces_missing <= 0:
@@ -208,7 +213,7 @@ class ServerProtocol:
     def _cut_appends(self) -> AppendRun | None:
         """The append frame here and those like it that follow; None if it has another shape."""
         buffer, position, shapes = self._buffer, self._position, self._shapes
-        size = len(buffer)
+        size, limit = len(buffer), self._max_frame_bytes
         stream_name: str | None = None
         request_ids: list[bytes] = []
         payloads: list[bytes] = []
@@ -218,7 +223,7 @@ class ServerProtocol:
         while size - position > LENGTH.size:
             (length,) = LENGTH.unpack_from(buffer, position)
             stop = position + 4 + length
-            if stop > size or length < 1:
+            if stop > size or not 1 <= length <= limit:
                 break
             if length != shape_length:
                 shape = shapes.get(length)

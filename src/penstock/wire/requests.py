@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -95,19 +96,25 @@ class StatisticsRequest(Request):
     operation = Operation.Statistics
 
 
-REQUESTS: dict[int, type[Request]] = {
-    kind.operation: kind
-    for kind in (
-        ConnectRequest,
-        CreateMessageStreamRequest,
-        UpdateMessageStreamRequest,
-        DeleteMessageStreamRequest,
-        DescribeMessageStreamRequest,
-        AppendMessageRequest,
-        ReadMessagesRequest,
-        ListStreamsRequest,
-        AppendMessagesRequest,
-        ReadColumnsRequest,
-        StatisticsRequest,
-    )
+Requests: TypeAlias = Mapping[int, type[Request]]
+
+
+def _by_operation(*kinds: type[Request]) -> Requests:
+    return {kind.operation: kind for kind in kinds}
+
+
+# What a client may ask for: first, then, and then if it offered extensions.
+HANDSHAKE = _by_operation(ConnectRequest)
+REQUESTS = _by_operation(
+    CreateMessageStreamRequest,
+    UpdateMessageStreamRequest,
+    DeleteMessageStreamRequest,
+    DescribeMessageStreamRequest,
+    AppendMessageRequest,
+    ReadMessagesRequest,
+    ListStreamsRequest,
+)
+EXTENDED_REQUESTS = {
+    **REQUESTS,
+    **_by_operation(AppendMessagesRequest, ReadColumnsRequest, StatisticsRequest),
 }

@@ -1,0 +1,42 @@
+"""S3 export tasks, as the message of a program that was written for the AWS SDKs has them."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from penstock.errors import InvalidRequestException
+from penstock.model import S3ExportTaskDefinition, from_wire, to_wire
+
+from .samples import s3_task
+
+
+def test_a_complete_task_comes_back_as_it_was() -> None:
+    found = msgspec.json.decode(json.dumps(s3_task()), type=S3ExportTaskDefinition)
+
+    assert found == S3ExportTaskDefinition(
+        "file:///data/a.bin", "some-bucket", "a/!{timestamp:yyyy}/b", {"site": "north"}
+    )
+    assert to_wire(found) == s3_task()
+    assert from_wire(s3_task(), S3ExportTaskDefinition) == found
+
+
+@pytest.mark.parametrize("missing", ["inputUrl", "bucket", "key"])
+def test_what_is_required_is_named(missing: str) -> None:
+    task = {key: value for key, value in s3_task().items() if key != missing}
+
+    with pytest.raises(InvalidRequestException, match=f"missing required field {missing}"):
+        from_wire(task, S3ExportTaskDefinition)
+
+
+def test_metadata_is_text_and_may_be_left_out() -> None:
+    task = s3_task()
+    del task["userMetadata"]
+
+    assert to_wire(from_wire(task, S3ExportTaskDefinition)) == task
+    with pytest.raises(InvalidRequestException, match=r"userMetadata.*expected str"):
+        from_wire({**task, "userMetadata": {"a": 1}}, S3ExportTaskDefinition)
+    with pytest.raises(InvalidRequestException, match="userMetadata: expected str for each key"):
+        from_wire({**task, "userMetadata": {1: "a"}}, S3ExportTaskDefinition)

@@ -1,0 +1,59 @@
+"""Status messages: JSON that programs written for the AWS SDKs read."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from penstock.model import (
+    EventType,
+    S3ExportTaskDefinition,
+    Status,
+    StatusConfig,
+    StatusContext,
+    StatusLevel,
+    StatusMessage,
+    from_wire,
+    to_wire,
+)
+
+from .samples import s3_task, status_message
+
+
+def test_a_complete_status_message_comes_back_as_it_was() -> None:
+    wanted = status_message()
+
+    found = from_wire(wanted, StatusMessage)
+
+    assert to_wire(found) == wanted
+    assert json.loads(msgspec.json.encode(to_wire(found))) == wanted
+    assert msgspec.json.decode(json.dumps(wanted), type=StatusMessage) == found
+    assert found == StatusMessage(
+        EventType.S3Task,
+        Status.Failure,
+        StatusLevel.INFO,
+        StatusContext(from_wire(s3_task(), S3ExportTaskDefinition), "e", "s", 7),
+        "no such bucket",
+        1_700_000_000_000,
+    )
+
+
+def test_what_is_unset_is_not_in_the_json() -> None:
+    message = StatusMessage(EventType.S3Task, Status.Success, status_context=StatusContext())
+
+    assert to_wire(message) == {"eventType": 0, "status": 0, "statusContext": {}}
+    assert to_wire(StatusConfig()) == {}
+
+
+@pytest.mark.parametrize(
+    ("members", "names"),
+    [
+        (EventType, ["S3Task"]),
+        (Status, ["Success", "Failure", "InProgress", "Warning", "Canceled"]),
+        (StatusLevel, ["ERROR", "WARN", "INFO", "DEBUG", "TRACE"]),
+    ],
+)
+def test_the_numbers_are_those_of_the_aws_sdks(members: type[Status], names: list[str]) -> None:
+    assert {member.value: member.name for member in members} == dict(enumerate(names))

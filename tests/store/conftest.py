@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.model import MessageStreamDefinition, StrategyOnFull
+from penstock.store.catalog import Catalog
+from penstock.store.store import Store
+
+Define = Callable[..., MessageStreamDefinition]
+
+
+@pytest.fixture
+def define() -> Define:
+    def definition(name: str = "s", **fields: object) -> MessageStreamDefinition:
+        fields = {
+            "strategy_on_full": StrategyOnFull.OverwriteOldestData,
+            "stream_segment_size": 1024,
+            "max_size": 1 << 20,
+        } | fields
+        return MessageStreamDefinition(name=name, **fields)  # type: ignore[arg-type] # by name
+
+    return definition
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    catalog = Catalog(tmp_path / "catalog.sqlite")
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+class Restartable:
+    """A store that can be closed, or left as a killed process leaves it, and opened again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = Store(root)
+
+    def restart(self) -> Store:
+        self.store.close()
+        self.store = Store(self.root)
+        return self.store
+
+    def stop(self) -> None:
+        self.store.close()
+
+    def start(self) -> Store:
+        self.store = Store(self.root)
+        return self.store
+
+
+@pytest.fixture
+def restartable(root: Path) -> Iterator[Restartable]:
+    restartable = Restartable(root)
+    yield restartable
+    restartable.stop()

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StoreError
+from penstock.store.catalog import Catalog, ExportProgress, StreamRow, TokenRow
+from penstock.store.segment import SegmentSummary
+
+ROW = StreamRow("id1", "s", b"{}", 0, 0)
+SEGMENT = SegmentSummary(0, 10, 100, 1, 2, 3, 4)
+
+
+def test_everything_is_there_after_it_was_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    catalog = Catalog(path)
+    catalog.add_stream(ROW)
+    catalog.add_segments("id1", [SEGMENT])
+    catalog.set_checkpoints([("id1", SEGMENT._replace(first=10, end=20))])
+    catalog.commit_progress([("id1", ExportProgress("e", 7, 8, "no", 9, 10))])
+    catalog.reserve("id1", 99)
+    catalog.close()
+    catalog = Catalog(path)
+    assert catalog.streams() == [ROW._replace(reserved=99)]
+    assert catalog.segments("id1") == [SEGMENT]
+    assert catalog.checkpoint("id1") == SEGMENT._replace(first=10, end=20)
+    assert catalog.progress("id1") == {"e": ExportProgress("e", 7, 8, "no", 9, 10)}
+    catalog.close()
+
+
+def test_sealing_ends_the_checkpoint_of_that_segment(catalog: Catalog) -> None:
+    catalog.add_stream(ROW)
+    catalog.set_checkpoints([("id1", SEGMENT)])
+    catalog.add_segments("id1", [SEGMENT])
+    assert catalog.checkpoint("id1") is None
+
+
+def test_removing_segments_moves_the_oldest_number(catalog: Catalog) -> None:
+    catalog.add_stream(ROW)
+    catalog.add_segments("id1", [SEGMENT])
+    catalog.add_segments("id1", [SEGMENT._replace(first=10, end=20)])
+    catalog.remove_segments("id1", 10)
+    assert [segment.first for segment in catalog.segments("id1")] == [10]
+    assert catalog.streams()[0].oldest == 10
+
+
+def test_a_removed_stream_takes_everything_with_it_but_its_directory(catalog: Catalog) -> None:
+    catalog.add_stream(ROW)
+    catalog.add_segments("id1", [SEGMENT])
+    catalog.commit_progress([("id1", ExportProgress("e"))])
+    catalog.remove_stream("id1")
+    assert catalog.streams() == []
+    assert catalog.segments("id1") == []
+    assert catalog.progress("id1") == {}
+    assert catalog.removed_directories() == ["id1"]
+    catalog.forget_directory("id1")
+    assert catalog.removed_directories() == []
+
+
+def test_work_that_comes_too_late_for_a_removed_stream_does_nothing(catalog: Catalog) -> None:
+    catalog.add_segments("gone", [SEGMENT])
+    catalog.set_checkpoints([("gone", SEGMENT)])
+    assert catalog.segments("gone") == []
+
+
+def test_progress_of_many_exports_is_all_or_nothing(catalog: Catalog) -> None:
+    catalog.add_stream(ROW)
+    with pytest.raises(sqlite3.IntegrityError):
+        catalog.commit_progress(
+            [("id1", ExportProgress("e", 5)), ("unknown", ExportProgress("e", 5))]
+        )
+    assert catalog.progress("id1") == {}
+
+
+def test_an_update_forgets_the_progress_of_exports_that_are_gone(catalog: Catalog) -> None:
+    catalog.add_stream(ROW)
+    catalog.commit_progress([("id1", ExportProgress("a", 1)), ("id1", ExportProgress("b", 2))])
+    catalog.update_stream("id1", b"{1}", [ExportProgress("b", 2)])
+    assert list(catalog.progress("id1")) == ["b"]
+    assert catalog.streams()[0].definition == b"{1}"
+
+
+def test_tokens_are_found_by_their_secret_and_stored_without_it(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    row = TokenRow("t", "producer", ("a*", "b"), 5)
+    catalog.add_token(row, "the secret")
+    assert catalog.find_token("the secret") == row
+    assert catalog.find_token("another") is None
+    assert catalog.tokens() == [row]
+    for path in tmp_path.iterdir():
+        assert b"the secret" not in path.read_bytes()
+    assert catalog.remove_token("t")
+    assert not catalog.remove_token("t")
+
+
+def test_another_process_is_noticed(catalog: Catalog, tmp_path: Path) -> None:
+    before = catalog.data_version()
+    catalog.add_token(TokenRow("own", "admin", ("*",), 1), "x")
+    assert catalog.data_version() == before
+    other = Catalog(tmp_path / "catalog.sqlite")
+    other.remove_token("own")
+    other.close()
+    assert catalog.data_version() != before
+
+
+def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    Catalog(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    with pytest.raises(StoreError, match="newer Penstock"):
+        Catalog(path)
+
+
+def test_a_catalog_is_for_its_owner_only(catalog: Catalog, tmp_path: Path) -> None:
+    assert (tmp_path / "catalog.sqlite").stat().st_mode & 0o777 == 0o600

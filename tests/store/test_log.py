@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from penstock.store.catalog import Catalog, StreamRow
+from penstock.store.log import (
+    FileLog,
+    Log,
+    MemoryLog,
+    MessageTooLargeError,
+    StreamFullError,
+    create_file_log,
+)
+from penstock.store.recovery import open_file_log
+from penstock.store.retention import Limits
+from penstock.store.segment import DamagedError
+from penstock.testing.faults import FaultyDisk
+
+LIMITS = Limits(10_000, 1024, overwrites=True, time_to_live_millis=None)
+REJECTS = LIMITS._replace(overwrites=False)
+
+
+class Files:
+    """A file log that can be forgotten and opened again."""
+
+    def __init__(self, catalog: Catalog, directory: Path) -> None:
+        catalog.add_stream(StreamRow("id", "s", b"{}", 0, 0))
+        self.catalog = catalog
+        self.directory = directory
+        self.disk = FaultyDisk()
+
+    def create(self, limits: Limits = LIMITS) -> FileLog:
+        return create_file_log(self.disk, self.directory, self.catalog, "id", limits, lambda: None)
+
+    def open(self, limits: Limits = LIMITS, lowest_end: int = 0) -> FileLog:
+        return open_file_log(
+            self.disk,
+            self.directory,
+            self.catalog,
+            "id",
+            limits,
+            lambda: None,
+            oldest=self.catalog.streams()[0].oldest,
+            lowest_end=lowest_end,
+        )
+
+
+@pytest.fixture
+def files(catalog: Catalog, tmp_path: Path) -> Files:
+    return Files(catalog, tmp_path / "stream")
+
+
+@pytest.fixture(params=["file", "memory"])
+def make_log(request: pytest.FixtureRequest, files: Files) -> Callable[[Limits], Log]:
+    def make(limits: Limits) -> Log:
+        if request.param == "memory":
+            return MemoryLog(limits, files.catalog, "id", 0)
+        return files.create(limits)
+
+    return make
+
+
+def read_all(log: Log) -> list[bytes]:
+    payloads: list[bytes] = []
+    while log.oldest + len(payloads) < log.end:
+        payloads += log.read(log.oldest + len(payloads), log.end, 1 << 20).payloads
+    return payloads
+
+
+def test_an_empty_log_counts_no_messages(make_log: Callable[[Limits], Log]) -> None:
+    log = make_log(LIMITS)
+    assert (log.oldest, log.end, log.total_bytes) == (0, 0, 0)
+
+
+def test_numbers_begin_at_zero_and_rise_by_one(make_log: Callable[[Limits], Log]) -> None:
+    log = make_log(LIMITS)
+    assert [log.append([b"x"], 1), log.append([b"y", b"z"], 1), log.append([b"w"], 1)] == [0, 1, 3]
+    assert read_all(log) == [b"x", b"y", b"z", b"w"]
+
+
+def test_segments_end_before_they_exceed_their_size(make_log: Callable[[Limits], Log]) -> None:
+    log = make_log(LIMITS)
+    for _ in range(9):
+        log.append([bytes(300)], 1)
+    assert [segment.size for segment in log.segments()] == [900, 900, 900]
+
+
+def test_a_message_larger_than_a_segment_has_one_of_its_own(
+    make_log: Callable[[Limits], Log],
+) -> None:
+    log = make_log(LIMITS)
+    for size in (10, 5000, 10):
+        log.append([bytes([1]) * size], 1)
+    assert [segment.size for segment in log.segments()] == [10, 5000, 10]
+
+
+def test_a_batch_is_never_split_over_segments(make_log: Callable[[Limits], Log]) -> None:
+    log = make_log(LIMITS)
+    log.append([bytes(600)], 1)
+    log.append([bytes(300)] * 10, 1)
+    assert [segment.size for segment in log.segments()] == [600, 3000]
+
+
+def test_overwriting_drops_the_oldest_segments(make_log: Callable[[Limits], Log]) -> None:
+    log = make_log(LIMITS)
+    for number in range(40):
+        log.append([b"%04d" % number * 125], 1)
+    assert log.end == 40
+    assert log.total_bytes <= LIMITS.max_size
+    assert log.oldest == 20
+    assert read_all(log)[0] == b"0020" * 125
+
+
+def test_overwriting_can_drop_everything(make_log: Callable[[Limits], Log]) -> None:
+    log = make_log(LIMITS)
+    log.append([bytes(100)], 1)
+    assert log.append([bytes(10_000)], 1) == 1
+    assert (log.oldest, log.end, log.total_bytes) == (1, 2, 10_000)
+
+
+def test_a_message_larger_than_the_maximum_drops_nothing(
+    make_log: Callable[[Limits], Log],
+) -> None:
+    log = make_log(LIMITS)
+    log.append([b"kept"], 1)
+    with pytest.raises(MessageTooLargeError):
+        log.append([bytes(10_001)], 1)
+    assert read_all(log) == [b"kept"]
+
+
+def test_a_full_log_that_rejects_keeps_what_it_has(make_log: Callable[[Limits], Log]) -> None:
+    log = make_log(REJECTS)
+    for _ in range(10):
+        log.append([bytes(1000)], 1)
+    with pytest.raises(StreamFullError):
+        log.append([b"x"], 1)
+    assert (log.oldest, log.end, log.total_bytes) == (0, 10, 10_000)
+
+
+def test_a_full_log_that_rejects_gives_up_what_was_exported(
+    make_log: Callable[[Limits], Log],
+) -> None:
+    log = make_log(REJECTS)
+    for _ in range(10):
+        log.append([bytes(1000)], 1)
+    assert log.append([b"x"], 1, lambda: 3) == 10
+    assert log.oldest == 1
+    with pytest.raises(StreamFullError):
+        log.append([bytes(2500)], 1, lambda: 2)
+    assert log.oldest == 1
+
+
+def test_what_outlived_its_time_goes_and_the_numbers_go_on(
+    make_log: Callable[[Limits], Log],
+) -> None:
+    log = make_log(LIMITS._replace(time_to_live_millis=60_000))
+    for number in range(5):
+        log.append([bytes(1000)], number * 10_000)
+    log.trim(85_000)
+    assert log.oldest == 3
+    log.trim(200_000)
+    assert (log.oldest, log.end, log.total_bytes) == (5, 5, 0)
+    assert log.append([b"x"], 200_000) == 5
+
+
+def test_a_new_segment_size_is_for_new_segments(make_log: Callable[[Limits], Log]) -> None:
+    log = make_log(LIMITS)
+    log.append([bytes(500)], 1)
+    log.apply(LIMITS._replace(segment_size=4096))
+    for _ in range(5):
+        log.append([bytes(500)], 1)
+    assert [segment.size for segment in log.segments()] == [500, 2500]
+
+
+def test_memory_numbers_do_not_repeat_after_a_crash(files: Files) -> None:
+    log = MemoryLog(LIMITS, files.catalog, "id", 0)
+    log.append([b"x"] * 7, 1)
+    reserved = files.catalog.streams()[0].reserved
+    assert reserved >= 7
+    again = MemoryLog(LIMITS, files.catalog, "id", reserved)
+    assert (again.oldest, again.end) == (reserved, reserved)
+
+
+def test_memory_numbers_go_on_exactly_after_a_clean_stop(files: Files) -> None:
+    log = MemoryLog(LIMITS, files.catalog, "id", 0)
+    log.append([b"x"] * 7, 1)
+    log.close()
+    assert files.catalog.streams()[0].reserved == 7
+
+
+def test_memory_never_touches_the_disk(files: Files) -> None:
+    MemoryLog(LIMITS, files.catalog, "id", 0).append([b"secret words"], 1)
+    assert not files.directory.exists()
+
+
+def test_a_killed_log_is_what_it_was(files: Files) -> None:
+    log = files.create()
+    for number in range(10):
+        log.append([b"%d" % number * 300], number)
+    again = files.open()
+    assert read_all(again) == read_all(log)
+    assert again.append([b"x"], 1) == 10
+
+
+def test_numbers_go_on_after_everything_was_removed(files: Files) -> None:
+    limits = LIMITS._replace(time_to_live_millis=60_000)
+    log = files.create(limits)
+    log.append([b"x"] * 5, 1)
+    log.trim(100_000)
+    log.work()
+    again = files.open(limits)
+    assert (again.oldest, again.end) == (5, 5)
+
+
+def test_a_sync_promises_also_a_segment_that_was_just_begun(files: Files) -> None:
+    """The new segment's name must be in the directory before anybody is told that it is safe."""
+    log = files.create()
+    log.append([bytes([1]) * 1000], 1)
+    log.append([bytes([2]) * 1000], 1)
+    log.sync()
+    for seed in range(8):
+        files.disk.power_cut(Random(seed))
+        log = files.open()
+        assert read_all(log) == [bytes([1]) * 1000, bytes([2]) * 1000]
+        log.close()
+
+
+def test_files_of_removed_segments_that_came_back_are_removed_again(files: Files) -> None:
+    log = files.create()
+    for _ in range(12):
+        log.append([bytes(1000)], 1)
+    left_over = sorted(files.directory.iterdir())[0]
+    contents = left_over.read_bytes()
+    log.work()
+    assert not left_over.exists()
+    left_over.write_bytes(contents)
+    assert files.open().oldest == 2
+    assert not left_over.exists()
+
+
+def test_progress_beyond_the_end_is_never_numbered_again(files: Files) -> None:
+    """After a power cut an export may have sent what the disk has forgotten."""
+    log = files.create()
+    log.append([b"x"] * 3, 1)
+    again = files.open(lowest_end=10)
+    assert again.end == 10
+    assert again.read(0, 10, 100).payloads == [b"x"] * 3
+    with pytest.raises(DamagedError) as caught:
+        again.read(3, 10, 100)
+    assert caught.value.next_number == 10
+
+
+def test_a_lost_active_segment_never_lends_its_numbers_again(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = files.create()
+    for _ in range(5):
+        log.append([bytes(1000)], 1)
+    log.work()
+    for path in sorted(files.directory.iterdir())[-2:]:
+        path.unlink()
+    again = files.open()
+    assert again.end >= 5
+    assert again.read(0, 4, 10_000).payloads
+    with pytest.raises(DamagedError):
+        again.read(4, 5, 100)
+    assert "lost" in caplog.text
+
+
+@pytest.mark.parametrize("missing", [".data", ".index"])
+def test_half_an_active_segment_is_set_aside_and_does_not_stop_the_rest(
+    files: Files, missing: str
+) -> None:
+    log = files.create()
+    for _ in range(3):
+        log.append([bytes(1000)], 1)
+    next(path for path in sorted(files.directory.iterdir())[-2:] if path.suffix == missing).unlink()
+    again = files.open()
+    assert again.read(1, 3, 1).payloads == [bytes(1000)]
+    number = again.append([b"x"], 1)
+    assert number >= 3
+    assert files.open().read(number, number + 1, 1).payloads == [b"x"]
+
+
+def test_half_a_segment_that_was_about_to_begin_is_no_loss(files: Files) -> None:
+    log = files.create()
+    log.append([bytes(1000)], 1)
+    (files.directory / f"{1:020d}.data").touch()
+    again = files.open()
+    assert again.append([bytes(1000)], 1) == 1
+
+
+def test_a_missing_segment_in_the_middle_costs_only_its_messages(files: Files) -> None:
+    log = files.create()
+    for number in range(5):
+        log.append([bytes([number]) * 1000], 1)
+    log.work()
+    for path in sorted(files.directory.iterdir())[2:4]:
+        path.unlink()
+    again = files.open()
+    assert (again.oldest, again.end) == (0, 5)
+    assert again.read(0, 5, 1).payloads == [bytes(1000)]
+    with pytest.raises(DamagedError) as caught:
+        again.read(1, 5, 1)
+    assert again.read(caught.value.next_number, 5, 1).payloads == [bytes([2]) * 1000]
+
+
+def test_a_full_disk_refuses_changes_nothing_and_recovers(files: Files) -> None:
+    log = files.create()
+    log.append([b"before"], 1)
+    files.disk.fill(10)
+    with pytest.raises(OSError, match="No space left"):
+        log.append([bytes(100)], 1)
+    assert read_all(log) == [b"before"]
+    files.disk.mend()
+    assert log.append([b"after"], 1) == 1
+    assert read_all(files.open()) == [b"before", b"after"]
+
+
+def test_work_that_failed_is_done_later_and_in_order(files: Files) -> None:
+    log = files.create()
+    for _ in range(12):
+        log.append([bytes(1000)], 1)
+    files.disk.fails = lambda action, _path: action == "sync"
+    with pytest.raises(OSError, match="Input/output"):
+        log.work()
+    assert log.has_work
+    files.disk.mend()
+    log.work()
+    assert not log.has_work
+    assert [s.first for s in files.catalog.segments("id")] == list(range(2, 11))
+
+
+def test_many_sealed_segments_need_few_descriptors(files: Files) -> None:
+    log = files.create(LIMITS._replace(max_size=1 << 30))
+    for number in range(300):
+        log.append([number.to_bytes(2, "big") * 512], 1)
+        assert len(files.disk._open_files) < 300
+    log.work()
+    for number in range(0, 300, 20):
+        log.read(number, number + 1, 1)
+    assert len(files.disk._open_files) <= 6
+
+
+def test_appending_does_not_get_slower_with_the_number_of_segments(files: Files) -> None:
+    """Counted, not timed: an append looks at no segment but the last."""
+    log = files.create(LIMITS._replace(max_size=1 << 30))
+    for _ in range(50):
+        log.append([bytes(1000)], 1)
+
+    class Untouchable(list[object]):
+        def __iter__(self) -> object:  # type: ignore[override]
+            raise AssertionError("an append looked at all segments")
+
+    log._sealed = Untouchable(log._sealed)  # type: ignore[assignment]
+    log.append([bytes(10)], 1)

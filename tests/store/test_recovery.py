@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.store.files import Disk
+from penstock.store.record import data_path, index_path
+from penstock.store.recovery import recover_segment
+from penstock.store.segment import ActiveSegment, SegmentFiles
+
+
+@pytest.fixture
+def active(tmp_path: Path) -> ActiveSegment:
+    active = ActiveSegment(SegmentFiles.create(Disk(), tmp_path, 0))
+    for number in range(10):
+        active.append([b"message %d" % number], 1000 + number)
+    return active
+
+
+def test_an_intact_segment_is_what_it_was(active: ActiveSegment) -> None:
+    recovered = recover_segment(active.files, None)
+    assert recovered.summary == active.summary()
+    assert (recovered.damaged, recovered.torn_messages) == ([], 0)
+
+
+@pytest.mark.parametrize("cut", range(1, 16))
+def test_a_torn_index_entry_is_cut_off_with_its_data(
+    active: ActiveSegment, tmp_path: Path, cut: int
+) -> None:
+    with index_path(tmp_path, 0).open("r+b") as file:
+        file.truncate(16 * 10 - cut)
+    recovered = recover_segment(active.files, None)
+    assert recovered.summary.end == 9
+    assert data_path(tmp_path, 0).stat().st_size == recovered.summary.size == 9 * 9
+    assert index_path(tmp_path, 0).stat().st_size == 16 * 9
+
+
+def test_data_without_an_entry_was_never_answered_for(
+    active: ActiveSegment, tmp_path: Path
+) -> None:
+    with data_path(tmp_path, 0).open("ab") as file:
+        file.write(b"half a mess")
+    recovered = recover_segment(active.files, None)
+    assert recovered.summary == active.summary()
+    assert data_path(tmp_path, 0).stat().st_size == active.size
+
+
+def test_entries_whose_data_never_arrived_are_cut_off(
+    active: ActiveSegment, tmp_path: Path
+) -> None:
+    with data_path(tmp_path, 0).open("r+b") as file:
+        file.truncate(9 * 7 + 3)
+    recovered = recover_segment(active.files, None)
+    assert (recovered.summary.end, recovered.torn_messages) == (7, 3)
+
+
+def test_damage_with_intact_messages_behind_it_stays(active: ActiveSegment, tmp_path: Path) -> None:
+    contents = bytearray(data_path(tmp_path, 0).read_bytes())
+    contents[9 * 4] ^= 1
+    data_path(tmp_path, 0).write_bytes(bytes(contents))
+    recovered = recover_segment(active.files, None)
+    assert recovered.damaged == [4]
+    assert recovered.summary.end == 10
+
+
+def test_what_a_checkpoint_covers_is_not_verified_again(
+    active: ActiveSegment, tmp_path: Path
+) -> None:
+    checkpoint = active.summary()
+    active.append([b"later"], 2000)
+    contents = bytearray(data_path(tmp_path, 0).read_bytes())
+    contents[0] ^= 1
+    data_path(tmp_path, 0).write_bytes(bytes(contents))
+    recovered = recover_segment(active.files, checkpoint)
+    assert recovered.damaged == []
+    assert recovered.summary == active.summary()
+
+
+def test_a_checkpoint_that_the_files_do_not_reach_is_not_believed(
+    active: ActiveSegment, tmp_path: Path
+) -> None:
+    checkpoint = active.summary()
+    with data_path(tmp_path, 0).open("r+b") as file:
+        file.truncate(20)
+    recovered = recover_segment(active.files, checkpoint)
+    assert recovered.summary.end == 2
+
+
+def test_zeros_at_the_end_are_not_messages(active: ActiveSegment, tmp_path: Path) -> None:
+    for path in (data_path(tmp_path, 0), index_path(tmp_path, 0)):
+        with path.open("ab") as file:
+            file.write(bytes(160))
+    recovered = recover_segment(active.files, None)
+    assert recovered.summary == active.summary()

@@ -1,0 +1,308 @@
+"""The store as a whole, and what it makes of damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StoreError
+from penstock.model import ExportDefinition, KinesisConfig, Persistence, StrategyOnFull
+from penstock.store.catalog import ExportProgress
+from penstock.store.files import Disk
+from penstock.store.log import Log
+from penstock.store.segment import DamagedError
+from penstock.store.store import Store
+from tests.store.conftest import Define, Restartable
+
+
+def read_all(log: Log) -> list[bytes]:
+    payloads: list[bytes] = []
+    while log.oldest + len(payloads) < log.end:
+        payloads += log.read(log.oldest + len(payloads), log.end, 1 << 20).payloads
+    return payloads
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a b,c", "x.log", "-", " ", "a" * 255])
+def test_any_name_is_stored_below_the_root(
+    restartable: Restartable, define: Define, name: str
+) -> None:
+    restartable.store.create(define(name)).log.append([b"x"], 1)
+    assert len(list((restartable.root / "streams").iterdir())) == 1
+    assert read_all(restartable.restart().streams[name].log) == [b"x"]
+
+
+def test_definitions_and_progress_survive_a_restart(
+    restartable: Restartable, define: Define
+) -> None:
+    definition = define(
+        export_definition=ExportDefinition(kinesis=[KinesisConfig("k", "stream", batch_size=7)]),
+        time_to_live_millis=70_000,
+        flush_on_write=True,
+    )
+    restartable.store.create(definition)
+    restartable.store.commit_progress({"s": [ExportProgress("k", 41, 5, "", 6, 7)]})
+    stored = restartable.restart().streams["s"]
+    assert stored.definition == definition
+    assert stored.progress == {"k": ExportProgress("k", 41, 5, "", 6, 7)}
+
+
+def test_progress_of_unknown_streams_and_exports_is_ignored(
+    restartable: Restartable, define: Define
+) -> None:
+    restartable.store.create(define())
+    restartable.store.commit_progress(
+        {"s": [ExportProgress("gone", 1)], "nowhere": [ExportProgress("k", 1)]}
+    )
+    assert restartable.store.streams["s"].progress == {}
+
+
+def test_exported_is_what_every_enabled_export_has(
+    restartable: Restartable, define: Define
+) -> None:
+    exports = [
+        KinesisConfig("a", "x"),
+        KinesisConfig("b", "x", start_sequence_number=20),
+        KinesisConfig("paused", "x", disabled=True),
+    ]
+    definition = define(export_definition=ExportDefinition(kinesis=exports))
+    stream = restartable.store.create(definition)
+    assert stream.exported_end() == 0
+    restartable.store.commit_progress({"s": [ExportProgress("a", 29)]})
+    assert stream.exported_end() == 20
+    assert restartable.store.create(define("t")).exported_end() == 0
+
+
+def test_a_deleted_stream_leaves_nothing_behind(restartable: Restartable, define: Define) -> None:
+    stream = restartable.store.create(define())
+    stream.log.append([b"x"], 1)
+    restartable.store.delete("s")
+    restartable.store.work()
+    assert list((restartable.root / "streams").iterdir()) == []
+    assert restartable.restart().streams == {}
+
+
+def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(
+    restartable: Restartable, define: Define
+) -> None:
+    restartable.store.create(define()).log.append([b"x"], 1)
+    restartable.store.delete("s")
+    store = restartable.restart()
+    assert store.streams == {}
+    assert list((restartable.root / "streams").iterdir()) == []
+
+
+def test_a_stream_that_is_created_again_begins_at_zero(
+    restartable: Restartable, define: Define
+) -> None:
+    restartable.store.create(define()).log.append([b"x"] * 5, 1)
+    restartable.store.delete("s")
+    assert restartable.store.create(define()).log.append([b"y"], 1) == 0
+
+
+def test_a_memory_stream_keeps_its_definition_and_its_numbers(
+    restartable: Restartable, define: Define
+) -> None:
+    definition = define(persistence=Persistence.Memory)
+    restartable.store.create(definition).log.append([b"x"] * 5, 1)
+    stored = restartable.restart().streams["s"]
+    assert stored.definition == definition
+    assert (stored.log.oldest, stored.log.end) == (5, 5)
+    assert list((restartable.root / "streams").iterdir()) == []
+
+
+def test_two_brokers_never_share_a_root(restartable: Restartable) -> None:
+    with pytest.raises(StoreError, match="another broker"):
+        Store(restartable.root)
+
+
+def test_a_foreign_file_is_left_alone_and_named(
+    restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = restartable.store.create(define())
+    stream.log.append([b"x"], 1)
+    directory = restartable.root / "streams" / stream.id
+    (directory / "notes.txt").write_text("mine")
+    (restartable.root / "streams" / "a file").write_text("mine")
+    store = restartable.restart()
+    assert read_all(store.streams["s"].log) == [b"x"]
+    assert (directory / "notes.txt").read_text() == "mine"
+    assert "notes.txt" in caplog.text
+
+
+def test_a_stream_without_its_directory_does_not_stop_the_others(
+    restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = restartable.store.create(define("lost"))
+    lost.log.append([b"x"] * 5, 1)
+    restartable.store.create(define("kept")).log.append([b"y"], 1)
+    restartable.stop()
+    shutil.rmtree(restartable.root / "streams" / lost.id)
+    store = restartable.start()
+    assert read_all(store.streams["kept"].log) == [b"y"]
+    assert "is missing" in caplog.text
+    assert store.streams["lost"].log.append([b"z"], 1) >= 5
+
+
+def test_a_directory_that_the_catalog_does_not_list_is_taken_back_in(
+    restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = restartable.store.create(define())
+    for number in range(4):
+        stream.log.append([bytes([number]) * 1000], 1)
+    restartable.stop()
+    with sqlite3.connect(restartable.root / "catalog.sqlite") as connection:
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("DELETE FROM stream")
+    connection.close()
+    store = restartable.start()
+    assert read_all(store.streams["s"].log) == [bytes([n]) * 1000 for n in range(4)]
+    assert "not in the catalog" in caplog.text
+
+
+def test_a_destroyed_catalog_costs_no_messages(
+    restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("s", "t"):
+        stream = restartable.store.create(define(name))
+        for number in range(4):
+            stream.log.append([name.encode() + bytes([number]) * 1000], 1)
+    restartable.stop()
+    path = restartable.root / "catalog.sqlite"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    store = restartable.start()
+    for name in ("s", "t"):
+        log = store.streams[name].log
+        assert read_all(log) == [name.encode() + bytes([n]) * 1000 for n in range(4)]
+        assert log.append([b"x"], 1) == 4
+    assert "catalog is damaged" in caplog.text
+
+
+def test_a_creation_that_was_never_finished_leaves_no_stream(
+    restartable: Restartable, define: Define
+) -> None:
+    restartable.stop()
+    directory = restartable.root / "streams" / "half"
+    directory.mkdir()
+    (directory / f"{0:020d}.data").touch()
+    assert restartable.start().streams == {}
+    assert not directory.exists()
+
+
+def test_data_without_a_definition_is_left_for_a_person_to_look_at(
+    restartable: Restartable, caplog: pytest.LogCaptureFixture
+) -> None:
+    restartable.stop()
+    directory = restartable.root / "streams" / "unknown"
+    directory.mkdir()
+    (directory / f"{0:020d}.data").write_bytes(b"data")
+    assert restartable.start().streams == {}
+    assert directory.exists()
+    assert "has no definition" in caplog.text
+
+
+def test_a_broken_definition_is_read_from_its_copy(
+    restartable: Restartable, define: Define
+) -> None:
+    restartable.store.create(define()).log.append([b"x"], 1)
+    restartable.stop()
+    with sqlite3.connect(restartable.root / "catalog.sqlite") as connection:
+        connection.execute("UPDATE stream SET definition = CAST('{' AS BLOB)")
+    connection.close()
+    assert read_all(restartable.start().streams["s"].log) == [b"x"]
+
+
+def test_a_stream_that_cannot_be_opened_is_set_aside_and_can_be_deleted(
+    restartable: Restartable, define: Define
+) -> None:
+    stream = restartable.store.create(define("broken"))
+    restartable.store.create(define("kept")).log.append([b"y"], 1)
+    restartable.stop()
+    with sqlite3.connect(restartable.root / "catalog.sqlite") as connection:
+        connection.execute("UPDATE stream SET definition = CAST('{' AS BLOB) WHERE name='broken'")
+    connection.close()
+    (restartable.root / "streams" / stream.id / "stream.json").unlink()
+    store = restartable.start()
+    assert list(store.unreadable) == ["broken"]
+    assert read_all(store.streams["kept"].log) == [b"y"]
+    store.delete("broken")
+    store.work()
+    store.create(define("broken"))
+
+
+def test_a_flipped_bit_is_noticed_after_a_restart_and_costs_one_message(
+    restartable: Restartable, define: Define
+) -> None:
+    stream = restartable.store.create(define())
+    for number in range(3):
+        stream.log.append([bytes([number + 1]) * 100], 1)
+    restartable.stop()
+    path = restartable.root / "streams" / stream.id / f"{0:020d}.data"
+    contents = bytearray(path.read_bytes())
+    contents[150] ^= 4
+    path.write_bytes(bytes(contents))
+    log = restartable.start().streams["s"].log
+    assert log.read(0, 3, 1000).payloads == [bytes([1]) * 100]
+    with pytest.raises(DamagedError):
+        log.read(1, 3, 1000)
+    assert log.read(2, 3, 1000).payloads == [bytes([3]) * 100]
+
+
+def test_the_definition_beside_the_segments_is_readable_json(
+    restartable: Restartable, define: Define
+) -> None:
+    stream = restartable.store.create(define())
+    path = restartable.root / "streams" / stream.id / "stream.json"
+    assert json.loads(path.read_text())["name"] == "s"
+    restartable.store.update(stream, define(max_size=5000))
+    assert json.loads(path.read_text())["maxSize"] == 5000
+
+
+def test_a_full_disk_leaves_no_half_created_stream(
+    root: Path, define: Define, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullDisk(Disk):
+        def create(self, path: Path) -> int:
+            raise OSError(28, "No space left on device")
+
+    store = Store(root, FullDisk())
+    with pytest.raises(OSError, match="No space"):
+        store.create(define())
+    assert store.streams == {}
+    assert list((root / "streams").iterdir()) == []
+    store.close()
+
+
+def test_an_update_keeps_the_progress_of_exports_that_live_on(
+    restartable: Restartable, define: Define
+) -> None:
+    def with_exports(*names: str) -> ExportDefinition:
+        return ExportDefinition(kinesis=[KinesisConfig(name, "x") for name in names])
+
+    stream = restartable.store.create(define(export_definition=with_exports("a", "b")))
+    restartable.store.commit_progress({"s": [ExportProgress("a", 1), ExportProgress("b", 2)]})
+    restartable.store.update(stream, define(export_definition=with_exports("b", "c")))
+    expected = {"b": ExportProgress("b", 2), "c": ExportProgress("c")}
+    assert stream.progress == expected
+    assert restartable.restart().streams["s"].progress == expected
+
+
+def test_a_stop_leaves_nothing_to_verify(
+    restartable: Restartable, define: Define, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definition = define(strategy_on_full=StrategyOnFull.RejectNewData)
+    restartable.store.create(definition).log.append([b"x"] * 100, 1)
+    restartable.stop()
+    reads: list[int] = []
+
+    class CountingDisk(Disk):
+        def read(self, descriptor: int, size: int, position: int) -> bytes:
+            reads.append(size)
+            return super().read(descriptor, size, position)
+
+    restartable.store = Store(restartable.root, CountingDisk())
+    assert restartable.store.streams["s"].log.end == 100
+    assert reads == []

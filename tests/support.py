@@ -1,0 +1,285 @@
+"""What tests share: a broker as a process, a peer that says anything, and how to wait.
+
+Nothing here sleeps for a fixed time: `wait_until` looks again and again until something holds.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import resource
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar
+
+import cbor2
+import pytest
+
+from penstock.client.connection import Connection
+from penstock.wire.frames import HEADER, encode_frame
+from penstock.wire.operations import Operation
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+PENSTOCK = Path(__file__).resolve().parents[1] / ".venv" / "bin" / "penstock"
+
+# Far above what anything here takes on a busy machine.
+PATIENCE_S = 30.0
+# What a client may wait for a small answer while others misbehave.
+PROMPT_S = 1.0
+
+MEBIBYTE = 1024 * 1024
+
+
+def wait_until(condition: Callable[[], T], what: str = "", seconds: float = PATIENCE_S) -> T:
+    """Looks until the condition holds, and gives what it gave."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds} seconds in vain: {what or condition}")
+        time.sleep(0.005)
+    return value
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    """This process's environment without anything that Penstock or the SDKs would read."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("STREAM_MANAGER_", "PENSTOCK_", "AWS_", "LOG_LEVEL"))
+    } | variables
+
+
+class BrokerProcess:
+    """`penstock serve` on a directory; a second `start` serves the same one again."""
+
+    def __init__(self, root: Path, *flags: str, **environment: str) -> None:
+        self.root = root
+        self.port = 0
+        self.process: subprocess.Popen[str] | None = None
+        self._flags = flags
+        # A stop waits for the background thread, and that for its next sync.
+        self._environment = clean_environment(**{"PENSTOCK_SYNC_INTERVAL_MS": "50", **environment})
+        self._log = root.with_name(root.name + ".log")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def token(self) -> str:
+        return (self.root / "token").read_text().strip()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    @property
+    def log_lines(self) -> list[str]:
+        return self.log.splitlines()
+
+    @property
+    def resident_bytes(self) -> int:
+        assert self.process is not None
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * resource.getpagesize()
+
+    def start(self) -> None:
+        command = [str(PENSTOCK), "serve", "--root", str(self.root)]
+        if "--port" not in self._flags:
+            command += ["--port", str(self.port)]
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(
+                [*command, *self._flags],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment,
+            )
+        assert self.process.stdout is not None
+        try:
+            self.port = _wait_for_ready(drain(self.process.stdout))
+        except (queue.Empty, EOFError):
+            self.kill()
+            pytest.fail(f"the broker did not get ready:\n{self.log}")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def signal_stop(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Ends it as a service manager would, and expects it to end well."""
+        if self.process is None:
+            return
+        process, self.process = self.process, None
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        assert code == 0, f"the broker ended with {code}:\n{self.log}"
+        assert "Traceback" not in self.log, self.log
+
+    def connect(self, token: str | None = None) -> Connection:
+        return Connection.open("127.0.0.1", self.port, self.token if token is None else token)
+
+    def reach(self) -> Peer:
+        """A connection on which nothing was said yet."""
+        return Peer(socket.create_connection(("127.0.0.1", self.port), PATIENCE_S))
+
+    def meet(self, **fields: Any) -> Peer:
+        """A connection whose handshake was answered with success."""
+        peer = self.reach()
+        answer = peer.introduce(self.token, **fields)
+        assert answer["status"] == 0, answer
+        return peer
+
+
+def drain(stream: IO[str]) -> queue.SimpleQueue[str]:
+    """The lines of a pipe, read by a thread: one that is full would stop its writer."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in stream:
+            lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def _wait_for_ready(lines: queue.SimpleQueue[str]) -> int:
+    while line := lines.get(timeout=PATIENCE_S):
+        if ready := re.fullmatch(r"penstock ready \S+:(\d+)\n", line):
+            return int(ready[1])
+    raise EOFError
+
+
+class Peer:
+    """A client that says what it likes, byte by byte, and takes answers as they come."""
+
+    def __init__(self, stream_socket: socket.socket) -> None:
+        self.socket = stream_socket
+        self._reader = stream_socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._reader.close()
+        self.socket.close()
+
+    def say(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def introduce(self, token: str = "", **fields: Any) -> Json:
+        """The handshake of a client that offers no extensions, and its answer."""
+        self.say(b"\x01" + connect_frame(token, **fields))
+        return self.take_connect_answer()
+
+    def take_connect_answer(self) -> Json:
+        assert self.take(1) == b"\x01"
+        operation, answer = self.take_answer()
+        assert operation == Operation.ConnectResponse
+        return answer
+
+    def ask(self, operation: int, **fields: Any) -> tuple[int, Json]:
+        self.say(frame(operation, **fields))
+        return self.take_answer()
+
+    def take_answer(self) -> tuple[int, Json]:
+        length, operation = HEADER.unpack(self.take(HEADER.size))
+        return operation, cbor2.loads(self.take(length - 1))
+
+    def take(self, size: int) -> bytes:
+        data = self._reader.read(size)
+        assert len(data) == size, "the broker closed the connection"
+        return data
+
+    def take_rest(self) -> bytes:
+        """Everything until the broker closes the connection, in whatever way it does."""
+        data = b""
+        try:
+            while piece := self._reader.read1():
+                data += piece
+        except ConnectionResetError:
+            pass
+        return data
+
+
+def frame(operation: int, **fields: Any) -> bytes:
+    return encode_frame(operation, cbor2.dumps({"requestId": "r", **fields}))
+
+
+def connect_frame(token: str = "", **fields: Any) -> bytes:
+    request = {"protocolVersion": "1.1.0", "otherSupportedProtocolVersions": ["1.0.0"]}
+    if token:
+        request["authToken"] = token
+    return frame(Operation.Connect, **{**request, **fields})
+
+
+def append_frame(name: str, payload: bytes, request_id: str = "r") -> bytes:
+    """An append as the Python client writes it."""
+    body = {"requestId": request_id, "name": name, "payload": payload}
+    return encode_frame(Operation.AppendMessage, cbor2.dumps(body))
+
+
+def create(connection: Connection, name: str, **fields: Any) -> str:
+    """A stream with this name that drops its oldest messages when it is full."""
+    connection.call(
+        Operation.CreateMessageStream, definition={"name": name, "strategyOnFull": 1, **fields}
+    )
+    return name
+
+
+def append(connection: Connection, name: str, payload: bytes) -> int:
+    response = connection.call(Operation.AppendMessage, name=name, payload=payload)
+    return int(response["sequenceNumber"])
+
+
+def read(connection: Connection, name: str, **options: int) -> list[Json]:
+    response = connection.call(Operation.ReadMessages, streamName=name, readMessagesOptions=options)
+    messages: list[Json] = response["messages"]
+    return messages
+
+
+@contextmanager
+def running(target: Callable[[], object]) -> Iterator[None]:
+    """Runs something beside the test, and raises what it raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            target()
+        except BaseException as error:  # noqa: BLE001 - it is raised again below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "it does not end"
+    if errors:
+        raise errors[0]

@@ -1,0 +1,64 @@
+"""What the documentation says is so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from penstock.broker.reference import settings_page
+from tests.support import BrokerProcess, clean_environment
+
+PROJECT = Path(__file__).resolve().parents[1]
+AWS_PYTHON = PROJECT / ".sdks" / "stream-manager-1.1.2" / "bin" / "python"
+
+
+def test_the_settings_page_is_the_one_that_the_code_makes() -> None:
+    page = (PROJECT / "docs" / "settings.md").read_text()
+    assert page == settings_page(), "run `make docs`"
+
+
+def test_the_example_of_the_readme_works_when_it_is_pasted(tmp_path: Path) -> None:
+    readme = (PROJECT / "README.md").read_text()
+    example = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert example is not None
+    with BrokerProcess(tmp_path / "root") as broker:
+        environment = clean_environment(
+            STREAM_MANAGER_SERVER_PORT=str(broker.port),
+            AWS_CONTAINER_AUTHORIZATION_TOKEN=broker.token,
+        )
+        for run in range(2):
+            pasted = subprocess.run(
+                [str(AWS_PYTHON), "-i"],
+                input=example[1],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            assert f"stored as {3 * run + 2}" in pasted.stdout, pasted.stderr
+            assert "2 b'22.0'" in pasted.stdout
+            assert "Traceback" not in pasted.stderr
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    text = (PROJECT / "ARCHITECTURE.md").read_text()
+    for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|md))`", text):
+        assert (PROJECT / name).exists() or (PROJECT / "src" / "penstock" / name).exists(), name
+
+
+def test_every_module_has_tests_of_its_own() -> None:
+    source = PROJECT / "src" / "penstock"
+    tested = {path.relative_to(PROJECT / "tests") for path in PROJECT.glob("tests/*/test_*.py")}
+    for module in source.glob("*/*.py"):
+        if module.stem.startswith("__"):
+            continue
+        expected = Path(module.parent.name) / f"test_{module.stem}.py"
+        assert expected in tested, f"{module} has no tests/{expected}"

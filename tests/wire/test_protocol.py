@@ -1,0 +1,438 @@
+"""The state machine: bytes in, events out, whatever the pieces that they come in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import cbor2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ResponseStatusCode
+from penstock.wire.frames import LENGTH, MAX_FRAME_BYTES, encode_frame
+from penstock.wire.operations import Operation
+from penstock.wire.protocol import (
+    MAX_CONNECT_FRAME_BYTES,
+    AppendRun,
+    Event,
+    Frame,
+    ServerProtocol,
+    Violation,
+)
+
+from .captured import (
+    CAPTURED,
+    CLIENTS,
+    captured_from,
+    connected,
+    cut,
+    events_of,
+    one_by_one,
+    one_of,
+)
+
+JAVASCRIPT_APPEND = bytes.fromhex(
+    "00000023 04 a3 69 726571756573744964 61 20 64 6e616d65 61 53 67 7061796c6f6164 45 68656c6c6f"
+)
+
+
+def violation(protocol: ServerProtocol, data: bytes) -> Violation:
+    """What is wrong with these bytes; and nothing that follows them is read."""
+    protocol.receive(data)
+    event = protocol.next_event()
+    assert isinstance(event, Violation)
+    protocol.receive(one_of("python", "ListStreams").frame)
+    assert protocol.next_event() is None
+    assert protocol.buffered_bytes == 0
+    return event
+
+
+# The handshake
+
+
+def test_a_handshake_is_a_version_byte_and_a_connect_frame() -> None:
+    protocol = ServerProtocol()
+    assert protocol.in_handshake
+
+    protocol.receive(bytes.fromhex("01 0000000e 01 a1 69 726571756573744964 61 20"))
+
+    assert protocol.next_event() == Frame(1, bytes.fromhex("a1 69 726571756573744964 61 20"))
+    assert protocol.next_event() is None
+    protocol.accept()
+    assert not protocol.in_handshake
+
+
+@pytest.mark.parametrize("version", [0, 2, 3, 22, 71, 255])
+def test_another_connect_version_is_refused(version: int) -> None:
+    event = violation(ServerProtocol(), bytes((version,)))
+
+    assert event == Violation(
+        f"connect version {version}; this server speaks 1",
+        ResponseStatusCode.UnsupportedConnectVersion,
+        Operation.ConnectResponse,
+        "unknown",
+    )
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_anything_else_before_the_handshake_is_unexpected(client: str) -> None:
+    for captured in captured_from(client)[1:]:
+        event = violation(ServerProtocol(), b"\x01" + captured.frame)
+
+        assert event.status is ResponseStatusCode.UnexpectedOperation
+        assert event.operation is Operation.ConnectResponse
+        assert event.request_id == cbor2.loads(captured.body)["requestId"]
+
+
+def test_a_handshake_is_refused_by_its_length_alone_when_it_is_too_long() -> None:
+    limit = MAX_CONNECT_FRAME_BYTES
+    assert limit == 64 * 1024
+    protocol = ServerProtocol()
+    protocol.receive(b"\x01" + LENGTH.pack(limit) + b"\x01" + bytes(limit - 1))
+    assert protocol.next_event() == Frame(1, bytes(limit - 1))
+
+    event = violation(ServerProtocol(), b"\x01" + LENGTH.pack(limit + 1) + b"\x01")
+
+    assert event.status is ResponseStatusCode.InvalidRequest
+    assert event.reason == "a frame length of 65537, where 1 to 65536 are allowed"
+    assert event.request_id == "unknown"
+
+
+@pytest.mark.parametrize("length", [0, -1, -(2**31), 2**31 - 1])
+def test_impossible_lengths_are_refused_before_and_after_the_handshake(length: int) -> None:
+    head = LENGTH.pack(length) + b"\x01"
+
+    assert violation(ServerProtocol(), b"\x01" + head).request_id == "unknown"
+    event = violation(connected(), head + bytes(600))
+    assert event.request_id is None
+    assert str(length) in event.reason
+
+
+# Frames
+
+
+def test_frames_are_given_as_they_came() -> None:
+    protocol = connected()
+
+    protocol.receive(bytes.fromhex("00000002 0b a0 00000001 05 00000003 ff 0102"))
+
+    assert protocol.next_event() == Frame(11, b"\xa0")
+    assert protocol.next_event() == Frame(5, b"")
+    assert protocol.next_event() == Frame(-1, b"\x01\x02")
+    assert protocol.next_event() is None
+
+
+def test_a_frame_that_is_not_whole_is_waited_for() -> None:
+    protocol = connected()
+    assert not protocol.is_inside_frame
+
+    for byte in bytes.fromhex("00000003 0b a0"):
+        protocol.receive(bytes((byte,)))
+        assert protocol.next_event() is None
+        assert protocol.is_inside_frame
+    protocol.receive(b"\xa0")
+
+    assert protocol.next_event() == Frame(11, b"\xa0\xa0")
+    assert not protocol.is_inside_frame
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_frames_of_the_aws_clients_are_the_same_however_they_are_cut(client: str) -> None:
+    sent = b"\x01" + b"".join(captured.frame for captured in captured_from(client))
+    whole = events_of(ServerProtocol(), [sent])
+
+    taken_apart = list(one_by_one(whole))
+    assert len(taken_apart) == len(captured_from(client))
+    for event, captured in zip(taken_apart, captured_from(client), strict=True):
+        if isinstance(event, AppendRun):
+            meant = cbor2.loads(captured.body)
+            assert event.stream_name == meant["name"]
+            assert [cbor2.loads(request_id) for request_id in event.request_ids] == [
+                meant["requestId"]
+            ]
+            assert event.payloads == [meant["payload"]]
+        else:
+            assert event == Frame(captured.frame[4], captured.body)
+
+    def same(pieces: list[bytes]) -> bool:
+        return list(one_by_one(events_of(ServerProtocol(), pieces))) == taken_apart
+
+    assert same([sent[place : place + 1] for place in range(len(sent))])
+    assert all(same([sent[:place], sent[place:]]) for place in range(len(sent)))
+
+
+def test_appends_that_follow_one_another_leave_together() -> None:
+    protocol = connected()
+    last = [captured.frame for captured in captured_from("javascript")[-3:]]
+
+    protocol.receive(JAVASCRIPT_APPEND + b"".join(last))
+
+    assert protocol.next_event() == AppendRun("S", [b"\x61\x20"] * 4, [b"hello", b"a", b"b", b"c"])
+
+
+def test_a_large_frame_is_collected_piece_by_piece() -> None:
+    protocol = connected()
+    payload = bytes(range(256)) * 4096
+    sent = encode_frame(4, cbor2.dumps({"requestId": "r", "name": "s", "payload": payload}))
+
+    protocol.receive(sent[:1000])
+    assert protocol.next_event() is None
+    assert protocol.expected_bytes == len(sent)
+    assert protocol.buffered_bytes == 1000
+    events = events_of(protocol, [*cut(sent[1000:], range(0, len(sent), 70_001)), sent[:7]])
+
+    assert events == [AppendRun("s", [b"ar"], [payload])]
+    assert protocol.expected_bytes == len(sent)
+    assert protocol.buffered_bytes == 7
+    assert events_of(protocol, [sent[7:]]) == events
+    assert protocol.expected_bytes == protocol.buffered_bytes == 0
+
+
+# What is too long
+
+
+@pytest.mark.parametrize("operation", [Operation.AppendMessage, Operation.ReadMessages])
+def test_a_frame_that_is_too_long_is_answered_where_its_id_can_be_read(
+    operation: Operation,
+) -> None:
+    head = LENGTH.pack(MAX_FRAME_BYTES + 1) + bytes((operation,))
+    protocol = connected()
+    protocol.receive(head + bytes.fromhex("a3 69 726571756573744964 63 6162"))
+    assert protocol.next_event() is None
+
+    event = violation(protocol, b"c")
+
+    assert event == Violation(
+        "a frame of 1073741825 bytes, where 1073741824 are allowed",
+        ResponseStatusCode.RequestPayloadTooLarge,
+        Operation[f"{operation.name}Response"],
+        "abc",
+    )
+
+
+def test_a_frame_that_is_too_long_is_not_answered_where_no_id_is_near() -> None:
+    head = LENGTH.pack(2**31 - 1) + b"\x04"
+    protocol = connected()
+    protocol.receive(head + b"\xa1\x64name\x79\x03\xe8" + b"x" * 500)
+    assert protocol.next_event() is None
+
+    event = violation(protocol, b"x" * 100)
+
+    assert event.request_id is None
+    assert event.status is ResponseStatusCode.RequestPayloadTooLarge
+
+
+def test_a_smaller_limit_holds_for_every_frame_of_a_piece() -> None:
+    limit = 200
+    fits = encode_frame(4, cbor2.dumps({"requestId": "r", "name": "s", "payload": b"x" * 150}))
+    too_long = encode_frame(4, cbor2.dumps({"requestId": "q", "name": "s", "payload": bytes(200)}))
+    protocol = connected(limit)
+
+    events = events_of(protocol, [fits + fits + too_long + fits])
+
+    assert events[0] == AppendRun("s", [b"ar"] * 2, [b"x" * 150] * 2)
+    assert isinstance(events[1], Violation)
+    assert events[1].request_id == "q"
+    assert len(events) == 2
+
+
+# Memory
+
+
+@given(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=64), st.integers(1, 20))
+def test_no_more_is_kept_than_was_received(length: int, body: bytes, pieces: int) -> None:
+    protocol = connected()
+    received = 0
+    for piece in [LENGTH.pack(length) + b"\x05", *[body] * pieces]:
+        protocol.receive(piece)
+        received += len(piece)
+        while protocol.next_event() is not None:
+            pass
+        assert protocol.buffered_bytes <= received
+
+
+def test_a_large_frame_in_tiny_pieces_takes_no_more_than_it_holds() -> None:
+    protocol = connected()
+    protocol.receive(LENGTH.pack(MAX_FRAME_BYTES) + b"\x04")
+
+    for number in range(200_000):
+        protocol.receive(bytes((number % 256, 1)))
+        assert protocol.next_event() is None
+
+    pieces: list[bytes] = protocol._pieces
+    kept = sys.getsizeof(pieces) + sum(map(sys.getsizeof, pieces))
+    assert protocol.buffered_bytes == 400_005
+    assert kept < 1.1 * protocol.buffered_bytes
+
+
+def test_a_broken_connection_keeps_nothing() -> None:
+    protocol = connected()
+
+    for _ in range(100):
+        protocol.receive(LENGTH.pack(-1) + bytes(10_000))
+        protocol.next_event()
+
+    assert protocol.buffered_bytes == 0
+    assert not protocol.is_inside_frame
+
+
+# The hot path is the slow path
+
+
+def as_python(request_id: str, name: str, payload: bytes) -> bytes:
+    return cbor2.dumps({"requestId": request_id, "name": name, "payload": payload})
+
+
+def as_java(request_id: str, name: str, payload: bytes) -> bytes:
+    return b"\xbf" + as_python(request_id, name, payload)[1:] + b"\xff"
+
+
+def reordered(request_id: str, name: str, payload: bytes) -> bytes:
+    return cbor2.dumps({"payload": payload, "requestId": request_id, "name": name})
+
+
+def with_more(request_id: str, name: str, payload: bytes) -> bytes:
+    return cbor2.dumps({"requestId": request_id, "name": name, "payload": payload, "more": 1})
+
+
+def with_wide_heads(request_id: str, name: str, payload: bytes) -> bytes:
+    return (
+        b"\xa3irequestIdx"
+        + bytes((len(request_id),))
+        + request_id.encode()
+        + b"dnamex"
+        + bytes((len(name),))
+        + name.encode()
+        + b"gpayload\x5b"
+        + len(payload).to_bytes(8, "big")
+        + payload
+    )
+
+
+Shape = Callable[[str, str, bytes], bytes]
+shapes: st.SearchStrategy[Shape] = st.sampled_from(
+    [as_python, as_python, as_java, reordered, with_more, with_wide_heads]
+)
+appends = st.builds(
+    lambda shape, request_id, name, payload: encode_frame(
+        Operation.AppendMessage, shape(request_id, name, payload)
+    ),
+    shapes,
+    st.sampled_from([" ", "r", "q", "x" * 36, "y" * 36, "dname", "z" * 200]),
+    # Names of one length, so that frames to different streams have the same length.
+    st.sampled_from(["S", "T", "gpayload", "SomeStream", "OtherOneXX", "n" * 30, "n" * 255]),
+    st.sampled_from([b"a", b"\xff", b"\xff\xff", b"hello", b"x" * 23, b"x" * 24, b"x" * 300])
+    | st.binary(min_size=1, max_size=30)
+    # What looks like the beginning of a frame.
+    | st.just(JAVASCRIPT_APPEND),
+)
+others = st.sampled_from([captured.frame for captured in CAPTURED[1:9]]) | st.builds(
+    lambda body: encode_frame(Operation.AppendMessage, body), st.binary(max_size=40)
+)
+sequences = st.lists(appends | appends | appends | others, min_size=1, max_size=25)
+
+
+def meant_by(frame: bytes) -> Any:
+    """What a frame says, by the library alone."""
+    try:
+        return frame[4], cbor2.loads(frame[5:])
+    except (ValueError, EOFError, cbor2.CBORDecodeError):
+        return frame
+
+
+def said_by(events: list[Event]) -> list[Any]:
+    said: list[Any] = []
+    for event in one_by_one(events):
+        if isinstance(event, AppendRun):
+            append = {"requestId": cbor2.loads(event.request_ids[0]), "name": event.stream_name}
+            said.append((Operation.AppendMessage, {**append, "payload": event.payloads[0]}))
+        else:
+            assert isinstance(event, Frame)
+            said.append(meant_by(encode_frame(event.operation, event.body)))
+    return said
+
+
+@given(sequences, st.lists(st.integers(0, 10_000), max_size=8))
+def test_appends_are_cut_out_as_they_would_be_decoded(
+    frames: list[bytes], places: list[int]
+) -> None:
+    events = events_of(connected(), cut(b"".join(frames), places))
+
+    assert said_by(events) == list(map(meant_by, frames))
+
+
+@given(sequences)
+def test_frames_are_the_same_byte_by_byte(frames: list[bytes]) -> None:
+    sent = b"".join(frames)
+    pieces = [sent[start:stop] for start, stop in pairwise(range(len(sent) + 1))]
+
+    assert said_by(events_of(connected(), pieces)) == list(map(meant_by, frames))
+
+
+@given(st.data())
+def test_a_damaged_append_is_no_append_unless_it_still_says_one(data: st.DataObject) -> None:
+    frame = bytearray(
+        data.draw(st.sampled_from([c.frame for c in CAPTURED if c.operation == "AppendMessage"]))
+    )
+    place = data.draw(st.integers(4, len(frame) - 1))
+    frame[place] = data.draw(st.integers(0, 255))
+    protocol = connected()
+    # Two of the same shape before it, so that it is compared with them.
+    before = [c.frame for c in captured_from("javascript") if c.operation == "AppendMessage"]
+
+    events = list(one_by_one(events_of(protocol, [b"".join(before) + bytes(frame)])))
+
+    assert len(events) == len(before) + 1
+    last = events[-1]
+    if isinstance(last, AppendRun):
+        # An id is echoed as it came, also where it is no text.
+        try:
+            meant = cbor2.loads(bytes(frame[5:]))
+        except cbor2.CBORDecodeError:
+            return
+        assert (last.stream_name, last.payloads[0]) == (meant["name"], meant["payload"])
+        assert cbor2.dumps(meant["requestId"]) == last.request_ids[0]
+    else:
+        assert last == Frame(frame[4] if frame[4] < 128 else frame[4] - 256, bytes(frame[5:]))
+
+
+# Whatever comes
+
+
+def survive(protocol: ServerProtocol, pieces: list[bytes]) -> None:
+    """Events, and no more memory than was sent."""
+    received = 0
+    for piece in pieces:
+        protocol.receive(piece)
+        received += len(piece)
+        while (event := protocol.next_event()) is not None:
+            assert isinstance(event, (Frame, AppendRun, Violation))
+            if protocol.in_handshake and isinstance(event, Frame):
+                protocol.accept()
+        assert protocol.buffered_bytes <= received
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
+def test_arbitrary_bytes_are_events(data: bytes, places: list[int]) -> None:
+    for protocol in (ServerProtocol(), connected(), connected(65_536)):
+        survive(protocol, cut(data, places))
+    survive(ServerProtocol(), cut(b"\x01" + data, places))
+
+
+@given(st.data())
+def test_damaged_frames_are_events(data: st.DataObject) -> None:
+    sent = bytearray().join(
+        data.draw(st.lists(st.sampled_from([c.frame for c in CAPTURED]), min_size=1, max_size=6))
+    )
+    for _ in range(data.draw(st.integers(1, 5))):
+        place = data.draw(st.integers(0, len(sent) - 1))
+        sent[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        if not sent:
+            return
+
+    places = data.draw(st.lists(st.integers(0, 5000), max_size=5))
+    survive(connected(), cut(bytes(sent), places))
