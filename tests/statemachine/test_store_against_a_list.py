@@ -47,15 +47,19 @@ class StoreAgainstAList(RuleBasedStateMachine):
         self.remains: dict[int, tuple[int, bytes]] = {}
 
     @initialize(
-        overwrites=st.booleans(), expires=st.booleans(), max_size=st.sampled_from([4096, 20_000])
+        overwrites=st.booleans(),
+        expires=st.booleans(),
+        flushes=st.booleans(),
+        max_size=st.sampled_from([4096, 20_000]),
     )
-    def create(self, overwrites: bool, expires: bool, max_size: int) -> None:
+    def create(self, overwrites: bool, expires: bool, flushes: bool, max_size: int) -> None:
         self.definition = MessageStreamDefinition(
             name=NAME,
             max_size=max_size,
             stream_segment_size=1024,
             time_to_live_millis=TIME_TO_LIVE if expires else None,
             strategy_on_full=StrategyOnFull(int(overwrites)),
+            flush_on_write=flushes,
         )
         self.store.create(self.definition)
 
@@ -93,6 +97,11 @@ class StoreAgainstAList(RuleBasedStateMachine):
         for number in range(count):
             self.append([bytes([number + 1]) * size])
 
+    @rule(batch=payloads)
+    def append_and_flush(self, batch: list[bytes]) -> None:
+        self.append(batch)
+        self.flush()
+
     @rule(batch=payloads, room=st.integers(0, 2000), stays_torn=st.booleans())
     def append_to_a_full_disk(self, batch: list[bytes], room: int, stays_torn: bool) -> None:
         self.disk.fill(room)
@@ -123,6 +132,24 @@ class StoreAgainstAList(RuleBasedStateMachine):
         self.promised_end = self.end
 
     @rule()
+    def flush(self) -> None:
+        self.log.flush()
+        self.promised_end = self.end
+
+    @rule()
+    def flush_on_a_failing_disk(self) -> None:
+        self.disk.fails = lambda action, _path: action in ("sync", "create")
+        with contextlib.suppress(OSError):
+            self.log.flush()
+            self.promised_end = self.end
+        self.disk.mend()
+
+    @rule()
+    def sync_in_the_background(self) -> None:
+        self.store.sync()
+        self.promised_end = self.end
+
+    @rule()
     def checkpoint(self) -> None:
         self.log.checkpoint()
         self.promised_end = self.end
@@ -149,8 +176,12 @@ class StoreAgainstAList(RuleBasedStateMachine):
         self.now += millis
         self.log.trim(self.now)
 
-    @rule(max_size=st.sampled_from([4096, 20_000, 30_000]), segment=st.sampled_from([1024, 2048]))
-    def update(self, max_size: int, segment: int) -> None:
+    @rule(
+        max_size=st.sampled_from([4096, 20_000, 30_000]),
+        segment=st.sampled_from([1024, 2048]),
+        flushes=st.booleans(),
+    )
+    def update(self, max_size: int, segment: int, flushes: bool) -> None:
         if max_size < self.log.total_bytes:
             return
         self.definition = MessageStreamDefinition(
@@ -159,6 +190,7 @@ class StoreAgainstAList(RuleBasedStateMachine):
             stream_segment_size=segment,
             time_to_live_millis=self.definition.time_to_live_millis,
             strategy_on_full=self.definition.strategy_on_full,
+            flush_on_write=flushes,
         )
         self.store.update(self.stream, self.definition)
 
@@ -283,7 +315,7 @@ class StoreAgainstAList(RuleBasedStateMachine):
 
 TestStoreAgainstAList = StoreAgainstAList.TestCase
 TestStoreAgainstAList.settings = settings(
-    max_examples=80,
+    max_examples=120,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

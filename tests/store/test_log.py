@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from penstock.store.catalog import Catalog, StreamRow
+from penstock.store.journal import Journal
 from penstock.store.log import (
     FileLog,
     Log,
@@ -34,7 +35,15 @@ class Files:
         self.disk = FaultyDisk()
 
     def create(self, limits: Limits = LIMITS) -> FileLog:
-        return create_file_log(self.disk, self.directory, self.catalog, "id", limits, lambda: None)
+        return create_file_log(
+            self.disk,
+            self.directory,
+            self.catalog,
+            "id",
+            limits,
+            lambda: None,
+            Journal(self.disk, self.directory.parent),
+        )
 
     def open(self, limits: Limits = LIMITS, lowest_end: int = 0) -> FileLog:
         return open_file_log(
@@ -44,6 +53,7 @@ class Files:
             "id",
             limits,
             lambda: None,
+            Journal(self.disk, self.directory.parent),
             oldest=self.catalog.streams()[0].oldest,
             lowest_end=lowest_end,
         )

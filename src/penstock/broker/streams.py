@@ -53,7 +53,7 @@ class Stream:
         self._reclaims = reclaims
         self.log = stored.log
         self.waiters = Waiters()
-        self._commit = GroupCommit(executor, stored.log.sync)
+        self._commit = GroupCommit(executor, stored.log.flush)
 
     @property
     def stored(self) -> StoredStream:

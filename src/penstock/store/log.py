@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 from penstock.model.message import MessageRun
 from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
+from penstock.store.journal import Journal
 from penstock.store.record import data_path, index_path
 from penstock.store.retention import Limits, count_expired, plan_room
 from penstock.store.segment import (
@@ -27,6 +28,7 @@ from penstock.store.segment import (
     SealedSegment,
     SegmentFiles,
     SegmentSummary,
+    Written,
 )
 
 logger = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ class Segment(Protocol):
 
 
 class WritableSegment(Segment, Protocol):
-    def append(self, payloads: Sequence[bytes], ingest_time: int) -> None: ...
+    def append(self, payloads: Sequence[bytes], ingest_time: int) -> Written | None: ...
 
 
 class Log:
@@ -113,7 +115,7 @@ class Log:
             self._roll()
         first = self._active.end
         self._reserve(first + len(payloads))
-        self._active.append(payloads, now)
+        self._appended(self._active.append(payloads, now))
         self._total_bytes += needed
         return first
 
@@ -173,6 +175,9 @@ class Log:
     def _reserve(self, end: int) -> None:
         """Called before the numbers below `end` are handed out."""
 
+    def _appended(self, written: Written | None) -> None:
+        """Called with what an append wrote."""
+
     def _dropped(self, segments: Sequence[Segment]) -> None:
         """Called for segments that no longer belong to the log."""
 
@@ -180,7 +185,12 @@ class Log:
         """Called before a sealed segment is read."""
 
     def sync(self) -> None:
-        """Everything appended before this call is on the disk after it; from any thread."""
+        """Everything appended before this call is in its segment's files on the disk after it;
+        from any thread."""
+
+    def flush(self) -> None:
+        """Everything appended before this call survives a power cut after it; from any thread,
+        but one at a time."""
 
     def work(self) -> None:
         """Do what was put off, in the order in which it came up; from any thread."""
@@ -249,14 +259,19 @@ class FileLog(Log):
         sealed: Sequence[SealedSegment],
         active: ActiveSegment,
         request_work: Callable[[], None],
+        journal: Journal,
         checkpoint: SegmentSummary | None = None,
     ) -> None:
         super().__init__(limits, sealed, active)
         self._disk = disk
         self._directory = directory
         self._catalog = catalog
-        self._stream_id = stream_id
+        self.stream_id = stream_id
         self._file = active
+        self._journal = journal
+        # Whether appends are journaled, so that `flush` need not sync the segments.
+        self.journals = False
+        self.needs_sync = False
         self._request_work = request_work
         self._open: SealedSegment | None = None
         # Segments that hold bytes which may not be on the disk; the newest is the active one.
@@ -315,14 +330,14 @@ class FileLog(Log):
             sealing.files.sync()
         # The segment that follows must be listed before this one is known to have ended.
         self._disk.sync_directory(self._directory)
-        self._catalog.add_segments(self._stream_id, [sealing.summary for sealing in sealings])
+        self._catalog.add_segments(self.stream_id, [sealing.summary for sealing in sealings])
         for sealing in sealings:
             self._unsynced.remove(sealing.files)
             sealing.files.close()
 
     def _remove(self, removal: _Removal) -> None:
         # In the catalog first: a file that is gone while the catalog lists it counts as damage.
-        self._catalog.remove_segments(self._stream_id, removal.oldest)
+        self._catalog.remove_segments(self.stream_id, removal.oldest)
         for first in removal.firsts:
             self._disk.remove(data_path(self._directory, first))
             self._disk.remove(index_path(self._directory, first))
@@ -342,6 +357,22 @@ class FileLog(Log):
             files.sync()
         self._synced_end = end
 
+    def _appended(self, written: Written | None) -> None:
+        if self.journals and written is not None:
+            self._journal.add(self, self._file.first, written)
+
+    def flush(self) -> None:
+        if self.journals:
+            self._journal.commit()
+            if not self.needs_sync:
+                return
+        self.needs_sync = False
+        try:
+            self.sync()
+        except OSError:
+            self.needs_sync = True
+            raise
+
     def checkpoint(self) -> None:
         """Sync, and remember how much of the active segment need not be verified again."""
         summary = self._file.summary()
@@ -349,7 +380,7 @@ class FileLog(Log):
         last = self._checkpointed
         known = last.size if last is not None and last.first == summary.first else 0
         if summary.size - known >= _CHECKPOINT_BYTES:
-            self._catalog.set_checkpoints([(self._stream_id, summary)])
+            self._catalog.set_checkpoints([(self.stream_id, summary)])
             self._checkpointed = summary
 
     def finish(self) -> SegmentSummary | None:
@@ -377,10 +408,10 @@ def create_file_log(
     stream_id: str,
     limits: Limits,
     request_work: Callable[[], None],
-    first: int = 0,
+    journal: Journal,
 ) -> FileLog:
     disk.make_directory(directory)
-    active = ActiveSegment(SegmentFiles.create(disk, directory, first))
+    active = ActiveSegment(SegmentFiles.create(disk, directory, 0))
     # From here on, a stream without an active segment is one that has lost it.
     disk.sync_directory(directory)
-    return FileLog(disk, directory, catalog, stream_id, limits, [], active, request_work)
+    return FileLog(disk, directory, catalog, stream_id, limits, [], active, request_work, journal)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
+from penstock.store.journal import Journal
 from penstock.store.log import DEFINITION_FILE, FileLog
 from penstock.store.record import (
     ENTRY,
@@ -114,6 +115,7 @@ def open_file_log(
     stream_id: str,
     limits: Limits,
     request_work: Callable[[], None],
+    journal: Journal,
     *,
     oldest: int,
     lowest_end: int,
@@ -159,7 +161,16 @@ def open_file_log(
         active = ActiveSegment(SegmentFiles.create(disk, directory, end))
     sealed = _fill_gaps(disk, directory, sealed, oldest, active.first)
     return FileLog(
-        disk, directory, catalog, stream_id, limits, sealed, active, request_work, checkpoint
+        disk,
+        directory,
+        catalog,
+        stream_id,
+        limits,
+        sealed,
+        active,
+        request_work,
+        journal,
+        checkpoint,
     )
 
 

@@ -55,6 +55,15 @@ class SegmentSummary(NamedTuple):
     index_crc: int
 
 
+class Written(NamedTuple):
+    """What an append wrote, and where: enough to write it again."""
+
+    position: int
+    number: int
+    data: bytes
+    entries: bytes
+
+
 class SegmentFiles:
     """The two open files of a segment."""
 
@@ -183,14 +192,15 @@ class ActiveSegment:
         self._index_crc = recovered.index_crc if recovered else 0
         self._is_torn = False
 
-    def append(self, payloads: Sequence[bytes], ingest_time: int) -> None:
+    def append(self, payloads: Sequence[bytes], ingest_time: int) -> Written:
         self.repair()
         data = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         entries = pack_entries(payloads, self.size, ingest_time)
+        written = Written(self.size, self.end - self.first, data, entries)
         files = self.files
         try:
-            files.disk.write(files.data, data, self.size)
-            files.disk.write(files.index, entries, (self.end - self.first) * ENTRY.size)
+            files.disk.write(files.data, data, written.position)
+            files.disk.write(files.index, entries, written.number * ENTRY.size)
         except OSError:
             self._is_torn = True
             self._cut()
@@ -203,6 +213,7 @@ class ActiveSegment:
         self._index_crc = crc32(entries, self._index_crc)
         self.size += len(data)
         self.end += len(payloads)
+        return written
 
     def repair(self) -> None:
         """Cut off what a failed append left, if the disk did not even let it be cut off then."""

@@ -26,6 +26,7 @@ from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, Persistence, to_wire
 from penstock.store.catalog import Catalog, ExportProgress, StreamRow
 from penstock.store.files import Disk
+from penstock.store.journal import Journal, Record, decode_records, journal_paths, replay
 from penstock.store.log import (
     DEFINITION_FILE,
     FileLog,
@@ -97,6 +98,8 @@ class Store:
             self.catalog = self._open_catalog()
             self._finish_removals()
             self._adopt_strangers()
+            self._replay_journal()
+            self._journal = Journal(self._disk, root)
             for row in self.catalog.streams():
                 self._open_stream(row)
         except BaseException:
@@ -116,8 +119,15 @@ class Store:
             directory = self._streams_directory / stream_id
             try:
                 log = create_file_log(
-                    self._disk, directory, self.catalog, stream_id, limits, self._work_wanted.set
+                    self._disk,
+                    directory,
+                    self.catalog,
+                    stream_id,
+                    limits,
+                    self._work_wanted.set,
+                    self._journal,
                 )
+                log.journals = definition.flush_on_write
                 self._disk.sync_directory(self._streams_directory)
                 self.catalog.add_stream(row)
             except BaseException:
@@ -142,7 +152,11 @@ class Store:
             for export in definition.exports()
         }
         stream.log.apply(Limits.of(definition))
-        if definition.persistence is Persistence.File:
+        if isinstance(stream.log, FileLog):
+            if definition.flush_on_write and not stream.log.journals:
+                # The journal holds nothing of what came before: that has to be safe first.
+                stream.log.sync()
+            stream.log.journals = definition.flush_on_write
             self._write_definition(stream.id, definition)
 
     def delete(self, name: str) -> None:
@@ -192,11 +206,14 @@ class Store:
         self._finish_removals()
 
     def sync(self) -> None:
-        """Everything appended so far is on the disk after it; from any thread."""
+        """Everything appended so far is on the disk after it; in the background."""
+        is_draining = self._journal.drain()
         for stream in list(self.streams.values()):
             log = stream.log
             if isinstance(log, FileLog) and log.has_unsynced:
                 self._attempt(stream, log.checkpoint)
+        if is_draining and not self._troubles:
+            self._journal.drained()
 
     def _attempt(self, stream: StoredStream, work: Callable[[], None]) -> None:
         try:
@@ -213,19 +230,46 @@ class Store:
     def close(self) -> None:
         """Seal, sync and check off everything, so that the next start has nothing to recover."""
         checkpoints = []
+        is_synced = True
         for stream in self.streams.values():
             try:
                 if isinstance(stream.log, FileLog) and (summary := stream.log.finish()):
                     checkpoints.append((stream.id, summary))
                 stream.log.close()
             except (OSError, sqlite3.Error) as error:
+                is_synced = False
                 logger.error("stream %r cannot be closed: %s", stream.definition.name, error)
         try:
             self.catalog.set_checkpoints(checkpoints)
         except sqlite3.Error as error:
             logger.error("the checkpoints cannot be stored: %s", error)
+        if is_synced:
+            self._journal.close()
         self.catalog.close()
         os.close(self._lock)
+
+    def _replay_journal(self) -> None:
+        """Bring segments up to what was promised, before anything looks at them."""
+        paths = journal_paths(self.root)
+        records: dict[str, list[Record]] = {}
+        for path in paths:
+            for record in decode_records(path.read_bytes()):
+                records.setdefault(record.stream_id, []).append(record)
+        for row in self.catalog.streams():
+            # What is sealed is safe; what is older was removed.
+            sealed = {segment.first for segment in self.catalog.segments(row.id)} if records else ()
+            wanted = [
+                record
+                for record in records.get(row.id, ())
+                if record.segment not in sealed and record.segment >= row.oldest
+            ]
+            directory = self._streams_directory / row.id
+            if wanted and directory.is_dir():
+                replay(self._disk, directory, wanted)
+        for path in paths:
+            self._disk.remove(path)
+        if paths:
+            self._disk.sync_directory(self.root)
 
     def _open_catalog(self) -> Catalog:
         path = self.root / "catalog.sqlite"
@@ -314,9 +358,11 @@ class Store:
                     row.id,
                     Limits.of(definition),
                     self._work_wanted.set,
+                    self._journal,
                     oldest=row.oldest,
                     lowest_end=max(row.reserved, exported),
                 )
+                log.journals = definition.flush_on_write
                 if not (directory / DEFINITION_FILE).exists():
                     self._write_definition(row.id, definition)
         except (OSError, msgspec.DecodeError, sqlite3.Error) as error:

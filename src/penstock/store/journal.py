@@ -1,0 +1,226 @@
+"""The journal: one small sync for every append that waits for the disk, whatever its stream.
+
+Such an append is written to its segment as any other, and once more to the journal, which is
+synced at once; the segment follows within a sync interval. After a crash, what the journal holds
+is written to the segments again, byte for byte at the same place, before anything reads them.
+
+There are two journal files, so that one can be drained while the other is written. Both have
+their full size from the start: a sync of a file that does not grow costs the disk one write.
+A record, little-endian:
+
+    magic         4 bytes
+    checksum      uint32   CRC-32 of everything behind it
+    epoch         uint64   of this filling of the file; a record of another one ends it
+    stream        16 bytes
+    segment       uint64   its first sequence number
+    position      uint32   of the payloads in the data file
+    number        uint32   of the first index entry
+    sizes         uint32   of the payloads, of the index entries
+    payloads, index entries
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple, Protocol
+
+from penstock.store.files import Disk
+from penstock.store.record import ENTRY, crc32, data_path, index_path
+from penstock.store.segment import SegmentFiles, Written
+
+_MAGIC = b"PJ01"
+_CHECKED = Struct("<4sI")
+_HEAD = Struct("<Q16sQIIII")
+
+_FILE_BYTES = 4 * 1024 * 1024
+# A large commit is worth syncing the segments themselves: it would be written twice for nothing.
+_MAX_COMMIT_BYTES = 64 * 1024
+
+
+class Client(Protocol):
+    """A log that journals. `needs_sync` is set where the journal could not take its appends."""
+
+    stream_id: str
+    needs_sync: bool
+
+
+class Record(NamedTuple):
+    stream_id: str
+    segment: int
+    written: Written
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor: int | None = None
+        self.position = 0
+        self.epoch = 0
+
+
+class Journal:
+    """Called by the event loop (`add`), by those who sync for it (`commit`), and in the background
+    (`drain`, `drained`)."""
+
+    def __init__(self, disk: Disk, root: Path) -> None:
+        self._disk = disk
+        self._root = root
+        self._current = _File(root / "journal.0")
+        self._spare: _File | None = _File(root / "journal.1")
+        self._draining: _File | None = None
+        self._pending: list[tuple[Client, int, Written]] = []
+        self._committing = threading.Lock()
+
+    def add(self, client: Client, segment: int, written: Written) -> None:
+        self._pending.append((client, segment, written))
+
+    def commit(self) -> None:
+        """What was added before this call is on the disk, or its client is told to sync."""
+        with self._committing:
+            pending, self._pending = self._pending, []
+            if not pending:
+                return
+            try:
+                taken = self._write(pending)
+            except OSError:
+                taken = False
+            if not taken:
+                for client, _, _ in pending:
+                    client.needs_sync = True
+
+    def _write(self, pending: list[tuple[Client, int, Written]]) -> bool:
+        size = sum(len(written.data) + len(written.entries) for _, _, written in pending)
+        if size > _MAX_COMMIT_BYTES:
+            return False
+        file = self._current
+        if file.descriptor is None:
+            file.descriptor = self._open(file.path)
+        if file.position == 0:
+            file.epoch = time.time_ns()
+        records = b"".join(
+            encode_record(file.epoch, Record(client.stream_id, segment, written))
+            for client, segment, written in pending
+        )
+        if file.position + len(records) > _FILE_BYTES:
+            return False
+        self._disk.write(file.descriptor, records, file.position)
+        self._disk.sync(file.descriptor)
+        file.position += len(records)
+        return True
+
+    def _open(self, path: Path) -> int:
+        descriptor = self._disk.create(path)
+        try:
+            self._disk.write(descriptor, bytes(_FILE_BYTES), 0)
+            self._disk.sync(descriptor)
+            self._disk.sync_directory(self._root)
+        except OSError:
+            self._disk.close(descriptor)
+            self._disk.remove(path)
+            raise
+        return descriptor
+
+    def drain(self) -> bool:
+        """Turn to the spare file; what the other one holds is not needed once all logs are synced.
+
+        False if there is nothing to drain.
+        """
+        with self._committing:
+            if self._spare is None:
+                return True  # the last time something could not be synced
+            if self._current.position == 0:
+                return False
+            self._draining, self._current, self._spare = self._current, self._spare, None
+            return True
+
+    def drained(self) -> None:
+        """All logs were synced after `drain`."""
+        with self._committing:
+            assert self._draining is not None
+            self._draining.position = 0
+            self._spare, self._draining = self._draining, None
+
+    def close(self) -> None:
+        """All logs are synced: nothing of it is needed again."""
+        for file in (self._current, self._spare, self._draining):
+            if file is not None and file.descriptor is not None:
+                self._disk.close(file.descriptor)
+                self._disk.remove(file.path)
+
+
+def encode_record(epoch: int, record: Record) -> bytes:
+    written = record.written
+    body = b"".join(
+        (
+            _HEAD.pack(
+                epoch,
+                record.stream_id.encode(),
+                record.segment,
+                written.position,
+                written.number,
+                len(written.data),
+                len(written.entries),
+            ),
+            written.data,
+            written.entries,
+        )
+    )
+    return _CHECKED.pack(_MAGIC, crc32(body)) + body
+
+
+def decode_records(contents: bytes) -> Iterator[Record]:
+    """The records of one filling, as far as they are whole."""
+    position, filling = 0, None
+    while position + _CHECKED.size + _HEAD.size <= len(contents):
+        magic, checksum = _CHECKED.unpack_from(contents, position)
+        start = position + _CHECKED.size
+        epoch, stream_id, segment, at, number, data_size, entries_size = _HEAD.unpack_from(
+            contents, start
+        )
+        data_start = start + _HEAD.size
+        stop = data_start + data_size + entries_size
+        if (
+            magic != _MAGIC
+            or stop > len(contents)
+            or crc32(contents[start:stop]) != checksum
+            or (filling is not None and epoch != filling)
+        ):
+            return
+        filling = epoch
+        data = contents[data_start : data_start + data_size]
+        entries = contents[data_start + data_size : stop]
+        yield Record(stream_id.decode(), segment, Written(at, number, data, entries))
+        position = stop
+
+
+def journal_paths(root: Path) -> list[Path]:
+    return [path for path in (root / "journal.0", root / "journal.1") if path.exists()]
+
+
+def replay(disk: Disk, directory: Path, records: list[Record]) -> None:
+    """Write again to the segments below a stream's directory what a crash may have taken."""
+    segments: dict[int, SegmentFiles] = {}
+    try:
+        for record in records:
+            if record.segment not in segments:
+                segments[record.segment] = _open_or_create(disk, directory, record.segment)
+            files, written = segments[record.segment], record.written
+            disk.write(files.data, written.data, written.position)
+            disk.write(files.index, written.entries, written.number * ENTRY.size)
+        for files in segments.values():
+            files.sync()
+    finally:
+        for files in segments.values():
+            files.close()
+
+
+def _open_or_create(disk: Disk, directory: Path, first: int) -> SegmentFiles:
+    descriptors = [
+        disk.open(path) if path.exists() else disk.create(path)
+        for path in (data_path(directory, first), index_path(directory, first))
+    ]
+    return SegmentFiles(disk, directory, first, *descriptors)

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from penstock.store.journal import Record, decode_records, encode_record, journal_paths
+from penstock.store.log import FileLog
+from penstock.store.segment import Written
+from penstock.store.store import Store
+from penstock.testing.faults import FaultyDisk
+from tests.store.conftest import Define
+
+RECORD = Record("0123456789abcdef", 5, Written(10, 2, b"data", b"entries"))
+
+
+class Machine:
+    """A store on a disk that loses power."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.disk = FaultyDisk()
+        self.store = Store(root, self.disk)
+
+    def log(self, name: str = "s") -> FileLog:
+        log = self.store.streams[name].log
+        assert isinstance(log, FileLog)
+        return log
+
+    def cut_the_power(self, seed: int) -> None:
+        for descriptor in list(self.disk._open_files):
+            self.disk.close(descriptor)
+        self.store.catalog.close()
+        os.close(self.store._lock)
+        self.disk.power_cut(Random(seed))
+        self.store = Store(self.root, self.disk)
+
+    def messages(self, name: str = "s") -> list[bytes]:
+        log, messages = self.log(name), []
+        while log.oldest + len(messages) < log.end:
+            messages += log.read(log.oldest + len(messages), log.end, 1 << 20).payloads
+        return messages
+
+
+@pytest.fixture
+def machine(root: Path) -> Machine:
+    return Machine(root)
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    records = encode_record(7, RECORD) + encode_record(7, RECORD._replace(segment=6))
+    assert list(decode_records(records + bytes(1000))) == [RECORD, RECORD._replace(segment=6)]
+
+
+def test_a_record_of_an_earlier_filling_ends_the_journal() -> None:
+    assert list(decode_records(encode_record(8, RECORD) + encode_record(7, RECORD))) == [RECORD]
+
+
+@pytest.mark.parametrize("place", range(0, 60, 3))
+def test_a_damaged_record_ends_the_journal(place: int) -> None:
+    damaged = bytearray(encode_record(7, RECORD))
+    damaged[place] ^= 1
+    contents = encode_record(7, RECORD) + bytes(damaged) + encode_record(7, RECORD)
+    assert list(decode_records(contents)) == [RECORD]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_was_flushed_survives_a_power_cut(machine: Machine, define: Define, seed: int) -> None:
+    """Over several segments, and with appends behind it that nobody flushed."""
+    machine.store.create(define(flush_on_write=True))
+    wanted = [bytes([number + 1]) * 400 for number in range(10)]
+    for number, payload in enumerate(wanted):
+        machine.log().append([payload], number)
+        if number % 3 == 0:
+            machine.log().flush()
+    machine.log().flush()
+    machine.log().append([b"not flushed"], 1)
+    machine.cut_the_power(seed)
+    assert machine.messages()[:10] == wanted
+    assert machine.log().append([b"next"], 1) in (10, 11)
+    machine.store.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sync_between_two_flushes_does_not_lose_either(
+    machine: Machine, define: Define, seed: int
+) -> None:
+    machine.store.create(define(flush_on_write=True))
+    for number in range(6):
+        machine.log().append([bytes([number + 1]) * 300], 1)
+        machine.log().flush()
+        if number in (1, 3):
+            machine.store.sync()
+    for again in range(3):
+        machine.cut_the_power(seed + again)
+        assert machine.messages() == [bytes([number + 1]) * 300 for number in range(6)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_streams_share_a_commit(machine: Machine, define: Define, seed: int) -> None:
+    for name in ("a", "b", "plain"):
+        machine.store.create(define(name, flush_on_write=name != "plain"))
+        machine.log(name).append([name.encode()], 1)
+    machine.log("a").flush()
+    machine.cut_the_power(seed)
+    assert machine.messages("a") == [b"a"]
+    assert machine.messages("b") == [b"b"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_too_large_for_the_journal_is_synced_instead(
+    machine: Machine, define: Define, seed: int
+) -> None:
+    machine.store.create(define(flush_on_write=True))
+    machine.log().append([bytes([1]) * 200_000], 1)
+    machine.log().flush()
+    machine.cut_the_power(seed)
+    assert machine.messages() == [bytes([1]) * 200_000]
+    assert journal_paths(machine.root) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_full_journal_is_no_reason_to_stop(machine: Machine, define: Define, seed: int) -> None:
+    machine.store.create(define(flush_on_write=True, max_size=1 << 30, stream_segment_size=1 << 23))
+    for number in range(90):
+        machine.log().append([bytes([number + 1]) * 50_000], 1)
+        machine.log().flush()
+    machine.cut_the_power(seed)
+    assert machine.messages() == [bytes([number + 1]) * 50_000 for number in range(90)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_journal_that_cannot_be_written_is_replaced_by_syncs(
+    machine: Machine, define: Define, seed: int
+) -> None:
+    machine.store.create(define(flush_on_write=True))
+    machine.log().append([b"x"], 1)
+    machine.disk.fails = lambda _action, path: path.name.startswith("journal")
+    machine.log().flush()
+    machine.disk.mend()
+    machine.cut_the_power(seed)
+    assert machine.messages() == [b"x"]
+
+
+def test_a_disk_that_syncs_nothing_is_an_error_until_it_does(
+    machine: Machine, define: Define
+) -> None:
+    machine.store.create(define(flush_on_write=True))
+    machine.log().append([b"x"], 1)
+    machine.disk.fails = lambda action, _path: action == "sync"
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            machine.log().flush()
+    machine.disk.mend()
+    machine.log().flush()
+    machine.cut_the_power(1)
+    assert machine.messages() == [b"x"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_turning_flush_on_write_on_makes_what_is_there_safe(
+    machine: Machine, define: Define, seed: int
+) -> None:
+    stream = machine.store.create(define())
+    machine.log().append([b"before"], 1)
+    machine.store.update(stream, define(flush_on_write=True))
+    machine.log().append([b"after"], 1)
+    machine.log().flush()
+    machine.cut_the_power(seed)
+    assert machine.messages() == [b"before", b"after"]
+
+
+def test_the_journal_of_a_deleted_stream_brings_nothing_back(
+    machine: Machine, define: Define
+) -> None:
+    machine.store.create(define(flush_on_write=True))
+    machine.log().append([b"x"], 1)
+    machine.log().flush()
+    machine.store.delete("s")
+    machine.store.create(define(flush_on_write=True))
+    machine.cut_the_power(1)
+    assert machine.messages() == []
+
+
+def test_removed_segments_are_not_written_again(machine: Machine, define: Define) -> None:
+    machine.store.create(define(flush_on_write=True, max_size=4096))
+    for number in range(8):
+        machine.log().append([bytes([number + 1]) * 1000], 1)
+        machine.log().flush()
+    machine.store.work()
+    machine.cut_the_power(1)
+    assert machine.messages() == [bytes([number + 1]) * 1000 for number in range(4, 8)]
+
+
+def test_a_clean_stop_leaves_no_journal(machine: Machine, define: Define) -> None:
+    machine.store.create(define(flush_on_write=True))
+    machine.log().append([b"x"], 1)
+    machine.log().flush()
+    assert journal_paths(machine.root)
+    machine.store.close()
+    assert journal_paths(machine.root) == []
+
+
+def test_there_is_no_journal_where_nobody_flushes(machine: Machine, define: Define) -> None:
+    machine.store.create(define())
+    machine.log().append([b"x"], 1)
+    machine.store.sync()
+    machine.log().flush()
+    assert journal_paths(machine.root) == []
