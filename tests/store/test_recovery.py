@@ -93,3 +93,15 @@ def test_zeros_at_the_end_are_not_messages(active: ActiveSegment, tmp_path: Path
             file.write(bytes(160))
     recovered = recover_segment(active.files, None)
     assert recovered.summary == active.summary()
+
+
+@pytest.mark.parametrize("byte", range(4))
+def test_a_wrong_end_position_costs_two_messages_and_no_more(
+    active: ActiveSegment, tmp_path: Path, byte: int
+) -> None:
+    contents = bytearray(index_path(tmp_path, 0).read_bytes())
+    contents[16 * 4 + byte] ^= 0x04
+    index_path(tmp_path, 0).write_bytes(bytes(contents))
+    recovered = recover_segment(active.files, None)
+    assert recovered.damaged == [4, 5]
+    assert recovered.summary.end == 10

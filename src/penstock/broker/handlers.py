@@ -118,37 +118,40 @@ class Handlers:
     # Appends
 
     def append_run(self, caller: Caller, run: AppendRun) -> None:
-        """Appends that came one behind the other: one write for all where they fit together."""
-        payloads = run.payloads
+        """Appends that came one behind the other: one write for all that fit a segment."""
         try:
             caller.access.require(Operation.AppendMessage, run.stream_name)
             stream = self._streams.find(run.stream_name)
-            size = sum(map(len, payloads))
-            if len(payloads) > 1 and not stream.log.fits_active(size):
-                for request_id, payload in zip(run.request_ids, payloads, strict=True):
-                    self.append_run(caller, AppendRun(run.stream_name, [request_id], [payload]))
-                return
+        except StreamManagerException as error:
+            _fail_appends(caller, run.request_ids, error)
+            return
+        request_ids, payloads = run.request_ids, run.payloads
+        while payloads:
+            count = stream.log.count_fitting(payloads)
+            self._append_together(caller, stream, request_ids[:count], payloads[:count])
+            request_ids, payloads = request_ids[count:], payloads[count:]
+
+    def _append_together(
+        self, caller: Caller, stream: Stream, request_ids: list[bytes], payloads: list[bytes]
+    ) -> None:
+        try:
             first = stream.append(payloads, now_millis())
         except StreamManagerException as error:
-            for request_id in run.request_ids:
-                call = caller.open_call(_decode_id(request_id), Operation.AppendMessage)
-                call.fail(error)
+            _fail_appends(caller, request_ids, error)
             return
         self._counters.messages_appended += len(payloads)
-        self._counters.bytes_appended += size
+        self._counters.bytes_appended += sum(map(len, payloads))
         if not stream.flushes:
-            caller.send(encode_append_responses(run.request_ids, first))
+            caller.send(encode_append_responses(request_ids, first))
             return
         send = caller.defer()
 
         def answer(error: BaseException | None) -> None:
             if error is None:
-                send(encode_append_responses(run.request_ids, first))
-                return
-            send(b"")
-            for request_id in run.request_ids:
-                call = caller.open_call(_decode_id(request_id), Operation.AppendMessage)
-                call.fail(_not_synced(error))
+                send(encode_append_responses(request_ids, first))
+            else:
+                send(b"")
+                _fail_appends(caller, request_ids, _not_synced(error))
 
         stream.wait_for_disk(answer)
 
@@ -359,6 +362,11 @@ def _failing(call: Call) -> Iterator[None]:
 def _answering(call: Call, steps: Iterator[None]) -> Iterator[None]:
     with _failing(call):
         yield from steps
+
+
+def _fail_appends(caller: Caller, request_ids: list[bytes], error: StreamManagerException) -> None:
+    for request_id in request_ids:
+        caller.open_call(_decode_id(request_id), Operation.AppendMessage).fail(error)
 
 
 def _decode_id(request_id: bytes) -> str:

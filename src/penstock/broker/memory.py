@@ -22,11 +22,15 @@ class FrameMemory:
         """Whether the owner may read on now; if not, `go_on` is called when it may."""
         if size <= _SMALL_BYTES or owner in self._reserved:
             return True
-        if not self._waiting and sum(self._reserved.values()) + size <= self._limit:
+        if not self._waiting and self._has_room(size):
             self._reserved[owner] = size
             return True
         self._waiting[owner] = (size, go_on)
         return False
+
+    def _has_room(self, size: int) -> bool:
+        # Alone there is room for any: one that never got it would hold up all behind it.
+        return not self._reserved or sum(self._reserved.values()) + size <= self._limit
 
     def admits(self, owner: Hashable) -> bool:
         return owner not in self._waiting
@@ -37,7 +41,7 @@ class FrameMemory:
         self._reserved.pop(owner, None)
         while self._waiting:
             next_owner, (size, go_on) = next(iter(self._waiting.items()))
-            if sum(self._reserved.values()) + size > self._limit:
+            if not self._has_room(size):
                 return
             del self._waiting[next_owner]
             self._reserved[next_owner] = size

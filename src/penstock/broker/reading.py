@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from penstock.broker.streams import Stream
 from penstock.errors import MessageStoreReadErrorException, ResponsePayloadTooLargeException
+from penstock.model.message import MessageRun
 from penstock.wire.codec import encode_messages
 from penstock.wire.frames import MAX_FRAME_BYTES
 
@@ -46,9 +47,8 @@ class MessageReader:
     def steps(self) -> Iterator[None]:
         """Reads; pauses after each step of about a mebibyte, unless it is done."""
         while not self._is_done():
-            stop = min(self._stop, self._next + STEP_MESSAGES)
             try:
-                run = self._stream.read(self._next, stop, self._budget())
+                run = self._read_step()
             except MessageStoreReadErrorException:
                 if self.count >= self._minimum:
                     return
@@ -86,7 +86,11 @@ class MessageReader:
             return True
         return self.count >= self._minimum and self._size >= self._soft_limit
 
-    def _budget(self) -> int:
-        if self.count < self._minimum:
-            return STEP_BYTES
-        return max(1, min(STEP_BYTES, self._soft_limit - self._size))
+    def _read_step(self) -> MessageRun:
+        room = self._soft_limit - self._size
+        if room > 0:
+            stop = self._next + STEP_MESSAGES
+            return self._stream.read(self._next, min(stop, self._stop), min(room, STEP_BYTES))
+        # Beyond the limit only what is missing of the minimum.
+        stop = self._next + min(STEP_MESSAGES, self._minimum - self.count)
+        return self._stream.read(self._next, stop, STEP_BYTES)

@@ -111,7 +111,8 @@ class Broker:
             )
         except OSError as error:
             raise SettingError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port "
+                f"cannot listen on {host}:{port}: "
+                f"{os.strerror(error.errno) if error.errno else error}; choose another port "
                 "with --port (0 picks a free one)"
             ) from None
         self._servers.append(server)
@@ -179,8 +180,7 @@ class Broker:
         interval = self._settings.sync_interval_ms / 1000
         next_sync = time.monotonic() + interval
         while not self._is_stopping.is_set():
-            # Not for as long as an interval may be: a stop waits for this thread.
-            self._store.wait_for_work(min(max(0.0, next_sync - time.monotonic()), _SWEEP_SECONDS))
+            self._store.wait_for_work(max(0.0, next_sync - time.monotonic()))
             try:
                 self._store.work()
                 if time.monotonic() >= next_sync:

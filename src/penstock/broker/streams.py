@@ -23,6 +23,7 @@ from penstock.errors import (
     RequestPayloadTooLargeException,
     ResourceNotFoundException,
     ServerOutOfMemoryException,
+    StreamManagerException,
     UnknownFailureException,
 )
 from penstock.model import (
@@ -74,8 +75,10 @@ class Stream:
 
     def append(self, payloads: Sequence[bytes], now: int) -> int:
         """All of them or none; the number of the first. Whoever waits for them is woken."""
-        with _explained(self.name):
+        try:
             first = self.log.append(payloads, now, self._exported_end)
+        except _EXPLAINED as error:
+            raise _explain(self.name, error) from None
         self.waiters.wake(self.log.end)
         return first
 
@@ -225,27 +228,32 @@ class Streams:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """The store's errors as a client is told them."""
     try:
         yield
-    except StreamFullError:
-        raise InvalidRequestException(
-            f"the message stream {name!r} is full and rejects new data: the message does not fit "
-            "its maxSize"
-        ) from None
-    except MessageTooLargeError:
-        raise RequestPayloadTooLargeException(
-            f"the message is larger than the maxSize of the message stream {name!r}"
-        ) from None
-    except MemoryError:
-        raise ServerOutOfMemoryException(
-            "the server has no memory left; nothing was changed"
-        ) from None
-    except (OSError, sqlite3.Error) as error:
-        logger.error("stream %r: %s", name, error)
-        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if is_full or "disk is full" in str(error):
-            raise UnknownFailureException(
-                "the disk of the server is full; nothing was changed"
-            ) from None
-        raise UnknownFailureException(f"the disk of the server failed: {error}") from None
+    except _EXPLAINED as error:
+        raise _explain(name, error) from None
+
+
+_EXPLAINED = (StreamFullError, MessageTooLargeError, MemoryError, OSError, sqlite3.Error)
+
+
+def _explain(name: str, error: Exception) -> StreamManagerException:
+    """The store's errors as a client is told them."""
+    match error:
+        case StreamFullError():
+            return InvalidRequestException(
+                f"the message stream {name!r} is full and rejects new data: the message does not "
+                "fit its maxSize"
+            )
+        case MessageTooLargeError():
+            return RequestPayloadTooLargeException(
+                f"the message is larger than the maxSize of the message stream {name!r}"
+            )
+        case MemoryError():
+            return ServerOutOfMemoryException("the server has no memory left; nothing was changed")
+    logger.error("stream %r: %s", name, error)
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # SQLite says it in words only.
+    if is_full or "disk is full" in str(error):
+        return UnknownFailureException("the disk of the server is full; nothing was changed")
+    return UnknownFailureException(f"the disk of the server failed: {error}")

@@ -87,25 +87,29 @@ def _allowed_at(path: str, kind: type) -> str:
     """The values of the enum that a path leads to."""
     found: inspect.Type = inspect.type_info(kind)
     for step in _STEP.finditer(path):
-        options = found.types if isinstance(found, inspect.UnionType) else (found,)
-        for option in options:
+        for option in _options(found):
             if isinstance(option, inspect.StructType):
                 found = next(
                     field.type for field in option.fields if field.encode_name == step["key"]
                 )
             elif isinstance(option, inspect.ListType):
                 found = option.item_type
-    options = found.types if isinstance(found, inspect.UnionType) else (found,)
     members = [
         member
-        for option in options
+        for option in _options(found)
         if isinstance(option, inspect.EnumType)
         for member in option.cls
     ]
     return ", ".join(
-        str(member.value) if member.value == member.name else f"{member.value} ({member.name})"
+        member.value if isinstance(member.value, str) else f"{member.value} ({member.name})"
         for member in members
     )
+
+
+def _options(found: inspect.Type) -> tuple[inspect.Type, ...]:
+    if isinstance(found, inspect.Metadata):
+        return _options(found.type)
+    return found.types if isinstance(found, inspect.UnionType) else (found,)
 
 
 def _follow(path: str, value: Any) -> Any:

@@ -6,6 +6,7 @@ what was not synced.
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
@@ -36,6 +37,12 @@ class Disk:
             data = os.pread(descriptor, size, position)
             parts.append(data)
         return b"".join(parts)
+
+    def map(self, descriptor: int) -> mmap.mmap | bytes:
+        """All of a file that nobody changes meanwhile."""
+        if self.size(descriptor) == 0:
+            return b""
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
 
     def write(self, descriptor: int, data: bytes, position: int) -> None:
         written = os.pwrite(descriptor, data, position)

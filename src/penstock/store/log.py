@@ -12,6 +12,7 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -119,12 +120,15 @@ class Log:
         self._total_bytes += needed
         return first
 
-    def fits_active(self, size: int) -> bool:
-        """Whether appends of so many bytes in all go into the segment that is open now."""
-        return (
-            self._active.size + size <= self.limits.segment_size
-            and self._total_bytes + size <= self.limits.max_size
+    def count_fitting(self, payloads: Sequence[bytes]) -> int:
+        """How many of these go into the active segment together; the first goes somewhere."""
+        room = min(
+            self.limits.segment_size - self._active.size,
+            self.limits.max_size - self._total_bytes,
         )
+        if sum(map(len, payloads)) <= room:
+            return len(payloads)
+        return max(bisect_right(list(accumulate(map(len, payloads))), room), 1)
 
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
         """Messages from `start` on, as far as one segment and `max_bytes` go, but one at least.

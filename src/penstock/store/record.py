@@ -66,6 +66,9 @@ def _seed(ingest_time: int) -> int:
 
 def pack_entries(payloads: Sequence[bytes], position: int, ingest_time: int) -> bytes:
     """Index entries of payloads that are stored one after the other from `position` on."""
+    if len(payloads) == 1:
+        payload = payloads[0]
+        return ENTRY.pack(position + len(payload), checksum(payload, ingest_time), ingest_time)
     ends = accumulate(map(len, payloads), initial=position)
     next(ends)
     checksums = map(crc32, payloads, repeat(_seed(ingest_time)))

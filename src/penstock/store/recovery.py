@@ -46,42 +46,14 @@ def recover_segment(files: SegmentFiles, checkpoint: SegmentSummary | None) -> R
     index_size, data_size = disk.size(files.index), disk.size(files.data)
     count = index_size // ENTRY.size
     verified = SegmentSummary(files.first, files.first, 0, 0, 0, 0, 0)
-    if checkpoint is not None and checkpoint.first == files.first:
-        is_whole = checkpoint.end - checkpoint.first <= count and checkpoint.size <= data_size
-        if is_whole:
-            verified = checkpoint
-    position = verified.size
-    intact = verified
-    damaged: list[int] = []
-    pending_damage: list[int] = []
-    done = verified.end - files.first
-    while done < count:
-        entries = disk.read(
-            files.index, min(_ENTRIES_A_READ, count - done) * ENTRY.size, done * ENTRY.size
-        )
-        for number in range(len(entries) // ENTRY.size):
-            packed = entries[number * ENTRY.size : (number + 1) * ENTRY.size]
-            end, stored_checksum, ingest_time = ENTRY.unpack(packed)
-            sequence_number = files.first + done + number
-            is_plausible = position < end <= data_size
-            payload = disk.read(files.data, end - position, position) if is_plausible else b""
-            if payload and checksum(payload, ingest_time) == stored_checksum:
-                damaged += pending_damage
-                pending_damage = []
-                intact = SegmentSummary(
-                    files.first,
-                    sequence_number + 1,
-                    end,
-                    min(intact.oldest_time or ingest_time, ingest_time),
-                    max(intact.newest_time, ingest_time),
-                    0,
-                    0,
-                )
-            else:
-                pending_damage.append(sequence_number)
-            if is_plausible:
-                position = end
-        done += len(entries) // ENTRY.size
+    if (
+        checkpoint is not None
+        and checkpoint.first == files.first
+        and checkpoint.end - checkpoint.first <= count
+        and checkpoint.size <= data_size
+    ):
+        verified = checkpoint
+    intact, bad = _verify(files, verified, count)
     kept = intact.end - files.first
     if index_size != kept * ENTRY.size:
         disk.truncate(files.index, kept * ENTRY.size)
@@ -97,7 +69,38 @@ def recover_segment(files: SegmentFiles, checkpoint: SegmentSummary | None) -> R
             kept * ENTRY.size,
         ),
     )
+    damaged = [number for number in bad if number < intact.end]
     return Recovered(summary, damaged, count - kept)
+
+
+def _verify(
+    files: SegmentFiles, verified: SegmentSummary, count: int
+) -> tuple[SegmentSummary, list[int]]:
+    """How far the segment is intact, behind what is verified, and which messages are not."""
+    data = files.disk.map(files.data)
+    intact, bad = verified, []
+    begin = verified.size
+    oldest_time, newest_time = verified.oldest_time, verified.newest_time
+    done = verified.end - files.first
+    while done < count:
+        size = min(_ENTRIES_A_READ, count - done) * ENTRY.size
+        entries = files.disk.read(files.index, size, done * ENTRY.size)
+        for number, (end, stored_checksum, ingest_time) in enumerate(
+            ENTRY.iter_unpack(entries), files.first + done
+        ):
+            payload = data[begin:end] if begin < end <= len(data) else b""
+            if payload and checksum(payload, ingest_time) == stored_checksum:
+                oldest_time = min(oldest_time or ingest_time, ingest_time)
+                newest_time = max(newest_time, ingest_time)
+                intact = SegmentSummary(
+                    files.first, number + 1, end, oldest_time, newest_time, 0, 0
+                )
+            else:
+                bad.append(number)
+            # Also if this entry is bad: it may be the payload that is, and not the end.
+            begin = end
+        done += len(entries) // ENTRY.size
+    return intact, bad
 
 
 def _continue_crc(files: SegmentFiles, descriptor: int, crc: int, start: int, stop: int) -> int:

@@ -102,7 +102,7 @@ def encode_append_responses(request_ids: Sequence[bytes], first_sequence_number:
     last = first_sequence_number + count - 1
     if count > 1 and first_sequence_number >= 1 << 16 and last < 1 << 32:
         size = len(request_ids[0])
-        if all(len(request_id) == size for request_id in request_ids):
+        if set(map(len, request_ids)) == {size}:
             return _encode_equal_append_responses(request_ids, size, first_sequence_number)
     parts = []
     for sequence_number, request_id in enumerate(request_ids, first_sequence_number):
@@ -144,27 +144,42 @@ def encode_text(text: str) -> bytes:
     return encode_head(_TEXT, len(data)) + data
 
 
+# CBOR's widths of an unsigned number: below a limit, a prefix and a struct code.
+_WIDTHS = (
+    (24, b"", "B"),
+    (1 << 8, b"\x18", "B"),
+    (1 << 16, b"\x19", "H"),
+    (1 << 32, b"\x1a", "I"),
+    (1 << 64, b"\x1b", "Q"),
+)
+
+
 def encode_messages(stream_name: str, run: MessageRun) -> bytes:
     """The CBOR maps of these messages, one after the other."""
     head = b"\xa4jstreamName" + encode_text(stream_name) + b"nsequenceNumber"
-    pack = Struct(f">{len(_INGEST_TIME)}sq{len(_PAYLOAD)}s").pack
-    heads_of_sizes: dict[int, bytes] = {}
     parts: list[bytes] = []
+    done, number, count = 0, run.first_sequence_number, len(run.payloads)
+    for limit, prefix, code in _WIDTHS:
+        if done < count and number < limit:
+            stop = min(count, done + limit - number)
+            _encode_same_width(head + prefix, code, number, run, slice(done, stop), parts)
+            number, done = number + stop - done, stop
+    return b"".join(parts)
+
+
+def _encode_same_width(
+    head: bytes, code: str, number: int, run: MessageRun, which: slice, parts: list[bytes]
+) -> None:
+    pack = Struct(f">{len(head)}s{code}{len(_INGEST_TIME)}sq").pack
+    payload_heads: dict[int, bytes] = {}
     for sequence_number, (ingest_time, payload) in enumerate(
-        zip(run.ingest_times, run.payloads, strict=True), run.first_sequence_number
+        zip(run.ingest_times[which], run.payloads[which], strict=True), number
     ):
         size = len(payload)
-        size_head = heads_of_sizes.get(size)
-        if size_head is None:
-            size_head = heads_of_sizes[size] = encode_head(_BYTES, size)
-        parts += (
-            head,
-            encode_uint(sequence_number),
-            pack(_INGEST_TIME, ingest_time, _PAYLOAD),
-            size_head,
-            payload,
-        )
-    return b"".join(parts)
+        payload_head = payload_heads.get(size)
+        if payload_head is None:
+            payload_head = payload_heads[size] = _PAYLOAD + encode_head(_BYTES, size)
+        parts += (pack(head, sequence_number, _INGEST_TIME, ingest_time), payload_head, payload)
 
 
 def encode_read_response(request_id: str, count: int, messages: Sequence[bytes]) -> bytes:

@@ -10,6 +10,7 @@ comparing the bytes between them with those of the frame before.
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import NamedTuple
 
 from penstock.errors import ResponseStatusCode
@@ -25,7 +26,7 @@ _LARGE_FRAME_BYTES = 256 * 1024
 _PIECE_BYTES = 16 * 1024
 # As much of a refused frame as is waited for to find its request id.
 _PEEK_BYTES = 512
-_MAX_SHAPES = 64
+_MAX_SHAPES = 128
 
 
 class Frame(NamedTuple):
@@ -57,14 +58,16 @@ Event = Frame | AppendRun | Violation
 
 
 class _Shape(NamedTuple):
-    """Where things are in an append frame of a certain length to a certain stream."""
+    """An append frame of a certain length to a certain stream: all but its id and payload."""
 
-    head: bytes  # from the frame's length up to the request id
-    id_start: int
-    middle_start: int
-    middle: bytes  # from behind the request id up to the payload
-    payload_start: int
     stream_name: str
+    frame: Struct  # head, text of the request id, middle, payload, tail
+    head: bytes  # the frame's length and all up to the text of the request id
+    middle: bytes  # from behind the request id up to the payload
+    tail: bytes  # what closes an indefinite map
+    id_start: int  # where the request id begins in the frame, with its CBOR head
+    middle_start: int
+    payload_start: int
 
 
 class ServerProtocol:
@@ -217,55 +220,65 @@ class ServerProtocol:
         stream_name: str | None = None
         request_ids: list[bytes] = []
         payloads: list[bytes] = []
-        shape_length = -1
-        head = middle = b""
-        id_start = middle_start = payload_start = 0
         while size - position > LENGTH.size:
             (length,) = LENGTH.unpack_from(buffer, position)
             stop = position + 4 + length
             if stop > size or not 1 <= length <= limit:
                 break
-            if length != shape_length:
-                shape = shapes.get(length)
-                if shape is not None:
-                    head, id_start, middle_start, middle, payload_start, name = shape
-                    if stream_name is None:
-                        stream_name = name
-                    # A frame of this length to another stream was seen last: look again.
-                    shape_length = length if name == stream_name else -1
-            if (
-                length == shape_length
-                and buffer.startswith(head, position)
+            shape = shapes.get(length) or self._learn_shape(length, position, stop)
+            if shape is None:
+                break
+            name, _, head, middle, tail, id_start, middle_start, payload_start = shape
+            if not (
+                buffer.startswith(head, position)
                 and buffer.startswith(middle, position + middle_start)
+                and (not tail or buffer.startswith(tail, stop - 1))
             ):
-                request_ids.append(buffer[position + id_start : position + middle_start])
-                payloads.append(buffer[position + payload_start : stop])
-                position = stop
+                # Another stream, or another client's way to write it: look again.
+                del shapes[length]
                 continue
-            cut = _parse_append(buffer, position, stop)
-            if cut is None:
-                break
-            shape, payload_stop = cut
-            if request_ids and shape.stream_name != stream_name:
-                break
-            stream_name = shape.stream_name
-            request_ids.append(buffer[position + shape.id_start : position + shape.middle_start])
-            payloads.append(buffer[position + shape.payload_start : payload_stop])
-            if payload_stop == stop:
-                if len(shapes) >= _MAX_SHAPES:
-                    shapes.clear()
-                shapes[length] = shape
-                head, id_start, middle_start, middle, payload_start, _ = shape
-                shape_length = length
+            if name != stream_name:
+                if stream_name is not None:
+                    break
+                stream_name = name
+            request_ids.append(buffer[position + id_start : position + middle_start])
+            payloads.append(buffer[position + payload_start : stop - len(tail)])
             position = stop
-        if not request_ids or stream_name is None:
+            if buffer.startswith(head, position):
+                # Frames of one length follow one another: they are cut out together.
+                position += self._cut_equal(shape, position, request_ids, payloads)
+        if stream_name is None:
             return None
         self._position = position
         return AppendRun(stream_name, request_ids, payloads)
 
+    def _cut_equal(
+        self, shape: _Shape, position: int, request_ids: list[bytes], payloads: list[bytes]
+    ) -> int:
+        """Cuts out frames as long as they have this very shape; how many bytes they take."""
+        _, frame, head, middle, tail, id_start, _, _ = shape
+        id_head = head[id_start:]
+        count = (len(self._buffer) - position) // frame.size
+        view = memoryview(self._buffer)[position : position + count * frame.size]
+        before = len(payloads)
+        for frame_head, id_text, frame_middle, payload, frame_tail in frame.iter_unpack(view):
+            if frame_head != head or frame_middle != middle or frame_tail != tail:
+                break
+            request_ids.append(id_head + id_text)
+            payloads.append(payload)
+        return (len(payloads) - before) * frame.size
 
-def _parse_append(buffer: bytes, start: int, stop: int) -> tuple[_Shape, int] | None:
-    """What is where in an append frame as the three AWS clients write it, or None.
+    def _learn_shape(self, length: int, start: int, stop: int) -> _Shape | None:
+        shape = _parse_append(self._buffer, start, stop)
+        if shape is not None:
+            if len(self._shapes) >= _MAX_SHAPES:
+                self._shapes.clear()
+            self._shapes[length] = shape
+        return shape
+
+
+def _parse_append(buffer: bytes, start: int, stop: int) -> _Shape | None:
+    """The shape of an append frame as the three AWS clients write it, or None.
 
     Keys in the order requestId, name, payload; a map of definite length (Python, JavaScript)
     or an indefinite one (Java). Everything else is left to the real decoder.
@@ -281,50 +294,48 @@ def _parse_append(buffer: bytes, start: int, stop: int) -> tuple[_Shape, int] | 
     if not buffer.startswith(b"irequestId", body + 1):
         return None
     id_start = body + 11
-    id_stop = _text_stop(buffer, id_start)
-    if not id_stop or not buffer.startswith(b"dname", id_stop):
+    id_text, id_stop = _text_bounds(buffer, id_start)
+    if not id_stop or id_stop + 7 > last or not buffer.startswith(b"dname", id_stop):
         return None
-    name_start = id_stop + 5
-    if name_start + 2 > last:
-        return None
-    name_stop = _text_stop(buffer, name_start)
+    name_text, name_stop = _text_bounds(buffer, id_stop + 5)
     if not name_stop or name_stop + 9 >= last or not buffer.startswith(b"gpayload", name_stop):
         return None
-    payload_head = name_stop + 8
-    info = buffer[payload_head] - 0x40
-    if 0 < info < 24:
-        payload_start, payload_size = payload_head + 1, info
-    elif 24 <= info <= 26:
-        width = 1 << (info - 24)
-        payload_start = payload_head + 1 + width
-        payload_size = int.from_bytes(buffer[payload_head + 1 : payload_start], "big")
-    else:
-        return None
+    payload_start, payload_size = _bytes_bounds(buffer, name_stop + 8)
     if payload_size == 0 or payload_start + payload_size != last:
         return None
-    text_start = name_start + (1 if buffer[name_start] < 0x78 else 2)
-    try:
-        stream_name = buffer[text_start:name_stop].decode("ascii")
-    except UnicodeDecodeError:
+    name = buffer[name_text:name_stop]
+    if not name.isascii():
         return None
-    # The id's CBOR head is part of what has to be equal, so that the id has the same size.
-    id_text = id_start + (1 if buffer[id_start] < 0x78 else 2)
-    shape = _Shape(
-        head=buffer[start:id_text],
-        id_start=id_start - start,
-        middle_start=id_stop - start,
-        middle=buffer[id_stop:payload_start],
-        payload_start=payload_start - start,
-        stream_name=stream_name,
+    head, middle = buffer[start:id_text], buffer[id_stop:payload_start]
+    tail = buffer[last:stop]
+    return _Shape(
+        name.decode("ascii"),
+        Struct(f"{len(head)}s{id_stop - id_text}s{len(middle)}s{payload_size}s{len(tail)}s"),
+        head,
+        middle,
+        tail,
+        id_start - start,
+        id_stop - start,
+        payload_start - start,
     )
-    return shape, last
 
 
-def _text_stop(buffer: bytes, start: int) -> int:
-    """The position behind a text of 1 to 255 bytes that begins here, or 0."""
+def _text_bounds(buffer: bytes, start: int) -> tuple[int, int]:
+    """Where a text of 1 to 255 bytes that begins here has its first byte and its end, or 0."""
     head = buffer[start]
     if 0x60 < head < 0x78:
-        return start + 1 + head - 0x60
+        return start + 1, start + 1 + head - 0x60
     if head == 0x78 and buffer[start + 1]:
-        return start + 2 + buffer[start + 1]
-    return 0
+        return start + 2, start + 2 + buffer[start + 1]
+    return 0, 0
+
+
+def _bytes_bounds(buffer: bytes, start: int) -> tuple[int, int]:
+    """Where a byte string that begins here has its first byte, and its size, or 0."""
+    info = buffer[start] - 0x40
+    if 0 < info < 24:
+        return start + 1, info
+    if 24 <= info <= 26:
+        stop = start + 1 + (1 << (info - 24))
+        return stop, int.from_bytes(buffer[start + 1 : stop], "big")
+    return 0, 0

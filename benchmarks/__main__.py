@@ -1,0 +1,96 @@
+"""`python -m benchmarks`: measure, print, keep; `--plot` draws what was kept."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks import appends, memory, plot, reads, startup
+from benchmarks.report import Comparison, load, print_comparison, print_verdict, save
+from benchmarks.servers import install_missing_peers
+from benchmarks.timing import FULL, QUICK, Scale
+
+PARTS: dict[str, Callable[[Path, Scale], Iterator[Comparison]]] = {
+    "memory": memory.measure,
+    "appends": appends.measure_unflushed,
+    "flushed": appends.measure_flushed,
+    "reads": reads.measure,
+    "startup": startup.measure,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer messages, fewer repetitions")
+    parser.add_argument(
+        "--only", action="append", choices=PARTS, metavar="NAME", help=", ".join(PARTS)
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        # Not /tmp, which is memory on many machines.
+        default=Path("/var/tmp"),
+        help="where the servers keep their files while they are measured; %(default)s",
+    )
+    parser.add_argument(
+        "--plot",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="draw docs/benchmarks.svg from a file of results, the newest by default",
+    )
+    options = parser.parse_args()
+    if options.plot is not None:
+        print(plot.write(load(Path(options.plot) if options.plot else None)))
+        return
+    _measure(options.only or list(PARTS), QUICK if options.quick else FULL, options.directory)
+
+
+def _measure(names: list[str], scale: Scale, parent: Path) -> None:
+    started = time.monotonic()
+    machine = {**_describe_machine(), **install_missing_peers()}
+    for name, value in machine.items():
+        print(f"{name:16} {value}")
+    if os.getloadavg()[0] > 0.5:
+        print("\nThe machine does other things as well: expect noise.")
+    comparisons = []
+    for name in names:
+        directory = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=parent))
+        try:
+            for comparison in PARTS[name](directory, scale):
+                print_comparison(comparison)
+                comparisons.append(comparison)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+    print_verdict(comparisons)
+    print(f"\n{save(machine, comparisons)} after {time.monotonic() - started:.0f} seconds")
+
+
+def _describe_machine() -> dict[str, str]:
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {
+        "processor": f"{os.cpu_count()} x {found[1] if found else platform.machine()}",
+        "system": f"{platform.system()} {platform.release()}",
+        "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("uvloop", "redis", "hiredis", "nats-py")},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Start-up: from the start of a process to its line of readiness, by what is stored.
+
+The files are in the page cache, as after a restart of the process and not of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.peers import NatsPy, PeerError, RedisPy, has_hiredis
+from benchmarks.report import Comparison, Target, Unit
+from benchmarks.servers import Nats, Penstock, Redis, Server, is_installed
+from benchmarks.systems import MESSAGE_BYTES, make_payloads
+from benchmarks.timing import Figure, Scale
+from benchmarks.wire_client import WireClient
+
+# Medians of the same start differ by up to this much on a machine that does other things as well.
+NOISE = 1.15
+
+_STREAM = "measured"
+# Appended right before a kill, so that there is something to recover: more than the broker leaves
+# unverified between two checkpoints.
+_UNSETTLED = 20_000
+_MESSAGES_A_FILL = 10_000
+
+_CLEAN, _KILLED = "after a stop", "after kill -9"
+
+
+@dataclass
+class Stored:
+    """A server with so many messages on its disk, and the starts that it made with them."""
+
+    label: str
+    server: Server
+    messages: int
+    append: Callable[[int], None]
+    after_stop: list[float] = field(default_factory=list)
+    after_kill: list[float] = field(default_factory=list)
+
+    def fill(self) -> None:
+        self.server.start()
+        if self.messages:
+            self.append(self.messages)
+        self.server.stop()
+
+    def cycle(self) -> None:
+        """Start after a clean stop, be killed at work, start after that, stop."""
+        self.after_stop.append(self.server.start())
+        if self.messages:
+            self.append(_UNSETTLED)
+        self.server.kill()
+        self.after_kill.append(self.server.start())
+        self.server.stop()
+
+
+def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
+    payloads = make_payloads(_MESSAGES_A_FILL)
+    brokers = [_broker(directory, total, payloads) for total in (0, *scale.stored)]
+    everything = [*brokers, *_peers(directory, scale.stored[0], payloads)]
+    for stored in everything:
+        stored.fill()
+    os.sync()
+    for _ in range(scale.repetitions + 1):  # the first is the warm-up
+        for stored in everything:
+            stored.cycle()
+    yield _compare(_CLEAN, everything, brokers, lambda stored: stored.after_stop)
+    yield _compare(_KILLED, everything, brokers, lambda stored: stored.after_kill)
+
+
+def _compare(
+    how: str,
+    everything: Sequence[Stored],
+    brokers: Sequence[Stored],
+    starts: Callable[[Stored], list[float]],
+) -> Comparison:
+    figures = {stored.label: Figure(tuple(starts(stored)[1:])) for stored in everything}
+    _, few, many = brokers
+    ratio = figures[many.label].median / figures[few.label].median
+    return Comparison(
+        f"startup {how}",
+        f"Start-up {how}, with messages of {MESSAGE_BYTES} bytes stored",
+        Unit.SECONDS,
+        figures,
+        {many.label: Target(NOISE, ratio, is_maximum=True)},
+        (f"the ratio is that of {many.messages:,} to {few.messages:,} messages",),
+    )
+
+
+def _broker(directory: Path, messages: int, payloads: Sequence[bytes]) -> Stored:
+    broker = Penstock(directory / f"penstock-{messages}")
+    is_created = False
+
+    def append(count: int) -> None:
+        nonlocal is_created
+        with WireClient(broker.port, broker.token, _STREAM, MESSAGE_BYTES) as client:
+            if not is_created:
+                client.create_stream(flush_on_write=False)
+                is_created = True
+            for _ in range(0, count, len(payloads)):
+                client.append_batches(payloads)
+
+    return Stored(f"Penstock, {messages:,}", broker, messages, append)
+
+
+def _peers(directory: Path, messages: int, payloads: Sequence[bytes]) -> Iterator[Stored]:
+    """For comparison, with the smaller number only: Redis would need gigabytes for the larger."""
+    redis_server, nats_server = Redis(directory / "redis"), Nats(directory / "nats")
+
+    def append_to_redis(count: int) -> None:
+        client = RedisPy(redis_server.port, with_hiredis=has_hiredis())
+        for _ in range(0, count, len(payloads)):
+            client.append_pipelined(payloads)
+        client.close()
+
+    def append_to_nats(count: int) -> None:
+        client = NatsPy(nats_server.port)
+        for _ in range(0, count, len(payloads)):
+            client.fill(payloads)
+        if client.count() < count:
+            raise PeerError(f"NATS stored {client.count()} of {count} messages")
+        client.close()
+
+    if is_installed("redis-server"):
+        yield Stored(f"Redis, {messages:,}", redis_server, messages, append_to_redis)
+    if is_installed("nats-server"):
+        yield Stored(f"NATS, {messages:,}", nats_server, messages, append_to_nats)

@@ -1,0 +1,89 @@
+"""How figures come about: a warm-up, then runs of all systems in turn, and the median of each."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured."""
+
+    repetitions: int
+    one_at_a_time: int
+    one_at_a_time_flushed: int
+    pipelined: int
+    read: int
+    stored: tuple[int, ...]
+
+
+FULL = Scale(
+    repetitions=5,
+    one_at_a_time=10_000,
+    one_at_a_time_flushed=1_000,
+    pipelined=200_000,
+    read=100_000,
+    stored=(1_000_000, 10_000_000),
+)
+QUICK = Scale(
+    repetitions=3,
+    one_at_a_time=2_000,
+    one_at_a_time_flushed=300,
+    pipelined=40_000,
+    read=20_000,
+    stored=(100_000, 1_000_000),
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The runs of one system, in the order in which they were made."""
+
+    runs: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.runs)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the best and the worst run, as a share of the median."""
+        return (max(self.runs) - min(self.runs)) / 2 / self.median
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One system doing the measured work: `prepare` is not timed, `work` is."""
+
+    name: str
+    work: Callable[[], None]
+    prepare: Callable[[], None] = lambda: None
+
+
+def measure_rates(
+    contenders: list[Contender], messages: int, repetitions: int
+) -> Mapping[str, Figure]:
+    """Messages a second of each, measured in turn: A, B, C, A, B, C.
+
+    What else happens on the machine so hits all of them alike.
+    """
+    rates: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for repetition in range(repetitions + 1):
+        for contender in contenders:
+            seconds = _time(contender)
+            if repetition > 0:  # the first is the warm-up
+                rates[contender.name].append(messages / seconds)
+    return {name: Figure(tuple(runs)) for name, runs in rates.items()}
+
+
+def _time(contender: Contender) -> float:
+    contender.prepare()
+    # What others have left to write must not be written while this one is measured.
+    os.sync()
+    start = time.perf_counter()
+    contender.work()
+    return time.perf_counter() - start
