@@ -5,6 +5,7 @@ Nothing here sleeps for a fixed time: `wait_until` looks again and again until s
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import re
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
@@ -22,7 +23,11 @@ from typing import IO, Any, Self, TypeVar
 import cbor2
 import pytest
 
+from penstock.broker.server import Broker
+from penstock.broker.session import Session
+from penstock.broker.settings import Settings
 from penstock.client.connection import Connection
+from penstock.store.files import Disk
 from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import Operation
 
@@ -58,7 +63,87 @@ def clean_environment(**variables: str) -> dict[str, str]:
     } | variables
 
 
-class BrokerProcess:
+class Reachable:
+    """A broker that listens on a port of this machine."""
+
+    root: Path
+    port: int
+
+    @property
+    def token(self) -> str:
+        return (self.root / "token").read_text().strip()
+
+    def connect(self, token: str | None = None) -> Connection:
+        return Connection.open("127.0.0.1", self.port, self.token if token is None else token)
+
+    def reach(self) -> Peer:
+        """A connection on which nothing was said yet."""
+        return Peer(socket.create_connection(("127.0.0.1", self.port), PATIENCE_S))
+
+    def meet(self, **fields: Any) -> Peer:
+        """A connection whose handshake was answered with success."""
+        peer = self.reach()
+        answer = peer.introduce(self.token, **fields)
+        assert answer["status"] == 0, answer
+        return peer
+
+
+class LocalBroker(Reachable):
+    """A broker in a thread of this process, whose inside can be looked at."""
+
+    def __init__(self, root: Path, disk: Disk | None = None, **settings: Any) -> None:
+        self.root = root
+        self._disk = disk
+        self._settings = Settings(root=str(root), port=0, **settings)
+        self.loop = asyncio.new_event_loop()
+        self._is_stopped = False
+        self._failures: list[Json] = []
+        self.loop.set_exception_handler(lambda _, context: self._failures.append(context))
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.broker = Broker(self._settings, self._disk)
+        try:
+            self.finish(self.broker.start())
+        except BaseException:
+            self._end_loop()
+            raise
+        self.port = self.broker.port
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._end_loop()
+        assert not self._failures
+
+    def _end_loop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def stop(self) -> None:
+        if not self._is_stopped:
+            self._is_stopped = True
+            self.finish(self.broker.stop())
+
+    def finish(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Calls it in the broker's loop, where alone its state may be looked at."""
+
+        async def call() -> T:
+            return function()
+
+        return self.finish(call())
+
+    @property
+    def sessions(self) -> list[Session]:
+        return self.run(lambda: list(self.broker._sessions))
+
+
+class BrokerProcess(Reachable):
     """`penstock serve` on a directory; a second `start` serves the same one again."""
 
     def __init__(self, root: Path, *flags: str, **environment: str) -> None:
@@ -66,8 +151,7 @@ class BrokerProcess:
         self.port = 0
         self.process: subprocess.Popen[str] | None = None
         self._flags = flags
-        # A stop waits for the background thread, and that for its next sync.
-        self._environment = clean_environment(**{"PENSTOCK_SYNC_INTERVAL_MS": "50", **environment})
+        self._environment = clean_environment(**environment)
         self._log = root.with_name(root.name + ".log")
 
     def __enter__(self) -> Self:
@@ -76,10 +160,6 @@ class BrokerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    @property
-    def token(self) -> str:
-        return (self.root / "token").read_text().strip()
 
     @property
     def log(self) -> str:
@@ -138,20 +218,6 @@ class BrokerProcess:
             raise
         assert code == 0, f"the broker ended with {code}:\n{self.log}"
         assert "Traceback" not in self.log, self.log
-
-    def connect(self, token: str | None = None) -> Connection:
-        return Connection.open("127.0.0.1", self.port, self.token if token is None else token)
-
-    def reach(self) -> Peer:
-        """A connection on which nothing was said yet."""
-        return Peer(socket.create_connection(("127.0.0.1", self.port), PATIENCE_S))
-
-    def meet(self, **fields: Any) -> Peer:
-        """A connection whose handshake was answered with success."""
-        peer = self.reach()
-        answer = peer.introduce(self.token, **fields)
-        assert answer["status"] == 0, answer
-        return peer
 
 
 def drain(stream: IO[str]) -> queue.SimpleQueue[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from penstock.broker.access import FIRST_TOKEN_ID, TOKEN_FILE, Role, new_secret
 from penstock.broker.server import ADDRESS_FILE
 from penstock.broker.settings import Settings
 from penstock.cli.main import Failure, config_option, json_option, root_option, settings_from
+from penstock.errors import StoreError
 from penstock.store.catalog import Catalog, TokenRow
 
 
@@ -145,4 +147,7 @@ def _open_catalog(settings: Settings) -> Catalog:
     path = settings.root_path / "catalog.sqlite"
     if not path.exists():
         raise Failure(f"there is no store at {settings.root}: `penstock serve` makes one")
-    return Catalog(path)
+    try:
+        return Catalog(path)
+    except (sqlite3.Error, StoreError) as error:
+        raise Failure(f"{path} cannot be read: {error}") from None

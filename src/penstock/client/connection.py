@@ -31,7 +31,11 @@ class Connection:
         self.socket = stream_socket
         self._reader = stream_socket.makefile("rb")
         self._ids = count()
-        self._shake_hands(token)
+        try:
+            self._shake_hands(token)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def open(cls, host: str, port: int, token: str = "", timeout: float = 60) -> Connection:

@@ -129,6 +129,10 @@ class Journal:
 
         False if there is nothing to drain.
         """
+        spare = self._spare
+        if spare is not None and spare.descriptor is None and self._current.position:
+            # Here and not in the middle of somebody's commit.
+            spare.descriptor = self._open(spare.path)
         with self._committing:
             if self._spare is None:
                 return True  # the last time something could not be synced

@@ -1,0 +1,314 @@
+"""Tokens: what each role may do, which streams it sees, and how it ends."""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.access import (
+    EVERYTHING,
+    NOTHING,
+    Access,
+    Gate,
+    Role,
+    ensure_first_token,
+    new_secret,
+)
+from penstock.client.connection import Connection
+from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
+from penstock.store.catalog import Catalog, TokenRow
+from penstock.wire.operations import Operation
+from penstock.wire.requests import EXTENDED_REQUESTS
+from tests.support import Json, LocalBroker, append, create, read, wait_until
+
+LOOK = {"ListStreams", "DescribeMessageStream", "Statistics"}
+APPEND = {"AppendMessage", "AppendMessages"}
+READ = {"ReadMessages", "ReadColumns"}
+CHANGE = {"CreateMessageStream", "UpdateMessageStream", "DeleteMessageStream"}
+
+MAY = {
+    Role.admin: LOOK | APPEND | READ | CHANGE,
+    Role.producer: LOOK | APPEND,
+    Role.consumer: LOOK | READ,
+    Role.pipeline: LOOK | READ | APPEND,
+}
+
+
+def access(role: Role, *patterns: str) -> Access:
+    return Access(TokenRow("t", role, patterns, 0))
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    catalog = Catalog(tmp_path / "catalog.sqlite")
+    yield catalog
+    catalog.close()
+
+
+def add_token(catalog: Catalog, name: str, role: Role, *patterns: str) -> str:
+    secret = new_secret()
+    catalog.add_token(TokenRow(name, role, patterns, time.time_ns() // 1_000_000), secret)
+    return secret
+
+
+# Roles and patterns
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("operation", sorted(EXTENDED_REQUESTS))
+def test_a_role_allows_these_operations_and_no_others(role: Role, operation: int) -> None:
+    wanted = Operation(operation)
+    if wanted.name in MAY[role]:
+        access(role, "*").require(wanted, "s")
+        return
+
+    with pytest.raises(UnauthorizedException) as caught:
+        access(role, "*").require(wanted, "s")
+
+    assert f"the role {role} does not allow {wanted.name}" in caught.value.message
+    for other in Role:
+        assert (other in caught.value.message.split("one of")[1]) == (wanted.name in MAY[other])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "seen", "unseen"),
+    [
+        (["*"], ["s", "", "a b"], []),
+        (["sensor-*"], ["sensor-1", "sensor-"], ["sensor", "Sensor-1", "my-sensor-1"]),
+        (["a", "b?"], ["a", "b1"], ["b", "b12", "ab"]),
+        (["[ab]x"], ["ax", "bx"], ["cx", "[ab]x"]),
+        ([], [], ["s", ""]),
+    ],
+)
+def test_a_token_is_for_the_streams_that_match(
+    patterns: list[str], seen: list[str], unseen: list[str]
+) -> None:
+    token = access(Role.admin, *patterns)
+
+    for name in seen:
+        assert token.sees(name)
+        token.require(Operation.AppendMessage, name)
+    for name in unseen:
+        assert not token.sees(name)
+        with pytest.raises(UnauthorizedException, match="not for the stream"):
+            token.require(Operation.AppendMessage, name)
+
+
+def test_before_the_handshake_nothing_is_seen_and_without_authentication_everything() -> None:
+    assert not NOTHING.sees("s")
+    assert EVERYTHING.sees("s")
+    for operation in EXTENDED_REQUESTS:
+        EVERYTHING.require(Operation(operation), "s")
+        with pytest.raises(UnauthorizedException):
+            NOTHING.require(Operation(operation), "s")
+
+
+# The gate
+
+
+def test_a_known_token_opens_the_gate(catalog: Catalog) -> None:
+    secret = add_token(catalog, "t", Role.producer, "a*")
+    gate = Gate(catalog, is_open=False)
+
+    admitted = gate.admit(secret)
+
+    assert (admitted.role, admitted.sees("ab"), admitted.sees("b")) == (Role.producer, True, False)
+    assert gate.admits(admitted)
+
+
+@pytest.mark.parametrize("secret", ["", "wrong", "ü", "'; --", "x" * 60_000])
+def test_an_unknown_token_does_not(catalog: Catalog, secret: str) -> None:
+    add_token(catalog, "t", Role.producer, "*")
+
+    with pytest.raises(UnauthorizedException):
+        Gate(catalog, is_open=False).admit(secret)
+
+
+def test_an_open_gate_admits_everybody(catalog: Catalog) -> None:
+    gate = Gate(catalog, is_open=True)
+
+    for secret in ("", "whatever"):
+        assert gate.admit(secret) is EVERYTHING
+    assert gate.admits(EVERYTHING)
+
+
+def test_a_revoked_token_is_no_longer_admitted(catalog: Catalog) -> None:
+    secret = add_token(catalog, "t", Role.producer, "*")
+    gate = Gate(catalog, is_open=False)
+    admitted = gate.admit(secret)
+
+    catalog.remove_token("t")
+
+    assert not gate.admits(admitted)
+    with pytest.raises(UnauthorizedException):
+        gate.admit(secret)
+
+
+def test_a_new_token_of_the_same_name_does_not_save_the_old_one(catalog: Catalog) -> None:
+    gate = Gate(catalog, is_open=False)
+    old = gate.admit(add_token(catalog, "t", Role.producer, "*"))
+
+    # As a script does that exchanges a token for a fresh one.
+    catalog.remove_token("t")
+    wait_until(lambda: time.time_ns() // 1_000_000 > old.token.created_time)
+    fresh = gate.admit(add_token(catalog, "t", Role.producer, "*"))
+
+    assert gate.admits(fresh)
+    assert not gate.admits(old)
+
+
+# The first token
+
+
+def test_the_first_token_is_made_once_for_the_owner_only(tmp_path: Path, catalog: Catalog) -> None:
+    ensure_first_token(tmp_path, catalog)
+    file = tmp_path / "token"
+    secret = file.read_text().strip()
+
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(secret) >= 43
+    assert Gate(catalog, is_open=False).admit(secret).role is Role.admin
+    ensure_first_token(tmp_path, catalog)
+    assert file.read_text().strip() == secret
+    assert len(catalog.tokens()) == 1
+
+
+def test_an_empty_token_file_is_filled_and_closed_to_others(
+    tmp_path: Path, catalog: Catalog
+) -> None:
+    file = tmp_path / "token"
+    file.touch(mode=0o644)
+
+    ensure_first_token(tmp_path, catalog)
+
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert Gate(catalog, is_open=False).admit(file.read_text().strip()).role is Role.admin
+
+
+def test_the_first_token_outlives_the_catalog(tmp_path: Path) -> None:
+    for name in ("first.sqlite", "second.sqlite"):
+        catalog = Catalog(tmp_path / name)
+        ensure_first_token(tmp_path, catalog)
+        secret = (tmp_path / "token").read_text().strip()
+        assert Gate(catalog, is_open=False).admit(secret).role is Role.admin
+        catalog.close()
+
+
+# With a broker
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    with LocalBroker(tmp_path_factory.mktemp("access") / "root") as broker:
+        with broker.connect() as admin:
+            for name in ("sensor-1", "sensor-2", "secret"):
+                create(admin, name)
+                append(admin, name, b"x")
+        yield broker
+
+
+@pytest.fixture
+def tokens(broker: LocalBroker) -> Iterator[Catalog]:
+    """The catalog as the command line opens it, beside the broker."""
+    catalog = Catalog(broker.root / "catalog.sqlite")
+    yield catalog
+    catalog.close()
+
+
+def enter(
+    broker: LocalBroker, tokens: Catalog, name: str, role: Role, *patterns: str
+) -> Connection:
+    return broker.connect(add_token(tokens, name, role, *patterns))
+
+
+def test_a_listing_shows_only_what_the_token_is_for(broker: LocalBroker, tokens: Catalog) -> None:
+    with enter(broker, tokens, "lister", Role.consumer, "sensor-*") as client:
+        assert client.call(Operation.ListStreams)["streams"] == ["sensor-1", "sensor-2"]
+        statistics = client.call(Operation.Statistics)["statistics"]
+        assert [stream["name"] for stream in statistics["streams"]] == ["sensor-1", "sensor-2"]
+    with enter(broker, tokens, "nobody", Role.consumer, "nothing") as client:
+        assert client.call(Operation.ListStreams)["streams"] == []
+
+
+def test_what_a_token_is_not_for_is_refused_whether_it_exists_or_not(
+    broker: LocalBroker, tokens: Catalog
+) -> None:
+    with enter(broker, tokens, "limited", Role.admin, "sensor-*") as client:
+        for name in ("secret", "nowhere"):
+            requests: dict[Operation, Json] = {
+                Operation.DescribeMessageStream: {"name": name},
+                Operation.DeleteMessageStream: {"name": name},
+                Operation.AppendMessage: {"name": name, "payload": b"x"},
+                Operation.ReadMessages: {"streamName": name},
+                Operation.CreateMessageStream: {"definition": {"name": name, "strategyOnFull": 0}},
+                Operation.UpdateMessageStream: {"definition": {"name": name, "strategyOnFull": 0}},
+                Operation.AppendMessages: {
+                    "name": name,
+                    "sizes": b"\x01\0\0\0",
+                    "payloads": b"x",
+                },
+                Operation.ReadColumns: {
+                    "name": name,
+                    "firstSequenceNumber": 0,
+                    "endSequenceNumber": 1,
+                },
+            }
+            for operation, fields in requests.items():
+                with pytest.raises(UnauthorizedException, match=f"not for the stream '{name}'"):
+                    client.call(operation, **fields)
+        assert append(client, "sensor-1", b"y") >= 1
+
+
+def test_a_producer_appends_and_a_consumer_reads(broker: LocalBroker, tokens: Catalog) -> None:
+    with (
+        enter(broker, tokens, "producer", Role.producer, "*") as producer,
+        enter(broker, tokens, "consumer", Role.consumer, "*") as consumer,
+    ):
+        number = append(producer, "sensor-2", b"hello")
+        (message,) = read(consumer, "sensor-2", desiredStartSequenceNumber=number)
+        assert message["payload"] == b"hello"
+        with pytest.raises(UnauthorizedException, match="producer does not allow ReadMessages"):
+            read(producer, "sensor-2")
+        with pytest.raises(UnauthorizedException, match="consumer does not allow AppendMessage"):
+            append(consumer, "sensor-2", b"no")
+
+
+def test_a_refused_run_of_appends_is_answered_one_by_one(
+    broker: LocalBroker, tokens: Catalog
+) -> None:
+    with enter(broker, tokens, "reader", Role.consumer, "*") as client:
+        sent = [
+            client.send(Operation.AppendMessage, name="sensor-1", payload=b"x") for _ in range(50)
+        ]
+        answers = [client.receive()[1] for _ in sent]
+
+    assert [answer["requestId"] for answer in answers] == sent
+    assert {answer["status"] for answer in answers} == {ResponseStatusCode.Unauthorized}
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_a_wrong_token_is_told_before_the_connection_is_closed(
+    broker: LocalBroker, token: str
+) -> None:
+    with pytest.raises(ConnectFailedException, match="token") as caught:
+        broker.connect(token)
+
+    assert caught.value.status is ResponseStatusCode.Unauthorized
+
+
+def test_the_connection_of_a_revoked_token_is_closed_and_no_other(
+    broker: LocalBroker, tokens: Catalog
+) -> None:
+    with (
+        enter(broker, tokens, "leaked", Role.admin, "*") as leaked,
+        enter(broker, tokens, "kept", Role.admin, "*") as kept,
+    ):
+        assert tokens.remove_token("leaked")
+
+        leaked.socket.settimeout(30)
+        assert leaked.socket.recv(1) == b""
+        assert kept.call(Operation.ListStreams)["status"] == 0

@@ -1,0 +1,92 @@
+"""The broker as a process: what it prints, what it logs, and which signals end it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support import PATIENCE_S, BrokerProcess, append, create, frame, wait_until
+
+READY = "Stream Manager reporting the state: RUNNING"
+
+
+def test_the_log_has_the_line_that_the_field_waits_for(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "root") as broker:
+        line = next(line for line in broker.log_lines if READY in line)
+
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z INFO  broker\.run: {READY}", line)
+    assert broker.log_lines[-1].endswith("broker.server: stopped")
+
+
+def test_a_log_for_programs_is_one_json_object_a_line(tmp_path: Path) -> None:
+    flags = ("--log-format", "json", "--log-level", "debug")
+    with BrokerProcess(tmp_path / "root", *flags) as broker:
+        with broker.meet(sdkVersion='a\n"b"\r\n{"level": "forged"}') as peer:
+            peer.say(frame(99) + b"\x00\x00\x00\x00\x00")
+            peer.take_rest()
+        with broker.reach() as peer:
+            peer.say(b"GET / HTTP/1.1\r\n\r\n")
+            peer.take_rest()
+
+    entries = [json.loads(line) for line in broker.log_lines]
+    assert all(entry.keys() == {"time", "level", "logger", "message"} for entry in entries)
+    assert {entry["level"] for entry in entries} == {"DEBUG", "INFO", "WARN"}
+    assert READY in [entry["message"] for entry in entries]
+
+
+@pytest.mark.parametrize(
+    ("level", "seen", "unseen"),
+    [
+        ("TRACE", ["DEBUG", "INFO", "WARN"], []),
+        ("DEBUG", ["DEBUG", "INFO", "WARN"], []),
+        ("INFO", ["INFO", "WARN"], ["DEBUG"]),
+        ("WARN", ["WARN"], ["DEBUG", "INFO"]),
+        ("ERROR", [], ["DEBUG", "INFO", "WARN"]),
+    ],
+)
+def test_the_log_level_is_that_of_the_environment(
+    tmp_path: Path, level: str, seen: list[str], unseen: list[str]
+) -> None:
+    with BrokerProcess(tmp_path / "root", LOG_LEVEL=level) as broker:
+        with broker.connect() as client:
+            create(client, "s")
+        with broker.reach() as peer:
+            peer.say(b"\x09")
+            peer.take_rest()
+
+    log = broker.log
+    assert [name for name in seen if f" {name} " not in log] == []
+    assert [name for name in unseen if f" {name} " in log] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_well(tmp_path: Path, number: signal.Signals) -> None:
+    broker = BrokerProcess(tmp_path / "root")
+    with broker:
+        assert broker.process is not None
+        with broker.connect() as client:
+            append(client, create(client, "s"), b"x")
+        process = broker.process
+        process.send_signal(number)
+
+        assert process.wait(PATIENCE_S) == 0
+        broker.process = None
+
+    assert "Traceback" not in broker.log
+    assert broker.log_lines[-1].endswith("stopped")
+
+
+def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "root") as broker:
+        with broker.connect() as client:
+            create(client, "s")
+        for _ in range(5):
+            broker.signal_stop()
+        assert broker.process is not None
+        assert broker.process.wait(PATIENCE_S) == 0
+        broker.process = None
+    wait_until(lambda: broker.log_lines[-1].endswith("stopped"))

@@ -1,0 +1,417 @@
+"""The broker as a whole: its listeners, its root, its beginning and its end."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import json
+import socket
+import ssl
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from penstock.client.connection import Connection
+from penstock.errors import ResponseStatusCode, StoreError
+from penstock.store.files import Disk
+from penstock.wire.operations import Operation
+from tests.support import (
+    MEBIBYTE,
+    PATIENCE_S,
+    PENSTOCK,
+    BrokerProcess,
+    LocalBroker,
+    Peer,
+    append,
+    append_frame,
+    clean_environment,
+    create,
+    frame,
+    wait_until,
+)
+
+
+def serve(root: Path, *flags: str, **environment: str) -> tuple[int, list[str]]:
+    """A broker that is expected not to start: its exit code and what it says."""
+    finished = subprocess.run(
+        [str(PENSTOCK), "serve", "--root", str(root), *flags],
+        env=clean_environment(**environment),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert finished.stdout == ""
+    return finished.returncode, finished.stderr.splitlines()
+
+
+# The root
+
+
+def test_a_root_is_served_by_one_broker(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with BrokerProcess(root) as broker:
+        assert broker.process is not None
+        code, lines = serve(root, "--port", "0")
+
+        assert code == 1
+        assert lines == [
+            f"penstock: another broker (process {broker.process.pid}) serves {root}: stop it, or "
+            "choose another root with --root"
+        ]
+        with broker.connect() as client:
+            assert client.call(Operation.ListStreams)["status"] == 0
+
+
+def test_a_root_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    root = tmp_path / "a" / "b"
+    root.parent.mkdir()
+    with BrokerProcess(root):
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
+        for secret in ("token", "catalog.sqlite", "broker.json"):
+            assert stat.S_IMODE((root / secret).stat().st_mode) == 0o600
+
+
+def test_the_address_is_written_down_while_the_broker_runs(tmp_path: Path) -> None:
+    file = tmp_path / "root" / "broker.json"
+    with BrokerProcess(tmp_path / "root") as broker:
+        assert broker.process is not None
+        assert json.loads(file.read_text()) == {
+            "pid": broker.process.pid,
+            "host": "127.0.0.1",
+            "port": broker.port,
+            "tls": False,
+            "localPort": None,
+            "unixSocket": None,
+            "authenticateClient": True,
+        }
+    assert not file.exists()
+
+
+def test_the_first_token_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "root") as broker:
+        token = broker.token
+    with BrokerProcess(tmp_path / "root") as broker, broker.connect(token) as client:
+        assert client.call(Operation.ListStreams)["status"] == 0
+
+
+@pytest.mark.parametrize("what", ["file", "directory without rights"])
+def test_a_root_that_cannot_be_used_is_told_in_a_line(tmp_path: Path, what: str) -> None:
+    root = tmp_path / "root"
+    if what == "file":
+        root.touch()
+    else:
+        root = Path("/proc/penstock")
+
+    code, lines = serve(root, "--port", "0")
+
+    assert code == 1
+    assert len(lines) == 1
+    assert lines[0].startswith("penstock: ")
+    assert str(root) in lines[0]
+
+
+# Listeners
+
+
+def test_a_port_that_is_taken_is_told_in_a_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, lines = serve(tmp_path / "root", "--port", str(port))
+
+    assert code == 1
+    assert lines == [
+        f"penstock: cannot listen on 127.0.0.1:{port}: Address already in use; choose another "
+        "port with --port (0 picks a free one)"
+    ]
+    # And the root was let go.
+    with BrokerProcess(tmp_path / "root"):
+        pass
+
+
+def test_a_broker_that_could_not_start_lets_go_of_its_root(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Exception, match="listen"):
+        LocalBroker(tmp_path / "root", local_port=taken.getsockname()[1]).__enter__()
+
+    with LocalBroker(tmp_path / "root"), pytest.raises(StoreError, match="another broker"):
+        LocalBroker(tmp_path / "root").__enter__()
+
+
+class Certificate(NamedTuple):
+    certificate: Path
+    key: Path
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "PENSTOCK_TLS_CERTIFICATE": str(self.certificate),
+            "PENSTOCK_TLS_KEY": str(self.key),
+        }
+
+    def client_context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.certificate)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """One for 127.0.0.1, signed by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock test")])
+    now = dt.datetime.now(dt.UTC)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    directory = tmp_path_factory.mktemp("tls")
+    (directory / "tls.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    (directory / "tls.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return Certificate(directory / "tls.crt", directory / "tls.key")
+
+
+@pytest.fixture(scope="module")
+def with_tls(
+    certificate: Certificate, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
+    with BrokerProcess(
+        tmp_path_factory.mktemp("server") / "root",
+        PENSTOCK_LOCAL_PORT="0",
+        PENSTOCK_HANDSHAKE_TIMEOUT_MS="200",
+        **certificate.environment(),
+    ) as broker:
+        yield broker
+
+
+def connect_with_tls(broker: BrokerProcess, certificate: Certificate) -> Connection:
+    plain = socket.create_connection(("127.0.0.1", broker.port), PATIENCE_S)
+    context = certificate.client_context()
+    return Connection(context.wrap_socket(plain, server_hostname="127.0.0.1"), broker.token)
+
+
+def local_port(broker: BrokerProcess) -> int:
+    return int(json.loads((broker.root / "broker.json").read_text())["localPort"])
+
+
+def test_a_listener_speaks_tls(with_tls: BrokerProcess, certificate: Certificate) -> None:
+    with connect_with_tls(with_tls, certificate) as client:
+        create(client, "over TLS")
+        payload = bytes(range(256)) * 8192
+        assert append(client, "over TLS", payload) == 0
+        answer = client.call(Operation.ReadMessages, streamName="over TLS")
+        assert answer["messages"][0]["payload"] == payload
+
+
+def test_whoever_speaks_plainly_to_it_is_turned_away_without_harm(
+    with_tls: BrokerProcess, certificate: Certificate
+) -> None:
+    with with_tls.reach() as peer:
+        peer.say(b"\x01" + frame(Operation.Connect, protocolVersion="1.1.0"))
+        assert peer.take_rest()[:1] != b"\x01"
+    with connect_with_tls(with_tls, certificate) as client:
+        assert client.call(Operation.ListStreams)["status"] == 0
+
+
+def test_a_tls_handshake_that_does_not_come_is_not_waited_for(with_tls: BrokerProcess) -> None:
+    began = time.monotonic()
+    with with_tls.reach() as peer:
+        assert peer.take_rest() == b""
+
+    # Less than the minute that is usual: such a connection is counted by nobody.
+    assert time.monotonic() - began < 10
+
+
+def test_a_plain_listener_for_the_sdks_stands_beside_it(with_tls: BrokerProcess) -> None:
+    port = local_port(with_tls)
+
+    with Connection.open("127.0.0.1", port, with_tls.token) as client:
+        assert client.call(Operation.ListStreams)["status"] == 0
+
+
+def test_what_is_no_certificate_is_told_in_a_line(tmp_path: Path, certificate: Certificate) -> None:
+    broken = tmp_path / "broken.crt"
+    broken.write_text("no certificate")
+
+    code, lines = serve(
+        tmp_path / "root", "--port", "0", **certificate._replace(certificate=broken).environment()
+    )
+
+    assert code == 1
+    assert len(lines) == 1
+    assert "are not a PEM certificate and its key" in lines[0]
+
+
+def test_a_unix_socket_is_for_the_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.sock"
+    with BrokerProcess(tmp_path / "root", "--unix-socket", str(path)) as broker:
+        assert path.is_socket()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with socket.socket(socket.AF_UNIX) as plain:
+            plain.settimeout(PATIENCE_S)
+            plain.connect(str(path))
+            with Connection(plain, broker.token) as client:
+                create(client, "s")
+                assert append(client, "s", b"x") == 0
+        with socket.socket(socket.AF_UNIX) as plain:
+            plain.settimeout(PATIENCE_S)
+            plain.connect(str(path))
+            with Peer(plain) as peer:
+                # No token is no token, whichever way one comes in.
+                assert peer.introduce()["status"] == ResponseStatusCode.Unauthorized
+        broker.kill()
+        # What the dead one left is in nobody's way.
+        broker.start()
+        assert path.is_socket()
+    assert not path.exists()
+
+
+def test_a_file_in_the_way_of_a_unix_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.sock"
+    path.write_text("precious")
+
+    code, lines = serve(tmp_path / "root", "--port", "0", "--unix-socket", str(path))
+
+    assert code == 1
+    assert len(lines) == 1
+    assert f"cannot listen on the Unix socket {path}" in lines[0]
+    assert path.read_text() == "precious"
+
+
+# The end
+
+
+def test_what_was_appended_was_answered_when_the_broker_stops(tmp_path: Path) -> None:
+    """Whatever the moment: the store holds no message whose client does not know of it."""
+    with BrokerProcess(tmp_path / "root") as broker:
+        with broker.connect() as client:
+            create(client, "flushed", flushOnWrite=True)
+            create(client, "plain")
+        with broker.meet() as peer:
+            peer.say((append_frame("flushed", b"x" * 100) + append_frame("plain", b"y")) * 3000)
+            first = peer.take_answer()[1]
+            assert first["status"] == 0
+
+            broker.signal_stop()
+            answered = 1
+            rest = peer.take_rest()
+            while rest:
+                length = int.from_bytes(rest[:4], "big")
+                rest = rest[4 + length :]
+                answered += 1
+        broker.stop()
+        lines_before = len(broker.log_lines)
+
+        broker.start()
+
+        started = broker.log_lines[lines_before:]
+        assert not [line for line in started if " WARN " in line or " ERROR " in line]
+        with broker.connect() as client:
+            stored = sum(
+                stream["newestSequenceNumber"] + 1
+                for stream in client.call(Operation.Statistics)["statistics"]["streams"]
+            )
+    assert stored == answered
+
+
+class HeldUpDisk(Disk):
+    def __init__(self) -> None:
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+
+    def sync(self, descriptor: int) -> None:
+        self.may_sync.wait(PATIENCE_S)
+        super().sync(descriptor)
+
+
+def test_a_stop_waits_for_appends_that_wait_for_the_disk(tmp_path: Path) -> None:
+    disk = HeldUpDisk()
+    with (
+        LocalBroker(tmp_path / "root", disk, sync_interval_ms=3_600_000) as broker,
+        broker.meet() as peer,
+    ):
+        with broker.connect() as client:
+            create(client, "flushed", flushOnWrite=True)
+            create(client, "quiet")
+        wait_until(lambda: len(broker.sessions) == 1)
+        disk.may_sync.clear()
+        wait = {"readTimeoutMillis": 60_000}
+        peer.say(
+            frame(Operation.ReadMessages, streamName="quiet", readMessagesOptions=wait)
+            + append_frame("flushed", b"x") * 5
+        )
+        wait_until(lambda: broker.sessions[0]._open_calls == 2)
+
+        stop = threading.Thread(target=broker.stop)
+        stop.start()
+        operation, answer = peer.take_answer()
+        assert operation == Operation.ReadMessagesResponse
+        assert answer["status"] == ResponseStatusCode.NotEnoughMessages
+        # Another request is not taken any more.
+        peer.say(frame(Operation.ListStreams))
+        assert stop.is_alive()
+        disk.may_sync.set()
+
+        assert [peer.take_answer()[1]["sequenceNumber"] for _ in range(5)] == list(range(5))
+        assert peer.take_rest() == b""
+        stop.join(PATIENCE_S)
+
+
+def test_a_stop_does_not_wait_for_the_next_sync(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "root", PENSTOCK_SYNC_INTERVAL_MS="3600000")
+    with broker:
+        with broker.connect() as client:
+            append(client, create(client, "s"), b"x")
+        began = time.monotonic()
+        broker.stop()
+
+    assert time.monotonic() - began < 5
+
+
+def test_a_stop_does_not_wait_for_ever_for_a_client_who_takes_no_answers(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "root", PENSTOCK_STOP_TIMEOUT_MS="300") as broker:
+        with broker.connect() as client:
+            create(client, "s")
+            for _ in range(4):
+                client.append_many("s", [bytes(MEBIBYTE)] * 4)
+        with broker.meet() as slow:
+            read = frame(
+                Operation.ReadMessages, streamName="s", readMessagesOptions={"minMessageCount": 16}
+            )
+            slow.say(read * 100)
+            slow.take(1)
+            began = time.monotonic()
+            broker.stop()
+
+    assert time.monotonic() - began < 5
+
+
+def test_whoever_comes_while_the_broker_stops_finds_no_listener(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "root") as broker:
+        port = broker.port
+        broker.stop()
+
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 1)

@@ -1,0 +1,220 @@
+"""Streams by name: what is there, what is told of it, and those that cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.broker.settings import Settings
+from penstock.broker.streams import Stream, Streams
+from penstock.errors import (
+    InvalidRequestException,
+    MessageStoreReadErrorException,
+    RequestPayloadTooLargeException,
+    ResourceNotFoundException,
+    ServerOutOfMemoryException,
+    UnknownFailureException,
+)
+from penstock.model import MessageStreamDefinition, from_wire
+from penstock.store.catalog import ExportProgress
+from penstock.store.store import Store
+
+
+def definition(name: str = "s", **fields: Any) -> MessageStreamDefinition:
+    return from_wire({"name": name, "strategyOnFull": 0, **fields}, MessageStreamDefinition)
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def streams(store: Store, executor: ThreadPoolExecutor) -> Streams:
+    return Streams(store, Settings(root=str(store.root)), executor)
+
+
+def create(streams: Streams, name: str = "s", **fields: Any) -> Stream:
+    streams.create(definition(name, **fields))
+    return streams.find(name)
+
+
+def test_streams_are_listed_in_order(streams: Streams) -> None:
+    for name in ("b", "..", "a b", "B"):
+        create(streams, name)
+
+    assert streams.names() == ["..", "B", "a b", "b"]
+    assert [stream.name for stream in streams] == ["b", "..", "a b", "B"]
+
+
+@pytest.mark.parametrize("name", ["nowhere", "..", "x" * 255])
+def test_a_stream_that_is_not_there_is_not_found(streams: Streams, name: str) -> None:
+    for look in (streams.find, streams.delete):
+        with pytest.raises(ResourceNotFoundException, match="does not exist"):
+            look(name)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "ü", "a\n", "x" * 256])
+def test_a_name_that_no_stream_can_have_is_wrong(streams: Streams, name: str) -> None:
+    with pytest.raises(InvalidRequestException, match="expected 1 to 255"):
+        streams.find(name)
+
+
+def test_a_deleted_stream_is_not_served(streams: Streams) -> None:
+    old = create(streams)
+    assert streams.is_served(old)
+
+    streams.delete("s")
+    assert not streams.is_served(old)
+
+    new = create(streams)
+    assert streams.is_served(new)
+    assert not streams.is_served(old)
+
+
+def test_how_far_an_export_got_is_described(store: Store, streams: Streams) -> None:
+    kinesis = [{"identifier": "k", "kinesisStreamName": "n"}]
+    stream = create(streams, exportDefinition={"kinesis": kinesis})
+    before = stream.describe().export_statuses
+    assert [(s.export_config_identifier, s.last_exported_sequence_number) for s in before] == [
+        ("k", -1)
+    ]
+
+    store.commit_progress({"s": [ExportProgress("k", 4, 1000, "slow", 50, 5)]})
+
+    (status,) = stream.describe().export_statuses
+    assert status.last_exported_sequence_number == 4
+    assert (status.last_export_time, status.error_message) == (1000, "slow")
+    assert (status.exported_bytes_from_stream, status.exported_messages_count) == (50, 5)
+
+
+def test_a_full_stream_gives_up_what_all_exports_have(store: Store, streams: Streams) -> None:
+    kinesis = [{"identifier": "k", "kinesisStreamName": "n"}]
+    stream = create(
+        streams, maxSize=4096, streamSegmentSize=1024, exportDefinition={"kinesis": kinesis}
+    )
+    for _ in range(4):
+        stream.append([b"x" * 1024], 1)
+    with pytest.raises(InvalidRequestException, match="is full and rejects new data"):
+        stream.append([b"x" * 1024], 1)
+
+    store.commit_progress({"s": [ExportProgress("k", 1)]})
+
+    assert stream.append([b"x" * 1024], 1) == 4
+    assert stream.log.oldest >= 1
+
+
+def test_a_full_stream_keeps_it_where_reclaiming_is_off(
+    store: Store, executor: ThreadPoolExecutor
+) -> None:
+    streams = Streams(store, Settings(root=str(store.root), reclaim_exported=False), executor)
+    kinesis = [{"identifier": "k", "kinesisStreamName": "n"}]
+    stream = create(
+        streams, maxSize=1024, streamSegmentSize=1024, exportDefinition={"kinesis": kinesis}
+    )
+    stream.append([b"x" * 1024], 1)
+    store.commit_progress({"s": [ExportProgress("k", 0)]})
+
+    with pytest.raises(InvalidRequestException, match="full"):
+        stream.append([b"x"], 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "text"),
+    [
+        (OSError(errno.ENOSPC, "no space"), UnknownFailureException, "disk of the server is full"),
+        (OSError(errno.EDQUOT, "quota"), UnknownFailureException, "disk of the server is full"),
+        (OSError(errno.EIO, "broken"), UnknownFailureException, "disk of the server failed"),
+        (
+            sqlite3.OperationalError("database or disk is full"),
+            UnknownFailureException,
+            "disk of the server is full",
+        ),
+        (sqlite3.OperationalError("locked"), UnknownFailureException, "failed: locked"),
+        (MemoryError(), ServerOutOfMemoryException, "no memory left"),
+    ],
+)
+def test_errors_of_the_store_are_told_as_a_client_understands_them(
+    streams: Streams,
+    error: Exception,
+    told: type[Exception],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = create(streams)
+
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(stream.log, "append", fail)
+
+    with pytest.raises(told, match=text):
+        stream.append([b"x"], 1)
+
+
+def test_a_message_larger_than_the_stream_is_too_large(streams: Streams) -> None:
+    stream = create(streams, maxSize=1024, streamSegmentSize=1024)
+
+    with pytest.raises(RequestPayloadTooLargeException, match="larger than the maxSize"):
+        stream.append([b"x" * 1025], 1)
+
+
+def test_a_stream_that_cannot_be_read_is_named_and_can_only_be_deleted(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    store = Store(tmp_path)
+    store.create(definition("broken"))
+    store.create(definition("sound"))
+    store.close()
+    with sqlite3.connect(tmp_path / "catalog.sqlite") as catalog:
+        catalog.execute("UPDATE stream SET definition = x'00' WHERE name = 'broken'")
+    for copy in tmp_path.glob("streams/*/stream.json"):
+        if b'"broken"' in copy.read_bytes():
+            copy.write_text("no definition")
+    store = Store(tmp_path)
+    streams = Streams(store, Settings(root=str(tmp_path)), executor)
+
+    assert streams.names() == ["broken", "sound"]
+    with pytest.raises(MessageStoreReadErrorException, match="'broken' cannot be read"):
+        streams.find("broken")
+    with pytest.raises(InvalidRequestException, match="already exists"):
+        streams.create(definition("broken"))
+    assert streams.find("sound").append([b"x"], 1) == 0
+
+    streams.delete("broken")
+    assert streams.names() == ["sound"]
+    streams.create(definition("broken"))
+    assert streams.find("broken").append([b"x"], 1) == 0
+    store.close()
+
+
+def test_one_stream_that_cannot_be_trimmed_does_not_keep_the_others_from_it(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = [create(streams, name, timeToLiveMillis=60_000) for name in ("bad", "good")]
+    for stream in old:
+        stream.append([b"x"], 1)
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(old[0].log, "trim", fail)
+
+    streams.trim(10_000_000)
+
+    assert old[1].log.oldest == 1
+    assert "stream 'bad' cannot be trimmed" in caplog.text

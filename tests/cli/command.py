@@ -1,0 +1,57 @@
+"""The command as a user runs it, to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from click.testing import CliRunner
+
+from penstock.cli.main import main
+from tests.support import PATIENCE_S, PENSTOCK, clean_environment
+
+
+class Finished(NamedTuple):
+    code: int
+    output: str
+    error: str
+
+    @property
+    def error_lines(self) -> list[str]:
+        return self.error.splitlines()
+
+
+def penstock(*words: str, directory: Path = Path("/"), **environment: str) -> Finished:
+    """Runs it where no penstock.toml lies about, with no variables but these."""
+    with contextlib.chdir(directory), _only_these(clean_environment(**environment)):
+        result = CliRunner(catch_exceptions=False).invoke(main, words, prog_name="penstock")
+    return Finished(result.exit_code, result.stdout, result.stderr)
+
+
+def penstock_process(*words: str, directory: Path = Path("/"), **environment: str) -> Finished:
+    """The same in a process of its own, for what could start a broker."""
+    finished = subprocess.run(
+        [str(PENSTOCK), *words],
+        cwd=directory,
+        env=clean_environment(**environment),
+        stdin=subprocess.DEVNULL,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    return Finished(finished.returncode, finished.stdout, finished.stderr)
+
+
+@contextlib.contextmanager
+def _only_these(variables: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(variables)
+    yield
+    os.environ.clear()
+    os.environ.update(before)

@@ -1,0 +1,211 @@
+"""How other programs get in: `penstock env` and `penstock tokens`, beside a broker that runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConnectFailedException, UnauthorizedException
+from penstock.wire.operations import Operation
+from tests.support import BrokerProcess, append, clean_environment, create
+
+from .command import Finished, penstock
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    # A space and a quote, as a shell would stumble over.
+    with BrokerProcess(tmp_path_factory.mktemp("access") / "it's a root") as broker:
+        with broker.connect() as client:
+            create(client, "sensor-1")
+            create(client, "other")
+        yield broker
+
+
+def tokens(broker: BrokerProcess, *words: str) -> Finished:
+    return penstock("tokens", *words, "--root", str(broker.root))
+
+
+# penstock env
+
+
+def test_the_variables_can_be_evaluated_by_a_shell(broker: BrokerProcess) -> None:
+    lines = penstock("env", "--root", str(broker.root)).output
+
+    shown = subprocess.run(
+        ["/bin/sh", "-c", 'eval "$1"; env', "sh", lines],
+        env=clean_environment(),
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+
+    assert "STREAM_MANAGER_SERVER_HOST=127.0.0.1" in shown
+    assert f"STREAM_MANAGER_SERVER_PORT={broker.port}" in shown
+    assert f"AWS_CONTAINER_AUTHORIZATION_TOKEN={broker.token}" in shown
+    assert all(line.startswith("export ") for line in lines.splitlines())
+
+
+def test_the_variables_are_the_same_as_json(broker: BrokerProcess) -> None:
+    finished = penstock("env", "--json", STREAM_MANAGER_STORE_ROOT_DIR=str(broker.root))
+
+    assert json.loads(finished.output) == {
+        "STREAM_MANAGER_SERVER_HOST": "127.0.0.1",
+        "STREAM_MANAGER_SERVER_PORT": str(broker.port),
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN": broker.token,
+    }
+
+
+def test_no_token_is_printed_where_none_is_needed(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "root", STREAM_MANAGER_AUTHENTICATE_CLIENT="false") as broker:
+        finished = penstock("env", "--json", "--root", str(broker.root))
+
+        assert "AWS_CONTAINER_AUTHORIZATION_TOKEN" not in json.loads(finished.output)
+        with broker.connect("") as client:
+            assert client.call(Operation.ListStreams)["status"] == 0
+
+
+def test_where_no_broker_runs_it_says_how_to_start_one(tmp_path: Path) -> None:
+    finished = penstock("env", "--root", str(tmp_path))
+
+    assert finished.code == 1
+    assert finished.output == ""
+    assert finished.error_lines == [
+        f"penstock: no broker serves {tmp_path}: start one with `penstock serve --root {tmp_path}`"
+    ]
+
+
+def test_a_relative_root_is_one_of_this_directory(tmp_path: Path) -> None:
+    finished = penstock("env", "--root", "here", directory=tmp_path)
+
+    assert finished.code == 1
+    assert f"no broker serves {tmp_path / 'here'}: " in finished.error
+
+
+def test_an_address_file_that_is_damaged_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "broker.json").write_text("{")
+
+    finished = penstock("env", "--root", str(tmp_path))
+
+    assert finished.code == 1
+    assert "broker.json cannot be read" in finished.error_lines[0]
+    assert len(finished.error_lines) == 1
+
+
+# penstock tokens
+
+
+def test_a_token_that_is_made_lets_in_for_what_it_is_for(broker: BrokerProcess) -> None:
+    made = tokens(broker, "create", "sensors", "--role", "producer", "--stream", "sensor-*")
+    assert made.code == 0
+    secret = made.output.strip()
+
+    with broker.connect(secret) as client:
+        assert append(client, "sensor-1", b"x") >= 0
+        assert client.call(Operation.ListStreams)["streams"] == ["sensor-1"]
+        with pytest.raises(UnauthorizedException):
+            append(client, "other", b"x")
+
+
+def test_tokens_are_listed_without_their_secrets(broker: BrokerProcess) -> None:
+    made = tokens(
+        broker,
+        "create",
+        "listed",
+        "--role",
+        "consumer",
+        "--stream",
+        "a*",
+        "--stream",
+        "b",
+        "--json",
+    )
+    secret = json.loads(made.output)["token"]
+    assert json.loads(made.output)["name"] == "listed"
+
+    text = tokens(broker, "list").output
+    listed = tokens(broker, "list", "--json").output
+
+    assert {"name": "listed", "role": "consumer", "streams": ["a*", "b"]} in json.loads(listed)
+    assert {"name": "first", "role": "admin", "streams": ["*"]} in json.loads(listed)
+    assert [line.split() for line in text.splitlines() if "listed" in line] == [
+        ["listed", "consumer", "a*,", "b"]
+    ]
+    assert secret not in text + listed
+    assert broker.token not in text + listed
+    assert secret.encode() not in (broker.root / "catalog.sqlite").read_bytes()
+
+
+def test_a_token_is_for_all_streams_unless_they_are_named(broker: BrokerProcess) -> None:
+    secret = tokens(broker, "create", "everywhere", "--role", "consumer").output.strip()
+
+    with broker.connect(secret) as client:
+        assert client.call(Operation.ListStreams)["streams"] == ["other", "sensor-1"]
+
+
+def test_a_name_is_used_once(broker: BrokerProcess) -> None:
+    again = tokens(broker, "create", "first", "--role", "consumer")
+
+    assert again.code == 1
+    assert "there is a token 'first' already" in again.error
+    with broker.connect() as client:
+        assert client.call(Operation.ListStreams)["status"] == 0
+
+
+def test_a_role_is_one_of_those_there_are(broker: BrokerProcess) -> None:
+    finished = tokens(broker, "create", "x", "--role", "king")
+
+    assert finished.code == 2
+    for role in ("admin", "producer", "consumer", "pipeline"):
+        assert role in finished.error
+
+
+def test_a_revoked_token_lets_nobody_in_and_closes_its_connections(broker: BrokerProcess) -> None:
+    secret = tokens(broker, "create", "leaked", "--role", "admin").output.strip()
+    with broker.connect(secret) as client:
+        assert tokens(broker, "revoke", "leaked").code == 0
+
+        with pytest.raises(ConnectFailedException):
+            broker.connect(secret)
+        assert client.socket.recv(1) == b""
+    again = tokens(broker, "revoke", "leaked")
+    assert again.code == 1
+    assert again.error_lines == ["penstock: there is no token 'leaked'"]
+
+
+def test_the_first_token_stays_revoked_and_the_next_start_makes_another(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "root") as broker:
+        leaked = broker.token
+        assert tokens(broker, "revoke", "first").code == 0
+        with pytest.raises(ConnectFailedException):
+            broker.connect(leaked)
+    with BrokerProcess(tmp_path / "root") as broker:
+        with pytest.raises(ConnectFailedException):
+            broker.connect(leaked)
+        with broker.connect() as client:
+            assert client.call(Operation.ListStreams)["status"] == 0
+
+
+@pytest.mark.parametrize("words", [["list"], ["create", "x", "--role", "admin"], ["revoke", "x"]])
+def test_where_no_store_is_nothing_is_made(tmp_path: Path, words: list[str]) -> None:
+    finished = penstock("tokens", *words, "--root", str(tmp_path))
+
+    assert finished.code == 1
+    assert finished.error_lines == [
+        f"penstock: there is no store at {tmp_path}: `penstock serve` makes one"
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_store_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "catalog.sqlite").write_bytes(b"this is no database" * 100)
+
+    finished = penstock("tokens", "list", "--root", str(tmp_path))
+
+    assert finished.code == 1
+    assert len(finished.error_lines) == 1
+    assert "catalog.sqlite cannot be read" in finished.error

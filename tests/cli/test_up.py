@@ -1,0 +1,188 @@
+"""`penstock up`: a broker and demo devices, with one command and one end."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.client.connection import Connection
+from penstock.wire.operations import Operation
+from tests.support import (
+    PATIENCE_S,
+    PENSTOCK,
+    clean_environment,
+    drain,
+    read,
+    wait_until,
+)
+
+
+class Up:
+    """The command while it runs."""
+
+    def __init__(self, root: Path, *flags: str, **environment: str) -> None:
+        self.root = root
+        self.process = subprocess.Popen(
+            [str(PENSTOCK), "up", "--root", str(root), *flags],
+            env=clean_environment(PYTHONUNBUFFERED="1", **environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.lines = drain(self.process.stdout)
+        self.errors = drain(self.process.stderr)
+        self.port = 0
+
+    def read_until(self, text: str) -> str:
+        shown = ""
+        while text not in shown:
+            line = self.lines.get(timeout=PATIENCE_S)
+            assert line, f"{text!r} was not printed, but:\n{shown}"
+            shown += line
+        ready = re.search(r"penstock ready \S+:(\d+)", shown)
+        if ready:
+            self.port = int(ready[1])
+        return shown
+
+    def connect(self) -> Connection:
+        return Connection.open("127.0.0.1", self.port, (self.root / "token").read_text().strip())
+
+    @property
+    def broker_pid(self) -> int:
+        return int((self.root / "lock").read_text())
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and all that it said on standard error."""
+        code = self.process.wait(PATIENCE_S)
+        said = ""
+        while line := self.errors.get(timeout=PATIENCE_S):
+            said += line
+        return code, said
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "a root"
+
+
+@pytest.fixture
+def demo(root: Path) -> Iterator[Up]:
+    up = Up(root, "--demo", "--port", "0")
+    yield up
+    if up.process.poll() is None:
+        up.process.kill()
+        os.kill(up.broker_pid, signal.SIGKILL)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def appended_to(up: Up, name: str) -> int:
+    with up.connect() as client:
+        streams = client.call(Operation.Statistics)["statistics"]["streams"]
+    return sum(stream["newestSequenceNumber"] + 1 for stream in streams if stream["name"] == name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_demo_devices_append_until_a_signal_ends_them_and_the_broker(
+    demo: Up, number: signal.Signals
+) -> None:
+    shown = demo.read_until("Ctrl-C")
+    assert f'env --root {shlex.quote(str(demo.root))})"' in shown
+    assert "turbine-1, turbine-2, turbine-3, weather-mast" in shown
+    wait_until(lambda: appended_to(demo, "turbine-1") >= 3)
+    with demo.connect() as client:
+        (message,) = read(client, "turbine-1")
+        assert b'"windSpeed": ' in message["payload"]
+        assert len(client.call(Operation.ListStreams)["streams"]) == 4
+    broker = demo.broker_pid
+    assert not is_gone(broker)
+
+    demo.process.send_signal(number)
+    code, said = demo.end()
+
+    assert code == 0
+    assert "Traceback" not in said
+    assert "stopped" in said.splitlines()[-1]
+    assert is_gone(broker)
+
+
+def test_what_it_says_can_be_evaluated(demo: Up) -> None:
+    shown = demo.read_until("Ctrl-C")
+    command = re.search(r'eval "\$\((.*)\)"', shown)
+    assert command is not None
+
+    variables = subprocess.run(
+        ["/bin/sh", "-c", command[1]], check=True, capture_output=True, text=True
+    ).stdout
+
+    assert f"export STREAM_MANAGER_SERVER_PORT={demo.port}" in variables
+    demo.process.terminate()
+    assert demo.end()[0] == 0
+
+
+def test_a_broker_that_dies_ends_the_command_and_is_told(demo: Up) -> None:
+    demo.read_until("Ctrl-C")
+    wait_until(lambda: appended_to(demo, "turbine-1") >= 1)
+
+    os.kill(demo.broker_pid, signal.SIGKILL)
+    code, said = demo.end()
+
+    assert code == 1
+    assert said.splitlines()[-1] == "penstock: the broker ended by itself (exit code -9)"
+    assert "Traceback" not in said
+
+
+def test_a_second_run_appends_to_the_streams_of_the_first(root: Path) -> None:
+    counts = []
+    for _ in range(2):
+        up = Up(root, "--demo", "--port", "0")
+        up.read_until("Ctrl-C")
+        before = appended_to(up, "turbine-1")
+        wait_until(lambda up=up, before=before: appended_to(up, "turbine-1") > before)  # type: ignore[misc]
+        counts.append(before)
+        up.process.terminate()
+        assert up.end()[0] == 0
+
+    assert counts[1] > counts[0]
+
+
+def test_without_the_demo_there_are_no_streams(root: Path) -> None:
+    up = Up(root, "--port", "0")
+    shown = up.read_until("Ctrl-C")
+
+    assert "turbine" not in shown
+    with up.connect() as client:
+        assert client.call(Operation.ListStreams)["streams"] == []
+    up.process.send_signal(signal.SIGINT)
+    assert up.end()[0] == 0
+
+
+def test_a_broker_that_does_not_start_is_told_with_its_reason(root: Path) -> None:
+    first = Up(root, "--port", "0")
+    first.read_until("Ctrl-C")
+
+    second = Up(root, "--port", "0")
+    code, said = second.end()
+
+    assert code == 1
+    assert [line for line in said.splitlines() if "another broker" in line]
+    assert said.splitlines()[-1] == "penstock: the broker did not start (exit code 1)"
+    assert second.lines.get(timeout=PATIENCE_S) == ""
+    first.process.terminate()
+    assert first.end()[0] == 0
