@@ -648,7 +648,7 @@ def test_after_a_mebibyte_of_answers_it_is_the_turn_of_the_others(local: LocalBr
             assert session._gives_way
             return 10 - len(session._protocol._buffer[session._protocol._position :]) / len(request)
 
-        assert local.run(answers_in_one_turn) == 3
+        assert local.run(answers_in_one_turn) == 2
         for _ in range(10):
             assert len(peer.take_answer()[1]["messages"]) == 1
 

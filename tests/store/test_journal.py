@@ -38,7 +38,8 @@ class Machine:
         self.store = Store(self.root, self.disk)
 
     def messages(self, name: str = "s") -> list[bytes]:
-        log, messages = self.log(name), []
+        log = self.log(name)
+        messages: list[bytes] = []
         while log.oldest + len(messages) < log.end:
             messages += log.read(log.oldest + len(messages), log.end, 1 << 20).payloads
         return messages

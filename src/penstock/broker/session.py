@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 
 from penstock import __version__
 from penstock.broker.access import NOTHING, Access, Gate
+from penstock.broker.call import Call
 from penstock.broker.handlers import Handlers
 from penstock.broker.memory import FrameMemory
 from penstock.broker.statistics import Counters
@@ -44,8 +45,6 @@ _WRITE_BUFFER_BYTES = 1024 * 1024
 _SLOWEST_BYTES_A_SECOND = 1024
 _SLOWEST_FRAME_SECONDS = 600
 _PATIENCE_SECONDS = 60.0
-# How long the clients wait for any answer; one that comes later would kill them.
-_CLIENT_TIMEOUT_SECONDS = 60.0
 
 
 class Host(Protocol):
@@ -408,69 +407,3 @@ class Session(asyncio.Protocol):
 def _is_too_slow(size: int, seconds: float, slowest: float = 0.0) -> bool:
     pace = max(_SLOWEST_BYTES_A_SECOND, slowest)
     return seconds > _PATIENCE_SECONDS and size < seconds * pace
-
-
-class Call:
-    """A request that waits for its one answer. Later ones, and those to the departed, are lost."""
-
-    __slots__ = ("_answer_by", "_cancel", "_is_open", "_response", "_session", "request_id")
-
-    def __init__(self, session: Session, request_id: str, response: Operation) -> None:
-        self._session = session
-        self._response = response
-        self._is_open = True
-        self._cancel: Callable[[], object] | None = None
-        self._answer_by = 0.0
-        self.request_id = request_id
-        self.allow_seconds(_CLIENT_TIMEOUT_SECONDS)
-
-    @property
-    def access(self) -> Access:
-        return self._session.access
-
-    def allow_seconds(self, seconds: float) -> None:
-        """The client waits so long, or as long as for any answer if that is longer."""
-        self._answer_by = self._session.loop.time() + max(seconds, _CLIENT_TIMEOUT_SECONDS)
-
-    def on_close(self, cancel: Callable[[], object]) -> None:
-        """What to undo if the client leaves before it is answered."""
-        self._cancel = cancel
-        self._session.watch(self)
-
-    def work(self, steps: Iterator[None]) -> None:
-        """Takes these steps, one after the other, the last of which answers the call."""
-        self._session.work(steps)
-
-    def cancel(self) -> None:
-        self._close()
-        if self._cancel is not None:
-            self._cancel()
-
-    def _close(self) -> bool:
-        if not self._is_open:
-            return False
-        self._is_open = False
-        self._session.close_call(self)
-        return True
-
-    def send(self, response: bytes) -> None:
-        if not self._close():
-            return
-        if self._session.loop.time() > self._answer_by:
-            self._session.abort_late()
-        else:
-            self._session.send(response)
-
-    def succeed(self, **fields: Any) -> None:
-        self.send(encode_response(self._response, self.request_id, **fields))
-
-    def fail(self, error: StreamManagerException) -> None:
-        status = error.status or ResponseStatusCode.UnknownFailure
-        response = encode_response(
-            self._response,
-            self.request_id,
-            status_for_version(status, self._session.version),
-            error.message,
-        )
-        self._session.count_failure(error)
-        self.send(response)

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from penstock.cli.access import client_variables
-from penstock.cli.demo import run_demo
+from penstock.cli.demo import DEVICES, run_demo
 from penstock.cli.main import Failure, config_option, root_option, settings_from
 
 _MOMENT_SECONDS = 5
@@ -61,17 +61,22 @@ def up(root: str | None, port: int | None, demo: bool, config: Path | None) -> N
         broker.wait()
 
 
+_DEMO_SUMMARY = """\
+  demo streams           {streams}
+  read one               pip install stream-manager, and there
+    python3 -c 'from stream_manager import *; print(StreamManagerClient().read_messages("{first}"))'
+"""
+
+
 def _summary(root: str, demo: bool) -> str:
-    lines = [
-        "",
-        f"  streams are stored in  {root}",
-        f'  in another terminal    eval "$({_program()} env --root {shlex.quote(root)})"',
-        "                         and your Stream Manager program talks to this broker",
-    ]
-    if demo:
-        lines.append("  demo streams           turbine-1, turbine-2, turbine-3, weather-mast")
-    lines += ["  stop                   Ctrl-C", ""]
-    return "\n".join(lines)
+    names = [device.stream for device in DEVICES]
+    demo_lines = _DEMO_SUMMARY.format(streams=", ".join(names), first=names[0]) if demo else ""
+    return f"""
+  streams are stored in  {root}
+  in another terminal    eval "$({_program()} env --root {shlex.quote(root)})"
+                         and your Stream Manager program talks to this broker
+{demo_lines}  stop                   Ctrl-C
+"""
 
 
 def _program() -> str:

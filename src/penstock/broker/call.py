@@ -1,0 +1,100 @@
+"""One request on its way to one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from penstock.broker.access import Access
+from penstock.errors import ResponseStatusCode, StreamManagerException, status_for_version
+from penstock.wire.codec import encode_response
+from penstock.wire.operations import Operation
+
+# How long the clients wait for any answer; one that comes later would kill them.
+_CLIENT_TIMEOUT_SECONDS = 60.0
+# What an answer may need on its way.
+_LAST_MOMENT_SECONDS = 0.1
+
+
+class Peer(Protocol):
+    """The connection that a request came from."""
+
+    loop: asyncio.AbstractEventLoop
+    access: Access
+
+    @property
+    def version(self) -> str: ...
+    def send(self, response: bytes) -> None: ...
+    def work(self, steps: Iterator[None]) -> None: ...
+    def watch(self, call: Call) -> None: ...
+    def close_call(self, call: Call) -> None: ...
+    def count_failure(self, error: StreamManagerException) -> None: ...
+    def abort_late(self) -> None: ...
+
+
+class Call:
+    """A request that waits for its one answer. Later ones, and those to the departed, are lost."""
+
+    __slots__ = ("_answer_by", "_cancel", "_is_open", "_peer", "_response", "request_id")
+
+    def __init__(self, peer: Peer, request_id: str, response: Operation) -> None:
+        self._peer = peer
+        self._response = response
+        self._is_open = True
+        self._cancel: Callable[[], object] | None = None
+        self._answer_by = 0.0
+        self.request_id = request_id
+        self.allow_seconds(_CLIENT_TIMEOUT_SECONDS)
+
+    @property
+    def access(self) -> Access:
+        return self._peer.access
+
+    def allow_seconds(self, seconds: float) -> None:
+        """The client waits so long, or as long as for any answer if that is longer."""
+        patience = max(seconds, _CLIENT_TIMEOUT_SECONDS) - _LAST_MOMENT_SECONDS
+        self._answer_by = self._peer.loop.time() + patience
+
+    def on_close(self, cancel: Callable[[], object]) -> None:
+        """What to undo if the client leaves before it is answered."""
+        self._cancel = cancel
+        self._peer.watch(self)
+
+    def work(self, steps: Iterator[None]) -> None:
+        """Takes these steps, one after the other, the last of which answers the call."""
+        self._peer.work(steps)
+
+    def cancel(self) -> None:
+        self._close()
+        if self._cancel is not None:
+            self._cancel()
+
+    def _close(self) -> bool:
+        if not self._is_open:
+            return False
+        self._is_open = False
+        self._peer.close_call(self)
+        return True
+
+    def send(self, response: bytes) -> None:
+        if not self._close():
+            return
+        if self._peer.loop.time() > self._answer_by:
+            self._peer.abort_late()
+        else:
+            self._peer.send(response)
+
+    def succeed(self, **fields: Any) -> None:
+        self.send(encode_response(self._response, self.request_id, **fields))
+
+    def fail(self, error: StreamManagerException) -> None:
+        status = error.status or ResponseStatusCode.UnknownFailure
+        response = encode_response(
+            self._response,
+            self.request_id,
+            status_for_version(status, self._peer.version),
+            error.message,
+        )
+        self._peer.count_failure(error)
+        self.send(response)

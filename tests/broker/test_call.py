@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import cbor2
+import pytest
+
+from penstock.broker.access import EVERYTHING
+from penstock.broker.call import Call
+from penstock.errors import (
+    ResourceNotFoundException,
+    ResponseStatusCode,
+    ServerOutOfMemoryException,
+    StreamManagerException,
+)
+from penstock.wire.operations import Operation
+
+
+class Clock(asyncio.SelectorEventLoop):
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Peer:
+    """A connection that only remembers."""
+
+    access = EVERYTHING
+
+    def __init__(self, version: str = "1.1.0") -> None:
+        self.loop: asyncio.AbstractEventLoop = Clock()
+        self.version = version
+        self.sent: list[bytes] = []
+        self.open_calls = 1
+        self.was_aborted = False
+
+    def pass_time(self, seconds: float) -> None:
+        assert isinstance(self.loop, Clock)
+        self.loop.now += seconds
+
+    def send(self, response: bytes) -> None:
+        self.sent.append(response)
+
+    def work(self, steps: Iterator[None]) -> None:
+        for _ in steps:
+            pass
+
+    def watch(self, call: Call) -> None: ...
+
+    def close_call(self, call: Call) -> None:
+        self.open_calls -= 1
+
+    def count_failure(self, error: StreamManagerException) -> None: ...
+
+    def abort_late(self) -> None:
+        self.was_aborted = True
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    peer = Peer()
+    yield peer
+    peer.loop.close()
+
+
+@pytest.fixture
+def call(peer: Peer) -> Call:
+    return Call(peer, "r", Operation.AppendMessageResponse)
+
+
+def test_an_answer_carries_the_id_and_what_was_found(peer: Peer, call: Call) -> None:
+    call.succeed(sequenceNumber=5)
+    (response,) = peer.sent
+    assert response[4] == Operation.AppendMessageResponse
+    assert cbor2.loads(response[5:]) == {
+        "requestId": "r",
+        "status": 0,
+        "errorMessage": "",
+        "sequenceNumber": 5,
+    }
+
+
+def test_a_call_is_answered_once(peer: Peer, call: Call) -> None:
+    call.succeed()
+    call.succeed()
+    call.fail(ResourceNotFoundException("no"))
+    assert len(peer.sent) == 1
+    assert peer.open_calls == 0
+
+
+@pytest.mark.parametrize(("seconds", "is_late"), [(59.8, False), (59.95, True), (61.0, True)])
+def test_a_late_answer_closes_the_connection_instead(
+    peer: Peer, call: Call, seconds: float, is_late: bool
+) -> None:
+    peer.pass_time(seconds)
+    call.succeed()
+    assert peer.was_aborted is is_late
+    assert len(peer.sent) == (0 if is_late else 1)
+
+
+def test_a_read_that_waits_longer_has_longer(peer: Peer, call: Call) -> None:
+    call.allow_seconds(120)
+    peer.pass_time(119)
+    call.succeed()
+    assert len(peer.sent) == 1
+
+
+def test_an_old_client_is_told_in_its_own_words() -> None:
+    peer = Peer("1.0.0")
+    Call(peer, "r", Operation.AppendMessageResponse).fail(ServerOutOfMemoryException("full"))
+    peer.loop.close()
+    fields = cbor2.loads(peer.sent[0][5:])
+    assert fields["status"] == ResponseStatusCode.UnknownFailure
+    assert fields["errorMessage"] == "full"
+
+
+def test_a_departed_client_ends_what_was_begun_for_it(peer: Peer, call: Call) -> None:
+    ended: list[bool] = []
+    undo: Callable[[], object] = lambda: ended.append(True)  # noqa: E731 - as handlers pass it
+    call.on_close(undo)
+    call.cancel()
+    call.succeed()
+    assert ended == [True]
+    assert peer.sent == []
