@@ -10,6 +10,7 @@ from penstock.store.catalog import Catalog, StreamRow
 from penstock.store.journal import Journal
 from penstock.store.log import (
     FileLog,
+    Home,
     Log,
     MemoryLog,
     MessageTooLargeError,
@@ -35,28 +36,15 @@ class Files:
         self.disk = FaultyDisk()
 
     def create(self, limits: Limits = LIMITS) -> FileLog:
-        return create_file_log(
-            self.disk,
-            self.directory,
-            self.catalog,
-            "id",
-            limits,
-            lambda: None,
-            Journal(self.disk, self.directory.parent),
-        )
+        return create_file_log(self._home(), limits)
 
     def open(self, limits: Limits = LIMITS, lowest_end: int = 0) -> FileLog:
-        return open_file_log(
-            self.disk,
-            self.directory,
-            self.catalog,
-            "id",
-            limits,
-            lambda: None,
-            Journal(self.disk, self.directory.parent),
-            oldest=self.catalog.streams()[0].oldest,
-            lowest_end=lowest_end,
-        )
+        oldest = self.catalog.streams()[0].oldest
+        return open_file_log(self._home(), limits, oldest=oldest, lowest_end=lowest_end)
+
+    def _home(self) -> Home:
+        journal = Journal(self.disk, self.directory.parent)
+        return Home(self.disk, self.directory, self.catalog, "id", journal, lambda: None)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
 from penstock.store.journal import Journal
 from penstock.store.record import data_path, index_path
-from penstock.store.retention import Limits, count_expired, plan_room
+from penstock.store.retention import Limits, Span, count_expired, plan_room
 from penstock.store.segment import (
     ActiveSegment,
     MemorySegment,
@@ -53,15 +53,7 @@ class MessageTooLargeError(Exception):
     """Larger than the whole stream may become."""
 
 
-class Segment(Protocol):
-    @property
-    def first(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def newest_time(self) -> int: ...
+class Segment(Span, Protocol):
     @property
     def oldest_time(self) -> int: ...
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun: ...
@@ -250,33 +242,35 @@ def _leading_sealings(jobs: Sequence[_Sealing | _Removal]) -> list[_Sealing]:
     return sealings
 
 
+class Home(NamedTuple):
+    """Where a file log lives, and what works for it."""
+
+    disk: Disk
+    directory: Path
+    catalog: Catalog
+    stream_id: str
+    journal: Journal
+    request_work: Callable[[], None]
+
+
 class FileLog(Log):
     """Messages in segment files below a directory of the stream's own."""
 
     def __init__(
         self,
-        disk: Disk,
-        directory: Path,
-        catalog: Catalog,
-        stream_id: str,
+        home: Home,
         limits: Limits,
         sealed: Sequence[SealedSegment],
         active: ActiveSegment,
-        request_work: Callable[[], None],
-        journal: Journal,
         checkpoint: SegmentSummary | None = None,
     ) -> None:
         super().__init__(limits, sealed, active)
-        self._disk = disk
-        self._directory = directory
-        self._catalog = catalog
-        self.stream_id = stream_id
+        self._home = home
+        self.stream_id = home.stream_id
         self._file = active
-        self._journal = journal
         # Whether appends are journaled, so that `flush` need not sync the segments.
         self.journals = False
         self.needs_sync = False
-        self._request_work = request_work
         self._open: SealedSegment | None = None
         # Segments that hold bytes which may not be on the disk; the newest is the active one.
         self._unsynced: list[SegmentFiles] = [active.files]
@@ -297,11 +291,11 @@ class FileLog(Log):
     def _roll(self) -> None:
         rolled = self._file
         rolled.repair()
-        files = SegmentFiles.create(self._disk, self._directory, rolled.end)
+        files = SegmentFiles.create(self._home.disk, self._home.directory, rolled.end)
         self._active = self._file = ActiveSegment(files)
         self._unsynced.append(files)
         summary = rolled.summary()
-        self._sealed.append(SealedSegment(self._disk, self._directory, summary))
+        self._sealed.append(SealedSegment(self._home.disk, self._home.directory, summary))
         self._put_off_work(_Sealing(rolled.files, summary))
 
     def _dropped(self, segments: Sequence[Segment]) -> None:
@@ -311,7 +305,7 @@ class FileLog(Log):
 
     def _put_off_work(self, job: _Sealing | _Removal) -> None:
         self._put_off.append(job)
-        self._request_work()
+        self._home.request_work()
         if len(self._put_off) > _MAX_PUT_OFF:
             # Segments fill faster than they can be sealed: appends wait for the disk after all.
             self.work()
@@ -333,18 +327,18 @@ class FileLog(Log):
         for sealing in sealings:
             sealing.files.sync()
         # The segment that follows must be listed before this one is known to have ended.
-        self._disk.sync_directory(self._directory)
-        self._catalog.add_segments(self.stream_id, [sealing.summary for sealing in sealings])
+        self._home.disk.sync_directory(self._home.directory)
+        self._home.catalog.add_segments(self.stream_id, [sealing.summary for sealing in sealings])
         for sealing in sealings:
             self._unsynced.remove(sealing.files)
             sealing.files.close()
 
     def _remove(self, removal: _Removal) -> None:
         # In the catalog first: a file that is gone while the catalog lists it counts as damage.
-        self._catalog.remove_segments(self.stream_id, removal.oldest)
+        self._home.catalog.remove_segments(self.stream_id, removal.oldest)
         for first in removal.firsts:
-            self._disk.remove(data_path(self._directory, first))
-            self._disk.remove(index_path(self._directory, first))
+            self._home.disk.remove(data_path(self._home.directory, first))
+            self._home.disk.remove(index_path(self._home.directory, first))
 
     def _keep_open(self, segment: Segment) -> None:
         # One sealed segment stays open for the reader that goes through it: a stream of a
@@ -363,11 +357,11 @@ class FileLog(Log):
 
     def _appended(self, written: Written | None) -> None:
         if self.journals and written is not None:
-            self._journal.add(self, self._file.first, written)
+            self._home.journal.add(self, self._file.first, written)
 
     def flush(self) -> None:
         if self.journals:
-            self._journal.commit()
+            self._home.journal.commit()
             if not self.needs_sync:
                 return
         self.needs_sync = False
@@ -384,7 +378,7 @@ class FileLog(Log):
         last = self._checkpointed
         known = last.size if last is not None and last.first == summary.first else 0
         if summary.size - known >= _CHECKPOINT_BYTES:
-            self._catalog.set_checkpoints([(self.stream_id, summary)])
+            self._home.catalog.set_checkpoints([(self.stream_id, summary)])
             self._checkpointed = summary
 
     def finish(self) -> SegmentSummary | None:
@@ -405,17 +399,9 @@ class FileLog(Log):
         super().close()
 
 
-def create_file_log(
-    disk: Disk,
-    directory: Path,
-    catalog: Catalog,
-    stream_id: str,
-    limits: Limits,
-    request_work: Callable[[], None],
-    journal: Journal,
-) -> FileLog:
-    disk.make_directory(directory)
-    active = ActiveSegment(SegmentFiles.create(disk, directory, 0))
+def create_file_log(home: Home, limits: Limits) -> FileLog:
+    home.disk.make_directory(home.directory)
+    active = ActiveSegment(SegmentFiles.create(home.disk, home.directory, 0))
     # From here on, a stream without an active segment is one that has lost it.
-    disk.sync_directory(directory)
-    return FileLog(disk, directory, catalog, stream_id, limits, [], active, request_work, journal)
+    home.disk.sync_directory(home.directory)
+    return FileLog(home, limits, [], active)

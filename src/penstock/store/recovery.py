@@ -9,15 +9,12 @@ Where a whole segment is gone, a lost one stands in its place and reads as damag
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.store.catalog import Catalog
-from penstock.store.files import Disk
-from penstock.store.journal import Journal
-from penstock.store.log import DEFINITION_FILE, FileLog
+from penstock.store.log import DEFINITION_FILE, FileLog, Home
 from penstock.store.record import (
     ENTRY,
     checksum,
@@ -111,45 +108,35 @@ def _continue_crc(files: SegmentFiles, descriptor: int, crc: int, start: int, st
     return crc
 
 
-def open_file_log(
-    disk: Disk,
-    directory: Path,
-    catalog: Catalog,
-    stream_id: str,
-    limits: Limits,
-    request_work: Callable[[], None],
-    journal: Journal,
-    *,
-    oldest: int,
-    lowest_end: int,
-) -> FileLog:
+def open_file_log(home: Home, limits: Limits, *, oldest: int, lowest_end: int) -> FileLog:
     """The log as the disk and the catalog have it, after whatever happened to them.
 
     `oldest` and `lowest_end` are what the catalog knows: below the one everything was removed on
     purpose, and no number below the other may be handed out again.
     """
-    disk.make_directory(directory)
-    found, halves = _list_segments(disk, directory, oldest)
-    sealed = [SealedSegment(disk, directory, summary) for summary in catalog.segments(stream_id)]
-    _report_missing(directory, sealed)
+    home.disk.make_directory(home.directory)
+    found, halves = _list_segments(home, oldest)
+    sealed = [
+        SealedSegment(home.disk, home.directory, summary)
+        for summary in home.catalog.segments(home.stream_id)
+    ]
+    _report_missing(home.directory, sealed)
     known = {segment.first for segment in sealed}
-    unsealed = [first for first in found if first not in known]
     newest_half = _set_halves_aside(halves, known)
-    checkpoint = catalog.checkpoint(stream_id)
+    checkpoint = home.catalog.checkpoint(home.stream_id)
     active: ActiveSegment | None = None
-    for first in unsealed:
-        if active is not None:
-            sealed += _seal_now(disk, directory, catalog, stream_id, active)
-        active = _recover(disk, directory, first, checkpoint)
+    for first in found:
+        if first not in known:
+            if active is not None:
+                sealed += _seal_now(home, active)
+            active = _recover(home, first, checkpoint)
     is_lost = active is None or newest_half > active.first
     sealed.sort(key=attrgetter("first"))
     if active is not None and sealed and sealed[-1].first > active.first:
         # Sealed behind an unsealed one: that one only lost its place in the catalog.
-        sealed += _seal_now(disk, directory, catalog, stream_id, active)
-        sealed.sort(key=attrgetter("first"))
+        sealed += _seal_now(home, active)
         active = None
-    end = max(sealed[-1].end if sealed else 0, active.end if active else 0)
-    end = max(end, oldest)
+    end = max([oldest, *(segment.end for segment in sealed), active.end if active else 0])
     if is_lost:
         # The segment that was written to is gone. Each message takes a byte at least, so that it
         # cannot have held more of them than bytes: no number of it is used again.
@@ -157,33 +144,21 @@ def open_file_log(
         end = max(end, begun, newest_half) + limits.segment_size
     end = max(end, lowest_end)
     if active is not None and active.end < end:
-        sealed += _seal_now(disk, directory, catalog, stream_id, active)
-        sealed.sort(key=attrgetter("first"))
+        sealed += _seal_now(home, active)
         active = None
     if active is None:
-        active = ActiveSegment(SegmentFiles.create(disk, directory, end))
-    sealed = _fill_gaps(disk, directory, sealed, oldest, active.first)
-    return FileLog(
-        disk,
-        directory,
-        catalog,
-        stream_id,
-        limits,
-        sealed,
-        active,
-        request_work,
-        journal,
-        checkpoint,
-    )
+        active = ActiveSegment(SegmentFiles.create(home.disk, home.directory, end))
+    sealed.sort(key=attrgetter("first"))
+    return FileLog(home, limits, _fill_gaps(home, sealed, oldest, active.first), active, checkpoint)
 
 
-def _list_segments(disk: Disk, directory: Path, oldest: int) -> tuple[list[int], list[Path]]:
+def _list_segments(home: Home, oldest: int) -> tuple[list[int], list[Path]]:
     """First numbers of the segments that are there, and files whose other half is gone.
 
     Leftovers go: of segments that were removed, and of one that was just about to begin.
     """
     files: dict[int, list[Path]] = {}
-    for path in directory.iterdir():
+    for path in home.directory.iterdir():
         first = first_of_name(path.name)
         if first is not None:
             files.setdefault(first, []).append(path)
@@ -193,7 +168,7 @@ def _list_segments(disk: Disk, directory: Path, oldest: int) -> tuple[list[int],
     for first, paths in sorted(files.items()):
         if first < oldest or (len(paths) == 1 and paths[0].stat().st_size == 0):
             for path in paths:
-                disk.remove(path)
+                home.disk.remove(path)
         elif len(paths) == 2:
             whole.append(first)
         else:
@@ -241,50 +216,46 @@ def _report_missing(directory: Path, sealed: Sequence[SealedSegment]) -> None:
                 )
 
 
-def _recover(
-    disk: Disk, directory: Path, first: int, checkpoint: SegmentSummary | None
-) -> ActiveSegment:
-    files = SegmentFiles.open(disk, directory, first)
+def _recover(home: Home, first: int, checkpoint: SegmentSummary | None) -> ActiveSegment:
+    files = SegmentFiles.open(home.disk, home.directory, first)
     recovered = recover_segment(files, checkpoint)
     if recovered.torn_messages:
         logger.warning(
             "%s: cut %d torn entries off its end",
-            index_path(directory, first),
+            index_path(home.directory, first),
             recovered.torn_messages,
         )
     for sequence_number in recovered.damaged:
-        logger.error("%s: message %d is damaged", data_path(directory, first), sequence_number)
+        logger.error("%s: message %d is damaged", data_path(home.directory, first), sequence_number)
     return ActiveSegment(files, recovered.summary)
 
 
-def _seal_now(
-    disk: Disk, directory: Path, catalog: Catalog, stream_id: str, active: ActiveSegment
-) -> list[SealedSegment]:
+def _seal_now(home: Home, active: ActiveSegment) -> list[SealedSegment]:
+    """The sealed segment that an unsealed one becomes; none if it is empty."""
     if active.first == active.end:
         active.files.remove()
         return []
     active.files.sync()
-    catalog.add_segments(stream_id, [active.summary()])
+    home.catalog.add_segments(home.stream_id, [active.summary()])
     active.close()
-    return [SealedSegment(disk, directory, active.summary())]
+    return [SealedSegment(home.disk, home.directory, active.summary())]
 
 
 def _fill_gaps(
-    disk: Disk, directory: Path, sealed: Sequence[SealedSegment], oldest: int, end: int
+    home: Home, sealed: Sequence[SealedSegment], oldest: int, end: int
 ) -> list[SealedSegment]:
     """Segments without gaps: a lost one stands where files are missing, and reads as damaged."""
     filled: list[SealedSegment] = []
     for segment in sealed:
-        _add_lost(disk, directory, filled, oldest, segment.first)
-        oldest = segment.end
+        filled += _lost(home, oldest, segment.first)
         filled.append(segment)
-    _add_lost(disk, directory, filled, oldest, end)
-    return filled
+        oldest = segment.end
+    return filled + _lost(home, oldest, end)
 
 
-def _add_lost(
-    disk: Disk, directory: Path, filled: list[SealedSegment], first: int, end: int
-) -> None:
-    if first < end:
-        logger.error("%s: messages %d to %d are lost", directory, first, end - 1)
-        filled.append(SealedSegment(disk, directory, SegmentSummary(first, end, 0, 0, 0, 0, 0)))
+def _lost(home: Home, first: int, end: int) -> list[SealedSegment]:
+    if first >= end:
+        return []
+    logger.error("%s: messages %d to %d are lost", home.directory, first, end - 1)
+    summary = SegmentSummary(first, end, 0, 0, 0, 0, 0)
+    return [SealedSegment(home.disk, home.directory, summary)]

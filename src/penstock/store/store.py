@@ -30,6 +30,7 @@ from penstock.store.journal import Journal, Record, decode_records, journal_path
 from penstock.store.log import (
     DEFINITION_FILE,
     FileLog,
+    Home,
     Log,
     MemoryLog,
     create_file_log,
@@ -118,15 +119,7 @@ class Store:
         else:
             directory = self._streams_directory / stream_id
             try:
-                log = create_file_log(
-                    self._disk,
-                    directory,
-                    self.catalog,
-                    stream_id,
-                    limits,
-                    self._work_wanted.set,
-                    self._journal,
-                )
+                log = create_file_log(self._home(stream_id), limits)
                 log.journals = definition.flush_on_write
                 self._disk.sync_directory(self._streams_directory)
                 self.catalog.add_stream(row)
@@ -137,6 +130,16 @@ class Store:
         stream = StoredStream(stream_id, definition, log, {})
         self.streams[definition.name] = stream
         return stream
+
+    def _home(self, stream_id: str) -> Home:
+        return Home(
+            self._disk,
+            self._streams_directory / stream_id,
+            self.catalog,
+            stream_id,
+            self._journal,
+            self.request_work,
+        )
 
     def update(self, stream: StoredStream, definition: MessageStreamDefinition) -> None:
         """The definition replaces the old one; exports that it no longer names are forgotten."""
@@ -171,7 +174,7 @@ class Store:
             if isinstance(stream.log, FileLog):
                 stream.log.abandon()
             stream_id = stream.id
-        self._work_wanted.set()
+        self.request_work()
 
     def commit_progress(self, progress: dict[str, list[ExportProgress]]) -> None:
         """How far exports got, by the name of their stream, in one transaction."""
@@ -352,13 +355,8 @@ class Store:
                     (export.last_exported + 1 for export in progress.values()), default=0
                 )
                 log = open_file_log(
-                    self._disk,
-                    directory,
-                    self.catalog,
-                    row.id,
+                    self._home(row.id),
                     Limits.of(definition),
-                    self._work_wanted.set,
-                    self._journal,
                     oldest=row.oldest,
                     lowest_end=max(row.reserved, exported),
                 )
