@@ -79,6 +79,17 @@ def test_where_no_broker_runs_it_says_how_to_start_one(tmp_path: Path) -> None:
     ]
 
 
+def test_the_address_of_a_broker_that_was_killed_is_not_printed(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "root")
+    broker.start()
+    broker.kill()
+
+    finished = penstock("env", "--root", str(broker.root))
+
+    assert finished.code == 1
+    assert "no broker serves" in finished.error
+
+
 def test_a_relative_root_is_one_of_this_directory(tmp_path: Path) -> None:
     finished = penstock("env", "--root", "here", directory=tmp_path)
 
@@ -87,9 +98,10 @@ def test_a_relative_root_is_one_of_this_directory(tmp_path: Path) -> None:
 
 
 def test_an_address_file_that_is_damaged_is_told_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "broker.json").write_text("{")
+    with BrokerProcess(tmp_path / "root") as broker:
+        (broker.root / "broker.json").write_text("{")
 
-    finished = penstock("env", "--root", str(tmp_path))
+        finished = penstock("env", "--root", str(broker.root))
 
     assert finished.code == 1
     assert "broker.json cannot be read" in finished.error_lines[0]

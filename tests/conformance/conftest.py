@@ -7,14 +7,16 @@ from types import EllipsisType
 
 import pytest
 
-from .harness import ALL_SDKS, Broker, Client, Driver, Sdk
+from tests.support import BrokerProcess
+
+from .harness import ALL_SDKS, Client, Driver, Sdk
 
 Connect = Callable[..., Client]
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("conformance") / "root") as broker:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("conformance") / "root") as broker:
         yield broker
 
 
@@ -49,9 +51,9 @@ def connect(
     clients: list[Client] = []
 
     def connect(
-        sdk: Sdk, to: Broker | None = None, token: str | EllipsisType | None = ...
+        sdk: Sdk, to: BrokerProcess | None = None, token: str | EllipsisType | None = ...
     ) -> Client:
-        broker: Broker = to or request.getfixturevalue("broker")
+        broker: BrokerProcess = to or request.getfixturevalue("broker")
         client = Client(driver_of(sdk), broker.port, broker.token if token is ... else token)
         clients.append(client)
         return client

@@ -1,4 +1,4 @@
-"""The broker as a process, the AWS SDKs as processes, and a client that speaks to both.
+"""The AWS SDKs as processes, and a client that speaks to them.
 
 A `Driver` is one SDK in its own environment; a `Client` is one client object of that SDK. The
 methods of `Client` take and give wire names and plain values; bytes are bytes here and base64
@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import queue
-import re
-import signal
 import subprocess
 import threading
 import uuid
@@ -21,20 +17,15 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any
 
 import pytest
 
-Json = dict[str, Any]
+from tests.support import PATIENCE_S, Json
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
 SDKS = PROJECT / ".sdks"
-# Another executable can be put to the same test.
-PENSTOCK = Path(os.environ.get("PENSTOCK_UNDER_TEST", PROJECT / ".venv" / "bin" / "penstock"))
-
-# Far above what anything here takes, below the 60 seconds after which the SDKs give up themselves.
-PATIENCE_S = 30.0
 
 REJECT_NEW_DATA, OVERWRITE_OLDEST_DATA = 0, 1
 FILE, MEMORY = 0, 1
@@ -122,88 +113,6 @@ def contains(whole: Any, part: Any) -> bool:
             and all(contains(a, b) for a, b in zip(whole, part, strict=True))
         )
     return bool(whole == part)
-
-
-class Broker:
-    """A broker process on a directory; a second `start` gives it the port of the first."""
-
-    def __init__(self, root: Path, **environment: str) -> None:
-        self.root = root
-        self.port = 0
-        self._environment = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("STREAM_MANAGER_", "PENSTOCK_", "AWS_CONTAINER_"))
-        } | environment
-        self._log = root.with_name(root.name + ".log")
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    @property
-    def token(self) -> str:
-        return (self.root / "token").read_text().strip()
-
-    def start(self) -> None:
-        if not PENSTOCK.is_file():
-            pytest.fail(f"there is no {PENSTOCK}")
-        self.root.mkdir(exist_ok=True)
-        command = [str(PENSTOCK), "serve", "--root", str(self.root), "--port", str(self.port)]
-        with self._log.open("a") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=self._environment,
-            )
-        assert self._process.stdout is not None
-        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        # Read to its end by a thread: a full pipe would stop the broker.
-        threading.Thread(target=_drain, args=(self._process.stdout, lines), daemon=True).start()
-        try:
-            self.port = _wait_for_ready(lines)
-        except (queue.Empty, EOFError):
-            self.kill()
-            pytest.fail(f"the broker did not get ready:\n{self._log.read_text()}")
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-        self._process = None
-
-    def stop(self) -> None:
-        """Ends the broker as a service manager would, and expects it to end well."""
-        if self._process is None:
-            return
-        process, self._process = self._process, None
-        process.send_signal(signal.SIGTERM)
-        try:
-            code = process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        assert code == 0, f"the broker ended with {code}:\n{self._log.read_text()}"
-
-
-def _drain(stream: IO[str], lines: queue.SimpleQueue[str]) -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put("")
-
-
-def _wait_for_ready(lines: queue.SimpleQueue[str]) -> int:
-    while line := lines.get(timeout=PATIENCE_S):
-        if ready := re.fullmatch(r"penstock ready \S+:(\d+)\n", line):
-            return int(ready[1])
-    raise EOFError
 
 
 class Driver:

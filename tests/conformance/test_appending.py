@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import BrokerProcess
+
 from .conftest import Connect
 from .harness import (
     APPEND,
@@ -17,7 +19,6 @@ from .harness import (
     MEMORY,
     OVERWRITE_OLDEST_DATA,
     REJECT_NEW_DATA,
-    Broker,
     Client,
     SdkError,
     refused,
@@ -128,7 +129,7 @@ def test_a_stream_that_flushes_on_write_takes_messages(client: Client) -> None:
     assert len(client.read(name, minMessageCount=3)) == 3
 
 
-def test_a_memory_stream_never_touches_the_disk(client: Client, broker: Broker) -> None:
+def test_a_memory_stream_never_touches_the_disk(client: Client, broker: BrokerProcess) -> None:
     marker = uuid.uuid4().hex.encode()
     name = client.create(persistence=MEMORY)
     client.append(name, marker)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 
+from tests.support import PATIENCE_S
+
 from .conftest import Connect
-from .harness import ALL_SDKS, NODE, PATIENCE_S, Client, Sdk, for_python_sdks, for_sdks
+from .harness import ALL_SDKS, NODE, Client, Sdk, for_python_sdks, for_sdks
 
 
 @for_python_sdks

@@ -6,16 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support import BrokerProcess
+
 from .conftest import Connect
-from .harness import Broker, Client, Sdk, SdkError
+from .harness import Client, Sdk, SdkError
 
 without_a_token = pytest.mark.parametrize("token", [None, ""], ids=["missing", "empty"])
 
 
 @pytest.fixture(scope="module")
-def open_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def open_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     root = tmp_path_factory.mktemp("open") / "root"
-    with Broker(root, STREAM_MANAGER_AUTHENTICATE_CLIENT="false") as broker:
+    with BrokerProcess(root, STREAM_MANAGER_AUTHENTICATE_CLIENT="false") as broker:
         yield broker
 
 
@@ -60,7 +62,7 @@ def test_refused_clients_do_not_disturb_the_others(connect: Connect, client: Cli
 
 @without_a_token
 def test_no_token_is_needed_where_clients_are_not_authenticated(
-    connect: Connect, open_broker: Broker, sdk: Sdk, token: str | None
+    connect: Connect, open_broker: BrokerProcess, sdk: Sdk, token: str | None
 ) -> None:
     client = connect(sdk, to=open_broker, token=token)
 
@@ -68,7 +70,7 @@ def test_no_token_is_needed_where_clients_are_not_authenticated(
 
 
 def test_any_token_will_do_where_clients_are_not_authenticated(
-    connect: Connect, open_broker: Broker, sdk: Sdk
+    connect: Connect, open_broker: BrokerProcess, sdk: Sdk
 ) -> None:
     client = connect(sdk, to=open_broker, token="whatever")
 

@@ -6,14 +6,14 @@ import time
 
 import pytest
 
+from tests.support import PATIENCE_S, Json
+
 from .conftest import Connect
 from .harness import (
     MEMORY,
     OVERWRITE_OLDEST_DATA,
-    PATIENCE_S,
     READ,
     Client,
-    Json,
     SdkError,
     for_python_sdks,
     refused,

@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import BrokerProcess
+
 from .conftest import Connect
-from .harness import ALL_SDKS, OVERWRITE_OLDEST_DATA, Broker, definition
+from .harness import ALL_SDKS, OVERWRITE_OLDEST_DATA, definition
 
 
 @pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path / "root") as broker:
+def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "root") as broker:
         yield broker
 
 
-@pytest.mark.parametrize("end", [Broker.kill, Broker.stop], ids=["kill-9", "sigterm"])
+@pytest.mark.parametrize("end", [BrokerProcess.kill, BrokerProcess.stop], ids=["kill-9", "sigterm"])
 def test_streams_messages_and_clients_survive_a_restart(
-    own_broker: Broker, connect: Connect, end: Callable[[Broker], None]
+    own_broker: BrokerProcess, connect: Connect, end: Callable[[BrokerProcess], None]
 ) -> None:
     clients = [connect(sdk, to=own_broker) for sdk in ALL_SDKS]
     assert [client.list_streams() for client in clients] == [[]] * len(clients)
@@ -44,7 +46,9 @@ def test_streams_messages_and_clients_survive_a_restart(
             assert payloads == [b"before", b"before too", b"after"]
 
 
-def test_definitions_and_numbers_survive_being_killed(own_broker: Broker, connect: Connect) -> None:
+def test_definitions_and_numbers_survive_being_killed(
+    own_broker: BrokerProcess, connect: Connect
+) -> None:
     client = connect(ALL_SDKS[0], to=own_broker)
     kinesis = {"identifier": "k", "kinesisStreamName": "s", "disabled": True}
     wanted = definition(

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import Json
+
 from .conftest import Connect
 from .harness import (
     APPEND,
@@ -17,7 +19,6 @@ from .harness import (
     REJECT_NEW_DATA,
     STREAM_MANAGER,
     Client,
-    Json,
     Sdk,
     SdkError,
     contains,

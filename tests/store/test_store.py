@@ -15,7 +15,7 @@ from penstock.store.catalog import ExportProgress
 from penstock.store.files import Disk
 from penstock.store.log import Log
 from penstock.store.segment import DamagedError
-from penstock.store.store import Store
+from penstock.store.store import Store, is_served
 from tests.store.conftest import Define, Restartable
 
 
@@ -117,6 +117,14 @@ def test_a_memory_stream_keeps_its_definition_and_its_numbers(
 def test_two_brokers_never_share_a_root(restartable: Restartable) -> None:
     with pytest.raises(StoreError, match="another broker"):
         Store(restartable.root)
+
+
+def test_one_can_ask_whether_a_root_is_served(restartable: Restartable, tmp_path: Path) -> None:
+    assert is_served(restartable.root)
+    assert not is_served(tmp_path / "nowhere")
+    restartable.stop()
+    assert not is_served(restartable.root)
+    restartable.start()
 
 
 def test_a_foreign_file_is_left_alone_and_named(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import sqlite3
 import time
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from penstock.errors import UnauthorizedException
+from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
 from penstock.store.catalog import Catalog, TokenRow
 from penstock.wire.operations import Operation
 
@@ -91,7 +92,12 @@ class Gate:
                 "a token is required; set AWS_CONTAINER_AUTHORIZATION_TOKEN "
                 "(`penstock env` prints it)"
             )
-        row = self._catalog.find_token(secret)
+        try:
+            row = self._catalog.find_token(secret)
+        except sqlite3.Error as error:
+            raise ConnectFailedException(
+                f"tokens cannot be looked up: {error}", ResponseStatusCode.FailedToConnect
+            ) from None
         if row is None:
             raise UnauthorizedException("the token is not known to this server")
         return Access(row)

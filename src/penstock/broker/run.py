@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 
 from penstock.broker.logs import set_up_logs
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT; StoreError or SettingError if it cannot start."""
+    # Whatever is created from here on, also by SQLite, is for its owner only.
+    os.umask(0o077)
     set_up_logs(settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(settings))

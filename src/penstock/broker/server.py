@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 ADDRESS_FILE = "broker.json"
 
 _SWEEP_SECONDS = 1.0
-# Descriptors that are kept for segments, the catalog and listeners.
+# Descriptors that are kept for segments (two for each stream), the catalog and listeners: so
+# many, or a quarter of all.
 _OWN_DESCRIPTORS = 256
 _SYNC_THREADS = 4
 
@@ -277,4 +278,4 @@ def _allow_descriptors() -> int:
             soft = hard
     if soft == resource.RLIM_INFINITY:
         return 1 << 20
-    return max(soft - _OWN_DESCRIPTORS, 16)
+    return max(soft - max(_OWN_DESCRIPTORS, soft // 4), 16)

@@ -17,6 +17,7 @@ from penstock.broker.settings import Settings
 from penstock.cli.main import Failure, config_option, json_option, root_option, settings_from
 from penstock.errors import StoreError
 from penstock.store.catalog import Catalog, TokenRow
+from penstock.store.store import is_served
 
 
 @click.command()
@@ -57,13 +58,14 @@ def client_variables(settings: Settings) -> dict[str, str]:
 def read_address(settings: Settings) -> dict[str, Any]:
     """Where the broker of this root listens, as it wrote it down when it started."""
     path = settings.root_path / ADDRESS_FILE
-    try:
-        address: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
+    # One that was killed leaves its address behind, but not the lock.
+    if not is_served(settings.root_path):
         raise Failure(
             f"no broker serves {settings.root}: start one with "
             f"`penstock serve --root {shlex.quote(settings.root)}`"
-        ) from None
+        )
+    try:
+        address: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise Failure(f"{path} cannot be read: {error}") from None
     return address

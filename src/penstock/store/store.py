@@ -381,6 +381,22 @@ class Store:
         return _decode_definition((directory / DEFINITION_FILE).read_bytes())
 
 
+def is_served(root: Path) -> bool:
+    """Whether a broker holds the lock of this root."""
+    try:
+        descriptor = os.open(root / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def _lock_root(root: Path) -> int:
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
