@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support import Json
+
 from .harness import (
     FILE,
     MEMORY,
     OVERWRITE_OLDEST_DATA,
     REJECT_NEW_DATA,
     Client,
-    Json,
     contains,
     for_1_1_sdks,
     refused,
