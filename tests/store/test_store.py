@@ -14,6 +14,7 @@ from penstock.model import ExportDefinition, KinesisConfig, Persistence, Strateg
 from penstock.store.catalog import ExportProgress
 from penstock.store.files import Disk
 from penstock.store.log import Log
+from penstock.store.retention import Limits
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store, is_served
 from tests.store.conftest import Define, Restartable
@@ -296,6 +297,23 @@ def test_an_update_keeps_the_progress_of_exports_that_live_on(
     expected = {"b": ExportProgress("b", 2), "c": ExportProgress("c")}
     assert stream.progress == expected
     assert restartable.restart().streams["s"].progress == expected
+
+
+def test_an_update_that_fails_changes_nothing(restartable: Restartable, define: Define) -> None:
+    stream = restartable.store.create(define())
+    stream.log.append([b"x"], 1)
+    with sqlite3.connect(restartable.root / "catalog.sqlite") as other:
+        other.execute(
+            "CREATE TRIGGER full BEFORE UPDATE ON stream BEGIN SELECT RAISE(FAIL, 'no'); END"
+        )
+    with pytest.raises(sqlite3.Error, match="no"):
+        restartable.store.update(stream, define(max_size=5000, stream_segment_size=2048))
+    with sqlite3.connect(restartable.root / "catalog.sqlite") as other:
+        other.execute("DROP TRIGGER full")
+    other.close()
+    assert stream.definition == define()
+    assert stream.log.limits == Limits.of(define())
+    assert restartable.restart().streams["s"].definition == define()
 
 
 def test_a_stop_leaves_nothing_to_verify(

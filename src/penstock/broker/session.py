@@ -70,7 +70,6 @@ class Session(asyncio.Protocol):
         self._socket: socket.socket | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._flush_is_scheduled = False
         self._is_processing = False
         self._is_closing = False
         self._is_stopping = False
@@ -306,13 +305,10 @@ class Session(asyncio.Protocol):
     def send(self, response: bytes) -> None:
         self._out.append(response)
         self._out_bytes += len(response)
-        if not self._is_processing and not self._flush_is_scheduled:
-            # What becomes ready in the same turn of the loop leaves together.
-            self._flush_is_scheduled = True
-            self.loop.call_soon(self._flush)
+        if not self._is_processing:
+            self._flush()
 
     def _flush(self) -> None:
-        self._flush_is_scheduled = False
         if self._out:
             data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
             self._out = []

@@ -142,10 +142,9 @@ class Log:
 
     def apply(self, limits: Limits) -> None:
         """New limits; a new segment size is that of the segment begun next."""
-        rolls = limits.segment_size != self.limits.segment_size and self._active.size
-        self.limits = limits
-        if rolls:
+        if limits.segment_size != self.limits.segment_size and self._active.size:
             self._roll()
+        self.limits = limits
 
     def _make_room(self, needed: int, exported_end: int) -> None:
         if needed > self.limits.max_size:

@@ -143,23 +143,23 @@ class Store:
 
     def update(self, stream: StoredStream, definition: MessageStreamDefinition) -> None:
         """The definition replaces the old one; exports that it no longer names are forgotten."""
-        keep = {
-            export.identifier: stream.progress[export.identifier]
-            for export in definition.exports()
-            if export.identifier in stream.progress
-        }
-        self.catalog.update_stream(stream.id, _encode(definition), keep.values())
-        stream.definition = definition
-        stream.progress = {
-            export.identifier: keep.get(export.identifier, ExportProgress(export.identifier))
-            for export in definition.exports()
-        }
-        stream.log.apply(Limits.of(definition))
-        if isinstance(stream.log, FileLog):
-            if definition.flush_on_write and not stream.log.journals:
-                # The journal holds nothing of what came before: that has to be safe first.
-                stream.log.sync()
-            stream.log.journals = definition.flush_on_write
+        log, limits = stream.log, stream.log.limits
+        if isinstance(log, FileLog) and definition.flush_on_write and not log.journals:
+            # The journal holds nothing of what came before: that has to be safe first.
+            log.sync()
+        log.apply(Limits.of(definition))
+        updated = StoredStream(stream.id, definition, log, stream.progress)
+        kept = updated.progress.keys() & stream.progress.keys()
+        try:
+            self.catalog.update_stream(
+                stream.id, _encode(definition), [stream.progress[name] for name in kept]
+            )
+        except BaseException:
+            log.apply(limits)
+            raise
+        stream.definition, stream.progress = definition, updated.progress
+        if isinstance(log, FileLog):
+            log.journals = definition.flush_on_write
             self._write_definition(stream.id, definition)
 
     def delete(self, name: str) -> None:
