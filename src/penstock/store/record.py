@@ -19,25 +19,27 @@ from collections.abc import Sequence
 from itertools import accumulate, repeat
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple
 
 try:
     from zlib_ng.zlib_ng import crc32
 except ImportError:  # the same values, three times slower
     from zlib import crc32
 
-__all__ = ["ENTRY", "Entry", "checksum", "crc32", "data_path", "index_path", "pack_entries"]
+__all__ = [
+    "ENTRY",
+    "checksum",
+    "count_intact",
+    "crc32",
+    "data_path",
+    "first_of_name",
+    "index_path",
+    "pack_entries",
+]
 
 ENTRY = Struct("<IIq")
 
 # The width of the largest sequence number, so that names sort as numbers do.
 _DIGITS = 20
-
-
-class Entry(NamedTuple):
-    end: int
-    checksum: int
-    ingest_time: int
 
 
 def data_path(directory: Path, first: int) -> Path:
@@ -62,6 +64,20 @@ def checksum(payload: bytes, ingest_time: int) -> int:
 
 def _seed(ingest_time: int) -> int:
     return (ingest_time ^ (ingest_time >> 32)) & 0xFFFFFFFF
+
+
+def count_intact(
+    payloads: Sequence[bytes], ingest_times: Sequence[int], checksums: Sequence[int]
+) -> int:
+    """How many of the first payloads are what was written; a message has a byte at least."""
+    seeds = {ingest_time: _seed(ingest_time) for ingest_time in set(ingest_times)}
+    found = tuple(map(crc32, payloads, map(seeds.__getitem__, ingest_times)))
+    if found == tuple(checksums) and all(payloads):
+        return len(payloads)
+    for count, payload in enumerate(payloads):
+        if not payload or found[count] != checksums[count]:
+            return count
+    return len(payloads)
 
 
 def pack_entries(payloads: Sequence[bytes], position: int, ingest_time: int) -> bytes:

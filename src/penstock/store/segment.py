@@ -16,7 +16,7 @@ from penstock.model.message import MessageRun
 from penstock.store.files import Disk
 from penstock.store.record import (
     ENTRY,
-    checksum,
+    count_intact,
     crc32,
     data_path,
     index_path,
@@ -135,29 +135,24 @@ class SegmentFiles:
     def _read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
         stop = min(stop, start + _MAX_ENTRIES_A_READ)
         before = 1 if start > self.first else 0
-        entry_position = (start - self.first - before) * ENTRY.size
-        packed = self.disk.read(self.index, (stop - start + before) * ENTRY.size, entry_position)
+        packed = self.disk.read(
+            self.index,
+            (stop - start + before) * ENTRY.size,
+            (start - self.first - before) * ENTRY.size,
+        )
         entries = list(ENTRY.iter_unpack(packed[: len(packed) // ENTRY.size * ENTRY.size]))
-        position = 0
-        if before and entries:
-            position = entries.pop(0)[0]
+        position = entries.pop(0)[0] if before and entries else 0
         if not entries:
             raise DamagedError(start, "its index entry is missing")
-        entries = _fitting(entries, position, max_bytes)
-        data = self.disk.read(self.data, max(entries[-1][0] - position, 0), position)
-        ingest_times, payloads = [], []
-        begin, base = 0, position
-        for end, stored_checksum, ingest_time in entries:
-            payload = data[begin : end - base]
-            # A wrong end gives a slice of another length, and that another checksum.
-            if not payload or checksum(payload, ingest_time) != stored_checksum:
-                break
-            ingest_times.append(ingest_time)
-            payloads.append(payload)
-            begin = end - base
-        if not payloads:
+        ends, checksums, ingest_times = zip(*_fitting(entries, position, max_bytes), strict=True)
+        data = self.disk.read(self.data, max(ends[-1] - position, 0), position)
+        # A wrong end gives a slice of another length, and that another checksum.
+        stops = [end - position for end in ends]
+        payloads = list(map(data.__getitem__, map(slice, [0, *stops[:-1]], stops)))
+        intact = count_intact(payloads, ingest_times, checksums)
+        if intact == 0:
             raise DamagedError(start, "its checksum does not match")
-        return MessageRun(start, ingest_times, payloads)
+        return MessageRun(start, list(ingest_times[:intact]), payloads[:intact])
 
 
 def _fitting(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, count, repeat
 from struct import Struct
 from typing import Any
 
@@ -157,29 +158,35 @@ _WIDTHS = (
 def encode_messages(stream_name: str, run: MessageRun) -> bytes:
     """The CBOR maps of these messages, one after the other."""
     head = b"\xa4jstreamName" + encode_text(stream_name) + b"nsequenceNumber"
+    done, number, messages = 0, run.first_sequence_number, len(run.payloads)
     parts: list[bytes] = []
-    done, number, count = 0, run.first_sequence_number, len(run.payloads)
     for limit, prefix, code in _WIDTHS:
-        if done < count and number < limit:
-            stop = min(count, done + limit - number)
-            _encode_same_width(head + prefix, code, number, run, slice(done, stop), parts)
+        if done < messages and number < limit:
+            stop = min(messages, done + limit - number)
+            same_width = MessageRun(number, run.ingest_times[done:stop], run.payloads[done:stop])
+            parts.append(_encode_same_width(head + prefix, code, same_width))
             number, done = number + stop - done, stop
     return b"".join(parts)
 
 
-def _encode_same_width(
-    head: bytes, code: str, number: int, run: MessageRun, which: slice, parts: list[bytes]
-) -> None:
-    pack = Struct(f">{len(head)}s{code}{len(_INGEST_TIME)}sq").pack
-    payload_heads: dict[int, bytes] = {}
-    for sequence_number, (ingest_time, payload) in enumerate(
-        zip(run.ingest_times[which], run.payloads[which], strict=True), number
-    ):
-        size = len(payload)
-        payload_head = payload_heads.get(size)
-        if payload_head is None:
-            payload_head = payload_heads[size] = _PAYLOAD + encode_head(_BYTES, size)
-        parts += (pack(head, sequence_number, _INGEST_TIME, ingest_time), payload_head, payload)
+def _encode_same_width(head: bytes, code: str, run: MessageRun) -> bytes:
+    """Messages whose numbers have one width: no line of Python is run for a single one."""
+    layout = f">{len(head)}s{code}{len(_INGEST_TIME)}sq"
+    columns = (
+        repeat(head),
+        count(run.first_sequence_number),
+        repeat(_INGEST_TIME),
+        run.ingest_times,
+    )
+    sizes = list(map(len, run.payloads))
+    payload_heads = {size: _PAYLOAD + encode_head(_BYTES, size) for size in set(sizes)}
+    if len(payload_heads) == 1:
+        ((size, payload_head),) = payload_heads.items()
+        pack = Struct(f"{layout}{len(payload_head)}s{size}s").pack
+        return b"".join(map(pack, *columns, repeat(payload_head), run.payloads))
+    heads = map(Struct(layout).pack, *columns)
+    parts = zip(heads, map(payload_heads.__getitem__, sizes), run.payloads, strict=True)
+    return b"".join(chain.from_iterable(parts))
 
 
 def encode_read_response(request_id: str, count: int, messages: Sequence[bytes]) -> bytes:
