@@ -8,6 +8,8 @@ import os
 import platform
 import re
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +50,8 @@ def main() -> None:
         help="draw docs/benchmarks.svg from a file of results, the newest by default",
     )
     options = parser.parse_args()
+    # So that the servers which it started are ended, however it ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if options.plot is not None:
         print(plot.write(load(Path(options.plot) if options.plot else None)))
         return

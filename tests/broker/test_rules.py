@@ -100,7 +100,7 @@ def test_a_stream_does_not_become_smaller_than_what_it_holds() -> None:
 def test_a_segment_does_not_become_larger_than_the_stream() -> None:
     message = refusal(check_update, definition(), definition(maxSize=4096), 0, -1)
 
-    assert message.startswith("definition.streamSegmentSize is 16777216: ")
+    assert message.startswith("definition.maxSize is 4096: ")
 
 
 def test_sizes_that_stay_as_they_were_are_not_looked_at_again() -> None:

@@ -203,6 +203,43 @@ def test_all_who_come_in_one_turn_of_the_loop_share_a_sync() -> None:
     assert disk.syncs == 1
 
 
+def test_those_who_came_first_are_answered_first_also_on_a_quick_disk() -> None:
+    answered: list[int] = []
+
+    async def append() -> None:
+        last = asyncio.get_running_loop().create_future()
+        for turn in range(200):
+            for number in range(3):
+                commit.wait(lambda _, n=3 * turn + number: answered.append(n))  # type: ignore[misc]
+            await asyncio.sleep(0)
+        commit.wait(last.set_result)
+        await last
+
+    with ThreadPoolExecutor(1) as executor:
+        commit = GroupCommit(executor, lambda: None)
+        asyncio.run(append())
+
+    assert answered == list(range(600))
+
+
+def test_a_flush_that_is_not_short_is_left_to_a_thread() -> None:
+    threads: list[str] = []
+
+    async def append(times: int) -> None:
+        for _ in range(times):
+            done = asyncio.get_running_loop().create_future()
+            commit.wait(done.set_result)
+            await done
+
+    with ThreadPoolExecutor(1, "thread") as executor:
+        commit = GroupCommit(
+            executor, lambda: threads.append(threading.current_thread().name), lambda: False
+        )
+        asyncio.run(append(50))
+
+    assert all(name.startswith("thread") for name in threads)
+
+
 def test_a_quick_disk_is_synced_without_a_thread_and_a_slow_one_with_one() -> None:
     threads: list[str] = []
     seconds = 0.0

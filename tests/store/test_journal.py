@@ -210,3 +210,87 @@ def test_there_is_no_journal_where_nobody_flushes(machine: Machine, define: Defi
     machine.store.sync()
     machine.log().flush()
     assert journal_paths(machine.root) == []
+
+
+def test_a_disk_without_room_for_the_spare_file_still_syncs(
+    machine: Machine, define: Define
+) -> None:
+    machine.store.create(define(flush_on_write=True))
+    machine.log().append([b"x"], 1)
+    machine.log().flush()
+    machine.disk.fails = lambda action, path: action == "create" and path.name == "journal.1"
+    machine.store.sync()
+    assert not machine.log().has_unsynced
+    machine.disk.mend()
+    machine.store.sync()
+    machine.log().append([b"y"], 1)
+    machine.log().flush()
+    machine.cut_the_power(1)
+    assert machine.messages() == [b"x", b"y"]
+
+
+def test_a_stream_whose_sync_failed_keeps_its_journal_until_the_next_start(
+    machine: Machine, define: Define
+) -> None:
+    """A system may forget pages that it could not write, and sync without an error after that."""
+    machine.store.create(define(flush_on_write=True))
+    machine.log().append([b"x"], 1)
+    machine.log().flush()
+    machine.disk.fails = lambda action, path: action == "sync" and path.suffix == ".data"
+    machine.store.sync()
+    machine.disk.mend()
+    machine.store.sync()
+    records = [
+        record.written.data
+        for path in journal_paths(machine.root)
+        for record in decode_records(path.read_bytes())
+    ]
+    assert records == [b"x"]
+    machine.store.close()
+    assert journal_paths(machine.root)
+
+
+def test_a_stream_that_cannot_be_replayed_is_set_aside_and_others_are_served(
+    machine: Machine, define: Define
+) -> None:
+    for name in ("bad", "good"):
+        machine.store.create(define(name, flush_on_write=True))
+        machine.log(name).append([name.encode()], 1)
+        machine.log(name).flush()
+    bad = machine.store.streams["bad"].id
+    machine.disk.fails = lambda action, path: action in ("open", "create") and bad in str(path)
+    machine.cut_the_power(3)
+    assert list(machine.store.unreadable) == ["bad"]
+    assert machine.messages("good") == [b"good"]
+    machine.disk.mend()
+    machine.cut_the_power(4)
+    assert machine.messages("bad") == [b"bad"]
+
+
+def test_deleting_a_stream_in_trouble_does_not_hold_up_the_journal(
+    machine: Machine, define: Define
+) -> None:
+    for name in ("bad", "good"):
+        machine.store.create(define(name, flush_on_write=True))
+    for _ in range(3):
+        machine.log("bad").append([bytes(1000)], 1)
+    bad = machine.store.streams["bad"].id
+    machine.disk.fails = lambda action, path: action == "sync directory" and bad in str(path)
+    machine.store.work()
+    machine.disk.mend()
+    machine.store.delete("bad")
+    machine.log("good").append([b"x"], 1)
+    machine.log("good").flush()
+    machine.store.sync()
+    assert machine.store._journal._draining is None
+
+
+def test_a_lost_catalog_does_not_lose_what_was_flushed(machine: Machine, define: Define) -> None:
+    machine.store.create(define(flush_on_write=True))
+    machine.log().append([b"x"], 1)
+    machine.log().flush()
+    machine.store.catalog.close()
+    for path in machine.root.glob("catalog.sqlite*"):
+        path.unlink()
+    machine.cut_the_power(2)
+    assert machine.messages() == [b"x"]

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from penstock.store.files import Disk
-from penstock.store.record import data_path, index_path
+from penstock.store.record import crc32, data_path, index_path
 from penstock.store.segment import (
     ActiveSegment,
     DamagedError,
     MemorySegment,
     SealedSegment,
     SegmentFiles,
+    SegmentSummary,
 )
 
 
@@ -123,3 +125,23 @@ def assert_only_damaged(segment: ActiveSegment, damaged: int) -> None:
                 segment.read(number, number + 1, 100)
         else:
             segment.read(number, number + 1, 100)
+
+
+def test_a_summary_is_of_one_moment_also_for_another_thread(active: ActiveSegment) -> None:
+    torn: list[SegmentSummary] = []
+    is_done = threading.Event()
+
+    def look() -> None:
+        while not is_done.is_set():
+            summary = active.summary()
+            count = summary.end - summary.first
+            if summary.size != 1000 * count or crc32(bytes(1000 * count)) != summary.data_crc:
+                torn.append(summary)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for _ in range(300):
+        active.append([bytes(1000)] * 5, 7)
+    is_done.set()
+    watcher.join()
+    assert torn == []

@@ -190,6 +190,30 @@ def test_a_destroyed_catalog_costs_no_messages(
     assert "catalog is damaged" in caplog.text
 
 
+def test_a_deleted_stream_whose_directory_cannot_be_removed_does_not_come_back(
+    restartable: Restartable, define: Define, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restartable.store.create(define()).log.append([b"x"], 1)
+    restartable.store.delete("s")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+        assert restartable.restart().streams == {}
+    restartable.store.work()
+    assert list((restartable.root / "streams").iterdir()) == []
+
+
+def test_an_adopted_directory_may_have_any_name(restartable: Restartable, define: Define) -> None:
+    stream = restartable.store.create(define(flush_on_write=True))
+    stream.log.append([b"x"], 1)
+    restartable.stop()
+    (restartable.root / "catalog.sqlite").unlink()
+    streams = restartable.root / "streams"
+    (streams / stream.id).rename(streams / "restored from a backup")
+    adopted = restartable.start().streams["s"]
+    assert read_all(adopted.log) == [b"x"]
+    assert len(adopted.id) == 16
+
+
 def test_a_creation_that_was_never_finished_leaves_no_stream(
     restartable: Restartable, define: Define
 ) -> None:

@@ -60,7 +60,7 @@ def now_millis() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Call(Protocol):
+class PendingCall(Protocol):
     """A request that waits for its one answer, now or later."""
 
     request_id: str
@@ -81,7 +81,7 @@ class Caller(Protocol):
     access: Access
 
     def send(self, response: bytes) -> None: ...
-    def open_call(self, request_id: str, operation: Operation) -> Call: ...
+    def open_call(self, request_id: str, operation: Operation) -> PendingCall: ...
     def defer(self) -> Callable[[bytes], None]: ...
 
 
@@ -97,7 +97,7 @@ class Handlers:
         self._settings = settings
         self._counters = counters
         self._statistics = statistics
-        self._handlers: dict[type[Request], Callable[[Call, Any], None]] = {
+        self._handlers: dict[type[Request], Callable[[PendingCall, Any], None]] = {
             CreateMessageStreamRequest: self._create,
             UpdateMessageStreamRequest: self._update,
             DeleteMessageStreamRequest: self._delete,
@@ -110,7 +110,7 @@ class Handlers:
             StatisticsRequest: self._answer_statistics,
         }
 
-    def handle(self, call: Call, request: Request) -> None:
+    def handle(self, call: PendingCall, request: Request) -> None:
         """Answers the call, now or later; nothing that goes wrong leaves this function."""
         with _failing(call):
             self._handlers[type(request)](call, request)
@@ -155,7 +155,7 @@ class Handlers:
 
         stream.wait_for_disk(answer)
 
-    def _append(self, call: Call, request: AppendMessageRequest) -> None:
+    def _append(self, call: PendingCall, request: AppendMessageRequest) -> None:
         """An append whose frame has an unusual shape."""
         call.access.require(request.operation, request.name)
         stream = self._streams.find(request.name)
@@ -163,7 +163,7 @@ class Handlers:
             call, stream, [request.payload], lambda first: {"sequenceNumber": first}
         )
 
-    def _append_many(self, call: Call, request: AppendMessagesRequest) -> None:
+    def _append_many(self, call: PendingCall, request: AppendMessagesRequest) -> None:
         call.access.require(request.operation, request.name)
         stream = self._streams.find(request.name)
         payloads = _split(request.sizes, request.payloads)
@@ -176,7 +176,7 @@ class Handlers:
 
     def _append_and_answer(
         self,
-        call: Call,
+        call: PendingCall,
         stream: Stream,
         payloads: list[bytes],
         fields: Callable[[int], dict[str, Any]],
@@ -198,7 +198,7 @@ class Handlers:
 
     # Reads
 
-    def _read(self, call: Call, request: ReadMessagesRequest) -> None:
+    def _read(self, call: PendingCall, request: ReadMessagesRequest) -> None:
         call.access.require(request.operation, request.stream_name)
         stream = self._streams.find(request.stream_name)
         options = request.read_messages_options
@@ -224,7 +224,7 @@ class Handlers:
             give_up=lambda: call.fail(stream.not_enough(start(), minimum)),
         )
 
-    def _read_columns(self, call: Call, request: ReadColumnsRequest) -> None:
+    def _read_columns(self, call: PendingCall, request: ReadColumnsRequest) -> None:
         call.access.require(request.operation, request.name)
         stream = self._streams.find(request.name)
         max_bytes = min(request.max_bytes, _MAX_COLUMN_BYTES)
@@ -264,7 +264,7 @@ class Handlers:
 
     def _read_or_wait(
         self,
-        call: Call,
+        call: PendingCall,
         stream: Stream,
         timeout_millis: int,
         needed_end: Callable[[], int],
@@ -301,7 +301,7 @@ class Handlers:
         if not self._streams.is_served(stream):
             raise ResourceNotFoundException(f"the message stream {stream.name!r} was deleted")
 
-    def _answer_read(self, call: Call, reader: MessageReader) -> None:
+    def _answer_read(self, call: PendingCall, reader: MessageReader) -> None:
         self._count_read(reader.count, reader.payload_bytes)
         call.send(encode_read_response(call.request_id, reader.count, reader.parts))
 
@@ -311,12 +311,12 @@ class Handlers:
 
     # Everything else
 
-    def _create(self, call: Call, request: CreateMessageStreamRequest) -> None:
+    def _create(self, call: PendingCall, request: CreateMessageStreamRequest) -> None:
         call.access.require(request.operation, request.definition.name)
         self._streams.create(request.definition)
         call.succeed()
 
-    def _update(self, call: Call, request: UpdateMessageStreamRequest) -> None:
+    def _update(self, call: PendingCall, request: UpdateMessageStreamRequest) -> None:
         call.access.require(request.operation, request.definition.name)
         try:
             self._streams.update(request.definition)
@@ -324,21 +324,21 @@ class Handlers:
             raise UpdateFailedException(error.message) from None
         call.succeed()
 
-    def _delete(self, call: Call, request: DeleteMessageStreamRequest) -> None:
+    def _delete(self, call: PendingCall, request: DeleteMessageStreamRequest) -> None:
         call.access.require(request.operation, request.name)
         self._streams.delete(request.name)
         call.succeed()
 
-    def _describe(self, call: Call, request: DescribeMessageStreamRequest) -> None:
+    def _describe(self, call: PendingCall, request: DescribeMessageStreamRequest) -> None:
         call.access.require(request.operation, request.name)
         stream = self._streams.find(request.name)
         call.succeed(messageStreamInfo=to_wire(stream.describe()))
 
-    def _list(self, call: Call, request: ListStreamsRequest) -> None:
+    def _list(self, call: PendingCall, request: ListStreamsRequest) -> None:
         call.access.require(request.operation)
         call.succeed(streams=[name for name in self._streams.names() if call.access.sees(name)])
 
-    def _answer_statistics(self, call: Call, request: StatisticsRequest) -> None:
+    def _answer_statistics(self, call: PendingCall, request: StatisticsRequest) -> None:
         call.access.require(request.operation)
         statistics = to_wire(self._statistics())
         statistics["streams"] = [
@@ -348,7 +348,7 @@ class Handlers:
 
 
 @contextmanager
-def _failing(call: Call) -> Iterator[None]:
+def _failing(call: PendingCall) -> Iterator[None]:
     """Whatever goes wrong is the answer to the call."""
     try:
         yield
@@ -359,7 +359,7 @@ def _failing(call: Call) -> Iterator[None]:
         call.fail(UnknownFailureException("the server failed; its log says how"))
 
 
-def _answering(call: Call, steps: Iterator[None]) -> Iterator[None]:
+def _answering(call: PendingCall, steps: Iterator[None]) -> Iterator[None]:
     with _failing(call):
         yield from steps
 

@@ -57,10 +57,16 @@ def check_update(
             f"definition.maxSize is {wanted.max_size}: it must be at least the current size of "
             f"the stream, {total_bytes}"
         )
-    sizes = (wanted.max_size, wanted.stream_segment_size)
-    if sizes != (current.max_size, current.stream_segment_size) and sizes[0] < sizes[1]:
+    max_size, segment_size = wanted.max_size, wanted.stream_segment_size
+    if segment_size != current.stream_segment_size and segment_size >= max_size:
         raise InvalidRequestException(
-            f"definition.streamSegmentSize is {sizes[1]}: it must be less than maxSize, {sizes[0]}"
+            f"definition.streamSegmentSize is {segment_size}: it must be less than maxSize, "
+            f"{max_size}"
+        )
+    if max_size != current.max_size and max_size < segment_size:
+        raise InvalidRequestException(
+            f"definition.maxSize is {max_size}: it must be at least streamSegmentSize, "
+            f"{segment_size}"
         )
     known = {export.identifier: _start_of(export) for export in current.exports()}
     for export in wanted.exports():

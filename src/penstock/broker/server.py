@@ -11,6 +11,7 @@ import resource
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -170,25 +171,26 @@ class Broker:
         for session in tuple(self._sessions):
             session.check_pace(now)
         self._streams.trim(now_millis())
+        _attempt(self._revoke)
+
+    def _revoke(self) -> None:
+        """Close the connections of tokens that another process has revoked."""
         version = self._store.catalog.data_version()
         if version != self._catalog_version:
-            self._catalog_version = version
             for session in tuple(self._sessions):
                 if session.is_connected and not self.gate.admits(session.access):
                     session.revoke()
+            self._catalog_version = version
 
     def _work(self) -> None:
         interval = self._settings.sync_interval_ms / 1000
         next_sync = time.monotonic() + interval
         while not self._is_stopping.is_set():
             self._store.wait_for_work(max(0.0, next_sync - time.monotonic()))
-            try:
-                self._store.work()
-                if time.monotonic() >= next_sync:
-                    self._store.sync()
-                    next_sync = time.monotonic() + interval
-            except Exception:
-                logger.exception("background work failed")
+            _attempt(self._store.work)
+            if time.monotonic() >= next_sync:
+                next_sync = time.monotonic() + interval
+                _attempt(self._store.sync)
 
     def statistics(self) -> Statistics:
         counters = self.counters
@@ -255,6 +257,14 @@ class Broker:
         for server in self._servers:
             server.close()
         self._servers.clear()
+
+
+def _attempt(work: Callable[[], None]) -> None:
+    """Does what is done again soon: whatever goes wrong is logged, and no more."""
+    try:
+        work()
+    except Exception:
+        logger.exception("background work failed")
 
 
 def _tls_context(settings: Settings) -> ssl.SSLContext:

@@ -132,6 +132,17 @@ class Session(asyncio.Protocol):
     def _process(self) -> None:
         """Do what there is to do; the answers that are ready leave in one write."""
         self._is_processing = True
+        try:
+            self._take_steps()
+        except Exception:
+            logger.exception("%s: its requests cannot be handled", self.peer)
+            self._drop("the server failed")
+        self._is_processing = False
+        self._flush()
+        if self._is_held_up():
+            self._transport.pause_reading()
+
+    def _take_steps(self) -> None:
         while not self._is_waiting():
             if self._work:
                 if not next(self._work[0], True):
@@ -142,10 +153,6 @@ class Session(asyncio.Protocol):
                 break
             if self._out_bytes > _WRITE_BUFFER_BYTES:
                 self._give_way()
-        self._is_processing = False
-        self._flush()
-        if self._is_held_up():
-            self._transport.pause_reading()
 
     def _is_waiting(self) -> bool:
         return self._writing_is_paused or self._is_closing or self._gives_way

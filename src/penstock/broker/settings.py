@@ -85,7 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, _doc("how often streams without flush on write are synced", ge=10, le=3_600_000)
     ] = 1000
     reclaim_exported: Annotated[
-        bool, _doc("whether a full RejectNewData stream drops what all its exports have sent")
+        bool, _doc("whether a full RejectNewData stream drops what its enabled exports have sent")
     ] = True
     max_connections: Annotated[int, _doc("connections at once", ge=1, le=1_000_000)] = 8192
     max_frame_bytes: Annotated[

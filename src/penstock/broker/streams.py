@@ -34,6 +34,7 @@ from penstock.model import (
     Persistence,
     StorageStatus,
 )
+from penstock.model.limits import NAME_PATTERN
 from penstock.model.message import MessageRun
 from penstock.store.log import MessageTooLargeError, StreamFullError
 from penstock.store.segment import DamagedError
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 ALREADY_EXISTS = "the message stream already exists"  # clients in the field compare this text
 
-_NAME = re.compile(r"[A-Za-z0-9_ ,.\-]{1,255}")
+_NAME = re.compile(NAME_PATTERN)
 
 
 class Stream:
@@ -54,7 +55,7 @@ class Stream:
         self._reclaims = reclaims
         self.log = stored.log
         self.waiters = Waiters()
-        self._commit = GroupCommit(executor, stored.log.flush)
+        self._commit = GroupCommit(executor, stored.log.flush, stored.log.flush_is_short)
 
     @property
     def stored(self) -> StoredStream:
@@ -173,7 +174,7 @@ class Streams:
             raise MessageStoreReadErrorException(
                 f"the message stream {name!r} cannot be read: {self._store.unreadable[name][1]}"
             )
-        if not _NAME.fullmatch(name):
+        if not 1 <= len(name) <= 255 or not _NAME.match(name):
             raise InvalidRequestException(
                 f"name is {name!r}: expected 1 to 255 letters, digits, spaces or any of _ , . -"
             )
@@ -215,7 +216,7 @@ class Streams:
         for stream in self._streams.values():
             try:
                 stream.log.trim(now)
-            except OSError as error:
+            except (OSError, sqlite3.Error) as error:
                 logger.error("stream %r cannot be trimmed: %s", stream.name, error)
 
     def _check(self, definition: MessageStreamDefinition) -> None:
@@ -250,10 +251,10 @@ def _explain(name: str, error: Exception) -> StreamManagerException:
                 f"the message is larger than the maxSize of the message stream {name!r}"
             )
         case MemoryError():
-            return ServerOutOfMemoryException("the server has no memory left; nothing was changed")
+            return ServerOutOfMemoryException("the server has no memory left; nothing was stored")
     logger.error("stream %r: %s", name, error)
     is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     # SQLite says it in words only.
     if is_full or "disk is full" in str(error):
-        return UnknownFailureException("the disk of the server is full; nothing was changed")
+        return UnknownFailureException("the disk of the server is full; nothing was stored")
     return UnknownFailureException(f"the disk of the server failed: {error}")

@@ -83,9 +83,16 @@ class GroupCommit:
     goes back to threads as soon as they are not worth waiting for.
     """
 
-    def __init__(self, executor: Executor, flush: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        flush: Callable[[], None],
+        is_short: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`is_short` tells whether the next flush is a small one that waits for nobody."""
         self._executor = executor
         self._flush = flush
+        self._is_short = is_short
         self._waiting: list[Callable[[BaseException | None], None]] = []
         self._is_running = False
         # A moving average; the first flushes, which make files, are not the loop's.
@@ -101,7 +108,7 @@ class GroupCommit:
 
     def _start(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if self._seconds < _QUICK_SECONDS:
+        if self._seconds < _QUICK_SECONDS and self._is_short():
             self._finish(waiting, self._timed_flush())
             return
         future = asyncio.get_running_loop().run_in_executor(self._executor, self._timed_flush)
@@ -122,9 +129,9 @@ class GroupCommit:
         waiting: list[Callable[[BaseException | None], None]],
         error: BaseException | None,
     ) -> None:
-        if self._waiting:
-            self._start()
-        else:
-            self._is_running = False
         for done in waiting:
             done(error)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._start)
+        else:
+            self._is_running = False

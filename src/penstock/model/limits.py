@@ -13,10 +13,10 @@ MILLIS_MAX = 9_223_372_036_854
 
 # \w is ASCII here: it is in the Java and JavaScript clients, while Python's would let any
 # letter through. \Z and not $, which also matches before a newline.
-_NAME = r"\A[A-Za-z0-9_ ,.\-]*\Z"
+NAME_PATTERN = r"\A[A-Za-z0-9_ ,.\-]*\Z"
 
-Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=_NAME)]
-RequestId = Annotated[str, Meta(min_length=1, max_length=1024, pattern=_NAME)]
+Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=NAME_PATTERN)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=1024, pattern=NAME_PATTERN)]
 Text = Annotated[str, Meta(min_length=1)]
 
 MaxSize = Annotated[int, Meta(ge=1024, le=INT64_MAX)]

@@ -78,6 +78,11 @@ class Journal:
     def add(self, client: Client, segment: int, written: Written) -> None:
         self._pending.append((client, segment, written))
 
+    def is_idle(self) -> bool:
+        """Whether a commit would wait for nobody, and have little to write."""
+        size = sum(len(written.data) for _, _, written in self._pending)
+        return not self._committing.locked() and size <= _MAX_COMMIT_BYTES
+
     def commit(self) -> None:
         """What was added before this call is on the disk, or its client is told to sync."""
         with self._committing:
@@ -132,7 +137,10 @@ class Journal:
         spare = self._spare
         if spare is not None and spare.descriptor is None and self._current.position:
             # Here and not in the middle of somebody's commit.
-            spare.descriptor = self._open(spare.path)
+            try:
+                spare.descriptor = self._open(spare.path)
+            except OSError:
+                return False
         with self._committing:
             if self._spare is None:
                 return True  # the last time something could not be synced

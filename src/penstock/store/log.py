@@ -164,7 +164,7 @@ class Log:
         self._dropped(dropped)
 
     def _roll(self) -> None:
-        """Close the active segment and begin another; if that fails nothing has changed."""
+        """Close the active segment and begin another; if that cannot be made nothing changes."""
         raise NotImplementedError
 
     def _reserve(self, end: int) -> None:
@@ -186,6 +186,10 @@ class Log:
     def flush(self) -> None:
         """Everything appended before this call survives a power cut after it; from any thread,
         but one at a time."""
+
+    def flush_is_short(self) -> bool:
+        """Whether `flush` would be a small write that waits for nobody."""
+        return True
 
     def work(self) -> None:
         """Do what was put off, in the order in which it came up; from any thread."""
@@ -283,10 +287,6 @@ class FileLog(Log):
     def has_unsynced(self) -> bool:
         return self._synced_end != self.end or len(self._unsynced) > 1
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._put_off)
-
     def _roll(self) -> None:
         rolled = self._file
         rolled.repair()
@@ -369,6 +369,9 @@ class FileLog(Log):
         except OSError:
             self.needs_sync = True
             raise
+
+    def flush_is_short(self) -> bool:
+        return self.journals and not self.needs_sync and self._home.journal.is_idle()
 
     def checkpoint(self) -> None:
         """Sync, and remember how much of the active segment need not be verified again."""

@@ -52,7 +52,7 @@ def plan_room(
 
     `total` is the size of all segments, which the caller knows without adding it up. A stream
     that overwrites drops whatever is oldest. One that rejects new data gives up only what all
-    its exports have behind them: messages below `exported_end`.
+    its enabled exports have behind them: messages below `exported_end`.
     """
     dropped = 0
     while total + needed > limits.max_size:

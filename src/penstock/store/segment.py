@@ -183,8 +183,7 @@ class ActiveSegment:
         self.size = recovered.size if recovered else 0
         self.oldest_time = recovered.oldest_time if recovered else 0
         self.newest_time = recovered.newest_time if recovered else 0
-        self._data_crc = recovered.data_crc if recovered else 0
-        self._index_crc = recovered.index_crc if recovered else 0
+        self._summary = recovered or SegmentSummary(files.first, files.first, 0, 0, 0, 0, 0)
         self._is_torn = False
 
     def append(self, payloads: Sequence[bytes], ingest_time: int) -> Written:
@@ -204,10 +203,17 @@ class ActiveSegment:
             self.oldest_time = self.newest_time = ingest_time
         self.oldest_time = min(self.oldest_time, ingest_time)
         self.newest_time = max(self.newest_time, ingest_time)
-        self._data_crc = crc32(data, self._data_crc)
-        self._index_crc = crc32(entries, self._index_crc)
         self.size += len(data)
         self.end += len(payloads)
+        self._summary = SegmentSummary(
+            self.first,
+            self.end,
+            self.size,
+            self.oldest_time,
+            self.newest_time,
+            crc32(data, self._summary.data_crc),
+            crc32(entries, self._summary.index_crc),
+        )
         return written
 
     def repair(self) -> None:
@@ -225,15 +231,8 @@ class ActiveSegment:
         return self.files.read(start, stop, max_bytes)
 
     def summary(self) -> SegmentSummary:
-        return SegmentSummary(
-            self.first,
-            self.end,
-            self.size,
-            self.oldest_time,
-            self.newest_time,
-            self._data_crc,
-            self._index_crc,
-        )
+        """All of it as of one moment; from any thread."""
+        return self._summary
 
     def close(self) -> None:
         self.files.close()
@@ -259,6 +258,8 @@ class SealedSegment:
             except FileNotFoundError as error:
                 missing = Path(error.filename).name
                 raise LostError(start, f"{missing} is missing", self.end) from None
+            except OSError as error:
+                raise DamagedError(start, f"the disk says {error}", self.end) from None
         return self._files.read(start, min(stop, self.end), max_bytes)
 
     def close(self) -> None:

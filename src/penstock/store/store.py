@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import shutil
 import sqlite3
 import threading
@@ -46,6 +47,13 @@ _decode_definition = msgspec.json.Decoder(MessageStreamDefinition).decode
 
 def _encode(definition: MessageStreamDefinition) -> bytes:
     return msgspec.json.encode(to_wire(definition))
+
+
+_ID = re.compile(r"[0-9a-f]{16}")
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex[:16]
 
 
 class StoredStream:
@@ -94,7 +102,8 @@ class Store:
         self.streams: dict[str, StoredStream] = {}
         # By name: the id, and why it cannot be read.
         self.unreadable: dict[str, tuple[str, str]] = {}
-        self._troubles: dict[str, str] = {}
+        self._troubles: dict[tuple[str, str], str] = {}
+        self._journal_is_needed = False
         try:
             self.catalog = self._open_catalog()
             self._finish_removals()
@@ -102,14 +111,15 @@ class Store:
             self._replay_journal()
             self._journal = Journal(self._disk, root)
             for row in self.catalog.streams():
-                self._open_stream(row)
+                if row.name not in self.unreadable:
+                    self._open_stream(row)
         except BaseException:
             os.close(self._lock)
             raise
 
     def create(self, definition: MessageStreamDefinition) -> StoredStream:
         """A new, empty stream. The caller knows that there is none of that name."""
-        stream_id = uuid.uuid4().hex[:16]
+        stream_id = _new_id()
         row = StreamRow(stream_id, definition.name, _encode(definition), 0, 0)
         limits = Limits.of(definition)
         log: Log
@@ -117,19 +127,26 @@ class Store:
             self.catalog.add_stream(row)
             log = MemoryLog(limits, self.catalog, stream_id, 0)
         else:
-            directory = self._streams_directory / stream_id
-            try:
-                log = create_file_log(self._home(stream_id), limits)
-                log.journals = definition.flush_on_write
-                self._disk.sync_directory(self._streams_directory)
-                self.catalog.add_stream(row)
-            except BaseException:
-                shutil.rmtree(directory, ignore_errors=True)
-                raise
+            log = self._create_file_log(row, limits)
+            log.journals = definition.flush_on_write
             self._write_definition(stream_id, definition)
         stream = StoredStream(stream_id, definition, log, {})
         self.streams[definition.name] = stream
         return stream
+
+    def _create_file_log(self, row: StreamRow, limits: Limits) -> FileLog:
+        """A directory with an empty log and its row in the catalog, or neither."""
+        log: FileLog | None = None
+        try:
+            log = create_file_log(self._home(row.id), limits)
+            self._disk.sync_directory(self._streams_directory)
+            self.catalog.add_stream(row)
+        except BaseException:
+            if log is not None:
+                log.abandon()
+            shutil.rmtree(self._streams_directory / row.id, ignore_errors=True)
+            raise
+        return log
 
     def _home(self, stream_id: str) -> Home:
         return Home(
@@ -165,15 +182,15 @@ class Store:
     def delete(self, name: str) -> None:
         """The stream and its data. Also one that cannot be read."""
         if name in self.unreadable:
-            stream_id, _ = self.unreadable.pop(name)
+            stream_id, _ = self.unreadable[name]
             self.catalog.remove_stream(stream_id)
+            del self.unreadable[name]
         else:
             stream = self.streams[name]
             self.catalog.remove_stream(stream.id)
             del self.streams[name]
             if isinstance(stream.log, FileLog):
                 stream.log.abandon()
-            stream_id = stream.id
         self.request_work()
 
     def commit_progress(self, progress: dict[str, list[ExportProgress]]) -> None:
@@ -188,10 +205,6 @@ class Store:
         for stream, export in found:
             stream.progress[export.identifier] = export
 
-    def trim(self, now: int) -> None:
-        for stream in self.streams.values():
-            stream.log.trim(now)
-
     def request_work(self) -> None:
         self._work_wanted.set()
 
@@ -205,30 +218,40 @@ class Store:
         """Seal, remove: what must not hold up the broker. From one thread of its own."""
         for stream in list(self.streams.values()):
             # What fails stays first in line and is tried again.
-            self._attempt(stream, stream.log.work)
-        self._finish_removals()
+            self._attempt(stream, "its segments cannot be sealed or removed", stream.log.work)
+        try:
+            self._finish_removals()
+        except sqlite3.Error as error:
+            logger.error("deleted streams cannot be forgotten: %s", error)
 
     def sync(self) -> None:
         """Everything appended so far is on the disk after it; in the background."""
         is_draining = self._journal.drain()
         for stream in list(self.streams.values()):
             log = stream.log
-            if isinstance(log, FileLog) and log.has_unsynced:
-                self._attempt(stream, log.checkpoint)
-        if is_draining and not self._troubles:
+            if (
+                isinstance(log, FileLog)
+                and log.has_unsynced
+                and not self._attempt(stream, "it cannot be synced", log.checkpoint)
+            ):
+                # The system may forget what it could not write, and say later that all is well:
+                # the journal keeps it until the next start writes it again.
+                self._journal_is_needed = True
+        if is_draining and not self._journal_is_needed:
             self._journal.drained()
 
-    def _attempt(self, stream: StoredStream, work: Callable[[], None]) -> None:
+    def _attempt(self, stream: StoredStream, trouble: str, work: Callable[[], None]) -> bool:
         try:
             work()
         except (OSError, sqlite3.Error) as error:
             # A full disk fails every second: it is said once.
-            if self._troubles.get(stream.id) != str(error):
-                self._troubles[stream.id] = str(error)
-                logger.error("stream %r: %s", stream.definition.name, error)
-        else:
-            if self._troubles.pop(stream.id, None):
-                logger.info("stream %r: the disk works again", stream.definition.name)
+            if self._troubles.get((stream.id, trouble)) != str(error):
+                self._troubles[stream.id, trouble] = str(error)
+                logger.error("stream %r: %s: %s", stream.definition.name, trouble, error)
+            return False
+        if self._troubles.pop((stream.id, trouble), None):
+            logger.info("stream %r: the disk works again", stream.definition.name)
+        return True
 
     def close(self) -> None:
         """Seal, sync and check off everything, so that the next start has nothing to recover."""
@@ -246,7 +269,7 @@ class Store:
             self.catalog.set_checkpoints(checkpoints)
         except sqlite3.Error as error:
             logger.error("the checkpoints cannot be stored: %s", error)
-        if is_synced:
+        if is_synced and not self._journal_is_needed:
             self._journal.close()
         self.catalog.close()
         os.close(self._lock)
@@ -258,20 +281,24 @@ class Store:
         for path in paths:
             for record in decode_records(path.read_bytes()):
                 records.setdefault(record.stream_id, []).append(record)
-        for row in self.catalog.streams():
+        for row in self.catalog.streams() if records else ():
             # What is sealed is safe; what is older was removed.
-            sealed = {segment.first for segment in self.catalog.segments(row.id)} if records else ()
+            sealed = {segment.first for segment in self.catalog.segments(row.id)}
             wanted = [
                 record
                 for record in records.get(row.id, ())
                 if record.segment not in sealed and record.segment >= row.oldest
             ]
             directory = self._streams_directory / row.id
-            if wanted and directory.is_dir():
-                replay(self._disk, directory, wanted)
-        for path in paths:
-            self._disk.remove(path)
-        if paths:
+            try:
+                if wanted and directory.is_dir():
+                    replay(self._disk, directory, wanted)
+            except OSError as error:
+                self._set_aside(row, error)
+        # For a stream that is set aside, the journal stays until it can be written.
+        if paths and not self.unreadable:
+            for path in paths:
+                self._disk.remove(path)
             self._disk.sync_directory(self.root)
 
     def _open_catalog(self) -> Catalog:
@@ -303,7 +330,8 @@ class Store:
     def _adopt_strangers(self) -> None:
         """Directories that the catalog does not list: taken back in if they say what they are."""
         rows = self.catalog.streams()
-        known_ids, known_names = {row.id for row in rows}, {row.name for row in rows}
+        known_names = {row.name for row in rows}
+        known_ids = {row.id for row in rows} | set(self.catalog.removed_directories())
         for directory in sorted(self._streams_directory.iterdir()):
             if directory.name in known_ids or not directory.is_dir():
                 continue
@@ -324,17 +352,21 @@ class Store:
                     definition.name,
                 )
                 continue
-            firsts = [first_of_name(path.name) for path in directory.iterdir()]
+            adopted = directory
+            if not _ID.fullmatch(directory.name):
+                # Somebody renamed it; the journal knows streams by their ids alone.
+                adopted = directory.rename(self._streams_directory / _new_id())
+            firsts = [first_of_name(path.name) for path in adopted.iterdir()]
             oldest = min((first for first in firsts if first is not None), default=0)
             self.catalog.add_stream(
-                StreamRow(directory.name, definition.name, _encode(definition), oldest, 0)
+                StreamRow(adopted.name, definition.name, _encode(definition), oldest, 0)
             )
             known_names.add(definition.name)
             logger.error(
                 "stream %r was not in the catalog and is taken back in from %s; its export "
                 "progress is lost",
                 definition.name,
-                directory,
+                adopted,
             )
 
     def _open_stream(self, row: StreamRow) -> None:
@@ -364,10 +396,13 @@ class Store:
                 if not (directory / DEFINITION_FILE).exists():
                     self._write_definition(row.id, definition)
         except (OSError, msgspec.DecodeError, sqlite3.Error) as error:
-            logger.error("stream %r cannot be opened: %s", row.name, error)
-            self.unreadable[row.name] = (row.id, str(error))
+            self._set_aside(row, error)
             return
         self.streams[row.name] = StoredStream(row.id, definition, log, progress)
+
+    def _set_aside(self, row: StreamRow, error: Exception) -> None:
+        logger.error("stream %r cannot be opened: %s", row.name, error)
+        self.unreadable[row.name] = (row.id, str(error))
 
     def _write_definition(self, stream_id: str, definition: MessageStreamDefinition) -> None:
         path = self._streams_directory / stream_id / DEFINITION_FILE

@@ -33,8 +33,6 @@ class Operation(IntEnum):
     StatisticsResponse = 69
 
 
-FIRST_EXTENSION = 64
-
 RESPONSE_TO: dict[int, Operation] = {
     Operation.Connect: Operation.ConnectResponse,
     Operation.CreateMessageStream: Operation.CreateMessageStreamResponse,
