@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -64,7 +65,7 @@ class WritableSegment(Segment, Protocol):
     def append(self, payloads: Sequence[bytes], ingest_time: int) -> Written | None: ...
 
 
-class Log:
+class Log(ABC):
     """What file and memory logs have in common: numbering, retention, reading."""
 
     def __init__(self, limits: Limits, sealed: Sequence[Segment], active: WritableSegment) -> None:
@@ -163,9 +164,9 @@ class Log:
             segment.close()
         self._dropped(dropped)
 
+    @abstractmethod
     def _roll(self) -> None:
         """Close the active segment and begin another; if that cannot be made nothing changes."""
-        raise NotImplementedError
 
     def _reserve(self, end: int) -> None:
         """Called before the numbers below `end` are handed out."""
