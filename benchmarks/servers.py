@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ _PATIENCE_SECONDS = 120.0
 _SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
 
 
-class Server:
+class Server(ABC):
     """A server on a directory that outlives its processes: it may be started again and again.
 
     A subclass says how it is started, by which line it can be known to be ready, and in which
@@ -41,8 +42,9 @@ class Server:
         self.port = 0
         self._process: subprocess.Popen[str] | None = None
 
+    @abstractmethod
     def command(self) -> list[str]:
-        raise NotImplementedError
+        """How it is started."""
 
     def start(self) -> float:
         """Seconds from the start of the process to the line that says it is ready."""
