@@ -1,4 +1,4 @@
-"""Appends of 256 bytes over the wire: one at a time, pipelined, in batches; flushed or not."""
+"""Appends of 256 bytes: one at a time, many at a time; flushed or not."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from benchmarks.report import Comparison
 from benchmarks.systems import (
+    AWS,
     MESSAGE_BYTES,
     NATS,
-    PENSTOCK,
     REDIS,
     REDIS_HIREDIS,
     Systems,
@@ -20,30 +20,31 @@ from benchmarks.systems import (
 from benchmarks.timing import Contender, Scale, measure_rates
 
 ONE_AT_A_TIME = {REDIS: 1.2, REDIS_HIREDIS: 1.2, NATS: 2.0}
-PIPELINED = {REDIS: 1.5, REDIS_HIREDIS: 1.5, NATS: 5.0}
-BATCHES = "Penstock, AppendMessages"
+# The AWS client appends one in so many of the messages.
+SHARE_OF_AWS = 40
+
+MANY = {REDIS: 1.5, REDIS_HIREDIS: 1.5, NATS: 5.0}
 
 
 def measure_unflushed(directory: Path, scale: Scale) -> Iterator[Comparison]:
     with connected(directory) as systems:
         yield _one_at_a_time(systems, scale.one_at_a_time, scale.repetitions, flushed=False)
-        yield _pipelined(systems, scale.pipelined, scale.repetitions, flushed=False)
+        yield _many(systems, scale.many, scale.repetitions, flushed=False)
 
 
 def measure_flushed(directory: Path, scale: Scale) -> Iterator[Comparison]:
     with connected(directory, flush_on_write=True) as systems:
         yield _one_at_a_time(systems, scale.one_at_a_time_flushed, scale.repetitions, flushed=True)
-        yield _pipelined(systems, scale.pipelined, scale.repetitions, flushed=True)
+        yield _many(systems, scale.many, scale.repetitions, flushed=True)
 
 
 def _one_at_a_time(
     systems: Systems, messages: int, repetitions: int, *, flushed: bool
 ) -> Comparison:
     payloads = make_payloads(messages)
-    contenders = [Contender(PENSTOCK, partial(systems.penstock.append_one_at_a_time, payloads))]
-    contenders += [
-        Contender(name, partial(peer.append_one_at_a_time, payloads), peer.empty)
-        for name, peer in systems.peers()
+    contenders = [
+        Contender(name, partial(client.append_one_at_a_time, payloads), client.empty)
+        for name, client in systems.clients()
     ]
     with systems.held_to_one_core():
         figures = measure_rates(contenders, messages, repetitions)
@@ -56,21 +57,22 @@ def _one_at_a_time(
     )
 
 
-def _pipelined(systems: Systems, messages: int, repetitions: int, *, flushed: bool) -> Comparison:
+def _many(systems: Systems, messages: int, repetitions: int, *, flushed: bool) -> Comparison:
     payloads = make_payloads(messages)
     contenders = [
-        Contender(PENSTOCK, partial(systems.penstock.append_pipelined, payloads)),
-        Contender(BATCHES, partial(systems.penstock.append_batches, payloads)),
+        Contender(name, partial(client.append_many, payloads), client.empty)
+        for name, client in systems.clients()
+        if name != AWS
     ]
-    contenders += [
-        Contender(name, partial(peer.append_pipelined, payloads), peer.empty)
-        for name, peer in systems.peers()
-    ]
+    if systems.aws is not None:
+        # It is slower by orders of magnitude: a part of the messages gives the same figure.
+        few = payloads[: messages // SHARE_OF_AWS]
+        contenders.append(Contender(AWS, partial(systems.aws.append_many, few), share=SHARE_OF_AWS))
     return Comparison.of_rates(
-        "pipelined-flushed" if flushed else "pipelined",
-        f"Appends of {MESSAGE_BYTES} bytes, pipelined{_flushed(flushed)}",
+        "many-flushed" if flushed else "many",
+        f"Appends of {MESSAGE_BYTES} bytes, many at a time{_flushed(flushed)}",
         measure_rates(contenders, messages, repetitions),
-        PIPELINED,
+        MANY,
         systems.notes,
     )
 

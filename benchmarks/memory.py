@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.clients import PenstockPy
 from benchmarks.peers import NatsPy, RedisPy, has_hiredis
 from benchmarks.report import Comparison, Target, Unit
 from benchmarks.servers import Nats, Penstock, Redis, Server, is_installed, running
-from benchmarks.systems import MESSAGE_BYTES, make_payloads
+from benchmarks.systems import make_payloads
 from benchmarks.timing import Figure, Scale
-from benchmarks.wire_client import WireClient
 
 WANTED_MEGABYTES = 45
 
@@ -37,22 +37,22 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
                 )
             },
         )
-        payloads = make_payloads(scale.pipelined)
-        with WireClient(broker.port, broker.token, "measured", MESSAGE_BYTES) as client:
-            client.create_stream(flush_on_write=False)
-            client.prime(payloads)
-            client.append_pipelined(payloads)
+        payloads = make_payloads(scale.many)
+        client = PenstockPy(broker.root)
+        client.create_stream()
+        client.append_many(payloads)
+        client.close()
         if redis_server in servers:
             redis_client = RedisPy(redis_server.port, with_hiredis=has_hiredis())
-            redis_client.append_pipelined(payloads)
+            redis_client.append_many(payloads)
             redis_client.close()
         if nats_server in servers:
             nats_client = NatsPy(nats_server.port)
-            nats_client.append_pipelined(payloads)
+            nats_client.append_many(payloads)
             nats_client.close()
         yield Comparison(
             "memory after appends",
-            f"Memory after {scale.pipelined:,} appends",
+            f"Memory after {scale.many:,} appends",
             Unit.MEGABYTES,
             _resident(servers),
         )

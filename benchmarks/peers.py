@@ -33,7 +33,7 @@ class Peer(Protocol):
 
     def empty(self) -> None: ...
     def append_one_at_a_time(self, payloads: Sequence[bytes]) -> None: ...
-    def append_pipelined(self, payloads: Sequence[bytes]) -> None: ...
+    def append_many(self, payloads: Sequence[bytes]) -> None: ...
     def read(self, total: int, count: int) -> None: ...
 
 
@@ -69,7 +69,7 @@ class RedisPy:
             if not self._redis.xadd(_STREAM, {_FIELD: payload}):
                 raise PeerError("Redis answered no id")
 
-    def append_pipelined(self, payloads: Sequence[bytes]) -> None:
+    def append_many(self, payloads: Sequence[bytes]) -> None:
         for start in range(0, len(payloads), COMMANDS_A_PIPELINE):
             batch = payloads[start : start + COMMANDS_A_PIPELINE]
             pipeline = self._redis.pipeline(transaction=False)
@@ -117,7 +117,7 @@ class NatsPy:
 
         self._wait(publish())
 
-    def append_pipelined(self, payloads: Sequence[bytes]) -> None:
+    def append_many(self, payloads: Sequence[bytes]) -> None:
         """As many outstanding as nats-py allows unless told otherwise: 4,000."""
 
         async def publish() -> None:

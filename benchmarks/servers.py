@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+from penstock.root import read_token
+
 _PATIENCE_SECONDS = 120.0
 # Debian installs servers where the path of an ordinary user does not lead.
 _SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
@@ -123,13 +125,17 @@ class Penstock(Server):
     ready_line = re.compile(r"^penstock ready ")
     port_line = re.compile(r"^penstock ready .*:(\d+)$")
 
+    @property
+    def root(self) -> Path:
+        return self.directory / "root"
+
     def command(self) -> list[str]:
-        root = str(self.directory / "root")
+        root = str(self.root)
         return [sys.executable, "-m", "penstock", "serve", "--root", root, "--port", "0"]
 
     @property
     def token(self) -> str:
-        return (self.directory / "root" / "token").read_text().strip()
+        return read_token(self.root)
 
 
 class Redis(Server):

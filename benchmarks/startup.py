@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.clients import PenstockPy
 from benchmarks.peers import NatsPy, PeerError, RedisPy, has_hiredis
 from benchmarks.report import Comparison, Target, Unit
 from benchmarks.servers import Nats, Penstock, Redis, Server, is_installed
 from benchmarks.systems import MESSAGE_BYTES, make_payloads
 from benchmarks.timing import Figure, Scale
-from benchmarks.wire_client import WireClient
 
 # Medians of the same start differ by up to this much on a machine that does other things as well.
 NOISE = 1.15
 
-_STREAM = "measured"
 # Appended right before a kill, so that there is something to recover: more than the broker leaves
 # unverified between two checkpoints.
 _UNSETTLED = 20_000
@@ -95,12 +94,13 @@ def _broker(directory: Path, messages: int, payloads: Sequence[bytes]) -> Stored
 
     def append(count: int) -> None:
         nonlocal is_created
-        with WireClient(broker.port, broker.token, _STREAM, MESSAGE_BYTES) as client:
-            if not is_created:
-                client.create_stream(flush_on_write=False)
-                is_created = True
-            for _ in range(0, count, len(payloads)):
-                client.append_batches(payloads)
+        client = PenstockPy(broker.root)
+        if not is_created:
+            client.create_stream()
+            is_created = True
+        for _ in range(0, count, len(payloads)):
+            client.append_many(payloads)
+        client.close()
 
     return Stored(f"Penstock, {messages:,}", broker, messages, append)
 
@@ -112,7 +112,7 @@ def _peers(directory: Path, messages: int, payloads: Sequence[bytes]) -> Iterato
     def append_to_redis(count: int) -> None:
         client = RedisPy(redis_server.port, with_hiredis=has_hiredis())
         for _ in range(0, count, len(payloads)):
-            client.append_pipelined(payloads)
+            client.append_many(payloads)
         client.close()
 
     def append_to_nats(count: int) -> None:

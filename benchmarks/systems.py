@@ -8,13 +8,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.clients import AwsPy, PenstockPy, has_aws_client
 from benchmarks.peers import NatsPy, Peer, RedisPy, has_hiredis
 from benchmarks.servers import Nats, Penstock, Redis, Server, is_installed, running
-from benchmarks.wire_client import WireClient
 
 MESSAGE_BYTES = 256
 
 PENSTOCK = "Penstock"
+AWS = "AWS client on Penstock"
 REDIS = "redis-py"
 REDIS_HIREDIS = "redis-py with hiredis"
 NATS = "nats-py"
@@ -23,10 +24,18 @@ NATS = "nats-py"
 @dataclass
 class Systems:
     servers: list[Server]
-    penstock: WireClient
+    penstock: PenstockPy
+    aws: AwsPy | None = None
     redis: dict[str, RedisPy] = field(default_factory=dict)
     nats: NatsPy | None = None
     notes: tuple[str, ...] = ()
+
+    def clients(self) -> Iterator[tuple[str, Peer]]:
+        """All of them, ours first."""
+        yield PENSTOCK, self.penstock
+        if self.aws is not None:
+            yield AWS, self.aws
+        yield from self.peers()
 
     def peers(self) -> Iterator[tuple[str, Peer]]:
         yield from self.redis.items()
@@ -52,16 +61,20 @@ class Systems:
         os.sched_setaffinity(0, cores)
         for server in self.servers:
             server.hold_to(cores)
+        if self.aws is not None:
+            self.aws.hold_to(cores)
 
 
 @contextmanager
 def connected(directory: Path, *, flush_on_write: bool = False) -> Iterator[Systems]:
-    """Each with an empty stream; Penstock's already holds the messages that prime the client."""
+    """Each with an empty stream."""
     broker = Penstock(directory / "penstock")
     redis_server = Redis(directory / "redis", sync_always=flush_on_write)
     nats_server = Nats(directory / "nats", sync_always=flush_on_write)
     servers: list[Server] = [broker]
     notes = []
+    if not has_aws_client():
+        notes.append("the AWS client is left out: it is not installed")
     if is_installed("redis-server"):
         servers.append(redis_server)
     else:
@@ -74,10 +87,13 @@ def connected(directory: Path, *, flush_on_write: bool = False) -> Iterator[Syst
         servers.append(nats_server)
     with ExitStack() as stack:
         stack.enter_context(running(*servers))
-        client = WireClient(broker.port, broker.token, "measured", MESSAGE_BYTES)
-        systems = Systems(servers, stack.enter_context(client), notes=tuple(notes))
+        client = PenstockPy(broker.root)
+        stack.callback(client.close)
         client.create_stream(flush_on_write=flush_on_write)
-        client.prime(make_payloads(10_000))
+        systems = Systems(servers, client, notes=tuple(notes))
+        if has_aws_client():
+            systems.aws = AwsPy(broker.port, broker.token)
+            stack.callback(systems.aws.close)
         if redis_server in servers:
             systems.redis[REDIS] = RedisPy(redis_server.port, with_hiredis=False)
             if has_hiredis():

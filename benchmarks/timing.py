@@ -16,7 +16,7 @@ class Scale:
     repetitions: int
     one_at_a_time: int
     one_at_a_time_flushed: int
-    pipelined: int
+    many: int
     read: int
     stored: tuple[int, ...]
 
@@ -25,7 +25,7 @@ FULL = Scale(
     repetitions=5,
     one_at_a_time=10_000,
     one_at_a_time_flushed=1_000,
-    pipelined=200_000,
+    many=200_000,
     read=100_000,
     stored=(1_000_000, 10_000_000),
 )
@@ -33,7 +33,7 @@ QUICK = Scale(
     repetitions=3,
     one_at_a_time=2_000,
     one_at_a_time_flushed=300,
-    pipelined=40_000,
+    many=40_000,
     read=20_000,
     stored=(100_000, 1_000_000),
 )
@@ -62,6 +62,8 @@ class Contender:
     name: str
     work: Callable[[], None]
     prepare: Callable[[], None] = lambda: None
+    # Of the messages it does one in so many.
+    share: int = 1
 
 
 def measure_rates(
@@ -76,7 +78,7 @@ def measure_rates(
         for contender in contenders:
             seconds = _time(contender)
             if repetition > 0:  # the first is the warm-up
-                rates[contender.name].append(messages / seconds)
+                rates[contender.name].append(messages / contender.share / seconds)
     return {name: Figure(tuple(runs)) for name, runs in rates.items()}
 
 

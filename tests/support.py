@@ -26,7 +26,7 @@ import pytest
 from penstock.broker.server import Broker
 from penstock.broker.session import Session
 from penstock.broker.settings import Settings
-from penstock.client.connection import Connection
+from penstock.testing.connection import Connection
 from penstock.store.files import Disk
 from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import Operation

@@ -1,3 +1,28 @@
-"""Penstock, an open stream manager for the edge."""
+"""Penstock, an open stream manager for the edge.
+
+The names that programs import are those of `penstock.api`. They are looked up when they are used:
+a broker needs no client, and a command starts faster without one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from penstock.api import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__path__":
+        raise AttributeError(name)
+    try:
+        return getattr(importlib.import_module("penstock.api"), name)
+    except AttributeError:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *importlib.import_module("penstock.api").__all__})

@@ -5,7 +5,7 @@ The names are those of the AWS SDKs, so that `except` clauses move over unchange
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 
 class ResponseStatusCode(IntEnum):
@@ -30,9 +30,14 @@ class ResponseStatusCode(IntEnum):
     UpdateNotAllowed = 17
     UnknownOperation = 18
 
+    __str__ = Enum.__str__
+
 
 class StreamManagerException(Exception):
     """The root of everything that a client of Penstock has to catch."""
+
+    # How many messages of an `append_messages` were stored before it failed.
+    appended: int = 0
 
     def __init__(
         self,
@@ -56,6 +61,18 @@ class ValidationException(ClientException):
 
 class ConnectFailedException(ClientException):
     """The server refused the handshake."""
+
+
+class UnansweredException(ClientException):
+    """A request was sent and no answer came: it may have been carried out, or not."""
+
+
+class ConnectionLostException(UnansweredException, ConnectionError):
+    """The connection ended between a request and its answer."""
+
+
+class RequestTimeoutException(UnansweredException, TimeoutError):
+    """The answer did not come in time."""
 
 
 class UnknownFailureException(StreamManagerException):

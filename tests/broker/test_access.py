@@ -18,7 +18,7 @@ from penstock.broker.access import (
     ensure_first_token,
     new_secret,
 )
-from penstock.client.connection import Connection
+from penstock.testing.connection import Connection
 from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
 from penstock.store.catalog import Catalog, TokenRow
 from penstock.wire.operations import Operation

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.broker.access import EVERYTHING
 from penstock.broker.reading import STEP_BYTES
-from penstock.client.connection import Connection
+from penstock.testing.connection import Connection
 from penstock.errors import (
     InvalidRequestException,
     NotEnoughMessagesException,

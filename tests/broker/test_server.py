@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock.client.connection import Connection
+from penstock.testing.connection import Connection
 from penstock.errors import ResponseStatusCode, StoreError
 from penstock.store.files import Disk
 from penstock.wire.operations import Operation
@@ -91,6 +91,7 @@ def test_the_address_is_written_down_while_the_broker_runs(tmp_path: Path) -> No
             "host": "127.0.0.1",
             "port": broker.port,
             "tls": False,
+            "tlsCertificate": None,
             "localPort": None,
             "unixSocket": None,
             "authenticateClient": True,

@@ -24,6 +24,7 @@ S3_PART = "STREAM_MANAGER_EXPORTER_S3_DESTINATION_MULTIPART_UPLOAD_MIN_PART_SIZE
 @pytest.fixture(autouse=True)
 def in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
 
 
 def load(
@@ -31,7 +32,7 @@ def load(
 ) -> Settings:
     if toml is not None:
         Path("penstock.toml").write_text(toml)
-    return load_settings(environment or {}, flags, home=Path("/home/somebody"))
+    return load_settings(environment or {}, flags)
 
 
 def refusal(

@@ -59,6 +59,7 @@ def test_what_happens_is_counted(tmp_path: Path) -> None:
                 "maxSize": 4096,
                 "segments": 2,
                 "waitingReads": 0,
+                "exports": [],
             },
             {
                 "name": "b",
@@ -68,6 +69,30 @@ def test_what_happens_is_counted(tmp_path: Path) -> None:
                 "maxSize": 268_435_456,
                 "segments": 1,
                 "waitingReads": 0,
+                "exports": [],
             },
         ],
     }
+
+
+def test_exports_say_how_far_behind_they_are(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        exports = {
+            "kinesis": [{"identifier": "k", "kinesisStreamName": "cloud"}],
+            "http": [{"identifier": "h", "uri": "http://x", "startSequenceNumber": 2}],
+            "s3TaskExecutor": [{"identifier": "s", "disabled": True}],
+        }
+        create(client, "a", exportDefinition=exports)
+        for _ in range(5):
+            append(client, "a", b"x")
+
+        (stream,) = client.call(Operation.Statistics)["statistics"]["streams"]
+
+    assert [
+        (e["kind"], e["identifier"], e["isPaused"], e["messagesBehind"]) for e in stream["exports"]
+    ] == [
+        ("http", "h", False, 3),
+        ("kinesis", "k", False, 5),
+        ("s3_task_executor", "s", True, 5),
+    ]
+    assert {e["lastExportedSequenceNumber"] for e in stream["exports"]} == {-1}

@@ -72,7 +72,7 @@ def test_no_token_is_printed_where_none_is_needed(tmp_path: Path) -> None:
 def test_where_no_broker_runs_it_says_how_to_start_one(tmp_path: Path) -> None:
     finished = penstock("env", "--root", str(tmp_path))
 
-    assert finished.code == 1
+    assert finished.code == 3
     assert finished.output == ""
     assert finished.error_lines == [
         f"penstock: no broker serves {tmp_path}: start one with `penstock serve --root {tmp_path}`"

@@ -25,14 +25,14 @@ def test_a_device_measures_plausible_numbers(device: Device) -> None:
 def test_devices_append_at_their_own_rates_until_the_broker_is_gone(tmp_path: Path) -> None:
     ended: list[BaseException] = []
 
-    def run(port: int, token: str) -> None:
+    def run(root: Path) -> None:
         try:
-            run_demo("127.0.0.1", port, token)
+            run_demo(root)
         except ConnectionError as error:
             ended.append(error)
 
     with LocalBroker(tmp_path / "root") as broker:
-        thread = threading.Thread(target=run, args=(broker.port, broker.token), daemon=True)
+        thread = threading.Thread(target=run, args=(broker.root,), daemon=True)
         thread.start()
         with broker.connect() as client:
 
@@ -53,5 +53,7 @@ def test_devices_append_at_their_own_rates_until_the_broker_is_gone(tmp_path: Pa
 
 
 def test_without_a_token_the_demo_does_not_start(tmp_path: Path) -> None:
-    with LocalBroker(tmp_path / "root") as broker, pytest.raises(ConnectFailedException):
-        run_demo("127.0.0.1", broker.port, "")
+    with LocalBroker(tmp_path / "root") as broker:
+        (broker.root / "token").unlink()
+        with pytest.raises(ConnectFailedException):
+            run_demo(broker.root)

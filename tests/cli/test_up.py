@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.connection import Connection
+from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from tests.support import (
     PATIENCE_S,

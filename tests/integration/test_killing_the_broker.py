@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from penstock.client.connection import Connection, raise_for_status
+from penstock.testing.connection import Connection, raise_for_status
 from penstock.errors import NotEnoughMessagesException
 from penstock.wire.operations import Operation
 from tests.support import BrokerProcess, wait_until

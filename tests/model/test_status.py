@@ -32,8 +32,8 @@ def test_a_complete_status_message_comes_back_as_it_was() -> None:
     assert msgspec.json.decode(json.dumps(wanted), type=StatusMessage) == found
     assert found == StatusMessage(
         EventType.S3Task,
-        Status.Failure,
         StatusLevel.INFO,
+        Status.Failure,
         StatusContext(from_wire(s3_task(), S3ExportTaskDefinition), "e", "s", 7),
         "no such bucket",
         1_700_000_000_000,
@@ -41,7 +41,7 @@ def test_a_complete_status_message_comes_back_as_it_was() -> None:
 
 
 def test_what_is_unset_is_not_in_the_json() -> None:
-    message = StatusMessage(EventType.S3Task, Status.Success, status_context=StatusContext())
+    message = StatusMessage(EventType.S3Task, status=Status.Success, status_context=StatusContext())
 
     assert to_wire(message) == {"eventType": 0, "status": 0, "statusContext": {}}
     assert to_wire(StatusConfig()) == {}

@@ -11,12 +11,13 @@ import pytest
 
 from penstock.errors import StoreError
 from penstock.model import ExportDefinition, KinesisConfig, Persistence, StrategyOnFull
+from penstock.root import is_served
 from penstock.store.catalog import ExportProgress
 from penstock.store.files import Disk
 from penstock.store.log import Log
 from penstock.store.retention import Limits
 from penstock.store.segment import DamagedError
-from penstock.store.store import Store, is_served
+from penstock.store.store import Store
 from tests.store.conftest import Define, Restartable
 
 

@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
+from penstock.root import TOKEN_FILE
 from penstock.store.catalog import Catalog, TokenRow
 from penstock.wire.operations import Operation
 
-TOKEN_FILE = "token"  # noqa: S105 - a file's name, not a secret
-FIRST_TOKEN_ID = "first"  # noqa: S105
+FIRST_TOKEN_ID = "first"  # noqa: S105 - a name, not a secret
 
 _LOOK = frozenset((Operation.ListStreams, Operation.DescribeMessageStream, Operation.Statistics))
 _APPEND = frozenset((Operation.AppendMessage, Operation.AppendMessages))

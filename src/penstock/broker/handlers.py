@@ -16,7 +16,7 @@ import cbor2
 from penstock.broker.access import Access
 from penstock.broker.reading import MessageReader
 from penstock.broker.settings import Settings
-from penstock.broker.statistics import Counters, Statistics
+from penstock.broker.statistics import Counters
 from penstock.broker.streams import Stream, Streams
 from penstock.broker.waiting import Waiter
 from penstock.errors import (
@@ -27,6 +27,7 @@ from penstock.errors import (
     UpdateFailedException,
 )
 from penstock.model.message import MessageRun
+from penstock.model.statistics import Statistics
 from penstock.model.validation import to_wire
 from penstock.wire.codec import encode_append_responses, encode_read_response
 from penstock.wire.operations import Operation

@@ -1,12 +1,13 @@
-"""The settings as a page of documentation, made from their declaration."""
+"""The settings as documentation, a page or plain values, made from their declaration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from msgspec import inspect
 
-from penstock.broker.settings import Settings, original_variables
+from penstock.broker.settings import Settings, original_variables, variables_of
 
 _HEAD = """# Settings
 
@@ -19,27 +20,61 @@ variable counts as not set. A value that is not allowed is refused at start.
 """
 
 # Filled in when the settings are loaded, not declared.
-_DEFAULTS = {"root": "`~/.penstock`"}
+_DEFAULTS = {"root": "~/.penstock"}
+
+_TYPES: dict[type[inspect.Type], str] = {
+    inspect.BoolType: "boolean",
+    inspect.EnumType: "text",
+    inspect.IntType: "integer",
+    inspect.StrType: "text",
+}
+
+
+class Reference(NamedTuple):
+    """What there is to know about a setting before one sets it."""
+
+    name: str
+    # All that set it, the preferred one first.
+    variables: tuple[str, ...]
+    default: str | int | bool | None
+    type: str
+    # The values, where they can be counted; a range of numbers is one text.
+    allowed: tuple[str, ...]
+    description: str
 
 
 def settings_page() -> str:
-    return _HEAD + "".join(f"| {' | '.join(row)} |\n" for row in _rows())
+    return _HEAD + "".join(f"| {' | '.join(_cells(setting))} |\n" for setting in references())
 
 
-def _rows() -> Iterator[tuple[str, ...]]:
+def references() -> Iterator[Reference]:
     described = inspect.type_info(Settings)
     assert isinstance(described, inspect.StructType)
     for field in described.fields:
         kind, text = _described(field.type)
-        default = "none" if field.default in ("", None) else f"`{_literal(field.default)}`"
-        variables = ", ".join(f"`{variable}`" for variable in original_variables(field.name))
-        yield (
-            f"`{field.name}`",
-            variables,
-            _DEFAULTS.get(field.name, default),
-            _allowed(kind),
-            text,
+        yield Reference(
+            name=field.name,
+            variables=variables_of(field.name),
+            default=_DEFAULTS.get(field.name, None if field.default == "" else field.default),
+            type=_TYPES[type(kind)],
+            allowed=_allowed(kind),
+            description=text,
         )
+
+
+def _cells(setting: Reference) -> tuple[str, ...]:
+    is_range = setting.type == "integer"
+    return (
+        _code(setting.name),
+        ", ".join(map(_code, original_variables(setting.name))),
+        "none" if setting.default is None else _code(_literal(setting.default)),
+        ", ".join(setting.allowed if is_range else map(_code, setting.allowed)) or "text",
+        setting.description,
+    )
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
 
 
 def _described(kind: inspect.Type) -> tuple[inspect.Type, str]:
@@ -53,16 +88,14 @@ def _described(kind: inspect.Type) -> tuple[inspect.Type, str]:
     return kind, text
 
 
-def _allowed(kind: inspect.Type) -> str:
+def _allowed(kind: inspect.Type) -> tuple[str, ...]:
     if isinstance(kind, inspect.EnumType):
-        return ", ".join(f"`{member.value}`" for member in kind.cls)
+        return tuple(str(member.value) for member in kind.cls)
     if isinstance(kind, inspect.BoolType):
-        return "`true`, `false`"
+        return ("true", "false")
     if isinstance(kind, inspect.IntType):
-        if kind.le is None:
-            return f"{kind.ge} or more"
-        return f"{kind.ge} to {kind.le}"
-    return "text"
+        return (f"{kind.ge} or more" if kind.le is None else f"{kind.ge} to {kind.le}",)
+    return ()
 
 
 def _literal(value: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import resource
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from penstock import __version__
 from penstock.broker.access import Gate, ensure_first_token
@@ -22,15 +20,15 @@ from penstock.broker.handlers import Handlers, now_millis
 from penstock.broker.memory import FrameMemory
 from penstock.broker.session import Session
 from penstock.broker.settings import Settings
-from penstock.broker.statistics import Counters, Statistics, StreamStatistics
+from penstock.broker.statistics import Counters
 from penstock.broker.streams import Streams
 from penstock.errors import SettingError
+from penstock.model.statistics import Statistics
+from penstock.root import ADDRESS_FILE, Address, write_address
 from penstock.store.files import Disk
 from penstock.store.store import Store
 
 logger = logging.getLogger(__name__)
-
-ADDRESS_FILE = "broker.json"
 
 _SWEEP_SECONDS = 1.0
 # Descriptors that are kept for segments (two for each stream), the catalog and listeners: so
@@ -135,18 +133,19 @@ class Broker:
 
     def _write_address(self) -> None:
         settings = self._settings
-        address: dict[str, Any] = {
-            "pid": os.getpid(),
-            "host": settings.host,
-            "port": self.port,
-            "tls": settings.uses_tls,
-            "localPort": self.local_port,
-            "unixSocket": settings.unix_socket or None,
-            "authenticateClient": settings.authenticate_client,
-        }
-        path = settings.root_path / ADDRESS_FILE
-        path.write_text(json.dumps(address) + "\n")
-        path.chmod(0o600)
+        write_address(
+            settings.root_path,
+            Address(
+                pid=os.getpid(),
+                host=settings.host,
+                port=self.port,
+                tls=settings.uses_tls,
+                tls_certificate=_absolute(settings.tls_certificate),
+                local_port=self.local_port,
+                unix_socket=_absolute(settings.unix_socket),
+                authenticate_client=settings.authenticate_client,
+            ),
+        )
 
     # What sessions ask for
 
@@ -206,18 +205,7 @@ class Broker:
             connections_accepted=counters.connections_accepted,
             connections_refused=counters.connections_refused,
             connections_dropped=counters.connections_dropped,
-            streams=[
-                StreamStatistics(
-                    name=stream.name,
-                    oldest_sequence_number=stream.log.oldest,
-                    newest_sequence_number=stream.log.end - 1,
-                    total_bytes=stream.log.total_bytes,
-                    max_size=stream.definition.max_size,
-                    segments=stream.log.segment_count,
-                    waiting_reads=len(stream.waiters),
-                )
-                for stream in self._streams
-            ],
+            streams=[stream.statistics() for stream in self._streams],
         )
 
     # The end
@@ -257,6 +245,10 @@ class Broker:
         for server in self._servers:
             server.close()
         self._servers.clear()
+
+
+def _absolute(path: str) -> str | None:
+    return str(Path(path).absolute()) if path else None
 
 
 def _attempt(work: Callable[[], None]) -> None:

@@ -234,6 +234,7 @@ class Session(asyncio.Protocol):
         if request.penstock_extensions >= 1:
             self._requests = EXTENDED_REQUESTS
             extensions["penstockExtensions"] = EXTENSIONS_VERSION
+            extensions["maxFrameBytes"] = self._host.max_frame_bytes
         self._protocol.accept()
         self.send(
             _VERSION_BYTE

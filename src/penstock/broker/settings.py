@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-import tomllib
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +18,7 @@ from msgspec import Meta
 
 from penstock.errors import SettingError
 from penstock.model.validation import find_problem
+from penstock.root import CLIENT_TABLE, default_root, find_config, read_config
 
 
 class LogLevel(StrEnum):
@@ -131,8 +131,6 @@ _ORIGINAL_VARIABLES = {
     "log_level": ("LOG_LEVEL",),
 }
 
-CONFIG_FILE = "penstock.toml"
-
 
 def variables_of(name: str) -> tuple[str, ...]:
     """The environment variables that set it, the preferred one first."""
@@ -155,11 +153,10 @@ def load_settings(
     environment: Mapping[str, str],
     flags: Mapping[str, Any],
     config: Path | None = None,
-    home: Path | None = None,
 ) -> Settings:
     """The settings from all their sources; SettingError names what is wrong and what is allowed."""
     values: dict[str, _Value] = {}
-    values.update(_from_file(_find_config(environment, config)))
+    values.update(_from_file(find_config(environment, config)))
     values.update(_from_environment(environment))
     values.update(
         (name, _Value(value, f"--{name.replace('_', '-')}"))
@@ -176,30 +173,16 @@ def load_settings(
         source = values[problem.path].source
         raise SettingError(f"{source} is {problem.shown}: {problem.expected}") from None
     if not settings.root:
-        settings = msgspec.structs.replace(settings, root=str((home or Path.home()) / ".penstock"))
+        settings = msgspec.structs.replace(settings, root=str(default_root()))
     sources = {name: found.source for name, found in values.items()}
     _check_together(settings, sources)
     return settings
 
 
-def _find_config(environment: Mapping[str, str], config: Path | None) -> Path | None:
-    if config is None and environment.get("PENSTOCK_CONFIG"):
-        config = Path(environment["PENSTOCK_CONFIG"])
-    if config is not None:
-        if not config.is_file():
-            raise SettingError(f"the configuration file {config} does not exist")
-        return config
-    return Path(CONFIG_FILE) if Path(CONFIG_FILE).is_file() else None
-
-
 def _from_file(path: Path | None) -> Iterator[tuple[str, _Value]]:
-    if path is None:
-        return
-    try:
-        table = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingError(f"{path} cannot be read: {error}") from None
-    for name, value in table.items():
+    for name, value in read_config(path).items():
+        if name == CLIENT_TABLE:
+            continue
         if name not in Settings.__struct_fields__:
             near = difflib.get_close_matches(name, Settings.__struct_fields__, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""

@@ -27,6 +27,7 @@ from penstock.errors import (
     UnknownFailureException,
 )
 from penstock.model import (
+    ExportConfig,
     ExportDefinition,
     ExportStatus,
     MessageStreamDefinition,
@@ -36,6 +37,7 @@ from penstock.model import (
 )
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.message import MessageRun
+from penstock.model.statistics import ExportStatistics, StreamStatistics
 from penstock.store.log import MessageTooLargeError, StreamFullError
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store, StoredStream
@@ -142,6 +144,38 @@ class Stream:
                 )
                 for progress in self._stored.progress.values()
             ],
+        )
+
+    def statistics(self) -> StreamStatistics:
+        log = self.log
+        return StreamStatistics(
+            name=self.name,
+            oldest_sequence_number=log.oldest,
+            newest_sequence_number=log.end - 1,
+            total_bytes=log.total_bytes,
+            max_size=self.definition.max_size,
+            segments=log.segment_count,
+            waiting_reads=len(self.waiters),
+            exports=[
+                self._export_statistics(kind, export)
+                for kind, export in self.definition.export_definition.configs_by_kind()
+            ],
+        )
+
+    def _export_statistics(self, kind: str, export: ExportConfig) -> ExportStatistics:
+        progress = self._stored.progress[export.identifier]
+        start = getattr(export, "start_sequence_number", None) or 0
+        next_number = max(progress.last_exported + 1, start, self.log.oldest)
+        return ExportStatistics(
+            identifier=export.identifier,
+            kind=kind,
+            is_paused=bool(export.disabled),
+            last_exported_sequence_number=progress.last_exported,
+            messages_behind=max(self.log.end - next_number, 0),
+            last_export_time=progress.last_time,
+            error_message=progress.error_message,
+            exported_bytes=progress.exported_bytes,
+            exported_messages=progress.processed_messages,
         )
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sqlite3
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
-from penstock.broker.access import FIRST_TOKEN_ID, TOKEN_FILE, Role, new_secret
-from penstock.broker.server import ADDRESS_FILE
+from penstock.broker.access import FIRST_TOKEN_ID, Role, new_secret
 from penstock.broker.settings import Settings
-from penstock.cli.main import Failure, config_option, json_option, root_option, settings_from
+from penstock.cli.main import (
+    NOT_FOUND,
+    UNREACHABLE,
+    Failure,
+    config_option,
+    json_option,
+    root_option,
+    settings_from,
+)
+from penstock.cli.output import echo_json, echo_table
 from penstock.errors import StoreError
+from penstock.root import ADDRESS_FILE, TOKEN_FILE, Address, read_address, read_token
 from penstock.store.catalog import Catalog, TokenRow
-from penstock.store.store import is_served
 
 
 @click.command()
@@ -31,43 +37,38 @@ def env(root: str | None, as_json: bool, config: Path | None) -> None:
     """
     variables = client_variables(settings_from(config, root=root))
     if as_json:
-        click.echo(json.dumps(variables))
+        echo_json(variables)
         return
     for name, value in variables.items():
         click.echo(f"export {name}={shlex.quote(value)}")
 
 
 def client_variables(settings: Settings) -> dict[str, str]:
-    address = read_address(settings)
+    address = require_address(settings)
     # The SDKs speak no TLS: they use the plain listener where there is one.
-    port = address.get("localPort") or address["port"]
-    host = "127.0.0.1" if address.get("localPort") else address["host"]
     variables = {
-        "STREAM_MANAGER_SERVER_HOST": host,
-        "STREAM_MANAGER_SERVER_PORT": str(port),
+        "STREAM_MANAGER_SERVER_HOST": "127.0.0.1" if address.local_port else address.local_host,
+        "STREAM_MANAGER_SERVER_PORT": str(address.local_port or address.port),
     }
-    if address["authenticateClient"]:
-        path = settings.root_path / TOKEN_FILE
+    if address.authenticate_client:
         try:
-            variables["AWS_CONTAINER_AUTHORIZATION_TOKEN"] = path.read_text().strip()
+            variables["AWS_CONTAINER_AUTHORIZATION_TOKEN"] = read_token(settings.root_path)
         except OSError as error:
             raise Failure(f"the token cannot be read: {error}") from None
     return variables
 
 
-def read_address(settings: Settings) -> dict[str, Any]:
-    """Where the broker of this root listens, as it wrote it down when it started."""
-    path = settings.root_path / ADDRESS_FILE
-    # One that was killed leaves its address behind, but not the lock.
-    if not is_served(settings.root_path):
+def require_address(settings: Settings) -> Address:
+    try:
+        address = read_address(settings.root_path)
+    except (OSError, ValueError) as error:
+        raise Failure(f"{settings.root_path / ADDRESS_FILE} cannot be read: {error}") from None
+    if address is None:
         raise Failure(
             f"no broker serves {settings.root}: start one with "
-            f"`penstock serve --root {shlex.quote(settings.root)}`"
+            f"`penstock serve --root {shlex.quote(settings.root)}`",
+            UNREACHABLE,
         )
-    try:
-        address: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise Failure(f"{path} cannot be read: {error}") from None
     return address
 
 
@@ -111,7 +112,10 @@ def create_token(
         raise Failure(f"there is a token {name!r} already: revoke it, or choose another name")
     secret = new_secret()
     catalog.add_token(TokenRow(name, role, patterns, time.time_ns() // 1_000_000), secret)
-    click.echo(json.dumps({"name": name, "token": secret}) if as_json else secret)
+    if as_json:
+        echo_json({"name": name, "token": secret})
+    else:
+        click.echo(secret)
 
 
 @tokens.command("list")
@@ -122,27 +126,28 @@ def list_tokens(root: str | None, as_json: bool, config: Path | None) -> None:
     """Show which tokens there are; never the tokens themselves."""
     rows = _open_catalog(settings_from(config, root=root)).tokens()
     if as_json:
-        click.echo(
-            json.dumps([{"name": r.id, "role": r.role, "streams": list(r.patterns)} for r in rows])
-        )
+        echo_json([{"name": r.id, "role": r.role, "streams": list(r.patterns)} for r in rows])
         return
-    width = max((len(row.id) for row in rows), default=4)
-    for row in rows:
-        click.echo(f"{row.id:<{width}}  {row.role:<8}  {', '.join(row.patterns)}")
+    echo_table(
+        ("name", "role", "streams"), [(row.id, row.role, ", ".join(row.patterns)) for row in rows]
+    )
 
 
 @tokens.command("revoke")
 @click.argument("name")
 @root_option
+@json_option
 @config_option
-def revoke_token(name: str, root: str | None, config: Path | None) -> None:
+def revoke_token(name: str, root: str | None, as_json: bool, config: Path | None) -> None:
     """End a token; connections that came in with it are closed within a second or two."""
     settings = settings_from(config, root=root)
     if not _open_catalog(settings).remove_token(name):
-        raise Failure(f"there is no token {name!r}")
+        raise Failure(f"there is no token {name!r}", NOT_FOUND)
     if name == FIRST_TOKEN_ID:
         # The next start would take it back in from there; without it, it makes another one.
         (settings.root_path / TOKEN_FILE).unlink(missing_ok=True)
+    if as_json:
+        echo_json({"revoked": name})
 
 
 def _open_catalog(settings: Settings) -> Catalog:

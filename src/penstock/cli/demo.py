@@ -8,12 +8,12 @@ import math
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
-from penstock.client.connection import Connection
+from penstock.client.blocking import StreamManagerClient
 from penstock.errors import InvalidRequestException
-from penstock.model import StrategyOnFull
-from penstock.wire.operations import Operation
+from penstock.model import MessageStreamDefinition, StrategyOnFull
 
 
 class Device(NamedTuple):
@@ -49,24 +49,22 @@ DEVICES = (
 )
 
 
-def run_demo(host: str, port: int, token: str) -> None:
+def run_demo(root: Path) -> None:
     """Appends until it is interrupted or the broker is gone."""
-    with Connection.open(host, port, token) as connection:
+    with StreamManagerClient(root=root, reconnect_timeout=0) as client:
         for device in DEVICES:
-            _create(connection, device.stream)
+            _create(client, device.stream)
         due = dict.fromkeys(DEVICES, time.monotonic())
         while True:
             device = min(DEVICES, key=due.__getitem__)
             time.sleep(max(0.0, due[device] - time.monotonic()))
             due[device] += device.seconds_between
             reading = {"time": round(time.time(), 3), **device.measure(time.time())}
-            connection.call(
-                Operation.AppendMessage, name=device.stream, payload=json.dumps(reading).encode()
-            )
+            client.append_message(device.stream, json.dumps(reading).encode())
 
 
-def _create(connection: Connection, name: str) -> None:
-    definition = {"name": name, "strategyOnFull": int(StrategyOnFull.OverwriteOldestData)}
+def _create(client: StreamManagerClient, name: str) -> None:
+    definition = MessageStreamDefinition(name, strategy_on_full=StrategyOnFull.OverwriteOldestData)
     # It may be there from an earlier run.
     with contextlib.suppress(InvalidRequestException):
-        connection.call(Operation.CreateMessageStream, definition=definition)
+        client.create_message_stream(definition)

@@ -1,7 +1,8 @@
-"""The `penstock` command: its groups, and the options that all of them share."""
+"""The `penstock` command: its groups, the options that all of them share, how it fails."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,23 @@ import click
 
 from penstock import __version__
 from penstock.broker.settings import Settings, load_settings
-from penstock.errors import SettingError, StoreError
+from penstock.cli.output import echo_json
+from penstock.errors import (
+    ConnectFailedException,
+    ResourceNotFoundException,
+    ResponseStatusCode,
+    SettingError,
+    StoreError,
+    StreamManagerException,
+    UnauthorizedException,
+)
 
-# Exit codes: 1 it could not be done, 2 the command or a setting is wrong.
+# Exit codes, as docs/cli.md has them. A command line or a setting that is wrong is 2, Click's own.
 FAILED = 1
+WRONG_USAGE = click.UsageError.exit_code
+UNREACHABLE = 3
+NOT_ALLOWED = 4
+NOT_FOUND = 5
 
 
 class Failure(click.ClickException):
@@ -25,6 +39,62 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         click.echo(f"penstock: {self.format_message()}", err=True, file=file)
+
+
+# The module of each command that does not stand here: it is imported when the command is used.
+_MODULES = {
+    "append": "messages",
+    "completion": "completion",
+    "doctor": "doctor",
+    "env": "access",
+    "read": "messages",
+    "status": "status",
+    "streams": "streams",
+    "tail": "messages",
+    "tokens": "access",
+    "up": "up",
+}
+
+
+class Commands(click.Group):
+    """Finds commands by their names, and turns what goes wrong into a line and an exit code."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted([*super().list_commands(context), *_MODULES])
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name in _MODULES:
+            module = importlib.import_module(f"penstock.cli.{_MODULES[name]}")
+            command: click.Command = getattr(module, name)
+            return command
+        return super().get_command(context, name)
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except SettingError as error:
+            raise Failure(str(error), WRONG_USAGE) from None
+        except StreamManagerException as error:
+            raise Failure(error.message or type(error).__name__, _exit_code(error)) from None
+        except BrokenPipeError:
+            raise  # whoever read the output has enough: click ends quietly
+        except (ConnectionError, TimeoutError) as error:
+            raise Failure(str(error), UNREACHABLE) from None
+        except (StoreError, OSError) as error:
+            raise Failure(str(error)) from None
+
+
+def _exit_code(error: StreamManagerException) -> int:
+    if isinstance(error, UnauthorizedException) or (
+        isinstance(error, ConnectFailedException)
+        and error.status == ResponseStatusCode.Unauthorized
+    ):
+        return NOT_ALLOWED
+    if isinstance(error, ResourceNotFoundException):
+        return NOT_FOUND
+    if isinstance(error, (ConnectFailedException, ConnectionError, TimeoutError)):
+        return UNREACHABLE
+    return FAILED
 
 
 root_option = click.option("--root", metavar="DIR", help="Where streams are stored.")
@@ -41,13 +111,10 @@ def settings_from(config: Path | None, **flags: Any) -> Settings:
     if flags.get("root"):
         # In a shell a path is relative to where one stands; in a setting it would be to chance.
         flags["root"] = str(Path(flags["root"]).absolute())
-    try:
-        return load_settings(os.environ, flags, config)
-    except SettingError as error:
-        raise Failure(str(error), click.UsageError.exit_code) from None
+    return load_settings(os.environ, flags, config)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="penstock")
 def main() -> None:
     """An open stream manager: device data stored at the edge, read back, exported."""
@@ -60,39 +127,40 @@ def main() -> None:
 @click.option("--unix-socket", metavar="PATH", help="Listen on a Unix socket as well.")
 @click.option("--log-level", help="TRACE, DEBUG, INFO, WARN or ERROR.")
 @click.option("--log-format", help="human, or json for programs.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --log-format json.")
 @config_option
-def serve(config: Path | None, **flags: Any) -> None:
+def serve(config: Path | None, as_json: bool, **flags: Any) -> None:
     """Run the broker until it is told to stop (SIGTERM, Ctrl-C)."""
+    if as_json:
+        flags["log_format"] = "json"
     settings = settings_from(config, **flags)
     # Only here: no other command needs an event loop.
     from penstock.broker.run import serve as run
 
     try:
         run(settings)
-    except (SettingError, StoreError, OSError) as error:
+    except SettingError as error:
+        # The settings are well-formed, and yet it cannot be done: the port is taken, say.
         raise Failure(str(error)) from None
 
 
 @main.command()
-def settings() -> None:
+@json_option
+def settings(as_json: bool) -> None:
     """Print all settings: their names, defaults, and what is allowed."""
-    from penstock.broker.reference import settings_page
+    from penstock.broker.reference import references, settings_page
 
-    click.echo(settings_page(), nl=False)
+    if as_json:
+        echo_json([setting._asdict() for setting in references()])
+    else:
+        click.echo(settings_page(), nl=False)
 
 
 @main.command()
-def version() -> None:
+@json_option
+def version(as_json: bool) -> None:
     """Print the version."""
-    click.echo(__version__)
-
-
-def _add_commands() -> None:
-    from penstock.cli import access, up
-
-    main.add_command(access.env)
-    main.add_command(access.tokens)
-    main.add_command(up.up)
-
-
-_add_commands()
+    if as_json:
+        echo_json({"version": __version__})
+    else:
+        click.echo(__version__)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.access import client_variables
 from penstock.cli.demo import DEVICES, run_demo
 from penstock.cli.main import Failure, config_option, root_option, settings_from
 
@@ -41,12 +40,7 @@ def up(root: str | None, port: int | None, demo: bool, config: Path | None) -> N
         click.echo(ready.strip())
         click.echo(_summary(settings.root, demo))
         if demo:
-            variables = client_variables(settings)
-            run_demo(
-                variables["STREAM_MANAGER_SERVER_HOST"],
-                int(variables["STREAM_MANAGER_SERVER_PORT"]),
-                variables.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", ""),
-            )
+            run_demo(settings.root_path)
         code = broker.wait()
         raise Failure(f"the broker ended by itself (exit code {code})")
     except ConnectionError:

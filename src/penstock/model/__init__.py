@@ -20,6 +20,7 @@ from penstock.model.sitewise import (
     TimeInNanos,
     Variant,
 )
+from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 from penstock.model.status import (
     EventType,
     Status,
@@ -43,6 +44,7 @@ __all__ = [
     "ExportConfig",
     "ExportDefinition",
     "ExportFormat",
+    "ExportStatistics",
     "ExportStatus",
     "HTTPConfig",
     "IoTAnalyticsConfig",
@@ -57,6 +59,7 @@ __all__ = [
     "ReadMessagesOptions",
     "S3ExportTaskDefinition",
     "S3ExportTaskExecutorConfig",
+    "Statistics",
     "Status",
     "StatusConfig",
     "StatusContext",
@@ -64,6 +67,7 @@ __all__ = [
     "StatusMessage",
     "StorageStatus",
     "StrategyOnFull",
+    "StreamStatistics",
     "TimeInNanos",
     "Variant",
     "from_wire",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from penstock.model.base import REQUIRED, Choice, Value
 from penstock.model.limits import (
     BatchIntervalMillis,
     BatchOf10,
@@ -23,14 +23,14 @@ from penstock.model.limits import (
 from penstock.model.status import StatusConfig
 
 
-class ExportFormat(IntEnum):
+class ExportFormat(Choice):
     RAW_NOT_BATCHED = 0
     JSON_BATCHED = 1
 
 
-class HTTPConfig(msgspec.Struct, rename="camel"):
-    identifier: Name
-    uri: Text
+class HTTPConfig(Value):
+    identifier: Name = REQUIRED
+    uri: Text = REQUIRED
     batch_size: BatchOf500 | None = None
     batch_interval_millis: BatchIntervalMillis | None = None
     priority: Priority | None = None
@@ -39,9 +39,9 @@ class HTTPConfig(msgspec.Struct, rename="camel"):
     export_format: ExportFormat | None = None
 
 
-class IoTAnalyticsConfig(msgspec.Struct, rename="camel"):
-    identifier: Name
-    iot_channel: Text
+class IoTAnalyticsConfig(Value):
+    identifier: Name = REQUIRED
+    iot_channel: Text = REQUIRED
     iot_msg_id_prefix: Annotated[str, Meta(max_length=32)] | None = None
     batch_size: BatchOf100 | None = None
     batch_interval_millis: BatchIntervalMillis | None = None
@@ -50,9 +50,9 @@ class IoTAnalyticsConfig(msgspec.Struct, rename="camel"):
     disabled: bool | None = None
 
 
-class KinesisConfig(msgspec.Struct, rename="camel"):
-    identifier: Name
-    kinesis_stream_name: Text
+class KinesisConfig(Value):
+    identifier: Name = REQUIRED
+    kinesis_stream_name: Text = REQUIRED
     batch_size: BatchOf500 | None = None
     batch_interval_millis: BatchIntervalMillis | None = None
     priority: Priority | None = None
@@ -60,8 +60,8 @@ class KinesisConfig(msgspec.Struct, rename="camel"):
     disabled: bool | None = None
 
 
-class IoTSiteWiseConfig(msgspec.Struct, rename="camel"):
-    identifier: Name
+class IoTSiteWiseConfig(Value):
+    identifier: Name = REQUIRED
     batch_size: BatchOf10 | None = None
     batch_interval_millis: BatchIntervalMillis | None = None
     priority: Priority | None = None
@@ -69,8 +69,8 @@ class IoTSiteWiseConfig(msgspec.Struct, rename="camel"):
     disabled: bool | None = None
 
 
-class S3ExportTaskExecutorConfig(msgspec.Struct, rename="camel"):
-    identifier: Name
+class S3ExportTaskExecutorConfig(Value):
+    identifier: Name = REQUIRED
     size_threshold_for_multipart_upload_bytes: MultipartThreshold | None = None
     priority: Priority | None = None
     disabled: bool | None = None
@@ -82,7 +82,7 @@ ExportConfig: TypeAlias = (
 )
 
 
-class ExportDefinition(msgspec.Struct, rename="camel"):
+class ExportDefinition(Value):
     http: list[HTTPConfig] | None = None
     iot_analytics: list[IoTAnalyticsConfig] | None = None
     kinesis: list[KinesisConfig] | None = None
@@ -92,20 +92,19 @@ class ExportDefinition(msgspec.Struct, rename="camel"):
 
     def configs(self) -> Iterator[ExportConfig]:
         """All export configurations of the stream, whatever their kind."""
-        for group in (
-            self.http,
-            self.iot_analytics,
-            self.kinesis,
-            self.iot_sitewise,
-            self.s3_task_executor,
-        ):
-            yield from group or ()
+        return (config for _, config in self.configs_by_kind())
+
+    def configs_by_kind(self) -> Iterator[tuple[str, ExportConfig]]:
+        """Each of them with the name of the list that it stands in."""
+        for kind in self.__struct_fields__:
+            for config in getattr(self, kind) or ():
+                yield kind, config
 
 
-class ExportStatus(msgspec.Struct, rename="camel"):
+class ExportStatus(Value):
     """How one export is doing; in the AWS SDKs it is `MessageStreamInfo.exportStatuses`."""
 
-    export_config_identifier: str
+    export_config_identifier: str = REQUIRED
     # -1 until something was exported, so that `newest > last exported` is right from the start.
     last_exported_sequence_number: int = -1
     last_export_time: int | None = None

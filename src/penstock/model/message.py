@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from penstock.errors import InvalidRequestException
+from penstock.model.base import REQUIRED, Value
 from penstock.model.limits import MessageCount, ReadTimeoutMillis, SequenceNumber
 
 
-class Message(msgspec.Struct, rename="camel"):
-    stream_name: str
-    sequence_number: int
-    ingest_time: int
-    payload: bytes
+class Message(Value):
+    stream_name: str = REQUIRED
+    sequence_number: int = REQUIRED
+    ingest_time: int = REQUIRED
+    payload: bytes = REQUIRED
 
 
-class ReadMessagesOptions(msgspec.Struct, rename="camel"):
+class ReadMessagesOptions(Value):
     desired_start_sequence_number: SequenceNumber | None = None
     min_message_count: MessageCount = 1
     max_message_count: MessageCount | None = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Self
 
-import msgspec
 from msgspec import Meta
 
+from penstock.model.base import REQUIRED, Value
 from penstock.model.limits import INT32_MAX
 
 _NO_CONTROLS = r"\A[^\u0000-\u001F\u007F]+\Z"
@@ -18,8 +18,15 @@ class Quality(Enum):
     BAD = "BAD"
     UNCERTAIN = "UNCERTAIN"
 
+    def as_dict(self) -> str:
+        return self.value
 
-class Variant(msgspec.Struct, rename="camel"):
+    @classmethod
+    def from_dict(cls, d: str) -> Self:
+        return cls(d)
+
+
+class Variant(Value):
     """One value of one type; exactly one of the four is to be set.
 
     Integers may be negative: SiteWise takes them, although the AWS SDKs do not.
@@ -33,22 +40,26 @@ class Variant(msgspec.Struct, rename="camel"):
     boolean_value: bool | None = None
 
 
-class TimeInNanos(msgspec.Struct, rename="camel"):
-    time_in_seconds: Annotated[int, Meta(ge=1, le=31_556_889_864_403_199)]
+class TimeInNanos(Value):
+    time_in_seconds: Annotated[int, Meta(ge=1, le=31_556_889_864_403_199)] = REQUIRED
     offset_in_nanos: Annotated[int, Meta(ge=0, le=999_999_999)] | None = None
 
 
-class AssetPropertyValue(msgspec.Struct, rename="camel"):
-    value: Variant
-    timestamp: TimeInNanos
+class AssetPropertyValue(Value):
+    value: Variant = REQUIRED
+    timestamp: TimeInNanos = REQUIRED
     quality: Quality | None = None
 
 
-class PutAssetPropertyValueEntry(msgspec.Struct, rename="camel", kw_only=True):
-    entry_id: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[a-zA-Z0-9_-]+\Z")]
+class PutAssetPropertyValueEntry(Value):
+    entry_id: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[a-zA-Z0-9_-]+\Z")] = (
+        REQUIRED
+    )
     asset_id: str | None = None
     property_id: str | None = None
     property_alias: (
         Annotated[str, Meta(min_length=1, max_length=2048, pattern=_NO_CONTROLS)] | None
     ) = None
-    property_values: Annotated[list[AssetPropertyValue], Meta(min_length=1, max_length=10)]
+    property_values: Annotated[list[AssetPropertyValue], Meta(min_length=1, max_length=10)] = (
+        REQUIRED
+    )

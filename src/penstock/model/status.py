@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import msgspec
 
+from penstock.model.base import REQUIRED, Choice, Value
 from penstock.model.limits import Name
 from penstock.model.s3 import S3ExportTaskDefinition
 
 
-class EventType(IntEnum):
+class EventType(Choice):
     S3Task = 0
 
 
-class Status(IntEnum):
+class Status(Choice):
     Success = 0
     Failure = 1
     InProgress = 2
@@ -22,7 +21,7 @@ class Status(IntEnum):
     Canceled = 4
 
 
-class StatusLevel(IntEnum):
+class StatusLevel(Choice):
     """From the least to the most verbose."""
 
     ERROR = 0
@@ -32,12 +31,12 @@ class StatusLevel(IntEnum):
     TRACE = 4
 
 
-class StatusConfig(msgspec.Struct, rename="camel"):
+class StatusConfig(Value):
     status_level: StatusLevel | None = None
     status_stream_name: Name | None = None
 
 
-class StatusContext(msgspec.Struct, rename="camel"):
+class StatusContext(Value):
     # camelCase on the wire, where `rename` would read `s3` as a word of its own.
     s3_export_task_definition: S3ExportTaskDefinition | None = msgspec.field(
         default=None, name="s3ExportTaskDefinition"
@@ -47,10 +46,10 @@ class StatusContext(msgspec.Struct, rename="camel"):
     sequence_number: int | None = None
 
 
-class StatusMessage(msgspec.Struct, rename="camel"):
-    event_type: EventType
-    status: Status
+class StatusMessage(Value):
+    event_type: EventType = REQUIRED
     status_level: StatusLevel | None = None
+    status: Status = REQUIRED
     status_context: StatusContext | None = None
     message: str | None = None
     timestamp_epoch_ms: int | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import IntEnum
+from typing import ClassVar
 
 import msgspec
 
 from penstock.errors import InvalidRequestException
+from penstock.model.base import REQUIRED, Choice, Value
 from penstock.model.export import ExportConfig, ExportDefinition, ExportStatus
 from penstock.model.limits import MaxSize, Name, SegmentSize, TimeToLiveMillis
 
@@ -15,22 +16,22 @@ DEFAULT_MAX_SIZE = 256 * 1024 * 1024
 DEFAULT_SEGMENT_SIZE = 16 * 1024 * 1024
 
 
-class StrategyOnFull(IntEnum):
+class StrategyOnFull(Choice):
     RejectNewData = 0
     OverwriteOldestData = 1
 
 
-class Persistence(IntEnum):
+class Persistence(Choice):
     File = 0
     Memory = 1
 
 
-class MessageStreamDefinition(msgspec.Struct, rename="camel", kw_only=True):
-    name: Name
+class MessageStreamDefinition(Value):
+    name: Name = REQUIRED
     max_size: MaxSize = DEFAULT_MAX_SIZE
     stream_segment_size: SegmentSize = DEFAULT_SEGMENT_SIZE
     time_to_live_millis: TimeToLiveMillis | None = None
-    strategy_on_full: StrategyOnFull
+    strategy_on_full: StrategyOnFull = REQUIRED
     persistence: Persistence = Persistence.File
     flush_on_write: bool = False
     export_definition: ExportDefinition = msgspec.field(default_factory=ExportDefinition)
@@ -50,15 +51,19 @@ class MessageStreamDefinition(msgspec.Struct, rename="camel", kw_only=True):
             seen.add(export.identifier)
 
 
-class StorageStatus(msgspec.Struct, rename="camel"):
+class StorageStatus(Value):
     """What is stored; `newest - oldest + 1` messages, also when that is none."""
 
-    oldest_sequence_number: int
-    newest_sequence_number: int
-    total_bytes: int
+    oldest_sequence_number: int = REQUIRED
+    newest_sequence_number: int = REQUIRED
+    total_bytes: int = REQUIRED
 
 
-class MessageStreamInfo(msgspec.Struct, rename="camel"):
-    definition: MessageStreamDefinition
-    storage_status: StorageStatus
-    export_statuses: list[ExportStatus]
+class MessageStreamInfo(Value):
+    # The names of the two in the AWS SDK, where they are classes inside this one.
+    storageStatus: ClassVar = StorageStatus  # noqa: N815
+    exportStatuses: ClassVar = ExportStatus  # noqa: N815
+
+    definition: MessageStreamDefinition = REQUIRED
+    storage_status: StorageStatus = REQUIRED
+    export_statuses: list[ExportStatus] = REQUIRED

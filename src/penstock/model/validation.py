@@ -7,12 +7,17 @@ sentence, and keeps what is unset out of everything that leaves.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import inspect
 
-from penstock.errors import InvalidRequestException
+from penstock.errors import (
+    InvalidRequestException,
+    StreamManagerException,
+    ValidationException,
+)
 
 T = TypeVar("T")
 
@@ -21,14 +26,29 @@ _STEP = re.compile(r"\.(?P<key>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 _SHOWN_CHARACTERS = 80
 
 
-def from_wire(value: Any, kind: type[T]) -> T:
-    """The model object that a decoded map stands for, or InvalidRequest naming the field."""
+def from_wire(
+    value: Any, kind: type[T], error: type[StreamManagerException] = InvalidRequestException
+) -> T:
+    """The model object that a decoded map stands for, or an error that names the field."""
     value = _normalize(value)
     try:
         # Bytes are bytes here: a text that happens to be base64 is not taken for them.
-        return msgspec.convert(value, kind, builtin_types=(bytes,))
-    except msgspec.ValidationError as error:
-        raise InvalidRequestException(str(find_problem(error, value, kind))) from None
+        converted = msgspec.convert(value, kind, builtin_types=(bytes,))
+    except msgspec.ValidationError as problem:
+        raise error(str(find_problem(problem, value, kind))) from None
+    missing = _find_missing(converted)
+    if missing:
+        raise error(str(missing))
+    return converted
+
+
+def validate(value: T) -> T:
+    """An object that a program made, checked as the server would: ValidationException."""
+    try:
+        plain = to_wire(value)
+    except TypeError as error:
+        raise ValidationException(f"{type(value).__name__}: {error}") from None
+    return from_wire(plain, type(value), ValidationException)
 
 
 def to_wire(value: Any) -> Any:
@@ -66,6 +86,34 @@ class Problem(NamedTuple):
         if self.shown is None:
             return f"{self.path}: {self.expected}" if self.path else self.expected
         return f"{self.path} is {self.shown}: {self.expected}"
+
+
+@cache
+def _required_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """Names and names on the wire of fields that have no value until a program sets one."""
+    return tuple(
+        (field.name, field.encode_name)
+        for field in inspect.type_info(kind).fields  # type: ignore[attr-defined] # a struct's
+        if field.default is None
+        and not any(isinstance(option, inspect.NoneType) for option in _options(field.type))
+    )
+
+
+def _find_missing(value: Any, path: str = "") -> Problem | None:
+    """The first required field that is not set, in this object or in those that it holds."""
+    if isinstance(value, list):
+        steps = ((f"{path}[{index}]", item) for index, item in enumerate(value))
+        return next(filter(None, (_find_missing(item, step) for step, item in steps)), None)
+    if not isinstance(value, msgspec.Struct):
+        return None
+    for name, encoded in _required_fields(type(value)):
+        if getattr(value, name) is None:
+            return Problem(path, None, f"object missing required field {encoded}")
+    for name, encoded in zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True):
+        step = f"{path}.{encoded}" if path else encoded
+        if missing := _find_missing(getattr(value, name), step):
+            return missing
+    return None
 
 
 def find_problem(error: msgspec.ValidationError, value: Any, kind: type) -> Problem:

@@ -25,6 +25,7 @@ import msgspec
 
 from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, Persistence, to_wire
+from penstock.root import LOCK_FILE
 from penstock.store.catalog import Catalog, ExportProgress, StreamRow
 from penstock.store.files import Disk
 from penstock.store.journal import Journal, Record, decode_records, journal_paths, replay
@@ -416,24 +417,8 @@ class Store:
         return _decode_definition((directory / DEFINITION_FILE).read_bytes())
 
 
-def is_served(root: Path) -> bool:
-    """Whether a broker holds the lock of this root."""
-    try:
-        descriptor = os.open(root / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(descriptor)
-
-
 def _lock_root(root: Path) -> int:
-    descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain, count, repeat
 from struct import Struct
 from typing import Any
@@ -83,6 +84,11 @@ def encode_response(
 # the sequence number is what follows, in the smallest of CBOR's widths that holds it.
 _APPEND_HEAD = b"\xa4irequestId"
 _APPEND_TAIL = b"fstatus\x00lerrorMessage`nsequenceNumber"
+# Where the text of an id of up to 23 bytes begins.
+_ID_TEXT = len(_APPEND_HEAD) + 1
+_REQUEST_HEAD = b"\xa3irequestId"
+
+_TEXT, _BYTES, _ARRAY = 0x60, 0x40, 0x80
 
 
 def encode_uint(value: int) -> bytes:
@@ -128,10 +134,40 @@ def _encode_equal_append_responses(
     )
 
 
+def decode_append_response(body: bytes) -> tuple[str, int] | None:
+    """The request id and the sequence number of such an answer; None if it has another shape."""
+    if not body.startswith(_APPEND_HEAD):
+        return None
+    id_stop = _ID_TEXT + body[_ID_TEXT - 1] - _TEXT
+    start = id_stop + len(_APPEND_TAIL)
+    # Longer ids have longer heads: what follows them is not found then.
+    if not body.startswith(_APPEND_TAIL, id_stop) or start == len(body):
+        return None
+    info = body[start]
+    if info < 24 and start + 1 == len(body):
+        return body[_ID_TEXT:id_stop].decode(), info
+    if 24 <= info <= 27 and start + 1 + (1 << (info - 24)) == len(body):
+        return body[_ID_TEXT:id_stop].decode(), int.from_bytes(body[start + 1 :], "big")
+    return None
+
+
+def encode_append_request(request_id: str, name: str, payload: bytes) -> bytes:
+    """The frame of an append, as the real encoder would write it."""
+    size = len(payload)
+    head = encode_head(_BYTES, size) if size >= 24 else bytes((_BYTES + size,))
+    parts = (_REQUEST_HEAD, encode_text(request_id), _append_middle(name), head, payload)
+    body = b"".join(parts)
+    return HEADER.pack(len(body) + 1, Operation.AppendMessage) + body
+
+
+@lru_cache(maxsize=1024)
+def _append_middle(name: str) -> bytes:
+    return b"dname" + encode_text(name) + b"gpayload"
+
+
 # Answers to reads: a thousand maps that differ in three values, eight times faster by hand.
 _INGEST_TIME = b"jingestTime\x1b"
 _PAYLOAD = b"gpayload"
-_TEXT, _BYTES, _ARRAY = 0x60, 0x40, 0x80
 
 
 def encode_head(major: int, length: int) -> bytes:

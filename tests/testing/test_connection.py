@@ -11,7 +11,7 @@ import cbor2
 import pytest
 
 from penstock import __version__
-from penstock.client.connection import Connection, raise_for_status
+from penstock.testing.connection import Connection, raise_for_status
 from penstock.errors import (
     EXCEPTION_OF,
     ConnectFailedException,

@@ -1,0 +1,60 @@
+"""Run by the interpreter of the AWS SDK: appends and reads as told on standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+# In an environment of its own, without types.
+from stream_manager import (  # type: ignore[import-not-found]
+    ReadMessagesOptions,
+    StreamManagerClient,
+)
+
+STREAM = "measured"
+
+
+def append(client: Any, count: int, size: int, threads: int = 1) -> None:
+    payload = bytes(size)
+
+    def run() -> None:
+        last = -1
+        for _ in range(count // threads):
+            number = client.append_message(STREAM, payload)
+            assert number > last
+            last = number
+
+    if threads == 1:
+        run()
+        return
+    running = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+
+
+def read(client: Any, total: int, count: int) -> None:
+    for start in range(0, total, count):
+        options = ReadMessagesOptions(
+            desired_start_sequence_number=start, min_message_count=count, max_message_count=count
+        )
+        assert len(client.read_messages(STREAM, options)) == count
+
+
+WORK: dict[str, Callable[..., None]] = {"append": append, "read": read}
+
+
+def main() -> None:
+    client = StreamManagerClient()
+    for line in sys.stdin:
+        task = json.loads(line)
+        WORK[task.pop("work")](client, **task)
+        print("done", flush=True)
+    client.close()
+
+
+main()

@@ -1,0 +1,59 @@
+"""The broker that a command talks to: the options that name it, and a client of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from penstock.client.blocking import StreamManagerClient
+
+
+class Target(NamedTuple):
+    root: str | None
+    host: str | None
+    port: int | None
+    unix_socket: str | None
+    tls_ca: str | None
+    config: Path | None
+
+    def connect(self) -> StreamManagerClient:
+        return StreamManagerClient(
+            self.host,
+            self.port,
+            unix_socket=self.unix_socket,
+            root=self.root,
+            tls=self.tls_ca,
+            config=self.config,
+        )
+
+
+_OPTIONS = (
+    click.option("--root", metavar="DIR", help="The broker that serves this directory."),
+    click.option("--host", help="The broker on this host, with --port."),
+    click.option("--port", type=click.IntRange(1, 65_535), help="The broker on this port."),
+    click.option("--unix-socket", metavar="PATH", help="The broker on this Unix socket."),
+    click.option("--tls-ca", metavar="FILE", help="Speak TLS; the PEM file says whom to trust."),
+    click.option(
+        "--config",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="A penstock.toml; the one in this directory by default.",
+    ),
+)
+
+
+def target_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which broker; the command gets them as `target`."""
+
+    @functools.wraps(command)
+    def with_target(**values: Any) -> None:
+        target = Target(**{name: values.pop(name) for name in Target._fields})
+        command(target=target, **values)
+
+    for option in reversed(_OPTIONS):
+        with_target = option(with_target)
+    return with_target

@@ -1,0 +1,292 @@
+"""The client for asyncio: the same methods, to be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from penstock.client import calls
+from penstock.client.aio_connection import AsyncConnection, open_connection
+from penstock.client.backoff import delays
+from penstock.client.calls import Call
+from penstock.client.endpoint import Search, Tls, explain
+from penstock.client.failures import NotSentError, may_pass
+from penstock.client.protocol import ServerInfo
+from penstock.client.reading import Reading, end_number, first_number
+from penstock.errors import (
+    ClientException,
+    ConnectFailedException,
+    ConnectionLostException,
+    ResponsePayloadTooLargeException,
+    StreamManagerException,
+)
+from penstock.model import (
+    Message,
+    MessageStreamDefinition,
+    MessageStreamInfo,
+    ReadMessagesOptions,
+)
+from penstock.model.statistics import Statistics
+
+T = TypeVar("T")
+
+
+class AsyncStreamManagerClient:
+    """A client of Penstock, and of any other stream manager, for one event loop.
+
+    It connects with `connect`, with `async with`, or with the first operation. Any number of
+    operations may be under way at once; what is sent in one turn of the loop leaves together.
+    """
+
+    def __init__(
+        self,
+        host: str | None = None,
+        port: int | None = None,
+        connect_timeout: float = 3,
+        request_timeout: float = 60,
+        logger: logging.Logger = logging.getLogger("StreamManagerClient"),  # noqa: B008 - the SDK's
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        unix_socket: str | None = None,
+        root: str | Path | None = None,
+        config: str | Path | None = None,
+        reconnect_timeout: float = 10,
+    ) -> None:
+        """The parameters are those of StreamManagerClient."""
+        self.connect_timeout = connect_timeout
+        self.request_timeout = request_timeout
+        self.reconnect_timeout = reconnect_timeout
+        self.logger = logger
+        self._search = Search(host, port, unix_socket, token, tls, root, config)
+        self._endpoint = self._search.find(os.environ)
+        self._connection: AsyncConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        state = "" if self.connected else ", not connected"
+        return f"<AsyncStreamManagerClient {self.address}{state}>"
+
+    async def connect(self) -> None:
+        """Connects now, with one attempt, as the blocking client does when it is made."""
+        async with self._connecting:
+            if self._is_closed:
+                raise ClientException("the client is closed: create a new one")
+            if not self.connected:
+                self._connection = await self._open()
+
+    async def close(self) -> None:
+        """Ends the connection; a client that is closed cannot be used again."""
+        self._is_closed = True
+        if self._connection is not None:
+            await self._connection.close()
+
+    @property
+    def connected(self) -> bool:
+        return not self._is_closed and self._connection is not None and self._connection.is_usable
+
+    @property
+    def server(self) -> ServerInfo:
+        """What the server said of itself; ClientException before the first connection."""
+        if self._connection is None:
+            raise ClientException("the client has not connected yet")
+        return self._connection.server
+
+    @property
+    def address(self) -> str:
+        return str(self._endpoint)
+
+    @property
+    def host(self) -> str:
+        return self._endpoint.host
+
+    @property
+    def port(self) -> int:
+        return self._endpoint.port
+
+    # Streams
+
+    async def create_message_stream(self, definition: MessageStreamDefinition) -> None:
+        await self._call(calls.create_message_stream(definition))
+
+    async def update_message_stream(self, definition: MessageStreamDefinition) -> None:
+        """Replaces the whole definition: what it leaves out goes back to its default."""
+        await self._call(calls.update_message_stream(definition))
+
+    async def delete_message_stream(self, stream_name: str) -> None:
+        await self._call(calls.delete_message_stream(stream_name))
+
+    async def list_streams(self) -> list[str]:
+        return await self._call(calls.list_streams())
+
+    async def describe_message_stream(self, stream_name: str) -> MessageStreamInfo:
+        return await self._call(calls.describe_message_stream(stream_name))
+
+    async def statistics(self) -> Statistics:
+        """How the broker is doing; UnknownOperationException where the server is another one."""
+        return await self._call(calls.statistics())
+
+    # Appends
+
+    async def append_message(self, stream_name: str, data: bytes, *, retry: bool = False) -> int:
+        """Appends one message and answers its sequence number.
+
+        With `retry` a message whose answer was lost is sent again: it may then be stored twice.
+        """
+        return await self._call(calls.append_message(stream_name, data), retry)
+
+    async def append_messages(
+        self, stream_name: str, messages: Iterable[bytes], *, retry: bool = False
+    ) -> Sequence[int]:
+        """Appends all of them, in one round trip as far as they fit one request.
+
+        Up to 4 MiB and 16,384 messages are stored all or not at all; more goes in several
+        requests, one after the other. An error says in `appended` how many messages were stored
+        before it. A server without extensions gets the messages one by one, without waiting for
+        each answer; there a message may be refused and a later one be stored.
+        """
+        server = (await self._connected()).server
+        numbers: list[Sequence[int]] = []
+        try:
+            for group in calls.plan_appends(
+                stream_name, messages, server.has_extensions, server.max_frame_bytes
+            ):
+                numbers += await self._call_together(group, retry)
+        except StreamManagerException as error:
+            error.appended += sum(map(len, numbers))
+            raise
+        return calls.join_numbers(numbers)
+
+    async def _call_together(self, group: Sequence[Call[T]], retry: bool) -> list[T]:
+        """Sends all of them before the first answer is taken; the first error is raised."""
+        outcomes = await asyncio.gather(
+            *(self._call(call, retry) for call in group), return_exceptions=True
+        )
+        results: list[T] = []
+        errors: list[BaseException] = []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                errors.append(outcome)
+            else:
+                results.append(outcome)
+        if errors:
+            if isinstance(errors[0], StreamManagerException):
+                errors[0].appended = len(results)
+            raise errors[0]
+        return results
+
+    # Reads
+
+    async def read_messages(
+        self, stream_name: str, options: ReadMessagesOptions | None = None
+    ) -> list[Message]:
+        """One message from the beginning of the stream, or what the options ask for."""
+        return await self._call(calls.read_messages(stream_name, options, self.request_timeout))
+
+    async def read_all(
+        self, stream_name: str, start: int = 0, end: int | None = None
+    ) -> AsyncIterator[Message]:
+        """The messages that are stored now, from `start` on and before `end`.
+
+        A negative start counts from the end: -10 begins with the last ten.
+        """
+        info = await self.describe_message_stream(stream_name)
+        reading = Reading(stream_name, first_number(start, info), end_number(end, info))
+        async for message in self._read(reading):
+            yield message
+
+    async def tail(self, stream_name: str, start: int | None = None) -> AsyncIterator[Message]:
+        """The messages from `start` on, and then each one that comes, for ever.
+
+        Without a start only those that come from now on; with a negative one the last few before
+        them. A lost connection is got back, and nothing is left out or repeated.
+        """
+        info = await self.describe_message_stream(stream_name)
+        async for message in self._read(Reading(stream_name, first_number(start, info))):
+            yield message
+
+    async def _read(self, reading: Reading) -> AsyncIterator[Message]:
+        while not reading.is_over:
+            has_extensions = (await self._connected()).server.has_extensions
+            asked = time.monotonic()
+            try:
+                messages = await self._call(reading.next_call(has_extensions, self.request_timeout))
+            except ResponsePayloadTooLargeException as error:
+                reading.shrink(error)
+                continue
+            for message in reading.take(messages):
+                yield message
+            seconds = time.monotonic() - asked
+            pause = reading.pause_after(messages, seconds, self.request_timeout)
+            if pause:
+                await asyncio.sleep(pause)
+
+    # Connections
+
+    async def _call(self, call: Call[T], retry: bool = False) -> T:
+        deadline = time.monotonic() + self.request_timeout
+        pauses = None
+        while True:
+            connection = self._connection
+            if connection is None or not connection.is_usable or self._is_closed:
+                connection = await self._connected()
+            try:
+                return await connection.call(call, deadline - time.monotonic())
+            except NotSentError:
+                if time.monotonic() > deadline:
+                    raise
+            except ConnectionLostException:
+                if not (retry or call.may_repeat) or time.monotonic() > deadline:
+                    raise
+            pauses = pauses or delays()
+            await asyncio.sleep(next(pauses))
+
+    async def _connected(self) -> AsyncConnection:
+        """The connection, or another one if it was lost; one task at a time tries to get it."""
+        give_up = time.monotonic() + self.reconnect_timeout
+        async with self._connecting:
+            for pause in delays():
+                if self._is_closed:
+                    raise ClientException("the client is closed: create a new one")
+                if self._connection is not None and self._connection.is_usable:
+                    return self._connection
+                try:
+                    self._connection = await self._open()
+                    return self._connection
+                except (OSError, ConnectFailedException) as error:
+                    if not may_pass(error) or time.monotonic() + pause > give_up:
+                        raise
+                    self.logger.debug("not connected, trying again: %s", error)
+                await asyncio.sleep(pause)
+        raise AssertionError("delays do not end")
+
+    async def _open(self) -> AsyncConnection:
+        endpoint = self._search.find(os.environ)
+        try:
+            async with asyncio.timeout(self.connect_timeout):
+                connection = await open_connection(endpoint)
+        except OSError as error:
+            raise explain(error, endpoint) from error
+        await connection.shake_hands(endpoint.token, self.request_timeout)
+        self._endpoint = endpoint
+        self.logger.debug("connected to %s, %s", endpoint, connection.server)
+        return connection

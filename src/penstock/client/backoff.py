@@ -1,0 +1,17 @@
+"""How long to wait before trying again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+_FIRST_SECONDS = 0.05
+_MOST_SECONDS = 5.0
+
+
+def delays(first: float = _FIRST_SECONDS, most: float = _MOST_SECONDS) -> Iterator[float]:
+    """Twice as long each time, up to a limit; never two clients in step."""
+    delay = first
+    while True:
+        yield delay * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        delay = min(delay * 2, most)

@@ -1,0 +1,315 @@
+"""The blocking client: the class and the methods of the AWS Python SDK, and more."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from penstock.client import calls
+from penstock.client.backoff import delays
+from penstock.client.calls import Call
+from penstock.client.connection import Connection, PendingCall
+from penstock.client.endpoint import Endpoint, Search, Tls, explain
+from penstock.client.failures import NotSentError, may_pass
+from penstock.client.protocol import ServerInfo
+from penstock.client.reading import Reading, end_number, first_number
+from penstock.errors import (
+    ClientException,
+    ConnectFailedException,
+    ConnectionLostException,
+    ResponsePayloadTooLargeException,
+    StreamManagerException,
+)
+from penstock.model import (
+    Message,
+    MessageStreamDefinition,
+    MessageStreamInfo,
+    ReadMessagesOptions,
+)
+from penstock.model.statistics import Statistics
+
+T = TypeVar("T")
+
+
+class StreamManagerClient:
+    """A client of Penstock, and of any other stream manager.
+
+    It connects when it is made, and again when the connection was lost. Threads may share it.
+    What may have been carried out although no answer came raises UnansweredException, and is
+    never sent a second time unless `retry` asks for it.
+    """
+
+    def __init__(
+        self,
+        host: str | None = None,
+        port: int | None = None,
+        connect_timeout: float = 3,
+        request_timeout: float = 60,
+        logger: logging.Logger = logging.getLogger("StreamManagerClient"),  # noqa: B008 - the SDK's
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        unix_socket: str | None = None,
+        root: str | Path | None = None,
+        config: str | Path | None = None,
+        reconnect_timeout: float = 10,
+    ) -> None:
+        """Everything is optional; what is not passed is looked for.
+
+        host, port, unix_socket: where the server is. By default as STREAM_MANAGER_SERVER_HOST and
+            STREAM_MANAGER_SERVER_PORT say, or penstock.toml, or the broker of this machine.
+        connect_timeout, request_timeout: seconds for a connection, and for each operation.
+        token: by default AWS_CONTAINER_AUTHORIZATION_TOKEN, or the one in penstock.toml, or that
+            of the broker's root if it may be read.
+        tls: True, a PEM file with certificates to trust, or an SSLContext.
+        root: talk to the broker that serves this directory.
+        config: a penstock.toml; the one in this directory by default.
+        reconnect_timeout: seconds for which an operation tries to get a lost connection back;
+            0 for one attempt.
+        """
+        self.connect_timeout = connect_timeout
+        self.request_timeout = request_timeout
+        self.reconnect_timeout = reconnect_timeout
+        self.logger = logger
+        self._search = Search(host, port, unix_socket, token, tls, root, config)
+        self._connecting = threading.Lock()
+        self._is_closed = threading.Event()
+        self._endpoint = self._search.find(os.environ)
+        self._connection = self._open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<StreamManagerClient {self.address}{'' if self.connected else ', not connected'}>"
+
+    def close(self) -> None:
+        """Ends the connection; a client that is closed cannot be used again."""
+        self._is_closed.set()
+        self._connection.close()
+
+    @property
+    def connected(self) -> bool:
+        return not self._is_closed.is_set() and self._connection.is_usable()
+
+    @property
+    def server(self) -> ServerInfo:
+        """What the server said of itself."""
+        return self._connection.server
+
+    @property
+    def address(self) -> str:
+        return str(self._endpoint)
+
+    @property
+    def host(self) -> str:
+        return self._endpoint.host
+
+    @property
+    def port(self) -> int:
+        return self._endpoint.port
+
+    # Streams
+
+    def create_message_stream(self, definition: MessageStreamDefinition) -> None:
+        self._call(calls.create_message_stream(definition))
+
+    def update_message_stream(self, definition: MessageStreamDefinition) -> None:
+        """Replaces the whole definition: what it leaves out goes back to its default."""
+        self._call(calls.update_message_stream(definition))
+
+    def delete_message_stream(self, stream_name: str) -> None:
+        self._call(calls.delete_message_stream(stream_name))
+
+    def list_streams(self) -> list[str]:
+        return self._call(calls.list_streams())
+
+    def describe_message_stream(self, stream_name: str) -> MessageStreamInfo:
+        return self._call(calls.describe_message_stream(stream_name))
+
+    def statistics(self) -> Statistics:
+        """How the broker is doing; UnknownOperationException where the server is another one."""
+        return self._call(calls.statistics())
+
+    # Appends
+
+    def append_message(self, stream_name: str, data: bytes, *, retry: bool = False) -> int:
+        """Appends one message and answers its sequence number.
+
+        With `retry` a message whose answer was lost is sent again: it may then be stored twice.
+        """
+        return self._call(calls.append_message(stream_name, data), retry)
+
+    def append_messages(
+        self, stream_name: str, messages: Iterable[bytes], *, retry: bool = False
+    ) -> Sequence[int]:
+        """Appends all of them, in one round trip as far as they fit one request.
+
+        Up to 4 MiB and 16,384 messages are stored all or not at all; more goes in several
+        requests, one after the other. An error says in `appended` how many messages were stored
+        before it. A server without extensions gets the messages one by one, without waiting for
+        each answer; there a message may be refused and a later one be stored.
+        """
+        server = self._connected().server
+        numbers: list[Sequence[int]] = []
+        try:
+            for group in calls.plan_appends(
+                stream_name, messages, server.has_extensions, server.max_frame_bytes
+            ):
+                numbers += self._call_together(group, retry)
+        except StreamManagerException as error:
+            error.appended += sum(map(len, numbers))
+            raise
+        return calls.join_numbers(numbers)
+
+    def _call_together(self, group: Sequence[Call[T]], retry: bool) -> list[T]:
+        """Sends all of them before the first answer is taken; the first error is raised."""
+        if len(group) == 1:
+            return [self._call(group[0], retry)]
+        deadline = time.monotonic() + self.request_timeout
+        connection, sent = self._send(group, deadline)
+        results: list[T] = []
+        first_error: StreamManagerException | None = None
+        for pending in sent:
+            try:
+                results.append(self._finish(connection, pending, deadline, retry))
+            except StreamManagerException as error:
+                first_error = first_error or error
+        if first_error is not None:
+            first_error.appended = len(results)
+            raise first_error
+        return results
+
+    def _finish(
+        self, connection: Connection, pending: PendingCall[T], deadline: float, retry: bool
+    ) -> T:
+        try:
+            return connection.finish(pending, deadline)
+        except ConnectionLostException:
+            if not retry:
+                raise
+            return self._call(pending.call, retry)
+
+    # Reads
+
+    def read_messages(
+        self, stream_name: str, options: ReadMessagesOptions | None = None
+    ) -> list[Message]:
+        """One message from the beginning of the stream, or what the options ask for."""
+        return self._call(calls.read_messages(stream_name, options, self.request_timeout))
+
+    def read_all(
+        self, stream_name: str, start: int = 0, end: int | None = None
+    ) -> Iterator[Message]:
+        """The messages that are stored now, from `start` on and before `end`.
+
+        A negative start counts from the end: -10 begins with the last ten.
+        """
+        info = self.describe_message_stream(stream_name)
+        reading = Reading(stream_name, first_number(start, info), end_number(end, info))
+        return self._read(reading)
+
+    def tail(self, stream_name: str, start: int | None = None) -> Iterator[Message]:
+        """The messages from `start` on, and then each one that comes, for ever.
+
+        Without a start only those that come from now on; with a negative one the last few before
+        them. A lost connection is got back, and nothing is left out or repeated.
+        """
+        info = self.describe_message_stream(stream_name)
+        return self._read(Reading(stream_name, first_number(start, info)))
+
+    def _read(self, reading: Reading) -> Iterator[Message]:
+        while not reading.is_over:
+            has_extensions = self._connected().server.has_extensions
+            asked = time.monotonic()
+            try:
+                messages = self._call(reading.next_call(has_extensions, self.request_timeout))
+            except ResponsePayloadTooLargeException as error:
+                reading.shrink(error)
+                continue
+            yield from reading.take(messages)
+            seconds = time.monotonic() - asked
+            pause = reading.pause_after(messages, seconds, self.request_timeout)
+            if pause:
+                self._is_closed.wait(pause)
+
+    # Connections
+
+    def _call(self, call: Call[T], retry: bool = False) -> T:
+        deadline = time.monotonic() + self.request_timeout
+        pauses = None
+        while True:
+            connection = self._connected()
+            try:
+                return connection.call(call, deadline)
+            except NotSentError:
+                if time.monotonic() > deadline:
+                    raise
+            except ConnectionLostException:
+                if not (retry or call.may_repeat) or time.monotonic() > deadline:
+                    raise
+            pauses = pauses or delays()
+            self._is_closed.wait(next(pauses))
+
+    def _send(
+        self, group: Sequence[Call[T]], deadline: float
+    ) -> tuple[Connection, list[PendingCall[T]]]:
+        for pause in delays():
+            connection = self._connected()
+            try:
+                return connection, connection.send(group, deadline)
+            except NotSentError:
+                if time.monotonic() > deadline:
+                    raise
+            self._is_closed.wait(pause)
+        raise AssertionError("delays do not end")
+
+    def _connected(self) -> Connection:
+        """The connection, or another one if it was lost; one thread at a time tries to get it."""
+        connection = self._connection
+        if not self._is_closed.is_set() and connection.is_usable():
+            return connection
+        give_up = time.monotonic() + self.reconnect_timeout
+        with self._connecting:
+            for pause in delays():
+                if self._is_closed.is_set():
+                    raise ClientException("the client is closed: create a new one")
+                if self._connection.is_usable():
+                    return self._connection
+                try:
+                    self._connection.close()
+                    self._connection = self._open()
+                    self.logger.info("connected again to %s", self.address)
+                    return self._connection
+                except (OSError, ConnectFailedException) as error:
+                    if not may_pass(error) or time.monotonic() + pause > give_up:
+                        raise
+                    self.logger.debug("not connected, trying again: %s", error)
+                self._is_closed.wait(pause)
+        raise AssertionError("delays do not end")
+
+    def _open(self) -> Connection:
+        endpoint: Endpoint = self._search.find(os.environ)
+        try:
+            connection = Connection.open(endpoint, self.connect_timeout, self.request_timeout)
+        except ConnectFailedException:
+            raise
+        except OSError as error:
+            raise explain(error, endpoint) from error
+        self._endpoint = endpoint
+        self.logger.debug("connected to %s, %s", endpoint, connection.server)
+        return connection

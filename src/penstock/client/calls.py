@@ -1,0 +1,347 @@
+"""What a client can ask for, as plain values: the request, and how its answer is read.
+
+Everything here is pure. What a program passes is checked here, before anything leaves.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from penstock.errors import (
+    EXCEPTION_OF,
+    ClientException,
+    ResponseStatusCode,
+    StreamManagerException,
+    ValidationException,
+)
+from penstock.model import (
+    Message,
+    MessageStreamDefinition,
+    MessageStreamInfo,
+    ReadMessagesOptions,
+    to_wire,
+)
+from penstock.model.limits import NAME_PATTERN
+from penstock.model.statistics import Statistics
+from penstock.model.validation import from_wire, validate
+from penstock.wire.operations import RESPONSE_TO, Operation
+
+T = TypeVar("T")
+Response = dict[str, Any]
+
+# What one request carries at most: while the broker takes it, everybody else waits.
+MAX_BATCH_BYTES = 4 * 1024 * 1024
+MAX_BATCH_MESSAGES = 16_384
+
+# So many single appends wait for their answers at once. These fit the buffers between the two
+# ends, so that neither ever waits for the other to read.
+_MAX_UNANSWERED = 512
+_SIZE_BYTES = 4
+_MAX_NAME_LENGTH = 255
+_NAME = re.compile(NAME_PATTERN)
+
+
+class Call(NamedTuple, Generic[T]):
+    operation: Operation
+    fields: dict[str, Any]
+    # Gets every answer, also one that is an error.
+    decode: Callable[[Response], T]
+    # Whether asking twice does no more than asking once.
+    may_repeat: bool = False
+
+    def resolve(self, operation: int, response: Response) -> T:
+        """What the answer says; what it says has failed is raised."""
+        if operation not in (RESPONSE_TO[self.operation], Operation.UnknownOperationError):
+            raise ClientException(
+                f"the server answered {self.operation.name} with operation {operation}"
+            )
+        try:
+            return self.decode(response)
+        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+            raise ClientException(
+                f"the server's answer to {self.operation.name} cannot be understood: {error!r}"
+            ) from None
+
+
+def raise_for_status(response: Response) -> None:
+    status = response["status"]
+    if status == ResponseStatusCode.Success:
+        return
+    try:
+        status = ResponseStatusCode(status)
+    except ValueError:
+        raise StreamManagerException(
+            f"the server answered with status {status!r}, which is not known: "
+            f"{response.get('errorMessage', '')}",
+            status,
+            response.get("requestId"),
+        ) from None
+    kind = EXCEPTION_OF.get(status, StreamManagerException)
+    raise kind(response.get("errorMessage") or status.name, status, response.get("requestId"))
+
+
+# Streams
+
+
+def create_message_stream(definition: MessageStreamDefinition) -> Call[None]:
+    return Call(
+        Operation.CreateMessageStream, {"definition": _checked_definition(definition)}, _nothing
+    )
+
+
+def update_message_stream(definition: MessageStreamDefinition) -> Call[None]:
+    return Call(
+        Operation.UpdateMessageStream, {"definition": _checked_definition(definition)}, _nothing
+    )
+
+
+def delete_message_stream(stream_name: str) -> Call[None]:
+    return Call(Operation.DeleteMessageStream, {"name": _checked_name(stream_name)}, _nothing)
+
+
+def list_streams() -> Call[list[str]]:
+    return Call(Operation.ListStreams, {}, _stream_names, may_repeat=True)
+
+
+def describe_message_stream(stream_name: str) -> Call[MessageStreamInfo]:
+    name = _checked_name(stream_name)
+    return Call(Operation.DescribeMessageStream, {"name": name}, _stream_info, may_repeat=True)
+
+
+def statistics() -> Call[Statistics]:
+    return Call(Operation.Statistics, {}, _statistics, may_repeat=True)
+
+
+# Appends
+
+
+def append_message(stream_name: str, data: bytes) -> Call[int]:
+    return Call(
+        Operation.AppendMessage,
+        {"name": _checked_name(stream_name), "payload": _checked_payload(data)},
+        _sequence_number,
+    )
+
+
+def plan_appends(
+    stream_name: str, messages: Iterable[bytes], has_extensions: bool, max_frame_bytes: int
+) -> Iterator[list[Call[Sequence[int]]]]:
+    """The requests for these messages, in groups that may be sent without waiting in between.
+
+    With extensions each group is one request, whose messages are all appended or none. Without
+    them it is an append for each message.
+    """
+    name = _checked_name(stream_name)
+    if isinstance(messages, (bytes, bytearray, memoryview, str)):
+        raise ValidationException(
+            f"messages is {type(messages).__name__}: expected an iterable of messages, each bytes"
+        )
+    if has_extensions:
+        max_bytes = min(MAX_BATCH_BYTES, max_frame_bytes // 2)
+        for batch in _cut(messages, MAX_BATCH_MESSAGES, max_bytes):
+            yield [_append_batch(name, batch)]
+    else:
+        for batch in _cut(messages, _MAX_UNANSWERED, MAX_BATCH_BYTES):
+            yield [_append_one_of_many(name, payload) for payload in batch]
+
+
+def _cut(messages: Iterable[bytes], max_messages: int, max_bytes: int) -> Iterator[list[bytes]]:
+    """As many as may go together, as they come; one that is too large goes alone."""
+    batch: list[bytes] = []
+    room = max_bytes
+    for message in messages:
+        payload = _checked_payload(message)
+        room -= len(payload) + _SIZE_BYTES
+        if batch and (room < 0 or len(batch) == max_messages):
+            yield batch
+            batch, room = [], max_bytes - len(payload) - _SIZE_BYTES
+        batch.append(payload)
+    if batch:
+        yield batch
+
+
+def _append_batch(name: str, batch: Sequence[bytes]) -> Call[Sequence[int]]:
+    fields = {
+        "name": name,
+        "sizes": struct.pack(f"<{len(batch)}I", *map(len, batch)),
+        "payloads": b"".join(batch),
+    }
+    return Call(Operation.AppendMessages, fields, _sequence_numbers)
+
+
+def _append_one_of_many(name: str, payload: bytes) -> Call[Sequence[int]]:
+    return Call(
+        Operation.AppendMessage,
+        {"name": name, "payload": payload},
+        lambda response: (_sequence_number(response),),
+    )
+
+
+def join_numbers(groups: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The sequence numbers of all groups; a range where there is one."""
+    return groups[0] if len(groups) == 1 else [number for group in groups for number in group]
+
+
+# Reads
+
+
+def read_messages(
+    stream_name: str, options: ReadMessagesOptions | None, request_timeout: float
+) -> Call[list[Message]]:
+    fields: dict[str, Any] = {"streamName": _checked_name(stream_name)}
+    if options is not None:
+        fields["readMessagesOptions"] = _checked_options(options, request_timeout)
+    return Call(Operation.ReadMessages, fields, _messages, may_repeat=True)
+
+
+def read_messages_or_none(
+    stream_name: str, start: int, max_count: int, timeout_millis: int
+) -> Call[list[Message]]:
+    """One message at least, or an empty list if there is none in time."""
+    options = {
+        "desiredStartSequenceNumber": start,
+        "minMessageCount": 1,
+        "maxMessageCount": max_count,
+        "readTimeoutMillis": timeout_millis,
+    }
+    fields = {"streamName": stream_name, "readMessagesOptions": options}
+    return Call(Operation.ReadMessages, fields, _messages_or_none, may_repeat=True)
+
+
+def read_columns(
+    stream_name: str, start: int, end: int, max_bytes: int, timeout_millis: int
+) -> Call[list[Message]]:
+    """The same from a server with extensions, which has less to write and we less to parse."""
+    fields = {
+        "name": stream_name,
+        "firstSequenceNumber": start,
+        "endSequenceNumber": end,
+        "maxBytes": max_bytes,
+        "readTimeoutMillis": timeout_millis,
+    }
+
+    def decode(response: Response) -> list[Message]:
+        raise_for_status(response)
+        count, first = response["count"], response["firstSequenceNumber"]
+        payloads = response["payloads"]
+        offsets = struct.unpack(f"<{count + 1}i", response["offsets"])
+        times = struct.unpack(f"<{count}q", response["ingestTimes"])
+        return [
+            Message(stream_name, number, time, payloads[start:stop])
+            for number, time, (start, stop) in zip(
+                range(first, first + count), times, pairwise(offsets), strict=True
+            )
+        ]
+
+    return Call(Operation.ReadColumns, fields, decode, may_repeat=True)
+
+
+# What programs pass
+
+
+def _checked_name(stream_name: object) -> str:
+    if not isinstance(stream_name, str) or not _is_name(stream_name):
+        raise ValidationException(
+            f"stream_name is {stream_name!r}: expected 1 to {_MAX_NAME_LENGTH} letters, digits, "
+            "spaces or any of , . - _"
+        )
+    return stream_name
+
+
+@lru_cache(maxsize=1024)
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= _MAX_NAME_LENGTH and _NAME.match(text) is not None
+
+
+def _checked_payload(data: object) -> bytes:
+    if not isinstance(data, bytes):
+        if not isinstance(data, (bytearray, memoryview)):
+            raise ValidationException(f"data is {type(data).__name__}: expected bytes")
+        data = bytes(data)
+    if not data:
+        raise ValidationException("data is empty: expected 1 byte or more")
+    return data
+
+
+def _checked_definition(definition: object) -> dict[str, Any]:
+    if not isinstance(definition, MessageStreamDefinition):
+        raise ValidationException(
+            f"definition is {type(definition).__name__}: expected a MessageStreamDefinition"
+        )
+    plain: dict[str, Any] = to_wire(validate(definition))
+    return plain
+
+
+def _checked_options(options: object, request_timeout: float) -> dict[str, Any]:
+    if not isinstance(options, ReadMessagesOptions):
+        raise ValidationException(
+            f"options is {type(options).__name__}: expected a ReadMessagesOptions"
+        )
+    checked = validate(options)
+    if (
+        checked.max_message_count is not None
+        and checked.min_message_count > checked.max_message_count
+    ):
+        raise ValidationException(
+            f"min_message_count is {checked.min_message_count}: expected at most "
+            f"max_message_count, {checked.max_message_count}"
+        )
+    if checked.read_timeout_millis > request_timeout * 1000:
+        raise ValidationException(
+            f"read_timeout_millis is {checked.read_timeout_millis}: expected at most the client's "
+            f"request_timeout, {request_timeout} s"
+        )
+    plain: dict[str, Any] = to_wire(checked)
+    return plain
+
+
+# What servers answer
+
+
+def _nothing(response: Response) -> None:
+    raise_for_status(response)
+
+
+def _sequence_number(response: Response) -> int:
+    if response["status"] != 0:
+        raise_for_status(response)
+    return int(response["sequenceNumber"])
+
+
+def _sequence_numbers(response: Response) -> range:
+    raise_for_status(response)
+    first = response["firstSequenceNumber"]
+    return range(first, first + response["count"])
+
+
+def _stream_names(response: Response) -> list[str]:
+    raise_for_status(response)
+    return [str(name) for name in response["streams"]]
+
+
+def _stream_info(response: Response) -> MessageStreamInfo:
+    raise_for_status(response)
+    return from_wire(response["messageStreamInfo"], MessageStreamInfo, ClientException)
+
+
+def _statistics(response: Response) -> Statistics:
+    raise_for_status(response)
+    return msgspec.convert(response["statistics"], Statistics)
+
+
+def _messages(response: Response) -> list[Message]:
+    raise_for_status(response)
+    return msgspec.convert(response["messages"], list[Message], builtin_types=(bytes,))
+
+
+def _messages_or_none(response: Response) -> list[Message]:
+    if response["status"] == ResponseStatusCode.NotEnoughMessages:
+        return []
+    return _messages(response)

@@ -1,0 +1,229 @@
+"""Where the server is and how to get in: found in what the program says, or around it.
+
+What is passed comes first, then a root that is passed, then the environment, then the table
+`[client]` of penstock.toml, then the broker that serves the root of this machine. It is looked up
+again for each connection: a broker that was restarted may listen elsewhere.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from penstock.errors import SettingError
+from penstock.model.validation import find_problem
+from penstock.root import (
+    CLIENT_TABLE,
+    Address,
+    default_root,
+    find_config,
+    read_address,
+    read_config,
+    read_token,
+)
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8088
+
+# True for the certificates that the system trusts, a PEM file with others, or all of it.
+Tls: TypeAlias = bool | str | Path | ssl.SSLContext
+
+_HOST_VARIABLE = "STREAM_MANAGER_SERVER_HOST"
+_PORT_VARIABLE = "STREAM_MANAGER_SERVER_PORT"
+_TOKEN_VARIABLE = "AWS_CONTAINER_AUTHORIZATION_TOKEN"  # noqa: S105 - a variable's name
+_TLS_VARIABLE = "PENSTOCK_TLS_CA"
+_ROOT_VARIABLES = ("STREAM_MANAGER_STORE_ROOT_DIR", "PENSTOCK_ROOT")
+
+
+class Endpoint(NamedTuple):
+    host: str
+    port: int
+    unix_socket: str | None = None
+    tls: ssl.SSLContext | None = None
+    token: str = ""
+
+    def __str__(self) -> str:
+        return f"unix:{self.unix_socket}" if self.unix_socket else f"{self.host}:{self.port}"
+
+
+class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The table `[client]` of penstock.toml."""
+
+    host: str | None = None
+    port: Annotated[int, Meta(ge=1, le=65_535)] | None = None
+    unix_socket: str | None = None
+    token: str | None = None
+    tls_ca: str | None = None
+
+
+class Search(NamedTuple):
+    """What a program said of the server; None where it said nothing."""
+
+    host: str | None = None
+    port: int | None = None
+    unix_socket: str | None = None
+    token: str | None = None
+    tls: Tls | None = None
+    root: str | Path | None = None
+    config: str | Path | None = None
+
+    def find(self, environment: Mapping[str, str]) -> Endpoint:
+        """SettingError if something that was said makes no sense."""
+        config = find_config(environment, Path(self.config) if self.config else None)
+        table = read_config(config)
+        settings = _client_settings(table.get(CLIENT_TABLE, {}), config)
+        root = Path(self.root) if self.root else _find_root(environment, table)
+        address = _try_address(root)
+        place = self._place(environment, settings, address)
+        tls = self.tls
+        if tls is None:
+            tls = environment.get(_TLS_VARIABLE) or settings.tls_ca
+        context = _make_context(tls) if tls else None
+        is_local = address is not None and _is_of(address, place)
+        if is_local and address is not None and context is None and _needs_tls(address, place):
+            context = _pinned_context(address)
+        token = self.token
+        if token is None:
+            token = environment.get(_TOKEN_VARIABLE) or settings.token
+        if token is None:
+            # Only for the broker whose token it is: nobody else is to see it.
+            token = _try_token(root) if is_local else ""
+        return place._replace(tls=context, token=token)
+
+    def _place(
+        self, environment: Mapping[str, str], settings: ClientSettings, address: Address | None
+    ) -> Endpoint:
+        if self.unix_socket:
+            return Endpoint("", 0, self.unix_socket)
+        if self.host is None and self.port is None:
+            if self.root is not None and address is not None:
+                return _local_place(address)
+            host, port = environment.get(_HOST_VARIABLE), _port_from(environment)
+            if host is None and port is None:
+                if settings.unix_socket:
+                    return Endpoint("", 0, settings.unix_socket)
+                host, port = settings.host, settings.port
+            if host is None and port is None and address is not None:
+                return _local_place(address)
+            return Endpoint(host or DEFAULT_HOST, port or DEFAULT_PORT)
+        port = self.port or _port_from(environment) or settings.port or DEFAULT_PORT
+        return Endpoint(self.host or DEFAULT_HOST, port)
+
+
+def _client_settings(table: object, config: Path | None) -> ClientSettings:
+    try:
+        return msgspec.convert(table, ClientSettings)
+    except msgspec.ValidationError as error:
+        if isinstance(table, dict):
+            for name in table.keys() - set(ClientSettings.__struct_fields__):
+                near = difflib.get_close_matches(name, ClientSettings.__struct_fields__, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise SettingError(
+                    f"{config}: there is no setting {CLIENT_TABLE}.{name}{hint}"
+                ) from None
+        problem = find_problem(error, table, ClientSettings)
+        name = f"{CLIENT_TABLE}.{problem.path}" if problem.path else CLIENT_TABLE
+        raise SettingError(f"{name} in {config} is {problem.shown}: {problem.expected}") from None
+
+
+def _find_root(environment: Mapping[str, str], table: Mapping[str, object]) -> Path:
+    for variable in _ROOT_VARIABLES:
+        if environment.get(variable):
+            return Path(environment[variable])
+    root = table.get("root")
+    return Path(root) if isinstance(root, str) and root else default_root()
+
+
+def _port_from(environment: Mapping[str, str]) -> int | None:
+    # Empty is how many a deployment tool says that it is not set, and 0 is what a broker is told
+    # that may choose.
+    text = environment.get(_PORT_VARIABLE, "").strip()
+    if text in ("", "0"):
+        return None
+    if not text.isdigit() or not 1 <= int(text) <= 65_535:
+        raise SettingError(f"{_PORT_VARIABLE} is {text!r}: expected a port, 1 to 65535")
+    return int(text)
+
+
+def _try_address(root: Path) -> Address | None:
+    try:
+        return read_address(root)
+    except (OSError, ValueError):
+        return None  # it belongs to somebody else
+
+
+def _try_token(root: Path) -> str:
+    try:
+        return read_token(root)
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _local_place(address: Address) -> Endpoint:
+    """The simplest way to a broker on this machine."""
+    if not address.tls:
+        return Endpoint(address.local_host, address.port)
+    if address.local_port:
+        return Endpoint(DEFAULT_HOST, address.local_port)
+    if address.unix_socket:
+        return Endpoint("", 0, address.unix_socket)
+    return Endpoint(address.local_host, address.port)
+
+
+def _is_of(address: Address, place: Endpoint) -> bool:
+    """Whether this broker listens there."""
+    if place.unix_socket:
+        return address.unix_socket is not None and Path(place.unix_socket).absolute() == Path(
+            address.unix_socket
+        )
+    if place.port == address.local_port:
+        return place.host in (DEFAULT_HOST, "localhost")
+    return place.port == address.port and place.host in (
+        {DEFAULT_HOST, "localhost"} if address.local_host == DEFAULT_HOST else {address.local_host}
+    )
+
+
+def _needs_tls(address: Address, place: Endpoint) -> bool:
+    return address.tls and not place.unix_socket and place.port != address.local_port
+
+
+def _make_context(tls: Tls) -> ssl.SSLContext:
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    context = ssl.create_default_context()
+    if not isinstance(tls, bool):
+        try:
+            context.load_verify_locations(tls)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingError(f"{tls} is not a PEM file with certificates: {error}") from None
+    return context
+
+
+def _pinned_context(address: Address) -> ssl.SSLContext:
+    """Trusts the very certificate that the broker of this machine says it has, and no other."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # The certificate itself is compared: the names in it are those that others know it by.
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(address.tls_certificate)
+    except (OSError, TypeError, ssl.SSLError):
+        context = ssl.create_default_context()
+    return context
+
+
+def explain(error: OSError, endpoint: Endpoint) -> OSError:
+    """An error of the system while connecting, as one that says what was tried."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if isinstance(error, TimeoutError):
+        return TimeoutError(f"no stream manager answers on {endpoint}: the time is up")
+    if isinstance(error, ssl.SSLError):
+        return ConnectionError(f"no secure connection to {endpoint}: {reason}")
+    kind = type(error) if isinstance(error, ConnectionError) else ConnectionError
+    return kind(f"no stream manager answers on {endpoint}: {reason}")

@@ -1,0 +1,171 @@
+"""The client's side of a connection as a state machine: bytes in, answers out, never a socket.
+
+    our version byte and Connect ──▶ theirs and ConnectResponse ──▶ answers, in any order
+
+What cannot be an answer to anything is passed over: a connection ends only where the bytes no
+longer make frames.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import count
+from typing import Any, NamedTuple
+
+import cbor2
+
+from penstock import __version__
+from penstock.client.calls import Call, Response
+from penstock.errors import (
+    ConnectFailedException,
+    RequestPayloadTooLargeException,
+    ResponseStatusCode,
+)
+from penstock.wire import cbor
+from penstock.wire.codec import decode_append_response, encode_append_request
+from penstock.wire.frames import CONNECT_VERSION, HEADER, LENGTH, MAX_FRAME_BYTES, encode_frame
+from penstock.wire.handshake import EXTENSIONS_VERSION, SUPPORTED_VERSIONS
+from penstock.wire.operations import Operation
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_ID = "connect"
+_SUCCESS = ResponseStatusCode.Success
+
+
+class ServerInfo(NamedTuple):
+    """What the server said of itself in the handshake."""
+
+    version: str
+    protocol_version: str
+    has_extensions: bool
+    max_frame_bytes: int
+
+
+class Answer(NamedTuple):
+    operation: int
+    request_id: str
+    response: Response
+
+
+class BrokenProtocolError(ConnectionError):
+    """Bytes that make no frames: nothing that follows can be understood."""
+
+
+class ClientProtocol:
+    """Gives the bytes to send, takes those that arrive with `receive`, and yields answers."""
+
+    def __init__(self) -> None:
+        self.server: ServerInfo | None = None
+        self._ids = count(1)
+        self._pieces: list[bytes] = []
+        self._missing = 0
+        self._version_seen = False
+
+    def connect(self, token: str) -> bytes:
+        *others, preferred = SUPPORTED_VERSIONS
+        request: dict[str, Any] = {
+            "requestId": _CONNECT_ID,
+            "protocolVersion": preferred,
+            "otherSupportedProtocolVersions": others,
+            "sdkVersion": __version__,
+            "penstockExtensions": EXTENSIONS_VERSION,
+        }
+        if token:
+            request["authToken"] = token
+        frame = encode_frame(Operation.Connect, cbor.encode(request))
+        return bytes((CONNECT_VERSION,)) + frame
+
+    def request(self, call: Call[Any]) -> tuple[str, bytes]:
+        """The id and the frame of a request."""
+        # Of one width: a server that sees frames of one shape takes them faster.
+        request_id = f"{next(self._ids):08x}"
+        if call.operation is Operation.AppendMessage:
+            frame = encode_append_request(request_id, **call.fields)
+        else:
+            body = cbor.encode({"requestId": request_id, **call.fields})
+            frame = encode_frame(call.operation, body)
+        if len(frame) - LENGTH.size > MAX_FRAME_BYTES:
+            raise RequestPayloadTooLargeException(
+                f"the request has {len(frame)} bytes: expected at most {MAX_FRAME_BYTES}"
+            )
+        return request_id, frame
+
+    def receive(self, data: bytes) -> list[Answer]:
+        """The answers that these bytes complete; BrokenProtocolError where there is no sense."""
+        if not self._version_seen:
+            if data[0] != CONNECT_VERSION:
+                raise ConnectFailedException(
+                    f"this is no stream manager: it answered with byte {data[0]}"
+                )
+            self._version_seen = True
+            data = data[1:]
+        # A large answer comes in many pieces: they are joined once, when all are there.
+        if self._pieces:
+            self._pieces.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return []
+            data = b"".join(self._pieces)
+            self._pieces = []
+        answers: list[Answer] = []
+        position, size = 0, len(data)
+        while size - position >= HEADER.size:
+            length, operation = HEADER.unpack_from(data, position)
+            if not 1 <= length <= MAX_FRAME_BYTES:
+                raise BrokenProtocolError(f"the server sent a frame of {length} bytes")
+            stop = position + LENGTH.size + length
+            if stop > size:
+                self._keep(data[position:], stop - size)
+                return answers
+            answer = _decode(operation, data[position + HEADER.size : stop])
+            if answer is not None:
+                answers.append(answer)
+            position = stop
+        if position < size:
+            self._keep(data[position:], HEADER.size - (size - position))
+        return answers
+
+    def _keep(self, data: bytes, missing: int) -> None:
+        self._pieces = [data]
+        self._missing = missing
+
+    def accept(self, answer: Answer) -> ServerInfo:
+        """Takes the answer to the handshake; ConnectFailedException if it is a refusal."""
+        response = answer.response
+        if answer.operation != Operation.ConnectResponse:
+            raise ConnectFailedException(
+                f"the server answered the handshake with operation {answer.operation}"
+            )
+        if response.get("status") != ResponseStatusCode.Success:
+            raise _refusal(response)
+        self.server = ServerInfo(
+            str(response.get("serverVersion", "")),
+            str(response.get("protocolVersion", SUPPORTED_VERSIONS[-1])),
+            response.get("penstockExtensions", 0) >= EXTENSIONS_VERSION,
+            int(response.get("maxFrameBytes", MAX_FRAME_BYTES)),
+        )
+        return self.server
+
+
+def _decode(operation: int, body: bytes) -> Answer | None:
+    if operation == Operation.AppendMessageResponse:
+        appended = decode_append_response(body)
+        if appended is not None:
+            request_id, number = appended
+            return Answer(operation, request_id, {"status": _SUCCESS, "sequenceNumber": number})
+    try:
+        response = cbor.decode_answer(body)
+        return Answer(operation, str(response.get("requestId", "")), response)
+    except (cbor2.CBORDecodeError, ValueError, TypeError, AttributeError) as error:
+        logger.warning("an answer that cannot be read is passed over: %r", error)
+        return None
+
+
+def _refusal(response: Response) -> ConnectFailedException:
+    try:
+        status = ResponseStatusCode(response["status"])
+    except (KeyError, ValueError):
+        status = ResponseStatusCode.FailedToConnect
+    message = response.get("errorMessage") or status.name
+    return ConnectFailedException(f"the server refused the connection: {message}", status)

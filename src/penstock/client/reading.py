@@ -1,0 +1,94 @@
+"""Reading on and on: which read comes next, and when there is nothing, how long to wait."""
+
+from __future__ import annotations
+
+from penstock.client import calls
+from penstock.client.backoff import delays
+from penstock.client.calls import Call
+from penstock.errors import ResponsePayloadTooLargeException, ValidationException
+from penstock.model import Message, MessageStreamInfo
+
+# One read of columns, and of messages from a server that has no columns.
+_MAX_BYTES = 1024 * 1024
+_MAX_MESSAGES = 1000
+# A read that finds nothing waits so long on the server.
+_LONG_POLL_SECONDS = 20.0
+_MOST_PAUSE_SECONDS = 1.0
+_ENDLESS = (1 << 63) - 1
+
+
+class Reading:
+    """The messages of a stream from one number on, up to another one or for ever.
+
+    Pure: the caller makes the reads that `next_call` names and passes what they gave to `take`.
+    """
+
+    def __init__(self, stream_name: str, start: int, end: int | None = None) -> None:
+        self._stream_name = stream_name
+        self._next = start
+        self._end = _ENDLESS if end is None else end
+        self._waits = end is None
+        self._max_messages = _MAX_MESSAGES
+        self._pauses = delays(most=_MOST_PAUSE_SECONDS)
+
+    @property
+    def is_over(self) -> bool:
+        return self._next >= self._end
+
+    def next_call(self, has_extensions: bool, request_timeout: float) -> Call[list[Message]]:
+        timeout = self.poll_seconds(request_timeout) if self._waits else 0.0
+        millis = int(timeout * 1000)
+        if has_extensions:
+            return calls.read_columns(self._stream_name, self._next, self._end, _MAX_BYTES, millis)
+        count = min(self._max_messages, self._end - self._next)
+        return calls.read_messages_or_none(self._stream_name, self._next, count, millis)
+
+    def poll_seconds(self, request_timeout: float) -> float:
+        # Well within the time after which the client itself gives up.
+        return min(_LONG_POLL_SECONDS, request_timeout / 2)
+
+    def take(self, messages: list[Message]) -> list[Message]:
+        """What is to be handed on; a read that gave nothing ends one that does not wait."""
+        if messages:
+            self._next = messages[-1].sequence_number + 1
+            self._pauses = delays(most=_MOST_PAUSE_SECONDS)
+            if self._next > self._end:
+                # What was wanted is gone, and the server began with what is left.
+                return [m for m in messages if m.sequence_number < self._end]
+        elif not self._waits:
+            self._end = self._next
+        return messages
+
+    def pause_after(self, messages: list[Message], seconds: float, request_timeout: float) -> float:
+        """How long to wait after a read that took so long.
+
+        None at all, unless a server answers at once instead of waiting for messages.
+        """
+        if messages or not self._waits or seconds > self.poll_seconds(request_timeout) / 2:
+            return 0.0
+        return next(self._pauses)
+
+    def shrink(self, error: ResponsePayloadTooLargeException) -> None:
+        """Fewer messages at once; what is already one message cannot be read at all."""
+        if self._max_messages == 1:
+            raise error
+        self._max_messages //= 2
+
+
+def first_number(start: int | None, info: MessageStreamInfo) -> int:
+    """Where to begin: at a number, so many before the end, or with what comes next."""
+    storage = info.storage_status
+    end = storage.newest_sequence_number + 1
+    if start is None:
+        return end
+    if not isinstance(start, int):
+        raise ValidationException(f"start is {start!r}: expected a number, or None")
+    if start < 0:
+        return max(end + start, storage.oldest_sequence_number, 0)
+    return start
+
+
+def end_number(end: int | None, info: MessageStreamInfo) -> int:
+    """Where to stop: at the number behind the newest that is stored now, or before it."""
+    newest_end = info.storage_status.newest_sequence_number + 1
+    return newest_end if end is None else min(end, newest_end)

@@ -1,0 +1,41 @@
+"""The exceptions under the module name that they have in the AWS SDK."""
+
+from penstock.errors import (
+    ClientException,
+    ConnectFailedException,
+    InvalidRequestException,
+    MessageStoreReadErrorException,
+    NotEnoughMessagesException,
+    RequestPayloadTooLargeException,
+    ResourceNotFoundException,
+    ResponsePayloadTooLargeException,
+    ServerOutOfMemoryException,
+    ServerTimeoutException,
+    StreamManagerException,
+    UnauthorizedException,
+    UnknownFailureException,
+    UnknownOperationException,
+    UpdateFailedException,
+    UpdateNotAllowedException,
+    ValidationException,
+)
+
+__all__ = [
+    "ClientException",
+    "ConnectFailedException",
+    "InvalidRequestException",
+    "MessageStoreReadErrorException",
+    "NotEnoughMessagesException",
+    "RequestPayloadTooLargeException",
+    "ResourceNotFoundException",
+    "ResponsePayloadTooLargeException",
+    "ServerOutOfMemoryException",
+    "ServerTimeoutException",
+    "StreamManagerException",
+    "UnauthorizedException",
+    "UnknownFailureException",
+    "UnknownOperationException",
+    "UpdateFailedException",
+    "UpdateNotAllowedException",
+    "ValidationException",
+]

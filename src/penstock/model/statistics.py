@@ -1,0 +1,43 @@
+"""How a broker is doing: a picture of its counters and its streams at one moment."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ExportStatistics(msgspec.Struct, frozen=True, rename="camel"):
+    identifier: str
+    kind: str
+    is_paused: bool
+    last_exported_sequence_number: int
+    messages_behind: int
+    last_export_time: int | None
+    error_message: str
+    exported_bytes: int
+    exported_messages: int
+
+
+class StreamStatistics(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    oldest_sequence_number: int
+    newest_sequence_number: int
+    total_bytes: int
+    max_size: int
+    segments: int
+    waiting_reads: int
+    exports: list[ExportStatistics]
+
+
+class Statistics(msgspec.Struct, frozen=True, rename="camel"):
+    version: str
+    uptime_millis: int
+    connections: int
+    messages_appended: int
+    bytes_appended: int
+    messages_read: int
+    bytes_read: int
+    requests_failed: int
+    connections_accepted: int
+    connections_refused: int
+    connections_dropped: int
+    streams: list[StreamStatistics]
