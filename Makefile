@@ -44,6 +44,7 @@ bench: $(INSTALLED) ## Measure against Redis Streams and NATS JetStream, in the 
 
 docs: $(INSTALLED) ## Write the pages that are made from the code
 	$(BIN)/penstock settings > docs/settings.md
+	$(BIN)/python -m penstock.cli.reference > docs/cli.md
 
 clean: ## Remove what was installed and what runs left behind
 	rm -rf $(VENV) .sdks .run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from penstock.broker.reference import settings_page
-from tests.support import BrokerProcess, clean_environment
+from penstock.cli.reference import cli_page
+from tests.support import PENSTOCK, BrokerProcess, clean_environment
 
 PROJECT = Path(__file__).resolve().parents[1]
-AWS_PYTHON = PROJECT / ".sdks" / "stream-manager-1.1.2" / "bin" / "python"
 
 
 def test_the_settings_page_is_the_one_that_the_code_makes() -> None:
@@ -18,28 +21,69 @@ def test_the_settings_page_is_the_one_that_the_code_makes() -> None:
     assert page == settings_page(), "run `make docs`"
 
 
+def test_the_page_about_the_command_line_is_the_one_that_the_code_makes() -> None:
+    page = (PROJECT / "docs" / "cli.md").read_text()
+    assert page == cli_page(), "run `make docs`"
+
+
 def test_the_example_of_the_readme_works_when_it_is_pasted(tmp_path: Path) -> None:
     readme = (PROJECT / "README.md").read_text()
     example = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
     assert example is not None
     with BrokerProcess(tmp_path / "root") as broker:
-        environment = clean_environment(
-            STREAM_MANAGER_SERVER_PORT=str(broker.port),
-            AWS_CONTAINER_AUTHORIZATION_TOKEN=broker.token,
-        )
+        environment = clean_environment(STREAM_MANAGER_STORE_ROOT_DIR=str(broker.root))
         for run in range(2):
             pasted = subprocess.run(
-                [str(AWS_PYTHON), "-i"],
+                [sys.executable, "-i"],
                 input=example[1],
                 env=environment,
+                cwd=tmp_path,
                 capture_output=True,
                 text=True,
                 timeout=60,
                 check=True,
             )
-            assert f"stored as {3 * run + 2}" in pasted.stdout, pasted.stderr
-            assert "2 b'22.0'" in pasted.stdout
+            assert f"{3 * run + 2} b'22.0'" in pasted.stdout, pasted.stderr
             assert "Traceback" not in pasted.stderr
+
+
+def test_the_shell_lines_of_the_readme_work(tmp_path: Path) -> None:
+    readme = (PROJECT / "README.md").read_text()
+    lines = re.findall(
+        r"^(penstock (?:status|append|read|env)\b.*?)(?:  #.*)?$", readme, re.MULTILINE
+    )
+    assert len(lines) > 3
+    with BrokerProcess(tmp_path / "root") as broker:
+        for line in lines:
+            finished = subprocess.run(
+                line,
+                shell=True,
+                env=clean_environment(
+                    STREAM_MANAGER_STORE_ROOT_DIR=str(broker.root),
+                    PATH=f"{PENSTOCK.parent}:/usr/bin:/bin",
+                ),
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert finished.returncode == 0, (line, finished.stderr)
+
+
+def test_every_recipe_of_the_cookbook_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipes = re.findall(
+        r"```python\n(.*?)```", (PROJECT / "docs" / "cookbook.md").read_text(), re.DOTALL
+    )
+    assert len(recipes) > 10
+    with BrokerProcess(tmp_path / "root") as broker:
+        monkeypatch.setenv("STREAM_MANAGER_SERVER_PORT", str(broker.port))
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", broker.token)
+        for recipe in recipes:
+            exec(compile(recipe, "cookbook.md", "exec"), {"__name__": "__main__"})
+    assert "stored as 2" in capsys.readouterr().out
 
 
 def test_links_between_pages_lead_somewhere() -> None:

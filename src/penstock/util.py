@@ -18,8 +18,7 @@ class Util:
     @staticmethod
     def validate_and_serialize_to_json_bytes(data: Value) -> bytes:
         """The message that stands for this object; ValidationException if it breaks a rule."""
-        validate(data)
-        return json.dumps(_without_empty_lists(data.as_dict())).encode()
+        return json.dumps(_without_empty_lists(validate(data).as_dict())).encode()
 
     @staticmethod
     def deserialize_json_bytes_to_obj(bytes: bytes, type: type[V]) -> V:  # noqa: A002 - the SDK's

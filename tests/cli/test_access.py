@@ -86,14 +86,14 @@ def test_the_address_of_a_broker_that_was_killed_is_not_printed(tmp_path: Path) 
 
     finished = penstock("env", "--root", str(broker.root))
 
-    assert finished.code == 1
+    assert finished.code == 3
     assert "no broker serves" in finished.error
 
 
 def test_a_relative_root_is_one_of_this_directory(tmp_path: Path) -> None:
     finished = penstock("env", "--root", "here", directory=tmp_path)
 
-    assert finished.code == 1
+    assert finished.code == 3
     assert f"no broker serves {tmp_path / 'here'}: " in finished.error
 
 
@@ -185,7 +185,7 @@ def test_a_revoked_token_lets_nobody_in_and_closes_its_connections(broker: Broke
             broker.connect(secret)
         assert client.socket.recv(1) == b""
     again = tokens(broker, "revoke", "leaked")
-    assert again.code == 1
+    assert again.code == 5
     assert again.error_lines == ["penstock: there is no token 'leaked'"]
 
 

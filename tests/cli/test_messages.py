@@ -27,7 +27,16 @@ from typing import Any, TextIO
 import pytest
 
 from penstock.cli import messages
-from penstock.cli.messages import Batch, Display, Printer, Progress, Source, follow
+from penstock.cli.messages import (
+    Batch,
+    Display,
+    Printer,
+    Progress,
+    Source,
+    Tally,
+    follow_stream,
+    make_progress,
+)
 from penstock.cli.payload import Format
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import ResourceNotFoundException
@@ -91,9 +100,11 @@ def fill(broker: BrokerProcess, stream: str, *payloads: bytes) -> None:
         client.append_many(stream, payloads)
 
 
-def run(broker: BrokerProcess, *words: str, **environment: str) -> Finished:
+def run(broker: BrokerProcess, *words: str, token: str = "") -> Finished:
     command, *rest = words
-    return penstock(command, "--root", str(broker.root), *rest, **environment)
+    return penstock(
+        command, "--root", str(broker.root), *rest, AWS_CONTAINER_AUTHORIZATION_TOKEN=token
+    )
 
 
 def command_line(broker: BrokerProcess, *words: str | bytes) -> list[str | bytes]:
@@ -129,8 +140,6 @@ class Started:
             text=True,
             # A group of its own, whose Ctrl-C is not the tests'.
             start_new_session=True,
-            # Whoever runs the tests in the background has made all that it starts deaf to it.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -143,10 +152,9 @@ class Started:
         self.process.stdin.flush()
 
     def next_line(self) -> str:
-        return self.lines.get(timeout=PATIENCE_S).rstrip("\n")
-
-    def next_error(self) -> str:
-        return self._errors.get(timeout=PATIENCE_S).rstrip("\n")
+        line = self.lines.get(timeout=PATIENCE_S)
+        assert line, f"it has ended: {_rest_of(self._errors)}"
+        return line.rstrip("\n")
 
     def interrupt(self) -> None:
         """What a terminal does to all that runs in it when Ctrl-C is pressed."""
@@ -184,12 +192,15 @@ def _rest_of(lines: queue.SimpleQueue[str]) -> str:
 def start() -> Iterator[Callable[..., Started]]:
     """Starts commands, and ends those that a failed test leaves behind."""
     started: list[Started] = []
+    # Whoever runs the tests in the background has made all that they start deaf to Ctrl-C.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def begin(broker: BrokerProcess, *words: str) -> Started:
         started.append(Started(broker, *words))
         return started[-1]
 
     yield begin
+    signal.signal(signal.SIGINT, handler)
     for command in started:
         if command.process.poll() is None:
             command.process.kill()
@@ -215,6 +226,9 @@ class Terminal:
     @property
     def shown(self) -> str:
         return self._shown.decode()
+
+    def type(self, text: str) -> None:
+        os.write(self._side, text.encode())
 
     def close(self) -> str:
         """All that was shown in the end."""
@@ -252,14 +266,18 @@ def test_many_messages_are_answered_with_their_count_and_numbers(
     assert stored(broker, stream)[1:] == [b"a", b"-1", b"b"]
 
 
-def test_programs_get_count_and_numbers(broker: BrokerProcess, stream: str) -> None:
-    expected = {"stream": stream, "count": 2}
-    expected |= {"firstSequenceNumber": 0, "lastSequenceNumber": 1}
+@pytest.mark.parametrize("words", [["--json"], ["--json", "--quiet"]])
+def test_programs_get_count_and_numbers(
+    broker: BrokerProcess, stream: str, words: list[str]
+) -> None:
+    finished = run(broker, "append", stream, "a", "b", *words)
 
-    for words in (["--json"], ["--json", "--quiet"]):
-        stream_words = [make_stream(broker)] if "--quiet" in words else [stream]
-        finished = run(broker, "append", *stream_words, "a", "b", *words)
-        assert json.loads(finished.output) == expected | {"stream": stream_words[0]}
+    assert json.loads(finished.output) == {
+        "stream": stream,
+        "count": 2,
+        "firstSequenceNumber": 0,
+        "lastSequenceNumber": 1,
+    }
 
 
 def test_quiet_is_silent(broker: BrokerProcess, stream: str, tmp_path: Path) -> None:
@@ -393,7 +411,10 @@ def test_a_line_that_never_ends_is_refused_before_it_fills_the_memory(
     finished = run(broker, "append", stream, "--file", "/dev/zero")
 
     assert finished.code == 1
-    assert "more than 10,000,000 bytes; 0 messages were appended before" in finished.error
+    assert finished.error_lines == [
+        "penstock: a line of /dev/zero has more than 10,000,000 bytes: no message may; "
+        "0 messages were appended before"
+    ]
     assert stored(broker, stream) == []
 
 
@@ -499,11 +520,11 @@ def test_a_broker_that_is_missing_is_told(tmp_path: Path, words: list[str]) -> N
 def test_a_role_that_may_only_read_does_not_append(broker: BrokerProcess, stream: str) -> None:
     token = new_token(broker, "consumer")
 
-    finished = run(broker, "append", stream, "x", AWS_CONTAINER_AUTHORIZATION_TOKEN=token)
+    finished = run(broker, "append", stream, "x", token=token)
 
     assert finished.code == 4
     assert len(finished.error_lines) == 1
-    assert run(broker, "tail", stream, AWS_CONTAINER_AUTHORIZATION_TOKEN=token).code == 0
+    assert run(broker, "tail", stream, token=token).code == 0
 
 
 def new_token(broker: BrokerProcess, role: str) -> str:
@@ -525,10 +546,10 @@ def test_a_stream_is_created_if_there_is_none(broker: BrokerProcess) -> None:
 
 
 def test_who_may_append_need_not_be_allowed_to_create(broker: BrokerProcess, stream: str) -> None:
-    token = {"AWS_CONTAINER_AUTHORIZATION_TOKEN": new_token(broker, "producer")}
+    token = new_token(broker, "producer")
 
-    assert run(broker, "append", stream, "--create", "a", **token) == Finished(0, "0\n", "")
-    assert run(broker, "append", "never-created", "--create", "a", **token).code == 4
+    assert run(broker, "append", stream, "--create", "a", token=token) == Finished(0, "0\n", "")
+    assert run(broker, "append", "never-created", "--create", "a", token=token).code == 4
 
 
 def test_a_name_that_no_stream_may_have_is_told(broker: BrokerProcess) -> None:
@@ -608,6 +629,43 @@ def test_with_retry_a_lost_answer_is_asked_for_again(
     assert set(stored(own_broker, stream)) == {b"first", b"second"}
 
 
+@pytest.fixture
+def impatient_client(own_broker: BrokerProcess) -> Iterator[StreamManagerClient]:
+    """One that gives up soon: the command's own patience would be too long for a test."""
+    with StreamManagerClient(root=own_broker.root, reconnect_timeout=0.1) as client:
+        yield client
+
+
+def test_a_broker_that_does_not_come_back_is_told_with_what_was_appended(
+    own_broker: BrokerProcess, impatient_client: StreamManagerClient
+) -> None:
+    tally = Tally(make_stream(own_broker))
+    tally.append(impatient_client, Batch([b"first"]), retry=False)
+    own_broker.kill()
+    # Else it is sent into the void, and may have been appended.
+    wait_until(lambda: not impatient_client.connected)
+
+    with pytest.raises(ConnectionError, match=r"; 1 message was appended before$"):
+        tally.append(impatient_client, Batch([b"second", b"third"]), retry=False)
+
+
+def test_what_was_to_be_sent_again_may_have_been_appended(
+    own_broker: BrokerProcess, impatient_client: StreamManagerClient
+) -> None:
+    tally = Tally(make_stream(own_broker))
+    tally.append(impatient_client, Batch([b"first"]), retry=True)
+    assert own_broker.process is not None
+    own_broker.process.send_signal(signal.SIGSTOP)
+
+    def append_in_vain() -> None:
+        with pytest.raises(ConnectionError, match=r"before, and up to 2 more may have been$"):
+            tally.append(impatient_client, Batch([b"second", b"third"]), retry=True)
+
+    with running(append_in_vain):
+        wait_until(lambda: impatient_client._connection._pending)
+        own_broker.kill()
+
+
 # Progress
 
 
@@ -623,15 +681,15 @@ def test_a_long_input_of_known_size_has_a_bar(terminal: Terminal) -> None:
     clock = Clock()
     with Progress(1000, terminal.file, clock) as progress:
         progress.update(Batch([b"x"] * 10, 200))
-        wait_for_nothing = terminal.shown
         clock.now = 2.0
         progress.update(Batch([b"x"] * 10, 300))
         wait_until(lambda: " 50%" in terminal.shown)
         progress.update(Batch([b"x"] * 10, 500))
         wait_until(lambda: "100%" in terminal.shown)
 
-    assert wait_for_nothing == ""
-    assert terminal.close().endswith("\n")
+    shown = terminal.close()
+    assert " 20%" not in shown
+    assert shown.endswith("\n")
 
 
 def test_a_long_input_of_unknown_size_has_a_count(terminal: Terminal) -> None:
@@ -655,29 +713,53 @@ def test_progress_is_for_terminals_and_for_who_wants_it(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lines").write_bytes(b"12345")
-    with (tmp_path / "lines").open("rb") as file:
-        known = Source("lines", file.fileno())
-        typed = Source("standard input", terminal.file.fileno())
+    file = Source(str(tmp_path / "lines"))
 
-        monkeypatch.setattr(sys, "stderr", terminal.file)
-        assert messages.make_progress([known], is_wanted=True).file is terminal.file
-        assert messages.make_progress([known], is_wanted=False).file is None
-        assert messages.make_progress([known, typed], is_wanted=True).file is None
-        assert messages.make_progress([], is_wanted=True).file is None
-        monkeypatch.setattr(sys, "stderr", io.StringIO())
-        assert messages.make_progress([known], is_wanted=True).file is None
+    with monkeypatch.context() as patch, os.fdopen(os.dup(terminal.file.fileno())) as typed:
+        patch.setattr(sys, "stdin", typed)
+        patch.setattr(sys, "stderr", terminal.file)
+        assert make_progress([file], is_wanted=True).file is terminal.file
+        assert make_progress([file], is_wanted=False).file is None
+        assert make_progress([file, Source()], is_wanted=True).file is None
+        assert make_progress([], is_wanted=True).file is None
+        patch.setattr(sys, "stderr", io.StringIO())
+        assert make_progress([file], is_wanted=True).file is None
 
 
-def test_the_size_of_a_file_is_known_and_of_a_pipe_is_not(tmp_path: Path) -> None:
-    (tmp_path / "lines").write_bytes(b"12345")
-    with (tmp_path / "lines").open("rb", buffering=0) as file:
-        assert Source("lines", file.fileno()).size == 5
+def test_the_size_of_a_file_is_known_and_of_a_pipe_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"12345")
+    assert Source(str(path)).size == 5
+    with path.open("rb", buffering=0) as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert Source().size == 5
         file.read(2)
-        assert Source("lines", file.fileno()).size == 3
-    reading, writing = os.pipe()
-    assert Source("standard input", reading).size is None
-    os.close(reading)
-    os.close(writing)
+        assert Source().size == 3
+    os.mkfifo(tmp_path / "pipe")
+    assert Source(str(tmp_path / "pipe")).size is None
+
+
+def test_who_types_is_told_how_to_end(
+    broker: BrokerProcess, stream: str, terminal: Terminal
+) -> None:
+    process = subprocess.Popen(
+        command_line(broker, "append", stream),
+        env=clean_environment(),
+        stdin=terminal.file,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    terminal.type("one\ntwo\n")
+    wait_until(lambda: stored(broker, stream) == [b"one", b"two"])
+    terminal.type("\x04")
+
+    output, error = process.communicate(timeout=PATIENCE_S)
+    assert error == "penstock: type messages, each on a line; Ctrl-D ends\n"
+    assert output == f"appended 2 messages to {stream}: 0..1\n"
 
 
 def test_a_count_is_shown_beside_a_long_pipe(
@@ -818,10 +900,8 @@ def test_payloads_alone_go_into_a_pipe_as_they_are(
 def test_raw_has_nothing_between_messages(broker: BrokerProcess, mixed: str) -> None:
     for words in (["--format", "raw"], ["--format", "raw", "--payload-only"]):
         assert run_with_input(broker, b"", "read", mixed, *words).stdout == b"".join(PAYLOADS)
-    assert (
-        run_with_input(broker, b"", "tail", mixed, "--format", "raw", "-n", "1").stdout
-        == (PAYLOADS[-1])
-    )
+    last = run_with_input(broker, b"", "tail", mixed, "--format", "raw", "-n", "1")
+    assert last.stdout == PAYLOADS[-1]
 
 
 @pytest.mark.parametrize(
@@ -1046,7 +1126,9 @@ def test_a_tail_survives_a_broker_that_is_killed_and_started_again(
 
 
 def test_a_tail_goes_on_where_the_client_gives_up(
-    own_broker: BrokerProcess, capsys: pytest.CaptureFixture[str]
+    own_broker: BrokerProcess,
+    impatient_client: StreamManagerClient,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     stream = make_stream(own_broker)
     output = io.BytesIO()
@@ -1059,10 +1141,8 @@ def test_a_tail_goes_on_where_the_client_gives_up(
         return text in said
 
     def follow_until_it_is_deleted() -> None:
-        # It gives up soon: the command's own patience would be too long for a test.
-        client = StreamManagerClient(root=own_broker.root, reconnect_timeout=0.1)
-        with client, pytest.raises(ResourceNotFoundException):
-            follow(client, stream, 0, printer)
+        with pytest.raises(ResourceNotFoundException):
+            follow_stream(impatient_client, stream, 0, printer)
 
     with running(follow_until_it_is_deleted):
         fill(own_broker, stream, b"before")

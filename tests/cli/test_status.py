@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import socket
 import sqlite3
@@ -355,7 +356,7 @@ def test_there_are_no_rates_without_a_picture_of_the_same_run(before: Picture | 
 
 @pytest.mark.parametrize("height", [5, 9, 12, 20, 60])
 def test_a_screen_has_no_more_lines_than_there_is_room_for(height: int) -> None:
-    streams = [stream(f"s{i}", end=i, exports=[export()]) for i in range(20)]
+    streams = [stream(f"stream-{i}", end=i, exports=[export()]) for i in range(20)]
     lines = screen_lines(View(picture(2, *streams)), 2, 80, height)
 
     assert len(lines) <= height
@@ -364,13 +365,13 @@ def test_a_screen_has_no_more_lines_than_there_is_room_for(height: int) -> None:
 
 
 def test_where_not_all_streams_fit_the_busiest_do() -> None:
-    before = picture(2, *(stream(f"s{i:02}", end=1) for i in range(30)))
-    after = picture(4, *(stream(f"s{i:02}", end=9 if i == 17 else 1) for i in range(30)))
+    before = picture(2, *(stream(f"stream-{i:02}", end=1) for i in range(30)))
+    after = picture(4, *(stream(f"stream-{i:02}", end=9 if i == 17 else 1) for i in range(30)))
 
     lines = picture_lines(after, Since(before), 14)
-    names = [line.text.split()[0] for line in lines if re.match(r"s\d\d", line.text)]
+    names = [line.text.split()[0] for line in lines if line.text[:7] == "stream-"]
 
-    assert names == ["s17", "s00", "s01", "s02", "s03", "s04"]
+    assert names == [f"stream-{number}" for number in ("17", "00", "01", "02", "03", "04")]
     assert lines[-1].text == "and 24 more streams"
 
 
@@ -400,7 +401,7 @@ class Terminal:
                 if name not in ("COLUMNS", "LINES") and (name != "NO_COLOR" or name in variables)
             },
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - one thread
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - one call
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -502,19 +503,24 @@ def test_a_signal_ends_it_and_restores_the_terminal(
 
 
 def test_while_it_is_suspended_the_terminal_is_restored(broker: BrokerProcess) -> None:
-    with watch(broker) as terminal:
+    # Only a shell's child can be suspended: there is somebody to go back to.
+    with Terminal("bash", "--norc", "-i", PS1="ready> ") as terminal:
+        wait_until(lambda: terminal.text.endswith("ready> "))
+        words = [str(PENSTOCK), "status", "--root", str(broker.root), *WATCH]
+        terminal.type(shlex.join(words) + "\n")
         wait_until(lambda: terminal.frame)
-        terminal.process.send_signal(signal.SIGTSTP)
-        wait_until(terminal.is_restored)
-        state = Path(f"/proc/{terminal.process.pid}/stat")
-        wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
 
-        before = len(terminal.text)
-        terminal.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: "\x1b[?1049h" in terminal.text[before:])
-        wait_until(lambda: "\x1b[J" in terminal.text[before:])
+        terminal.type("\x1a")
+        wait_until(lambda: terminal.text.endswith("ready> "))
+        assert terminal.text.count("\x1b[?1049l") == 1
+        assert "Stopped" in terminal.text.rpartition("\x1b[?1049l")[2]
+
+        terminal.type("fg\n")
+        wait_until(lambda: terminal.text.count("\x1b[?1049h") == 2)
+        wait_until(lambda: "\x1b[J" in terminal.text.rpartition("\x1b[?1049h")[2])
         terminal.type("q")
-        assert terminal.wait() == 0
+        wait_until(lambda: terminal.text.endswith("ready> "))
+        assert terminal.text.count("\x1b[?1049l") == 2
 
 
 def test_it_fits_the_window_also_after_that_has_changed(broker: BrokerProcess) -> None:
@@ -536,7 +542,7 @@ def test_it_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
         with watch(broker) as terminal:
             wait_until(lambda: terminal.cells("kept"))
             broker.kill()
-            wait_until(lambda: terminal.lines[0].startswith("not reachable, trying again: no "))
+            wait_until(lambda: terminal.lines[0].startswith("not reachable, trying again: "))
             assert terminal.cells("kept")
 
             broker.start()
@@ -545,13 +551,15 @@ def test_it_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
             assert terminal.wait() == 0
 
 
-def test_colours_are_used_unless_they_are_not_wanted(broker: BrokerProcess) -> None:
-    for variables, is_coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        with watch(broker, **variables) as terminal:
-            wait_until(lambda terminal=terminal: terminal.frame)  # type: ignore[misc]
-            assert ("\x1b[33m" in terminal.text) is is_coloured
-            terminal.type("q")
-            assert terminal.wait() == 0
+@pytest.mark.parametrize(("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_are_used_unless_they_are_not_wanted(
+    broker: BrokerProcess, variables: dict[str, str], is_coloured: bool
+) -> None:
+    with watch(broker, **variables) as terminal:
+        wait_until(lambda: terminal.frame)
+        assert ("\x1b[33m" in terminal.text) is is_coloured
+        terminal.type("q")
+        assert terminal.wait() == 0
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -186,3 +187,17 @@ def test_a_broker_that_does_not_start_is_told_with_its_reason(root: Path) -> Non
     assert second.lines.get(timeout=PATIENCE_S) == ""
     first.process.terminate()
     assert first.end()[0] == 0
+
+
+def test_programs_get_the_variables_in_a_line_of_json(root: Path) -> None:
+    up = Up(root, "--json", "--port", "0")
+    shown = up.read_until("}")
+
+    variables = json.loads(shown.splitlines()[-1])
+
+    assert variables["STREAM_MANAGER_SERVER_PORT"] == str(up.port)
+    assert variables["AWS_CONTAINER_AUTHORIZATION_TOKEN"] == (root / "token").read_text().strip()
+    up.process.terminate()
+    code, said = up.end()
+    assert code == 0
+    assert all(json.loads(line) for line in said.splitlines() if line.startswith("{"))

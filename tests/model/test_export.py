@@ -19,6 +19,7 @@ from penstock.model import (
     from_wire,
     to_wire,
 )
+from penstock.model.export import messages_behind
 
 from .samples import COMPLETE_EXPORTS, EXPORTS, Json, with_export
 
@@ -96,3 +97,34 @@ def test_an_export_that_never_ran_has_exported_nothing() -> None:
     # No null for the time: the clients take one for a number.
     assert "lastExportTime" not in to_wire(ExportStatus("e"))
     assert ExportStatus("e").last_exported_sequence_number == -1
+
+
+@pytest.mark.parametrize(
+    ("start", "last_exported", "oldest", "newest", "behind"),
+    [
+        (None, -1, 0, -1, 0),
+        (None, -1, 0, 9, 10),
+        (None, 3, 0, 9, 6),
+        (None, 9, 0, 9, 0),
+        # Dropped before it came to them.
+        (None, 3, 6, 9, 4),
+        (None, 3, 10, 9, 0),
+        # Before its start.
+        (7, -1, 0, 9, 3),
+        (7, 8, 0, 9, 1),
+        (7, -1, 8, 9, 2),
+        # It begins with what is still to come, or has taken what a power cut then took back.
+        (12, -1, 0, 9, 0),
+        (None, 12, 0, 9, 0),
+    ],
+)
+def test_an_export_is_behind_by_what_it_has_still_to_take(
+    start: int | None, last_exported: int, oldest: int, newest: int, behind: int
+) -> None:
+    config = KinesisConfig("k", "x", start_sequence_number=start)
+
+    assert messages_behind(config, last_exported, oldest, newest) == behind
+
+
+def test_an_export_that_has_no_start_takes_all() -> None:
+    assert messages_behind(S3ExportTaskExecutorConfig("s"), -1, 2, 9) == 8

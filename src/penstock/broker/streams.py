@@ -35,6 +35,7 @@ from penstock.model import (
     Persistence,
     StorageStatus,
 )
+from penstock.model.export import messages_behind
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.message import MessageRun
 from penstock.model.statistics import ExportStatistics, StreamStatistics
@@ -164,14 +165,14 @@ class Stream:
 
     def _export_statistics(self, kind: str, export: ExportConfig) -> ExportStatistics:
         progress = self._stored.progress[export.identifier]
-        start = getattr(export, "start_sequence_number", None) or 0
-        next_number = max(progress.last_exported + 1, start, self.log.oldest)
         return ExportStatistics(
             identifier=export.identifier,
             kind=kind,
             is_paused=bool(export.disabled),
             last_exported_sequence_number=progress.last_exported,
-            messages_behind=max(self.log.end - next_number, 0),
+            messages_behind=messages_behind(
+                export, progress.last_exported, self.log.oldest, self.log.end - 1
+            ),
             last_export_time=progress.last_time,
             error_message=progress.error_message,
             exported_bytes=progress.exported_bytes,

@@ -61,7 +61,7 @@ from penstock.root import TOKEN_FILE, is_served, read_address
 from penstock.store.catalog import Catalog
 
 _CONNECT_SECONDS = 2.0
-_REQUEST_SECONDS = 10.0
+_REQUEST_SECONDS = 3.0
 _JAVA_SECONDS = 20.0
 
 _MIN_JAVA = 17
@@ -430,7 +430,8 @@ def check_broker(machine: Machine) -> Outcome:
         is_expected = target.host or target.port or target.unix_socket or _is_served(machine)
         return (_fail if is_expected else _warn)(contact.error, mend)
     if not contact.server.has_extensions:
-        return _ok(f"a stream manager {contact.server.version} at {contact.address}; no Penstock")
+        name = f"a stream manager {contact.server.version}".strip()
+        return _ok(f"{name} at {contact.address}, no Penstock; the token is accepted")
     found = f"penstock {contact.server.version} at {contact.address}, the token is accepted"
     if contact.server.version != __version__:
         return _warn(found, f"this is penstock {__version__}: restart the broker to have it")
@@ -514,7 +515,8 @@ def check_store(settings: Settings, machine: Machine) -> Outcome:
             f"its catalog cannot be read: {store.error}",
             "restore catalog.sqlite from a backup; `penstock serve` says what it can recover",
         )
-    return _ok(f"{len(store.definitions)} streams, {human_bytes(store.stored_bytes)}")
+    streams = "1 stream" if len(store.definitions) == 1 else f"{len(store.definitions)} streams"
+    return _ok(f"{streams}, {human_bytes(store.stored_bytes)}")
 
 
 def check_space(settings: Settings, machine: Machine) -> Outcome:

@@ -44,6 +44,7 @@ class Failure(click.ClickException):
 # The module of each command that does not stand here: it is imported when the command is used.
 _MODULES = {
     "append": "messages",
+    "bench": "bench",
     "completion": "completion",
     "doctor": "doctor",
     "env": "access",

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
+from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self, TextIO
 
@@ -25,12 +26,12 @@ from penstock.cli.output import echo_json
 from penstock.cli.payload import FIELDS, SHOW, WRITE, Encoding, Format, decode_payload
 from penstock.cli.target import Target, target_options
 from penstock.client.blocking import StreamManagerClient
+from penstock.client.failures import may_pass
 from penstock.client.reading import first_number
 from penstock.errors import (
     ConnectFailedException,
     InvalidRequestException,
     NotEnoughMessagesException,
-    ResponseStatusCode,
     StreamManagerException,
     UnansweredException,
 )
@@ -98,69 +99,61 @@ def read_chunks(descriptor: int, size: int = _BATCH_BYTES) -> Iterator[bytes]:
             yield b"".join(pieces)
 
 
-def read_lines(descriptor: int) -> Iterator[list[bytes]]:
-    """The lines of the input, each time all that are complete; never an empty list."""
-    # What a line has so far whose end has not come yet.
-    begun = _Message()
-    for chunk in read_chunks(descriptor):
-        lines = chunk.split(b"\n")
-        begun.add(lines[0])
-        if len(lines) > 1:
-            lines[0] = begun.take()
-            begun.add(lines.pop())
-            yield lines
-    if last := begun.take():
-        yield [last]
-
-
-def read_blob(descriptor: int) -> bytes:
-    blob = _Message()
-    for chunk in read_chunks(descriptor):
-        blob.add(chunk)
-    return blob.take()
-
-
-class _Message:
-    """A message that comes in pieces, and is refused before it fills the memory."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def add(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._size += len(piece)
-        if self._size > MAX_FRAME_BYTES:
-            raise InputError(f"a message has more than {MAX_FRAME_BYTES:,} bytes")
-
-    def take(self) -> bytes:
-        message = b"".join(self._pieces)
-        self._pieces.clear()
-        self._size = 0
-        return message
-
-
 class Source(NamedTuple):
-    """A place that messages come from, and what people call it."""
+    """A place that messages come from: a file, or standard input if it has no path."""
 
-    name: str
-    descriptor: int
+    path: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path or "standard input"
+
+    @property
+    def is_typed(self) -> bool:
+        return self.path is None and os.isatty(_standard_input())
 
     @property
     def size(self) -> int | None:
         """How many bytes are to come, if that is known."""
-        status = os.fstat(self.descriptor)
+        status = Path(self.path).stat() if self.path else os.fstat(_standard_input())
         if not stat.S_ISREG(status.st_mode):
             return None
-        return max(status.st_size - os.lseek(self.descriptor, 0, os.SEEK_CUR), 0)
+        position = 0 if self.path else os.lseek(_standard_input(), 0, os.SEEK_CUR)
+        return max(status.st_size - position, 0)
 
     def batches(self, encoding: Encoding, as_blob: bool) -> Iterator[Batch]:
         """What the input holds; InputError for what does not hold messages."""
-        if as_blob:
-            yield self._blob(encoding)
+        with self._open() as descriptor:
+            chunks = read_chunks(descriptor)
+            if as_blob:
+                yield self._blob(chunks, encoding)
+            else:
+                yield from self._line_batches(chunks, encoding)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int]:
+        if self.path is None:
+            yield _standard_input()
             return
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _blob(self, chunks: Iterator[bytes], encoding: Encoding) -> Batch:
+        blob = _Growing(self.name)
+        for chunk in chunks:
+            blob.add(chunk)
+        data = blob.take()
+        message = self._decode(data, self.name, encoding)
+        if not message:
+            raise InputError(f"{self.name} is empty: a message has at least one byte")
+        return Batch([message], len(data))
+
+    def _line_batches(self, chunks: Iterator[bytes], encoding: Encoding) -> Iterator[Batch]:
         number = 1
-        for lines in read_lines(self.descriptor):
+        for lines in self._lines(chunks):
             # Only the first can be larger than what is read at once, and then it goes alone.
             start = 1 if len(lines[0]) > _BATCH_BYTES else 0
             if start:
@@ -170,47 +163,64 @@ class Source(NamedTuple):
                 yield self._batch(some, number + place, encoding)
             number += len(lines)
 
-    def _blob(self, encoding: Encoding) -> Batch:
-        try:
-            data = read_blob(self.descriptor)
-            message = decode_payload(data, encoding)
-        except ValueError as error:
-            raise InputError(f"{self.name}: {error}") from None
-        if not message:
-            raise InputError(f"{self.name} is empty: a message has at least one byte")
-        return Batch([message], len(data))
+    def _lines(self, chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
+        """Each time all lines that are complete, and one at least."""
+        begun = _Growing(f"a line of {self.name}")
+        for chunk in chunks:
+            lines = chunk.split(b"\n")
+            begun.add(lines[0])
+            if len(lines) > 1:
+                lines[0] = begun.take()
+                begun.add(lines.pop())
+                yield lines
+        if last := begun.take():
+            yield [last]
 
     def _batch(self, lines: list[bytes], number: int, encoding: Encoding) -> Batch:
-        if encoding is Encoding.TEXT:
-            messages = lines if all(lines) else [line for line in lines if line]
-        else:
-            messages = self._decode(lines, number, encoding)
+        messages = lines
+        if encoding is not Encoding.TEXT:
+            messages = [
+                self._decode(line, f"{self.name}, line {line_number:,}", encoding)
+                for line_number, line in enumerate(lines, number)
+            ]
+        if not all(messages):
+            messages = [message for message in messages if message]
         return Batch(messages, sum(map(len, lines)) + len(lines), len(lines) - len(messages))
 
-    def _decode(self, lines: list[bytes], number: int, encoding: Encoding) -> list[bytes]:
-        messages = []
-        for line_number, line in enumerate(lines, number):
-            try:
-                message = decode_payload(line, encoding)
-            except ValueError as error:
-                raise InputError(f"{self.name}, line {line_number:,}: {error}") from None
-            if message:
-                messages.append(message)
-        return messages
+    def _decode(self, text: bytes, place: str, encoding: Encoding) -> bytes:
+        try:
+            return decode_payload(text, encoding)
+        except ValueError as error:
+            raise InputError(f"{place}: {error}") from None
 
 
-def _open_sources(files: Sequence[str], stack: contextlib.ExitStack) -> list[Source]:
-    sources = []
-    for name in files or ("-",):
-        if name == "-":
-            if sys.stdin is None:
-                raise Failure("standard input is closed")
-            sources.append(Source("standard input", sys.stdin.fileno()))
-        else:
-            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, descriptor)
-            sources.append(Source(name, descriptor))
-    return sources
+def _standard_input() -> int:
+    if sys.stdin is None:
+        raise Failure("standard input is closed")
+    return sys.stdin.fileno()
+
+
+class _Growing:
+    """A message that comes in pieces, and is refused before it fills the memory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size > MAX_FRAME_BYTES:
+            raise InputError(
+                f"{self._name} has more than {MAX_FRAME_BYTES:,} bytes: no message may"
+            )
+
+    def take(self) -> bytes:
+        message = b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        return message
 
 
 def _decode_arguments(messages: Sequence[str], encoding: Encoding) -> Batch:
@@ -283,8 +293,8 @@ def make_progress(sources: Sequence[Source], is_wanted: bool) -> Progress:
     sizes = [source.size for source in sources]
     size = None if None in sizes else sum(size or 0 for size in sizes)
     # Nobody needs to be told how much they have typed.
-    is_typed = any(os.isatty(source.descriptor) for source in sources)
-    is_shown = is_wanted and sources and not is_typed and sys.stderr.isatty()
+    is_typed = any(source.is_typed for source in sources)
+    is_shown = is_wanted and bool(sources) and not is_typed and sys.stderr.isatty()
     return Progress(size, sys.stderr if is_shown else None)
 
 
@@ -318,9 +328,10 @@ class Tally:
                 error.message += f"; {self.told()}"
             raise
         except OSError as error:
-            # The broker did not come back: this batch has not left.
-            self._on_its_way = 0
-            if self.count:
+            # The broker did not come back. What was to be sent again has left before, all else has
+            # not.
+            self._on_its_way = len(batch.messages) if retry else 0
+            if self.count or retry:
                 raise type(error)(f"{error}; {self.told()}") from None
             raise
         self._on_its_way = 0
@@ -423,12 +434,14 @@ def append(
             sources: list[Source] = []
             batches: Iterable[Batch] = _split(_decode_arguments(messages, decode))
         else:
-            sources = _open_sources(files, stack)
+            sources = [Source(None if path == "-" else path) for path in files or ("-",)]
             batches = (batch for source in sources for batch in source.batches(decode, blob))
         client = stack.enter_context(target.connect())
         if create:
             _create_if_missing(client, stream)
         progress = stack.enter_context(make_progress(sources, is_wanted=not (quiet or as_json)))
+        if any(source.is_typed for source in sources) and not quiet:
+            click.echo(f"penstock: type {_WHAT_TO_TYPE[blob]}; Ctrl-D ends", err=True)
         for batch in batches:
             tally.append(client, batch, retry)
             progress.update(batch)
@@ -436,6 +449,9 @@ def append(
         click.echo(f"penstock: {_number_of(tally.empty_lines, 'empty line')} skipped", err=True)
     if as_json or not quiet:
         tally.echo(as_json)
+
+
+_WHAT_TO_TYPE = {False: "messages, each on a line", True: "the message"}
 
 
 def _split(batch: Batch) -> Iterator[Batch]:
@@ -585,6 +601,8 @@ class Printer:
 
 
 def _printer(stream: str, display: Display) -> Printer:
+    if sys.stdout is None:
+        raise Failure("standard output is closed")
     return Printer(display.renderer(stream, sys.stdout.isatty()), sys.stdout.buffer)
 
 
@@ -672,19 +690,19 @@ def tail(
         info = client.describe_message_stream(stream)
         first = first_number(start, info)
         if follow:
-            follow(client, stream, first, printer)
+            follow_stream(client, stream, first, printer)
         else:
             end = info.storage_status.newest_sequence_number + 1
             printer.print(client.read_all(stream, first, end))
 
 
-def follow(client: StreamManagerClient, stream: str, first: int, printer: Printer) -> None:
+def follow_stream(client: StreamManagerClient, stream: str, first: int, printer: Printer) -> None:
     is_reached = True
     while True:
         try:
             messages = _wait_for_messages(client, stream, first)
         except (ConnectionError, TimeoutError, ConnectFailedException) as error:
-            if getattr(error, "status", None) == ResponseStatusCode.Unauthorized:
+            if not may_pass(error):
                 raise
             # The client has tried for a while; it does so again with each call.
             if is_reached:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
+_NUMBER, _UNIT = r"\d[\d,]*(?:\.\d+)?", "[A-Za-z]+"
+# `-` stands for none. A unit stands apart, as in `17.2 MiB` or `3 h 12 min`: `2nd` is a name.
+_NUMERIC = re.compile(rf"-|[-<]?{_NUMBER}(?:%|\.\.{_NUMBER}| {_UNIT}(?: {_NUMBER} {_UNIT})*)?")
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -40,7 +44,12 @@ def format_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> l
 
 
 def _is_numeric(cell: str) -> bool:
-    return cell == "-" or cell[:1].isdigit() or cell[1:2].isdigit()
+    return _NUMERIC.fullmatch(cell) is not None
+
+
+def printable(text: str) -> str:
+    """In one line: what comes from elsewhere may hold anything, also what steers a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def human_bytes(count: int) -> str:
@@ -50,7 +59,7 @@ def human_bytes(count: int) -> str:
     size = float(count)
     for unit in _UNITS:
         size /= 1024
-        if size < 1000 or unit == _UNITS[-1]:
+        if size < 999.5 or unit == _UNITS[-1]:
             break
     return f"{size:.3g} {unit}"
 

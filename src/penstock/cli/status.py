@@ -20,7 +20,13 @@ from typing import Any, NamedTuple, Self
 import click
 
 from penstock.cli.main import UNREACHABLE, Failure, json_option
-from penstock.cli.output import echo_json, format_table, human_bytes, human_duration
+from penstock.cli.output import (
+    echo_json,
+    format_table,
+    human_bytes,
+    human_duration,
+    printable,
+)
 from penstock.cli.target import Target, target_options
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import (
@@ -30,12 +36,15 @@ from penstock.errors import (
     UnknownOperationException,
 )
 from penstock.model import ExportStatus, MessageStreamInfo, to_wire
+from penstock.model.export import messages_behind
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 
 _INTERVAL_SECONDS = 2.0
 _CONNECT_SECONDS = 3.0
 # A broker that does not say how it is doing within this time is not doing well.
 _REQUEST_SECONDS = 10.0
+# Fewer lines than this are for the streams and exports alone.
+_TALL = 12
 
 
 @click.command()
@@ -145,20 +154,23 @@ def _try_statistics(client: StreamManagerClient) -> Statistics | None:
 
 
 def _from_description(info: MessageStreamInfo) -> StreamStatistics:
-    storage, end = info.storage_status, info.storage_status.newest_sequence_number + 1
+    storage = info.storage_status
     statuses = {status.export_config_identifier: status for status in info.export_statuses}
     exports = []
     for kind, export in info.definition.export_definition.configs_by_kind():
         status = statuses.get(export.identifier) or ExportStatus(export.identifier)
-        start = getattr(export, "start_sequence_number", None) or 0
-        first = max(status.last_exported_sequence_number + 1, start, storage.oldest_sequence_number)
         exports.append(
             ExportStatistics(
                 identifier=export.identifier,
                 kind=kind,
                 is_paused=bool(export.disabled),
                 last_exported_sequence_number=status.last_exported_sequence_number,
-                messages_behind=max(end - first, 0),
+                messages_behind=messages_behind(
+                    export,
+                    status.last_exported_sequence_number,
+                    storage.oldest_sequence_number,
+                    storage.newest_sequence_number,
+                ),
                 last_export_time=status.last_export_time or None,
                 error_message=status.error_message or "",
                 exported_bytes=status.exported_bytes_from_stream,
@@ -254,7 +266,9 @@ def picture_lines(
     """With rates if there is a `since`; of no more than so many lines."""
     if since and since.before and not _are_of_one_run(since.before, picture):
         since = Since(None)
-    head = [*_server_lines(picture), *_traffic_lines(picture, since), *_alarm_lines(picture)]
+    head = [*_server_lines(picture), *_alarm_lines(picture)]
+    if height is None or height >= _TALL:
+        head += _traffic_lines(picture, since)
     # There are two empty lines between the three parts.
     room = None if height is None else height - len(head) - 2
     streams, exports = _stream_lines(picture, since, room), _export_lines(picture)
@@ -273,7 +287,8 @@ def _are_of_one_run(before: Picture, picture: Picture) -> bool:
 def _server_lines(picture: Picture) -> Iterator[Line]:
     broker = picture.broker
     if broker is None:
-        yield Line(f"stream manager {picture.version} at {picture.address}", _HEADING)
+        name = f"stream manager {picture.version}".strip()
+        yield Line(f"{name} at {picture.address}", _HEADING)
         yield Line("it is no Penstock: how its streams are is all that it tells", _DIM)
         return
     words = [
@@ -316,7 +331,7 @@ def _traffic_lines(picture: Picture, since: Since | None) -> Iterator[Line]:
 
 def _alarm_lines(picture: Picture) -> Iterator[Line]:
     for name, message in picture.unreadable.items():
-        yield Line(f"damaged: {name}: {_printable(message)}", _ALARM)
+        yield Line(f"damaged: {name}: {printable(message)}", _ALARM)
 
 
 def _stream_lines(picture: Picture, since: Since | None, room: int | None) -> list[Line]:
@@ -395,7 +410,7 @@ def _export_lines(picture: Picture) -> list[Line]:
             if export.last_exported_sequence_number >= 0
             else "-",
             _age(picture.epoch_millis, export.last_export_time),
-            _printable(export.error_message),
+            printable(export.error_message),
         ]
         for state, name, export in found
     ]
@@ -457,11 +472,6 @@ def _age(now_millis: int, then_millis: int | None) -> str:
     if then_millis is None:
         return "never"
     return f"{human_duration(max(now_millis - then_millis, 0))} ago"
-
-
-def _printable(text: str) -> str:
-    """In one line, and nothing in it that a terminal would obey."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 # Once
@@ -538,7 +548,7 @@ def _plain_view(view: View) -> dict[str, Any]:
 
 def view_lines(view: View, height: int | None = None) -> list[Line]:
     if view.trouble:
-        return [Line(f"not reachable, trying again: {_printable(view.trouble)}", _ALARM)]
+        return [Line(f"not reachable, trying again: {printable(view.trouble)}", _ALARM)]
     return picture_lines(view.picture, Since(view.before), height)
 
 
@@ -636,7 +646,7 @@ class Screen:
 
     def draw(self, lines: Sequence[str]) -> None:
         # One write, and nothing is erased before it is drawn over: it does not flicker.
-        _write("\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J")
+        _write("\x1b[H" + "\x1b[K\n".join(lines) + "\x1b[K\x1b[J")
 
     def wait(self, seconds: float) -> Event:
         sources = [self._woken, *([sys.stdin.fileno()] if self._has_keys else [])]

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime
-from enum import Enum
 from typing import Any, NamedTuple
 
 import click
-import msgspec
 
-from penstock.cli.definition import (
-    ExportChanges,
-    change_definition,
-    definition_options,
-    format_duration,
-    format_size,
-    read_definition,
-    short_name,
+from penstock.cli.completion import complete_streams
+from penstock.cli.definition_file import read_definition
+from penstock.cli.definition_flags import ExportChanges, change_definition, definition_options
+from penstock.cli.description import (
+    LIST_HEADINGS,
+    contents,
+    difference_lines,
+    list_row,
+    page_lines,
 )
 from penstock.cli.main import WRONG_USAGE, Failure, json_option
-from penstock.cli.output import echo_json, echo_table, human_bytes
+from penstock.cli.output import echo_json, echo_table
 from penstock.cli.target import Target, target_options
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import MessageStoreReadErrorException, ResourceNotFoundException
-from penstock.model import (
-    ExportConfig,
-    ExportStatus,
-    MessageStreamDefinition,
-    MessageStreamInfo,
-    StrategyOnFull,
-    to_wire,
-)
+from penstock.model import MessageStreamDefinition, MessageStreamInfo, StrategyOnFull, to_wire
 
 file_option = click.option(
     "--file",
@@ -71,7 +61,7 @@ def list_streams(target: Target, as_json: bool) -> None:
     if as_json:
         echo_json([to_wire(info) for info in infos])
     elif infos:
-        echo_table(_HEADINGS, map(_row, infos))
+        echo_table(LIST_HEADINGS, map(list_row, infos))
     elif not unreadable:
         click.echo("There are no streams; `penstock streams create NAME` makes one.", err=True)
     if unreadable:
@@ -91,50 +81,8 @@ def _describe_all(client: StreamManagerClient) -> tuple[list[MessageStreamInfo],
     return infos, unreadable
 
 
-_HEADINGS = (
-    "name",
-    "messages",
-    "oldest..newest",
-    "size",
-    "max size",
-    "persistence",
-    "on full",
-    "exports",
-)
-
-
-def _row(info: MessageStreamInfo) -> tuple[object, ...]:
-    definition = info.definition
-    return (
-        definition.name,
-        _count(info),
-        _range(info) or "-",
-        human_bytes(info.storage_status.total_bytes),
-        human_bytes(definition.max_size),
-        short_name(definition.persistence),
-        short_name(definition.strategy_on_full),
-        len(list(definition.exports())),
-    )
-
-
-def _count(info: MessageStreamInfo) -> int:
-    storage = info.storage_status
-    return storage.newest_sequence_number - storage.oldest_sequence_number + 1
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count} messages"
-
-
-def _range(info: MessageStreamInfo) -> str:
-    storage = info.storage_status
-    if not _count(info):
-        return ""
-    return f"{storage.oldest_sequence_number}..{storage.newest_sequence_number}"
-
-
 @streams.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_streams)
 @target_options
 @json_option
 def describe(name: str, target: Target, as_json: bool) -> None:
@@ -144,111 +92,7 @@ def describe(name: str, target: Target, as_json: bool) -> None:
     if as_json:
         echo_json(to_wire(info))
     else:
-        click.echo("\n".join(_page(info)))
-
-
-def _page(info: MessageStreamInfo) -> Iterator[str]:
-    definition, storage = info.definition, info.storage_status
-    share = storage.total_bytes / definition.max_size
-    shown = _range(info)
-    yield from _lines(
-        {
-            "name": definition.name,
-            "messages": f"{_count(info)} ({shown})" if shown else "none",
-            "size": f"{human_bytes(storage.total_bytes)} ({share:.1%} of max size)",
-            **_shown_fields(definition),
-        }
-    )
-    statuses = {status.export_config_identifier: status for status in info.export_statuses}
-    for kind, config in definition.export_definition.configs_by_kind():
-        yield ""
-        yield f"export {config.identifier}"
-        status = statuses.get(config.identifier) or ExportStatus(config.identifier)
-        progress = _shown_progress(info, config, status)
-        yield from _lines({**_shown_export(kind, config), **progress}, indent="  ")
-
-
-def _lines(fields: dict[str, str], indent: str = "") -> Iterator[str]:
-    width = max(map(len, fields))
-    return (f"{indent}{label.ljust(width)}  {value}" for label, value in fields.items())
-
-
-def _shown_progress(
-    info: MessageStreamInfo, config: ExportConfig, status: ExportStatus
-) -> dict[str, str]:
-    last = status.last_exported_sequence_number
-    size = human_bytes(status.exported_bytes_from_stream)
-    until = f" (until {last})" if last >= 0 else ""
-    return {
-        "exported": f"{_messages(status.exported_messages_count)}, {size}{until}",
-        "behind": _messages(_messages_behind(info, config, last)),
-        "last export": _shown_time(status.last_export_time),
-        "last error": _printable(status.error_message) or "none",
-    }
-
-
-def _messages_behind(info: MessageStreamInfo, config: ExportConfig, last_exported: int) -> int:
-    storage = info.storage_status
-    start = getattr(config, "start_sequence_number", None) or 0
-    next_number = max(last_exported + 1, start, storage.oldest_sequence_number)
-    return max(storage.newest_sequence_number + 1 - next_number, 0)
-
-
-def _shown_time(millis: int | None) -> str:
-    if not millis:
-        return "never"
-    return datetime.fromtimestamp(millis / 1000, UTC).isoformat(" ", "seconds")
-
-
-def _printable(text: str) -> str:
-    """In one line: what a destination answered may hold anything, also what steers a terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-_SIZES = ("max_size", "stream_segment_size")
-
-
-def _shown_fields(definition: MessageStreamDefinition) -> dict[str, str]:
-    return {
-        _label(field): _shown(field, getattr(definition, field))
-        for field in definition.__struct_fields__
-        if field not in ("name", "export_definition")
-    }
-
-
-def _shown_export(kind: str, config: ExportConfig) -> dict[str, str]:
-    return {
-        "kind": kind,
-        "state": "paused" if config.disabled else "active",
-        **dict(_set_fields(config)),
-    }
-
-
-def _set_fields(value: msgspec.Struct) -> Iterator[tuple[str, str]]:
-    for field in value.__struct_fields__:
-        item = getattr(value, field)
-        if isinstance(item, msgspec.Struct):
-            yield from _set_fields(item)
-        elif item is not None and field not in ("identifier", "disabled"):
-            yield _label(field), _shown(field, item)
-
-
-def _label(field: str) -> str:
-    return field.removesuffix("_millis").removesuffix("_bytes").replace("_", " ")
-
-
-def _shown(field: str, value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Enum):
-        return value.name
-    if field.endswith("_millis"):
-        return format_duration(value)
-    if field in _SIZES or field.endswith("_bytes"):
-        return format_size(value)
-    return _printable(str(value))
+        click.echo("\n".join(page_lines(info)))
 
 
 # Changing
@@ -296,7 +140,7 @@ def create(
 
 
 @streams.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_streams)
 @file_option
 @definition_options
 @click.option("--pause", multiple=True, metavar="ID", help="Stop an export. May be repeated.")
@@ -349,7 +193,7 @@ def update(
     if as_json:
         echo_json(to_wire(after))
         return
-    changed = list(_differences(before, after.definition))
+    changed = list(difference_lines(before, after.definition))
     click.echo(f"updated {name}" if changed else f"nothing changed in {name}")
     for line in changed:
         click.echo(f"  {line}")
@@ -368,33 +212,6 @@ def _require_nothing_beside_file(given: dict[str, Any]) -> None:
         )
 
 
-def _differences(before: MessageStreamDefinition, after: MessageStreamDefinition) -> Iterator[str]:
-    yield from _changed(_shown_fields(before), _shown_fields(after))
-    old, new = _shown_exports(before), _shown_exports(after)
-    for identifier in old | new:
-        if identifier not in new:
-            yield f"export {identifier}: removed"
-        elif identifier not in old:
-            yield f"export {identifier}: added"
-        else:
-            for line in _changed(old[identifier], new[identifier]):
-                yield f"export {identifier}, {line}"
-
-
-def _shown_exports(definition: MessageStreamDefinition) -> dict[str, dict[str, str]]:
-    return {
-        config.identifier: _shown_export(kind, config)
-        for kind, config in definition.export_definition.configs_by_kind()
-    }
-
-
-def _changed(old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
-    for label in old | new:
-        before, after = old.get(label, "default"), new.get(label, "default")
-        if before != after:
-            yield f"{label}: {before} -> {after}"
-
-
 class _Doomed(NamedTuple):
     """A stream that is about to be deleted, and how much goes with it."""
 
@@ -403,7 +220,9 @@ class _Doomed(NamedTuple):
 
 
 @streams.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument(
+    "names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_streams
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @target_options
 @json_option
@@ -433,8 +252,7 @@ def _look_at(client: StreamManagerClient, name: str) -> _Doomed:
         info = client.describe_message_stream(name)
     except MessageStoreReadErrorException:
         return _Doomed(name, "which cannot be read")
-    size = human_bytes(info.storage_status.total_bytes)
-    return _Doomed(name, f"{_messages(_count(info))}, {size}")
+    return _Doomed(name, contents(info))
 
 
 def _ask(doomed: list[_Doomed]) -> None:

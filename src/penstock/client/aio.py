@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -12,10 +13,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from penstock.client import calls
-from penstock.client.aio_connection import AsyncConnection, open_connection
+from penstock.client.aio_connection import AsyncConnection, PendingCall, open_connection
 from penstock.client.backoff import delays
 from penstock.client.calls import Call
-from penstock.client.endpoint import Search, Tls, explain
+from penstock.client.endpoint import DEFAULT_HOST, Endpoint, Search, Tls, explain
 from penstock.client.failures import NotSentError, may_pass
 from penstock.client.protocol import ServerInfo
 from penstock.client.reading import Reading, end_number, first_number
@@ -65,9 +66,12 @@ class AsyncStreamManagerClient:
         self.reconnect_timeout = reconnect_timeout
         self.logger = logger
         self._search = Search(host, port, unix_socket, token, tls, root, config)
-        self._endpoint = self._search.find(os.environ)
+        self._endpoint = Endpoint(DEFAULT_HOST, 0)
+        # What makes no sense is told now; whoever serves a root may come later.
+        with contextlib.suppress(ConnectionError):
+            self._endpoint = self._search.find(os.environ)
         self._connection: AsyncConnection | None = None
-        self._connecting = asyncio.Lock()
+        self._connecting: asyncio.Task[AsyncConnection] | None = None
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -88,15 +92,14 @@ class AsyncStreamManagerClient:
 
     async def connect(self) -> None:
         """Connects now, with one attempt, as the blocking client does when it is made."""
-        async with self._connecting:
-            if self._is_closed:
-                raise ClientException("the client is closed: create a new one")
-            if not self.connected:
-                self._connection = await self._open()
+        await self._connected(reconnect_timeout=0)
 
     async def close(self) -> None:
         """Ends the connection; a client that is closed cannot be used again."""
         self._is_closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait((self._connecting,))
         if self._connection is not None:
             await self._connection.close()
 
@@ -164,34 +167,30 @@ class AsyncStreamManagerClient:
         before it. A server without extensions gets the messages one by one, without waiting for
         each answer; there a message may be refused and a later one be stored.
         """
-        server = (await self._connected()).server
+        server = (await self._connected(self.reconnect_timeout)).server
         numbers: list[Sequence[int]] = []
         try:
             for group in calls.plan_appends(
                 stream_name, messages, server.has_extensions, server.max_frame_bytes
             ):
                 numbers += await self._call_together(group, retry)
-        except StreamManagerException as error:
-            error.appended += sum(map(len, numbers))
+        except (StreamManagerException, OSError) as error:
+            calls.tell_appended(error, sum(map(len, numbers)))
             raise
         return calls.join_numbers(numbers)
 
     async def _call_together(self, group: Sequence[Call[T]], retry: bool) -> list[T]:
         """Sends all of them before the first answer is taken; the first error is raised."""
-        outcomes = await asyncio.gather(
-            *(self._call(call, retry) for call in group), return_exceptions=True
-        )
         results: list[T] = []
-        errors: list[BaseException] = []
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                errors.append(outcome)
-            else:
-                results.append(outcome)
-        if errors:
-            if isinstance(errors[0], StreamManagerException):
-                errors[0].appended = len(results)
-            raise errors[0]
+        first_error: StreamManagerException | None = None
+        for pending in await self._send(group):
+            try:
+                results.append(await self._finish(pending, retry))
+            except StreamManagerException as error:
+                first_error = first_error or error
+        if first_error is not None:
+            first_error.appended = len(results)
+            raise first_error
         return results
 
     # Reads
@@ -226,7 +225,7 @@ class AsyncStreamManagerClient:
 
     async def _read(self, reading: Reading) -> AsyncIterator[Message]:
         while not reading.is_over:
-            has_extensions = (await self._connected()).server.has_extensions
+            has_extensions = (await self._connected(self.reconnect_timeout)).server.has_extensions
             asked = time.monotonic()
             try:
                 messages = await self._call(reading.next_call(has_extensions, self.request_timeout))
@@ -243,40 +242,62 @@ class AsyncStreamManagerClient:
     # Connections
 
     async def _call(self, call: Call[T], retry: bool = False) -> T:
-        deadline = time.monotonic() + self.request_timeout
-        pauses = None
-        while True:
-            connection = self._connection
-            if connection is None or not connection.is_usable or self._is_closed:
-                connection = await self._connected()
-            try:
-                return await connection.call(call, deadline - time.monotonic())
-            except NotSentError:
-                if time.monotonic() > deadline:
-                    raise
-            except ConnectionLostException:
-                if not (retry or call.may_repeat) or time.monotonic() > deadline:
-                    raise
-            pauses = pauses or delays()
-            await asyncio.sleep(next(pauses))
+        (pending,) = await self._send((call,))
+        return await self._finish(pending, retry)
 
-    async def _connected(self) -> AsyncConnection:
-        """The connection, or another one if it was lost; one task at a time tries to get it."""
-        give_up = time.monotonic() + self.reconnect_timeout
-        async with self._connecting:
-            for pause in delays():
-                if self._is_closed:
-                    raise ClientException("the client is closed: create a new one")
-                if self._connection is not None and self._connection.is_usable:
-                    return self._connection
-                try:
-                    self._connection = await self._open()
-                    return self._connection
-                except (OSError, ConnectFailedException) as error:
-                    if not may_pass(error) or time.monotonic() + pause > give_up:
-                        raise
-                    self.logger.debug("not connected, trying again: %s", error)
-                await asyncio.sleep(pause)
+    async def _send(self, group: Sequence[Call[T]]) -> list[PendingCall[T]]:
+        """Sends requests as soon as there is a connection: what has not left may leave later."""
+        give_up = time.monotonic() + self.request_timeout
+        for pause in delays():
+            connection = await self._connected(self.reconnect_timeout)
+            try:
+                return await connection.send(group, self.request_timeout)
+            except NotSentError:
+                if time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError("delays do not end")
+
+    async def _finish(self, pending: PendingCall[T], retry: bool) -> T:
+        """Takes the answer; what was not sent, or may be repeated, is sent again."""
+        give_up = time.monotonic() + self.request_timeout
+        for pause in delays():
+            try:
+                return await pending.result()
+            except (NotSentError, ConnectionLostException) as error:
+                may_repeat = retry or pending.call.may_repeat or isinstance(error, NotSentError)
+                if not may_repeat or time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(pause)
+            (pending,) = await self._send((pending.call,))
+        raise AssertionError("delays do not end")
+
+    async def _connected(self, reconnect_timeout: float) -> AsyncConnection:
+        """The connection, or another one if it was lost; all who need it wait for one task."""
+        if self._connection is not None and self._connection.is_usable:
+            return self._connection
+        if self._is_closed:
+            raise ClientException("the client is closed: create a new one")
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._reconnect(reconnect_timeout))
+            # Those who wait for it may be gone before it fails.
+            self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        connecting = self._connecting
+        await asyncio.wait((connecting,))
+        if connecting.cancelled():
+            raise ClientException("the client was closed")
+        return connecting.result()
+
+    async def _reconnect(self, reconnect_timeout: float) -> AsyncConnection:
+        give_up = time.monotonic() + reconnect_timeout
+        for pause in delays():
+            try:
+                return await self._open()
+            except (OSError, ConnectFailedException) as error:
+                if not may_pass(error) or time.monotonic() + pause > give_up:
+                    raise
+                self.logger.debug("not connected, trying again: %s", error)
+            await asyncio.sleep(pause)
         raise AssertionError("delays do not end")
 
     async def _open(self) -> AsyncConnection:
@@ -284,9 +305,9 @@ class AsyncStreamManagerClient:
         try:
             async with asyncio.timeout(self.connect_timeout):
                 connection = await open_connection(endpoint)
+            await connection.shake_hands(endpoint.token, self.request_timeout)
         except OSError as error:
             raise explain(error, endpoint) from error
-        await connection.shake_hands(endpoint.token, self.request_timeout)
-        self._endpoint = endpoint
+        self._connection, self._endpoint = connection, endpoint
         self.logger.debug("connected to %s, %s", endpoint, connection.server)
         return connection

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, TypeVar, cast
+import select
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from penstock.client.calls import Call
 from penstock.client.endpoint import Endpoint
@@ -18,8 +20,28 @@ from penstock.client.protocol import Answer, ClientProtocol, ServerInfo
 from penstock.errors import ConnectFailedException
 
 T = TypeVar("T")
+# An answer, or the error that there is instead.
+Outcome = Answer | Callable[[Call[Any]], Exception]
 
 logger = logging.getLogger(__name__)
+
+# What is sent in one turn of the loop; more waits for the next, and for the server to read.
+_MAX_TURN_BYTES = 1024 * 1024
+
+
+class PendingCall(NamedTuple, Generic[T]):
+    """A request that was sent and not answered yet."""
+
+    call: Call[T]
+    outcome: asyncio.Future[Outcome]
+    timer: asyncio.TimerHandle
+
+    async def result(self) -> T:
+        outcome = await self.outcome
+        self.timer.cancel()
+        if isinstance(outcome, Answer):
+            return self.call.resolve(outcome.operation, outcome.response)
+        raise outcome(self.call)
 
 
 class AsyncConnection(asyncio.Protocol):
@@ -30,18 +52,21 @@ class AsyncConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._protocol = ClientProtocol()
-        # Futures with the answer, or with None where there will be none.
-        self._pending: dict[str, asyncio.Future[Answer | None]] = {}
+        self._transport = cast(asyncio.Transport, None)
+        self._hangup = select.poll()
         self._hello: asyncio.Future[Answer | None] = self._loop.create_future()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._outgoing: list[bytes] = []
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-        self._transport: asyncio.Transport | None = None
+        self._pending: dict[str, asyncio.Future[Outcome]] = {}
+        # Frames for the next write, under the ids of their requests.
+        self._outgoing: dict[str, bytes] = {}
+        self._outgoing_bytes = 0
+        self._is_paused = False
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._queue = asyncio.Lock()
+        self._ended = asyncio.Event()
         self.is_usable = False
 
     async def shake_hands(self, token: str, timeout: float) -> None:
-        assert self._transport is not None
         self._transport.write(self._protocol.connect(token))
         try:
             async with asyncio.timeout(timeout):
@@ -52,91 +77,115 @@ class AsyncConnection(asyncio.Protocol):
         except BaseException:
             self._transport.abort()
             raise
-        self.is_usable = True
+        self.is_usable = not self._transport.is_closing()
 
-    async def call(self, call: Call[T], timeout: float) -> T:
-        if not self._may_write.is_set():
-            await self._may_write.wait()
-        if not self.is_usable:
+    async def send(self, calls: Sequence[Call[T]], timeout: float) -> list[PendingCall[T]]:
+        """Sends requests together, in order; NotSentError if none of them has left."""
+        if not self._has_room.is_set() or self._queue.locked():
+            await self._wait_for_room(timeout)
+        if not self.is_usable or self._is_hung_up():
             raise NotSentError("the connection was lost")
-        request_id, frame = self._protocol.request(call)
-        future: asyncio.Future[Answer | None] = self._loop.create_future()
-        self._pending[request_id] = future
-        timer = self._loop.call_later(timeout, _expire, future, call)
-        self._write(frame)
-        try:
-            answer = await future
-        finally:
-            timer.cancel()
-            # An answer that comes later is passed over.
-            self._pending.pop(request_id, None)
-        if answer is None:
-            raise connection_lost(call)
-        return call.resolve(answer.operation, answer.response)
+        requests = [(call, *self._protocol.request(call)) for call in calls]
+        return [self._send(*request, timeout) for request in requests]
 
-    def _write(self, frame: bytes) -> None:
+    def _send(self, call: Call[T], request_id: str, frame: bytes, timeout: float) -> PendingCall[T]:
         # What is sent in one turn of the loop leaves in one write.
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing.append(frame)
+        self._outgoing[request_id] = frame
+        self._outgoing_bytes += len(frame)
+        if self._outgoing_bytes > _MAX_TURN_BYTES:
+            self._has_room.clear()
+        outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        self._pending[request_id] = outcome
+        timer = self._loop.call_later(timeout, self._finish, request_id, not_in_time)
+        return PendingCall(call, outcome, timer)
+
+    async def _wait_for_room(self, timeout: float) -> None:
+        try:
+            # In order and one at a time, or all would find the same little room.
+            async with asyncio.timeout(timeout), self._queue:
+                await self._has_room.wait()
+        except TimeoutError:
+            raise NotSentError("the server does not take the request in time") from None
+
+    def _is_hung_up(self) -> bool:
+        """Whether the server went, and a loop that was busy has not noticed yet.
+
+        Looked at while nothing else is under way, so that a request is not sent to nobody.
+        """
+        return not self._pending and bool(self._hangup.poll(0))
 
     def _flush(self) -> None:
-        data = b"".join(self._outgoing)
-        self._outgoing.clear()
-        if self._transport is not None and not self._transport.is_closing():
+        # If it ends, what is here was never sent, and those who wait are told so.
+        if not self._transport.is_closing():
+            data = b"".join(self._outgoing.values())
+            self._outgoing.clear()
+            self._outgoing_bytes = 0
             self._transport.write(data)
+            if not self._is_paused:
+                self._has_room.set()
+
+    def _finish(self, request_id: str, outcome: Outcome) -> None:
+        future = self._pending.pop(request_id, None)
+        if future is None or future.done():
+            logger.debug("nobody waits for an answer to %s", request_id)
+        else:
+            future.set_result(outcome)
 
     async def close(self) -> None:
         self.is_usable = False
-        if self._transport is not None:
-            self._transport.close()
-            await self._ended
+        # Not in order: that would wait for a server that does not read.
+        self._transport.abort()
+        await self._ended.wait()
 
     # What the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._hangup.register(transport.get_extra_info("socket"), select.POLLRDHUP)
 
     def data_received(self, data: bytes) -> None:
         try:
             answers = self._protocol.receive(data)
         except (ConnectFailedException, ConnectionError) as error:
             logger.debug("the connection makes no sense any more: %r", error)
+            self.is_usable = False
             if not self._hello.done():
                 self._hello.set_exception(error)
-            assert self._transport is not None
             self._transport.abort()
             return
         for answer in answers:
-            if not self._hello.done():
-                self._hello.set_result(answer)
-                continue
-            future = self._pending.get(answer.request_id)
-            if future is None or future.done():
-                logger.debug("an answer that nobody waits for is passed over")
+            if self._hello.done():
+                self._finish(answer.request_id, answer)
             else:
-                future.set_result(answer)
+                self._hello.set_result(answer)
+
+    def eof_received(self) -> None:
+        self.is_usable = False
 
     def pause_writing(self) -> None:
-        self._may_write.clear()
+        self._is_paused = True
+        self._has_room.clear()
 
     def resume_writing(self) -> None:
-        self._may_write.set()
+        self._is_paused = False
+        self._has_room.set()
 
     def connection_lost(self, error: Exception | None) -> None:
         logger.debug("the connection is lost: %r", error)
         self.is_usable = False
-        self._may_write.set()
-        for future in (self._hello, *self._pending.values()):
-            if not future.done():
-                future.set_result(None)
-        if not self._ended.done():
-            self._ended.set_result(None)
+        if not self._hello.done():
+            self._hello.set_result(None)
+        for request_id in tuple(self._pending):
+            is_sent = request_id not in self._outgoing
+            self._finish(request_id, connection_lost if is_sent else _not_sent)
+        self._has_room.set()
+        self._ended.set()
 
 
-def _expire(future: asyncio.Future[Any], call: Call[Any]) -> None:
-    if not future.done():
-        future.set_exception(not_in_time(call))
+def _not_sent(call: Call[Any]) -> NotSentError:
+    return NotSentError(f"the connection was lost before {call.operation.name} was sent")
 
 
 async def open_connection(endpoint: Endpoint) -> AsyncConnection:

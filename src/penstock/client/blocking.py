@@ -171,8 +171,8 @@ class StreamManagerClient:
                 stream_name, messages, server.has_extensions, server.max_frame_bytes
             ):
                 numbers += self._call_together(group, retry)
-        except StreamManagerException as error:
-            error.appended += sum(map(len, numbers))
+        except (StreamManagerException, OSError) as error:
+            calls.tell_appended(error, sum(map(len, numbers)))
             raise
         return calls.join_numbers(numbers)
 

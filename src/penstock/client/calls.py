@@ -47,6 +47,11 @@ _SIZE_BYTES = 4
 _MAX_NAME_LENGTH = 255
 _NAME = re.compile(NAME_PATTERN)
 
+# Operations as the numbers that they are: for each request the one of its answer.
+_RESPONSES = [int(RESPONSE_TO.get(number, 0)) for number in range(max(RESPONSE_TO) + 1)]
+_UNKNOWN_OPERATION = int(Operation.UnknownOperationError)
+_APPEND_MESSAGE = Operation.AppendMessage
+
 
 class Call(NamedTuple, Generic[T]):
     operation: Operation
@@ -58,7 +63,7 @@ class Call(NamedTuple, Generic[T]):
 
     def resolve(self, operation: int, response: Response) -> T:
         """What the answer says; what it says has failed is raised."""
-        if operation not in (RESPONSE_TO[self.operation], Operation.UnknownOperationError):
+        if operation != _RESPONSES[self.operation] and operation != _UNKNOWN_OPERATION:
             raise ClientException(
                 f"the server answered {self.operation.name} with operation {operation}"
             )
@@ -124,7 +129,7 @@ def statistics() -> Call[Statistics]:
 
 def append_message(stream_name: str, data: bytes) -> Call[int]:
     return Call(
-        Operation.AppendMessage,
+        _APPEND_MESSAGE,
         {"name": _checked_name(stream_name), "payload": _checked_payload(data)},
         _sequence_number,
     )
@@ -187,6 +192,14 @@ def _append_one_of_many(name: str, payload: bytes) -> Call[Sequence[int]]:
 def join_numbers(groups: Sequence[Sequence[int]]) -> Sequence[int]:
     """The sequence numbers of all groups; a range where there is one."""
     return groups[0] if len(groups) == 1 else [number for group in groups for number in group]
+
+
+def tell_appended(error: StreamManagerException | OSError, count: int) -> None:
+    """Adds to an error how many messages were stored before it."""
+    if isinstance(error, StreamManagerException):
+        error.appended += count
+    elif count:
+        error.add_note(f"{count} messages were appended before")
 
 
 # Reads

@@ -4,15 +4,20 @@ Any thread sends its request at once and then waits for its answer. One of those
 from the socket, for all of them: it hands each answer to whom it belongs, and when it has its own
 it leaves the reading to another. A thread alone so sends, receives and goes on, with no lock that
 anybody else could hold.
+
+An exception may strike a thread anywhere, from a signal's handler: the others go on. Where bytes
+may be missing then, on either way, the connection is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from penstock.client.calls import Call
@@ -23,8 +28,8 @@ from penstock.client.failures import (
     connection_lost,
     not_in_time,
 )
-from penstock.client.protocol import Answer, BrokenProtocolError, ClientProtocol, ServerInfo
-from penstock.client.transport import Transport, open_transport
+from penstock.client.protocol import Answer, ClientProtocol, ServerInfo
+from penstock.client.transport import DeadlineError, Transport, open_transport
 
 T = TypeVar("T")
 
@@ -33,41 +38,32 @@ logger = logging.getLogger(__name__)
 
 # Who answered so shortly ago is taken to be there still: to look takes as long as half a request.
 _RECENT_SECONDS = 0.02
+# One that sleeps looks so often whether anybody reads: an interrupt may have kept a thread from
+# waking it.
+_LOOK_SECONDS = 1.0
+_AT_ONCE = (False,)
 
 
 class PendingCall(Generic[T]):
     """A request that was sent and not answered yet. It belongs to the thread that sent it."""
 
-    __slots__ = ("answer", "call", "is_done", "request_id", "wake_up")
+    __slots__ = ("answer", "call", "request_id", "wake_up")
 
     def __init__(self, call: Call[T], request_id: str) -> None:
         self.call = call
         self.request_id = request_id
-        self.is_done = False
         self.answer: Answer | None = None
         # Made by a thread that has to sleep: a thread alone does not.
         self.wake_up: threading.Lock | None = None
 
-    def finish(self, answer: Answer | None) -> None:
-        """There is an answer, or there will be none."""
-        self.answer = answer
-        self.is_done = True
-        self.wake()
+    def is_unanswered(self) -> bool:
+        return self.answer is None
 
     def wake(self) -> None:
-        if self.wake_up is not None:
-            # It may be awake already, and others may be waking it too.
-            with contextlib.suppress(RuntimeError):
-                self.wake_up.release()
-
-    def sleep(self, deadline: float) -> None:
-        """Until somebody wakes it. The first time it only gets ready: look again whether to."""
-        if self.wake_up is None:
-            wake_up = threading.Lock()
-            wake_up.acquire()
-            self.wake_up = wake_up
-        elif not self.wake_up.acquire(timeout=max(deadline - time.monotonic(), 0)):
-            raise TimeoutError
+        assert self.wake_up is not None
+        # It may be awake already, and others may be waking it too.
+        with contextlib.suppress(RuntimeError):
+            self.wake_up.release()
 
     def result(self) -> T:
         if self.answer is None:
@@ -82,11 +78,13 @@ class Connection:
         self._transport = transport
         self._protocol = ClientProtocol()
         self._pending: dict[str, PendingCall[Any]] = {}
+        self._sleepers: dict[str, PendingCall[Any]] = {}
         self._sending = threading.Lock()
         self._reading = threading.Lock()
         self._is_lost = False
         self._heard = 0.0
         self.server = self._shake_hands(token, deadline)
+        _connections.add(self)
 
     @classmethod
     def open(cls, endpoint: Endpoint, connect_timeout: float, request_timeout: float) -> Connection:
@@ -104,101 +102,158 @@ class Connection:
             data = self._transport.receive(deadline)
             if not data:
                 raise closed_in_handshake()
+            self._transport.arrived.clear()
             # Nothing else was asked yet, so that there is one answer at most.
             for answer in self._protocol.receive(data):
                 return self._protocol.accept(answer)
 
+    # Requests
+
     def call(self, call: Call[T], deadline: float) -> T:
-        (pending,) = self.send((call,), deadline)
+        request_id, frame = self._protocol.request(call)
+        pending = PendingCall(call, request_id)
+        self._send((pending,), frame, deadline)
         return self.finish(pending, deadline)
 
     def send(self, calls: Sequence[Call[T]], deadline: float) -> list[PendingCall[T]]:
-        """Sends requests together; the answer of each is to be taken with `finish`.
-
-        NotSentError if none can have been carried out: a frame that is cut off is not. Of several
-        some may have left, and all of them are lost then.
-        """
-        requests = [(call, *self._protocol.request(call)) for call in calls]
-        sent = [PendingCall(call, request_id) for call, request_id, _ in requests]
-        data = b"".join([frame for _, _, frame in requests]) if len(sent) > 1 else requests[0][2]
-        with self._sending:
-            if self._is_lost:
-                raise NotSentError("the connection was lost")
-            for pending in sent:
-                self._pending[pending.request_id] = pending
-            try:
-                self._transport.send(data, deadline)
-            except BaseException as error:
-                # A frame that is cut off spoils all that follow.
-                self._lose(error)
-                for pending in sent:
-                    self._pending.pop(pending.request_id, None)
-                if isinstance(error, OSError) and len(sent) == 1:
-                    raise NotSentError(f"the request could not be sent: {error}") from error
-                if not isinstance(error, OSError):
-                    raise
+        """Sends requests together; the answer of each is to be taken with `finish`."""
+        requests = [self._protocol.request(call) for call in calls]
+        sent = [
+            PendingCall(call, request_id)
+            for call, (request_id, _) in zip(calls, requests, strict=True)
+        ]
+        self._send(sent, b"".join([frame for _, frame in requests]), deadline)
         return sent
+
+    def _send(self, sent: Sequence[PendingCall[Any]], data: bytes, deadline: float) -> None:
+        """NotSentError if none can have been carried out.
+
+        One frame that is cut off cannot; of several some may have left, and all are lost then.
+        """
+        try:
+            with self._sending:
+                if self._is_lost:
+                    raise NotSentError("the connection was lost")
+                for pending in sent:
+                    self._pending[pending.request_id] = pending
+                try:
+                    self._transport.send(data, deadline, self._take_answers)
+                except BaseException as error:
+                    self._end_sending(error)
+                    if not isinstance(error, OSError):
+                        raise
+                    if len(sent) == 1 and sent[0].answer is None:
+                        raise NotSentError(f"the request could not be sent: {error}") from error
+        finally:
+            if self._is_lost:
+                self._dispose()
+
+    def _end_sending(self, error: BaseException) -> None:
+        """Only for whoever has `_sending`: a frame that is cut off spoils all that follow."""
+        try:
+            # The server may have said why it takes no more.
+            self._take_answers()
+        finally:
+            self._lose(error)
 
     def finish(self, pending: PendingCall[T], deadline: float) -> T:
         try:
-            self._wait_for(pending, deadline)
-        except TimeoutError:
-            raise not_in_time(pending.call) from None
+            while pending.answer is None and not self._is_lost:
+                if not self._read_while(pending.is_unanswered, deadline):
+                    self._sleep(pending, deadline)
+        except DeadlineError:
+            if pending.answer is None:
+                raise not_in_time(pending.call) from None
         finally:
-            # An answer that comes later is passed over.
-            self._pending.pop(pending.request_id, None)
-            self._hand_over()
+            if pending.answer is None:
+                # An answer that comes later is passed over.
+                self._pending.pop(pending.request_id, None)
+            if pending.wake_up is not None:
+                self._sleepers.pop(pending.request_id, None)
+            if self._sleepers or self._is_lost:
+                self._hand_over()
         return pending.result()
 
-    def _wait_for(self, pending: PendingCall[Any], deadline: float) -> None:
-        while not pending.is_done:
-            if self._reading.acquire(blocking=False):
-                try:
-                    while not pending.is_done:
-                        self._receive(deadline)
-                finally:
-                    self._reading.release()
-            else:
-                pending.sleep(deadline)
+    # Answers
+
+    def _read_while(self, is_wanted: Callable[[], bool], deadline: float) -> bool:
+        """Hands out what arrives, for all; False if another thread does already."""
+        taken: list[bool] = []
+        try:
+            # In one step: an interrupt finds it taken and noted down, or neither.
+            taken.extend(map(self._reading.acquire, _AT_ONCE))
+            if taken[0]:
+                while not self._is_lost and is_wanted():
+                    self._receive(deadline)
+            return taken[0]
+        finally:
+            if taken and taken[0]:
+                self._reading.release()
+
+    def _take_answers(self) -> bool:
+        """Hands out what has arrived already; False if another thread sees to that."""
+        try:
+            return self._read_while(self._transport.has_input, time.monotonic())
+        except DeadlineError:
+            return True  # a part of something: TLS, say
+        finally:
+            if self._sleepers or self._is_lost:
+                self._hand_over()
+
+    def _receive(self, deadline: float) -> None:
+        """Only for whoever has `_reading`."""
+        transport = self._transport
+        try:
+            data = transport.receive(deadline)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            self._heard = time.monotonic()
+            for answer in self._protocol.receive(data):
+                self._hand_out(answer)
+            transport.arrived.clear()
+        except BaseException as error:
+            # The system's errors have numbers: a timeout without one is ours, or a signal's.
+            is_end = isinstance(error, OSError) and not (
+                isinstance(error, TimeoutError) and error.errno is None
+            )
+            if is_end or transport.arrived:
+                self._lose(error)
+            if not is_end:
+                raise
+
+    def _hand_out(self, answer: Answer) -> None:
+        pending = self._pending.pop(answer.request_id, None)
+        if pending is None:
+            logger.debug("an answer that nobody waits for is passed over: %s", answer.request_id)
+            return
+        pending.answer = answer
+        if pending.wake_up is not None:
+            pending.wake()
+
+    def _sleep(self, pending: PendingCall[Any], deadline: float) -> None:
+        """Until it is woken. The first time it only gets ready: look again whether to."""
+        if pending.wake_up is None:
+            wake_up = threading.Lock()
+            wake_up.acquire()
+            pending.wake_up = wake_up
+            self._sleepers[pending.request_id] = pending
+            return
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise DeadlineError
+        pending.wake_up.acquire(timeout=min(remaining, _LOOK_SECONDS))
 
     def _hand_over(self) -> None:
         """One of those who sleep is to read now, unless somebody does already."""
-        if self._pending and not self._reading.locked():
-            for pending in tuple(self._pending.values()):
-                if pending.wake_up is not None and not pending.is_done:
-                    pending.wake()
+        if self._is_lost:
+            self._dispose()
+        elif not self._reading.locked():
+            for sleeper in list(self._sleepers.values()):
+                if sleeper.answer is None:
+                    sleeper.wake()
                     return
 
-    def _receive(self, deadline: float) -> None:
-        """Hands out what has arrived. Only for whoever holds `_reading`."""
-        try:
-            data = self._transport.receive(deadline)
-            if data:
-                self._heard = time.monotonic()
-                for answer in self._protocol.receive(data):
-                    self._hand_out(answer)
-                return
-            error: OSError = ConnectionResetError("the server closed the connection")
-        except TimeoutError:
-            raise
-        except (OSError, BrokenProtocolError) as caught:
-            error = caught
-        self._lose(error)
-
-    def _hand_out(self, answer: Answer) -> None:
-        pending = self._pending.get(answer.request_id)
-        if pending is None:
-            logger.debug("an answer that nobody waits for is passed over: %s", answer.request_id)
-        else:
-            pending.finish(answer)
-
-    def _lose(self, error: BaseException) -> None:
-        logger.debug("the connection is lost: %r", error)
-        self._is_lost = True
-        self._transport.shut()
-        for pending in tuple(self._pending.values()):
-            if not pending.is_done:
-                pending.finish(None)
+    # The end
 
     def is_usable(self) -> bool:
         """Whether a request may be sent, as far as one can know.
@@ -206,23 +261,49 @@ class Connection:
         A server that went while nothing was asked is noticed, so that the next request goes to
         another connection instead of being lost.
         """
-        if (
-            not self._pending
-            and time.monotonic() - self._heard > _RECENT_SECONDS
-            and self._reading.acquire(blocking=False)
-        ):
-            try:
-                while not self._is_lost and self._transport.has_input():
-                    self._receive(time.monotonic())
-            except TimeoutError:
-                pass  # a part of something: TLS, say
-            finally:
-                self._reading.release()
-                self._hand_over()
+        if time.monotonic() - self._heard > _RECENT_SECONDS and not self._is_lost:
+            self._take_answers()
         return not self._is_lost
 
     def close(self) -> None:
         self._lose(ConnectionAbortedError("closed"))
-        # Both return soon: nothing can be sent or received any more.
-        with self._sending, self._reading:
-            self._transport.close()
+        self._dispose()
+
+    def _lose(self, error: BaseException) -> None:
+        self._is_lost = True
+        logger.debug("the connection is lost: %r", error)
+        self._transport.shut()
+        for sleeper in list(self._sleepers.values()):
+            sleeper.wake()
+
+    def _dispose(self) -> None:
+        """Closes the socket, unless it is in use: whoever does comes by here when he leaves."""
+        # Not a wait for them: the handler of a signal that closes may have interrupted one.
+        while not (self._reading.locked() or self._sending.locked()):
+            if self._reading.acquire(blocking=False):
+                try:
+                    if self._sending.acquire(blocking=False):
+                        try:
+                            self._transport.close()
+                            return
+                        finally:
+                            self._sending.release()
+                finally:
+                    self._reading.release()
+
+    def forget(self) -> None:
+        """In a child process: the connection is its parent's, and so are those who hold locks."""
+        self._is_lost = True
+        self._sending, self._reading = threading.Lock(), threading.Lock()
+        self._transport.close()
+
+
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for connection in list(_connections):
+        connection.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

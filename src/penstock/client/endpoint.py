@@ -8,6 +8,7 @@ again for each connection: a broker that was restarted may listen elsewhere.
 from __future__ import annotations
 
 import difflib
+import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,7 @@ _HOST_VARIABLE = "STREAM_MANAGER_SERVER_HOST"
 _PORT_VARIABLE = "STREAM_MANAGER_SERVER_PORT"
 _TOKEN_VARIABLE = "AWS_CONTAINER_AUTHORIZATION_TOKEN"  # noqa: S105 - a variable's name
 _TLS_VARIABLE = "PENSTOCK_TLS_CA"
+_PEM_END = "-----END CERTIFICATE-----"
 _ROOT_VARIABLES = ("STREAM_MANAGER_STORE_ROOT_DIR", "PENSTOCK_ROOT")
 
 
@@ -74,46 +76,57 @@ class Search(NamedTuple):
     config: str | Path | None = None
 
     def find(self, environment: Mapping[str, str]) -> Endpoint:
-        """SettingError if something that was said makes no sense."""
+        """SettingError if something that was said makes no sense.
+
+        ConnectionError if a root was named and nobody serves it: another broker is no substitute.
+        """
         config = find_config(environment, Path(self.config) if self.config else None)
         table = read_config(config)
         settings = _client_settings(table.get(CLIENT_TABLE, {}), config)
         root = Path(self.root) if self.root else _find_root(environment, table)
         address = _try_address(root)
-        place = self._place(environment, settings, address)
         tls = self.tls
         if tls is None:
-            tls = environment.get(_TLS_VARIABLE) or settings.tls_ca
-        context = _make_context(tls) if tls else None
+            tls = environment.get(_TLS_VARIABLE) or settings.tls_ca or None
+        place = self._place(environment, settings, address, bool(tls))
         is_local = address is not None and _is_of(address, place)
-        if is_local and address is not None and context is None and _needs_tls(address, place):
-            context = _pinned_context(address)
         token = self.token
         if token is None:
             token = environment.get(_TOKEN_VARIABLE) or settings.token
         if token is None:
             # Only for the broker whose token it is: nobody else is to see it.
             token = _try_token(root) if is_local else ""
+        context = None
+        if tls and not place.unix_socket:
+            context = _make_context(tls)
+        elif tls is None and address is not None and is_local and _needs_tls(address, place):
+            context = _pinned_context(address)
         return place._replace(tls=context, token=token)
 
     def _place(
-        self, environment: Mapping[str, str], settings: ClientSettings, address: Address | None
+        self,
+        environment: Mapping[str, str],
+        settings: ClientSettings,
+        address: Address | None,
+        wants_tls: bool,
     ) -> Endpoint:
         if self.unix_socket:
             return Endpoint("", 0, self.unix_socket)
-        if self.host is None and self.port is None:
-            if self.root is not None and address is not None:
-                return _local_place(address)
-            host, port = environment.get(_HOST_VARIABLE), _port_from(environment)
-            if host is None and port is None:
-                if settings.unix_socket:
-                    return Endpoint("", 0, settings.unix_socket)
-                host, port = settings.host, settings.port
-            if host is None and port is None and address is not None:
-                return _local_place(address)
-            return Endpoint(host or DEFAULT_HOST, port or DEFAULT_PORT)
-        port = self.port or _port_from(environment) or settings.port or DEFAULT_PORT
-        return Endpoint(self.host or DEFAULT_HOST, port)
+        if self.host or self.port is not None:
+            port = _port_from(environment) if self.port is None else _checked_port(self.port)
+            return Endpoint(self.host or DEFAULT_HOST, port or settings.port or DEFAULT_PORT)
+        if self.root:
+            if address is None:
+                raise ConnectionRefusedError(f"no stream manager serves {self.root}")
+            return _local_place(address, wants_tls)
+        host, port = environment.get(_HOST_VARIABLE), _port_from(environment)
+        if not host and port is None:
+            if settings.unix_socket:
+                return Endpoint("", 0, settings.unix_socket)
+            host, port = settings.host, settings.port
+        if not host and port is None and address is not None:
+            return _local_place(address, wants_tls)
+        return Endpoint(host or DEFAULT_HOST, port or DEFAULT_PORT)
 
 
 def _client_settings(table: object, config: Path | None) -> ClientSettings:
@@ -146,9 +159,13 @@ def _port_from(environment: Mapping[str, str]) -> int | None:
     text = environment.get(_PORT_VARIABLE, "").strip()
     if text in ("", "0"):
         return None
-    if not text.isdigit() or not 1 <= int(text) <= 65_535:
-        raise SettingError(f"{_PORT_VARIABLE} is {text!r}: expected a port, 1 to 65535")
-    return int(text)
+    return _checked_port(int(text) if text.isdecimal() else text, _PORT_VARIABLE)
+
+
+def _checked_port(port: object, name: str = "port") -> int:
+    if not isinstance(port, int) or not 1 <= port <= 65_535:
+        raise SettingError(f"{name} is {port!r}: expected a port, 1 to 65535")
+    return port
 
 
 def _try_address(root: Path) -> Address | None:
@@ -165,9 +182,9 @@ def _try_token(root: Path) -> str:
         return ""
 
 
-def _local_place(address: Address) -> Endpoint:
+def _local_place(address: Address, wants_tls: bool) -> Endpoint:
     """The simplest way to a broker on this machine."""
-    if not address.tls:
+    if wants_tls or not address.tls:
         return Endpoint(address.local_host, address.port)
     if address.local_port:
         return Endpoint(DEFAULT_HOST, address.local_port)
@@ -184,9 +201,9 @@ def _is_of(address: Address, place: Endpoint) -> bool:
         )
     if place.port == address.local_port:
         return place.host in (DEFAULT_HOST, "localhost")
-    return place.port == address.port and place.host in (
-        {DEFAULT_HOST, "localhost"} if address.local_host == DEFAULT_HOST else {address.local_host}
-    )
+    here = {DEFAULT_HOST, "localhost"}
+    hosts = here if address.local_host in here else {address.local_host}
+    return place.port == address.port and place.host in hosts
 
 
 def _needs_tls(address: Address, place: Endpoint) -> bool:
@@ -212,18 +229,22 @@ def _pinned_context(address: Address) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        context.load_verify_locations(address.tls_certificate)
-    except (OSError, TypeError, ssl.SSLError):
+        # The first of the file is the broker's own, those behind it are of whoever signed it.
+        first, end, _ = Path(address.tls_certificate or "").read_text().partition(_PEM_END)
+        context.load_verify_locations(cadata=first + end)
+    except (OSError, TypeError, ValueError):
         context = ssl.create_default_context()
     return context
 
 
 def explain(error: OSError, endpoint: Endpoint) -> OSError:
     """An error of the system while connecting, as one that says what was tried."""
-    reason = error.strerror or str(error) or type(error).__name__
+    # The event loop says a lot of its own where the system says enough.
+    code = error.errno if isinstance(error, ConnectionError) else None
+    reason = os.strerror(code) if code else error.strerror or str(error) or type(error).__name__
     if isinstance(error, TimeoutError):
         return TimeoutError(f"no stream manager answers on {endpoint}: the time is up")
     if isinstance(error, ssl.SSLError):
         return ConnectionError(f"no secure connection to {endpoint}: {reason}")
-    kind = type(error) if isinstance(error, ConnectionError) else ConnectionError
+    kind = ConnectionRefusedError if isinstance(error, ConnectionRefusedError) else ConnectionError
     return kind(f"no stream manager answers on {endpoint}: {reason}")

@@ -30,7 +30,9 @@ from penstock.wire.operations import Operation
 logger = logging.getLogger(__name__)
 
 _CONNECT_ID = "connect"
-_SUCCESS = ResponseStatusCode.Success
+_SUCCESS = int(ResponseStatusCode.Success)
+_APPEND = Operation.AppendMessage
+_APPEND_RESPONSE = int(Operation.AppendMessageResponse)
 
 
 class ServerInfo(NamedTuple):
@@ -80,7 +82,7 @@ class ClientProtocol:
         """The id and the frame of a request."""
         # Of one width: a server that sees frames of one shape takes them faster.
         request_id = f"{next(self._ids):08x}"
-        if call.operation is Operation.AppendMessage:
+        if call.operation is _APPEND:
             frame = encode_append_request(request_id, **call.fields)
         else:
             body = cbor.encode({"requestId": request_id, **call.fields})
@@ -149,7 +151,7 @@ class ClientProtocol:
 
 
 def _decode(operation: int, body: bytes) -> Answer | None:
-    if operation == Operation.AppendMessageResponse:
+    if operation == _APPEND_RESPONSE:
         appended = decode_append_response(body)
         if appended is not None:
             request_id, number = appended

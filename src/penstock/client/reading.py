@@ -75,7 +75,7 @@ class Reading:
         self._max_messages //= 2
 
 
-def first_number(start: int | None, info: MessageStreamInfo) -> int:
+def first_number(start: object, info: MessageStreamInfo) -> int:
     """Where to begin: at a number, so many before the end, or with what comes next."""
     storage = info.storage_status
     end = storage.newest_sequence_number + 1
@@ -88,7 +88,11 @@ def first_number(start: int | None, info: MessageStreamInfo) -> int:
     return start
 
 
-def end_number(end: int | None, info: MessageStreamInfo) -> int:
+def end_number(end: object, info: MessageStreamInfo) -> int:
     """Where to stop: at the number behind the newest that is stored now, or before it."""
     newest_end = info.storage_status.newest_sequence_number + 1
-    return newest_end if end is None else min(end, newest_end)
+    if end is None:
+        return newest_end
+    if not isinstance(end, int) or end < 0:
+        raise ValidationException(f"end is {end!r}: expected a number, 0 or more, or None")
+    return min(end, newest_end)

@@ -14,51 +14,79 @@ import ssl
 import struct
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 
 from penstock.client.endpoint import Endpoint
 
 _RECEIVE_BYTES = 256 * 1024
+_RECEIVE_SIZES = (_RECEIVE_BYTES,)
 # The kernel wakes a thread that waits so long, to look at its deadline: waiting in the call itself
 # costs half of what it does to wait first and then call.
 _TICK_SECONDS = 1
 _TICK = struct.pack("ll", _TICK_SECONDS, 0)
+# So often one that cannot send looks whether the answers are still being taken.
+_LOOK_SECONDS = 0.05
+
+
+class DeadlineError(TimeoutError):
+    """The time is up."""
+
+
+def _nobody_answers_yet() -> bool:
+    return False
 
 
 class Transport:
     def __init__(self, stream_socket: socket.socket) -> None:
         stream_socket.settimeout(None)
         stream_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
-        stream_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TICK)
         self._socket = stream_socket
+        # What `receive` has taken from the socket and its caller has not dealt with: an interrupt
+        # that finds something here has lost it.
+        self.arrived: deque[bytes] = deque()
         # Each is used by one thread at a time: the one that receives, the one that sends.
-        self._input, self._output = select.poll(), select.poll()
+        self._input, self._output, self._either = select.poll(), select.poll(), select.poll()
         self._input.register(stream_socket, select.POLLIN)
         self._output.register(stream_socket, select.POLLOUT)
+        self._either.register(stream_socket, select.POLLIN | select.POLLOUT)
 
-    def send(self, data: bytes, deadline: float) -> None:
-        """All of it, or an error: then a part of it may have left."""
-        sent = self._send_some(data, deadline)
+    def send(
+        self, data: bytes, deadline: float, take_answers: Callable[[], bool] = _nobody_answers_yet
+    ) -> None:
+        """All of it, or an error: then a part of it may have left.
+
+        A server that cannot get rid of its answers takes no requests. So where it takes no more,
+        `take_answers` is called now and then; it says False if another thread sees to that.
+        """
+        try:
+            sent = self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
         if sent < len(data):
-            view = memoryview(data)
-            while sent < len(data):
-                sent += self._send_some(view[sent:], deadline)
+            self._send_rest(memoryview(data)[sent:], deadline, take_answers)
 
-    def _send_some(self, data: bytes | memoryview, deadline: float) -> int:
-        while True:
-            if deadline - time.monotonic() < _TICK_SECONDS:
-                _wait(self._output, deadline)
-            try:
-                return self._socket.send(data)
-            except BlockingIOError:
-                pass  # a tick is over
+    def _send_rest(
+        self, data: memoryview, deadline: float, take_answers: Callable[[], bool]
+    ) -> None:
+        while data:
+            poll = self._either if take_answers() else self._output
+            with contextlib.suppress(DeadlineError):
+                _wait(poll, min(deadline, time.monotonic() + _LOOK_SECONDS))
+            with contextlib.suppress(BlockingIOError):
+                data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+            if data and time.monotonic() > deadline:
+                raise DeadlineError("the server takes no more in time")
 
     def receive(self, deadline: float) -> bytes:
-        """What has arrived; nothing at the end. TimeoutError if nothing does in time."""
+        """What has arrived; nothing at the end. DeadlineError if nothing does in time."""
         while True:
             if deadline - time.monotonic() < _TICK_SECONDS:
                 _wait(self._input, deadline)
             try:
-                return self._socket.recv(_RECEIVE_BYTES)
+                # In one step: no interrupt can come between taking it and keeping it.
+                self.arrived.extend(map(self._socket.recv, _RECEIVE_SIZES))
+                return self.arrived[0]
             except BlockingIOError:
                 pass  # a tick is over
 
@@ -81,6 +109,7 @@ class TlsTransport(Transport):
     ) -> None:
         super().__init__(stream_socket)
         self._lock = threading.Lock()
+        self._is_over = False
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self._shake_hands(deadline)
@@ -95,38 +124,51 @@ class TlsTransport(Transport):
                 if not data:
                     raise ConnectionResetError("the server ended the handshake") from None
                 self._incoming.write(data)
+                self.arrived.clear()
             else:
                 super().send(self._outgoing.read(), deadline)
                 return
 
-    def send(self, data: bytes, deadline: float) -> None:
+    def send(
+        self, data: bytes, deadline: float, take_answers: Callable[[], bool] = _nobody_answers_yet
+    ) -> None:
         with self._lock:
-            self._tls.write(data)
+            rest = memoryview(data)
+            while rest:
+                # One record at a time.
+                rest = rest[self._tls.write(rest) :]
             encrypted = self._outgoing.read()
-        super().send(encrypted, deadline)
+        super().send(encrypted, deadline, take_answers)
 
     def receive(self, deadline: float) -> bytes:
-        while True:
+        while not self._is_over:
             data = super().receive(deadline)
             if not data:
-                return b""
+                break
             with self._lock:
                 self._incoming.write(data)
-                plain, is_end = self._decrypt()
+                plain = self._decrypt()
             # What TLS itself has to say in return leaves with the next request.
-            if plain or is_end:
+            if plain:
                 return plain
+            self.arrived.clear()
+        return b""
 
-    def _decrypt(self) -> tuple[bytes, bool]:
+    def _decrypt(self) -> bytes:
         pieces: list[bytes] = []
         try:
             while piece := self._tls.read(_RECEIVE_BYTES):
                 pieces.append(piece)
+            self._is_over = True
         except ssl.SSLWantReadError:
-            return b"".join(pieces), False
-        except ssl.SSLZeroReturnError:
             pass
-        return b"".join(pieces), True
+        except ssl.SSLZeroReturnError:
+            self._is_over = True
+        return b"".join(pieces)
+
+    def has_input(self) -> bool:
+        # The server may have said that it ends and keep the socket open, until we do so too.
+        return self._is_over or super().has_input()
 
 
 def open_transport(endpoint: Endpoint, deadline: float) -> Transport:
@@ -155,4 +197,4 @@ def open_transport(endpoint: Endpoint, deadline: float) -> Transport:
 def _wait(poll: select.poll, deadline: float) -> None:
     remaining = deadline - time.monotonic()
     if not poll.poll(max(math.ceil(remaining * 1000), 0)):
-        raise TimeoutError
+        raise DeadlineError

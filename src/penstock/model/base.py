@@ -31,6 +31,10 @@ class Choice(IntEnum):
 
     __str__ = Enum.__str__
 
+    def __bool__(self) -> bool:
+        # Also the one that is 0: programs write `choice or default`.
+        return True
+
     def __format__(self, specification: str) -> str:
         return format(str(self), specification)
 

@@ -111,3 +111,12 @@ class ExportStatus(Value):
     error_message: str = ""
     exported_bytes_from_stream: int = 0
     exported_messages_count: int = 0
+
+
+def messages_behind(config: ExportConfig, last_exported: int, oldest: int, newest: int) -> int:
+    """How many of the stored messages an export has still to take.
+
+    Not those before its start, nor those that were dropped before it came to them.
+    """
+    start = getattr(config, "start_sequence_number", None) or 0
+    return max(newest + 1 - max(last_exported + 1, start, oldest), 0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 
-class ExportStatistics(msgspec.Struct, frozen=True, rename="camel"):
+class ExportStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     identifier: str
     kind: str
     is_paused: bool
     last_exported_sequence_number: int
     messages_behind: int
-    last_export_time: int | None
+    last_export_time: int | None = None
     error_message: str
     exported_bytes: int
     exported_messages: int

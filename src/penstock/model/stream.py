@@ -66,4 +66,5 @@ class MessageStreamInfo(Value):
 
     definition: MessageStreamDefinition = REQUIRED
     storage_status: StorageStatus = REQUIRED
-    export_statuses: list[ExportStatus] = REQUIRED
+    # A server may leave it out where there are none.
+    export_statuses: list[ExportStatus] = msgspec.field(default_factory=list)

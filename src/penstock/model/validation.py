@@ -60,7 +60,7 @@ def _normalize(value: Any) -> Any:
     """Integral floats as integers (JavaScript's way to send large ones), nulls as absent."""
     if isinstance(value, dict):
         return {key: _normalize(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_normalize(item) for item in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -70,7 +70,7 @@ def _normalize(value: Any) -> Any:
 def _without_unset(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_unset(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_without_unset(item) for item in value]
     return value
 

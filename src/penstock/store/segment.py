@@ -8,6 +8,7 @@ under a sync that runs.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from penstock.store.record import (
 )
 
 # How many index entries one read looks at: bounds what a request for a billion messages costs.
-_MAX_ENTRIES_A_READ = 65_536
+_MAX_ENTRIES_A_READ = 16_384
 
 
 class DamagedError(Exception):
@@ -140,8 +141,8 @@ class SegmentFiles:
             (stop - start + before) * ENTRY.size,
             (start - self.first - before) * ENTRY.size,
         )
-        entries = list(ENTRY.iter_unpack(packed[: len(packed) // ENTRY.size * ENTRY.size]))
-        position = entries.pop(0)[0] if before and entries else 0
+        position = ENTRY.unpack_from(packed)[0] if before and len(packed) >= ENTRY.size else 0
+        entries = _unpack_fitting(packed, before, position + max_bytes)
         if not entries:
             raise DamagedError(start, "its index entry is missing")
         ends, checksums, ingest_times = zip(*_fitting(entries, position, max_bytes), strict=True)
@@ -153,6 +154,21 @@ class SegmentFiles:
         if intact == 0:
             raise DamagedError(start, "its checksum does not match")
         return MessageRun(start, list(ingest_times[:intact]), payloads[:intact])
+
+
+def _unpack_fitting(packed: bytes, skipped: int, limit: int) -> list[tuple[int, int, int]]:
+    """The entries behind those that are skipped, up to the first that ends behind the limit.
+
+    Unpacking is what a read of small messages is made of: what will not be used is not unpacked.
+    """
+    count = len(packed) // ENTRY.size
+    end = bisect_right(
+        range(skipped, count),
+        limit,
+        key=lambda place: ENTRY.unpack_from(packed, place * ENTRY.size)[0],
+    )
+    stop = min(skipped + end + 1, count)
+    return list(ENTRY.iter_unpack(packed[skipped * ENTRY.size : stop * ENTRY.size]))
 
 
 def _fitting(

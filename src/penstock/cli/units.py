@@ -1,0 +1,63 @@
+"""Sizes and durations as people write them, and as they read them back: exactly."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_SIZE_UNITS = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTPE", 1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTPE", 1)},
+}
+_SIZE_OF = {"": 1, **{unit.lower(): size for unit, size in _SIZE_UNITS.items()}}
+_DURATION_UNITS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000, "ms": 1}
+_MILLIS_OF = {**_DURATION_UNITS, "m": 60_000, "w": 7 * 86_400_000}
+_NUMBER = r"(\d+(?:\.\d+)?)\s*"
+_DURATION = rf"{_NUMBER}([a-z]+)\s*"
+
+
+def parse_size(text: str) -> int:
+    """Bytes, as in `1024`, `256MiB` (of 1024 x 1024 bytes) or `1GB` (of 1000 x 1000 x 1000)."""
+    match = re.fullmatch(rf"{_NUMBER}([a-z]*)", text.strip().lower(), re.ASCII)
+    if match is None or match[2] not in _SIZE_OF:
+        raise ValueError(
+            f"{text!r} is no size: expected a number and a unit, such as 1024, 64KiB, 256MiB, 1GB"
+        )
+    return _whole(Fraction(match[1]) * _SIZE_OF[match[2]], text, "bytes")
+
+
+def format_size(size: int) -> str:
+    """The size exactly, in the largest unit of which it is a multiple."""
+    units = ((unit, of) for unit, of in _SIZE_UNITS.items() if size and size % of == 0)
+    unit, of = max(units, key=lambda found: found[1], default=("B", 1))
+    return f"{size // of} {unit}"
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds, from `90s`, `2h`, `7d` or `1h 30min`; a number alone could be anything."""
+    lowered = text.strip().lower()
+    amounts = re.findall(_DURATION, lowered, re.ASCII)
+    is_all = re.fullmatch(f"(?:{_DURATION})+", lowered, re.ASCII)
+    if not is_all or any(unit not in _MILLIS_OF for _, unit in amounts):
+        raise ValueError(
+            f"{text!r} is no duration: expected numbers and units, such as 90s, 30min, 2h, 7d"
+        )
+    millis = sum(Fraction(number) * _MILLIS_OF[unit] for number, unit in amounts)
+    return _whole(Fraction(millis), text, "milliseconds")
+
+
+def format_duration(millis: int) -> str:
+    """The duration exactly, such as `1 h 30 min`."""
+    parts = []
+    for unit, of in _DURATION_UNITS.items():
+        count, millis = divmod(millis, of)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts) or "0 s"
+
+
+def _whole(amount: Fraction, text: str, unit: str) -> int:
+    if amount.denominator != 1:
+        raise ValueError(f"{text!r} is not a whole number of {unit}")
+    return int(amount)

@@ -1,0 +1,224 @@
+"""A stream for people: the row, the page, and the differences that an update makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.cli.description import (
+    LIST_HEADINGS,
+    contents,
+    difference_lines,
+    list_row,
+    page_lines,
+)
+from penstock.model import (
+    ExportDefinition,
+    ExportStatus,
+    HTTPConfig,
+    IoTSiteWiseConfig,
+    KinesisConfig,
+    MessageStreamDefinition,
+    MessageStreamInfo,
+    Persistence,
+    S3ExportTaskExecutorConfig,
+    StorageStatus,
+    StrategyOnFull,
+)
+
+from .samples import FULL
+
+EMPTY = StorageStatus(0, -1, 0)
+
+
+def defined(**fields: Any) -> MessageStreamDefinition:
+    strategy = StrategyOnFull.OverwriteOldestData
+    return MessageStreamDefinition(**{"name": "s", "strategy_on_full": strategy, **fields})
+
+
+def with_exports(**exports: Any) -> MessageStreamDefinition:
+    return defined(export_definition=ExportDefinition(**exports))
+
+
+def described(
+    definition: MessageStreamDefinition,
+    storage: StorageStatus = EMPTY,
+    *statuses: ExportStatus,
+) -> MessageStreamInfo:
+    return MessageStreamInfo(definition, storage, list(statuses))
+
+
+def squeezed(info: MessageStreamInfo) -> list[str]:
+    """The page without its columns."""
+    return [" ".join(line.split()) for line in page_lines(info)]
+
+
+# The row
+
+
+def test_a_row_has_a_cell_for_each_heading() -> None:
+    row = list_row(described(FULL, StorageStatus(5, 14, 17 << 20)))
+
+    assert dict(zip(LIST_HEADINGS, row, strict=True)) == {
+        "name": "full",
+        "messages": 10,
+        "oldest..newest": "5..14",
+        "size": "17 MiB",
+        "max size": "954 MiB",
+        "persistence": "memory",
+        "on full": "overwrite",
+        "exports": 6,
+    }
+
+
+@pytest.mark.parametrize("storage", [EMPTY, StorageStatus(7, 6, 0)])
+def test_a_stream_that_holds_nothing_has_no_oldest(storage: StorageStatus) -> None:
+    row = list_row(described(defined(strategy_on_full=StrategyOnFull.RejectNewData), storage))
+
+    assert row == ("s", 0, "-", "0 B", "256 MiB", "file", "reject", 0)
+
+
+@pytest.mark.parametrize(
+    ("storage", "shown"),
+    [
+        (EMPTY, "0 messages, 0 B"),
+        (StorageStatus(3, 3, 1000), "1 message, 1000 B"),
+        (StorageStatus(3, 4, 2048), "2 messages, 2 KiB"),
+    ],
+)
+def test_what_a_stream_holds_is_counted(storage: StorageStatus, shown: str) -> None:
+    assert contents(described(defined(), storage)) == shown
+
+
+# The page
+
+
+def test_the_page_is_aligned_part_by_part() -> None:
+    definition = defined(
+        max_size=1_000_000,
+        time_to_live_millis=5_400_000,
+        export_definition=ExportDefinition(
+            kinesis=[KinesisConfig("k", "cloud", disabled=True)],
+            s3_task_executor=[S3ExportTaskExecutorConfig("f")],
+        ),
+    )
+    status = ExportStatus("k", 3, 1_700_000_000_000, "slow", 2048, 4)
+
+    page = list(page_lines(described(definition, StorageStatus(0, 9, 10_240), status)))
+
+    assert page == [
+        "name                 s",
+        "messages             10 (0..9)",
+        "size                 10 KiB (1.0% of max size)",
+        "max size             1 MB",
+        "stream segment size  16 MiB",
+        "time to live         1 h 30 min",
+        "strategy on full     OverwriteOldestData",
+        "persistence          File",
+        "flush on write       no",
+        "",
+        "export k",
+        "  kind                 kinesis",
+        "  state                paused",
+        "  kinesis stream name  cloud",
+        "  exported             4 messages, 2 KiB (until 3)",
+        "  behind               6 messages",
+        "  last export          2023-11-14 22:13:20+00:00",
+        "  last error           slow",
+        "",
+        "export f",
+        "  kind         s3_task_executor",
+        "  state        active",
+        "  exported     0 messages, 0 B",
+        "  behind       10 messages",
+        "  last export  never",
+        "  last error   none",
+    ]
+
+
+def test_the_page_has_all_that_is_set_of_an_export() -> None:
+    page = squeezed(described(FULL))
+
+    for line in (
+        "messages none",
+        "export format JSON_BATCHED",
+        "uri http://x/?a=b",
+        "iot msg id prefix prefix",
+        "batch interval 1 min 1 ms",
+        "start sequence number 5",
+        "size threshold for multipart upload 5 MiB",
+        "status level DEBUG",
+        "status stream name statuses",
+    ):
+        assert line in page
+
+
+def test_messages_before_the_start_of_an_export_are_not_behind() -> None:
+    definition = with_exports(kinesis=[KinesisConfig("k", "x", start_sequence_number=7)])
+
+    assert "behind 3 messages" in squeezed(described(definition, StorageStatus(0, 9, 10)))
+
+
+def test_what_others_have_said_cannot_steer_the_terminal() -> None:
+    definition = with_exports(http=[HTTPConfig("h", "http://x/\x1b[2J\ny")])
+    status = ExportStatus("h", error_message="slow\n\x1b[2Jdown")
+
+    page = squeezed(described(definition, EMPTY, status))
+
+    assert "uri http://x/ [2J y" in page
+    assert "last error slow [2Jdown" in page
+
+
+# The differences
+
+
+def test_two_equal_definitions_do_not_differ() -> None:
+    assert list(difference_lines(FULL, msgspec.structs.replace(FULL))) == []
+
+
+def test_fields_that_differ_are_shown_before_and_after() -> None:
+    changed = msgspec.structs.replace(
+        FULL,
+        max_size=2_000_000_000,
+        time_to_live_millis=None,
+        persistence=Persistence.File,
+        flush_on_write=False,
+    )
+
+    assert list(difference_lines(FULL, changed)) == [
+        "max size: 1 GB -> 2 GB",
+        "time to live: 1 h -> none",
+        "persistence: Memory -> File",
+        "flush on write: yes -> no",
+    ]
+
+
+def test_exports_are_removed_added_and_changed() -> None:
+    before = with_exports(
+        kinesis=[KinesisConfig("a", "one", priority=3)],
+        s3_task_executor=[S3ExportTaskExecutorConfig("b")],
+        iot_sitewise=[IoTSiteWiseConfig("c")],
+    )
+    after = with_exports(
+        kinesis=[KinesisConfig("a", "one", batch_size=5, disabled=True)],
+        s3_task_executor=[S3ExportTaskExecutorConfig("c")],
+        http=[HTTPConfig("d", "http://x")],
+    )
+
+    assert sorted(difference_lines(before, after)) == [
+        "export a, batch size: default -> 5",
+        "export a, priority: 3 -> default",
+        "export a, state: active -> paused",
+        "export b: removed",
+        "export c, kind: iot_sitewise -> s3_task_executor",
+        "export d: added",
+    ]
+
+
+def test_an_export_that_is_not_paused_is_the_same_however_that_is_said() -> None:
+    unsaid = with_exports(kinesis=[KinesisConfig("k", "x")])
+    said = with_exports(kinesis=[KinesisConfig("k", "x", disabled=False)])
+
+    assert list(difference_lines(unsaid, said)) == []

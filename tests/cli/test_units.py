@@ -1,0 +1,93 @@
+"""Sizes and durations: what is taken, what is refused, and that what is shown is taken again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cli.units import format_duration, format_size, parse_duration, parse_size
+from penstock.model.limits import INT64_MAX, MILLIS_MAX
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1024", 1024),
+        ("10B", 10),
+        ("64KiB", 65_536),
+        ("256MiB", 268_435_456),
+        ("256 mib", 268_435_456),
+        ("1GB", 1_000_000_000),
+        ("1.5kb", 1500),
+        ("0.5KiB", 512),
+        (" 2TiB ", 2 << 40),
+    ],
+)
+def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "12q", "1M", "-1", "1,5KB", "1 2", "1KB2KB", "٣", "."])
+def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no size: expected .* 256MiB"):
+        parse_size(text)
+
+
+def test_a_size_is_a_whole_number_of_bytes() -> None:
+    with pytest.raises(ValueError, match=r"'1\.3KiB' is not a whole number of bytes"):
+        parse_size("1.3KiB")
+
+
+@given(st.integers(0, INT64_MAX))
+def test_a_size_is_shown_so_that_it_can_be_given_again(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+def test_a_size_is_shown_in_the_largest_unit_that_fits() -> None:
+    assert format_size(0) == "0 B"
+    assert format_size(1000) == "1 KB"
+    assert format_size(256 << 20) == "256 MiB"
+    assert format_size(2_000_000_000) == "2 GB"
+    assert format_size((1 << 30) + 1) == "1073741825 B"
+
+
+@pytest.mark.parametrize(
+    ("text", "millis"),
+    [
+        ("90s", 90_000),
+        ("500ms", 500),
+        ("30min", 1_800_000),
+        ("30m", 1_800_000),
+        ("2h", 7_200_000),
+        ("7d", 604_800_000),
+        ("1w", 604_800_000),
+        ("1h30m", 5_400_000),
+        ("1 h 30 min", 5_400_000),
+        ("1.5H", 5_400_000),
+    ],
+)
+def test_a_duration_is_numbers_and_units(text: str, millis: int) -> None:
+    assert parse_duration(text) == millis
+
+
+@pytest.mark.parametrize("text", ["", "h", "90", "1h30", "1x", "-1h", "1h,2m", "1" * 60 + "!"])
+def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no duration: expected .* 7d"):
+        parse_duration(text)
+
+
+def test_a_duration_is_a_whole_number_of_milliseconds() -> None:
+    with pytest.raises(ValueError, match="not a whole number of milliseconds"):
+        parse_duration("0.5ms")
+
+
+@given(st.integers(0, MILLIS_MAX))
+def test_a_duration_is_shown_so_that_it_can_be_given_again(millis: int) -> None:
+    assert parse_duration(format_duration(millis)) == millis
+
+
+def test_a_duration_is_shown_without_the_units_that_are_nothing_in_it() -> None:
+    assert format_duration(0) == "0 s"
+    assert format_duration(5_400_000) == "1 h 30 min"
+    assert format_duration(86_400_001) == "1 d 1 ms"
