@@ -212,7 +212,6 @@ def test_a_type_checker_finds_what_is_wrong(request: pytest.FixtureRequest, tmp_
         assert problem in said, said
 
 
-@pytest.mark.xfail(strict=True, reason="`__getattr__` of the package answers for any name")
 def test_a_type_checker_finds_a_name_that_is_not_there(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -13,15 +13,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.api import *  # noqa: F403
+else:
+    # The modules of the AWS SDK come with the package.
+    _MODULES = frozenset(("data", "exceptions", "streammanagerclient", "util"))
 
-
-def __getattr__(name: str) -> Any:
-    if name == "__path__":
-        raise AttributeError(name)
-    try:
-        return getattr(importlib.import_module("penstock.api"), name)
-    except AttributeError:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}") from None
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"penstock.{name}")
+        try:
+            return getattr(importlib.import_module("penstock.api"), name)
+        except AttributeError:
+            raise AttributeError(f"module 'penstock' has no attribute {name!r}") from None
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TypeVar
 
-from penstock.errors import ValidationException
 from penstock.model.base import Value
 from penstock.model.validation import validate
 
@@ -22,12 +21,8 @@ class Util:
 
     @staticmethod
     def deserialize_json_bytes_to_obj(bytes: bytes, type: type[V]) -> V:  # noqa: A002 - the SDK's
-        """The object that a message stands for; ValidationException if it is none."""
-        try:
-            plain = json.loads(bytes)
-        except ValueError as error:
-            raise ValidationException(f"the message is not JSON: {error}") from None
-        return type.from_dict(plain)
+        """The object that a message stands for; ValueError if it is none."""
+        return type.from_dict(json.loads(bytes))
 
 
 def _without_empty_lists(plain: dict[str, object]) -> dict[str, object]:

@@ -50,10 +50,11 @@ from penstock.wire.requests import (
     StatisticsRequest,
     UpdateMessageStreamRequest,
 )
+from tests.model.samples import definition as plain_definition
 from tests.support import MEBIBYTE
 
+ID = "00000001"
 FRAME_BYTES = 1 << 30
-NAMED = {"request_id": "00000001"}
 
 DEFINITION = MessageStreamDefinition(
     "some stream",
@@ -71,83 +72,465 @@ def asked(call: Call[Any]) -> Request:
 
 
 def answered(call: Call[Any], **response: Any) -> Any:
-    """What the call makes of an answer; one that says nothing of its status is a success."""
-    success = {"requestId": "00000001", "status": 0, "errorMessage": ""}
+    """What the call makes of an answer, which is a success unless it says something else."""
+    success = {"requestId": ID, "status": 0, "errorMessage": ""}
     return call.resolve(RESPONSE_TO[call.operation], {**success, **response})
+
+
+def append_batch(*payloads: bytes) -> Call[Any]:
+    ((call,),) = calls.plan_appends("s", payloads, True, FRAME_BYTES)
+    return call
 
 
 # Requests
 
+READ_OR_NONE = calls.read_messages_or_none("s", 4, 9, 500)
+REQUESTS: list[tuple[Call[Any], Request]] = [
+    (
+        calls.create_message_stream(DEFINITION),
+        CreateMessageStreamRequest(request_id=ID, definition=DEFINITION),
+    ),
+    (
+        calls.update_message_stream(DEFINITION),
+        UpdateMessageStreamRequest(request_id=ID, definition=DEFINITION),
+    ),
+    (calls.delete_message_stream("s"), DeleteMessageStreamRequest(request_id=ID, name="s")),
+    (calls.describe_message_stream("s"), DescribeMessageStreamRequest(request_id=ID, name="s")),
+    (calls.list_streams(), ListStreamsRequest(request_id=ID)),
+    (calls.statistics(), StatisticsRequest(request_id=ID)),
+    (
+        calls.append_message("s", b"\x00\xff"),
+        AppendMessageRequest(request_id=ID, name="s", payload=b"\x00\xff"),
+    ),
+    (
+        append_batch(b"a", b"bcd"),
+        AppendMessagesRequest(
+            request_id=ID, name="s", sizes=b"\x01\0\0\0\x03\0\0\0", payloads=b"abcd"
+        ),
+    ),
+    (calls.read_messages("s", None, 60), ReadMessagesRequest(request_id=ID, stream_name="s")),
+    (
+        calls.read_messages("s", ReadMessagesOptions(4, 1, 9, 60_000), 60),
+        ReadMessagesRequest(
+            request_id=ID,
+            stream_name="s",
+            read_messages_options=ReadMessagesOptions(4, 1, 9, 60_000),
+        ),
+    ),
+    (
+        READ_OR_NONE,
+        ReadMessagesRequest(
+            request_id=ID, stream_name="s", read_messages_options=ReadMessagesOptions(4, 1, 9, 500)
+        ),
+    ),
+    (
+        calls.read_columns("s", 4, 2**63 - 1, 1024, 500),
+        ReadColumnsRequest(
+            request_id=ID,
+            name="s",
+            first_sequence_number=4,
+            end_sequence_number=2**63 - 1,
+            max_bytes=1024,
+            read_timeout_millis=500,
+        ),
+    ),
+]
 
-@pytest.mark.parametrize(
-    ("call", "request_"),
-    [
-        (
-            calls.create_message_stream(DEFINITION),
-            CreateMessageStreamRequest(**NAMED, definition=DEFINITION),
-        ),
-        (
-            calls.update_message_stream(DEFINITION),
-            UpdateMessageStreamRequest(**NAMED, definition=DEFINITION),
-        ),
-        (calls.delete_message_stream("s"), DeleteMessageStreamRequest(**NAMED, name="s")),
-        (calls.describe_message_stream("s"), DescribeMessageStreamRequest(**NAMED, name="s")),
-        (calls.list_streams(), ListStreamsRequest(**NAMED)),
-        (calls.statistics(), StatisticsRequest(**NAMED)),
-        (
-            calls.append_message("s", b"\x00\xff"),
-            AppendMessageRequest(**NAMED, name="s", payload=b"\x00\xff"),
-        ),
-        (calls.read_messages("s", None, 60), ReadMessagesRequest(**NAMED, stream_name="s")),
-        (
-            calls.read_messages("s", ReadMessagesOptions(4, 1, 9, 60_000), 60),
-            ReadMessagesRequest(
-                **NAMED,
-                stream_name="s",
-                read_messages_options=ReadMessagesOptions(4, 1, 9, 60_000),
-            ),
-        ),
-        (
-            calls.read_messages_or_none("s", 4, 9, 500),
-            ReadMessagesRequest(
-                **NAMED, stream_name="s", read_messages_options=ReadMessagesOptions(4, 1, 9, 500)
-            ),
-        ),
-        (
-            calls.read_columns("s", 4, 2**63 - 1, 1024, 500),
-            ReadColumnsRequest(
-                **NAMED,
-                name="s",
-                first_sequence_number=4,
-                end_sequence_number=2**63 - 1,
-                max_bytes=1024,
-                read_timeout_millis=500,
-            ),
-        ),
-    ],
-    ids=lambda value: value.operation.name if isinstance(value, Call) else "",
-)
-def test_a_request_arrives_as_it_was_meant(call: Call[Any], request_: Request) -> None:
-    assert asked(call) == request_
+
+@pytest.mark.parametrize(("call", "arrived"), REQUESTS, ids=[c.operation.name for c, _ in REQUESTS])
+def test_a_request_arrives_as_it_was_meant(call: Call[Any], arrived: Request) -> None:
+    assert asked(call) == arrived
 
 
 def test_every_operation_of_the_server_can_be_asked_for() -> None:
-    made = {
-        calls.create_message_stream(DEFINITION),
-        calls.update_message_stream(DEFINITION),
-    } if False else {  # fmt: skip
-        call.operation
-        for call in (
-            calls.create_message_stream(DEFINITION),
-            calls.update_message_stream(DEFINITION),
-            calls.delete_message_stream("s"),
-            calls.describe_message_stream("s"),
-            calls.list_streams(),
-            calls.statistics(),
-            calls.append_message("s", b"x"),
-            calls.read_messages("s", None, 60),
-            calls.read_columns("s", 0, 1, 1, 0),
-            *next(calls.plan_appends("s", [b"x"], True, FRAME_BYTES)),
-        )
+    assert {call.operation for call, _ in REQUESTS} == set(EXTENDED_REQUESTS)
+
+
+def test_only_what_changes_nothing_may_be_repeated() -> None:
+    assert {call.operation for call, _ in REQUESTS if call.may_repeat} == {
+        Operation.ListStreams,
+        Operation.DescribeMessageStream,
+        Operation.ReadMessages,
+        Operation.ReadColumns,
+        Operation.Statistics,
     }
-    assert made == set(EXTENDED_REQUESTS)
+
+
+# What programs pass
+
+A_NAME = "expected 1 to 255 letters, digits, spaces or any of , . - _"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "a/b", "ä", "a\n", 5, None, b"s"])
+def test_a_name_that_cannot_be_is_refused(name: Any) -> None:
+    expected = f"^stream_name is {re.escape(repr(name))}: {A_NAME}"
+    for make in (
+        calls.delete_message_stream,
+        calls.describe_message_stream,
+        lambda name: calls.append_message(name, b"x"),
+        lambda name: calls.read_messages(name, None, 60),
+        lambda name: next(calls.plan_appends(name, [b"x"], True, FRAME_BYTES)),
+    ):
+        with pytest.raises(ValidationException, match=expected):
+            make(name)
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "a b,c.d-e_f", "0"])
+def test_any_other_name_is_taken(name: str) -> None:
+    assert asked(calls.describe_message_stream(name)) == DescribeMessageStreamRequest(
+        request_id=ID, name=name
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("text", "data is str: expected bytes"),
+        (None, "data is NoneType: expected bytes"),
+        ([1], "data is list: expected bytes"),
+        (b"", "data is empty: expected 1 byte or more"),
+        (bytearray(), "data is empty: expected 1 byte or more"),
+    ],
+)
+def test_data_that_is_no_message_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(ValidationException, match=f"^{message}$"):
+        calls.append_message("s", data)
+    with pytest.raises(ValidationException, match=f"^{message}$"):
+        next(calls.plan_appends("s", [data], True, FRAME_BYTES))
+
+
+@pytest.mark.parametrize(
+    "data", [bytearray(b"abc"), memoryview(b"abc"), memoryview(b"a.b.c.")[::2]]
+)
+def test_other_kinds_of_bytes_are_messages_too(data: Any) -> None:
+    assert payloads_of(calls.append_message("s", data)) == [bytes(data)]
+    assert payloads_of(append_batch(data)) == [bytes(data)]
+
+
+@pytest.mark.parametrize("messages", [b"abc", bytearray(b"abc"), memoryview(b"abc"), "abc"])
+def test_a_message_is_not_a_list_of_messages(messages: Any) -> None:
+    with pytest.raises(ValidationException, match="expected an iterable of messages, each bytes"):
+        next(calls.plan_appends("s", messages, True, FRAME_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("definition", "message"),
+    [
+        (None, "definition is NoneType: expected a MessageStreamDefinition"),
+        (plain_definition(), "definition is dict: expected a MessageStreamDefinition"),
+        (MessageStreamDefinition(), "object missing required field name"),
+        (MessageStreamDefinition("s"), "object missing required field strategyOnFull"),
+        (
+            MessageStreamDefinition("s", strategy_on_full=StrategyOnFull.RejectNewData, max_size=1),
+            "maxSize is 1: expected int >= 1024",
+        ),
+        (
+            MessageStreamDefinition("s", strategy_on_full=7),  # type: ignore[arg-type] # a mistake
+            "strategyOnFull is 7: expected one of 0 (RejectNewData), 1 (OverwriteOldestData)",
+        ),
+        (
+            msgspec.structs.replace(
+                DEFINITION, export_definition=ExportDefinition(kinesis=[KinesisConfig("k")])
+            ),
+            "exportDefinition.kinesis[0]: object missing required field kinesisStreamName",
+        ),
+    ],
+)
+def test_a_definition_that_cannot_be_is_refused(definition: Any, message: str) -> None:
+    for make in (calls.create_message_stream, calls.update_message_stream):
+        with pytest.raises(ValidationException, match=f"^{re.escape(message)}$"):
+            make(definition)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "options is dict: expected a ReadMessagesOptions"),
+        (ReadMessagesOptions(-1), "desiredStartSequenceNumber is -1: expected int >= 0"),
+        (ReadMessagesOptions(None, 0), "minMessageCount is 0: expected int >= 1"),
+        (
+            ReadMessagesOptions(None, 5, 4),
+            "min_message_count is 5: expected at most max_message_count, 4",
+        ),
+        (
+            ReadMessagesOptions(None, 1, 1, 2001),
+            "read_timeout_millis is 2001: expected at most the client's request_timeout, 2 s",
+        ),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValidationException, match=f"^{re.escape(message)}$"):
+        calls.read_messages("s", options, 2)
+
+
+# Many messages
+
+
+def sizes_of(call: Call[Any]) -> list[int]:
+    request = asked(call)
+    if isinstance(request, AppendMessagesRequest):
+        return list(struct.unpack(f"<{len(request.sizes) // 4}I", request.sizes))
+    assert isinstance(request, AppendMessageRequest)
+    return [len(request.payload)]
+
+
+def payloads_of(call: Call[Any]) -> list[bytes]:
+    request = asked(call)
+    if isinstance(request, AppendMessageRequest):
+        return [request.payload]
+    assert isinstance(request, AppendMessagesRequest)
+    ends = accumulate(sizes_of(call), initial=0)
+    return [request.payloads[start:end] for start, end in pairwise(ends)]
+
+
+@pytest.mark.parametrize("has_extensions", [True, False])
+def test_nothing_to_append_is_no_request(has_extensions: bool) -> None:
+    assert list(calls.plan_appends("s", [], has_extensions, FRAME_BYTES)) == []
+
+
+def test_with_extensions_all_that_fit_go_in_one_request() -> None:
+    groups = list(calls.plan_appends("s", [b"x"] * (MAX_BATCH_MESSAGES + 1), True, FRAME_BYTES))
+
+    assert [[len(sizes_of(call)) for call in group] for group in groups] == [
+        [MAX_BATCH_MESSAGES],
+        [1],
+    ]
+
+
+def test_requests_are_cut_by_bytes_too() -> None:
+    # Each message takes four bytes more, for its size.
+    half = bytes(MAX_BATCH_BYTES // 2 - 4)
+    groups = list(calls.plan_appends("s", [half, half, half, b"x"], True, FRAME_BYTES))
+
+    assert [[len(sizes_of(call)) for call in group] for group in groups] == [[2], [2]]
+
+
+def test_a_message_that_is_larger_than_a_request_goes_alone() -> None:
+    large = bytes(MAX_BATCH_BYTES + 1)
+    groups = list(calls.plan_appends("s", [b"x", large, large, b"x"], True, FRAME_BYTES))
+
+    assert [sizes_of(call) for (call,) in groups] == [[1], [len(large)], [len(large)], [1]]
+
+
+def test_a_server_with_small_frames_gets_small_requests() -> None:
+    groups = list(calls.plan_appends("s", [bytes(996)] * 100, True, 65_536))
+
+    frames = [len(ClientProtocol().request(call)[1]) for (call,) in groups]
+    assert max(frames) < 65_536
+    assert [len(sizes_of(call)) for (call,) in groups] == [32, 32, 32, 4]
+
+
+def test_without_extensions_each_message_is_a_request() -> None:
+    groups = list(calls.plan_appends("s", [b"%d" % n for n in range(1200)], False, FRAME_BYTES))
+
+    assert [len(group) for group in groups] == [512, 512, 176]
+    assert {call.operation for group in groups for call in group} == {Operation.AppendMessage}
+
+
+def test_without_extensions_no_more_bytes_are_under_way() -> None:
+    groups = list(calls.plan_appends("s", [bytes(MEBIBYTE - 4)] * 9, False, FRAME_BYTES))
+
+    assert [len(group) for group in groups] == [4, 4, 1]
+
+
+@given(
+    st.lists(st.integers(1, 3000), max_size=60), st.booleans(), st.sampled_from([65_536, 8192, 1])
+)
+def test_every_message_is_sent_once_and_in_order(
+    sizes: list[int], has_extensions: bool, max_frame_bytes: int
+) -> None:
+    messages = [bytes((number,)) * size for number, size in enumerate(sizes)]
+
+    groups = calls.plan_appends("s", messages, has_extensions, max_frame_bytes)
+
+    sent = [payloads_of(call) for group in groups for call in group]
+    assert list(chain.from_iterable(sent)) == messages
+    if has_extensions:
+        assert all(
+            len(batch) == 1 or sum(map(len, batch)) + 4 * len(batch) <= max_frame_bytes // 2
+            for batch in sent
+        )
+
+
+@pytest.mark.parametrize(("has_extensions", "most"), [(True, MAX_BATCH_MESSAGES), (False, 512)])
+def test_messages_are_taken_as_they_are_sent(has_extensions: bool, most: int) -> None:
+    taken = 0
+
+    def messages() -> Iterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield b"x"
+
+    groups = calls.plan_appends("s", messages(), has_extensions, FRAME_BYTES)
+    assert taken == 0
+    for number in (1, 2, 3):
+        next(groups)
+        # One more is looked at, to see that it does not fit.
+        assert taken == number * most + 1
+
+
+def test_the_numbers_of_one_request_are_a_range() -> None:
+    numbers = calls.join_numbers([range(5, 8)])
+
+    assert numbers == range(5, 8)
+
+
+@pytest.mark.parametrize(
+    ("groups", "numbers"),
+    [([], []), ([range(5, 7), range(9, 10)], [5, 6, 9]), ([(5,), (7,), (6,)], [5, 7, 6])],
+)
+def test_the_numbers_of_several_requests_are_a_list(groups: Any, numbers: list[int]) -> None:
+    assert calls.join_numbers(groups) == numbers
+
+
+def test_each_kind_of_append_knows_its_numbers() -> None:
+    assert answered(calls.append_message("s", b"x"), sequenceNumber=7) == 7
+    assert answered(append_batch(b"x", b"y"), firstSequenceNumber=7, count=2) == range(7, 9)
+    ((first, _),) = calls.plan_appends("s", [b"x", b"y"], False, FRAME_BYTES)
+    assert answered(first, sequenceNumber=7) == (7,)
+
+
+# Answers
+
+
+def columns(first: int, messages: list[tuple[int, bytes]]) -> dict[str, Any]:
+    """Messages as a server with extensions sends them."""
+    offsets = list(accumulate((len(payload) for _, payload in messages), initial=0))
+    return {
+        "firstSequenceNumber": first,
+        "count": len(messages),
+        "offsets": struct.pack(f"<{len(offsets)}i", *offsets),
+        "ingestTimes": struct.pack(f"<{len(messages)}q", *(time for time, _ in messages)),
+        "payloads": b"".join(payload for _, payload in messages),
+        "oldestSequenceNumber": 0,
+        "endSequenceNumber": first + len(messages),
+    }
+
+
+@given(
+    st.integers(0, 2**62),
+    st.lists(st.tuples(st.integers(0, 2**63 - 1), st.binary(min_size=1, max_size=9)), max_size=9),
+)
+def test_columns_are_read_as_messages(first: int, messages: list[tuple[int, bytes]]) -> None:
+    call = calls.read_columns("s", 0, 1, 1, 0)
+
+    assert answered(call, **columns(first, messages)) == [
+        Message("s", number, time, payload)
+        for number, (time, payload) in enumerate(messages, first)
+    ]
+
+
+PLAIN_MESSAGE = {"streamName": "s", "sequenceNumber": 4, "ingestTime": 5, "payload": b"\xff"}
+
+
+def test_messages_are_read() -> None:
+    expected = [Message("s", 4, 5, b"\xff")]
+
+    for call in (calls.read_messages("s", None, 60), READ_OR_NONE):
+        assert answered(call, messages=[PLAIN_MESSAGE]) == expected
+
+
+def test_too_few_messages_are_an_error_or_none_at_all() -> None:
+    with pytest.raises(EXCEPTION_OF[ResponseStatusCode.NotEnoughMessages], match="why"):
+        answered(calls.read_messages("s", None, 60), status=13, errorMessage="why")
+    assert answered(READ_OR_NONE, status=13) == []
+
+
+def test_other_answers_are_read() -> None:
+    described = {
+        "definition": plain_definition(),
+        "storageStatus": {
+            "oldestSequenceNumber": 1,
+            "newestSequenceNumber": 2,
+            "totalBytes": 3,
+        },
+        "exportStatuses": [{"exportConfigIdentifier": "k"}],
+    }
+
+    info = answered(calls.describe_message_stream("s"), messageStreamInfo=described)
+
+    assert info.definition.name == "s"
+    assert info.storage_status.newest_sequence_number == 2
+    assert info.export_statuses[0].last_exported_sequence_number == -1
+    assert answered(calls.list_streams(), streams=["a", "b"]) == ["a", "b"]
+    assert answered(calls.delete_message_stream("s")) is None
+
+
+@pytest.mark.parametrize("status", [s for s in ResponseStatusCode if s in EXCEPTION_OF])
+def test_every_status_has_its_exception_whatever_was_asked(status: ResponseStatusCode) -> None:
+    for call in (call for call, _ in REQUESTS if call.fields != READ_OR_NONE.fields):
+        with pytest.raises(EXCEPTION_OF[status], match=r"^why$") as caught:
+            answered(call, status=int(status), errorMessage="why")
+
+        assert type(caught.value) is EXCEPTION_OF[status]
+        assert (caught.value.status, caught.value.request_id) == (status, ID)
+
+
+@pytest.mark.parametrize("status", [8, 9, 10, 11, 12])
+def test_a_status_of_the_handshake_is_raised_as_well(status: int) -> None:
+    with pytest.raises(StreamManagerException, match=r"^why$") as caught:
+        answered(calls.list_streams(), status=status, errorMessage="why")
+
+    assert caught.value.status is ResponseStatusCode(status)
+
+
+@pytest.mark.parametrize("status", [19, -1, "x", None])
+def test_an_unknown_status_is_told_as_it_came(status: Any) -> None:
+    with pytest.raises(
+        StreamManagerException, match=rf"status {re.escape(repr(status))}, which is not known: why"
+    ) as caught:
+        answered(calls.list_streams(), status=status, errorMessage="why")
+
+    assert caught.value.status == status
+
+
+def test_an_error_without_a_message_is_told_by_its_name() -> None:
+    with pytest.raises(StreamManagerException, match=r"^ResourceNotFound$"):
+        answered(calls.delete_message_stream("s"), status=5)
+
+
+@pytest.mark.parametrize(
+    ("call", "response"),
+    [
+        (calls.append_message("s", b"x"), {}),
+        (calls.append_message("s", b"x"), {"sequenceNumber": "many"}),
+        (calls.append_message("s", b"x"), {"sequenceNumber": None}),
+        (append_batch(b"x"), {"count": 1}),
+        (append_batch(b"x"), {"firstSequenceNumber": 1}),
+        (append_batch(b"x"), {"firstSequenceNumber": 1, "count": "x"}),
+        (calls.list_streams(), {}),
+        (calls.list_streams(), {"streams": 5}),
+        (calls.describe_message_stream("s"), {}),
+        (calls.describe_message_stream("s"), {"messageStreamInfo": 5}),
+        (calls.describe_message_stream("s"), {"messageStreamInfo": {}}),
+        (
+            calls.describe_message_stream("s"),
+            {"messageStreamInfo": {"definition": plain_definition(), "exportStatuses": []}},
+        ),
+        (calls.statistics(), {"statistics": {"version": "1"}}),
+        (calls.read_messages("s", None, 60), {}),
+        (calls.read_messages("s", None, 60), {"messages": [5]}),
+        (calls.read_messages("s", None, 60), {"messages": [{**PLAIN_MESSAGE, "payload": "x"}]}),
+        (calls.read_columns("s", 0, 1, 1, 0), {"count": 0, "firstSequenceNumber": 0}),
+    ],
+)
+def test_an_answer_that_lacks_something_is_told_so(call: Call[Any], response: Any) -> None:
+    with pytest.raises(ClientException):
+        answered(call, **response)
+
+
+def test_an_answer_without_a_status_is_told_so() -> None:
+    for call, _ in REQUESTS:
+        with pytest.raises(ClientException, match=f"{call.operation.name} cannot be understood"):
+            call.resolve(RESPONSE_TO[call.operation], {"requestId": ID})
+
+
+def test_an_answer_to_something_else_is_told_so() -> None:
+    with pytest.raises(ClientException, match="answered ListStreams with operation 9"):
+        calls.list_streams().resolve(Operation.AppendMessageResponse, {"status": 0})
+
+
+def test_an_operation_that_the_server_does_not_know_is_told_so() -> None:
+    with pytest.raises(UnknownOperationException, match="68"):
+        calls.statistics().resolve(17, {"status": 18, "errorMessage": "operation 68"})

@@ -104,9 +104,22 @@ def test_bytes_stay_bytes() -> None:
     assert Message.from_dict(message.as_dict()) == message
 
 
-def test_a_map_that_is_no_such_object_is_refused_with_the_field() -> None:
+def test_a_map_is_taken_as_it_is_and_checked_before_it_leaves() -> None:
+    definition = MessageStreamDefinition.from_dict({**samples.definition(), "maxSize": 5})
+
+    assert definition.max_size == 5
     with pytest.raises(ValidationException, match="maxSize is 5"):
-        MessageStreamDefinition.from_dict({**samples.definition(), "maxSize": 5})
+        validate(definition)
+
+
+def test_what_is_missing_has_its_default() -> None:
+    assert MessageStreamDefinition.from_dict({}) == MessageStreamDefinition()
+
+
+@pytest.mark.parametrize("plain", [None, 5, [], "text"])
+def test_what_is_no_map_is_no_object(plain: object) -> None:
+    with pytest.raises(ValueError, match="expected a map"):
+        MessageStreamDefinition.from_dict(plain)  # type: ignore[arg-type] # as it may come
 
 
 def test_a_stream_without_exports_may_say_nothing_of_them() -> None:

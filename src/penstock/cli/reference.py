@@ -11,16 +11,17 @@ from penstock.cli.main import main
 _INTRODUCTION = """\
 # The command line
 
-`.venv/bin/penstock` after `make install`. Every command has `--help`, and `--json` for programs: one
-JSON document on a line, with the names that things have on the wire. Tables are for people, and may
-change. This page is made from the commands (`make docs`).
+`.venv/bin/penstock` after `make install`. Every command has `--help`, and `--json` for programs:
+one JSON document on a line, with the names that things have on the wire. Tables are for people,
+and may change. This page is made from the commands (`make docs`).
 
 ## Which broker
 
 Commands that talk to a broker find it as the client does: what is passed (`--root`, `--host` and
-`--port`, `--unix-socket`), then the environment, then `[client]` in `penstock.toml`, then the broker
-of `~/.penstock`. The token comes from `AWS_CONTAINER_AUTHORIZATION_TOKEN`, from `penstock.toml`, or
-from the broker's root if you may read it. [The cookbook](cookbook.md#connecting) has all of it.
+`--port`, `--unix-socket`), then the environment, then `[client]` in `penstock.toml`, then the
+broker of `~/.penstock`. The token comes from `AWS_CONTAINER_AUTHORIZATION_TOKEN`, from
+`penstock.toml`, or from the broker's root if you may read it. [The
+cookbook](cookbook.md#connecting) has all of it.
 
 ## Exit codes
 
@@ -36,7 +37,8 @@ from the broker's root if you may read it. [The cookbook](cookbook.md#connecting
 
 ## Shell completion
 
-`eval "$(penstock completion bash)"` (or `zsh`, `fish`) completes commands, options and the names of streams.
+`eval "$(penstock completion bash)"` (or `zsh`, `fish`) completes commands, options and the names
+of streams.
 """
 
 

@@ -17,7 +17,7 @@ from penstock.client.aio_connection import AsyncConnection, PendingCall, open_co
 from penstock.client.backoff import delays
 from penstock.client.calls import Call
 from penstock.client.endpoint import DEFAULT_HOST, Endpoint, Search, Tls, explain
-from penstock.client.failures import NotSentError, may_pass
+from penstock.client.failures import NO_LIMIT, NotSentError, may_pass
 from penstock.client.protocol import ServerInfo
 from penstock.client.reading import Reading, end_number, first_number
 from penstock.errors import (
@@ -48,9 +48,9 @@ class AsyncStreamManagerClient:
     def __init__(
         self,
         host: str | None = None,
-        port: int | None = None,
-        connect_timeout: float = 3,
-        request_timeout: float = 60,
+        port: int | str | None = None,
+        connect_timeout: float | None = 3,
+        request_timeout: float | None = 60,
         logger: logging.Logger = logging.getLogger("StreamManagerClient"),  # noqa: B008 - the SDK's
         *,
         token: str | None = None,
@@ -61,8 +61,8 @@ class AsyncStreamManagerClient:
         reconnect_timeout: float = 10,
     ) -> None:
         """The parameters are those of StreamManagerClient."""
-        self.connect_timeout = connect_timeout
-        self.request_timeout = request_timeout
+        self.connect_timeout = NO_LIMIT if connect_timeout is None else connect_timeout
+        self.request_timeout = NO_LIMIT if request_timeout is None else request_timeout
         self.reconnect_timeout = reconnect_timeout
         self.logger = logger
         self._search = Search(host, port, unix_socket, token, tls, root, config)
@@ -125,6 +125,10 @@ class AsyncStreamManagerClient:
     @property
     def port(self) -> int:
         return self._endpoint.port
+
+    @property
+    def auth_token(self) -> str:
+        return self._endpoint.token
 
     # Streams
 

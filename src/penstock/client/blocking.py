@@ -16,7 +16,7 @@ from penstock.client.backoff import delays
 from penstock.client.calls import Call
 from penstock.client.connection import Connection, PendingCall
 from penstock.client.endpoint import Endpoint, Search, Tls, explain
-from penstock.client.failures import NotSentError, may_pass
+from penstock.client.failures import NO_LIMIT, NotSentError, may_pass
 from penstock.client.protocol import ServerInfo
 from penstock.client.reading import Reading, end_number, first_number
 from penstock.errors import (
@@ -48,9 +48,9 @@ class StreamManagerClient:
     def __init__(
         self,
         host: str | None = None,
-        port: int | None = None,
-        connect_timeout: float = 3,
-        request_timeout: float = 60,
+        port: int | str | None = None,
+        connect_timeout: float | None = 3,
+        request_timeout: float | None = 60,
         logger: logging.Logger = logging.getLogger("StreamManagerClient"),  # noqa: B008 - the SDK's
         *,
         token: str | None = None,
@@ -64,7 +64,8 @@ class StreamManagerClient:
 
         host, port, unix_socket: where the server is. By default as STREAM_MANAGER_SERVER_HOST and
             STREAM_MANAGER_SERVER_PORT say, or penstock.toml, or the broker of this machine.
-        connect_timeout, request_timeout: seconds for a connection, and for each operation.
+        connect_timeout, request_timeout: seconds for a connection, and for each operation; None
+            for no limit.
         token: by default AWS_CONTAINER_AUTHORIZATION_TOKEN, or the one in penstock.toml, or that
             of the broker's root if it may be read.
         tls: True, a PEM file with certificates to trust, or an SSLContext.
@@ -73,8 +74,8 @@ class StreamManagerClient:
         reconnect_timeout: seconds for which an operation tries to get a lost connection back;
             0 for one attempt.
         """
-        self.connect_timeout = connect_timeout
-        self.request_timeout = request_timeout
+        self.connect_timeout = NO_LIMIT if connect_timeout is None else connect_timeout
+        self.request_timeout = NO_LIMIT if request_timeout is None else request_timeout
         self.reconnect_timeout = reconnect_timeout
         self.logger = logger
         self._search = Search(host, port, unix_socket, token, tls, root, config)
@@ -122,6 +123,10 @@ class StreamManagerClient:
     @property
     def port(self) -> int:
         return self._endpoint.port
+
+    @property
+    def auth_token(self) -> str:
+        return self._endpoint.token
 
     # Streams
 

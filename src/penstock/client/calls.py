@@ -30,7 +30,7 @@ from penstock.model import (
 )
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.statistics import Statistics
-from penstock.model.validation import from_wire, validate
+from penstock.model.validation import from_server, validate
 from penstock.wire.operations import RESPONSE_TO, Operation
 
 T = TypeVar("T")
@@ -341,7 +341,7 @@ def _stream_names(response: Response) -> list[str]:
 
 def _stream_info(response: Response) -> MessageStreamInfo:
     raise_for_status(response)
-    return from_wire(response["messageStreamInfo"], MessageStreamInfo, ClientException)
+    return from_server(response["messageStreamInfo"], MessageStreamInfo)
 
 
 def _statistics(response: Response) -> Statistics:

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from penstock.client.calls import Call
@@ -55,9 +55,6 @@ class PendingCall(Generic[T]):
         self.answer: Answer | None = None
         # Made by a thread that has to sleep: a thread alone does not.
         self.wake_up: threading.Lock | None = None
-
-    def is_unanswered(self) -> bool:
-        return self.answer is None
 
     def wake(self) -> None:
         assert self.wake_up is not None
@@ -159,7 +156,7 @@ class Connection:
     def finish(self, pending: PendingCall[T], deadline: float) -> T:
         try:
             while pending.answer is None and not self._is_lost:
-                if not self._read_while(pending.is_unanswered, deadline):
+                if not self._read(pending, deadline):
                     self._sleep(pending, deadline)
         except DeadlineError:
             if pending.answer is None:
@@ -176,14 +173,19 @@ class Connection:
 
     # Answers
 
-    def _read_while(self, is_wanted: Callable[[], bool], deadline: float) -> bool:
-        """Hands out what arrives, for all; False if another thread does already."""
+    def _read(self, pending: PendingCall[Any] | None, deadline: float) -> bool:
+        """Hands out what arrives, for all; False if another thread does already.
+
+        Until this call is answered, or as long as there is something.
+        """
         taken: list[bool] = []
         try:
             # In one step: an interrupt finds it taken and noted down, or neither.
             taken.extend(map(self._reading.acquire, _AT_ONCE))
             if taken[0]:
-                while not self._is_lost and is_wanted():
+                while not self._is_lost and (
+                    pending.answer is None if pending else self._transport.has_input()
+                ):
                     self._receive(deadline)
             return taken[0]
         finally:
@@ -193,7 +195,7 @@ class Connection:
     def _take_answers(self) -> bool:
         """Hands out what has arrived already; False if another thread sees to that."""
         try:
-            return self._read_while(self._transport.has_input, time.monotonic())
+            return self._read(None, time.monotonic())
         except DeadlineError:
             return True  # a part of something: TLS, say
         finally:

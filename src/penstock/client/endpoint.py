@@ -68,7 +68,7 @@ class Search(NamedTuple):
     """What a program said of the server; None where it said nothing."""
 
     host: str | None = None
-    port: int | None = None
+    port: int | str | None = None
     unix_socket: str | None = None
     token: str | None = None
     tls: Tls | None = None
@@ -159,10 +159,12 @@ def _port_from(environment: Mapping[str, str]) -> int | None:
     text = environment.get(_PORT_VARIABLE, "").strip()
     if text in ("", "0"):
         return None
-    return _checked_port(int(text) if text.isdecimal() else text, _PORT_VARIABLE)
+    return _checked_port(text, _PORT_VARIABLE)
 
 
 def _checked_port(port: object, name: str = "port") -> int:
+    if isinstance(port, str) and port.isdecimal():
+        port = int(port)
     if not isinstance(port, int) or not 1 <= port <= 65_535:
         raise SettingError(f"{name} is {port!r}: expected a port, 1 to 65535")
     return port

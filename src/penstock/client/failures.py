@@ -12,6 +12,9 @@ from penstock.errors import (
     ResponseStatusCode,
 )
 
+# Seconds that stand for no limit: as many as the system can wait for.
+NO_LIMIT = 20 * 24 * 3600.0
+
 
 class NotSentError(ConnectionError):
     """The connection ended before the request had left: it cannot have been carried out."""

@@ -7,8 +7,7 @@ from typing import Any, Self
 
 import msgspec
 
-from penstock.errors import ValidationException
-from penstock.model.validation import from_wire, to_wire
+from penstock.model.validation import from_server, to_wire
 
 # A field that must be set, but not at once: programs make an object and fill it in. That it is
 # missing is found where the object is checked, which is before it leaves and when it arrives.
@@ -23,7 +22,8 @@ class Value(msgspec.Struct, rename="camel"):
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Self:
-        return from_wire(d, cls, ValidationException)
+        """From plain values, unchecked: it is checked before it leaves."""
+        return from_server(d, cls)
 
 
 class Choice(IntEnum):

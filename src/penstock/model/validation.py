@@ -42,6 +42,35 @@ def from_wire(
     return converted
 
 
+def from_server(plain: Any, kind: type[T]) -> T:
+    """The model object that a map stands for, whatever its values: it was not made here.
+
+    ValueError for what is no map, and for a choice that is not known.
+    """
+    if not isinstance(plain, dict):
+        raise ValueError(f"{kind.__name__} is {_show(plain)}: expected a map")  # noqa: TRY004
+    made: T = _construct(plain, inspect.type_info(kind))
+    return made
+
+
+def _construct(plain: Any, kind: inspect.Type) -> Any:
+    for option in _options(kind):
+        match option, plain:
+            case inspect.StructType(), dict():
+                return option.cls(
+                    **{
+                        field.name: _construct(plain[field.encode_name], field.type)
+                        for field in option.fields
+                        if plain.get(field.encode_name) is not None
+                    }
+                )
+            case inspect.ListType(), list():
+                return [_construct(item, option.item_type) for item in plain]
+            case inspect.EnumType(), _:
+                return option.cls(plain)
+    return plain
+
+
 def validate(value: T) -> T:
     """An object that a program made, checked as the server would: ValidationException."""
     try:
