@@ -100,9 +100,7 @@ def test_files_that_the_architecture_names_exist() -> None:
 
 def test_every_module_has_tests_of_its_own() -> None:
     source = PROJECT / "src" / "penstock"
-    tested = {path.relative_to(PROJECT / "tests") for path in PROJECT.glob("tests/*/test_*.py")}
-    for module in source.glob("*/*.py"):
-        if module.stem.startswith("__"):
-            continue
-        expected = Path(module.parent.name) / f"test_{module.stem}.py"
-        assert expected in tested, f"{module} has no tests/{expected}"
+    for module in source.glob("*/**/*.py"):
+        if not module.stem.startswith("__"):
+            tests = module.relative_to(source).with_name(f"test_{module.name}")
+            assert (PROJECT / "tests" / tests).exists(), f"{module} has no tests/{tests}"

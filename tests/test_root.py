@@ -134,13 +134,13 @@ def test_a_root_is_served_while_its_lock_is_held(tmp_path: Path) -> None:
 
 
 def test_looking_takes_no_descriptor_and_leaves_no_file(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = set(Path("/proc/self/fd").iterdir())
     is_served(tmp_path)
     with locked(tmp_path):
         is_served(tmp_path)
     is_served(tmp_path)
 
-    assert os.listdir("/proc/self/fd") == before
+    assert set(Path("/proc/self/fd").iterdir()) == before
     assert not is_served(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.support import PENSTOCK, BrokerProcess, clean_environment, create, wait_until
 
-from .command import penstock, penstock_process
-from .test_status import Terminal
+from .command import penstock
+from .terminal import Terminal
 
 NAMES = ["my stream", "one, two", "turbine-1", "turbine-2"]
 
@@ -56,7 +56,7 @@ def test_the_script_is_for_the_shell_that_is_named_or_in_use(shell: str) -> None
 def test_another_shell_is_refused_by_naming_those_there_are(
     words: list[str], variables: dict[str, Any], message: str
 ) -> None:
-    finished = penstock_process("completion", *words, **variables)
+    finished = penstock("completion", *words, **variables)
 
     assert finished.code == 2
     assert message in finished.error
@@ -78,7 +78,7 @@ def test_the_script_is_good_bash() -> None:
 
 def complete(line: str, **variables: Any) -> list[str]:
     """What is offered for the last word of a line."""
-    finished = penstock_process(
+    finished = penstock(
         _PENSTOCK_COMPLETE="bash_complete",
         COMP_WORDS=line,
         COMP_CWORD="-1",

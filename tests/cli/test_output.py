@@ -1,4 +1,4 @@
-"""How commands say things: columns, amounts for people, and JSON."""
+"""How commands say things: columns, texts from elsewhere, and JSON."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ import json
 
 import pytest
 
-from penstock.cli.output import (
-    echo_json,
-    echo_table,
-    format_table,
-    human_bytes,
-    human_duration,
-    printable,
-)
+from penstock.cli.output import Line, echo_json, echo_lines, echo_table, format_table, printable
 
 
 def is_flush_right(*cells: str) -> bool:
@@ -76,7 +69,7 @@ def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(printed) == value
 
 
-# Texts and amounts
+# Texts
 
 
 @pytest.mark.parametrize(
@@ -94,39 +87,21 @@ def test_a_text_from_elsewhere_is_one_line_that_steers_nothing(text: str, shown:
     assert printable(text) == shown
 
 
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (1536, "1.5 KiB"),
-        (18_035_507, "17.2 MiB"),
-        (999 << 10, "999 KiB"),
-        # Not 1e+03 KiB.
-        ((1000 << 10) - 1, "0.977 MiB"),
-        (1 << 30, "1 GiB"),
-        ((1 << 63) - 1, "8 EiB"),
-    ],
-)
-def test_bytes_are_three_digits_and_a_unit(count: int, shown: str) -> None:
-    assert human_bytes(count) == shown
+# Lines
 
 
-@pytest.mark.parametrize(
-    ("millis", "shown"),
-    [
-        (0, "0 s"),
-        (999, "0 s"),
-        (59_999, "59 s"),
-        (60_000, "1 min 0 s"),
-        (3_599_999, "59 min 59 s"),
-        (3_600_000, "1 h 0 min"),
-        (11_520_000, "3 h 12 min"),
-        (172_799_999, "47 h 59 min"),
-        (172_800_000, "2 d 0 h"),
-        (8_640_000_000, "100 d 0 h"),
-    ],
-)
-def test_a_duration_is_its_two_largest_units(millis: int, shown: str) -> None:
-    assert human_duration(millis) == shown
+def test_a_line_is_cut_before_it_is_painted() -> None:
+    line = Line("danger", {"fg": "red"})
+
+    assert line.paint(is_coloured=True, width=4) == "\x1b[31mdang\x1b[0m"
+    assert line.paint(is_coloured=True, width=0) == ""
+    assert line.paint(is_coloured=False) == "danger"
+    assert Line("calm").paint(is_coloured=True) == "calm"
+
+
+def test_lines_have_no_colours_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    echo_lines([Line("danger", {"fg": "red"}), Line(""), Line("calm")])
+
+    assert capsys.readouterr().out == "danger\n\ncalm\n"

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.units import format_duration, format_size, parse_duration, parse_size
+from penstock.cli.units import (
+    format_duration,
+    format_size,
+    human_bytes,
+    human_duration,
+    parse_duration,
+    parse_size,
+)
 from penstock.model.limits import INT64_MAX, MILLIS_MAX
 
 
@@ -91,3 +98,41 @@ def test_a_duration_is_shown_without_the_units_that_are_nothing_in_it() -> None:
     assert format_duration(0) == "0 s"
     assert format_duration(5_400_000) == "1 h 30 min"
     assert format_duration(86_400_001) == "1 d 1 ms"
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (18_035_507, "17.2 MiB"),
+        (999 << 10, "999 KiB"),
+        # Not 1e+03 KiB.
+        ((1000 << 10) - 1, "0.977 MiB"),
+        (1 << 30, "1 GiB"),
+        ((1 << 63) - 1, "8 EiB"),
+    ],
+)
+def test_bytes_are_three_digits_and_a_unit(count: int, shown: str) -> None:
+    assert human_bytes(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("millis", "shown"),
+    [
+        (0, "0 s"),
+        (999, "0 s"),
+        (59_999, "59 s"),
+        (60_000, "1 min 0 s"),
+        (3_599_999, "59 min 59 s"),
+        (3_600_000, "1 h 0 min"),
+        (11_520_000, "3 h 12 min"),
+        (172_799_999, "47 h 59 min"),
+        (172_800_000, "2 d 0 h"),
+        (8_640_000_000, "100 d 0 h"),
+    ],
+)
+def test_a_duration_is_its_two_largest_units(millis: int, shown: str) -> None:
+    assert human_duration(millis) == shown

@@ -391,6 +391,13 @@ def test_answers_that_are_too_large_are_asked_for_in_smaller_ones() -> None:
     assert poll(reading, stream, False) == list(range(7, 14))
 
 
+def test_less_than_was_asked_for_is_asked_for() -> None:
+    reading = Reading("s", 0, 10)
+    reading.shrink(ResponsePayloadTooLargeException("too large"))
+
+    assert poll(reading, Stream(0, 10), False) == list(range(5))
+
+
 def test_one_message_that_is_too_large_cannot_be_read() -> None:
     error = ResponsePayloadTooLargeException("too large")
     reading = Reading("s", 0)

@@ -9,10 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidRequestException
-from penstock.model import MessageStreamDefinition, from_wire, to_wire
+from penstock.errors import ClientException, InvalidRequestException, ValidationException
+from penstock.model import (
+    ExportDefinition,
+    HTTPConfig,
+    KinesisConfig,
+    MessageStreamDefinition,
+    MessageStreamInfo,
+    ReadMessagesOptions,
+    S3ExportTaskExecutorConfig,
+    StatusConfig,
+    StrategyOnFull,
+    from_wire,
+    to_wire,
+)
+from penstock.model.validation import from_server, validate
 
-from .samples import COMPLETE_EXPORTS, complete_definition, definition, with_export
+from .samples import COMPLETE_EXPORTS, EXPORTS, complete_definition, definition, with_export
 
 
 def refusal(value: Any) -> str:
@@ -120,3 +133,150 @@ def test_bytes_stay_bytes_and_a_text_is_not_taken_for_them() -> None:
     assert from_wire({"data": b"abcd"}, Holder).data == b"abcd"
     with pytest.raises(InvalidRequestException, match="data is 'abcd': expected bytes"):
         from_wire({"data": "abcd"}, Holder)
+
+
+# Fields that have to be set
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({}, "object missing required field name"),
+        (definition(name=None), "object missing required field name"),
+        (
+            with_export("kinesis", kinesisStreamName=None),
+            "exportDefinition.kinesis[0]: object missing required field kinesisStreamName",
+        ),
+        (
+            definition(exportDefinition={"http": [EXPORTS["http"], {"identifier": "second"}]}),
+            "exportDefinition.http[1]: object missing required field uri",
+        ),
+        (
+            definition(exportDefinition={"IotSitewise": [{}]}),
+            "exportDefinition.IotSitewise[0]: object missing required field identifier",
+        ),
+        # What is there and wrong is told before what is not there.
+        ({"maxSize": 1}, "maxSize is 1: expected int >= 1024"),
+    ],
+)
+def test_a_field_that_is_missing_is_named_with_its_place(value: Any, message: str) -> None:
+    assert refusal(value) == message
+
+
+def test_what_may_be_left_out_is_not_missing() -> None:
+    assert from_wire({}, ReadMessagesOptions) == ReadMessagesOptions()
+    assert from_wire(definition(), MessageStreamDefinition).time_to_live_millis is None
+
+
+# Objects that programs made
+
+
+def made(**fields: Any) -> MessageStreamDefinition:
+    return MessageStreamDefinition(
+        **{"name": "s", "strategy_on_full": StrategyOnFull.RejectNewData, **fields}
+    )
+
+
+def objection(value: Any) -> str:
+    with pytest.raises(ValidationException) as caught:
+        validate(value)
+    assert isinstance(caught.value, ClientException)
+    return caught.value.message
+
+
+def test_a_sound_object_is_given_back() -> None:
+    value = from_wire(complete_definition(), MessageStreamDefinition)
+
+    assert validate(value) == value
+    assert validate(ReadMessagesOptions(5, 1, 2, 3)) == ReadMessagesOptions(5, 1, 2, 3)
+
+
+def test_an_object_that_was_filled_in_later_is_sound() -> None:
+    value = MessageStreamDefinition()
+    assert objection(value) == "object missing required field name"
+    value.name = "s"
+    assert objection(value) == "object missing required field strategyOnFull"
+    value.strategy_on_full = StrategyOnFull.OverwriteOldestData
+
+    assert validate(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (made(name=""), "name is '': expected str of length >= 1"),
+        (made(name=5), "name is 5: expected str, got int"),
+        (made(max_size=1), "maxSize is 1: expected int >= 1024"),
+        (made(max_size="1 GiB"), "maxSize is '1 GiB': expected int, got str"),
+        (made(max_size=1024.5), "maxSize is 1024.5: expected int, got float"),
+        (
+            made(strategy_on_full=9),
+            "strategyOnFull is 9: expected one of 0 (RejectNewData), 1 (OverwriteOldestData)",
+        ),
+        (made(export_definition=[]), "exportDefinition is a list: expected object, got array"),
+        (
+            made(export_definition=ExportDefinition(kinesis=KinesisConfig("k", "n"))),  # type: ignore[arg-type] # a mistake
+            "exportDefinition.kinesis is a map: expected array | null, got object",
+        ),
+        (
+            made(export_definition=ExportDefinition(http=[HTTPConfig("h", "u", batch_size=0)])),
+            "exportDefinition.http[0].batchSize is 0: expected int >= 1",
+        ),
+        (
+            made(
+                export_definition=ExportDefinition(
+                    s3_task_executor=[
+                        S3ExportTaskExecutorConfig("x", status_config=StatusConfig(9))  # type: ignore[arg-type] # a mistake
+                    ]
+                )
+            ),
+            "exportDefinition.s3TaskExecutor[0].statusConfig.statusLevel is 9: expected one of "
+            "0 (ERROR), 1 (WARN), 2 (INFO), 3 (DEBUG), 4 (TRACE)",
+        ),
+    ],
+)
+def test_an_object_that_a_server_would_refuse_is_refused(value: Any, message: str) -> None:
+    assert objection(value) == message
+
+
+def test_what_cannot_be_sent_at_all_is_refused() -> None:
+    assert objection(made(name=object())).startswith("MessageStreamDefinition: ")
+    assert objection(made(export_definition=made)).startswith("MessageStreamDefinition: ")
+
+
+def test_plain_maps_and_tuples_will_do_for_objects_and_lists() -> None:
+    value = made(export_definition={"kinesis": (EXPORTS["kinesis"],)})
+
+    checked = validate(value)
+
+    assert checked.export_definition.kinesis == [KinesisConfig("k", "n")]
+
+
+# Objects that servers describe
+
+
+def test_what_a_server_says_is_taken_beyond_our_limits() -> None:
+    plain = with_export("kinesis", batchSize=9_999_999, colour="blue") | {"maxSize": 1, "more": 2}
+
+    found = from_server(plain, MessageStreamDefinition)
+
+    assert found.max_size == 1
+    assert found.strategy_on_full is StrategyOnFull.RejectNewData
+    assert found.export_definition.kinesis == [KinesisConfig("k", "n", batch_size=9_999_999)]
+
+
+def test_what_a_server_leaves_out_is_not_there() -> None:
+    assert from_server({"definition": None}, MessageStreamInfo) == MessageStreamInfo()
+    assert from_server({}, MessageStreamDefinition) == MessageStreamDefinition()
+
+
+def test_a_sound_map_is_read_as_from_a_client() -> None:
+    plain = complete_definition()
+
+    assert from_server(plain, MessageStreamDefinition) == from_wire(plain, MessageStreamDefinition)
+
+
+@pytest.mark.parametrize("plain", [None, 5, [], "x", {"strategyOnFull": 9}, {"persistence": "x"}])
+def test_what_cannot_be_an_object_is_an_error(plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"9|x|expected a map"):
+        from_server(plain, MessageStreamDefinition)

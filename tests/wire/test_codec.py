@@ -20,7 +20,9 @@ from penstock.wire.cbor import MalformedError
 from penstock.wire.codec import (
     MAX_CONTROL_BYTES,
     UnreadableRequestError,
+    decode_append_response,
     decode_request,
+    encode_append_request,
     encode_append_responses,
     encode_head,
     encode_messages,
@@ -209,6 +211,107 @@ def test_a_1_0_0_client_never_sees_a_status_that_it_does_not_know(
 @pytest.mark.parametrize(("status", "seen"), [(15, 1), (16, 3), (17, 3), (18, 3)])
 def test_each_newer_status_has_its_stand_in(status: int, seen: int) -> None:
     assert status_for_version(ResponseStatusCode(status), "1.0.0") == seen
+
+
+# What the client writes and reads by hand
+
+
+def test_the_request_of_an_append_is_these_bytes() -> None:
+    assert encode_append_request("00000001", "S", b"hello") == bytes.fromhex(
+        "0000002a 04 a3 69 726571756573744964 68 3030303030303031"
+        " 64 6e616d65 61 53 67 7061796c6f6164 45 68656c6c6f"
+    )
+
+
+@given(
+    st.text(st.characters(codec="ascii"), min_size=1, max_size=23),
+    st.text(min_size=1, max_size=300),
+    st.binary(min_size=1, max_size=40) | st.sampled_from([23, 24, 255, 256, 65_535, 65_536]),
+)
+def test_the_request_of_an_append_is_as_the_real_encoder_writes_it(
+    request_id: str, name: str, payload: bytes | int
+) -> None:
+    payload = bytes(payload)
+    body = cbor2.dumps({"requestId": request_id, "name": name, "payload": payload})
+
+    assert encode_append_request(request_id, name, payload) == HEADER.pack(len(body) + 1, 4) + body
+
+
+def test_the_answer_to_an_append_is_read_from_these_bytes() -> None:
+    body = bytes.fromhex(
+        "a4 69 726571756573744964 68 3030303030303031 66 737461747573 00"
+        " 6c 6572726f724d657373616765 60 6e 73657175656e63654e756d626572 1a 00010000"
+    )
+
+    assert decode_append_response(body) == ("00000001", 65_536)
+
+
+@given(
+    st.text(min_size=1, max_size=23).filter(lambda text: len(text.encode()) <= 23),
+    st.sampled_from([0, 23, 24, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63 - 1])
+    | st.integers(0, 2**63 - 1),
+)
+def test_the_answer_to_an_append_is_read_as_the_real_decoder_reads_it(
+    request_id: str, number: int
+) -> None:
+    frame = encode_append_responses([cbor2.dumps(request_id)], number)
+
+    assert decode_append_response(frame[HEADER.size :]) == (request_id, number)
+
+
+APPENDED = {"requestId": "r", "status": 0, "errorMessage": "", "sequenceNumber": 5}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {**APPENDED, "status": 3},
+        {**APPENDED, "errorMessage": "no"},
+        {**APPENDED, "sequenceNumber": -1},
+        {**APPENDED, "sequenceNumber": 5.0},
+        {**APPENDED, "sequenceNumber": "5"},
+        {**APPENDED, "more": 1},
+        {**APPENDED, "requestId": 5},
+        {**APPENDED, "requestId": "r" * 24},
+        {**APPENDED, "requestId": "r" * 300},
+        {"requestId": "r", "status": 0, "sequenceNumber": 5},
+        dict(reversed(APPENDED.items())),
+        {},
+        [],
+    ],
+)
+def test_an_answer_of_another_shape_is_left_to_the_real_decoder(answer: Any) -> None:
+    assert decode_append_response(cbor2.dumps(answer)) is None
+
+
+@given(st.integers(0, 80), st.integers(0, 255))
+def test_a_damaged_answer_is_read_as_the_real_decoder_reads_it_or_not_at_all(
+    place: int, value: int
+) -> None:
+    body = bytearray(encode_append_responses([b"hrequest1"], 70_000)[HEADER.size :])
+    body[place % len(body)] = value
+
+    found = decode_append_response(bytes(body))
+
+    if found is not None:
+        answer = cbor2.loads(body)
+        assert found == (answer["requestId"], answer["sequenceNumber"])
+        assert answer["status"] == 0
+
+
+def test_an_id_with_a_longer_head_than_it_needs_is_left_to_the_real_decoder() -> None:
+    request_id = "r" * 23
+    body = encode_append_responses([b"x\x17" + request_id.encode()], 5)[HEADER.size :]
+
+    assert cbor2.loads(body)["requestId"] == request_id
+    assert decode_append_response(body) in (None, (request_id, 5))
+
+
+@given(st.integers(0, 80))
+def test_an_answer_that_is_cut_off_is_not_read(place: int) -> None:
+    body = encode_append_responses([b"hrequest1"], 70_000)[HEADER.size :]
+
+    assert decode_append_response(body[: place % len(body)]) is None
 
 
 # Requests

@@ -30,12 +30,11 @@ def complete_streams(
     incomplete: str,
 ) -> list[str]:
     """The streams of the broker that the options before the cursor name; none if it has none."""
-    from penstock.cli.status import connect_briefly
     from penstock.cli.target import Target
 
     target = Target(**{name: ctx.params.get(name) for name in Target._fields})
     try:
-        with connect_briefly(target, _PATIENCE_SECONDS, _PATIENCE_SECONDS) as client:
+        with target.connect_briefly(_PATIENCE_SECONDS, _PATIENCE_SECONDS) as client:
             return [name for name in client.list_streams() if name.startswith(incomplete)]
     except Exception:  # noqa: BLE001 - a key that does nothing is better than an error there
         return []

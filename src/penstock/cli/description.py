@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from penstock.cli.definition_flags import short_name
-from penstock.cli.output import human_bytes, printable
-from penstock.cli.units import format_duration, format_size
+from penstock.cli.output import printable
+from penstock.cli.units import format_duration, format_size, human_bytes
 from penstock.model import ExportConfig, ExportStatus, MessageStreamDefinition, MessageStreamInfo
 from penstock.model.export import messages_behind
 

@@ -43,15 +43,15 @@ class Failure(click.ClickException):
 
 # The module of each command that does not stand here: it is imported when the command is used.
 _MODULES = {
-    "append": "messages",
+    "append": "append",
     "bench": "bench",
     "completion": "completion",
     "doctor": "doctor",
     "env": "access",
-    "read": "messages",
+    "read": "read",
     "status": "status",
     "streams": "streams",
-    "tail": "messages",
+    "tail": "read",
     "tokens": "access",
     "up": "up",
 }

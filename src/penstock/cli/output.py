@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import click
 
 _NUMBER, _UNIT = r"\d[\d,]*(?:\.\d+)?", "[A-Za-z]+"
 # `-` stands for none. A unit stands apart, as in `17.2 MiB` or `3 h 12 min`: `2nd` is a name.
 _NUMERIC = re.compile(rf"-|[-<]?{_NUMBER}(?:%|\.\.{_NUMBER}| {_UNIT}(?: {_NUMBER} {_UNIT})*)?")
-_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def echo_json(value: Any) -> None:
@@ -52,28 +53,21 @@ def printable(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def human_bytes(count: int) -> str:
-    """Three digits and a unit, such as `17.2 MiB`."""
-    if count < 1024:
-        return f"{count} B"
-    size = float(count)
-    for unit in _UNITS:
-        size /= 1024
-        if size < 999.5 or unit == _UNITS[-1]:
-            break
-    return f"{size:.3g} {unit}"
+class Line(NamedTuple):
+    """A line of text, and how it looks where there are colours: keywords of `click.style`."""
+
+    text: str
+    style: Mapping[str, Any] = {}
+
+    def paint(self, is_coloured: bool, width: int | None = None) -> str:
+        text = self.text[:width]
+        return click.style(text, **self.style) if is_coloured and self.style and text else text
 
 
-def human_duration(millis: int) -> str:
-    """The two largest units, such as `3 h 12 min`."""
-    seconds = millis // 1000
-    if seconds < 60:
-        return f"{seconds} s"
-    minutes, seconds = divmod(seconds, 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h"
+def echo_lines(lines: Iterable[Line]) -> None:
+    is_coloured = uses_colour()
+    click.echo("\n".join(line.paint(is_coloured) for line in lines))
+
+
+def uses_colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ class Target(NamedTuple):
     tls_ca: str | None
     config: Path | None
 
-    def connect(self) -> StreamManagerClient:
+    def connect(self, **options: Any) -> StreamManagerClient:
         return StreamManagerClient(
             self.host,
             self.port,
@@ -28,7 +30,25 @@ class Target(NamedTuple):
             root=self.root,
             tls=self.tls_ca,
             config=self.config,
+            **options,
         )
+
+    def connect_briefly(
+        self, connect_timeout: float, request_timeout: float
+    ) -> StreamManagerClient:
+        """A client that soon says when nobody is there, and logs nothing."""
+        return self.connect(
+            connect_timeout=connect_timeout,
+            request_timeout=request_timeout,
+            reconnect_timeout=0,
+            # Above every level: a line of the log would stand in the middle of the screen.
+            logger=logging.Logger(__name__, logging.CRITICAL + 1),
+        )
+
+    @property
+    def serve_command(self) -> str:
+        """What starts the broker that is not there."""
+        return "penstock serve" + (f" --root {shlex.quote(self.root)}" if self.root else "")
 
 
 _OPTIONS = (

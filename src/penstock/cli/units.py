@@ -1,14 +1,15 @@
-"""Sizes and durations as people write them, and as they read them back: exactly."""
+"""Sizes and durations: as people write them, as they read them back, and rounded for a glance."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
 
+_PREFIXES = "KMGTPE"
 _SIZE_UNITS = {
     "B": 1,
-    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTPE", 1)},
-    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTPE", 1)},
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate(_PREFIXES, 1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate(_PREFIXES, 1)},
 }
 _SIZE_OF = {"": 1, **{unit.lower(): size for unit, size in _SIZE_UNITS.items()}}
 _DURATION_UNITS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000, "ms": 1}
@@ -55,6 +56,33 @@ def format_duration(millis: int) -> str:
         if count:
             parts.append(f"{count} {unit}")
     return " ".join(parts) or "0 s"
+
+
+def human_bytes(count: int) -> str:
+    """Three digits and a unit, such as `17.2 MiB`."""
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for prefix in _PREFIXES:
+        size /= 1024
+        if size < 999.5 or prefix == _PREFIXES[-1]:
+            break
+    return f"{size:.3g} {prefix}iB"
+
+
+def human_duration(millis: int) -> str:
+    """The two largest units, such as `3 h 12 min`."""
+    seconds = millis // 1000
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
 
 
 def _whole(amount: Fraction, text: str, unit: str) -> int:

@@ -186,14 +186,16 @@ class AsyncStreamManagerClient:
     async def _call_together(self, group: Sequence[Call[T]], retry: bool) -> list[T]:
         """Sends all of them before the first answer is taken; the first error is raised."""
         results: list[T] = []
-        first_error: StreamManagerException | None = None
+        first_error: StreamManagerException | OSError | None = None
         for pending in await self._send(group):
             try:
                 results.append(await self._finish(pending, retry))
-            except StreamManagerException as error:
+            except (StreamManagerException, OSError) as error:
                 first_error = first_error or error
+                if not self.connected:
+                    break  # each of the others would wait in vain, one after the other
         if first_error is not None:
-            first_error.appended = len(results)
+            calls.tell_appended(first_error, len(results))
             raise first_error
         return results
 

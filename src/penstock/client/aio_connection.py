@@ -161,9 +161,6 @@ class AsyncConnection(asyncio.Protocol):
             else:
                 self._hello.set_result(answer)
 
-    def eof_received(self) -> None:
-        self.is_usable = False
-
     def pause_writing(self) -> None:
         self._is_paused = True
         self._has_room.clear()

@@ -41,7 +41,7 @@ _RECENT_SECONDS = 0.02
 # One that sleeps looks so often whether anybody reads: an interrupt may have kept a thread from
 # waking it.
 _LOOK_SECONDS = 1.0
-_AT_ONCE = (False,)
+_READER = "reader"
 
 
 class PendingCall(Generic[T]):
@@ -77,7 +77,9 @@ class Connection:
         self._pending: dict[str, PendingCall[Any]] = {}
         self._sleepers: dict[str, PendingCall[Any]] = {}
         self._sending = threading.Lock()
-        self._reading = threading.Lock()
+        # Whose turn it is to read. It is taken with `setdefault`: one step, and whose it is can be
+        # seen even by one who was interrupted in it.
+        self._reader: dict[str, object] = {}
         self._is_lost = False
         self._heard = 0.0
         self.server = self._shake_hands(token, deadline)
@@ -178,19 +180,20 @@ class Connection:
 
         Until this call is answered, or as long as there is something.
         """
-        taken: list[bool] = []
+        me = pending or object()
+        is_reader = False
         try:
-            # In one step: an interrupt finds it taken and noted down, or neither.
-            taken.extend(map(self._reading.acquire, _AT_ONCE))
-            if taken[0]:
+            is_reader = self._reader.setdefault(_READER, me) is me
+            if is_reader:
                 while not self._is_lost and (
                     pending.answer is None if pending else self._transport.has_input()
                 ):
                     self._receive(deadline)
-            return taken[0]
+            return is_reader
         finally:
-            if taken and taken[0]:
-                self._reading.release()
+            # An interrupt may have come between becoming it and knowing so.
+            if is_reader or self._reader.get(_READER) is me:
+                del self._reader[_READER]
 
     def _take_answers(self) -> bool:
         """Hands out what has arrived already; False if another thread sees to that."""
@@ -203,7 +206,7 @@ class Connection:
                 self._hand_over()
 
     def _receive(self, deadline: float) -> None:
-        """Only for whoever has `_reading`."""
+        """Only for the reader."""
         transport = self._transport
         try:
             data = transport.receive(deadline)
@@ -249,7 +252,7 @@ class Connection:
         """One of those who sleep is to read now, unless somebody does already."""
         if self._is_lost:
             self._dispose()
-        elif not self._reading.locked():
+        elif not self._reader:
             for sleeper in list(self._sleepers.values()):
                 if sleeper.answer is None:
                     sleeper.wake()
@@ -281,8 +284,9 @@ class Connection:
     def _dispose(self) -> None:
         """Closes the socket, unless it is in use: whoever does comes by here when he leaves."""
         # Not a wait for them: the handler of a signal that closes may have interrupted one.
-        while not (self._reading.locked() or self._sending.locked()):
-            if self._reading.acquire(blocking=False):
+        me = object()
+        while not (self._reader or self._sending.locked()):
+            if self._reader.setdefault(_READER, me) is me:
                 try:
                     if self._sending.acquire(blocking=False):
                         try:
@@ -291,12 +295,12 @@ class Connection:
                         finally:
                             self._sending.release()
                 finally:
-                    self._reading.release()
+                    del self._reader[_READER]
 
     def forget(self) -> None:
         """In a child process: the connection is its parent's, and so are those who hold locks."""
         self._is_lost = True
-        self._sending, self._reading = threading.Lock(), threading.Lock()
+        self._sending, self._reader = threading.Lock(), {}
         self._transport.close()
 
 

@@ -35,13 +35,16 @@ class Reading:
     def is_over(self) -> bool:
         return self._next >= self._end
 
+    @property
+    def _count(self) -> int:
+        return min(self._max_messages, self._end - self._next)
+
     def next_call(self, has_extensions: bool, request_timeout: float) -> Call[list[Message]]:
         timeout = self.poll_seconds(request_timeout) if self._waits else 0.0
         millis = int(timeout * 1000)
         if has_extensions:
             return calls.read_columns(self._stream_name, self._next, self._end, _MAX_BYTES, millis)
-        count = min(self._max_messages, self._end - self._next)
-        return calls.read_messages_or_none(self._stream_name, self._next, count, millis)
+        return calls.read_messages_or_none(self._stream_name, self._next, self._count, millis)
 
     def poll_seconds(self, request_timeout: float) -> float:
         # Well within the time after which the client itself gives up.
@@ -70,9 +73,9 @@ class Reading:
 
     def shrink(self, error: ResponsePayloadTooLargeException) -> None:
         """Fewer messages at once; what is already one message cannot be read at all."""
-        if self._max_messages == 1:
+        if self._count == 1:
             raise error
-        self._max_messages //= 2
+        self._max_messages = self._count // 2
 
 
 def first_number(start: object, info: MessageStreamInfo) -> int:

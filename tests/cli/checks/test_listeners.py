@@ -1,0 +1,160 @@
+"""Where a broker would listen: whether it could, and for how many."""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from penstock.cli.checks.check import State
+from penstock.cli.checks.listeners import (
+    check_port,
+    check_tls,
+    check_unix_socket,
+    judge_descriptors,
+)
+from tests.support import LocalBroker, Reachable
+
+from .examination import examine
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
+    directory = tmp_path_factory.mktemp("listeners")
+    with LocalBroker(directory / "root", unix_socket=str(directory / "socket")) as broker:
+        yield broker
+
+
+@pytest.mark.parametrize(
+    ("hard", "connections", "state"),
+    [(-1, 8192, State.ok), (20_000, 8192, State.ok), (4096, 8192, State.warn)],
+)
+def test_descriptors_suffice_for_the_connections(hard: int, connections: int, state: State) -> None:
+    assert judge_descriptors(hard, connections).state is state
+
+
+# Ports
+
+
+def test_a_port_that_nobody_has_is_free(tmp_path: Path) -> None:
+    outcome = examine(check_port, tmp_path)
+
+    assert outcome.state is State.ok
+    assert outcome.found.endswith(" is free")
+
+
+def test_a_port_that_somebody_else_has_fails(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        outcome = examine(check_port, tmp_path, STREAM_MANAGER_SERVER_PORT=str(port))
+
+    assert outcome.state is State.fail
+    assert outcome.found == f"127.0.0.1:{port} is taken by another program"
+    assert "STREAM_MANAGER_SERVER_PORT" in outcome.mend
+
+
+def test_a_port_that_the_broker_itself_has_is_as_it_should_be(broker: Reachable) -> None:
+    outcome = examine(check_port, broker.root, STREAM_MANAGER_SERVER_PORT=str(broker.port))
+
+    assert outcome.state is State.ok
+    assert outcome.found == f"the broker of this root listens on 127.0.0.1:{broker.port}"
+
+
+def test_an_address_of_another_machine_fails(tmp_path: Path) -> None:
+    outcome = examine(
+        check_port, tmp_path, PENSTOCK_HOST="192.0.2.1", **make_certificate(tmp_path, days=90)
+    )
+
+    assert outcome.state is State.fail
+    assert outcome.found.startswith("192.0.2.1:")
+
+
+# Unix sockets
+
+
+def test_a_unix_socket_needs_a_path_that_can_be_used(tmp_path: Path) -> None:
+    def state(path: Path) -> State:
+        return examine(check_unix_socket, tmp_path, PENSTOCK_UNIX_SOCKET=str(path)).state
+
+    (tmp_path / "file").touch()
+    assert state(tmp_path / "new") is State.ok
+    assert state(tmp_path / "file") is State.fail
+    assert state(tmp_path / "missing" / "new") is State.fail
+    assert state(tmp_path / ("x" * 108)) is State.fail
+    with socket.socket(socket.AF_UNIX) as used:
+        used.bind(str(tmp_path / "used"))
+        used.listen()
+        assert state(tmp_path / "used") is State.fail
+    # It was left behind.
+    assert state(tmp_path / "used") is State.ok
+
+
+def test_a_unix_socket_that_the_broker_itself_has_is_as_it_should_be(broker: Reachable) -> None:
+    path = str(broker.root.parent / "socket")
+
+    assert examine(check_unix_socket, broker.root, PENSTOCK_UNIX_SOCKET=path).state is State.ok
+
+
+# TLS
+
+
+def make_certificate(directory: Path, days: int, name: str = "tls") -> dict[str, Any]:
+    """The settings for one that is signed by itself and ends in so many days."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock test")])
+    now = dt.datetime.now(dt.UTC)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=100))
+        .not_valid_after(now + dt.timedelta(days=days))
+        .sign(key, hashes.SHA256())
+    )
+    certificate_path, key_path = directory / f"{name}.crt", directory / f"{name}.key"
+    certificate_path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return {"PENSTOCK_TLS_CERTIFICATE": str(certificate_path), "PENSTOCK_TLS_KEY": str(key_path)}
+
+
+@pytest.mark.parametrize(
+    ("days", "state", "found"),
+    [
+        (90, State.ok, "is valid until 2"),
+        (3, State.warn, "is valid until 2"),
+        (-1, State.fail, "expired"),
+    ],
+)
+def test_a_certificate_is_valid_for_a_while(
+    tmp_path: Path, days: int, state: State, found: str
+) -> None:
+    outcome = examine(check_tls, tmp_path, **make_certificate(tmp_path, days))
+
+    assert outcome.state is state
+    assert found in outcome.found
+
+
+def test_a_certificate_needs_its_own_key(tmp_path: Path) -> None:
+    other = make_certificate(tmp_path, 90, "other")["PENSTOCK_TLS_KEY"]
+    settings = {**make_certificate(tmp_path, 90), "PENSTOCK_TLS_KEY": other}
+
+    assert examine(check_tls, tmp_path, **settings).state is State.fail
+    Path(other).write_text("no key")
+    assert examine(check_tls, tmp_path, **settings).state is State.fail

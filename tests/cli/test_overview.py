@@ -1,0 +1,238 @@
+"""What is made of pictures of a broker: lines that fit, JSON, rates."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from penstock.cli.output import Line
+from penstock.cli.overview import (
+    ExportState,
+    Picture,
+    Rate,
+    Rates,
+    export_state,
+    picture_lines,
+    plain_picture,
+    rates_between,
+    statistics_of,
+)
+from penstock.model import (
+    ExportDefinition,
+    ExportStatus,
+    KinesisConfig,
+    MessageStreamDefinition,
+    MessageStreamInfo,
+    StorageStatus,
+    StrategyOnFull,
+)
+
+from .pictures import export, picture, stream
+
+
+def cells(line: Line) -> list[str]:
+    return re.split(r"\s{2,}", line.text)
+
+
+def row(lines: list[Line], first: str) -> list[str]:
+    (found,) = [line for line in lines if line.text.startswith(first + "  ")]
+    return cells(found)
+
+
+# Exports
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({}, ExportState.idle),
+        ({"messages_behind": 3}, ExportState.behind),
+        ({"messages_behind": 3, "error_message": "no"}, ExportState.failing),
+        ({"messages_behind": 3, "error_message": "no", "is_paused": True}, ExportState.paused),
+    ],
+)
+def test_an_export_is_in_one_of_four_states(fields: dict[str, Any], state: ExportState) -> None:
+    assert export_state(export(**fields)) is state
+
+
+def test_exports_that_fail_come_first_and_in_one_line_each() -> None:
+    fine = export(identifier="fine", last_exported_sequence_number=7, last_export_time=910_000)
+    broken = export(identifier="broken", messages_behind=2, error_message="no\x1b[2J\n  way")
+    lines = picture_lines(picture(1, stream("s", end=8, exports=[fine, broken])))
+
+    assert [cells(line) for line in lines[-2:]] == [
+        ["s", "broken", "kinesis", "failing", "2", "-", "never", "no [2J way"],
+        ["s", "fine", "kinesis", "idle", "0", "7", "1 min 30 s ago"],
+    ]
+    assert lines[-2].style == {"fg": "red"}
+
+
+# The broker
+
+
+def test_what_has_gone_wrong_is_told_only_if_something_has() -> None:
+    (calm, *_) = picture_lines(picture(61))
+    (troubled, *_) = picture_lines(picture(61, requests_failed=1, connections_refused=2))
+
+    assert (
+        calm.text == "penstock 1 at 127.0.0.1:8088, up 1 min 1 s, 1 connection, 0 failed requests"
+    )
+    assert troubled.text.endswith("1 connection, 1 failed request, 2 refused connections")
+
+
+def test_a_stream_that_is_damaged_is_told_before_all_others() -> None:
+    lines = picture_lines(picture(1)._replace(unreadable={"bad": "its\nfile is gone"}))
+
+    assert lines[1] == Line("damaged: bad: its file is gone", {"fg": "red"})
+    assert lines[-1].text.startswith("no streams; ")
+
+
+# A server without extensions
+
+DESCRIPTION = MessageStreamInfo(
+    definition=MessageStreamDefinition(
+        name="s",
+        max_size=2000,
+        strategy_on_full=StrategyOnFull.RejectNewData,
+        export_definition=ExportDefinition(
+            kinesis=[
+                KinesisConfig("begun", "all"),
+                KinesisConfig("new", "all", start_sequence_number=6, disabled=True),
+            ]
+        ),
+    ),
+    storage_status=StorageStatus(
+        oldest_sequence_number=2, newest_sequence_number=9, total_bytes=80
+    ),
+    export_statuses=[ExportStatus("begun", 7, 5000, "no way", 30, 3)],
+)
+
+
+def test_a_description_tells_how_a_stream_and_its_exports_are() -> None:
+    assert statistics_of(DESCRIPTION) == stream(
+        "s",
+        oldest=2,
+        end=10,
+        max_size=2000,
+        segments=0,
+        exports=[
+            export(
+                identifier="begun",
+                messages_behind=2,
+                last_exported_sequence_number=7,
+                last_export_time=5000,
+                error_message="no way",
+                exported_bytes=30,
+                exported_messages=3,
+            ),
+            export(identifier="new", is_paused=True, messages_behind=4),
+        ],
+    )
+
+
+def test_what_such_a_server_does_not_tell_is_left_out() -> None:
+    seen = picture(1, statistics_of(DESCRIPTION))._replace(broker=None)
+    plain = plain_picture(seen)
+    lines = picture_lines(seen)
+
+    assert set(plain) == {"address", "time", "version", "streams", "unreadableStreams"}
+    assert set(plain["streams"][0]) == {
+        "name",
+        "oldestSequenceNumber",
+        "newestSequenceNumber",
+        "totalBytes",
+        "maxSize",
+        "exports",
+    }
+    assert lines[0].text == "stream manager 1 at 127.0.0.1:8088"
+    assert lines[3].text.split() == ["STREAM", "MESSAGES", "SIZE", "FULL", "NUMBERS"]
+
+
+# For programs
+
+
+def test_programs_get_the_counters_under_the_names_of_the_wire() -> None:
+    seen = picture(3, stream("s", end=4, exports=[export(messages_behind=4)]), messages_appended=4)
+    plain = plain_picture(seen._replace(unreadable={"bad": "its file is gone"}))
+
+    assert plain["time"] == 1_000_000
+    assert plain["uptimeMillis"] == 3000
+    assert plain["messagesAppended"] == 4
+    assert plain["streams"][0]["segments"] == 1
+    assert plain["streams"][0]["exports"][0]["state"] == "behind"
+    assert plain["unreadableStreams"] == [{"name": "bad", "errorMessage": "its file is gone"}]
+
+
+# Rates
+
+
+def test_rates_are_what_came_since_the_picture_before() -> None:
+    before = picture(10, stream("s", end=5), messages_appended=5, bytes_appended=50)
+    after = picture(12, stream("s", end=25), messages_appended=25, bytes_appended=5170)
+
+    rates = rates_between(before, after)
+    lines = picture_lines(after, rates)
+
+    assert rates == Rates(Rate(10, 2560), Rate(0, 0), {"s": Rate(10, 100)})
+    assert row(lines, "appended") == ["appended", "25", "5.05 KiB", "10", "2.5 KiB"]
+    assert row(lines, "read") == ["read", "0", "0 B", "0", "0 B"]
+    assert row(lines, "s")[1:5] == ["25", "10", "250 B", "100 B"]
+
+
+def test_what_was_dropped_meanwhile_does_not_lower_the_rate() -> None:
+    before = picture(10, stream("s", oldest=0, end=10))
+    after = picture(12, stream("s", oldest=10, end=20))
+
+    assert rates_between(before, after).streams == {"s": Rate(5, 50)}
+
+
+def test_all_of_a_new_stream_has_come_since() -> None:
+    after = picture(12, stream("s", end=20))
+
+    assert rates_between(picture(10), after).streams == {"s": Rate(10, 100)}
+
+
+@pytest.mark.parametrize(
+    "before", [None, picture(500, stream("s", end=3)), picture(1)._replace(broker=None)]
+)
+def test_there_are_no_rates_without_a_picture_of_the_same_run(before: Picture | None) -> None:
+    after = picture(2, stream("s", end=9))
+    rates = rates_between(before, after)
+    lines = picture_lines(after, rates)
+
+    assert rates == Rates()
+    assert row(lines, "appended")[3:] == ["-", "-"]
+    assert row(lines, "s")[1:5] == ["9", "-", "90 B", "-"]
+
+
+def test_a_server_without_extensions_has_rates_of_its_streams() -> None:
+    before = picture(10, stream("s", end=5))._replace(broker=None)
+    after = picture(12, stream("s", end=25))._replace(broker=None)
+
+    assert rates_between(before, after) == Rates(streams={"s": Rate(10, 100)})
+
+
+# Room
+
+
+@pytest.mark.parametrize("height", [5, 9, 12, 20, 60])
+def test_there_are_no_more_lines_than_there_is_room_for(height: int) -> None:
+    streams = [stream(f"stream-{i}", end=i, exports=[export()]) for i in range(20)]
+    lines = picture_lines(picture(2, *streams), Rates(), height)
+
+    assert len(lines) <= height
+    hidden = [line.text for line in lines if line.text.startswith("and ")]
+    assert bool(hidden) == (height < 60)
+
+
+def test_where_not_all_streams_fit_the_busiest_do() -> None:
+    before = picture(2, *(stream(f"stream-{i:02}", end=1) for i in range(30)))
+    after = picture(4, *(stream(f"stream-{i:02}", end=9 if i == 17 else 1) for i in range(30)))
+
+    lines = picture_lines(after, rates_between(before, after), 14)
+    names = [line.text.split()[0] for line in lines if line.text[:7] == "stream-"]
+
+    assert names == [f"stream-{number}" for number in ("17", "00", "01", "02", "03", "04")]
+    assert lines[-1].text == "and 24 more streams"

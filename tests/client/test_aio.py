@@ -1,0 +1,1048 @@
+"""The asyncio client against real brokers, and against servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import pytest
+
+from penstock import (
+    AsyncStreamManagerClient,
+    ClientException,
+    ConnectFailedException,
+    ConnectionLostException,
+    InvalidRequestException,
+    Message,
+    MessageStreamDefinition,
+    NotEnoughMessagesException,
+    ReadMessagesOptions,
+    RequestTimeoutException,
+    ResourceNotFoundException,
+    ResponseStatusCode,
+    StrategyOnFull,
+    StreamManagerException,
+    UnauthorizedException,
+    UnknownOperationException,
+    ValidationException,
+)
+from penstock.broker.access import Role
+from penstock.errors import RequestPayloadTooLargeException, SettingError
+from penstock.store.catalog import Catalog, TokenRow
+from penstock.wire.frames import encode_frame
+from tests.support import MEBIBYTE, PATIENCE_S, BrokerProcess
+
+from .test_aio_connection import (
+    LOOPS,
+    Visitor,
+    in_a_loop,
+    run_in,
+    serving,
+    unsent_bytes,
+    wait_until_blocked,
+)
+from .test_endpoint import Certificates
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+
+_names = count()
+
+
+def definition(name: str | None = None, **fields: Any) -> MessageStreamDefinition:
+    return MessageStreamDefinition(
+        name or f"stream {next(_names)}",
+        strategy_on_full=StrategyOnFull.OverwriteOldestData,
+        **fields,
+    )
+
+
+async def new_stream(client: AsyncStreamManagerClient, messages: int = 0) -> str:
+    """A stream with so many messages, each of which is its number."""
+    described = definition()
+    await client.create_message_stream(described)
+    await client.append_messages(described.name, [b"%d" % number for number in range(messages)])
+    return described.name
+
+
+def client_of(broker: BrokerProcess, **options: Any) -> AsyncStreamManagerClient:
+    return AsyncStreamManagerClient("127.0.0.1", broker.port, **{"token": broker.token, **options})
+
+
+def numbers_of(messages: list[Message]) -> list[int]:
+    for message in messages:
+        assert message.payload == b"%d" % message.sequence_number
+    return [message.sequence_number for message in messages]
+
+
+async def take(messages: AsyncIterator[Message], many: int) -> list[Message]:
+    return [await anext(messages) for _ in range(many)]
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("aio") / "root") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def _mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("mortal") / "root") as broker:
+        yield broker
+
+
+@pytest.fixture
+def mortal(_mortal: BrokerProcess) -> Iterator[BrokerProcess]:
+    """A broker that may be killed; it runs again afterwards."""
+    yield _mortal
+    if _mortal.process is None:
+        _mortal.start()
+
+
+@contextlib.contextmanager
+def frozen(broker: BrokerProcess) -> Iterator[None]:
+    """A broker that takes in what fits into the buffers of the system, and answers nothing."""
+    assert broker.process is not None
+    process = broker.process
+    process.send_signal(signal.SIGSTOP)
+    yield
+    process.send_signal(signal.SIGCONT)
+
+
+# Operations
+
+
+@LOOPS
+def test_every_operation_does_what_it_says(broker: BrokerProcess, new_loop: NewLoop) -> None:
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            described = definition(max_size=64 * MEBIBYTE)
+            await client.create_message_stream(described)
+            assert described.name in await client.list_streams()
+            assert await client.append_message(described.name, b"0") == 0
+            assert await client.append_messages(described.name, [b"1", b"2"]) == range(1, 3)
+
+            info = await client.describe_message_stream(described.name)
+            assert info.definition.max_size == 64 * MEBIBYTE
+            assert info.storage_status.newest_sequence_number == 2
+
+            assert numbers_of(await client.read_messages(described.name)) == [0]
+            options = ReadMessagesOptions(1, 1, 5, 100)
+            assert numbers_of(await client.read_messages(described.name, options)) == [1, 2]
+
+            described.max_size = 32 * MEBIBYTE
+            await client.update_message_stream(described)
+            info = await client.describe_message_stream(described.name)
+            assert info.definition.max_size == 32 * MEBIBYTE
+
+            statistics = await client.statistics()
+            assert described.name in {stream.name for stream in statistics.streams}
+            await client.delete_message_stream(described.name)
+            assert described.name not in await client.list_streams()
+
+    run_in(new_loop, scenario())
+
+
+@in_a_loop
+async def test_errors_of_the_server_are_raised_and_the_client_goes_on(
+    broker: BrokerProcess,
+) -> None:
+    async with client_of(broker) as client:
+        name = await new_stream(client)
+        with pytest.raises(InvalidRequestException, match="exists"):
+            await client.create_message_stream(definition(name))
+        with pytest.raises(ResourceNotFoundException):
+            await client.append_message("no such stream", b"x")
+        with pytest.raises(NotEnoughMessagesException):
+            await client.read_messages(name)
+        with pytest.raises(ResourceNotFoundException):
+            async for _ in client.read_all("no such stream"):
+                pass
+        assert client.connected
+
+
+@in_a_loop
+async def test_what_makes_no_sense_is_not_sent(broker: BrokerProcess) -> None:
+    async with client_of(broker, request_timeout=1) as client:
+        with pytest.raises(ValidationException, match="stream_name is"):
+            await client.append_message("a/b", b"x")
+        with pytest.raises(ValidationException, match="data is str"):
+            await client.append_message("s", "text")  # type: ignore[arg-type] # a mistake
+        with pytest.raises(ValidationException, match="iterable of messages"):
+            await client.append_messages("s", b"text")  # type: ignore[arg-type] # a mistake
+        with pytest.raises(ValidationException, match="read_timeout_millis is 1001"):
+            await client.read_messages("s", ReadMessagesOptions(read_timeout_millis=1001))
+        with pytest.raises(ValidationException, match="end is -1"):
+            await anext(client.read_all(await new_stream(client), 0, -1))
+
+
+@LOOPS
+def test_thousands_of_appends_at_once_share_one_connection(
+    broker: BrokerProcess, new_loop: NewLoop
+) -> None:
+    async def scenario() -> None:
+        async with client_of(broker) as other:
+            name = await new_stream(other)
+            before = (await other.statistics()).connections_accepted
+            # It is not connected yet.
+            client = client_of(broker)
+            numbers = await asyncio.gather(
+                *(client.append_message(name, b"%d" % number) for number in range(3000))
+            )
+            # In the order in which they were asked for.
+            assert numbers == list(range(3000))
+            assert (await other.statistics()).connections_accepted == before + 1
+            stored = [message async for message in client.read_all(name)]
+            assert numbers_of(stored) == numbers
+            await client.close()
+
+    run_in(new_loop, scenario())
+
+
+@in_a_loop
+async def test_many_messages_go_in_a_few_requests(broker: BrokerProcess) -> None:
+    async with client_of(broker) as client:
+        name = await new_stream(client)
+        numbers = await client.append_messages(name, (b"%d" % number for number in range(40_000)))
+
+        assert numbers == list(range(40_000))
+        assert await client.append_messages(name, []) == []
+        info = await client.describe_message_stream(name)
+        assert info.storage_status.newest_sequence_number == 39_999
+
+
+@in_a_loop
+async def test_large_messages_are_cut_into_requests(broker: BrokerProcess) -> None:
+    async with client_of(broker) as client:
+        name = await new_stream(client)
+        messages = [bytes((number,)) * (3 * MEBIBYTE) for number in range(4)]
+
+        assert list(await client.append_messages(name, messages)) == [0, 1, 2, 3]
+        assert [message.payload async for message in client.read_all(name)] == messages
+
+
+@in_a_loop
+async def test_an_error_says_how_many_messages_were_stored_before_it(
+    broker: BrokerProcess,
+) -> None:
+    async with client_of(broker) as client:
+        name = await new_stream(client)
+        messages = [b"x"] * 16_384 + [b"y"] * 10 + [b""]
+        with pytest.raises(ValidationException, match="data is empty") as caught:
+            await client.append_messages(name, messages)
+
+        assert caught.value.appended == 16_384
+        info = await client.describe_message_stream(name)
+        assert info.storage_status.newest_sequence_number == 16_383
+
+
+# Reading on and on
+
+
+@in_a_loop
+async def test_what_is_stored_is_read_from_any_place_to_any_other(broker: BrokerProcess) -> None:
+    async with client_of(broker) as client:
+        name = await new_stream(client, 20_000)
+        for (start, end), expected in {
+            (0, None): range(20_000),
+            (19_000, None): range(19_000, 20_000),
+            (-5, None): range(19_995, 20_000),
+            (0, 3): range(3),
+            (5, 5): range(0),
+            (30_000, None): range(0),
+        }.items():
+            found = [message async for message in client.read_all(name, start, end)]
+            assert numbers_of(found) == list(expected)
+
+
+@in_a_loop
+async def test_what_is_no_longer_stored_is_left_out(broker: BrokerProcess) -> None:
+    async with client_of(broker) as client:
+        described = definition(max_size=4096, stream_segment_size=1024)
+        await client.create_message_stream(described)
+
+        async def append(first: int, end: int) -> None:
+            for start in range(first, end, 100):
+                numbers = range(start, start + 100)
+                await client.append_messages(described.name, [b"%d" % n for n in numbers])
+
+        await append(0, 2000)
+        info = await client.describe_message_stream(described.name)
+        oldest = info.storage_status.oldest_sequence_number
+        assert oldest > 0
+        found = [message async for message in client.read_all(described.name)]
+        assert numbers_of(found) == list(range(oldest, 2000))
+
+        tail = client.tail(described.name, 0)
+        found = await take(tail, 1)
+        await append(2000, 4000)
+        while found[-1].sequence_number < 3999:
+            found += await take(tail, 1)
+        # What the first read gave, and behind a gap what is left.
+        steps = [later - earlier for earlier, later in pairwise(numbers_of(found))]
+        assert found[0].sequence_number == oldest
+        assert sorted(steps)[:-1] == [1] * (len(steps) - 1)
+        assert max(steps) > 1
+
+
+@LOOPS
+def test_tail_gives_what_comes(broker: BrokerProcess, new_loop: NewLoop) -> None:
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            name = await new_stream(client, 10)
+            last_two, all_of_it, new_ones = (
+                client.tail(name, -2),
+                client.tail(name, 0),
+                client.tail(name),
+            )
+            assert numbers_of(await take(last_two, 2)) == [8, 9]
+            assert numbers_of(await take(all_of_it, 10)) == list(range(10))
+            waiting = [
+                asyncio.create_task(take(tail, 3)) for tail in (last_two, all_of_it, new_ones)
+            ]
+            await until(lambda: len(connection_of(client)._pending) == 3)
+            for number in (10, 11, 12):
+                await client.append_message(name, b"%d" % number)
+            for found in waiting:
+                assert numbers_of(await found) == [10, 11, 12]
+
+    run_in(new_loop, scenario())
+
+
+def connection_of(client: AsyncStreamManagerClient) -> Any:
+    assert client._connection is not None
+    return client._connection
+
+
+@in_a_loop
+async def test_a_tail_may_be_cancelled_and_the_client_goes_on(broker: BrokerProcess) -> None:
+    async with client_of(broker) as client:
+        name = await new_stream(client)
+        tail = client.tail(name)
+        waiting = asyncio.ensure_future(anext(tail))
+        await until(lambda: client.connected and connection_of(client)._pending)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        with pytest.raises(StopAsyncIteration):
+            await anext(tail)
+
+        # The answer to the read that was given up comes now, and first.
+        assert await client.append_message(name, b"0") == 0
+        assert numbers_of([message async for message in client.read_all(name)]) == [0]
+        assert not connection_of(client)._pending
+
+
+@in_a_loop
+async def test_a_stream_that_is_deleted_ends_its_tail(broker: BrokerProcess) -> None:
+    async with client_of(broker) as client:
+        name = await new_stream(client)
+        waiting = asyncio.ensure_future(anext(client.tail(name)))
+        await until(lambda: connection_of(client)._pending)
+        await client.delete_message_stream(name)
+        with pytest.raises(ResourceNotFoundException, match="deleted"):
+            await waiting
+
+
+# Calls that end early
+
+
+@in_a_loop
+async def test_a_call_that_is_given_up_harms_no_other(broker: BrokerProcess) -> None:
+    async with client_of(broker) as client:
+        name = await new_stream(client)
+        long_poll = ReadMessagesOptions(read_timeout_millis=60_000)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.read_messages(name, long_poll), 0.05)
+
+        appends = [asyncio.create_task(client.append_message(name, b"x")) for _ in range(100)]
+        await asyncio.sleep(0)
+        for append in appends[::2]:
+            append.cancel()
+        kept = await asyncio.gather(*appends, return_exceptions=True)
+
+        numbers = [number for number in kept if isinstance(number, int)]
+        assert len(numbers) == len(set(numbers)) >= 50
+        # What was cancelled had left: it was carried out all the same.
+        assert await client.append_message(name, b"x") == 100
+
+
+@in_a_loop
+async def test_a_server_that_never_answers_is_not_waited_for(broker: BrokerProcess) -> None:
+    async with client_of(broker, request_timeout=PATIENCE_S) as client:
+        name = await new_stream(client)
+        client.request_timeout = 0.05
+        with frozen(broker):
+            with pytest.raises(RequestTimeoutException, match="AppendMessage was not answered"):
+                await client.append_message(name, b"x", retry=True)
+            with pytest.raises(RequestTimeoutException, match="ListStreams was not answered"):
+                await client.list_streams()
+        client.request_timeout = PATIENCE_S
+        # It was carried out after all, and is not sent again.
+        assert await client.append_message(name, b"x") == 1
+
+
+@in_a_loop
+async def test_nobody_waits_for_ever_for_a_handshake() -> None:
+    async with serving(Visitor.wait_for_end) as endpoint:
+        client = AsyncStreamManagerClient(
+            "127.0.0.1", endpoint.port, request_timeout=0.05, reconnect_timeout=0
+        )
+        with pytest.raises(TimeoutError, match=f"answers on 127.0.0.1:{endpoint.port}: the time"):
+            await client.list_streams()
+        await client.close()
+
+
+@in_a_loop
+async def test_those_who_wait_for_a_connection_wait_for_the_same_attempt() -> None:
+    visits = 0
+
+    async def script(visitor: Visitor) -> None:
+        nonlocal visits
+        visits += 1
+        await visitor.wait_for_end()
+
+    async with serving(script) as endpoint:
+        client = AsyncStreamManagerClient(
+            "127.0.0.1", endpoint.port, request_timeout=0.05, reconnect_timeout=0
+        )
+        outcomes = await asyncio.gather(
+            *(client.list_streams() for _ in range(200)), return_exceptions=True
+        )
+        assert {type(outcome) for outcome in outcomes} == {TimeoutError}
+        await client.close()
+    assert visits == 1
+
+
+# Who may do what
+
+
+@in_a_loop
+async def test_a_wrong_token_is_refused_at_once(broker: BrokerProcess) -> None:
+    for token, reason in (("wrong", "not known"), ("", "a token is required")):
+        client = client_of(broker, token=token, reconnect_timeout=3600)
+        with pytest.raises(ConnectFailedException, match=reason) as caught:
+            await client.connect()
+        assert caught.value.status is ResponseStatusCode.Unauthorized
+        # Trying again would be in vain.
+        with pytest.raises(ConnectFailedException, match=reason):
+            await client.list_streams()
+        assert not client.connected
+        await client.close()
+
+
+@in_a_loop
+async def test_a_role_allows_what_it_allows(broker: BrokerProcess) -> None:
+    catalog = Catalog(broker.root / "catalog.sqlite")
+    for role in (Role.producer, Role.consumer):
+        catalog.add_token(TokenRow(f"aio {role}", role, ("stream *",), 1), f"secret {role}")
+    async with (
+        client_of(broker) as admin,
+        client_of(broker, token="secret producer") as producer,
+        client_of(broker, token="secret consumer") as consumer,
+    ):
+        name = await new_stream(admin)
+        assert await producer.append_message(name, b"0") == 0
+        assert await producer.append_messages(name, [b"1"]) == range(1, 2)
+        assert numbers_of([message async for message in consumer.read_all(name)]) == [0, 1]
+        with pytest.raises(UnauthorizedException, match="producer does not allow ReadColumns"):
+            await anext(producer.read_all(name))
+        with pytest.raises(UnauthorizedException, match="consumer does not allow AppendMessage"):
+            await consumer.append_message(name, b"x")
+        with pytest.raises(UnauthorizedException, match="consumer does not allow AppendMessages"):
+            await consumer.append_messages(name, [b"x"])
+        with pytest.raises(UnauthorizedException, match="not for the stream 'other'"):
+            await producer.append_message("other", b"x")
+
+
+# TLS and Unix sockets
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[BrokerProcess]:
+    """A broker with TLS, and a Unix socket beside it."""
+    certificate, key = certificates.broker_files
+    # A path that is short enough for a socket.
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        BrokerProcess(
+            tmp_path_factory.mktemp("guarded") / "root",
+            PENSTOCK_TLS_CERTIFICATE=str(certificate),
+            PENSTOCK_TLS_KEY=str(key),
+            PENSTOCK_UNIX_SOCKET=f"{directory}/s",
+        ) as broker,
+    ):
+        yield broker
+
+
+@LOOPS
+def test_tls_is_spoken_with_whom_the_certificates_say(
+    guarded: BrokerProcess, certificates: Certificates, new_loop: NewLoop
+) -> None:
+    async def scenario() -> None:
+        async with client_of(guarded, tls=certificates.authority) as client:
+            name = await new_stream(client, 1000)
+            payload = bytes(range(256)) * (4 * MEBIBYTE // 256)
+            assert await client.append_message(name, payload) == 1000
+            (found,) = [message async for message in client.read_all(name, -1)]
+            assert found.payload == payload
+        with pytest.raises(ConnectionError, match=r"no secure connection to 127\.0\.0\.1"):
+            await client_of(guarded, tls=True, reconnect_timeout=0).list_streams()
+
+    run_in(new_loop, scenario())
+
+
+@LOOPS
+def test_a_broker_of_this_machine_is_found_by_its_root(
+    guarded: BrokerProcess, new_loop: NewLoop
+) -> None:
+    async def scenario() -> None:
+        async with AsyncStreamManagerClient(root=guarded.root) as client:
+            # The socket needs no TLS.
+            assert client.address.startswith("unix:")
+            name = await new_stream(client)
+            assert await client.append_message(name, b"0") == 0
+        async with AsyncStreamManagerClient(port=guarded.port, root=guarded.root) as client:
+            assert client.address == f"127.0.0.1:{guarded.port}"
+            assert name in await client.list_streams()
+
+    run_in(new_loop, scenario())
+
+
+@in_a_loop
+async def test_a_server_that_speaks_no_tls_is_told_so(broker: BrokerProcess) -> None:
+    client = client_of(broker, tls=True, reconnect_timeout=0)
+    with pytest.raises(ConnectionError, match=f"127.0.0.1:{broker.port}"):
+        await client.connect()
+    await client.close()
+
+
+# A server without extensions
+
+
+@contextlib.asynccontextmanager
+async def plain(broker: BrokerProcess) -> AsyncIterator[int]:
+    """The port of something that hides from the broker that its clients know more."""
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(visitor: Visitor) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        version = await visitor.reader.readexactly(1)
+        operation, request = await visitor.take()
+        del request["penstockExtensions"]
+        writer.write(version + encode_frame(operation, cbor2.dumps(request)))
+        await asyncio.gather(forward(visitor.reader, writer), forward(reader, visitor.writer))
+
+    async with serving(serve) as endpoint:
+        yield endpoint.port
+
+
+@in_a_loop
+async def test_a_server_without_extensions_will_do(broker: BrokerProcess) -> None:
+    async with (
+        plain(broker) as port,
+        AsyncStreamManagerClient("127.0.0.1", port, token=broker.token) as client,
+    ):
+        assert not client.server.has_extensions
+        name = await new_stream(client)
+        # Without waiting for each answer, and in order all the same.
+        numbers = await client.append_messages(name, (b"%d" % number for number in range(3000)))
+        assert numbers == list(range(3000))
+        assert await client.append_messages(name, [b"3000"]) == (3000,)
+        assert await client.append_messages(name, []) == []
+        found = [message async for message in client.read_all(name, -2500)]
+        assert numbers_of(found) == list(range(501, 3001))
+        found = [message async for message in client.read_all(name, 0, 5)]
+        assert numbers_of(found) == list(range(5))
+
+        tail = client.tail(name, -1)
+        assert numbers_of(await take(tail, 1)) == [3000]
+        waiting = asyncio.ensure_future(anext(tail))
+        await until(lambda: connection_of(client)._pending)
+        await client.append_message(name, b"3001")
+        assert numbers_of([await waiting]) == [3001]
+
+        with pytest.raises(UnknownOperationException, match="68"):
+            await client.statistics()
+
+
+@in_a_loop
+async def test_a_server_whose_answers_would_be_too_large_is_asked_for_less() -> None:
+    asked: list[int] = []
+
+    async def script(visitor: Visitor) -> None:
+        await visitor.welcome()
+        stored = {"oldestSequenceNumber": 0, "newestSequenceNumber": 199, "totalBytes": 1}
+        info = {"definition": definition("s").as_dict(), "storageStatus": stored}
+        await visitor.answer_next(messageStreamInfo={**info, "exportStatuses": []})
+        while True:
+            try:
+                request = await visitor.take()
+            except asyncio.IncompleteReadError:
+                return
+            options = request[1]["readMessagesOptions"]
+            first, many = options["desiredStartSequenceNumber"], options["maxMessageCount"]
+            asked.append(many)
+            if many > 80:
+                visitor.answer(request, status=ResponseStatusCode.ResponsePayloadTooLarge)
+            else:
+                found = [Message("s", number, 0, b"%d" % number) for number in range(first, 200)]
+                visitor.answer(request, messages=[m.as_dict() for m in found[:many]])
+
+    async with (
+        serving(script) as endpoint,
+        AsyncStreamManagerClient("127.0.0.1", endpoint.port) as client,
+    ):
+        found = [message async for message in client.read_all("s")]
+    assert numbers_of(found) == list(range(200))
+    assert asked == [200, 100, 50, 50, 50, 50]
+
+
+@in_a_loop
+async def test_without_extensions_a_message_may_be_refused_and_others_stored(
+    broker: BrokerProcess,
+) -> None:
+    async with (
+        plain(broker) as port,
+        AsyncStreamManagerClient("127.0.0.1", port, token=broker.token) as client,
+    ):
+        described = definition(max_size=4096, stream_segment_size=1024)
+        await client.create_message_stream(described)
+        with pytest.raises(RequestPayloadTooLargeException) as caught:
+            await client.append_messages(described.name, [b"a", bytes(5000), b"b", b"c"])
+
+        assert caught.value.appended == 3
+        stored = [message.payload async for message in client.read_all(described.name)]
+        assert stored == [b"a", b"b", b"c"]
+
+
+# A broker that is killed
+
+
+@LOOPS
+def test_a_broker_that_was_restarted_between_calls_is_found_again(
+    mortal: BrokerProcess, new_loop: NewLoop
+) -> None:
+    async def scenario() -> None:
+        async with client_of(mortal) as client:
+            name = await new_stream(client)
+            for number in range(2):
+                assert await client.append_message(name, b"%d" % number) == number
+                # The loop stands still meanwhile, and sees nothing of it.
+                mortal.kill()
+                mortal.start()
+            assert await client.append_message(name, b"2") == 2
+            assert numbers_of([message async for message in client.read_all(name)]) == [0, 1, 2]
+
+    run_in(new_loop, scenario())
+
+
+async def restart_later(broker: BrokerProcess) -> None:
+    """Kills it, and starts it again while the loop goes on."""
+    broker.kill()
+    await asyncio.to_thread(broker.start)
+
+
+@in_a_loop
+async def test_a_long_poll_survives_a_restart(mortal: BrokerProcess) -> None:
+    async with client_of(mortal) as client:
+        name = await new_stream(client)
+        options = ReadMessagesOptions(read_timeout_millis=30_000)
+        waiting = asyncio.create_task(client.read_messages(name, options))
+        await until(lambda: connection_of(client)._pending)
+        await restart_later(mortal)
+        await client.append_message(name, b"0")
+        assert numbers_of(await waiting) == [0]
+
+
+@in_a_loop
+async def test_tail_survives_restarts_and_leaves_nothing_out(mortal: BrokerProcess) -> None:
+    async with client_of(mortal, request_timeout=5) as client, client_of(mortal) as other:
+        name = await new_stream(other, 50)
+        tail = client.tail(name, 0)
+        found = await take(tail, 50)
+        for first in (50, 100):
+            following = asyncio.create_task(take(tail, 50))
+            await until(lambda: connection_of(client)._pending)
+            await restart_later(mortal)
+            for number in range(first, first + 50):
+                await other.append_message(name, b"%d" % number)
+            found += await following
+        assert numbers_of(found) == list(range(150))
+
+
+@in_a_loop
+async def test_an_append_without_an_answer_is_not_sent_twice(mortal: BrokerProcess) -> None:
+    async with client_of(mortal) as client:
+        name = await new_stream(client)
+        with frozen(mortal):
+            single = asyncio.create_task(client.append_message(name, b"x"))
+            batch = asyncio.create_task(client.append_messages(name, [b"y", b"z"]))
+            await until(lambda: len(connection_of(client)._pending) == 2)
+            await asyncio.sleep(0)
+            mortal.kill()
+            for lost in (single, batch):
+                with pytest.raises(ConnectionLostException, match="may have been carried out"):
+                    await lost
+            # Nothing was stored, but nobody here can know that.
+            mortal.start()
+        assert [message async for message in client.read_all(name)] == []
+
+
+@in_a_loop
+async def test_with_retry_it_is_sent_again(mortal: BrokerProcess) -> None:
+    async with client_of(mortal) as client:
+        name = await new_stream(client)
+        with frozen(mortal):
+            single = asyncio.create_task(client.append_message(name, b"0", retry=True))
+            await until(lambda: len(connection_of(client)._pending) == 1)
+            await asyncio.sleep(0)
+            mortal.kill()
+            await asyncio.to_thread(mortal.start)
+        assert await single == 0
+        assert numbers_of([message async for message in client.read_all(name)]) == [0]
+
+
+@in_a_loop
+async def test_what_had_not_been_sent_is_sent_to_the_next_broker() -> None:
+    payloads: list[bytes] = []
+
+    async def script(visitor: Visitor) -> None:
+        await visitor.welcome()
+        if not payloads:
+            # It takes one and goes, and does not read the rest.
+            payloads.append((await visitor.take())[1]["payload"][:1])
+            return
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                request = await visitor.take()
+                payloads.append(request[1]["payload"][:1])
+                visitor.answer(request, sequenceNumber=len(payloads))
+
+    async with (
+        serving(script) as endpoint,
+        AsyncStreamManagerClient("127.0.0.1", endpoint.port) as client,
+    ):
+        large = [bytes((number,)) * (4 * MEBIBYTE) for number in range(10)]
+        outcomes = await asyncio.gather(
+            *(client.append_message("s", payload) for payload in large), return_exceptions=True
+        )
+    lost = [isinstance(outcome, ConnectionLostException) for outcome in outcomes]
+    stored = [outcome for outcome in outcomes if isinstance(outcome, int)]
+    # The first ones had left, at least in part; all others waited for room.
+    assert lost == sorted(lost, reverse=True)
+    assert 1 <= sum(lost) < 10
+    assert len(stored) == 10 - sum(lost)
+    assert sorted(payloads) == [b"\0", *(bytes((number,)) for number in range(sum(lost), 10))]
+
+
+@in_a_loop
+async def test_an_append_that_was_about_to_leave_is_sent_over_the_next_connection() -> None:
+    visits = 0
+
+    async def script(visitor: Visitor) -> None:
+        nonlocal visits
+        visits += 1
+        await visitor.welcome()
+        if visits == 2:
+            await visitor.answer_next(sequenceNumber=7)
+        await visitor.wait_for_end()
+
+    async with (
+        serving(script) as endpoint,
+        AsyncStreamManagerClient("127.0.0.1", endpoint.port) as client,
+    ):
+        append = asyncio.create_task(client.append_message("s", b"x"))
+        await asyncio.sleep(0)
+        # It is on its way, and nothing of it was written yet.
+        assert connection_of(client)._outgoing
+        connection_of(client)._transport.abort()
+        assert await append == 7
+
+
+@in_a_loop
+async def test_without_extensions_what_was_lost_is_not_sent_twice_but_with_retry_it_is() -> None:
+    visits = 0
+    payloads: list[bytes] = []
+
+    async def script(visitor: Visitor) -> None:
+        nonlocal visits
+        visits += 1
+        await visitor.welcome()
+        # Each takes three more than the one before, and answers only what it took.
+        for _ in range(3 * visits):
+            try:
+                request = await visitor.take()
+            except asyncio.IncompleteReadError:
+                return
+            payloads.append(request[1]["payload"])
+            visitor.answer(request, sequenceNumber=len(payloads))
+        await visitor.writer.drain()
+        if visits < 3:
+            visitor.writer.transport.abort()
+        else:
+            await visitor.wait_for_end()
+
+    messages = [b"%d" % number for number in range(6)]
+    async with (
+        serving(script) as endpoint,
+        AsyncStreamManagerClient("127.0.0.1", endpoint.port) as client,
+    ):
+        with pytest.raises(ConnectionLostException) as caught:
+            await client.append_messages("s", messages)
+        assert caught.value.appended <= 3
+        assert payloads == messages[:3]
+        payloads.clear()
+        await client.append_messages("s", messages, retry=True)
+    assert set(payloads) == set(messages)
+
+
+@in_a_loop
+async def test_a_broker_that_does_not_come_back_is_waited_for_so_long(
+    mortal: BrokerProcess,
+) -> None:
+    async with client_of(mortal) as client:
+        mortal.kill()
+        for reconnect_timeout in (0, 0.1):
+            client.reconnect_timeout = reconnect_timeout
+            with pytest.raises(ConnectionRefusedError) as caught:
+                await client.list_streams()
+            assert str(caught.value) == (
+                f"no stream manager answers on 127.0.0.1:{mortal.port}: Connection refused"
+            )
+        # It comes while it is waited for.
+        client.reconnect_timeout = PATIENCE_S
+        waiting = [asyncio.create_task(client.list_streams()) for _ in range(50)]
+        await asyncio.to_thread(mortal.start)
+        assert len(await asyncio.gather(*waiting)) == 50
+        assert client.connected
+
+
+@in_a_loop
+async def test_a_request_has_its_time_also_after_a_long_wait_for_the_broker(
+    mortal: BrokerProcess,
+) -> None:
+    async with client_of(mortal) as client:
+        name = await new_stream(client, 1)
+        tail = client.tail(name, 0)
+        assert numbers_of(await take(tail, 1)) == [0]
+        mortal.kill()
+        client.request_timeout = 0.4
+        began = asyncio.get_running_loop().time()
+        waiting = asyncio.ensure_future(anext(tail))
+        await until(lambda: asyncio.get_running_loop().time() > began + 0.5)
+        await asyncio.to_thread(mortal.start)
+        async with client_of(mortal) as other:
+            await until(lambda: client.connected)
+            await other.append_message(name, b"1")
+        assert numbers_of([await waiting]) == [1]
+
+
+@in_a_loop
+async def test_a_broker_that_comes_back_on_another_port_is_found_by_its_root(
+    mortal: BrokerProcess,
+) -> None:
+    async with AsyncStreamManagerClient(root=mortal.root, reconnect_timeout=PATIENCE_S) as client:
+        name = await new_stream(client)
+        before = client.port
+        mortal.kill()
+        waiting = asyncio.create_task(client.append_message(name, b"0"))
+        # Somebody else has got the port: he is not asked, and sees no token.
+        with socket.create_server(("127.0.0.1", before)) as other:
+            mortal.port = 0
+            await asyncio.to_thread(mortal.start)
+            assert await waiting == 0
+            other.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                other.accept()
+        assert client.port == mortal.port != before
+
+
+@in_a_loop
+async def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "root")
+    client = AsyncStreamManagerClient(root=broker.root, reconnect_timeout=PATIENCE_S)
+    with pytest.raises(ConnectionRefusedError, match=f"no stream manager serves {broker.root}"):
+        await client.connect()
+    waiting = asyncio.create_task(client.list_streams())
+    try:
+        await asyncio.to_thread(broker.start)
+        assert await waiting == []
+        assert client.auth_token == broker.token
+        await client.close()
+    finally:
+        broker.stop()
+
+
+# Beginning and end
+
+
+@in_a_loop
+async def test_a_client_says_where_it_is_connected(broker: BrokerProcess) -> None:
+    client = client_of(broker)
+    address = f"127.0.0.1:{broker.port}"
+    assert (client.address, client.host, client.port) == (address, "127.0.0.1", broker.port)
+    assert repr(client) == f"<AsyncStreamManagerClient {address}, not connected>"
+    with pytest.raises(ClientException, match="not connected yet"):
+        _ = client.server
+    async with client:
+        assert repr(client) == f"<AsyncStreamManagerClient {address}>"
+        assert client.server.has_extensions
+        assert client.server.protocol_version == "1.1.0"
+    assert not client.connected
+
+
+def test_a_setting_that_cannot_be_is_told_when_the_client_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STREAM_MANAGER_SERVER_PORT", "x")
+
+    with pytest.raises(SettingError, match="STREAM_MANAGER_SERVER_PORT is 'x'"):
+        AsyncStreamManagerClient()
+
+
+@in_a_loop
+async def test_a_client_that_is_closed_cannot_be_used(broker: BrokerProcess) -> None:
+    client = client_of(broker)
+    async with client:
+        name = await new_stream(client)
+    await client.close()
+    for call in (
+        client.connect(),
+        client.list_streams(),
+        client.append_message(name, b"x"),
+        client.append_messages(name, [b"x"]),
+        anext(client.tail(name)),
+    ):
+        with pytest.raises(ClientException, match="closed: create a new one"):
+            await call
+    never_used = client_of(broker)
+    await never_used.close()
+    with pytest.raises(ClientException, match="closed"):
+        await never_used.list_streams()
+
+
+@LOOPS
+def test_closing_ends_every_call_that_waits(broker: BrokerProcess, new_loop: NewLoop) -> None:
+    async def scenario() -> None:
+        client = client_of(broker)
+        name = await new_stream(client)
+        options = ReadMessagesOptions(read_timeout_millis=60_000)
+        with frozen(broker):
+            waiting = [
+                asyncio.create_task(client.read_messages(name, options)),
+                asyncio.ensure_future(anext(client.tail(name))),
+                asyncio.create_task(client.append_message(name, b"x")),
+                asyncio.create_task(client.append_message(name, b"x", retry=True)),
+                asyncio.create_task(client.append_messages(name, [bytes(MEBIBYTE)] * 64)),
+            ]
+            await until(lambda: len(connection_of(client)._pending) == 5)
+            # And one that has just begun.
+            waiting.append(asyncio.create_task(client.append_message(name, b"x")))
+            await client.close()
+            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(outcome, StreamManagerException) for outcome in outcomes), outcomes
+        assert isinstance(outcomes[2], ConnectionLostException)
+
+    run_in(new_loop, scenario())
+
+
+@in_a_loop
+async def test_closing_ends_those_who_wait_for_a_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = taken.getsockname()[1]
+    visited = asyncio.Event()
+
+    async def script(visitor: Visitor) -> None:
+        visited.set()
+        await visitor.wait_for_end()
+
+    async with serving(script) as endpoint:
+        for port in (nobody, endpoint.port):
+            client = AsyncStreamManagerClient("127.0.0.1", port, reconnect_timeout=3600)
+            waiting = [asyncio.create_task(client.list_streams()) for _ in range(3)]
+            await (visited.wait() if port == endpoint.port else asyncio.sleep(0.01))
+            await client.close()
+            for call in waiting:
+                with pytest.raises(ClientException, match="closed"):
+                    await call
+
+
+@in_a_loop
+async def test_a_call_that_is_given_up_while_connecting_leaves_no_trace() -> None:
+    async with serving(Visitor.wait_for_end) as endpoint:
+        client = AsyncStreamManagerClient(
+            "127.0.0.1", endpoint.port, request_timeout=0.1, reconnect_timeout=0
+        )
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.list_streams(), 0.02)
+        assert client._connecting is not None
+        await asyncio.wait((client._connecting,))
+        # What nobody saw fail is not complained about when it is collected.
+        del client
+        gc.collect()
+
+
+@LOOPS
+def test_a_broker_that_does_not_read_does_not_fill_the_memory(
+    broker: BrokerProcess, new_loop: NewLoop
+) -> None:
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            name = await new_stream(client)
+            most = 0
+
+            async def append(number: int) -> int:
+                payload = b"%d" % number
+                appended = await client.append_message(name, payload.rjust(65_536))
+                nonlocal most
+                most = max(most, unsent_bytes(connection_of(client)))
+                return appended
+
+            with frozen(broker):
+                appends = [asyncio.create_task(append(number)) for number in range(640)]
+                await wait_until_blocked(connection_of(client))
+                await asyncio.sleep(0.01)
+                most = max(most, unsent_bytes(connection_of(client)))
+            assert await asyncio.gather(*appends) == list(range(640))
+            assert 0 < most < 3 * MEBIBYTE
+
+    run_in(new_loop, scenario())
+
+
+@in_a_loop
+async def test_a_request_that_is_too_large_for_the_server_is_told_so(
+    broker: BrokerProcess,
+) -> None:
+    async with client_of(broker) as client:
+        described = definition(max_size=MEBIBYTE)
+        await client.create_message_stream(described)
+        with pytest.raises(RequestPayloadTooLargeException):
+            await client.append_message(described.name, bytes(MEBIBYTE + 1))
+        assert await client.append_message(described.name, b"0") == 0

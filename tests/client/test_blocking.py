@@ -1,0 +1,1437 @@
+"""The blocking client on real brokers; on scripted ones for what a broker does not do."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import os
+import random
+import signal
+import socket
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from penstock.client.blocking import StreamManagerClient
+from penstock.errors import (
+    ClientException,
+    ConnectFailedException,
+    ConnectionLostException,
+    InvalidRequestException,
+    NotEnoughMessagesException,
+    RequestPayloadTooLargeException,
+    RequestTimeoutException,
+    ResourceNotFoundException,
+    ResponseStatusCode,
+    SettingError,
+    StreamManagerException,
+    UnansweredException,
+    UnauthorizedException,
+    UnknownOperationException,
+    ValidationException,
+)
+from penstock.model import (
+    Message,
+    MessageStreamDefinition,
+    ReadMessagesOptions,
+    StrategyOnFull,
+)
+from penstock.wire.frames import HEADER
+from penstock.wire.operations import Operation
+from tests.cli.command import penstock
+from tests.support import (
+    MEBIBYTE,
+    PATIENCE_S,
+    PROMPT_S,
+    BrokerProcess,
+    clean_environment,
+    wait_until,
+)
+
+from .servers import (
+    Caller,
+    Certificates,
+    Relay,
+    Request,
+    ScriptedServer,
+    client_of,
+    make_certificates,
+    make_stream,
+)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable and no file around the tests says anything to a client."""
+    for name in os.environ.keys() - clean_environment().keys():
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    directory = tmp_path_factory.mktemp("blocking")
+    with BrokerProcess(
+        directory / "root", PENSTOCK_UNIX_SOCKET=str(directory / "socket")
+    ) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[StreamManagerClient]:
+    with client_of(broker) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def _mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("mortal") / "root") as broker:
+        yield broker
+
+
+@pytest.fixture
+def mortal(_mortal: BrokerProcess) -> BrokerProcess:
+    """A broker that is killed."""
+    if _mortal.process is None:
+        _mortal.start()
+    return _mortal
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(32) as pool:
+        yield pool
+
+
+def restart(broker: BrokerProcess) -> None:
+    broker.kill()
+    broker.start()
+
+
+def payloads(messages: Iterable[Message]) -> list[bytes]:
+    return [message.payload for message in messages]
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def waiting_reads(client: StreamManagerClient, stream: str) -> int:
+    return sum(s.waiting_reads for s in client.statistics().streams if s.name == stream)
+
+
+def serve_appends(caller: Caller) -> None:
+    """Greets, and answers each append with its payload as the number."""
+    caller.greet()
+    while True:
+        request = caller.take()
+        caller.answer(request, sequenceNumber=int(request.fields["payload"]))
+
+
+# Operations
+
+
+def test_a_stream_lives_and_dies(client: StreamManagerClient) -> None:
+    name = make_stream(client)
+    assert name in client.list_streams()
+    client.update_message_stream(
+        MessageStreamDefinition(
+            name=name, max_size=MEBIBYTE * 64, strategy_on_full=StrategyOnFull.RejectNewData
+        )
+    )
+    info = client.describe_message_stream(name)
+    assert info.definition.max_size == MEBIBYTE * 64
+    assert info.storage_status.newest_sequence_number == -1
+
+    assert client.append_message(name, b"first") == 0
+    (message,) = client.read_messages(name)
+    assert message.payload == b"first"
+    assert message.stream_name == name
+
+    client.delete_message_stream(name)
+    with pytest.raises(ResourceNotFoundException, match=name):
+        client.append_message(name, b"more")
+
+
+def test_a_read_has_what_its_options_ask_for(client: StreamManagerClient) -> None:
+    name = make_stream(client)
+    client.append_messages(name, numbered(10))
+
+    options = ReadMessagesOptions(
+        desired_start_sequence_number=3, min_message_count=2, max_message_count=4
+    )
+    assert payloads(client.read_messages(name, options)) == [b"3", b"4", b"5", b"6"]
+    with pytest.raises(NotEnoughMessagesException):
+        client.read_messages(name, ReadMessagesOptions(min_message_count=11))
+
+
+def test_what_cannot_be_is_refused_before_it_is_sent(broker: BrokerProcess) -> None:
+    with Relay(broker) as relay, client_of(relay) as client:
+        sent = len(relay.operations)
+        for refused in (
+            lambda: client.append_message("no/name", b"x"),
+            lambda: client.append_message("s", b""),
+            lambda: client.append_message("s", "text"),  # type: ignore[arg-type] # is refused
+            lambda: client.create_message_stream("s"),  # type: ignore[arg-type] # is refused
+            lambda: client.read_messages("s", ReadMessagesOptions(read_timeout_millis=70_000)),
+        ):
+            with pytest.raises(ValidationException):
+                refused()
+        assert len(relay.operations) == sent
+
+
+def test_statistics_tell_how_the_broker_is_doing(client: StreamManagerClient) -> None:
+    name = make_stream(client)
+    client.append_messages(name, numbered(5))
+
+    statistics = client.statistics()
+
+    assert statistics.connections >= 1
+    (stream,) = [stream for stream in statistics.streams if stream.name == name]
+    assert stream.newest_sequence_number == 4
+
+
+# Threads that share a client
+
+
+def test_threads_that_share_a_client_get_their_own_answers(
+    client: StreamManagerClient, pool: ThreadPoolExecutor
+) -> None:
+    names = [make_stream(client) for _ in range(3)]
+    accepted = client.statistics().connections_accepted
+    is_over = threading.Event()
+
+    def append(thread: int) -> list[int]:
+        name = names[thread % 3]
+        return [client.append_message(name, b"%d %d" % (thread, n)) for n in range(200)]
+
+    def read(name: str) -> None:
+        while not is_over.is_set():
+            for number, message in enumerate(client.read_all(name)):
+                assert message.sequence_number == number
+                assert message.stream_name == name
+
+    readers = [pool.submit(read, name) for name in names]
+    appenders = [pool.submit(append, thread) for thread in range(8)]
+    numbers = [appender.result() for appender in appenders]
+    is_over.set()
+    for reader in readers:
+        reader.result()
+
+    for thread, given in enumerate(numbers):
+        assert given == sorted(given)
+        stored = {m.sequence_number: m.payload for m in client.read_all(names[thread % 3])}
+        assert [stored[n] for n in given] == [b"%d %d" % (thread, n) for n in range(200)]
+    for which, name in enumerate(names):
+        given_here = [n for thread in range(which, 8, 3) for n in numbers[thread]]
+        assert sorted(given_here) == list(range(len(given_here)))
+        assert len(given_here) == len(list(client.read_all(name)))
+    # All of it over the one connection.
+    assert client.statistics().connections_accepted == accepted
+
+
+def test_a_client_starts_no_thread(broker: BrokerProcess) -> None:
+    before = threading.active_count()
+    with client_of(broker) as client:
+        name = make_stream(client)
+        client.append_messages(name, numbered(10))
+        assert payloads(client.read_all(name)) == numbered(10)
+        assert payloads(itertools.islice(client.tail(name, 0), 10)) == numbered(10)
+
+        assert threading.active_count() == before
+
+
+def test_a_long_poll_holds_up_nobody(client: StreamManagerClient, pool: ThreadPoolExecutor) -> None:
+    waited_for, other = make_stream(client), make_stream(client)
+    options = ReadMessagesOptions(read_timeout_millis=30_000)
+    polls = [pool.submit(client.read_messages, waited_for, options) for _ in range(5)]
+    wait_until(lambda: waiting_reads(client, waited_for) == 5)
+
+    # The one that reads for all is among those who wait.
+    assert [client.append_message(other, b"x") for _ in range(100)] == list(range(100))
+    assert not any(poll.done() for poll in polls)
+
+    client.append_message(waited_for, b"at last")
+    assert [payloads(poll.result()) for poll in polls] == [[b"at last"]] * 5
+
+
+def test_large_appends_and_large_reads_get_past_each_other(
+    client: StreamManagerClient, pool: ThreadPoolExecutor
+) -> None:
+    name = make_stream(client)
+    large = random.Random(1).randbytes(MEBIBYTE) * 12
+    client.append_messages(name, [large] * 2)
+    options = ReadMessagesOptions(max_message_count=2, min_message_count=2)
+
+    def read() -> bool:
+        return all(message.payload == large for message in client.read_messages(name, options))
+
+    futures: list[Future[Any]] = []
+    for _ in range(4):
+        futures += [pool.submit(read), pool.submit(client.append_message, name, large)]
+
+    assert all(future.result() is not False for future in futures)
+
+
+def test_an_append_follows_a_large_read_that_was_given_up(client: StreamManagerClient) -> None:
+    """Nobody takes that answer, and the broker takes no request before somebody has."""
+    name = make_stream(client)
+    large = bytes(16 * MEBIBYTE)
+    for _ in range(3):
+        client.append_message(name, large)
+    options = ReadMessagesOptions(max_message_count=3, min_message_count=3)
+
+    client.request_timeout = 0.001
+    with pytest.raises(RequestTimeoutException):
+        client.read_messages(name, options)
+    client.request_timeout = 20
+
+    assert client.append_message(name, large) == 3
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_at_any_time_leave_a_client_that_works(
+    broker: BrokerProcess, pool: ThreadPoolExecutor
+) -> None:
+    """As a program's alarm clock would: wherever the thread just is."""
+    is_armed, interrupts = False, 0
+    dice = random.Random(2)
+
+    class AlarmError(Exception):
+        pass
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        nonlocal is_armed, interrupts
+        if is_armed:
+            is_armed, interrupts = False, interrupts + 1
+            raise AlarmError
+
+    with client_of(broker, request_timeout=10) as client:
+        name = make_stream(client)
+        is_over = threading.Event()
+
+        def append_beside() -> tuple[list[bytes], list[bytes]]:
+            known: list[bytes] = []
+            unknown: list[bytes] = []
+            for n in itertools.count():
+                if is_over.is_set():
+                    return known, unknown
+                payload = b"beside %d" % n
+                try:
+                    client.append_message(name, payload)
+                    known.append(payload)
+                except ConnectionLostException:
+                    unknown.append(payload)
+            raise AssertionError
+
+        beside = pool.submit(append_beside)
+        known: list[bytes] = []
+        unknown: list[bytes] = []
+        before = signal.signal(signal.SIGALRM, ring)
+        try:
+            for n in range(100_000):
+                if interrupts == 300:
+                    break
+                payload = b"%d" % n
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-6, 4e-4))
+                    is_armed = True
+                    client.append_message(name, payload)
+                    is_armed = False
+                    known.append(payload)
+                except (AlarmError, ConnectionLostException):
+                    is_armed = False
+                    unknown.append(payload)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            is_over.set()
+        known_beside, unknown_beside = beside.result()
+
+        assert interrupts == 300
+        check_stored(client, name, known + known_beside, unknown + unknown_beside)
+
+
+def check_stored(
+    client: StreamManagerClient, name: str, known: list[bytes], unknown: list[bytes]
+) -> None:
+    """What was answered is there once, and what was not at most once."""
+    stored = Counter(payloads(client.read_all(name)))
+    assert {stored[payload] for payload in known} <= {1}
+    assert {stored[payload] for payload in unknown} <= {0, 1}
+    assert stored.keys() <= {*known, *unknown}
+
+
+def test_a_child_process_has_a_connection_of_its_own(client: StreamManagerClient) -> None:
+    name = make_stream(client)
+    assert client.append_message(name, b"parent") == 0
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(client.append_message(name, b"child"))
+        finally:
+            os._exit(99)
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert client.append_message(name, b"parent") == 2
+    assert payloads(client.read_all(name)) == [b"parent", b"child", b"parent"]
+
+
+# A broker that is killed
+
+
+def test_a_broker_that_was_restarted_between_two_calls_is_not_noticed(
+    mortal: BrokerProcess,
+) -> None:
+    with client_of(mortal) as client:
+        name = make_stream(client)
+        client.append_message(name, b"before")
+        restart(mortal)
+
+        assert client.append_message(name, b"after") == 1
+        assert payloads(client.read_all(name)) == [b"before", b"after"]
+        restart(mortal)
+        assert client.append_messages(name, [b"more"]) == range(2, 3)
+
+
+def test_a_read_that_waits_is_repeated_on_the_new_connection(
+    mortal: BrokerProcess, pool: ThreadPoolExecutor
+) -> None:
+    with client_of(mortal) as client, client_of(mortal) as other:
+        name = make_stream(client)
+        options = ReadMessagesOptions(read_timeout_millis=30_000)
+        read = pool.submit(client.read_messages, name, options)
+        wait_until(lambda: waiting_reads(other, name) == 1)
+        restart(mortal)
+        wait_until(lambda: waiting_reads(other, name) == 1)
+        other.append_message(name, b"at last")
+
+        assert payloads(read.result()) == [b"at last"]
+
+
+def lose_the_answer(
+    mortal: BrokerProcess,
+    relay: Relay,
+    client: StreamManagerClient,
+    name: str,
+    pool: ThreadPoolExecutor,
+    *,
+    retry: bool = False,
+) -> Future[int]:
+    """An append that is stored, by a broker that is killed before its answer arrives."""
+    relay.hold()
+    appending = pool.submit(client.append_message, name, b"lost", retry=retry)
+    with client_of(mortal) as other:
+        wait_until(lambda: len(list(other.read_all(name))) == 1)
+    mortal.kill()
+    relay.cut()
+    relay.release()
+    return appending
+
+
+def test_an_append_whose_answer_is_lost_says_that_it_may_have_been_stored(
+    mortal: BrokerProcess, pool: ThreadPoolExecutor
+) -> None:
+    with Relay(mortal) as relay, client_of(relay) as client:
+        name = make_stream(client)
+        appending = lose_the_answer(mortal, relay, client, name, pool)
+
+        with pytest.raises(
+            ConnectionLostException, match=r"AppendMessage .* may have been carried out"
+        ) as caught:
+            appending.result()
+
+        assert isinstance(caught.value, UnansweredException)
+        assert isinstance(caught.value, ConnectionError)
+        assert isinstance(caught.value, StreamManagerException)
+        mortal.start()
+        assert client.append_message(name, b"next") == 1
+        assert payloads(client.read_all(name)) == [b"lost", b"next"]
+
+
+def test_an_append_whose_answer_is_lost_is_sent_again_if_that_is_asked_for(
+    mortal: BrokerProcess, pool: ThreadPoolExecutor
+) -> None:
+    with Relay(mortal) as relay, client_of(relay) as client:
+        name = make_stream(client)
+        appending = lose_the_answer(mortal, relay, client, name, pool, retry=True)
+        mortal.start()
+
+        assert appending.result() == 1
+        assert payloads(client.read_all(name)) == [b"lost", b"lost"]
+
+
+@pytest.mark.xfail(strict=True, reason="blocking: only that nobody answers is told")
+def test_an_append_that_cannot_be_sent_again_still_says_that_it_may_have_been_stored(
+    mortal: BrokerProcess, pool: ThreadPoolExecutor
+) -> None:
+    with Relay(mortal) as relay, client_of(relay, reconnect_timeout=0.2) as client:
+        name = make_stream(client)
+        appending = lose_the_answer(mortal, relay, client, name, pool, retry=True)
+
+        with pytest.raises(UnansweredException):
+            appending.result()
+
+
+def test_a_broker_that_moved_is_found_by_its_root(mortal: BrokerProcess) -> None:
+    with StreamManagerClient(root=mortal.root) as client:
+        name = make_stream(client)
+        client.append_message(name, b"before")
+        mortal.kill()
+        old, mortal.port = mortal.port, 0
+        with socket.create_server(("127.0.0.1", old)):
+            # Whoever listens on the old port now is somebody else.
+            mortal.start()
+            assert mortal.port != old
+
+            assert client.append_message(name, b"after") == 1
+        assert client.port == mortal.port
+
+
+def test_a_broker_that_stays_away_is_an_error_after_the_time_for_that(
+    mortal: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    with client_of(mortal, reconnect_timeout=0.5) as client:
+        name = make_stream(client)
+        mortal.kill()
+        wait_until(lambda: not client.connected)
+        with (
+            caplog.at_level(logging.DEBUG, "StreamManagerClient"),
+            pytest.raises(ConnectionRefusedError, match=f"127.0.0.1:{mortal.port}"),
+        ):
+            client.append_message(name, b"nobody")
+        assert len([r for r in caplog.records if "trying again" in r.message]) > 1
+        assert not client.connected
+
+        # It is as good as new when the broker is back.
+        mortal.start()
+        assert client.append_message(name, b"somebody") == 0
+
+
+def test_no_time_to_reconnect_is_one_attempt() -> None:
+    def hang_up(caller: Caller) -> None:
+        caller.take_bytes(1)
+
+    with ScriptedServer(lambda caller: caller.greet(), hang_up) as server:
+        client = client_of(server, reconnect_timeout=0)
+        wait_until(lambda: not client.connected)
+
+        with pytest.raises(ConnectFailedException, match="closed the connection"):
+            client.append_message("s", b"x")
+        assert server.connections == 2
+        client.close()
+
+
+def test_every_message_that_was_answered_survives_kill_9_once(
+    mortal: BrokerProcess, pool: ThreadPoolExecutor
+) -> None:
+    with client_of(mortal) as client:
+        name = make_stream(client)
+        is_over = threading.Event()
+        answered = itertools.count()
+
+        def append(thread: int) -> tuple[list[bytes], list[bytes]]:
+            known: list[bytes] = []
+            unknown: list[bytes] = []
+            for n in itertools.count():
+                if is_over.is_set():
+                    return known, unknown
+                batch = [b"%d %d %d" % (thread, n, k) for k in range(1 + n % 3)]
+                try:
+                    if n % 2:
+                        client.append_messages(name, batch)
+                    else:
+                        del batch[1:]
+                        client.append_message(name, batch[0])
+                    known += batch
+                    next(answered)
+                except ConnectionLostException:
+                    unknown += batch
+            raise AssertionError
+
+        threads = [pool.submit(append, thread) for thread in range(4)]
+        for more in (300, 600):
+            wait_until(lambda more=more: next(answered) > more)  # type: ignore[misc] # mypy#12459
+            restart(mortal)
+        wait_until(lambda: next(answered) > 900)
+        is_over.set()
+        results = [thread.result() for thread in threads]
+
+        check_stored(
+            client,
+            name,
+            [payload for known, _ in results for payload in known],
+            [payload for _, unknown in results for payload in unknown],
+        )
+
+
+# Connections that are lost in other ways
+
+
+@pytest.mark.parametrize("pieces", [b"", HEADER.pack(-5, 9), b"\x00\x00\x10\x00\x09 cut off"])
+def test_a_connection_that_is_lost_is_followed_by_another(pieces: bytes) -> None:
+    taken: list[Request] = []
+
+    def lose(caller: Caller) -> None:
+        caller.greet()
+        taken.append(caller.take())
+        caller.say(pieces)
+
+    with ScriptedServer(lose, serve_appends) as server, client_of(server) as client:
+        with pytest.raises(ConnectionLostException, match="AppendMessage"):
+            client.append_message("s", b"1")
+
+        assert client.append_message("s", b"2") == 2
+        assert server.connections == 2
+        # And the first one was sent once.
+        assert len(taken) == 1
+
+
+@pytest.mark.parametrize("what", ["create", "update", "delete", "append", "append many"])
+def test_what_changes_something_is_not_sent_twice(what: str) -> None:
+    seen: list[int] = []
+
+    def take(caller: Caller) -> None:
+        caller.greet(penstockExtensions=1)
+        seen.append(caller.take().operation)
+
+    definition = MessageStreamDefinition(name="s", strategy_on_full=StrategyOnFull.RejectNewData)
+    with ScriptedServer(take) as server, client_of(server) as client:
+        changes: dict[str, Callable[[], object]] = {
+            "create": lambda: client.create_message_stream(definition),
+            "update": lambda: client.update_message_stream(definition),
+            "delete": lambda: client.delete_message_stream("s"),
+            "append": lambda: client.append_message("s", b"x"),
+            "append many": lambda: client.append_messages("s", [b"x", b"y"]),
+        }
+        with pytest.raises(ConnectionLostException):
+            changes[what]()
+        assert len(seen) == 1
+        assert server.connections == 1
+
+
+def test_what_only_looks_is_asked_again() -> None:
+    def lose(caller: Caller) -> None:
+        caller.greet()
+        caller.take()
+
+    def serve(caller: Caller) -> None:
+        caller.greet()
+        caller.answer(caller.take(), streams=["a", "b"])
+
+    with ScriptedServer(lose, lose, serve) as server, client_of(server) as client:
+        assert client.list_streams() == ["a", "b"]
+        assert server.connections == 3
+
+
+def test_an_append_of_which_a_part_was_sent_is_sent_again() -> None:
+    """A server does nothing with a frame that is cut off."""
+
+    def cut_off(caller: Caller) -> None:
+        caller.greet()
+        caller.take_bytes(1000)
+
+    def serve(caller: Caller) -> None:
+        caller.greet()
+        request = caller.take()
+        caller.answer(request, sequenceNumber=len(request.fields["payload"]))
+
+    with ScriptedServer(cut_off, serve) as server, client_of(server) as client:
+        assert client.append_message("s", bytes(32 * MEBIBYTE)) == 32 * MEBIBYTE
+        assert server.connections == 2
+
+
+def test_a_late_answer_is_passed_over_and_the_client_goes_on() -> None:
+    def late(caller: Caller) -> None:
+        caller.greet()
+        first, second = caller.take(), caller.take()
+        caller.answer(first, sequenceNumber=1)
+        caller.answer(second, sequenceNumber=2)
+        caller.wait_for_end()
+
+    with ScriptedServer(late) as server, client_of(server, request_timeout=0.2) as client:
+        with pytest.raises(RequestTimeoutException, match="AppendMessage") as caught:
+            client.append_message("s", b"1")
+
+        assert isinstance(caught.value, TimeoutError)
+        assert isinstance(caught.value, UnansweredException)
+        assert client.append_message("s", b"2") == 2
+        assert server.connections == 1
+
+
+@pytest.mark.xfail(strict=True, reason="blocking: it begins before there is a connection")
+def test_the_time_for_a_request_begins_when_there_is_a_connection() -> None:
+    """One that is sent when its time is up already would be given up at once."""
+    is_back = threading.Event()
+
+    def come_back(caller: Caller) -> None:
+        if is_back.is_set():
+            serve_appends(caller)
+
+    with (
+        ScriptedServer(lambda caller: caller.greet(), come_back) as server,
+        client_of(server, request_timeout=0.5) as client,
+    ):
+        wait_until(lambda: not client.connected)
+        threading.Timer(1.0, is_back.set).start()
+
+        assert client.append_message("s", b"7") == 7
+
+
+@pytest.mark.xfail(strict=True, reason="blocking: a connection that is made meanwhile stays open")
+def test_a_close_while_connecting_leaves_nothing_open(pool: ThreadPoolExecutor) -> None:
+    is_closed, has_ended = threading.Event(), threading.Event()
+
+    def greet_late(caller: Caller) -> None:
+        is_closed.wait(PATIENCE_S)
+        caller.greet()
+        caller.wait_for_end()
+        has_ended.set()
+
+    with ScriptedServer(lambda caller: caller.greet(), greet_late) as server:
+        client = client_of(server)
+        wait_until(lambda: not client.connected)
+        appending = pool.submit(client.append_message, "s", b"x")
+        wait_until(lambda: server.connections == 2)
+        client.close()
+        is_closed.set()
+
+        with pytest.raises(ClientException, match="is closed"):
+            appending.result(PROMPT_S)
+        assert has_ended.wait(PROMPT_S)
+
+
+@pytest.mark.xfail(strict=True, reason="blocking: each of them tries for itself")
+def test_threads_do_not_stand_in_line_for_a_server_that_does_not_answer(
+    pool: ThreadPoolExecutor,
+) -> None:
+    """Each of them fails in its own time, however many there are."""
+    with (
+        ScriptedServer(lambda caller: caller.greet(), Caller.wait_for_end) as server,
+        client_of(server, request_timeout=0.3, reconnect_timeout=0) as client,
+    ):
+        wait_until(lambda: not client.connected)
+        began = time.monotonic()
+        futures = [pool.submit(client.append_message, "s", b"x") for _ in range(10)]
+        for future in futures:
+            with pytest.raises((TimeoutError, ConnectionError)):
+                future.result()
+
+        assert time.monotonic() - began < 1.5
+
+
+# Slow ways
+
+
+def test_answers_may_come_in_single_bytes(broker: BrokerProcess) -> None:
+    with Relay(broker, piece_bytes=1) as relay, client_of(relay) as client:
+        name = make_stream(client)
+        assert list(client.append_messages(name, numbered(50))) == list(range(50))
+        assert payloads(client.read_all(name)) == numbered(50)
+        assert client.describe_message_stream(name).storage_status.newest_sequence_number == 49
+
+
+def test_an_answer_may_be_tens_of_mebibytes(client: StreamManagerClient) -> None:
+    name = make_stream(client)
+    large = random.Random(3).randbytes(MEBIBYTE) * 10
+    client.append_messages(name, [large] * 4)
+
+    read = client.read_messages(name, ReadMessagesOptions(min_message_count=4, max_message_count=4))
+
+    assert payloads(read) == [large] * 4
+    assert payloads(client.read_all(name)) == [large] * 4
+
+
+# A server without extensions
+
+
+@pytest.fixture(scope="module")
+def plain(broker: BrokerProcess) -> Iterator[Relay]:
+    """A broker that does not know that it has extensions."""
+    with Relay(broker, strip_extensions=True) as relay:
+        yield relay
+
+
+@pytest.fixture
+def plain_client(plain: Relay) -> Iterator[StreamManagerClient]:
+    with client_of(plain) as client:
+        assert not client.server.has_extensions
+        yield client
+
+
+def test_many_messages_go_one_by_one_without_waiting(
+    plain: Relay, plain_client: StreamManagerClient
+) -> None:
+    name = make_stream(plain_client)
+    before = plain.operations.count(Operation.AppendMessage)
+
+    given = plain_client.append_messages(name, numbered(3000))
+
+    assert list(given) == list(range(3000))
+    assert plain.operations.count(Operation.AppendMessage) - before == 3000
+    assert payloads(plain_client.read_all(name)) == numbered(3000)
+
+
+def test_a_failure_in_the_middle_says_how_many_were_stored(
+    plain_client: StreamManagerClient,
+) -> None:
+    name = make_stream(
+        plain_client,
+        max_size=100_000,
+        stream_segment_size=25_000,
+        strategy_on_full=StrategyOnFull.RejectNewData,
+    )
+
+    with pytest.raises(InvalidRequestException) as caught:
+        plain_client.append_messages(name, [bytes(100)] * 1500)
+
+    stored = list(plain_client.read_all(name))
+    assert 0 < len(stored) < 1500
+    assert caught.value.appended == len(stored)
+
+
+def test_a_connection_that_is_lost_in_the_middle_says_how_many_were_stored() -> None:
+    def serve(caller: Caller) -> None:
+        caller.greet()
+        for number in range(700):
+            caller.answer(caller.take(), sequenceNumber=number)
+
+    with ScriptedServer(serve) as server, client_of(server) as client:
+        with pytest.raises(ConnectionLostException) as caught:
+            client.append_messages("s", numbered(1000))
+        assert caught.value.appended == 700
+
+
+def test_many_messages_are_sent_again_from_the_first_that_was_lost() -> None:
+    stored: list[bytes] = []
+
+    def serve(count: int) -> Any:
+        def script(caller: Caller) -> None:
+            caller.greet()
+            for _ in range(count):
+                request = caller.take()
+                stored.append(request.fields["payload"])
+                caller.answer(request, sequenceNumber=len(stored) - 1)
+
+        return script
+
+    with ScriptedServer(serve(70), serve(1000)) as server, client_of(server) as client:
+        given = client.append_messages("s", numbered(100), retry=True)
+
+        assert list(given) == list(range(100))
+        assert stored == numbered(100)
+
+
+def test_a_stream_is_tailed_without_extensions(
+    plain_client: StreamManagerClient, client: StreamManagerClient, pool: ThreadPoolExecutor
+) -> None:
+    name = make_stream(client)
+    client.append_messages(name, numbered(10))
+    tailing = plain_client.tail(name, -3)
+    assert payloads(itertools.islice(tailing, 3)) == [b"7", b"8", b"9"]
+
+    following = pool.submit(next, tailing)
+    wait_until(lambda: waiting_reads(client, name) == 1)
+    client.append_message(name, b"10")
+
+    assert following.result().payload == b"10"
+
+
+def test_statistics_need_extensions(plain_client: StreamManagerClient) -> None:
+    with pytest.raises(UnknownOperationException):
+        plain_client.statistics()
+
+
+def test_a_server_that_knows_only_the_first_version_is_good_enough() -> None:
+    def serve(caller: Caller) -> None:
+        said = caller.greet(protocolVersion="1.0.0", serverVersion="1.0.4")
+        assert said["protocolVersion"] == "1.1.0"
+        assert said["otherSupportedProtocolVersions"] == ["1.0.0"]
+        for number in range(3):
+            caller.answer(caller.take(), sequenceNumber=number)
+        caller.answer(caller.take(), status=13, errorMessage="not enough")
+        unknown = caller.take()
+        operation = Operation.UnknownOperationError
+        caller.answer(unknown, operation=operation, status=3, errorMessage="unknown")
+
+    with ScriptedServer(serve) as server, client_of(server) as client:
+        assert client.server.protocol_version == "1.0.0"
+        assert client.server.version == "1.0.4"
+        assert client.append_message("s", b"a") == 0
+        assert list(client.append_messages("s", [b"b", b"c"])) == [1, 2]
+        with pytest.raises(NotEnoughMessagesException):
+            client.read_messages("s")
+        with pytest.raises(InvalidRequestException, match="unknown"):
+            client.statistics()
+
+
+# Many messages at once
+
+
+def test_many_messages_are_one_request(broker: BrokerProcess) -> None:
+    with Relay(broker) as relay, client_of(relay) as client:
+        name = make_stream(client)
+        before = len(relay.operations)
+
+        assert client.append_messages(name, numbered(5000)) == range(5000)
+
+        assert relay.operations[before:] == [Operation.AppendMessages]
+        assert payloads(client.read_all(name)) == numbered(5000)
+
+
+def test_none_is_no_request_and_no_number(broker: BrokerProcess) -> None:
+    with Relay(broker) as relay, client_of(relay) as client:
+        before = len(relay.operations)
+        assert list(client.append_messages("s", [])) == []
+        assert len(relay.operations) == before
+
+
+def test_messages_may_come_from_a_generator_and_be_any_bytes(client: StreamManagerClient) -> None:
+    name = make_stream(client)
+    kinds: list[Any] = [b"a", bytearray(b"b"), memoryview(b"c")]
+
+    assert client.append_messages(name, (kind for kind in kinds)) == range(3)
+    assert payloads(client.read_all(name)) == [b"a", b"b", b"c"]
+
+
+def test_more_than_fits_a_request_goes_in_several(broker: BrokerProcess) -> None:
+    with Relay(broker) as relay, client_of(relay) as client:
+        name = make_stream(client)
+        messages = [b"%4d" % n * 256 for n in range(9000)]
+
+        given = client.append_messages(name, iter(messages))
+
+        assert list(given) == list(range(9000))
+        assert relay.operations.count(Operation.AppendMessages) == 3
+        assert payloads(client.read_all(name)) == messages
+
+
+def test_all_or_none_are_stored_when_the_stream_is_full(client: StreamManagerClient) -> None:
+    name = make_stream(
+        client,
+        max_size=100_000,
+        stream_segment_size=25_000,
+        strategy_on_full=StrategyOnFull.RejectNewData,
+    )
+    client.append_messages(name, [bytes(100)] * 500)
+
+    with pytest.raises(InvalidRequestException) as caught:
+        client.append_messages(name, [bytes(100)] * 900)
+
+    assert caught.value.appended == 0
+    assert len(list(client.read_all(name))) == 500
+
+
+def test_what_was_stored_before_the_stream_was_full_is_told(client: StreamManagerClient) -> None:
+    name = make_stream(client, max_size=6 * MEBIBYTE, strategy_on_full=StrategyOnFull.RejectNewData)
+
+    with pytest.raises(InvalidRequestException) as caught:
+        client.append_messages(name, [bytes(1024)] * 8000)
+
+    assert 0 < caught.value.appended < 8000
+    assert len(list(client.read_all(name))) == caught.value.appended
+
+
+@pytest.mark.parametrize("bad", ["text", b"", None, 7])
+def test_a_message_that_cannot_be_one_stops_what_was_not_sent_yet(
+    client: StreamManagerClient, bad: Any
+) -> None:
+    name = make_stream(client)
+    with pytest.raises(ValidationException) as caught:
+        client.append_messages(name, [b"good", bad, b"good"])
+    assert caught.value.appended == 0
+    assert list(client.read_all(name)) == []
+
+
+def test_a_bad_message_far_behind_tells_how_many_were_stored(client: StreamManagerClient) -> None:
+    name = make_stream(client)
+    messages: list[Any] = [bytes(1024)] * 6000 + [None]
+
+    with pytest.raises(ValidationException) as caught:
+        client.append_messages(name, messages)
+
+    assert 0 < caught.value.appended < 6000
+    assert len(list(client.read_all(name))) == caught.value.appended
+
+
+def test_a_broker_that_goes_between_two_requests_is_told_with_what_was_stored(
+    mortal: BrokerProcess,
+) -> None:
+    with client_of(mortal, reconnect_timeout=0) as client:
+        name = make_stream(client)
+
+        def messages() -> Iterator[bytes]:
+            for _ in range(4):
+                yield bytes(2 * MEBIBYTE)
+            mortal.kill()
+            yield bytes(2 * MEBIBYTE)
+
+        with pytest.raises(ConnectionError) as caught:
+            client.append_messages(name, messages())
+
+        stored = getattr(caught.value, "appended", None)
+        told = getattr(caught.value, "__notes__", [""])[0]
+        assert stored or "messages were appended" in told
+
+
+@pytest.mark.parametrize("messages", [b"bytes", "text", bytearray(b"bytes"), memoryview(b"x")])
+def test_one_message_instead_of_many_is_refused(client: StreamManagerClient, messages: Any) -> None:
+    with pytest.raises(ValidationException, match="expected an iterable"):
+        client.append_messages("s", messages)
+
+
+@pytest.fixture(scope="module")
+def picky(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker that takes only small frames."""
+    root = tmp_path_factory.mktemp("picky") / "root"
+    with BrokerProcess(root, PENSTOCK_MAX_FRAME_BYTES="65536") as broker:
+        yield broker
+
+
+def test_a_broker_that_takes_only_small_frames_gets_small_ones(picky: BrokerProcess) -> None:
+    with client_of(picky) as client:
+        assert client.server.max_frame_bytes == 65_536
+        name = make_stream(client)
+        messages = [bytes(1000)] * 500 + [bytes(50_000)] + numbered(20_000)
+
+        assert list(client.append_messages(name, messages)) == list(range(len(messages)))
+        assert payloads(client.read_all(name)) == messages
+
+
+@pytest.mark.parametrize("size", [70_000, 32 * MEBIBYTE])
+def test_what_fits_no_frame_is_an_error_at_once(picky: BrokerProcess, size: int) -> None:
+    """Not something to try again and again, although the broker hangs up in the middle."""
+    with client_of(picky) as other, client_of(picky) as client:
+        name = make_stream(client)
+        accepted = other.statistics().connections_accepted
+        with pytest.raises(RequestPayloadTooLargeException):
+            client.append_message(name, bytes(size))
+        assert other.statistics().connections_accepted == accepted
+
+
+@pytest.mark.xfail(strict=True, reason="protocol: it does not know what this server takes")
+def test_what_fits_no_frame_is_refused_before_it_is_sent(picky: BrokerProcess) -> None:
+    with Relay(picky) as relay, client_of(relay) as client:
+        name = make_stream(client)
+        sent = len(relay.operations)
+        with pytest.raises(RequestPayloadTooLargeException):
+            client.append_message(name, bytes(70_000))
+        with pytest.raises(RequestPayloadTooLargeException):
+            client.append_messages(name, [b"x", bytes(70_000)])
+        assert len(relay.operations) == sent + 1
+        assert client.append_message(name, b"x") == 1
+        assert relay.connections == 1
+
+
+# Reading all of it
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (0, None, range(10)),
+        (4, None, range(4, 10)),
+        (2, 5, range(2, 5)),
+        (0, 100, range(10)),
+        (-3, None, range(7, 10)),
+        (-100, None, range(10)),
+        (-3, 9, range(7, 9)),
+        (10, None, range(0)),
+        (100, None, range(0)),
+        (5, 5, range(0)),
+        (5, 2, range(0)),
+    ],
+)
+@pytest.mark.parametrize("extensions", [True, False])
+def test_a_part_of_a_stream_is_read(
+    client: StreamManagerClient,
+    plain_client: StreamManagerClient,
+    start: int,
+    end: int | None,
+    expected: range,
+    extensions: bool,
+) -> None:
+    name = make_stream(client)
+    client.append_messages(name, numbered(10))
+
+    messages = list((client if extensions else plain_client).read_all(name, start, end))
+
+    assert [message.sequence_number for message in messages] == list(expected)
+    assert payloads(messages) == [b"%d" % number for number in expected]
+
+
+@pytest.mark.parametrize("extensions", [True, False])
+def test_an_empty_stream_has_nothing_to_read(
+    client: StreamManagerClient, plain_client: StreamManagerClient, extensions: bool
+) -> None:
+    name = make_stream(client)
+    reader = client if extensions else plain_client
+
+    assert list(reader.read_all(name)) == []
+    assert list(reader.read_all(name, -5)) == []
+
+
+@pytest.mark.parametrize("extensions", [True, False])
+def test_messages_that_were_dropped_are_left_out(
+    client: StreamManagerClient, plain_client: StreamManagerClient, extensions: bool
+) -> None:
+    name = make_stream(client, max_size=4096, stream_segment_size=1024)
+    messages = [b"%8d" % n * 16 for n in range(100)]
+    for message in messages:
+        client.append_message(name, message)
+    oldest = client.describe_message_stream(name).storage_status.oldest_sequence_number
+    assert 0 < oldest < 100
+    reader = client if extensions else plain_client
+
+    assert payloads(reader.read_all(name)) == messages[oldest:]
+    assert payloads(reader.read_all(name, -1000)) == messages[oldest:]
+    assert payloads(itertools.islice(reader.tail(name, 0), 100 - oldest)) == messages[oldest:]
+
+
+def test_what_comes_while_all_is_read_is_not_part_of_it(client: StreamManagerClient) -> None:
+    name = make_stream(client)
+    client.append_messages(name, numbered(10))
+
+    reading = client.read_all(name)
+    client.append_messages(name, numbered(10))
+
+    assert len(list(reading)) == 10
+
+
+def test_a_stream_that_does_not_exist_is_told_when_it_is_asked_for(
+    client: StreamManagerClient,
+) -> None:
+    with pytest.raises(ResourceNotFoundException):
+        client.read_all("nowhere")
+    with pytest.raises(ResourceNotFoundException):
+        client.tail("nowhere")
+
+
+# Tailing
+
+
+def test_a_tail_without_a_start_has_only_what_comes(
+    client: StreamManagerClient, pool: ThreadPoolExecutor
+) -> None:
+    name = make_stream(client)
+    client.append_messages(name, numbered(10))
+    tailing = client.tail(name)
+    following = pool.submit(next, tailing)
+    wait_until(lambda: waiting_reads(client, name) == 1)
+
+    client.append_messages(name, [b"a", b"b"])
+
+    assert following.result().payload == b"a"
+    assert next(tailing).payload == b"b"
+
+
+def test_a_tail_begins_where_it_is_told(client: StreamManagerClient) -> None:
+    name = make_stream(client)
+    client.append_messages(name, numbered(10))
+
+    assert payloads(itertools.islice(client.tail(name, 6), 4)) == [b"6", b"7", b"8", b"9"]
+    assert payloads(itertools.islice(client.tail(name, -2), 2)) == [b"8", b"9"]
+
+
+def test_a_tail_goes_on_when_the_broker_is_restarted(
+    mortal: BrokerProcess, pool: ThreadPoolExecutor
+) -> None:
+    with client_of(mortal) as client, client_of(mortal) as other:
+        name = make_stream(client)
+        tailing = client.tail(name, 0)
+        followed = pool.submit(lambda: payloads(itertools.islice(tailing, 40)))
+        for part in range(2):
+            other.append_messages(name, [b"%d" % n for n in range(part * 20, part * 20 + 10)])
+            restart(mortal)
+            other.append_messages(name, [b"%d" % n for n in range(part * 20 + 10, part * 20 + 20)])
+
+        assert followed.result() == numbered(40)
+
+
+def test_a_tail_ends_when_the_client_is_closed(
+    broker: BrokerProcess, client: StreamManagerClient, pool: ThreadPoolExecutor
+) -> None:
+    name = make_stream(client)
+    tailed = client_of(broker)
+    following = pool.submit(list, tailed.tail(name))
+    wait_until(lambda: waiting_reads(client, name) == 1)
+
+    tailed.close()
+
+    with pytest.raises(ClientException, match="is closed"):
+        following.result(PATIENCE_S / 2)
+
+
+# Tokens and roles
+
+
+def make_token(broker: BrokerProcess, name: str, *words: str) -> str:
+    made = penstock("tokens", "create", name, *words, "--root", str(broker.root))
+    assert made.code == 0, made.error
+    return made.output.strip()
+
+
+@pytest.mark.parametrize(("token", "said"), [("wrong", "not known"), ("", "a token is required")])
+def test_a_client_without_the_right_token_is_turned_away(
+    broker: BrokerProcess, token: str, said: str
+) -> None:
+    with pytest.raises(ConnectFailedException, match=said) as caught:
+        client_of(broker, token=token)
+
+    assert caught.value.status is ResponseStatusCode.Unauthorized
+
+
+def test_a_producer_appends_and_a_consumer_reads(broker: BrokerProcess) -> None:
+    with (
+        client_of(broker) as client,
+        client_of(broker, token=make_token(broker, "p", "--role", "producer")) as producer,
+        client_of(broker, token=make_token(broker, "c", "--role", "consumer")) as consumer,
+    ):
+        name = make_stream(client)
+        assert producer.append_messages(name, [b"x", b"y"]) == range(2)
+        assert payloads(consumer.read_all(name)) == [b"x", b"y"]
+        for refused in (
+            lambda: producer.read_messages(name),
+            lambda: producer.delete_message_stream(name),
+            lambda: consumer.append_message(name, b"x"),
+            lambda: consumer.append_messages(name, [b"x", b"y"]),
+        ):
+            with pytest.raises(UnauthorizedException, match="the role"):
+                refused()
+
+
+def test_a_token_that_is_revoked_ends_its_connection_for_good(
+    broker: BrokerProcess, pool: ThreadPoolExecutor
+) -> None:
+    with (
+        client_of(broker) as admin,
+        client_of(broker, token=make_token(broker, "gone", "--role", "admin")) as client,
+    ):
+        name = make_stream(admin)
+        tailing = pool.submit(list, client.tail(name))
+        wait_until(lambda: waiting_reads(admin, name) == 1)
+        assert penstock("tokens", "revoke", "gone", "--root", str(broker.root)).code == 0
+
+        # Not tried again: it would be refused again.
+        with pytest.raises(ConnectFailedException) as caught:
+            tailing.result()
+        assert caught.value.status is ResponseStatusCode.Unauthorized
+        with pytest.raises(ConnectFailedException):
+            client.append_message(name, b"x")
+
+
+# TLS and the Unix socket
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def secure(
+    certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
+    root = tmp_path_factory.mktemp("secure") / "root"
+    with BrokerProcess(root, **certificates.environment()) as broker:
+        yield broker
+
+
+@pytest.mark.parametrize("kind", ["text", "path", "context"])
+def test_a_certificate_is_trusted_by_whoever_is_named(
+    secure: BrokerProcess, certificates: Certificates, kind: str
+) -> None:
+    tls = {
+        "text": str(certificates.authority),
+        "path": certificates.authority,
+        "context": certificates.client_context(),
+    }[kind]
+    with client_of(secure, tls=tls) as client:
+        name = make_stream(client)
+        assert client.append_message(name, b"x") == 0
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(
+    secure: BrokerProcess, tmp_path: Path
+) -> None:
+    for tls in (True, make_certificates(tmp_path).authority):
+        with pytest.raises(ConnectionError, match=f"127.0.0.1:{secure.port}: .*verify failed"):
+            client_of(secure, tls=tls)
+    with pytest.raises(SettingError, match="is not a PEM file"):
+        client_of(secure, tls=tmp_path / "nothing.pem")
+
+
+def test_a_certificate_for_another_name_is_refused(
+    secure: BrokerProcess, certificates: Certificates
+) -> None:
+    # The same address, as a name that the certificate does not have.
+    with pytest.raises(ConnectionError, match="verify failed"):
+        StreamManagerClient("127.1", secure.port, token="", tls=certificates.authority)
+
+
+def test_the_certificate_of_the_broker_of_a_root_is_trusted_as_it_is(
+    secure: BrokerProcess, pool: ThreadPoolExecutor
+) -> None:
+    with StreamManagerClient(root=secure.root) as client:
+        name = make_stream(client)
+        assert client.append_message(name, b"x") == 0
+        assert client.port == secure.port
+
+
+def test_no_tls_where_there_should_be_is_an_error(secure: BrokerProcess) -> None:
+    with pytest.raises((ConnectionError, ConnectFailedException)):
+        client_of(secure, tls=False)
+
+
+def test_threads_share_a_client_over_tls(
+    secure: BrokerProcess, certificates: Certificates, pool: ThreadPoolExecutor
+) -> None:
+    with client_of(secure, tls=certificates.authority) as client:
+        name = make_stream(client)
+
+        def append(thread: int) -> list[tuple[int, bytes]]:
+            sizes = [1 + (thread * 7919 + n * 104729) % 60_000 for n in range(40)]
+            return [
+                (client.append_message(name, payload), payload)
+                for payload in (bytes([thread]) * size for size in sizes)
+            ]
+
+        given = dict(
+            pair
+            for future in [pool.submit(append, thread) for thread in range(6)]
+            for pair in future.result()
+        )
+        assert {m.sequence_number: m.payload for m in client.read_all(name)} == given
+
+
+def test_large_messages_pass_over_tls_in_both_directions(
+    secure: BrokerProcess, certificates: Certificates, pool: ThreadPoolExecutor
+) -> None:
+    with client_of(secure, tls=certificates.authority) as client:
+        name = make_stream(client)
+        large = random.Random(4).randbytes(MEBIBYTE) * 10
+        client.append_message(name, large)
+        appends = [pool.submit(client.append_message, name, large) for _ in range(3)]
+        reads = [pool.submit(client.read_messages, name) for _ in range(3)]
+
+        assert sorted(append.result() for append in appends) == [1, 2, 3]
+        assert all(payloads(read.result()) == [large] for read in reads)
+
+
+def test_a_connection_over_tls_that_ended_is_replaced(
+    secure: BrokerProcess, certificates: Certificates
+) -> None:
+    with client_of(secure, tls=certificates.authority) as client:
+        name = make_stream(client)
+        client.append_message(name, b"before")
+        restart(secure)
+
+        assert client.append_message(name, b"after") == 1
+
+
+def test_a_unix_socket_is_as_good(broker: BrokerProcess) -> None:
+    path = str(broker.root.parent / "socket")
+    with StreamManagerClient(unix_socket=path, token=broker.token) as client:
+        assert client.address == f"unix:{path}"
+        name = make_stream(client)
+        assert client.append_messages(name, [bytes(3 * MEBIBYTE)] * 3)[-1] == 2
+        assert len(list(client.read_all(name))) == 3
+
+
+def test_no_unix_socket_is_told(tmp_path: Path) -> None:
+    path = str(tmp_path / "nobody")
+    with pytest.raises(ConnectionError, match=f"unix:{path}: No such file"):
+        StreamManagerClient(unix_socket=path)
+
+
+# The client itself
+
+
+def test_a_client_is_shown_by_where_it_is_connected(broker: BrokerProcess) -> None:
+    client = client_of(broker)
+    assert repr(client) == f"<StreamManagerClient 127.0.0.1:{broker.port}>"
+    assert client.connected
+    assert client.address == f"127.0.0.1:{broker.port}"
+    assert client.server.has_extensions
+    client.close()
+    assert repr(client) == f"<StreamManagerClient 127.0.0.1:{broker.port}, not connected>"
+    assert not client.connected
+
+
+def test_a_client_that_was_closed_cannot_be_used(broker: BrokerProcess) -> None:
+    with client_of(broker) as client:
+        name = make_stream(client)
+        reading = client.read_all(name)
+        client.append_message(name, b"x")
+    client.close()
+
+    for use in (
+        client.list_streams,
+        lambda: client.append_message(name, b"x"),
+        lambda: client.append_messages(name, [b"x"]),
+        lambda: list(client.read_all(name)),
+    ):
+        with pytest.raises(ClientException, match="is closed"):
+            use()
+    assert list(reading) == []
+
+
+@pytest.mark.parametrize("what", ["read", "append"])
+def test_a_close_from_another_thread_ends_what_waits(what: str, pool: ThreadPoolExecutor) -> None:
+    def never_answer(caller: Caller) -> None:
+        caller.greet()
+        caller.wait_for_end()
+
+    with ScriptedServer(never_answer) as server:
+        client = client_of(server)
+        if what == "read":
+            waiting: Future[Any] = pool.submit(client.read_messages, "s")
+        else:
+            waiting = pool.submit(client.append_message, "s", b"x")
+        wait_until(lambda: client._connection._reader)
+
+        client.close()
+
+        # An append may have been stored; a read was simply not answered.
+        kind = ClientException if what == "read" else ConnectionLostException
+        with pytest.raises(kind):
+            waiting.result(PATIENCE_S / 2)
+        assert server.connections == 1
+
+
+def test_a_client_that_was_closed_leaves_no_warning(broker: BrokerProcess) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        client = client_of(broker)
+        client.list_streams()
+        client.close()
+        del client
+        gc.collect()
+
+    assert [str(warning.message) for warning in caught] == []
+
+
+def test_nobody_there_is_a_connection_error_that_says_where() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+    with pytest.raises(ConnectionRefusedError, match=f"127.0.0.1:{port}: Connection refused"):
+        StreamManagerClient("127.0.0.1", port)
+
+
+def test_a_server_that_does_not_answer_the_handshake_is_given_up_in_time() -> None:
+    with (
+        ScriptedServer(Caller.wait_for_end) as server,
+        pytest.raises(TimeoutError, match=f"127.0.0.1:{server.port}: the time is up"),
+    ):
+        client_of(server, request_timeout=0.2)
