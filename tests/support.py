@@ -26,8 +26,8 @@ import pytest
 from penstock.broker.server import Broker
 from penstock.broker.session import Session
 from penstock.broker.settings import Settings
-from penstock.testing.connection import Connection
 from penstock.store.files import Disk
+from penstock.testing.connection import Connection
 from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import Operation
 

@@ -18,9 +18,9 @@ from penstock.broker.access import (
     ensure_first_token,
     new_secret,
 )
-from penstock.testing.connection import Connection
 from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
 from penstock.store.catalog import Catalog, TokenRow
+from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from penstock.wire.requests import EXTENDED_REQUESTS
 from tests.support import Json, LocalBroker, append, create, read, wait_until

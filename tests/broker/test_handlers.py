@@ -17,7 +17,6 @@ import pytest
 
 from penstock.broker.access import EVERYTHING
 from penstock.broker.reading import STEP_BYTES
-from penstock.testing.connection import Connection
 from penstock.errors import (
     InvalidRequestException,
     NotEnoughMessagesException,
@@ -30,6 +29,7 @@ from penstock.errors import (
 )
 from penstock.model import ReadMessagesOptions
 from penstock.store.files import Disk
+from penstock.testing.connection import Connection
 from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import Operation
 from penstock.wire.requests import ReadMessagesRequest

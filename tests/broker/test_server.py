@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock.testing.connection import Connection
 from penstock.errors import ResponseStatusCode, StoreError
 from penstock.store.files import Disk
+from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from tests.support import (
     MEBIBYTE,

@@ -15,8 +15,8 @@ import cbor2
 import pytest
 
 from penstock.broker.session import Session
-from penstock.testing.connection import Connection
 from penstock.errors import ResponseStatusCode
+from penstock.testing.connection import Connection
 from penstock.wire.frames import LENGTH, MAX_FRAME_BYTES, encode_frame
 from penstock.wire.operations import RESPONSE_TO, Operation
 from tests.support import (

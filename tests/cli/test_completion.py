@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.support import PENSTOCK, BrokerProcess, clean_environment, create, wait_until
+from tests.support import (
+    PENSTOCK,
+    LocalBroker,
+    Reachable,
+    clean_environment,
+    create,
+    wait_until,
+)
 
 from .command import penstock
 from .terminal import Terminal
@@ -22,8 +29,8 @@ NAMES = ["my stream", "one, two", "turbine-1", "turbine-2"]
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("completion") / "a root") as broker:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
+    with LocalBroker(tmp_path_factory.mktemp("completion") / "a root") as broker:
         with broker.connect() as client:
             for name in NAMES:
                 create(client, name)
@@ -89,7 +96,7 @@ def complete(line: str, **variables: Any) -> list[str]:
     return [offered.partition(",")[2] for offered in finished.output.splitlines() if offered]
 
 
-def test_streams_of_the_broker_that_is_named_are_offered(broker: BrokerProcess) -> None:
+def test_streams_of_the_broker_that_is_named_are_offered(broker: Reachable) -> None:
     root = shlex.quote(str(broker.root))
 
     assert complete(f"penstock read --root {root} ''") == NAMES
@@ -100,7 +107,7 @@ def test_streams_of_the_broker_that_is_named_are_offered(broker: BrokerProcess) 
     assert complete(f"penstock read --port {broker.port} o", **with_token) == ["one, two"]
 
 
-def test_nothing_is_offered_where_something_is_wrong(broker: BrokerProcess) -> None:
+def test_nothing_is_offered_where_something_is_wrong(broker: Reachable) -> None:
     wrong_token = {"AWS_CONTAINER_AUTHORIZATION_TOKEN": "wrong"}
 
     assert complete(f"penstock read --port {broker.port} ''") == []
@@ -150,7 +157,7 @@ def bash() -> Iterator[Terminal]:
     ],
 )
 def test_a_real_bash_completes(
-    bash: Terminal, broker: BrokerProcess, typed: str, words: list[str]
+    bash: Terminal, broker: Reachable, typed: str, words: list[str]
 ) -> None:
     root = str(broker.root)
     before = len(bash.text)

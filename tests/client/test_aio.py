@@ -313,13 +313,22 @@ def test_tail_gives_what_comes(broker: BrokerProcess, new_loop: NewLoop) -> None
             waiting = [
                 asyncio.create_task(take(tail, 3)) for tail in (last_two, all_of_it, new_ones)
             ]
-            await until(lambda: len(connection_of(client)._pending) == 3)
+            await wait_for_readers(client, name, 3)
             for number in (10, 11, 12):
                 await client.append_message(name, b"%d" % number)
             for found in waiting:
                 assert numbers_of(await found) == [10, 11, 12]
 
     run_in(new_loop, scenario())
+
+
+async def wait_for_readers(client: AsyncStreamManagerClient, name: str, many: int = 1) -> None:
+    """Until so many reads wait on the broker."""
+    while True:
+        statistics = await client.statistics()
+        if {s.name: s.waiting_reads for s in statistics.streams}[name] == many:
+            return
+        await asyncio.sleep(0.002)
 
 
 def connection_of(client: AsyncStreamManagerClient) -> Any:
@@ -333,7 +342,7 @@ async def test_a_tail_may_be_cancelled_and_the_client_goes_on(broker: BrokerProc
         name = await new_stream(client)
         tail = client.tail(name)
         waiting = asyncio.ensure_future(anext(tail))
-        await until(lambda: client.connected and connection_of(client)._pending)
+        await wait_for_readers(client, name)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -351,7 +360,7 @@ async def test_a_stream_that_is_deleted_ends_its_tail(broker: BrokerProcess) -> 
     async with client_of(broker) as client:
         name = await new_stream(client)
         waiting = asyncio.ensure_future(anext(client.tail(name)))
-        await until(lambda: connection_of(client)._pending)
+        await wait_for_readers(client, name)
         await client.delete_message_stream(name)
         with pytest.raises(ResourceNotFoundException, match="deleted"):
             await waiting
@@ -727,6 +736,20 @@ async def test_with_retry_it_is_sent_again(mortal: BrokerProcess) -> None:
             await asyncio.to_thread(mortal.start)
         assert await single == 0
         assert numbers_of([message async for message in client.read_all(name)]) == [0]
+
+
+@in_a_loop
+async def test_what_cannot_be_sent_again_may_still_have_been_stored(mortal: BrokerProcess) -> None:
+    async with client_of(mortal, reconnect_timeout=0.05) as client:
+        name = await new_stream(client)
+        with frozen(mortal):
+            append = asyncio.create_task(client.append_message(name, b"0", retry=True))
+            await until(lambda: len(connection_of(client)._pending) == 1)
+            await asyncio.sleep(0)
+            mortal.kill()
+            with pytest.raises(ConnectionLostException, match="may have been") as caught:
+                await append
+        assert isinstance(caught.value.__cause__, ConnectionRefusedError)
 
 
 @in_a_loop

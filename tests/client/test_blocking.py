@@ -471,7 +471,6 @@ def test_an_append_whose_answer_is_lost_is_sent_again_if_that_is_asked_for(
         assert payloads(client.read_all(name)) == [b"lost", b"lost"]
 
 
-@pytest.mark.xfail(strict=True, reason="blocking: only that nobody answers is told")
 def test_an_append_that_cannot_be_sent_again_still_says_that_it_may_have_been_stored(
     mortal: BrokerProcess, pool: ThreadPoolExecutor
 ) -> None:
@@ -669,7 +668,6 @@ def test_a_late_answer_is_passed_over_and_the_client_goes_on() -> None:
         assert server.connections == 1
 
 
-@pytest.mark.xfail(strict=True, reason="blocking: it begins before there is a connection")
 def test_the_time_for_a_request_begins_when_there_is_a_connection() -> None:
     """One that is sent when its time is up already would be given up at once."""
     is_back = threading.Event()
@@ -688,7 +686,6 @@ def test_the_time_for_a_request_begins_when_there_is_a_connection() -> None:
         assert client.append_message("s", b"7") == 7
 
 
-@pytest.mark.xfail(strict=True, reason="blocking: a connection that is made meanwhile stays open")
 def test_a_close_while_connecting_leaves_nothing_open(pool: ThreadPoolExecutor) -> None:
     is_closed, has_ended = threading.Event(), threading.Event()
 
@@ -711,7 +708,6 @@ def test_a_close_while_connecting_leaves_nothing_open(pool: ThreadPoolExecutor) 
         assert has_ended.wait(PROMPT_S)
 
 
-@pytest.mark.xfail(strict=True, reason="blocking: each of them tries for itself")
 def test_threads_do_not_stand_in_line_for_a_server_that_does_not_answer(
     pool: ThreadPoolExecutor,
 ) -> None:
@@ -1019,7 +1015,6 @@ def test_what_fits_no_frame_is_an_error_at_once(picky: BrokerProcess, size: int)
         assert other.statistics().connections_accepted == accepted
 
 
-@pytest.mark.xfail(strict=True, reason="protocol: it does not know what this server takes")
 def test_what_fits_no_frame_is_refused_before_it_is_sent(picky: BrokerProcess) -> None:
     with Relay(picky) as relay, client_of(relay) as client:
         name = make_stream(client)

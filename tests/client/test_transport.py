@@ -33,7 +33,6 @@ def take(transport: Transport, size: int) -> bytes:
         piece = transport.receive(later())
         assert piece, "it ended"
         data += piece
-        transport.arrived.clear()
     return bytes(data)
 
 
@@ -88,7 +87,6 @@ def test_one_who_cannot_send_takes_answers_meanwhile(ends: Ends) -> None:
     def take_answers() -> bool:
         while transport.has_input():
             answers.extend(transport.receive(later()))
-            transport.arrived.clear()
         return True
 
     def talk() -> None:
@@ -128,15 +126,6 @@ def test_what_has_arrived_is_taken_even_after_the_deadline(ends: Ends) -> None:
     peer.sendall(b"answer")
 
     assert transport.receive(time.monotonic() - 1) == b"answer"
-
-
-def test_what_was_taken_is_kept_until_it_is_dealt_with(ends: Ends) -> None:
-    transport, peer = ends
-    assert not transport.arrived
-    peer.sendall(b"answer")
-    transport.receive(later())
-
-    assert list(transport.arrived) == [b"answer"]
 
 
 def test_input_is_noticed_and_so_is_the_end(ends: Ends) -> None:
@@ -322,7 +311,6 @@ def test_a_part_of_a_record_is_no_answer_yet(certificates: Certificates) -> None
         wait_until(transport.has_input)
         with pytest.raises(DeadlineError):
             transport.receive(later(0.05))
-        assert not transport.arrived
 
         transport.send(b"more", later())
         assert take(transport, 6) == b"answer"

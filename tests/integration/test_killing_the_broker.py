@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from penstock.testing.connection import Connection, raise_for_status
 from penstock.errors import NotEnoughMessagesException
+from penstock.testing.connection import Connection, raise_for_status
 from penstock.wire.operations import Operation
 from tests.support import BrokerProcess, wait_until
 

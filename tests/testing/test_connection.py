@@ -11,7 +11,6 @@ import cbor2
 import pytest
 
 from penstock import __version__
-from penstock.testing.connection import Connection, raise_for_status
 from penstock.errors import (
     EXCEPTION_OF,
     ConnectFailedException,
@@ -20,6 +19,7 @@ from penstock.errors import (
     StreamManagerException,
     UpdateNotAllowedException,
 )
+from penstock.testing.connection import Connection, raise_for_status
 from penstock.wire.codec import encode_response
 from penstock.wire.frames import HEADER
 from penstock.wire.operations import Operation

@@ -266,16 +266,30 @@ class AsyncStreamManagerClient:
 
     async def _finish(self, pending: PendingCall[T], retry: bool) -> T:
         """Takes the answer; what was not sent, or may be repeated, is sent again."""
+        try:
+            return await pending.result()
+        except (NotSentError, ConnectionLostException) as error:
+            return await self._call_again(pending.call, retry or pending.call.may_repeat, error)
+
+    async def _call_again(self, call: Call[T], may_repeat: bool, error: ConnectionError) -> T:
         give_up = time.monotonic() + self.request_timeout
         for pause in delays():
-            try:
-                return await pending.result()
-            except (NotSentError, ConnectionLostException) as error:
-                may_repeat = retry or pending.call.may_repeat or isinstance(error, NotSentError)
-                if not may_repeat or time.monotonic() > give_up:
-                    raise
+            is_unanswered = isinstance(error, ConnectionLostException)
+            if (is_unanswered and not may_repeat) or time.monotonic() > give_up:
+                raise error
             await asyncio.sleep(pause)
-            (pending,) = await self._send((pending.call,))
+            try:
+                (pending,) = await self._send((call,))
+                return await pending.result()
+            except NotSentError:
+                pass  # what was before that still holds
+            except ConnectionLostException as lost:
+                error = lost
+            except (ClientException, OSError) as reason:
+                if is_unanswered:
+                    # It counts for more that it may have been carried out.
+                    raise error from reason
+                raise
         raise AssertionError("delays do not end")
 
     async def _connected(self, reconnect_timeout: float) -> AsyncConnection:

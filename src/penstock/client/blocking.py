@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 from penstock.client import calls
 from penstock.client.backoff import delays
 from penstock.client.calls import Call
-from penstock.client.connection import Connection, PendingCall
+from penstock.client.connection import RECENT_SECONDS, Connection, PendingCall
 from penstock.client.endpoint import Endpoint, Search, Tls, explain
 from penstock.client.failures import NO_LIMIT, NotSentError, may_pass
 from penstock.client.protocol import ServerInfo
@@ -80,6 +80,8 @@ class StreamManagerClient:
         self.logger = logger
         self._search = Search(host, port, unix_socket, token, tls, root, config)
         self._connecting = threading.Lock()
+        # When the last attempt to connect again failed, and why.
+        self._failure: tuple[float, Exception | None] = (0.0, None)
         self._is_closed = threading.Event()
         self._endpoint = self._search.find(os.environ)
         self._connection = self._open()
@@ -185,8 +187,7 @@ class StreamManagerClient:
         """Sends all of them before the first answer is taken; the first error is raised."""
         if len(group) == 1:
             return [self._call(group[0], retry)]
-        deadline = time.monotonic() + self.request_timeout
-        connection, sent = self._send(group, deadline)
+        connection, sent, deadline = self._send(group)
         results: list[T] = []
         first_error: StreamManagerException | None = None
         for pending in sent:
@@ -204,10 +205,10 @@ class StreamManagerClient:
     ) -> T:
         try:
             return connection.finish(pending, deadline)
-        except ConnectionLostException:
+        except ConnectionLostException as error:
             if not retry:
                 raise
-            return self._call(pending.call, retry)
+            return self._call_again(pending.call, True, error)
 
     # Reads
 
@@ -255,57 +256,88 @@ class StreamManagerClient:
     # Connections
 
     def _call(self, call: Call[T], retry: bool = False) -> T:
-        deadline = time.monotonic() + self.request_timeout
-        pauses = None
-        while True:
-            connection = self._connected()
-            try:
-                return connection.call(call, deadline)
-            except NotSentError:
-                if time.monotonic() > deadline:
-                    raise
-            except ConnectionLostException:
-                if not (retry or call.may_repeat) or time.monotonic() > deadline:
-                    raise
-            pauses = pauses or delays()
-            self._is_closed.wait(next(pauses))
+        connection, now = self._connection, time.monotonic()
+        if connection.is_lost or now - connection.heard > RECENT_SECONDS:
+            connection, now = self._connected(), time.monotonic()
+        try:
+            return connection.call(call, now + self.request_timeout)
+        except (NotSentError, ConnectionLostException) as error:
+            return self._call_again(call, retry or call.may_repeat, error)
 
-    def _send(
-        self, group: Sequence[Call[T]], deadline: float
-    ) -> tuple[Connection, list[PendingCall[T]]]:
+    def _call_again(self, call: Call[T], may_repeat: bool, error: ConnectionError) -> T:
+        """After the connection was lost: what cannot have been carried out, or may be repeated."""
+        give_up = time.monotonic() + self.request_timeout
+        for pause in delays():
+            if isinstance(error, ConnectionLostException) and not may_repeat:
+                raise error
+            if time.monotonic() > give_up:
+                raise error
+            self._is_closed.wait(pause)
+            try:
+                connection = self._connected()
+                return connection.call(call, time.monotonic() + self.request_timeout)
+            except (NotSentError, ConnectionLostException) as next_error:
+                # Once it may have been carried out, it may have been.
+                if isinstance(next_error, ConnectionLostException):
+                    error = next_error
+            except (ClientException, OSError) as reason:
+                if isinstance(error, ConnectionLostException) and not call.may_repeat:
+                    raise error from reason
+                raise
+        raise AssertionError("delays do not end")
+
+    def _send(self, group: Sequence[Call[T]]) -> tuple[Connection, list[PendingCall[T]], float]:
+        """Sends requests as soon as there is a connection; with it, and their deadline."""
+        give_up = time.monotonic() + self.request_timeout
         for pause in delays():
             connection = self._connected()
+            deadline = time.monotonic() + self.request_timeout
             try:
-                return connection, connection.send(group, deadline)
+                return connection, connection.send(group, deadline), deadline
             except NotSentError:
-                if time.monotonic() > deadline:
+                if time.monotonic() > give_up:
                     raise
             self._is_closed.wait(pause)
         raise AssertionError("delays do not end")
 
     def _connected(self) -> Connection:
-        """The connection, or another one if it was lost; one thread at a time tries to get it."""
-        connection = self._connection
-        if not self._is_closed.is_set() and connection.is_usable():
-            return connection
-        give_up = time.monotonic() + self.reconnect_timeout
+        """The connection, or another one if it was lost."""
+        if self._connection.is_usable():
+            return self._connection
+        asked = time.monotonic()
         with self._connecting:
-            for pause in delays():
-                if self._is_closed.is_set():
-                    raise ClientException("the client is closed: create a new one")
-                if self._connection.is_usable():
-                    return self._connection
-                try:
-                    self._connection.close()
-                    self._connection = self._open()
-                    self.logger.info("connected again to %s", self.address)
-                    return self._connection
-                except (OSError, ConnectFailedException) as error:
-                    if not may_pass(error) or time.monotonic() + pause > give_up:
-                        raise
-                    self.logger.debug("not connected, trying again: %s", error)
-                self._is_closed.wait(pause)
-        raise AssertionError("delays do not end")
+            if self._is_closed.is_set():
+                raise ClientException("the client is closed: create a new one")
+            if self._connection.is_usable():
+                return self._connection
+            failed, error = self._failure
+            if failed > asked and error is not None:
+                # Another thread has tried, while this one waited for it.
+                raise error
+            try:
+                return self._reconnect(asked + self.reconnect_timeout)
+            except (OSError, ConnectFailedException) as failure:
+                self._failure = time.monotonic(), failure
+                raise
+
+    def _reconnect(self, give_up: float) -> Connection:
+        for pause in delays():
+            try:
+                connection = self._open()
+                break
+            except (OSError, ConnectFailedException) as error:
+                if not may_pass(error) or time.monotonic() + pause > give_up:
+                    raise
+                self.logger.debug("not connected, trying again: %s", error)
+            if self._is_closed.wait(pause):
+                raise ClientException("the client is closed: create a new one")
+        self._connection.close()
+        self._connection = connection
+        if self._is_closed.is_set():
+            connection.close()
+            raise ClientException("the client is closed: create a new one")
+        self.logger.info("connected again to %s", self.address)
+        return connection
 
     def _open(self) -> Connection:
         endpoint: Endpoint = self._search.find(os.environ)

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -53,7 +53,7 @@ _UNKNOWN_OPERATION = int(Operation.UnknownOperationError)
 _APPEND_MESSAGE = Operation.AppendMessage
 
 
-class Call(NamedTuple, Generic[T]):
+class Call(msgspec.Struct, Generic[T], frozen=True):
     operation: Operation
     fields: dict[str, Any]
     # Gets every answer, also one that is an error.
@@ -69,7 +69,7 @@ class Call(NamedTuple, Generic[T]):
             )
         try:
             return self.decode(response)
-        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        except (KeyError, TypeError, ValueError, struct.error) as error:
             raise ClientException(
                 f"the server's answer to {self.operation.name} cannot be understood: {error!r}"
             ) from None
@@ -128,11 +128,10 @@ def statistics() -> Call[Statistics]:
 
 
 def append_message(stream_name: str, data: bytes) -> Call[int]:
-    return Call(
-        _APPEND_MESSAGE,
-        {"name": _checked_name(stream_name), "payload": _checked_payload(data)},
-        _sequence_number,
-    )
+    if type(data) is not bytes or not data:
+        data = _checked_payload(data)
+    fields = {"name": _checked_name(stream_name), "payload": data}
+    return Call(_APPEND_MESSAGE, fields, _sequence_number)
 
 
 def plan_appends(

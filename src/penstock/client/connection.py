@@ -5,8 +5,8 @@ from the socket, for all of them: it hands each answer to whom it belongs, and w
 it leaves the reading to another. A thread alone so sends, receives and goes on, with no lock that
 anybody else could hold.
 
-An exception may strike a thread anywhere, from a signal's handler: the others go on. Where bytes
-may be missing then, on either way, the connection is lost.
+An exception may strike a thread anywhere, from a signal's handler: the others go on. One that
+strikes a thread while it sends or receives ends the connection, because bytes may be missing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from penstock.client.calls import Call
 from penstock.client.endpoint import Endpoint
 from penstock.client.failures import (
@@ -28,7 +30,7 @@ from penstock.client.failures import (
     connection_lost,
     not_in_time,
 )
-from penstock.client.protocol import Answer, ClientProtocol, ServerInfo
+from penstock.client.protocol import Answer, BrokenProtocolError, ClientProtocol, ServerInfo
 from penstock.client.transport import DeadlineError, Transport, open_transport
 
 T = TypeVar("T")
@@ -37,35 +39,27 @@ logger = logging.getLogger(__name__)
 
 
 # Who answered so shortly ago is taken to be there still: to look takes as long as half a request.
-_RECENT_SECONDS = 0.02
+RECENT_SECONDS = 0.02
 # One that sleeps looks so often whether anybody reads: an interrupt may have kept a thread from
 # waking it.
 _LOOK_SECONDS = 1.0
 _READER = "reader"
 
 
-class PendingCall(Generic[T]):
+class PendingCall(msgspec.Struct, Generic[T]):
     """A request that was sent and not answered yet. It belongs to the thread that sent it."""
 
-    __slots__ = ("answer", "call", "request_id", "wake_up")
-
-    def __init__(self, call: Call[T], request_id: str) -> None:
-        self.call = call
-        self.request_id = request_id
-        self.answer: Answer | None = None
-        # Made by a thread that has to sleep: a thread alone does not.
-        self.wake_up: threading.Lock | None = None
+    call: Call[T]
+    request_id: str
+    answer: Answer | None = None
+    # Made by a thread that has to sleep: a thread alone does not.
+    wake_up: threading.Lock | None = None
 
     def wake(self) -> None:
         assert self.wake_up is not None
         # It may be awake already, and others may be waking it too.
         with contextlib.suppress(RuntimeError):
             self.wake_up.release()
-
-    def result(self) -> T:
-        if self.answer is None:
-            raise connection_lost(self.call)
-        return self.call.resolve(self.answer.operation, self.answer.response)
 
 
 class Connection:
@@ -80,8 +74,8 @@ class Connection:
         # Whose turn it is to read. It is taken with `setdefault`: one step, and whose it is can be
         # seen even by one who was interrupted in it.
         self._reader: dict[str, object] = {}
-        self._is_lost = False
-        self._heard = 0.0
+        self.is_lost = False
+        self.heard = 0.0
         self.server = self._shake_hands(token, deadline)
         _connections.add(self)
 
@@ -101,7 +95,6 @@ class Connection:
             data = self._transport.receive(deadline)
             if not data:
                 raise closed_in_handshake()
-            self._transport.arrived.clear()
             # Nothing else was asked yet, so that there is one answer at most.
             for answer in self._protocol.receive(data):
                 return self._protocol.accept(answer)
@@ -131,7 +124,7 @@ class Connection:
         """
         try:
             with self._sending:
-                if self._is_lost:
+                if self.is_lost:
                     raise NotSentError("the connection was lost")
                 for pending in sent:
                     self._pending[pending.request_id] = pending
@@ -144,7 +137,7 @@ class Connection:
                     if len(sent) == 1 and sent[0].answer is None:
                         raise NotSentError(f"the request could not be sent: {error}") from error
         finally:
-            if self._is_lost:
+            if self.is_lost:
                 self._dispose()
 
     def _end_sending(self, error: BaseException) -> None:
@@ -157,7 +150,7 @@ class Connection:
 
     def finish(self, pending: PendingCall[T], deadline: float) -> T:
         try:
-            while pending.answer is None and not self._is_lost:
+            while pending.answer is None and not self.is_lost:
                 if not self._read(pending, deadline):
                     self._sleep(pending, deadline)
         except DeadlineError:
@@ -169,9 +162,11 @@ class Connection:
                 self._pending.pop(pending.request_id, None)
             if pending.wake_up is not None:
                 self._sleepers.pop(pending.request_id, None)
-            if self._sleepers or self._is_lost:
+            if self._sleepers or self.is_lost:
                 self._hand_over()
-        return pending.result()
+        if pending.answer is None:
+            raise connection_lost(pending.call)
+        return pending.call.resolve(pending.answer.operation, pending.answer.response)
 
     # Answers
 
@@ -185,7 +180,7 @@ class Connection:
         try:
             is_reader = self._reader.setdefault(_READER, me) is me
             if is_reader:
-                while not self._is_lost and (
+                while not self.is_lost and (
                     pending.answer is None if pending else self._transport.has_input()
                 ):
                     self._receive(deadline)
@@ -202,38 +197,31 @@ class Connection:
         except DeadlineError:
             return True  # a part of something: TLS, say
         finally:
-            if self._sleepers or self._is_lost:
+            if self._sleepers or self.is_lost:
                 self._hand_over()
 
     def _receive(self, deadline: float) -> None:
-        """Only for the reader."""
-        transport = self._transport
+        """Only for the reader. What strikes it here may cost an answer, and so the connection."""
         try:
-            data = transport.receive(deadline)
+            data = self._transport.receive(deadline)
             if not data:
-                raise ConnectionResetError("the server closed the connection")
-            self._heard = time.monotonic()
+                raise BrokenProtocolError("the server closed the connection")
+            self.heard = time.monotonic()
             for answer in self._protocol.receive(data):
-                self._hand_out(answer)
-            transport.arrived.clear()
+                pending = self._pending.pop(answer.request_id, None)
+                if pending is None:
+                    logger.debug("an answer that nobody waits for: %s", answer.request_id)
+                    continue
+                pending.answer = answer
+                if pending.wake_up is not None:
+                    pending.wake()
+        except DeadlineError:
+            raise
         except BaseException as error:
-            # The system's errors have numbers: a timeout without one is ours, or a signal's.
-            is_end = isinstance(error, OSError) and not (
-                isinstance(error, TimeoutError) and error.errno is None
-            )
-            if is_end or transport.arrived:
-                self._lose(error)
-            if not is_end:
+            self._lose(error)
+            # The system's errors have numbers; others, but ours, are of a signal's handler.
+            if not isinstance(error, BrokenProtocolError) and not getattr(error, "errno", None):
                 raise
-
-    def _hand_out(self, answer: Answer) -> None:
-        pending = self._pending.pop(answer.request_id, None)
-        if pending is None:
-            logger.debug("an answer that nobody waits for is passed over: %s", answer.request_id)
-            return
-        pending.answer = answer
-        if pending.wake_up is not None:
-            pending.wake()
 
     def _sleep(self, pending: PendingCall[Any], deadline: float) -> None:
         """Until it is woken. The first time it only gets ready: look again whether to."""
@@ -250,7 +238,7 @@ class Connection:
 
     def _hand_over(self) -> None:
         """One of those who sleep is to read now, unless somebody does already."""
-        if self._is_lost:
+        if self.is_lost:
             self._dispose()
         elif not self._reader:
             for sleeper in list(self._sleepers.values()):
@@ -266,16 +254,16 @@ class Connection:
         A server that went while nothing was asked is noticed, so that the next request goes to
         another connection instead of being lost.
         """
-        if time.monotonic() - self._heard > _RECENT_SECONDS and not self._is_lost:
+        if time.monotonic() - self.heard > RECENT_SECONDS and not self.is_lost:
             self._take_answers()
-        return not self._is_lost
+        return not self.is_lost
 
     def close(self) -> None:
         self._lose(ConnectionAbortedError("closed"))
         self._dispose()
 
     def _lose(self, error: BaseException) -> None:
-        self._is_lost = True
+        self.is_lost = True
         logger.debug("the connection is lost: %r", error)
         self._transport.shut()
         for sleeper in list(self._sleepers.values()):
@@ -299,7 +287,7 @@ class Connection:
 
     def forget(self) -> None:
         """In a child process: the connection is its parent's, and so are those who hold locks."""
-        self._is_lost = True
+        self.is_lost = True
         self._sending, self._reader = threading.Lock(), {}
         self._transport.close()
 

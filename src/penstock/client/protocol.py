@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import cbor2
+import msgspec
 
 from penstock import __version__
 from penstock.client.calls import Call, Response
@@ -44,14 +45,14 @@ class ServerInfo(NamedTuple):
     max_frame_bytes: int
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True):
     operation: int
     request_id: str
     response: Response
 
 
 class BrokenProtocolError(ConnectionError):
-    """Bytes that make no frames: nothing that follows can be understood."""
+    """Bytes that make no frames, or the end of them: there will be no answers any more."""
 
 
 class ClientProtocol:
@@ -59,6 +60,7 @@ class ClientProtocol:
 
     def __init__(self) -> None:
         self.server: ServerInfo | None = None
+        self._max_frame_bytes = MAX_FRAME_BYTES
         self._ids = count(1)
         self._pieces: list[bytes] = []
         self._missing = 0
@@ -83,13 +85,13 @@ class ClientProtocol:
         # Of one width: a server that sees frames of one shape takes them faster.
         request_id = f"{next(self._ids):08x}"
         if call.operation is _APPEND:
-            frame = encode_append_request(request_id, **call.fields)
+            frame = encode_append_request(request_id, call.fields["name"], call.fields["payload"])
         else:
             body = cbor.encode({"requestId": request_id, **call.fields})
             frame = encode_frame(call.operation, body)
-        if len(frame) - LENGTH.size > MAX_FRAME_BYTES:
+        if len(frame) - LENGTH.size > self._max_frame_bytes:
             raise RequestPayloadTooLargeException(
-                f"the request has {len(frame)} bytes: expected at most {MAX_FRAME_BYTES}"
+                f"the request has {len(frame)} bytes: expected at most {self._max_frame_bytes}"
             )
         return request_id, frame
 
@@ -120,7 +122,9 @@ class ClientProtocol:
             if stop > size:
                 self._keep(data[position:], stop - size)
                 return answers
-            answer = _decode(operation, data[position + HEADER.size : stop])
+            body = data[position + HEADER.size : stop]
+            answer = _decode_append(body) if operation == _APPEND_RESPONSE else None
+            answer = answer or _decode(operation, body)
             if answer is not None:
                 answers.append(answer)
             position = stop
@@ -141,21 +145,30 @@ class ClientProtocol:
             )
         if response.get("status") != ResponseStatusCode.Success:
             raise _refusal(response)
-        self.server = ServerInfo(
-            str(response.get("serverVersion", "")),
-            str(response.get("protocolVersion", SUPPORTED_VERSIONS[-1])),
-            response.get("penstockExtensions", 0) >= EXTENSIONS_VERSION,
-            int(response.get("maxFrameBytes", MAX_FRAME_BYTES)),
-        )
+        try:
+            self.server = ServerInfo(
+                str(response.get("serverVersion", "")),
+                str(response.get("protocolVersion", SUPPORTED_VERSIONS[-1])),
+                int(response.get("penstockExtensions", 0)) >= EXTENSIONS_VERSION,
+                int(response.get("maxFrameBytes", MAX_FRAME_BYTES)),
+            )
+        except (TypeError, ValueError) as error:
+            raise ConnectFailedException(
+                f"the server's answer to the handshake cannot be understood: {error}"
+            ) from None
+        self._max_frame_bytes = self.server.max_frame_bytes
         return self.server
 
 
+def _decode_append(body: bytes) -> Answer | None:
+    appended = decode_append_response(body)
+    if appended is None:
+        return None
+    fields = {"status": _SUCCESS, "sequenceNumber": appended[1]}
+    return Answer(_APPEND_RESPONSE, appended[0], fields)
+
+
 def _decode(operation: int, body: bytes) -> Answer | None:
-    if operation == _APPEND_RESPONSE:
-        appended = decode_append_response(body)
-        if appended is not None:
-            request_id, number = appended
-            return Answer(operation, request_id, {"status": _SUCCESS, "sequenceNumber": number})
     try:
         response = cbor.decode_answer(body)
         return Answer(operation, str(response.get("requestId", "")), response)

@@ -14,15 +14,14 @@ import ssl
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from penstock.client.endpoint import Endpoint
 
 # Room for what arrives: making it for a large answer takes longer than all of a small request, so
 # that there is much only while there is much to come.
-_LITTLE = (16 * 1024,)
-_MUCH = (256 * 1024,)
+_LITTLE = 16 * 1024
+_MUCH = 256 * 1024
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 # The kernel wakes a thread that waits so long, to look at its deadline: waiting in the call itself
 # costs half of what it does to wait first and then call.
@@ -46,9 +45,6 @@ class Transport:
         stream_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
         self._socket = stream_socket
         self._room = _LITTLE
-        # What `receive` has taken from the socket and its caller has not dealt with: an interrupt
-        # that finds something here has lost it.
-        self.arrived: deque[bytes] = deque()
         # Each is used by one thread at a time: the one that receives, the one that sends.
         self._input, self._output, self._either = select.poll(), select.poll(), select.poll()
         self._input.register(stream_socket, select.POLLIN)
@@ -88,10 +84,8 @@ class Transport:
             if deadline - time.monotonic() < _TICK_SECONDS:
                 _wait(self._input, deadline)
             try:
-                # In one step: no interrupt can come between taking it and keeping it.
-                self.arrived.extend(map(self._socket.recv, self._room))
-                data = self.arrived[0]
-                self._room = _MUCH if len(data) == self._room[0] else _LITTLE
+                data = self._socket.recv(self._room)
+                self._room = _MUCH if len(data) == self._room else _LITTLE
                 return data
             except BlockingIOError:
                 pass  # a tick is over
@@ -130,7 +124,6 @@ class TlsTransport(Transport):
                 if not data:
                     raise ConnectionResetError("the server ended the handshake") from None
                 self._incoming.write(data)
-                self.arrived.clear()
             else:
                 super().send(self._outgoing.read(), deadline)
                 return
@@ -156,13 +149,12 @@ class TlsTransport(Transport):
             # What TLS itself has to say in return leaves with the next request.
             if plain:
                 return plain
-            self.arrived.clear()
         return b""
 
     def _decrypt(self) -> bytes:
         pieces: list[bytes] = []
         try:
-            while piece := self._tls.read(_MUCH[0]):
+            while piece := self._tls.read(_MUCH):
                 pieces.append(piece)
             self._is_over = True
         except ssl.SSLWantReadError:

@@ -138,19 +138,22 @@ def _encode_equal_append_responses(
 
 def decode_append_response(body: bytes) -> tuple[str, int] | None:
     """The request id and the sequence number of such an answer; None if it has another shape."""
-    if not body.startswith(_APPEND_HEAD):
+    if not body.startswith(_APPEND_HEAD) or len(body) <= _ID_TEXT:
         return None
-    id_stop = _ID_TEXT + body[_ID_TEXT - 1] - _TEXT
+    id_size = body[_ID_TEXT - 1] - _TEXT
+    id_stop = _ID_TEXT + id_size
     start = id_stop + len(_APPEND_TAIL)
-    # Longer ids have longer heads: what follows them is not found then.
-    if not body.startswith(_APPEND_TAIL, id_stop) or start == len(body):
+    if not 0 <= id_size < 24 or not body.startswith(_APPEND_TAIL, id_stop) or start >= len(body):
         return None
-    info = body[start]
-    if info < 24 and start + 1 == len(body):
-        return body[_ID_TEXT:id_stop].decode(), info
-    if 24 <= info <= 27 and start + 1 + (1 << (info - 24)) == len(body):
-        return body[_ID_TEXT:id_stop].decode(), int.from_bytes(body[start + 1 :], "big")
-    return None
+    info, size = body[start], len(body) - start - 1
+    if info < 24 and size == 0:
+        number = info
+    elif 24 <= info <= 27 and size == 1 << (info - 24):
+        number = int.from_bytes(body[start + 1 :], "big")
+    else:
+        return None
+    request_id = body[_ID_TEXT:id_stop]
+    return (request_id.decode("ascii"), number) if request_id.isascii() else None
 
 
 def encode_append_request(request_id: str, name: str, payload: bytes) -> bytes:
