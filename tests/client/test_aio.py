@@ -895,12 +895,11 @@ async def test_a_broker_that_comes_back_on_another_port_is_found_by_its_root(
         name = await new_stream(client)
         before = client.port
         mortal.kill()
-        waiting = asyncio.create_task(client.append_message(name, b"0"))
         # Somebody else has got the port: he is not asked, and sees no token.
         with socket.create_server(("127.0.0.1", before)) as other:
             mortal.port = 0
             await asyncio.to_thread(mortal.start)
-            assert await waiting == 0
+            assert await client.append_message(name, b"0") == 0
             other.setblocking(False)
             with pytest.raises(BlockingIOError):
                 other.accept()

@@ -53,6 +53,7 @@ def served(root: Path, port: int = 4000, host: str = "127.0.0.1", **address: Any
     (root / "token").write_text(f"token of {port}\n")
     descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     yield
     os.close(descriptor)
 

@@ -127,6 +127,9 @@ class Handlers:
             _fail_appends(caller, run.request_ids, error)
             return
         request_ids, payloads = run.request_ids, run.payloads
+        if len(payloads) == 1:
+            self._append_together(caller, stream, request_ids, payloads)
+            return
         while payloads:
             count = stream.log.count_fitting(payloads)
             self._append_together(caller, stream, request_ids[:count], payloads[:count])

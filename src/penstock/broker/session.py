@@ -163,7 +163,9 @@ class Session(asyncio.Protocol):
 
     def _handle_next(self) -> bool:
         """Handle what is complete; False if nothing is, or if no request may be taken."""
-        event = None if self._is_held_up() else self._protocol.next_event()
+        if not self._protocol.is_inside_frame or self._is_held_up():
+            return False
+        event = self._protocol.next_event()
         if event is None:
             return False
         if isinstance(event, AppendRun):

@@ -152,8 +152,10 @@ def decode_append_response(body: bytes) -> tuple[str, int] | None:
         number = int.from_bytes(body[start + 1 :], "big")
     else:
         return None
-    request_id = body[_ID_TEXT:id_stop]
-    return (request_id.decode("ascii"), number) if request_id.isascii() else None
+    try:
+        return body[_ID_TEXT:id_stop].decode(), number
+    except UnicodeDecodeError:
+        return None
 
 
 def encode_append_request(request_id: str, name: str, payload: bytes) -> bytes:
