@@ -85,7 +85,6 @@ def test_a_broker_that_is_just_starting_has_no_address_yet(tmp_path: Path) -> No
         assert read_address(tmp_path) is None
 
 
-@pytest.mark.xfail(strict=True, reason="root: an address is believed whoever wrote it")
 def test_the_address_of_a_broker_that_was_killed_is_not_that_of_the_next(tmp_path: Path) -> None:
     write_address(tmp_path, ADDRESS)
     # The next one holds the lock, and does not listen yet.
@@ -142,7 +141,6 @@ def test_a_root_is_served_while_its_lock_is_held(tmp_path: Path) -> None:
     assert not is_served(tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="root: who looks is taken for a broker meanwhile")
 def test_two_may_look_at_the_same_time(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).touch()
     with (tmp_path / LOCK_FILE).open("rb") as other:

@@ -85,9 +85,12 @@ def read_address(root: Path) -> Address | None:
     if not is_served(root):
         return None
     try:
-        return msgspec.json.decode((root / ADDRESS_FILE).read_bytes(), type=Address)
+        address = msgspec.json.decode((root / ADDRESS_FILE).read_bytes(), type=Address)
+        owner = (root / LOCK_FILE).read_text().strip()
     except FileNotFoundError:
         return None  # it has just begun, or is about to end
+    # One that has just begun may not have replaced the address of one that was killed.
+    return address if owner == str(address.pid) else None
 
 
 def read_token(root: Path) -> str:
@@ -97,11 +100,12 @@ def read_token(root: Path) -> str:
 def is_served(root: Path) -> bool:
     """Whether a broker holds the lock of this root."""
     try:
-        descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(root / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared: two that only look do not take each other for a broker.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     else:

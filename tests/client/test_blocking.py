@@ -374,6 +374,7 @@ def check_stored(
 def test_a_child_process_has_a_connection_of_its_own(client: StreamManagerClient) -> None:
     name = make_stream(client)
     assert client.append_message(name, b"parent") == 0
+    accepted = client.statistics().connections_accepted
     child = os.fork()
     if child == 0:
         try:
@@ -385,6 +386,7 @@ def test_a_child_process_has_a_connection_of_its_own(client: StreamManagerClient
     assert os.waitstatus_to_exitcode(status) == 1
     assert client.append_message(name, b"parent") == 2
     assert payloads(client.read_all(name)) == [b"parent", b"child", b"parent"]
+    assert client.statistics().connections_accepted == accepted + 1
 
 
 # A broker that is killed
@@ -724,6 +726,57 @@ def test_threads_do_not_stand_in_line_for_a_server_that_does_not_answer(
                 future.result()
 
         assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.xfail(strict=True, reason="blocking: one error is raised in all of them")
+def test_threads_that_fail_together_have_errors_of_their_own(pool: ThreadPoolExecutor) -> None:
+    """What is noted on an error, as how many messages were stored, is of one thread alone."""
+    are_both_there, may_refuse = threading.Barrier(2), threading.Event()
+
+    def refuse(caller: Caller) -> None:
+        may_refuse.wait(PATIENCE_S)
+        caller.greet(status=2, errorMessage="not any more")
+
+    def append(client: StreamManagerClient) -> None:
+        are_both_there.wait(PATIENCE_S)
+        client.append_message("s", b"x")
+
+    with (
+        ScriptedServer(lambda caller: caller.greet(), refuse) as server,
+        client_of(server) as client,
+    ):
+        wait_until(lambda: not client.connected)
+        futures = [pool.submit(append, client) for _ in range(2)]
+        wait_until(lambda: server.connections == 2)
+        # The other one waits for the first, as soon as it can.
+        threading.Timer(0.2, may_refuse.set).start()
+        first, second = (future.exception() for future in futures)
+
+        assert isinstance(first, ConnectFailedException)
+        assert isinstance(second, ConnectFailedException)
+        assert first is not second
+
+
+@pytest.mark.xfail(strict=True, reason="blocking: it fails with the first one")
+def test_one_that_comes_later_tries_for_as_long_as_the_first(pool: ThreadPoolExecutor) -> None:
+    is_back = threading.Event()
+
+    def come_back(caller: Caller) -> None:
+        if is_back.is_set():
+            serve_appends(caller)
+
+    with (
+        ScriptedServer(lambda caller: caller.greet(), come_back) as server,
+        client_of(server, reconnect_timeout=1) as client,
+    ):
+        wait_until(lambda: not client.connected)
+        first = pool.submit(client.append_message, "s", b"1")
+        wait_until(lambda: server.connections == 4)
+        second = pool.submit(client.append_message, "s", b"2")
+
+        assert isinstance(first.exception(), ConnectFailedException)
+        is_back.set()
+        assert second.result() == 2
 
 
 # Slow ways
@@ -1383,8 +1436,12 @@ def test_a_client_that_was_closed_cannot_be_used(broker: BrokerProcess) -> None:
 
 @pytest.mark.parametrize("what", ["read", "append"])
 def test_a_close_from_another_thread_ends_what_waits(what: str, pool: ThreadPoolExecutor) -> None:
+    is_asked = threading.Event()
+
     def never_answer(caller: Caller) -> None:
         caller.greet()
+        caller.take()
+        is_asked.set()
         caller.wait_for_end()
 
     with ScriptedServer(never_answer) as server:
@@ -1393,7 +1450,7 @@ def test_a_close_from_another_thread_ends_what_waits(what: str, pool: ThreadPool
             waiting: Future[Any] = pool.submit(client.read_messages, "s")
         else:
             waiting = pool.submit(client.append_message, "s", b"x")
-        wait_until(lambda: client._connection._reader)
+        assert is_asked.wait(PATIENCE_S)
 
         client.close()
 

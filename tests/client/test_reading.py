@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 
 from penstock.client.calls import Call
 from penstock.client.reading import Reading, end_number, first_number
-from penstock.errors import ResponsePayloadTooLargeException, ValidationException
+from penstock.errors import (
+    ClientException,
+    ResponsePayloadTooLargeException,
+    ValidationException,
+)
 from penstock.model import (
     Message,
     MessageStreamDefinition,
@@ -137,6 +141,15 @@ def test_what_is_no_number_is_refused(value: Any) -> None:
 def test_an_end_does_not_count_from_the_end() -> None:
     with pytest.raises(ValidationException, match="end is -1: expected a number, 0 or more"):
         end_number(-1, Stream(0, 10).info())
+
+
+@pytest.mark.parametrize("storage", [None, StorageStatus(), StorageStatus(0)])
+def test_a_server_that_does_not_say_what_is_stored_is_told_so(storage: Any) -> None:
+    info = MessageStreamInfo(storage_status=storage)
+
+    for find in (first_number, end_number):
+        with pytest.raises(ClientException, match="does not say which messages are stored"):
+            find(0, info)
 
 
 # What is stored now

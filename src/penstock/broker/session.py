@@ -162,7 +162,7 @@ class Session(asyncio.Protocol):
         return self._is_waiting() or self._is_stopping or self._open_calls >= _MAX_OPEN_CALLS
 
     def _handle_next(self) -> bool:
-        """Handle what is complete; False if nothing is, or if no request may be taken."""
+        """Handle what is complete; False if nothing is left, or if no request may be taken."""
         if not self._protocol.is_inside_frame or self._is_held_up():
             return False
         event = self._protocol.next_event()
@@ -177,7 +177,7 @@ class Session(asyncio.Protocol):
         # A frame is done with: its memory is free, and what is left has just begun to arrive.
         self._host.memory.release(self)
         self._frame_began = self.loop.time()
-        return True
+        return self._protocol.is_inside_frame or bool(self._work)
 
     def _give_way(self) -> None:
         """Let the other connections have their turn before this one goes on."""

@@ -222,8 +222,8 @@ class AsyncStreamManagerClient:
     async def tail(self, stream_name: str, start: int | None = None) -> AsyncIterator[Message]:
         """The messages from `start` on, and then each one that comes, for ever.
 
-        Without a start only those that come from now on; with a negative one the last few before
-        them. A lost connection is got back, and nothing is left out or repeated.
+        Without a start only those that come once it is iterated; with a negative one the last few
+        before them. A lost connection is got back, and nothing is left out or repeated.
         """
         info = await self.describe_message_stream(stream_name)
         async for message in self._read(Reading(stream_name, first_number(start, info))):

@@ -143,7 +143,9 @@ def plan_appends(
     them it is an append for each message.
     """
     name = _checked_name(stream_name)
-    if isinstance(messages, (bytes, bytearray, memoryview, str)):
+    if isinstance(messages, (bytes, bytearray, memoryview, str)) or not isinstance(
+        messages, Iterable
+    ):
         raise ValidationException(
             f"messages is {type(messages).__name__}: expected an iterable of messages, each bytes"
         )

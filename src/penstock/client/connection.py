@@ -270,7 +270,7 @@ class Connection:
             sleeper.wake()
 
     def _dispose(self) -> None:
-        """Closes the socket, unless it is in use: whoever does comes by here when he leaves."""
+        """Closes the socket, unless it is in use: those who use it come by here when they leave."""
         # Not a wait for them: the handler of a signal that closes may have interrupted one.
         me = object()
         while not (self._reader or self._sending.locked()):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from penstock.client import calls
 from penstock.client.backoff import delays
 from penstock.client.calls import Call
-from penstock.errors import ResponsePayloadTooLargeException, ValidationException
+from penstock.errors import (
+    ClientException,
+    ResponsePayloadTooLargeException,
+    ValidationException,
+)
 from penstock.model import Message, MessageStreamInfo
 
 # One read of columns, and of messages from a server that has no columns.
@@ -80,22 +84,30 @@ class Reading:
 
 def first_number(start: object, info: MessageStreamInfo) -> int:
     """Where to begin: at a number, so many before the end, or with what comes next."""
-    storage = info.storage_status
-    end = storage.newest_sequence_number + 1
+    oldest, end = _stored(info)
     if start is None:
         return end
     if not isinstance(start, int):
         raise ValidationException(f"start is {start!r}: expected a number, or None")
     if start < 0:
-        return max(end + start, storage.oldest_sequence_number, 0)
+        return max(end + start, oldest, 0)
     return start
 
 
 def end_number(end: object, info: MessageStreamInfo) -> int:
     """Where to stop: at the number behind the newest that is stored now, or before it."""
-    newest_end = info.storage_status.newest_sequence_number + 1
+    _, newest_end = _stored(info)
     if end is None:
         return newest_end
     if not isinstance(end, int) or end < 0:
         raise ValidationException(f"end is {end!r}: expected a number, 0 or more, or None")
     return min(end, newest_end)
+
+
+def _stored(info: MessageStreamInfo) -> tuple[int, int]:
+    """The numbers that a stream has: from the oldest one to before its end."""
+    try:
+        storage = info.storage_status
+        return storage.oldest_sequence_number, storage.newest_sequence_number + 1
+    except (AttributeError, TypeError):
+        raise ClientException("the server does not say which messages are stored") from None

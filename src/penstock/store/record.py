@@ -84,7 +84,8 @@ def pack_entries(payloads: Sequence[bytes], position: int, ingest_time: int) -> 
     """Index entries of payloads that are stored one after the other from `position` on."""
     if len(payloads) == 1:
         payload = payloads[0]
-        return ENTRY.pack(position + len(payload), checksum(payload, ingest_time), ingest_time)
+        seed = (ingest_time ^ (ingest_time >> 32)) & 0xFFFFFFFF
+        return ENTRY.pack(position + len(payload), crc32(payload, seed), ingest_time)
     ends = accumulate(map(len, payloads), initial=position)
     next(ends)
     checksums = map(crc32, payloads, repeat(_seed(ingest_time)))

@@ -203,7 +203,8 @@ class ActiveSegment:
         self._is_torn = False
 
     def append(self, payloads: Sequence[bytes], ingest_time: int) -> Written:
-        self.repair()
+        if self._is_torn:
+            self.repair()
         data = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         entries = pack_entries(payloads, self.size, ingest_time)
         written = Written(self.size, self.end - self.first, data, entries)

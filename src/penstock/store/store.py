@@ -43,6 +43,9 @@ from penstock.store.retention import Limits
 
 logger = logging.getLogger(__name__)
 
+_LOCK_ATTEMPTS = 10
+_LOCK_PAUSE_SECONDS = 0.02
+
 _decode_definition = msgspec.json.Decoder(MessageStreamDefinition).decode
 
 
@@ -419,15 +422,20 @@ class Store:
 
 def _lock_root(root: Path) -> int:
     descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    for _ in range(_LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            # Whoever looks whether there is a broker has the lock for a moment.
+            time.sleep(_LOCK_PAUSE_SECONDS)
+    else:
         owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
         os.close(descriptor)
         raise StoreError(
             f"another broker (process {owner or 'unknown'}) serves {root}: "
             "stop it, or choose another root with --root"
-        ) from None
+        )
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
