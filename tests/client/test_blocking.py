@@ -10,7 +10,6 @@ import random
 import signal
 import socket
 import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -713,22 +712,20 @@ def test_a_close_while_connecting_leaves_nothing_open(pool: ThreadPoolExecutor) 
 def test_threads_do_not_stand_in_line_for_a_server_that_does_not_answer(
     pool: ThreadPoolExecutor,
 ) -> None:
-    """Each of them fails in its own time, however many there are."""
+    """Where one has tried in vain, the others do not try after it, each for as long again."""
     with (
         ScriptedServer(lambda caller: caller.greet(), Caller.wait_for_end) as server,
         client_of(server, request_timeout=0.3, reconnect_timeout=0) as client,
     ):
         wait_until(lambda: not client.connected)
-        began = time.monotonic()
         futures = [pool.submit(client.append_message, "s", b"x") for _ in range(10)]
         for future in futures:
             with pytest.raises((TimeoutError, ConnectionError)):
                 future.result()
 
-        assert time.monotonic() - began < 1.5
+        assert server.connections < 1 + len(futures)
 
 
-@pytest.mark.xfail(strict=True, reason="blocking: one error is raised in all of them")
 def test_threads_that_fail_together_have_errors_of_their_own(pool: ThreadPoolExecutor) -> None:
     """What is noted on an error, as how many messages were stored, is of one thread alone."""
     are_both_there, may_refuse = threading.Barrier(2), threading.Event()
@@ -757,7 +754,6 @@ def test_threads_that_fail_together_have_errors_of_their_own(pool: ThreadPoolExe
         assert first is not second
 
 
-@pytest.mark.xfail(strict=True, reason="blocking: it fails with the first one")
 def test_one_that_comes_later_tries_for_as_long_as_the_first(pool: ThreadPoolExecutor) -> None:
     is_back = threading.Event()
 

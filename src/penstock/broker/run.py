@@ -49,3 +49,7 @@ async def _serve(settings: Settings) -> None:
         print(f"penstock ready {settings.host}:{broker.port}", flush=True)
     await stop.wait()
     await broker.stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # It is as good as over: one more signal must not make a clean end look like a crash.
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
@@ -310,12 +311,13 @@ class StreamManagerClient:
                 raise ClientException("the client is closed: create a new one")
             if self._connection.is_usable():
                 return self._connection
+            give_up = asked + self.reconnect_timeout
             failed, error = self._failure
-            if failed > asked and error is not None:
-                # Another thread has tried, while this one waited for it.
-                raise error
+            if failed > give_up and error is not None:
+                # Another thread has tried for as long as this one would have.
+                raise copy.copy(error)
             try:
-                return self._reconnect(asked + self.reconnect_timeout)
+                return self._reconnect(give_up)
             except (OSError, ConnectFailedException) as failure:
                 self._failure = time.monotonic(), failure
                 raise

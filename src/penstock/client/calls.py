@@ -17,6 +17,7 @@ import msgspec
 from penstock.errors import (
     EXCEPTION_OF,
     ClientException,
+    RequestPayloadTooLargeException,
     ResponseStatusCode,
     StreamManagerException,
     ValidationException,
@@ -31,6 +32,7 @@ from penstock.model import (
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.statistics import Statistics
 from penstock.model.validation import from_server, validate
+from penstock.wire.frames import MAX_FRAME_BYTES
 from penstock.wire.operations import RESPONSE_TO, Operation
 
 T = TypeVar("T")
@@ -128,7 +130,7 @@ def statistics() -> Call[Statistics]:
 
 
 def append_message(stream_name: str, data: bytes) -> Call[int]:
-    if type(data) is not bytes or not data:
+    if type(data) is not bytes or not 0 < len(data) < MAX_FRAME_BYTES:
         data = _checked_payload(data)
     fields = {"name": _checked_name(stream_name), "payload": data}
     return Call(_APPEND_MESSAGE, fields, _sequence_number)
@@ -281,6 +283,10 @@ def _checked_payload(data: object) -> bytes:
         data = bytes(data)
     if not data:
         raise ValidationException("data is empty: expected 1 byte or more")
+    if len(data) >= MAX_FRAME_BYTES:
+        raise RequestPayloadTooLargeException(
+            f"data has {len(data)} bytes: expected less than {MAX_FRAME_BYTES}"
+        )
     return data
 
 
