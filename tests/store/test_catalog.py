@@ -3,6 +3,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.errors import StoreError
@@ -18,14 +19,14 @@ def test_everything_is_there_after_it_was_opened_again(tmp_path: Path) -> None:
     catalog = Catalog(path)
     catalog.add_stream(ROW)
     catalog.add_segments("id1", [SEGMENT])
-    catalog.set_checkpoints([("id1", SEGMENT._replace(first=10, end=20))])
+    catalog.set_checkpoints([("id1", msgspec.structs.replace(SEGMENT, first=10, end=20))])
     catalog.commit_progress([("id1", ExportProgress("e", 7, 8, "no", 9, 10))])
     catalog.reserve("id1", 99)
     catalog.close()
     catalog = Catalog(path)
     assert catalog.streams() == [ROW._replace(reserved=99)]
     assert catalog.segments("id1") == [SEGMENT]
-    assert catalog.checkpoint("id1") == SEGMENT._replace(first=10, end=20)
+    assert catalog.checkpoint("id1") == msgspec.structs.replace(SEGMENT, first=10, end=20)
     assert catalog.progress("id1") == {"e": ExportProgress("e", 7, 8, "no", 9, 10)}
     catalog.close()
 
@@ -40,7 +41,7 @@ def test_sealing_ends_the_checkpoint_of_that_segment(catalog: Catalog) -> None:
 def test_removing_segments_moves_the_oldest_number(catalog: Catalog) -> None:
     catalog.add_stream(ROW)
     catalog.add_segments("id1", [SEGMENT])
-    catalog.add_segments("id1", [SEGMENT._replace(first=10, end=20)])
+    catalog.add_segments("id1", [msgspec.structs.replace(SEGMENT, first=10, end=20)])
     catalog.remove_segments("id1", 10)
     assert [segment.first for segment in catalog.segments("id1")] == [10]
     assert catalog.streams()[0].oldest == 10

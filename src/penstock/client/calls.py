@@ -132,7 +132,9 @@ def statistics() -> Call[Statistics]:
 def append_message(stream_name: str, data: bytes) -> Call[int]:
     if type(data) is not bytes or not 0 < len(data) < MAX_FRAME_BYTES:
         data = _checked_payload(data)
-    fields = {"name": _checked_name(stream_name), "payload": data}
+    if type(stream_name) is not str or not _is_name(stream_name):
+        _checked_name(stream_name)
+    fields = {"name": stream_name, "payload": data}
     return Call(_APPEND_MESSAGE, fields, _sequence_number)
 
 

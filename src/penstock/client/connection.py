@@ -151,12 +151,16 @@ class Connection:
     def finish(self, pending: PendingCall[T], deadline: float) -> T:
         try:
             while pending.answer is None and not self.is_lost:
-                if not self._read(pending, deadline):
+                if self._reader.setdefault(_READER, pending) is pending:
+                    self._receive(deadline)
+                else:
                     self._sleep(pending, deadline)
         except DeadlineError:
             if pending.answer is None:
                 raise not_in_time(pending.call) from None
         finally:
+            if self._reader.get(_READER) is pending:
+                del self._reader[_READER]
             if pending.answer is None:
                 # An answer that comes later is passed over.
                 self._pending.pop(pending.request_id, None)
@@ -170,33 +174,20 @@ class Connection:
 
     # Answers
 
-    def _read(self, pending: PendingCall[Any] | None, deadline: float) -> bool:
-        """Hands out what arrives, for all; False if another thread does already.
-
-        Until this call is answered, or as long as there is something.
-        """
-        me = pending or object()
-        is_reader = False
-        try:
-            is_reader = self._reader.setdefault(_READER, me) is me
-            if is_reader:
-                while not self.is_lost and (
-                    pending.answer is None if pending else self._transport.has_input()
-                ):
-                    self._receive(deadline)
-            return is_reader
-        finally:
-            # An interrupt may have come between becoming it and knowing so.
-            if is_reader or self._reader.get(_READER) is me:
-                del self._reader[_READER]
-
     def _take_answers(self) -> bool:
         """Hands out what has arrived already; False if another thread sees to that."""
+        me = object()
         try:
-            return self._read(None, time.monotonic())
+            if self._reader.setdefault(_READER, me) is not me:
+                return False
+            while not self.is_lost and self._transport.has_input():
+                self._receive(time.monotonic())
+            return True
         except DeadlineError:
             return True  # a part of something: TLS, say
         finally:
+            if self._reader.get(_READER) is me:
+                del self._reader[_READER]
             if self._sleepers or self.is_lost:
                 self._hand_over()
 

@@ -123,11 +123,12 @@ class ClientProtocol:
                 self._keep(data[position:], stop - size)
                 return answers
             body = data[position + HEADER.size : stop]
-            answer = _decode_append(body) if operation == _APPEND_RESPONSE else None
-            answer = answer or _decode(operation, body)
-            if answer is not None:
-                answers.append(answer)
             position = stop
+            if operation == _APPEND_RESPONSE and (appended := decode_append_response(body)):
+                fields = {"status": _SUCCESS, "sequenceNumber": appended[1]}
+                answers.append(Answer(operation, appended[0], fields))
+            elif (answer := _decode(operation, body)) is not None:
+                answers.append(answer)
         if position < size:
             self._keep(data[position:], HEADER.size - (size - position))
         return answers
@@ -158,14 +159,6 @@ class ClientProtocol:
             ) from None
         self._max_frame_bytes = self.server.max_frame_bytes
         return self.server
-
-
-def _decode_append(body: bytes) -> Answer | None:
-    appended = decode_append_response(body)
-    if appended is None:
-        return None
-    fields = {"status": _SUCCESS, "sequenceNumber": appended[1]}
-    return Answer(_APPEND_RESPONSE, appended[0], fields)
 
 
 def _decode(operation: int, body: bytes) -> Answer | None:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from penstock.errors import StoreError
 from penstock.store.segment import SegmentSummary
 
@@ -221,7 +223,7 @@ class Catalog:
                 connection.execute(
                     "INSERT OR REPLACE INTO segment SELECT ?, ?, ?, ?, ?, ?, ?, ? "
                     "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
-                    (stream_id, *segment, stream_id),
+                    (stream_id, *msgspec.structs.astuple(segment), stream_id),
                 )
                 connection.execute(
                     "DELETE FROM checkpoint WHERE stream_id = ? AND first = ?",
@@ -250,7 +252,10 @@ class Catalog:
             connection.executemany(
                 "INSERT OR REPLACE INTO checkpoint SELECT ?, ?, ?, ?, ?, ?, ?, ? "
                 "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
-                [(stream_id, *segment, stream_id) for stream_id, segment in checkpoints],
+                [
+                    (stream_id, *msgspec.structs.astuple(segment), stream_id)
+                    for stream_id, segment in checkpoints
+                ],
             )
 
     # Export progress

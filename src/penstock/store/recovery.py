@@ -14,6 +14,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from penstock.store.log import DEFINITION_FILE, FileLog, Home
 from penstock.store.record import (
     ENTRY,
@@ -56,7 +58,8 @@ def recover_segment(files: SegmentFiles, checkpoint: SegmentSummary | None) -> R
         disk.truncate(files.index, kept * ENTRY.size)
     if data_size != intact.size:
         disk.truncate(files.data, intact.size)
-    summary = intact._replace(
+    summary = msgspec.structs.replace(
+        intact,
         data_crc=_continue_crc(files, files.data, verified.data_crc, verified.size, intact.size),
         index_crc=_continue_crc(
             files,

@@ -11,7 +11,8 @@ import threading
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from penstock.model.message import MessageRun
 from penstock.store.files import Disk
@@ -44,7 +45,7 @@ class LostError(DamagedError):
     """Messages of which nothing is left: their files are gone."""
 
 
-class SegmentSummary(NamedTuple):
+class SegmentSummary(msgspec.Struct, frozen=True):
     """What is known of a segment without looking into it."""
 
     first: int
@@ -56,7 +57,7 @@ class SegmentSummary(NamedTuple):
     index_crc: int
 
 
-class Written(NamedTuple):
+class Written(msgspec.Struct, frozen=True):
     """What an append wrote, and where: enough to write it again."""
 
     position: int

@@ -13,6 +13,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
+import msgspec
+
 from penstock.errors import ResponseStatusCode
 from penstock.wire.cbor import peek_request_id
 from penstock.wire.frames import CONNECT_VERSION, LENGTH, MAX_FRAME_BYTES
@@ -34,7 +36,7 @@ class Frame(NamedTuple):
     body: bytes
 
 
-class AppendRun(NamedTuple):
+class AppendRun(msgspec.Struct, frozen=True):
     """Appends to one stream; the ids are CBOR texts as they came, to be echoed as they are."""
 
     stream_name: str
