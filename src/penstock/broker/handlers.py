@@ -143,8 +143,9 @@ class Handlers:
         except StreamManagerException as error:
             _fail_appends(caller, request_ids, error)
             return
-        self._counters.messages_appended += len(payloads)
-        self._counters.bytes_appended += sum(map(len, payloads))
+        counters = self._counters
+        counters.messages_appended += len(payloads)
+        counters.bytes_appended += sum(map(len, payloads))
         if not stream.flushes:
             caller.send(encode_append_responses(request_ids, first))
             return

@@ -138,7 +138,8 @@ class Session(asyncio.Protocol):
             logger.exception("%s: its requests cannot be handled", self.peer)
             self._drop("the server failed")
         self._is_processing = False
-        self._flush()
+        if self._out:
+            self._flush()
         if self._is_held_up():
             self._transport.pause_reading()
 

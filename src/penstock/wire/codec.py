@@ -84,6 +84,8 @@ def encode_response(
 # the sequence number is what follows, in the smallest of CBOR's widths that holds it.
 _APPEND_HEAD = b"\xa4irequestId"
 _APPEND_TAIL = b"fstatus\x00lerrorMessage`nsequenceNumber"
+_RESPONSE_BYTES = 1 + len(_APPEND_HEAD) + len(_APPEND_TAIL)  # with the operation
+_APPEND_RESPONSE = int(Operation.AppendMessageResponse)
 # Where the text of an id of up to 23 bytes begins.
 _ID_TEXT = len(_APPEND_HEAD) + 1
 # The beginning of a request with an id of so many bytes, up to its text.
@@ -108,16 +110,22 @@ def encode_uint(value: int) -> bytes:
 def encode_append_responses(request_ids: Sequence[bytes], first_sequence_number: int) -> bytes:
     """The answers to a run of appends that got consecutive numbers, in one buffer."""
     count = len(request_ids)
+    if count == 1:
+        return _encode_append_response(request_ids[0], first_sequence_number)
     last = first_sequence_number + count - 1
-    if count > 1 and first_sequence_number >= 1 << 16 and last < 1 << 32:
+    if first_sequence_number >= 1 << 16 and last < 1 << 32:
         size = len(request_ids[0])
         if set(map(len, request_ids)) == {size}:
             return _encode_equal_append_responses(request_ids, size, first_sequence_number)
-    parts = []
-    for sequence_number, request_id in enumerate(request_ids, first_sequence_number):
-        body = _APPEND_HEAD + request_id + _APPEND_TAIL + encode_uint(sequence_number)
-        parts.append(HEADER.pack(len(body) + 1, Operation.AppendMessageResponse) + body)
-    return b"".join(parts)
+    numbers = range(first_sequence_number, last + 1)
+    return b"".join(map(_encode_append_response, request_ids, numbers))
+
+
+def _encode_append_response(request_id: bytes, sequence_number: int) -> bytes:
+    number = encode_uint(sequence_number)
+    length = _RESPONSE_BYTES + len(request_id) + len(number)
+    header = HEADER.pack(length, _APPEND_RESPONSE)
+    return b"".join((header, _APPEND_HEAD, request_id, _APPEND_TAIL, number))
 
 
 def _encode_equal_append_responses(
