@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Iterable, Iterator
 
 import click
 
 from penstock.cli.completion import complete_streams
-from penstock.cli.main import Failure, json_option
+from penstock.cli.main import INTERRUPTED, Failure, json_option
 from penstock.cli.output import echo_json
 from penstock.cli.payload import Encoding
 from penstock.cli.progress import make_progress
@@ -22,9 +21,6 @@ from penstock.errors import (
     UnansweredException,
 )
 from penstock.model import MessageStreamDefinition, StrategyOnFull
-
-# As a shell has it for what a signal ended.
-_INTERRUPTED = 128 + signal.SIGINT
 
 _WHAT_TO_TYPE = {False: "messages, each on a line", True: "the message"}
 
@@ -56,10 +52,9 @@ class Tally:
                 error.message += f"; {self.told()}"
             raise
         except OSError as error:
-            # The broker did not come back. What was to be sent again has left before, all else has
-            # not.
-            self._on_its_way = len(batch.messages) if retry else 0
-            if self.count or retry:
+            # The broker did not come back, and nothing of this has left.
+            self._on_its_way = 0
+            if self.count:
                 raise type(error)(f"{error}; {self.told()}") from None
             raise
         self._on_its_way = 0
@@ -185,7 +180,7 @@ def _telling(tally: Tally) -> Iterator[None]:
     except InputError as error:
         raise Failure(f"{error}; {tally.told()}") from None
     except KeyboardInterrupt:
-        raise Failure(f"interrupted; {tally.told()}", _INTERRUPTED) from None
+        raise Failure(f"interrupted; {tally.told()}", INTERRUPTED) from None
 
 
 def _create_if_missing(client: StreamManagerClient, stream: str) -> None:

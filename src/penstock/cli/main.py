@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ WRONG_USAGE = click.UsageError.exit_code
 UNREACHABLE = 3
 NOT_ALLOWED = 4
 NOT_FOUND = 5
+# As a shell has it for what a signal ended.
+INTERRUPTED = 128 + signal.SIGINT
 
 
 class Failure(click.ClickException):

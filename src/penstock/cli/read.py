@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -18,9 +17,6 @@ from penstock.client.failures import may_pass
 from penstock.client.reading import first_number
 from penstock.errors import ConnectFailedException, NotEnoughMessagesException
 from penstock.model import Message, ReadMessagesOptions
-
-# As a shell has it for what a signal ended.
-_INTERRUPTED = 128 + signal.SIGINT
 
 _DEFAULT_TAIL = 10
 _FOLLOWED_MESSAGES = 1000
@@ -115,7 +111,7 @@ def _ending_on_interrupt() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise click.exceptions.Exit(_INTERRUPTED) from None
+        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def follow_stream(client: StreamManagerClient, stream: str, first: int, printer: Printer) -> None:

@@ -43,7 +43,7 @@ of streams.
 
 
 def cli_page() -> str:
-    context = click.Context(main, info_name="penstock")
+    context = click.Context(main, info_name="penstock", **main.context_settings)
     return "\n".join([_INTRODUCTION, *_sections(main, context)]).rstrip() + "\n"
 
 
