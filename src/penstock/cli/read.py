@@ -11,6 +11,7 @@ import click
 
 from penstock.cli.completion import complete_streams
 from penstock.cli.display import Display, Printer, display_options
+from penstock.cli.main import INTERRUPTED
 from penstock.cli.target import Target, target_options
 from penstock.client.blocking import StreamManagerClient
 from penstock.client.failures import may_pass
