@@ -15,6 +15,10 @@ Made from the code by `make docs`. A value in `penstock.toml` (in the working di
 `--config` or `PENSTOCK_CONFIG`) is overridden by the environment, and that by a flag. An empty
 variable counts as not set. A value that is not allowed is refused at start.
 
+The table `[client]` of the same file is for clients and commands, and the broker passes it over:
+`host`, `port`, `unix_socket`, `token`, `tls_ca` ([the cookbook](cookbook.md#connecting) says when
+each is used).
+
 | in `penstock.toml` | in the environment | default | allowed | what it is |
 |---|---|---|---|---|
 """

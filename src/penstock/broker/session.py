@@ -83,6 +83,7 @@ class Session(asyncio.Protocol):
         self._work: deque[Iterator[None]] = deque()
         self._cancellations: set[Call] = set()
         self._frame_began = 0.0
+        self._holds_memory = False
         # The beginning of the handshake, and later that of the end.
         self._began = self.loop.time()
         self.access: Access = NOTHING
@@ -133,7 +134,16 @@ class Session(asyncio.Protocol):
         """Do what there is to do; the answers that are ready leave in one write."""
         self._is_processing = True
         try:
-            self._take_steps()
+            while not self._is_waiting():
+                if self._work:
+                    if not next(self._work[0], True):
+                        self._give_way()
+                        break
+                    self._work.popleft()
+                elif not self._handle_next():
+                    break
+                if self._out_bytes > _WRITE_BUFFER_BYTES:
+                    self._give_way()
         except Exception:
             logger.exception("%s: its requests cannot be handled", self.peer)
             self._drop("the server failed")
@@ -143,30 +153,22 @@ class Session(asyncio.Protocol):
         if self._is_held_up():
             self._transport.pause_reading()
 
-    def _take_steps(self) -> None:
-        while not self._is_waiting():
-            if self._work:
-                if not next(self._work[0], True):
-                    self._give_way()
-                    break
-                self._work.popleft()
-            elif not self._handle_next():
-                break
-            if self._out_bytes > _WRITE_BUFFER_BYTES:
-                self._give_way()
-
     def _is_waiting(self) -> bool:
         return self._writing_is_paused or self._is_closing or self._gives_way
 
     def _is_held_up(self) -> bool:
         """Whether no further request is taken for now."""
-        return self._is_waiting() or self._is_stopping or self._open_calls >= _MAX_OPEN_CALLS
+        return (
+            self._writing_is_paused
+            or self._is_closing
+            or self._gives_way
+            or self._is_stopping
+            or self._open_calls >= _MAX_OPEN_CALLS
+        )
 
     def _handle_next(self) -> bool:
         """Handle what is complete; False if nothing is left, or if no request may be taken."""
-        if not self._protocol.is_inside_frame or self._is_held_up():
-            return False
-        event = self._protocol.next_event()
+        event = None if self._is_held_up() else self._protocol.next_event()
         if event is None:
             return False
         if isinstance(event, AppendRun):
@@ -175,10 +177,14 @@ class Session(asyncio.Protocol):
             self._handle_frame(event)
         else:
             self._handle_violation(event)
-        # A frame is done with: its memory is free, and what is left has just begun to arrive.
-        self._host.memory.release(self)
-        self._frame_began = self.loop.time()
-        return self._protocol.is_inside_frame or bool(self._work)
+        if self._holds_memory:
+            self._holds_memory = False
+            self._host.memory.release(self)
+        if self._protocol.is_inside_frame:
+            # What is left has just begun to arrive.
+            self._frame_began = self.loop.time()
+            return True
+        return bool(self._work)
 
     def _give_way(self) -> None:
         """Let the other connections have their turn before this one goes on."""
@@ -407,8 +413,10 @@ class Session(asyncio.Protocol):
             # its time (40 ms) unless it is told not to.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         expected = self._protocol.expected_bytes
-        if expected and not self._host.memory.reserve(self, expected, self._go_on):
-            self._transport.pause_reading()
+        if expected:
+            self._holds_memory = True
+            if not self._host.memory.reserve(self, expected, self._go_on):
+                self._transport.pause_reading()
 
 
 def _is_too_slow(size: int, seconds: float, slowest: float = 0.0) -> bool:
