@@ -28,13 +28,15 @@ MANY = {REDIS: 1.5, REDIS_HIREDIS: 1.5, NATS: 5.0}
 
 def measure_unflushed(directory: Path, scale: Scale) -> Iterator[Comparison]:
     with connected(directory) as systems:
-        yield _one_at_a_time(systems, scale.one_at_a_time, scale.repetitions, flushed=False)
+        yield _one_at_a_time(systems, scale.one_at_a_time, scale.short_repetitions, flushed=False)
         yield _many(systems, scale.many, scale.repetitions, flushed=False)
 
 
 def measure_flushed(directory: Path, scale: Scale) -> Iterator[Comparison]:
     with connected(directory, flush_on_write=True) as systems:
-        yield _one_at_a_time(systems, scale.one_at_a_time_flushed, scale.repetitions, flushed=True)
+        yield _one_at_a_time(
+            systems, scale.one_at_a_time_flushed, scale.short_repetitions, flushed=True
+        )
         yield _many(systems, scale.many, scale.repetitions, flushed=True)
 
 
