@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import os
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from penstock.client import calls
 from penstock.client.aio_connection import AsyncConnection, PendingCall, open_connection
 from penstock.client.backoff import delays
+from penstock.client.base import Client
 from penstock.client.calls import Call
-from penstock.client.endpoint import DEFAULT_HOST, Endpoint, Search, Tls, explain
-from penstock.client.failures import NO_LIMIT, NotSentError, may_pass
+from penstock.client.endpoint import explain
+from penstock.client.failures import NotSentError, may_pass
 from penstock.client.protocol import ServerInfo
 from penstock.client.reading import Reading, end_number, first_number
 from penstock.errors import (
@@ -38,38 +36,17 @@ from penstock.model.statistics import Statistics
 T = TypeVar("T")
 
 
-class AsyncStreamManagerClient:
+class AsyncStreamManagerClient(Client):
     """A client of Penstock, and of any other stream manager, for one event loop.
 
     It connects with `connect`, with `async with`, or with the first operation. Any number of
     operations may be under way at once; what is sent in one turn of the loop leaves together.
     """
 
-    def __init__(
-        self,
-        host: str | None = None,
-        port: int | str | None = None,
-        connect_timeout: float | None = 3,
-        request_timeout: float | None = 60,
-        logger: logging.Logger = logging.getLogger("StreamManagerClient"),  # noqa: B008 - the SDK's
-        *,
-        token: str | None = None,
-        tls: Tls | None = None,
-        unix_socket: str | None = None,
-        root: str | Path | None = None,
-        config: str | Path | None = None,
-        reconnect_timeout: float = 10,
-    ) -> None:
-        """The parameters are those of StreamManagerClient."""
-        self.connect_timeout = NO_LIMIT if connect_timeout is None else connect_timeout
-        self.request_timeout = NO_LIMIT if request_timeout is None else request_timeout
-        self.reconnect_timeout = reconnect_timeout
-        self.logger = logger
-        self._search = Search(host, port, unix_socket, token, tls, root, config)
-        self._endpoint = Endpoint(DEFAULT_HOST, 0)
+    def _begin(self) -> None:
         # What makes no sense is told now; whoever serves a root may come later.
         with contextlib.suppress(ConnectionError):
-            self._endpoint = self._search.find(os.environ)
+            self._endpoint = self._find_endpoint()
         self._connection: AsyncConnection | None = None
         self._connecting: asyncio.Task[AsyncConnection] | None = None
         self._is_closed = False
@@ -85,10 +62,6 @@ class AsyncStreamManagerClient:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        state = "" if self.connected else ", not connected"
-        return f"<AsyncStreamManagerClient {self.address}{state}>"
 
     async def connect(self) -> None:
         """Connects now, with one attempt, as the blocking client does when it is made."""
@@ -113,22 +86,6 @@ class AsyncStreamManagerClient:
         if self._connection is None:
             raise ClientException("the client has not connected yet")
         return self._connection.server
-
-    @property
-    def address(self) -> str:
-        return str(self._endpoint)
-
-    @property
-    def host(self) -> str:
-        return self._endpoint.host
-
-    @property
-    def port(self) -> int:
-        return self._endpoint.port
-
-    @property
-    def auth_token(self) -> str:
-        return self._endpoint.token
 
     # Streams
 
@@ -321,7 +278,7 @@ class AsyncStreamManagerClient:
         raise AssertionError("delays do not end")
 
     async def _open(self) -> AsyncConnection:
-        endpoint = self._search.find(os.environ)
+        endpoint = self._find_endpoint()
         try:
             async with asyncio.timeout(self.connect_timeout):
                 connection = await open_connection(endpoint)

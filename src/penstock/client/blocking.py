@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import copy
-import logging
-import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from penstock.client import calls
 from penstock.client.backoff import delays
+from penstock.client.base import Client
 from penstock.client.calls import Call
 from penstock.client.connection import RECENT_SECONDS, Connection, PendingCall
-from penstock.client.endpoint import Endpoint, Search, Tls, explain
-from penstock.client.failures import NO_LIMIT, NotSentError, may_pass
+from penstock.client.endpoint import explain
+from penstock.client.failures import NotSentError, may_pass
 from penstock.client.protocol import ServerInfo
 from penstock.client.reading import Reading, end_number, first_number
 from penstock.errors import (
@@ -38,7 +36,7 @@ from penstock.model.statistics import Statistics
 T = TypeVar("T")
 
 
-class StreamManagerClient:
+class StreamManagerClient(Client):
     """A client of Penstock, and of any other stream manager.
 
     It connects when it is made, and again when the connection was lost. Threads may share it.
@@ -46,45 +44,11 @@ class StreamManagerClient:
     never sent a second time unless `retry` asks for it.
     """
 
-    def __init__(
-        self,
-        host: str | None = None,
-        port: int | str | None = None,
-        connect_timeout: float | None = 3,
-        request_timeout: float | None = 60,
-        logger: logging.Logger = logging.getLogger("StreamManagerClient"),  # noqa: B008 - the SDK's
-        *,
-        token: str | None = None,
-        tls: Tls | None = None,
-        unix_socket: str | None = None,
-        root: str | Path | None = None,
-        config: str | Path | None = None,
-        reconnect_timeout: float = 10,
-    ) -> None:
-        """Everything is optional; what is not passed is looked for.
-
-        host, port, unix_socket: where the server is. By default as STREAM_MANAGER_SERVER_HOST and
-            STREAM_MANAGER_SERVER_PORT say, or penstock.toml, or the broker of this machine.
-        connect_timeout, request_timeout: seconds for a connection, and for each operation; None
-            for no limit.
-        token: by default AWS_CONTAINER_AUTHORIZATION_TOKEN, or the one in penstock.toml, or that
-            of the broker's root if it may be read.
-        tls: True, a PEM file with certificates to trust, or an SSLContext.
-        root: talk to the broker that serves this directory.
-        config: a penstock.toml; the one in this directory by default.
-        reconnect_timeout: seconds for which an operation tries to get a lost connection back;
-            0 for one attempt.
-        """
-        self.connect_timeout = NO_LIMIT if connect_timeout is None else connect_timeout
-        self.request_timeout = NO_LIMIT if request_timeout is None else request_timeout
-        self.reconnect_timeout = reconnect_timeout
-        self.logger = logger
-        self._search = Search(host, port, unix_socket, token, tls, root, config)
+    def _begin(self) -> None:
         self._connecting = threading.Lock()
         # When the last attempt to connect again failed, and why.
         self._failure: tuple[float, Exception | None] = (0.0, None)
         self._is_closed = threading.Event()
-        self._endpoint = self._search.find(os.environ)
         self._connection = self._open()
 
     def __enter__(self) -> Self:
@@ -98,9 +62,6 @@ class StreamManagerClient:
     ) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"<StreamManagerClient {self.address}{'' if self.connected else ', not connected'}>"
-
     def close(self) -> None:
         """Ends the connection; a client that is closed cannot be used again."""
         self._is_closed.set()
@@ -112,24 +73,7 @@ class StreamManagerClient:
 
     @property
     def server(self) -> ServerInfo:
-        """What the server said of itself."""
         return self._connection.server
-
-    @property
-    def address(self) -> str:
-        return str(self._endpoint)
-
-    @property
-    def host(self) -> str:
-        return self._endpoint.host
-
-    @property
-    def port(self) -> int:
-        return self._endpoint.port
-
-    @property
-    def auth_token(self) -> str:
-        return self._endpoint.token
 
     # Streams
 
@@ -342,7 +286,7 @@ class StreamManagerClient:
         return connection
 
     def _open(self) -> Connection:
-        endpoint: Endpoint = self._search.find(os.environ)
+        endpoint = self._find_endpoint()
         try:
             connection = Connection.open(endpoint, self.connect_timeout, self.request_timeout)
         except ConnectFailedException:
