@@ -283,7 +283,8 @@ def _explain(name: str, error: Exception) -> StreamManagerException:
             )
         case MessageTooLargeError():
             return RequestPayloadTooLargeException(
-                f"the message is larger than the maxSize of the message stream {name!r}"
+                f"what is to be appended at once is larger than the maxSize of the message stream "
+                f"{name!r}"
             )
         case MemoryError():
             return ServerOutOfMemoryException("the server has no memory left; nothing was stored")
