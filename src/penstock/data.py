@@ -1,63 +1,8 @@
 """The types of the model under the module name that they have in the AWS SDK."""
 
+import penstock.model as model
 from penstock.errors import ResponseStatusCode
-from penstock.model import (
-    AssetPropertyValue,
-    EventType,
-    ExportDefinition,
-    ExportFormat,
-    ExportStatus,
-    HTTPConfig,
-    IoTAnalyticsConfig,
-    IoTSiteWiseConfig,
-    KinesisConfig,
-    Message,
-    MessageStreamDefinition,
-    MessageStreamInfo,
-    Persistence,
-    PutAssetPropertyValueEntry,
-    Quality,
-    ReadMessagesOptions,
-    S3ExportTaskDefinition,
-    S3ExportTaskExecutorConfig,
-    Status,
-    StatusConfig,
-    StatusContext,
-    StatusLevel,
-    StatusMessage,
-    StorageStatus,
-    StrategyOnFull,
-    TimeInNanos,
-    Variant,
-)
+from penstock.model import *  # noqa: F403
 
-__all__ = [
-    "AssetPropertyValue",
-    "EventType",
-    "ExportDefinition",
-    "ExportFormat",
-    "ExportStatus",
-    "HTTPConfig",
-    "IoTAnalyticsConfig",
-    "IoTSiteWiseConfig",
-    "KinesisConfig",
-    "Message",
-    "MessageStreamDefinition",
-    "MessageStreamInfo",
-    "Persistence",
-    "PutAssetPropertyValueEntry",
-    "Quality",
-    "ReadMessagesOptions",
-    "ResponseStatusCode",
-    "S3ExportTaskDefinition",
-    "S3ExportTaskExecutorConfig",
-    "Status",
-    "StatusConfig",
-    "StatusContext",
-    "StatusLevel",
-    "StatusMessage",
-    "StorageStatus",
-    "StrategyOnFull",
-    "TimeInNanos",
-    "Variant",
-]
+__all__ = ["ResponseStatusCode"]
+__all__ += model.__all__

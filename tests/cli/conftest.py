@@ -10,7 +10,7 @@ import pytest
 from tests.client.servers import Relay
 from tests.support import BrokerProcess
 
-from .messaging import Server, Started, Terminal, make_stream
+from .messaging import BareTerminal, Server, Started, make_stream
 
 
 @pytest.fixture(scope="package")
@@ -58,7 +58,7 @@ def start() -> Iterator[Callable[..., Started]]:
 
 
 @pytest.fixture
-def terminal() -> Iterator[Terminal]:
-    opened = Terminal()
+def terminal() -> Iterator[BareTerminal]:
+    opened = BareTerminal()
     yield opened
     opened.close()

@@ -173,7 +173,7 @@ def _rest_of(lines: queue.SimpleQueue[str]) -> str:
     return text
 
 
-class Terminal:
+class BareTerminal:
     """A terminal and what was written to it."""
 
     def __init__(self) -> None:

@@ -21,8 +21,8 @@ from tests.support import BrokerProcess, running, wait_until
 from .command import Finished, penstock
 from .messaging import (
     INTERRUPTED,
+    BareTerminal,
     Started,
-    Terminal,
     fill,
     make_stream,
     new_name,
@@ -174,7 +174,7 @@ def test_a_stream_is_created_if_there_is_none(broker: BrokerProcess) -> None:
 
 
 def test_who_types_is_told_how_to_end(
-    broker: BrokerProcess, stream: str, terminal: Terminal, capsys: pytest.CaptureFixture[str]
+    broker: BrokerProcess, stream: str, terminal: BareTerminal, capsys: pytest.CaptureFixture[str]
 ) -> None:
     terminal.type("one\ntwo\n\x04")
     with terminal.keyboard() as keyboard:
@@ -190,7 +190,7 @@ def test_who_types_is_told_how_to_end(
 def test_a_count_is_shown_beside_a_long_pipe(
     broker: BrokerProcess,
     stream: str,
-    terminal: Terminal,
+    terminal: BareTerminal,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -12,7 +12,7 @@ from penstock.cli.progress import Progress, make_progress
 from penstock.cli.source import Batch, Source
 from tests.support import wait_until
 
-from .messaging import Terminal
+from .messaging import BareTerminal
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
         return self.now
 
 
-def test_a_long_input_of_known_size_has_a_bar(terminal: Terminal) -> None:
+def test_a_long_input_of_known_size_has_a_bar(terminal: BareTerminal) -> None:
     clock = Clock()
     with Progress(1000, terminal.file, clock) as progress:
         progress.update(Batch([b"x"] * 10, 200))
@@ -38,7 +38,7 @@ def test_a_long_input_of_known_size_has_a_bar(terminal: Terminal) -> None:
     assert shown.endswith("\n")
 
 
-def test_a_long_input_of_unknown_size_has_a_count(terminal: Terminal) -> None:
+def test_a_long_input_of_unknown_size_has_a_count(terminal: BareTerminal) -> None:
     clock = Clock()
     with Progress(None, terminal.file, clock) as progress:
         progress.update(Batch([b"x"] * 1000, 2000))
@@ -48,7 +48,7 @@ def test_a_long_input_of_unknown_size_has_a_count(terminal: Terminal) -> None:
     assert terminal.close() == "\r1,234 messages\r\n"
 
 
-def test_a_short_input_shows_no_progress(terminal: Terminal) -> None:
+def test_a_short_input_shows_no_progress(terminal: BareTerminal) -> None:
     with Progress(10, terminal.file, Clock()) as progress:
         progress.update(Batch([b"x"], 10))
 
@@ -56,7 +56,7 @@ def test_a_short_input_shows_no_progress(terminal: Terminal) -> None:
 
 
 def test_progress_is_for_terminals_and_for_who_wants_it(
-    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    terminal: BareTerminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lines").write_bytes(b"12345")
     file = Source(str(tmp_path / "lines"))

@@ -27,8 +27,8 @@ from tests.support import (
 from .command import Finished, penstock
 from .messaging import (
     INTERRUPTED,
+    BareTerminal,
     Started,
-    Terminal,
     command_line,
     environment,
     fill,
@@ -117,7 +117,7 @@ def test_messages_are_displayed_as_was_asked_for(
 
 
 def test_no_payload_steers_a_terminal(
-    broker: BrokerProcess, stream: str, terminal: Terminal
+    broker: BrokerProcess, stream: str, terminal: BareTerminal
 ) -> None:
     fill(broker, stream, b"\x1b[31mred\nagain\r\x08")
 

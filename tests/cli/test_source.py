@@ -15,7 +15,7 @@ from penstock.cli.main import Failure
 from penstock.cli.payload import Encoding
 from penstock.cli.source import Batch, InputError, Source, decode_arguments, read_chunks
 
-from .messaging import Terminal
+from .messaging import BareTerminal
 
 
 def read_file(
@@ -197,7 +197,7 @@ def test_the_size_of_a_file_is_known_and_of_a_pipe_is_not(
 
 
 def test_only_standard_input_may_be_typed(
-    terminal: Terminal, path: Path, monkeypatch: pytest.MonkeyPatch
+    terminal: BareTerminal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.touch()
     with terminal.keyboard() as keyboard, path.open() as file:

@@ -145,7 +145,7 @@ def call_for(request: Request) -> Call[Any]:
             return calls.read_messages(request.stream_name, request.read_messages_options, 60)
         case ListStreamsRequest():
             return calls.list_streams()
-    raise NotImplementedError(request)
+    raise AssertionError(request)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from penstock.errors import (
     SettingError,
     StoreError,
     StreamManagerException,
-    UnauthorizedException,
 )
 
 # Exit codes, as docs/cli.md has them. A command line or a setting that is wrong is 2, Click's own.
@@ -89,10 +88,7 @@ class Commands(click.Group):
 
 
 def _exit_code(error: StreamManagerException) -> int:
-    if isinstance(error, UnauthorizedException) or (
-        isinstance(error, ConnectFailedException)
-        and error.status == ResponseStatusCode.Unauthorized
-    ):
+    if error.status == ResponseStatusCode.Unauthorized:
         return NOT_ALLOWED
     if isinstance(error, ResourceNotFoundException):
         return NOT_FOUND

@@ -36,7 +36,8 @@ from penstock.model.stream import (
     StorageStatus,
     StrategyOnFull,
 )
-from penstock.model.validation import from_wire, to_wire
+from penstock.model.validation import from_wire as from_wire
+from penstock.model.validation import to_wire as to_wire
 
 __all__ = [
     "AssetPropertyValue",
@@ -70,6 +71,4 @@ __all__ = [
     "StreamStatistics",
     "TimeInNanos",
     "Variant",
-    "from_wire",
-    "to_wire",
 ]

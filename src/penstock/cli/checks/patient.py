@@ -18,14 +18,12 @@ from penstock.cli.main import settings_from
 from penstock.cli.target import Target
 from penstock.client.protocol import ServerInfo
 from penstock.errors import (
-    ConnectFailedException,
     MessageStoreReadErrorException,
     ResourceNotFoundException,
     ResponseStatusCode,
     SettingError,
     StoreError,
     StreamManagerException,
-    UnauthorizedException,
 )
 from penstock.model import MessageStreamDefinition
 from penstock.root import is_served
@@ -99,8 +97,8 @@ def _meet(target: Target) -> Contact:
                     continue
             return Contact(client.address, client.server, tuple(definitions))
     except (StreamManagerException, OSError, SettingError) as error:
-        is_refused = isinstance(error, UnauthorizedException) or (
-            isinstance(error, ConnectFailedException)
+        is_refused = (
+            isinstance(error, StreamManagerException)
             and error.status == ResponseStatusCode.Unauthorized
         )
         return Contact(error=str(error) or type(error).__name__, is_refused=is_refused)
