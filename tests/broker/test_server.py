@@ -416,3 +416,16 @@ def test_whoever_comes_while_the_broker_stops_finds_no_listener(tmp_path: Path) 
 
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), 1)
+
+
+def test_an_idle_client_with_tls_does_not_hold_up_a_stop(
+    certificate: Certificate, tmp_path: Path
+) -> None:
+    # Longer than the test waits: the stop must not depend on it.
+    patient = {**certificate.environment(), "PENSTOCK_STOP_TIMEOUT_MS": "600000"}
+    with (
+        BrokerProcess(tmp_path / "root", **patient) as broker,
+        connect_with_tls(broker, certificate) as client,
+    ):
+        assert client.call(Operation.ListStreams)["status"] == 0
+        broker.stop()

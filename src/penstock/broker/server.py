@@ -35,6 +35,8 @@ _SWEEP_SECONDS = 1.0
 # many, or a quarter of all.
 _OWN_DESCRIPTORS = 256
 _SYNC_THREADS = 4
+# An idle client does not answer that TLS ends, and is not to hold up a stop.
+_TLS_END_SECONDS = 0.5
 
 
 class Broker:
@@ -107,6 +109,7 @@ class Broker:
                 port,
                 ssl=tls,
                 ssl_handshake_timeout=self.handshake_timeout if tls else None,
+                ssl_shutdown_timeout=_TLS_END_SECONDS if tls else None,
                 backlog=1024,
             )
         except OSError as error:
