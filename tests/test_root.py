@@ -29,6 +29,7 @@ from tests.support import BrokerProcess, LocalBroker
 
 ADDRESS = Address(
     pid=5,
+    instance="this run",
     host="0.0.0.0",
     port=8088,
     tls=True,
@@ -116,6 +117,26 @@ def test_a_running_broker_is_found(tmp_path: Path) -> None:
         assert (address.pid, address.port) == (os.getpid(), broker.port)
         assert read_token(root) == broker.token
     assert read_address(root) is None
+
+
+def test_every_run_of_a_broker_has_a_name_of_its_own(tmp_path: Path) -> None:
+    instances = set()
+    for _ in range(3):
+        with LocalBroker(tmp_path / "root"):
+            address = read_address(tmp_path / "root")
+            assert address is not None
+            instances.add(address.instance)
+
+    assert len(instances - {""}) == 3
+
+
+def test_the_address_of_a_broker_without_a_name_is_read(tmp_path: Path) -> None:
+    (tmp_path / ADDRESS_FILE).write_text('{"pid":1,"host":"::1","port":2}')
+
+    with locked(tmp_path, 1):
+        address = read_address(tmp_path)
+    assert address is not None
+    assert address.instance == ""
 
 
 def test_a_broker_that_was_killed_is_not_found(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ class Address(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     """Where a broker listens, as it wrote it down when it started."""
 
     pid: int
+    # Of this run of the broker: who is told the same is on the same machine.
+    instance: str = ""
     host: str
     port: int
     tls: bool = False

@@ -25,9 +25,9 @@ from penstock.wire.operations import Operation
 from penstock.wire.requests import EXTENDED_REQUESTS
 from tests.support import Json, LocalBroker, append, create, read, wait_until
 
-LOOK = {"ListStreams", "DescribeMessageStream", "Statistics"}
+LOOK = {"ListStreams", "DescribeMessageStream", "Statistics", "WatchStreams"}
 APPEND = {"AppendMessage", "AppendMessages"}
-READ = {"ReadMessages", "ReadColumns"}
+READ = {"ReadMessages", "ReadColumns", "ReadStored", "LocateMessages"}
 CHANGE = {"CreateMessageStream", "UpdateMessageStream", "DeleteMessageStream"}
 
 MAY = {
@@ -239,6 +239,7 @@ def test_what_a_token_is_not_for_is_refused_whether_it_exists_or_not(
 ) -> None:
     with enter(broker, tokens, "limited", Role.admin, "sensor-*") as client:
         for name in ("secret", "nowhere"):
+            message = {"name": name, "firstSequenceNumber": 0, "endSequenceNumber": 1}
             requests: dict[Operation, Json] = {
                 Operation.DescribeMessageStream: {"name": name},
                 Operation.DeleteMessageStream: {"name": name},
@@ -251,11 +252,9 @@ def test_what_a_token_is_not_for_is_refused_whether_it_exists_or_not(
                     "sizes": b"\x01\0\0\0",
                     "payloads": b"x",
                 },
-                Operation.ReadColumns: {
-                    "name": name,
-                    "firstSequenceNumber": 0,
-                    "endSequenceNumber": 1,
-                },
+                Operation.ReadColumns: message,
+                Operation.ReadStored: message,
+                Operation.LocateMessages: message,
             }
             for operation, fields in requests.items():
                 with pytest.raises(UnauthorizedException, match=f"not for the stream '{name}'"):

@@ -531,6 +531,8 @@ def test_what_is_there_is_not_created_again(client: Connection, stream: str) -> 
         Operation.UpdateMessageStream,
         Operation.AppendMessages,
         Operation.ReadColumns,
+        Operation.ReadStored,
+        Operation.LocateMessages,
     ],
 )
 def test_what_is_not_there_is_not_found(client: Connection, operation: Operation) -> None:

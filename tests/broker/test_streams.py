@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 
 from penstock.broker.settings import Settings
 from penstock.broker.streams import Stream, Streams
+from penstock.broker.waiting import Waiter
 from penstock.errors import (
     InvalidRequestException,
     MessageStoreReadErrorException,
@@ -23,6 +25,7 @@ from penstock.errors import (
 )
 from penstock.model import MessageStreamDefinition, from_wire
 from penstock.store.catalog import ExportProgress
+from penstock.store.record import index_path, pack_entries
 from penstock.store.store import Store
 
 
@@ -218,3 +221,55 @@ def test_one_stream_that_cannot_be_trimmed_does_not_keep_the_others_from_it(
 
     assert old[1].log.oldest == 1
     assert "stream 'bad' cannot be trimmed" in caplog.text
+
+
+# Those who wait, and those who read in bulk
+
+
+def test_whoever_waits_for_a_stream_is_woken_when_one_is_created(streams: Streams) -> None:
+    woken: list[bool] = []
+    streams.arrivals.add(Waiter(streams.created + 2, woken.append))
+
+    create(streams, "a")
+    with pytest.raises(InvalidRequestException):
+        create(streams, "a")
+    assert woken == []
+    create(streams, "b")
+
+    assert woken == [True]
+
+
+def test_whoever_waits_is_told_that_the_end_has_come(streams: Streams) -> None:
+    woken: list[bool] = []
+    waiters = [create(streams, "a").waiters, create(streams, "b").waiters, streams.arrivals]
+    for some in waiters:
+        some.add(Waiter(1 << 40, woken.append))
+
+    streams.finish_waits()
+
+    assert woken == [False, False, False]
+
+
+def test_what_is_read_as_stored_may_be_nothing(streams: Streams) -> None:
+    stream = create(streams)
+    stream.append([b"one", b"two"], 7)
+
+    assert stream.read_stored(1, 2, 100)[1:] == (3, pack_entries([b"two"], 3, 7), b"two")
+    for start, stop in ((1, 1), (2, 1), (9, 5)):
+        assert stream.read_stored(start, stop, 100) == (start, 0, b"", b"")
+
+
+def test_damage_is_told_with_where_to_go_on_also_to_bulk_readers(
+    store: Store, streams: Streams
+) -> None:
+    stream = create(streams)
+    stream.append([b"one", b"two"], 7)
+    index = index_path(store.root / "streams" / stream.stored.id, 0)
+    os.truncate(index, 16)
+
+    with pytest.raises(
+        MessageStoreReadErrorException,
+        match="stream 's': message 1 is damaged: its index entry is missing; reading can go on "
+        "from 2",
+    ):
+        stream.read_stored(1, 2, 100)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.broker.waiting import GroupCommit, Waiter, Waiters
+from penstock.broker.waiting import GroupCommit, Waiter, Waiters, seconds_to_wait
 
 
 class Reader:
@@ -111,6 +111,13 @@ def test_those_who_left_do_not_pile_up(waiters: Waiters) -> None:
     assert len(waiters._heap) < 500
     waiters.wake(1_000_000)
     assert patient.results == [True]
+
+
+@pytest.mark.parametrize(
+    ("millis", "seconds"), [(0, 0.0), (100, 0.098), (12_500, 12.25), (60_000, 59.75)]
+)
+def test_a_wait_ends_a_little_before_a_client_gives_up(millis: int, seconds: float) -> None:
+    assert seconds_to_wait(millis) == pytest.approx(seconds)
 
 
 def test_a_deadline_ends_the_wait() -> None:

@@ -150,6 +150,14 @@ def test_every_operation_does_what_it_says(broker: BrokerProcess, new_loop: NewL
 
             statistics = await client.statistics()
             assert described.name in {stream.name for stream in statistics.streams}
+
+            (position,) = await client.watch_streams([described.name], {described.name: 2}, 1000)
+            assert position.end_sequence_number == 3
+            location = await client.locate_messages(described.name, position.stream_id, 0, 3, 2)
+            assert location.limit_sequence_number == 2
+            run = await client.read_stored(described.name, position.stream_id, 1, 3, 1024)
+            assert (run.first_sequence_number, run.payloads) == (1, b"12")
+
             await client.delete_message_stream(described.name)
             assert described.name not in await client.list_streams()
 
@@ -185,6 +193,8 @@ async def test_what_makes_no_sense_is_not_sent(broker: BrokerProcess) -> None:
             await client.append_messages("s", b"text")  # type: ignore[arg-type] # a mistake
         with pytest.raises(ValidationException, match="read_timeout_millis is 1001"):
             await client.read_messages("s", ReadMessagesOptions(read_timeout_millis=1001))
+        with pytest.raises(ValidationException, match="wait_millis is 1001"):
+            await client.watch_streams(["s"], {}, 1001)
         with pytest.raises(ValidationException, match="end is -1"):
             await anext(client.read_all(await new_stream(client), 0, -1))
 

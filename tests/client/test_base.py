@@ -15,6 +15,19 @@ def test_both_take_the_same() -> None:
     assert inspect.signature(StreamManagerClient) == inspect.signature(AsyncStreamManagerClient)
 
 
+def test_both_have_the_same_methods_and_each_takes_the_same() -> None:
+    def methods(kind: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(method).parameters)
+            for name, method in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_")
+        }
+
+    # The blocking one connects when it is made.
+    expected = methods(StreamManagerClient) | {"connect": ["self"]}
+    assert methods(AsyncStreamManagerClient) == expected
+
+
 def test_both_say_where_they_are(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker:
         address = f"127.0.0.1:{broker.port}"

@@ -33,6 +33,7 @@ from penstock.model import (
     ReadMessagesOptions,
     StrategyOnFull,
 )
+from penstock.model.storage import Location, SegmentSummary, StoredRun, StreamPosition
 from penstock.wire.codec import decode_request
 from penstock.wire.frames import HEADER
 from penstock.wire.operations import RESPONSE_TO, Operation
@@ -44,11 +45,14 @@ from penstock.wire.requests import (
     DeleteMessageStreamRequest,
     DescribeMessageStreamRequest,
     ListStreamsRequest,
+    LocateMessagesRequest,
     ReadColumnsRequest,
     ReadMessagesRequest,
+    ReadStoredRequest,
     Request,
     StatisticsRequest,
     UpdateMessageStreamRequest,
+    WatchStreamsRequest,
 )
 from tests.model.samples import definition as plain_definition
 from tests.support import MEBIBYTE
@@ -134,6 +138,44 @@ REQUESTS: list[tuple[Call[Any], Request]] = [
             read_timeout_millis=500,
         ),
     ),
+    (
+        calls.watch_streams(("a", "b*"), {"a": 7}, 60_000, 60),
+        WatchStreamsRequest(
+            request_id=ID, patterns=["a", "b*"], next_numbers={"a": 7}, wait_millis=60_000
+        ),
+    ),
+    (
+        calls.locate_messages("s", "i", 4, 2**63 - 1, None),
+        LocateMessagesRequest(
+            request_id=ID,
+            name="s",
+            stream_id="i",
+            first_sequence_number=4,
+            end_sequence_number=2**63 - 1,
+        ),
+    ),
+    (
+        calls.locate_messages("s", "i", 4, 9, 1 << 40),
+        LocateMessagesRequest(
+            request_id=ID,
+            name="s",
+            stream_id="i",
+            first_sequence_number=4,
+            end_sequence_number=9,
+            max_bytes=1 << 40,
+        ),
+    ),
+    (
+        calls.read_stored("s", "i", 4, 9, 1024),
+        ReadStoredRequest(
+            request_id=ID,
+            name="s",
+            stream_id="i",
+            first_sequence_number=4,
+            end_sequence_number=9,
+            max_bytes=1024,
+        ),
+    ),
 ]
 
 
@@ -153,6 +195,9 @@ def test_only_what_changes_nothing_may_be_repeated() -> None:
         Operation.ReadMessages,
         Operation.ReadColumns,
         Operation.Statistics,
+        Operation.WatchStreams,
+        Operation.LocateMessages,
+        Operation.ReadStored,
     }
 
 
@@ -170,6 +215,8 @@ def test_a_name_that_cannot_be_is_refused(name: Any) -> None:
         lambda name: calls.append_message(name, b"x"),
         lambda name: calls.read_messages(name, None, 60),
         lambda name: next(calls.plan_appends(name, [b"x"], True, FRAME_BYTES)),
+        lambda name: calls.locate_messages(name, "i", 0, 1, None),
+        lambda name: calls.read_stored(name, "i", 0, 1, 1),
     ):
         with pytest.raises(ValidationException, match=expected):
             make(name)
@@ -391,6 +438,19 @@ def test_each_kind_of_append_knows_its_numbers() -> None:
     assert answered(first, sequenceNumber=7) == (7,)
 
 
+def test_one_pattern_is_not_taken_for_its_letters() -> None:
+    with pytest.raises(ValidationException, match="patterns is str: expected a list"):
+        calls.watch_streams("abc", {}, 0, 60)
+
+
+def test_nobody_waits_longer_than_the_client_does() -> None:
+    with pytest.raises(
+        ValidationException,
+        match="wait_millis is 2001: expected at most the client's request_timeout, 2 s",
+    ):
+        calls.watch_streams(["abc"], {}, 2001, 2)
+
+
 # Answers
 
 
@@ -457,6 +517,59 @@ def test_other_answers_are_read() -> None:
     assert answered(calls.delete_message_stream("s")) is None
 
 
+def test_how_streams_stand_is_read() -> None:
+    call = calls.watch_streams(["*"], {}, 0, 60)
+    plain = {
+        "name": "s",
+        "streamId": "i",
+        "oldestSequenceNumber": 3,
+        "endSequenceNumber": 2**63 - 1,
+        "fromTheFuture": 1,
+    }
+
+    assert answered(call, streams=[plain]) == [StreamPosition("s", "i", 3, 2**63 - 1)]
+    assert answered(call, streams=[]) == []
+
+
+PLAIN_LOCATION = {
+    "root": "/root",
+    "instance": "x",
+    "hasFiles": True,
+    "oldestSequenceNumber": 3,
+    "endSequenceNumber": 9,
+    "limitSequenceNumber": 5,
+    "segments": [
+        {
+            "first": 3,
+            "end": 9,
+            "size": 100,
+            "oldestTime": 1,
+            "newestTime": 2,
+            "dataCrc": 2**32 - 1,
+            "indexCrc": 7,
+        }
+    ],
+}
+
+
+def test_where_messages_are_is_read() -> None:
+    call = calls.locate_messages("s", "i", 0, 9, 50)
+
+    assert answered(call, **PLAIN_LOCATION) == Location(
+        "/root", "x", True, 3, 9, 5, [SegmentSummary(3, 9, 100, 1, 2, 2**32 - 1, 7)]
+    )
+
+
+PLAIN_RUN = {"firstSequenceNumber": 3, "position": 40, "entries": bytes(16), "payloads": b"xyz"}
+
+
+def test_messages_as_stored_are_read_without_copying_them() -> None:
+    run = answered(calls.read_stored("s", "i", 0, 9, 50), **PLAIN_RUN)
+
+    assert run == StoredRun(3, 40, bytes(16), b"xyz")
+    assert run.payloads is PLAIN_RUN["payloads"]
+
+
 @pytest.mark.parametrize("status", [s for s in ResponseStatusCode if s in EXCEPTION_OF])
 def test_every_status_has_its_exception_whatever_was_asked(status: ResponseStatusCode) -> None:
     for call in (call for call, _ in REQUESTS if call.fields != READ_OR_NONE.fields):
@@ -508,6 +621,16 @@ def test_an_error_without_a_message_is_told_by_its_name() -> None:
         (calls.read_messages("s", None, 60), {"messages": [5]}),
         (calls.read_messages("s", None, 60), {"messages": [{**PLAIN_MESSAGE, "payload": "x"}]}),
         (calls.read_columns("s", 0, 1, 1, 0), {"count": 0, "firstSequenceNumber": 0}),
+        (calls.watch_streams(["*"], {}, 0, 60), {}),
+        (calls.watch_streams(["*"], {}, 0, 60), {"streams": [{"name": "s"}]}),
+        (calls.locate_messages("s", "i", 0, 1, 1), {}),
+        (calls.locate_messages("s", "i", 0, 1, 1), {**PLAIN_LOCATION, "segments": [5]}),
+        (calls.locate_messages("s", "i", 0, 1, 1), {**PLAIN_LOCATION, "instance": None}),
+        (calls.read_stored("s", "i", 0, 1, 1), {}),
+        *(
+            (calls.read_stored("s", "i", 0, 1, 1), {**PLAIN_RUN, name: "x"})
+            for name in ("firstSequenceNumber", "position", "entries", "payloads")
+        ),
     ],
 )
 def test_an_answer_that_lacks_something_is_told_so(call: Call[Any], response: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -133,6 +133,29 @@ def test_bytes_stay_bytes_and_a_text_is_not_taken_for_them() -> None:
     assert from_wire({"data": b"abcd"}, Holder).data == b"abcd"
     with pytest.raises(InvalidRequestException, match="data is 'abcd': expected bytes"):
         from_wire({"data": "abcd"}, Holder)
+
+
+class Inner(msgspec.Struct, rename="camel"):
+    how_far: Literal["all", "some"] | None = None
+
+
+class Outer(msgspec.Struct):
+    parts: list[Inner]
+    number: Literal[1, 2] = 1
+
+
+def test_the_values_of_a_literal_are_told_as_those_of_an_enum_are() -> None:
+    assert from_wire({"parts": [{"howFar": "some"}]}, Outer).parts[0].how_far == "some"
+    for value, message in (
+        (
+            {"parts": [{}, {"howFar": "none"}]},
+            "parts[1].howFar is 'none': expected one of all, some",
+        ),
+        ({"parts": [], "number": 3}, "number is 3: expected one of 1, 2"),
+    ):
+        with pytest.raises(InvalidRequestException) as caught:
+            from_wire(value, Outer)
+        assert caught.value.message == message
 
 
 # Fields that have to be set

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from penstock.errors import StoreError
+from penstock.model.storage import SegmentSummary
 from penstock.store.catalog import Catalog, ExportProgress, StreamRow, TokenRow
-from penstock.store.segment import SegmentSummary
 
 ROW = StreamRow("id1", "s", b"{}", 0, 0)
 SEGMENT = SegmentSummary(0, 10, 100, 1, 2, 3, 4)

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.store.catalog import Catalog, StreamRow
 from penstock.store.journal import Journal
@@ -17,6 +22,7 @@ from penstock.store.log import (
     StreamFullError,
     create_file_log,
 )
+from penstock.store.record import ENTRY, crc32, data_path, index_path
 from penstock.store.recovery import open_file_log
 from penstock.store.retention import Limits
 from penstock.store.segment import DamagedError
@@ -356,3 +362,177 @@ def test_appending_does_not_get_slower_with_the_number_of_segments(files: Files)
 
     log._sealed = Untouchable(log._sealed)  # type: ignore[assignment]
     log.append([bytes(10)], 1)
+
+
+# For those who read in bulk
+
+
+@contextmanager
+def filled(kind: str, batches: list[list[int]], max_size: int = 1 << 20) -> Iterator[Log]:
+    """A log of segments of 1024 bytes, with messages of these sizes."""
+    limits = LIMITS._replace(max_size=max_size)
+    with TemporaryDirectory() as directory:
+        catalog = Catalog(Path(directory) / "catalog.sqlite")
+        files = Files(catalog, Path(directory) / "stream")
+        log: Log = files.create(limits) if kind == "file" else MemoryLog(limits, catalog, "id", 0)
+        for time, batch in enumerate(batches):
+            log.append([bytes((time % 256,)) * size for size in batch], time)
+        yield log
+        log.close()
+        catalog.close()
+
+
+batches = st.lists(st.lists(st.integers(1, 700), min_size=1, max_size=4), min_size=1, max_size=25)
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+@pytest.mark.parametrize("max_size", [1 << 20, 4096])
+@settings(deadline=None, max_examples=40)
+@given(batches=batches, data=st.data())
+def test_the_end_of_what_fits_is_where_adding_up_ends(
+    kind: str, max_size: int, batches: list[list[int]], data: st.DataObject
+) -> None:
+    sizes = [size for batch in batches for size in batch]
+    with filled(kind, batches, max_size) as log:
+        assert log.end == len(sizes)
+        for _ in range(10):
+            start = data.draw(st.integers(log.oldest, log.end - 1), "start")
+            stop = data.draw(st.integers(start + 1, log.end), "stop")
+            totals = list(accumulate(sizes[start:stop]))
+            near = data.draw(st.sampled_from(totals), "near") + data.draw(st.integers(-1, 1))
+            for max_bytes in (max(near, 1), 1, 2**40):
+                fitting = sum(total <= max_bytes for total in totals)
+                assert log.find_end(start, stop, max_bytes) == start + max(fitting, 1)
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+@settings(deadline=None, max_examples=40)
+@given(batches=batches, data=st.data())
+def test_what_is_read_as_stored_is_what_is_read(
+    kind: str, batches: list[list[int]], data: st.DataObject
+) -> None:
+    with filled(kind, batches, 8192) as log:
+        number = data.draw(st.integers(log.oldest, log.end - 1), "start")
+        stop = data.draw(st.integers(number + 1, log.end), "stop")
+        while number < stop:
+            max_bytes = data.draw(st.integers(1, 2000), "max_bytes")
+            checked = log.read(number, stop, max_bytes)
+            run = log.read_stored(number, stop, max_bytes)
+            entries = list(ENTRY.iter_unpack(run.entries))
+            assert run.first_sequence_number == number
+            assert run.payloads == b"".join(checked.payloads)
+            assert [time for _, _, time in entries] == checked.ingest_times
+            assert [end - run.position for end, _, _ in entries] == list(
+                accumulate(map(len, checked.payloads))
+            )
+            number += len(entries)
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+@settings(deadline=None, max_examples=30)
+@given(batches=batches, data=st.data())
+def test_the_segments_of_a_slice_are_those_that_hold_a_message_of_it(
+    kind: str, batches: list[list[int]], data: st.DataObject
+) -> None:
+    with filled(kind, batches, 8192) as log:
+        segments = log.segments()
+        for _ in range(10):
+            start = data.draw(st.integers(log.oldest, log.end), "start")
+            stop = data.draw(st.integers(0, log.end), "stop")
+            wanted = range(start, stop)
+            assert log.summaries(start, stop) == [
+                segment.summary()
+                for segment in segments
+                if any(number in wanted for number in range(segment.first, segment.end))
+            ]
+
+
+def check_checksums(directory: Path, log: Log) -> None:
+    summaries = log.summaries(log.oldest, log.end)
+    assert summaries[0].first == log.oldest
+    assert summaries[-1].end == log.end
+    for summary in summaries:
+        assert crc32(data_path(directory, summary.first).read_bytes()) == summary.data_crc
+        assert crc32(index_path(directory, summary.first).read_bytes()) == summary.index_crc
+
+
+def test_the_checksums_of_segments_are_those_of_their_files_also_after_a_crash(
+    files: Files,
+) -> None:
+    log = files.create()
+    for number in range(30):
+        log.append([b"%02d" % number * 200], number)
+        check_checksums(files.directory, log)
+    assert log.oldest > 0
+    again = files.open()
+    check_checksums(files.directory, again)
+    for number in range(5):
+        again.append([b"%02d" % number * 200], number)
+    check_checksums(files.directory, again)
+    again.work()
+    check_checksums(files.directory, files.open())
+
+
+def test_the_checksums_are_those_of_the_files_after_a_torn_end_was_cut_off(files: Files) -> None:
+    log = files.create()
+    log.append([bytes(100)] * 3, 1)
+    with data_path(files.directory, 0).open("ab") as file:
+        file.write(b"torn")
+    with index_path(files.directory, 0).open("ab") as file:
+        file.write(bytes(23))
+    again = files.open()
+    assert again.end == 3
+    check_checksums(files.directory, again)
+    assert again.summaries(0, 3) == log.summaries(0, 3)
+
+
+def test_looking_for_ends_and_reading_as_stored_needs_few_descriptors(files: Files) -> None:
+    log = files.create(LIMITS._replace(max_size=1 << 30))
+    for number in range(100):
+        log.append([number.to_bytes(2, "big") * 512], 1)
+    log.work()
+    for number in range(0, 100, 7):
+        log.find_end(number, 100, 3000)
+        log.read_stored(number, 100, 3000)
+        assert len(files.disk._open_files) <= 6
+    assert log.find_end(0, 100, 10_000) == 9
+
+
+def test_looking_for_an_end_opens_no_segment_that_fits_as_a_whole(files: Files) -> None:
+    log = files.create(LIMITS._replace(max_size=1 << 30))
+    for _ in range(10):
+        log.append([bytes(1024)], 1)
+    log.work()
+    for path in sorted(files.directory.iterdir())[2:14]:
+        path.unlink()
+    assert log.find_end(0, 10, 8 * 1024 + 1) == 8
+
+
+def test_a_segment_that_cannot_be_measured_counts_as_fitting(files: Files) -> None:
+    log = files.create()
+    for number in range(9):
+        log.append([bytes((number,)) * 300], 1)
+    log.work()
+    index_path(files.directory, 3).unlink()
+    again = files.open()
+    # In the middle of it, at its beginning, and behind what fits before it.
+    assert again.find_end(4, 9, 1) == 6
+    assert again.find_end(3, 9, 1) == 6
+    assert again.find_end(3, 5, 1) == 5
+    assert again.find_end(0, 9, 1000) == 6
+    # Its size is known all the same.
+    assert again.find_end(0, 9, 2100) == 7
+
+
+def test_messages_that_are_lost_are_in_a_segment_without_bytes(files: Files) -> None:
+    log = files.create()
+    log.append([b"x"] * 3, 1)
+    again = files.open(lowest_end=10)
+    lost = again.summaries(3, 10)
+    assert [(s.first, s.end, s.size, s.data_crc, s.index_crc) for s in lost] == [(3, 10, 0, 0, 0)]
+    assert again.find_end(0, 10, 1) == 1
+    assert again.find_end(0, 10, 3) == 10
+    assert again.find_end(5, 10, 1) == 10
+    with pytest.raises(DamagedError) as caught:
+        again.read_stored(3, 10, 100)
+    assert caught.value.next_number == 10

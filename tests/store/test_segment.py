@@ -1,20 +1,29 @@
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from penstock.model.storage import SegmentSummary
 from penstock.store.files import Disk
-from penstock.store.record import crc32, data_path, index_path
+from penstock.store.record import ENTRY, crc32, data_path, index_path
 from penstock.store.segment import (
     ActiveSegment,
     DamagedError,
+    LostError,
     MemorySegment,
     SealedSegment,
     SegmentFiles,
-    SegmentSummary,
 )
+from penstock.testing.faults import FaultyDisk
 
 
 @pytest.fixture
@@ -110,6 +119,205 @@ def test_memory_segments_read_as_file_segments_do(active: ActiveSegment) -> None
         assert memory.read(start, stop, max_bytes) == active.read(start, stop, max_bytes)
     assert (memory.end, memory.size) == (active.end, active.size)
     assert (memory.oldest_time, memory.newest_time) == (active.oldest_time, active.newest_time)
+
+
+def test_a_damaged_entry_costs_no_message_before_it_however_large_that_is(
+    active: ActiveSegment, tmp_path: Path
+) -> None:
+    active.append([b"first", b"second", b"third"], 7)
+    # The end of the second now lies within the first.
+    set_end(index_path(tmp_path, 100), 1, 3)
+    for max_bytes in (1, 4, 5, 100):
+        assert active.read(100, 103, max_bytes).payloads == [b"first"]
+
+
+# As it is stored
+
+
+def test_what_is_read_as_stored_is_what_the_files_hold(
+    active: ActiveSegment, tmp_path: Path
+) -> None:
+    active.append([b"one", b"two"], 1)
+    active.append([b"three", b"four"], 2)
+    data = data_path(tmp_path, 100).read_bytes()
+    index = index_path(tmp_path, 100).read_bytes()
+    assert active.read_stored(100, 104, 1000) == (100, 0, index, data)
+    assert active.read_stored(102, 103, 1000) == (102, 6, index[32:48], b"three")
+    assert active.read_stored(103, 104, 1000) == (103, 11, index[48:], b"four")
+
+
+def test_reads_as_stored_stop_at_the_budget_but_hold_one_message(active: ActiveSegment) -> None:
+    active.append([b"one", b"two", b"three"], 7)
+    for max_bytes, expected in [(1, b"one"), (5, b"one"), (6, b"onetwo"), (10, b"onetwo")]:
+        run = active.read_stored(100, 103, max_bytes)
+        assert run.payloads == expected
+        assert len(run.entries) == len(expected) // 3 * ENTRY.size
+    assert active.read_stored(101, 103, 7).payloads == b"two"
+    assert active.read_stored(101, 103, 8).payloads == b"twothree"
+    assert active.read_stored(102, 103, 1).payloads == b"three"
+
+
+def test_sealed_and_memory_segments_are_read_as_stored_alike(
+    active: ActiveSegment, tmp_path: Path
+) -> None:
+    memory = MemorySegment(100)
+    for segment in (active, memory):
+        segment.append([b"one", b"two", b"three"], 7)
+        segment.append([b"four"], 2**40 + 5)
+    sealed = SealedSegment(Disk(), tmp_path, active.summary())
+    for start in range(100, 104):
+        for stop in range(start + 1, 105):
+            for max_bytes in (1, 6, 7, 8, 1000):
+                expected = active.read_stored(start, stop, max_bytes)
+                assert sealed.read_stored(start, stop, max_bytes) == expected
+                assert memory.read_stored(start, stop, max_bytes) == expected
+    for number in range(100, 105):
+        assert sealed.position_of(number) == active.position_of(number)
+        assert memory.position_of(number) == active.position_of(number)
+    assert [active.position_of(number) for number in range(100, 105)] == [0, 3, 6, 11, 15]
+
+
+def test_every_kind_of_segment_knows_what_it_holds(active: ActiveSegment, tmp_path: Path) -> None:
+    memory = MemorySegment(100)
+    for segment in (active, memory):
+        segment.append([b"one", b"two"], 7)
+        segment.append([b"three"], 5)
+    data = data_path(tmp_path, 100).read_bytes()
+    index = index_path(tmp_path, 100).read_bytes()
+    summary = SegmentSummary(100, 103, 11, 5, 7, crc32(data), crc32(index))
+    assert active.summary() == summary
+    assert SealedSegment(Disk(), tmp_path, summary).summary() == summary
+    assert memory.summary() == SegmentSummary(100, 103, 11, 5, 7, 0, 0)
+
+
+def test_an_append_that_failed_leaves_the_checksums_of_what_is_there(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    active = ActiveSegment(SegmentFiles.create(disk, tmp_path, 100))
+    active.append([b"before"], 7)
+    before = active.summary()
+    disk.fill(3)
+    with pytest.raises(OSError, match="No space left"):
+        active.append([b"too much"], 7)
+    assert active.summary() == before
+    disk.mend()
+    active.append([b"after"], 7)
+    assert active.summary().data_crc == crc32(data_path(tmp_path, 100).read_bytes())
+    assert active.summary().index_crc == crc32(index_path(tmp_path, 100).read_bytes())
+
+
+def test_damaged_bytes_are_read_as_stored_as_they_are(
+    active: ActiveSegment, tmp_path: Path
+) -> None:
+    active.append([b"one", b"two", b"three"], 7)
+    flip(data_path(tmp_path, 100), 4)
+    assert active.read_stored(100, 103, 100).payloads == b"onetgothree"
+    with data_path(tmp_path, 100).open("r+b") as file:
+        file.truncate(8)
+    cut_off = active.read_stored(100, 103, 100)
+    assert (cut_off.payloads, len(cut_off.entries)) == (b"onetgoth", 3 * ENTRY.size)
+    assert active.read_stored(102, 103, 100).payloads == b"th"
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.dictionaries(st.integers(0, 11), st.integers(0, 120) | st.integers(0, 2**32 - 1)),
+    st.integers(1, 80),
+)
+def test_wrong_ends_cost_their_own_messages_and_the_next_ones(
+    sizes: list[int], wrong_ends: dict[int, int], max_bytes: int
+) -> None:
+    """Whoever goes on behind what was handed over meets all others as they were written."""
+    payloads = [bytes((place,)) * size for place, size in enumerate(sizes)]
+    with TemporaryDirectory() as directory:
+        active = ActiveSegment(SegmentFiles.create(Disk(), Path(directory), 100))
+        active.append(payloads, 7)
+        for place, end in wrong_ends.items():
+            if place < len(sizes):
+                set_end(index_path(Path(directory), 100), place, end)
+        met: list[bytes] = []
+        while len(met) < len(sizes):
+            run = active.read_stored(100 + len(met), active.end, max_bytes)
+            assert len(run.payloads) <= max_bytes or len(run.entries) == ENTRY.size
+            ends = [end - run.position for end, _, _ in ENTRY.iter_unpack(run.entries)]
+            met += [run.payloads[max(a, 0) : max(b, 0)] for a, b in pairwise([0, *ends])]
+        active.close()
+    for place, payload in enumerate(payloads):
+        if place not in wrong_ends and place - 1 not in wrong_ends:
+            assert met[place] == payload
+
+
+def test_a_wrong_end_asks_the_disk_for_no_more_than_it_has(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Counting(Disk):
+        def read(self, descriptor: int, size: int, position: int) -> bytes:
+            sizes.append(size)
+            return super().read(descriptor, size, position)
+
+    active = ActiveSegment(SegmentFiles.create(Counting(), tmp_path, 100))
+    active.append([b"one", b"two"], 7)
+    set_end(index_path(tmp_path, 100), 0, 2**32 - 1)
+    assert active.read_stored(100, 102, 1).payloads == b"onetwo"
+    with pytest.raises(DamagedError, match="checksum"):
+        active.read(100, 102, 1)
+    # The one behind it begins where nothing is.
+    assert active.read_stored(101, 102, 1).payloads == b""
+    assert max(sizes) < 100
+
+
+@pytest.mark.parametrize("size", [0, 5, 16, 20, 32, 47])
+def test_entries_that_are_cut_off_are_missing(
+    active: ActiveSegment, tmp_path: Path, size: int
+) -> None:
+    active.append([b"one", b"two", b"three"], 7)
+    with index_path(tmp_path, 100).open("r+b") as file:
+        file.truncate(size)
+    left = size // ENTRY.size
+    if left:
+        run = active.read_stored(100, 103, 100)
+        assert len(run.entries) == left * ENTRY.size
+    for number in range(100 + left, 103):
+        with pytest.raises(DamagedError, match=f"message {number} is damaged: its index entry"):
+            active.read_stored(number, 103, 100)
+    for number in range(100, 104):
+        if number <= 100 + left:
+            assert active.position_of(number) == [0, 3, 6][number - 100]
+        else:
+            with pytest.raises(DamagedError, match="its index entry is missing"):
+                active.position_of(number)
+
+
+@pytest.mark.parametrize("missing", [data_path, index_path])
+def test_a_sealed_segment_without_its_files_is_lost(
+    active: ActiveSegment, tmp_path: Path, missing: Callable[[Path, int], Path]
+) -> None:
+    active.append([b"one", b"two"], 7)
+    sealed = SealedSegment(Disk(), tmp_path, active.summary())
+    missing(tmp_path, 100).unlink()
+    for read in (lambda: sealed.read_stored(101, 102, 1), lambda: sealed.position_of(101)):
+        with pytest.raises(LostError, match="is missing") as caught:
+            read()
+        assert caught.value.next_number == 102
+
+
+def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    class Broken(Disk):
+        def read(self, descriptor: int, size: int, position: int) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    active = ActiveSegment(SegmentFiles.create(Broken(), tmp_path, 100))
+    active.append([b"one", b"two"], 7)
+    for read in (lambda: active.read_stored(100, 102, 1), lambda: active.position_of(101)):
+        with pytest.raises(DamagedError, match=r"the disk says .*Input/output error"):
+            read()
+
+
+def set_end(path: Path, place: int, end: int) -> None:
+    """Writes another end position into an entry of an index."""
+    with path.open("r+b") as file:
+        file.seek(place * ENTRY.size)
+        file.write(end.to_bytes(4, "little"))
 
 
 def flip(path: Path, place: int) -> None:

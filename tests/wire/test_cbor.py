@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import cbor2
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.wire import cbor
 from penstock.wire.cbor import (
     MAX_DEPTH,
     MAX_ITEMS,
@@ -143,6 +146,211 @@ def test_arbitrary_bytes_are_a_map_or_malformed(data: bytes) -> None:
     except MalformedError:
         return
     assert cbor2.loads(data) == value
+
+
+# Large byte strings, which are not left to the library
+
+
+@contextmanager
+def large_from(size: int) -> Iterator[None]:
+    """Maps of so many bytes count as large."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cbor, "_LARGE_BYTES", size)
+        yield
+
+
+def outcome(decode: Callable[[bytes], Any], data: bytes) -> tuple[type, Any]:
+    """What comes of these bytes: a value, down to its types and its order, or an error."""
+    try:
+        value = decode(data)
+    except Exception as error:  # noqa: BLE001 - compared, whatever it is
+        return type(error), str(error)
+    return type(value), repr(value)
+
+
+def check_as_the_library_does(data: bytes) -> None:
+    with large_from(1 << 40):
+        by_library = outcome(decode_map, data)
+    with large_from(0):
+        assert outcome(decode_map, data) == by_library
+        if data:
+            assert outcome(decode_answer, data) == outcome(cbor2.loads, data)
+
+
+large = st.integers(4096, 5000).map(lambda size: bytes(range(256)) * (size // 256))
+maps_of_bytes = st.dictionaries(
+    st.text(max_size=30),
+    scalars | st.binary(min_size=20, max_size=300) | large | st.lists(scalars, max_size=2),
+    max_size=40,
+)
+
+
+@given(maps_of_bytes, st.sampled_from([0, 1, 20, 4096]))
+def test_byte_strings_are_written_and_read_as_the_library_does(
+    value: dict[str, Any], size: int
+) -> None:
+    expected = cbor2.dumps(value)
+    with large_from(size):
+        assert encode(value) == expected
+        for decode in (decode_map, decode_answer):
+            decoded = decode(expected)
+            assert repr(decoded) == repr(value)
+            assert {type(item) for item in decoded.values()} == {
+                type(item) for item in value.values()
+            }
+
+
+@pytest.mark.parametrize("size", [0, 23, 24, 255, 256, 4095, 4096, 65_535, 65_536, 1 << 20])
+def test_byte_strings_of_every_size_come_back(size: int) -> None:
+    value = {"requestId": "r", "a": bytes(size), "number": 5, "b": b"x" * size, "none": None}
+    assert encode(value) == cbor2.dumps(value)
+    assert decode_map(encode(value)) == decode_answer(encode(value)) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": bytearray(5000)},
+        {"a": memoryview(bytes(5000)).tobytes()},
+        {"a": bytes(5000), "b": {"c": bytes(5000)}, "d": [bytes(5000)]},
+        {"a": bytes(5000), 5: 6, b"key": None, None: 1.5},
+        [bytes(5000)],
+        bytes(5000),
+        {},
+    ],
+)
+def test_whatever_else_is_written_is_written_by_the_library(value: Any) -> None:
+    assert encode(value) == cbor2.dumps(value)
+
+
+# Items as anybody might write them: with heads longer than they need be, of indefinite length,
+# and of kinds that this protocol does not have.
+
+
+def head(major: int, argument: int, width: int = 0) -> bytes:
+    """The head of an item; its argument takes at least so many bytes."""
+    if width == 0 and argument < 24:
+        return bytes((major << 5 | argument,))
+    size = next(size for size in (1, 2, 4, 8) if width <= size and argument < 1 << 8 * size)
+    return bytes((major << 5 | 23 + size.bit_length(),)) + argument.to_bytes(size, "big")
+
+
+widths = st.integers(0, 8)
+
+
+def strings(major: int, contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    return st.builds(
+        lambda content, width: head(major, len(content), width) + content, contents, widths
+    )
+
+
+texts = strings(3, st.text(max_size=30).map(str.encode) | st.binary(max_size=4))
+byte_strings = strings(2, st.binary(max_size=80))
+plain_items = (
+    texts
+    | byte_strings
+    | st.builds(head, st.sampled_from([0, 1]), st.integers(0, 2**64 - 1), widths)
+    | st.integers(0, 255).map(lambda byte: bytes((byte,)))
+    | st.builds(lambda size: b"\xfb" + size, st.binary(min_size=8, max_size=8))
+)
+any_items = plain_items | st.recursive(
+    plain_items,
+    lambda items: (
+        st.lists(items, max_size=3).map(lambda some: bytes((0x80 | len(some),)) + b"".join(some))
+        | st.lists(items, max_size=3).map(lambda some: b"\x9f" + b"".join(some) + b"\xff")
+        | items.map(lambda item: b"\xc1" + item)
+        | st.lists(byte_strings, max_size=3).map(lambda some: b"\x5f" + b"".join(some) + b"\xff")
+        | st.lists(texts, max_size=3).map(lambda some: b"\x7f" + b"".join(some) + b"\xff")
+    ),
+    max_leaves=4,
+)
+
+
+@st.composite
+def written_maps(draw: st.DrawFn) -> bytes:
+    pairs = draw(
+        st.lists(st.tuples(texts | plain_items, any_items) | st.tuples(texts, plain_items))
+    )
+    count = max(len(pairs) + draw(st.sampled_from([0, 0, 0, 0, 1, -1])), 0)
+    opening = draw(st.sampled_from([head(5, count), head(5, count, 1), head(5, count, 8), b"\xbf"]))
+    body = opening + b"".join(key + item for key, item in pairs)
+    return body + draw(st.sampled_from([b"", b"", b"", b"\xff", b"\0"]))
+
+
+@given(written_maps())
+def test_maps_are_read_as_the_library_does_however_they_are_written(data: bytes) -> None:
+    check_as_the_library_does(data)
+
+
+@given(maps_of_bytes, st.data())
+def test_what_was_cut_off_or_changed_is_read_as_the_library_does(
+    value: dict[str, Any], data: st.DataObject
+) -> None:
+    whole = cbor2.dumps(value)
+    size = data.draw(st.integers(0, len(whole)), "size")
+    check_as_the_library_does(whole[:size])
+    changed = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 3), "changes")):
+        # Mostly heads, which are near the beginning.
+        place = data.draw(st.integers(0, min(len(whole), 100) - 1), "place")
+        changed[place] = data.draw(st.integers(0, 255), "byte")
+    check_as_the_library_does(bytes(changed))
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_read_as_the_library_does(data: bytes) -> None:
+    check_as_the_library_does(data)
+    check_as_the_library_does(b"\xa1\x61a" + data)
+
+
+PADDING = bytes(5000)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "61 62 c1 00",
+        "61 62 d8 1c 80",
+        "61 62 f8 20",
+        "61 62 e0",
+        "61 62 ff",
+        "61 62 1c",
+        "61 62 5b ffffffffffffffff",
+        "61 62 7b ffffffffffffffff",
+        "7b ffffffffffffffff",
+        "61 62 62 fffe",
+        "62 fffe 01",
+        "61 62 7f 41 61 ff",
+        "61 62",
+        "61",
+        "",
+        "01 02",
+        "41 62 02",
+        "61 62 01 00",
+    ],
+)
+def test_what_is_not_plain_is_refused_also_beside_a_large_byte_string(rest: str) -> None:
+    for data in (
+        b"\xa2\x61a" + head(2, len(PADDING)) + PADDING + bytes.fromhex(rest),
+        b"\xa2" + bytes.fromhex(rest) + b"\x61a" + head(2, len(PADDING)) + PADDING,
+    ):
+        with pytest.raises(MalformedError):
+            decode_map(data)
+        assert outcome(decode_answer, data) == outcome(cbor2.loads, data)
+
+
+def test_the_last_of_two_equal_keys_counts_as_it_does_for_the_library() -> None:
+    data = b"\xa3\x61a" + head(2, len(PADDING)) + PADDING + b"\x61b\x01\x61a\x02"
+    assert decode_map(data) == decode_answer(data) == cbor2.loads(data) == {"a": 2, "b": 1}
+
+
+def test_a_map_of_many_fields_is_left_to_the_library() -> None:
+    """By hand each field takes ten times as long, and meanwhile nobody is served."""
+    few = {"payload": PADDING, **{str(number): number for number in range(31)}}
+    many = few | {"one more": 1}
+    assert cbor._load_flat(cbor2.dumps(few)) == few
+    assert cbor._load_flat(cbor2.dumps(many)) is None
+    assert decode_map(cbor2.dumps(many)) == many
 
 
 @given(st.text(min_size=1, max_size=40), st.binary(max_size=20))

@@ -36,12 +36,15 @@ from penstock.wire.requests import (
     DeleteMessageStreamRequest,
     DescribeMessageStreamRequest,
     ListStreamsRequest,
+    LocateMessagesRequest,
     ReadColumnsRequest,
     ReadMessagesRequest,
+    ReadStoredRequest,
     Request,
     Requests,
     StatisticsRequest,
     UpdateMessageStreamRequest,
+    WatchStreamsRequest,
 )
 
 from .captured import CLIENTS, Captured, captured_from
@@ -233,6 +236,30 @@ COMPLETE: dict[type[Request], tuple[dict[str, Any], set[str]]] = {
         {"maxBytes", "readTimeoutMillis"},
     ),
     StatisticsRequest: ({}, set()),
+    WatchStreamsRequest: (
+        {"patterns": ["s*"], "nextNumbers": {"s1": 4}, "waitMillis": 5},
+        {"nextNumbers", "waitMillis"},
+    ),
+    LocateMessagesRequest: (
+        {
+            "name": "s",
+            "firstSequenceNumber": 0,
+            "endSequenceNumber": 1,
+            "maxBytes": 1,
+            "streamId": "i",
+        },
+        {"maxBytes", "streamId"},
+    ),
+    ReadStoredRequest: (
+        {
+            "name": "s",
+            "firstSequenceNumber": 0,
+            "endSequenceNumber": 1,
+            "maxBytes": 1,
+            "streamId": "i",
+        },
+        {"maxBytes", "streamId"},
+    ),
 }
 WITH_FIELDS = [
     (kind, name) for kind, (fields, _) in COMPLETE.items() for name in ("requestId", *fields)
@@ -322,7 +349,7 @@ def test_a_request_id_of_another_kind_is_refused_and_echoed(request_id: str) -> 
     assert caught.value.request_id == request_id
 
 
-@pytest.mark.parametrize("operation", [0, 6, 17, 18, 63, 70, 127, -1, -128])
+@pytest.mark.parametrize("operation", [0, 6, 17, 18, 63, 71, 76, 127, -1, -128])
 def test_an_operation_that_is_no_request_is_unknown(operation: int) -> None:
     with pytest.raises(StreamManagerException, match=f"operation {operation} is not known") as c:
         decode_request(operation, cbor2.dumps({"requestId": "r"}), EVERYTHING)
@@ -357,6 +384,20 @@ def test_nobody_shakes_hands_twice() -> None:
         (ReadColumnsRequest, {"maxBytes": 0}, "maxBytes is 0: .* >= 1"),
         (ReadColumnsRequest, {"maxBytes": (1 << 29) + 1}, "maxBytes is 536870913: .* <= 536870912"),
         (ReadColumnsRequest, {"readTimeoutMillis": -1}, "readTimeoutMillis is -1: .* >= 0"),
+        (WatchStreamsRequest, {"patterns": []}, "patterns is a list: .*length >= 1"),
+        (WatchStreamsRequest, {"patterns": ["s"] * 1025}, "patterns is a list: .*length <= 1024"),
+        (WatchStreamsRequest, {"patterns": ["s", ""]}, r"patterns\[1\] is '': .*length >= 1"),
+        (WatchStreamsRequest, {"patterns": ["*" * 256]}, r"patterns\[0\] is .*length <= 255"),
+        (WatchStreamsRequest, {"nextNumbers": {"s": -1}}, "nextNumbers.* >= 0"),
+        (WatchStreamsRequest, {"nextNumbers": {"s": "x"}}, "nextNumbers.*expected int"),
+        (WatchStreamsRequest, {"waitMillis": -1}, "waitMillis is -1: .* >= 0"),
+        (LocateMessagesRequest, {"firstSequenceNumber": -1}, "firstSequenceNumber is -1.* >= 0"),
+        (LocateMessagesRequest, {"endSequenceNumber": 2**63}, "endSequenceNumber is .* <= "),
+        (LocateMessagesRequest, {"maxBytes": 0}, "maxBytes is 0: .* >= 1"),
+        (LocateMessagesRequest, {"name": "a*"}, "name is 'a\\*': "),
+        (ReadStoredRequest, {"firstSequenceNumber": -1}, "firstSequenceNumber is -1.* >= 0"),
+        (ReadStoredRequest, {"maxBytes": 0}, "maxBytes is 0: .* >= 1"),
+        (ReadStoredRequest, {"maxBytes": (1 << 29) + 1}, "maxBytes is 536870913: .* <= 536870912"),
     ],
 )
 def test_the_limits_of_requests_are_told(

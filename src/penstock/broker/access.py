@@ -17,9 +17,23 @@ from penstock.wire.operations import Operation
 
 FIRST_TOKEN_ID = "first"  # noqa: S105 - a name, not a secret
 
-_LOOK = frozenset((Operation.ListStreams, Operation.DescribeMessageStream, Operation.Statistics))
+_LOOK = frozenset(
+    (
+        Operation.ListStreams,
+        Operation.DescribeMessageStream,
+        Operation.Statistics,
+        Operation.WatchStreams,
+    )
+)
 _APPEND = frozenset((Operation.AppendMessage, Operation.AppendMessages))
-_READ = frozenset((Operation.ReadMessages, Operation.ReadColumns))
+_READ = frozenset(
+    (
+        Operation.ReadMessages,
+        Operation.ReadColumns,
+        Operation.ReadStored,
+        Operation.LocateMessages,
+    )
+)
 _CHANGE = frozenset(
     (
         Operation.CreateMessageStream,

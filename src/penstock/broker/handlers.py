@@ -14,11 +14,12 @@ from typing import Any, Protocol
 import cbor2
 
 from penstock.broker.access import Access
+from penstock.broker.bulk import BulkHandlers, Premises
 from penstock.broker.reading import MessageReader
 from penstock.broker.settings import Settings
 from penstock.broker.statistics import Counters
 from penstock.broker.streams import Stream, Streams
-from penstock.broker.waiting import Waiter
+from penstock.broker.waiting import Waiter, seconds_to_wait
 from penstock.errors import (
     InvalidRequestException,
     ResourceNotFoundException,
@@ -47,11 +48,6 @@ from penstock.wire.requests import (
 )
 
 logger = logging.getLogger(__name__)
-
-# A client gives up after exactly the time it asked for, and an answer that comes later kills it:
-# a read ends a little before.
-_EARLY_FRACTION = 0.02
-_EARLY_SECONDS = 0.25
 
 # One answer of columns is read in one go, so its size is how long others wait for it.
 _MAX_COLUMN_BYTES = 4 * 1024 * 1024
@@ -93,6 +89,7 @@ class Handlers:
         settings: Settings,
         counters: Counters,
         statistics: Callable[[], Statistics],
+        premises: Premises,
     ) -> None:
         self._streams = streams
         self._settings = settings
@@ -109,6 +106,7 @@ class Handlers:
             ReadMessagesRequest: self._read,
             ReadColumnsRequest: self._read_columns,
             StatisticsRequest: self._answer_statistics,
+            **BulkHandlers(streams, premises, self._count_read).table(),
         }
 
     def handle(self, call: PendingCall, request: Request) -> None:
@@ -278,9 +276,8 @@ class Handlers:
     ) -> None:
         """Reads at once, or when the stream has what is needed, or gives up in time."""
         loop = asyncio.get_running_loop()
-        timeout = timeout_millis / 1000
-        deadline = loop.time() + timeout - min(timeout * _EARLY_FRACTION, _EARLY_SECONDS)
-        call.allow_seconds(timeout)
+        deadline = loop.time() + seconds_to_wait(timeout_millis)
+        call.allow_seconds(timeout_millis / 1000)
 
         def attempt(may_wait: bool) -> Iterator[None]:
             # By now the stream may be gone, or messages dropped so that the read starts later.

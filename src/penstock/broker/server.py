@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import resource
+import secrets
 import ssl
 import threading
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from penstock import __version__
 from penstock.broker.access import Gate, ensure_first_token
+from penstock.broker.bulk import Premises
 from penstock.broker.handlers import Handlers, now_millis
 from penstock.broker.memory import FrameMemory
 from penstock.broker.session import Session
@@ -52,6 +54,7 @@ class Broker:
         self._sessions: set[Session] = set()
         self._servers: list[asyncio.Server] = []
         self._started = time.monotonic()
+        self._instance = secrets.token_hex(16)
         self._is_stopping = threading.Event()
         self.counters = Counters()
         self.memory = FrameMemory(settings.max_frame_bytes)
@@ -71,7 +74,13 @@ class Broker:
             self.gate = Gate(self._store.catalog, is_open=not settings.authenticate_client)
             self._sync_threads = ThreadPoolExecutor(_SYNC_THREADS, "penstock-sync")
             self._streams = Streams(self._store, settings, self._sync_threads)
-            self.handlers = Handlers(self._streams, settings, self.counters, self.statistics)
+            self.handlers = Handlers(
+                self._streams,
+                settings,
+                self.counters,
+                self.statistics,
+                Premises(str(root.absolute()), self._instance),
+            )
             self._max_connections = min(settings.max_connections, _allow_descriptors())
             await self._listen(tls)
         except BaseException:
@@ -140,6 +149,7 @@ class Broker:
             settings.root_path,
             Address(
                 pid=os.getpid(),
+                instance=self._instance,
                 host=settings.host,
                 port=self.port,
                 tls=settings.uses_tls,
@@ -221,8 +231,7 @@ class Broker:
         self._sweeper.cancel()
         for session in tuple(self._sessions):
             session.stop()
-        for stream in self._streams:
-            stream.waiters.finish_all()
+        self._streams.finish_waits()
         deadline = time.monotonic() + self._settings.stop_timeout_ms / 1000
         while time.monotonic() < deadline and not all(s.is_idle for s in self._sessions):
             await asyncio.sleep(0.01)

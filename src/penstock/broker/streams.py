@@ -39,6 +39,7 @@ from penstock.model.export import messages_behind
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.message import MessageRun
 from penstock.model.statistics import ExportStatistics, StreamStatistics
+from penstock.model.storage import StoredRun
 from penstock.store.log import MessageTooLargeError, StreamFullError
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store, StoredStream
@@ -93,8 +94,20 @@ class Stream:
         self._commit.wait(done)
 
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
-        try:
+        with self._damage_explained():
             return self.log.read(start, stop, max_bytes)
+
+    def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
+        """The same as it is stored, unchecked; none if there is nothing in [start, stop)."""
+        if start >= stop:
+            return StoredRun(start, 0, b"", b"")
+        with self._damage_explained():
+            return self.log.read_stored(start, stop, max_bytes)
+
+    @contextmanager
+    def _damage_explained(self) -> Iterator[None]:
+        try:
+            yield
         except DamagedError as error:
             raise MessageStoreReadErrorException(
                 f"stream {self.name!r}: {error}; reading can go on from {error.next_number}"
@@ -190,6 +203,9 @@ class Streams:
         self._streams = {
             name: self._serve(stored) for name, stored in sorted(store.streams.items())
         }
+        # How many were created since the start, and who waits for another one.
+        self.created = 0
+        self.arrivals = Waiters()
 
     def _serve(self, stored: StoredStream) -> Stream:
         return Stream(stored, self._executor, self._settings.reclaim_exported)
@@ -223,6 +239,8 @@ class Streams:
             stored = self._store.create(definition)
         self._streams[definition.name] = self._serve(stored)
         logger.info("stream %r created", definition.name)
+        self.created += 1
+        self.arrivals.wake(self.created)
 
     def update(self, definition: MessageStreamDefinition) -> None:
         stream = self.find(definition.name)
@@ -242,6 +260,11 @@ class Streams:
         if stream is not None:
             stream.waiters.finish_all()
         logger.info("stream %r deleted", name)
+
+    def finish_waits(self) -> None:
+        """Whoever waits for a message, or for a stream, is told that none came."""
+        for waiters in (self.arrivals, *(stream.waiters for stream in self)):
+            waiters.finish_all()
 
     def is_served(self, stream: Stream) -> bool:
         """Whether it is still this stream: not deleted, nor another one under its name."""

@@ -9,8 +9,19 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from itertools import count
 
+# A client gives up after exactly the time it asked for, and an answer that comes later kills it:
+# a wait ends a little before.
+_EARLY_FRACTION = 0.02
+_EARLY_SECONDS = 0.25
+
 # A few times what it takes to hand over to a thread and back, and no time for anybody to notice.
 _QUICK_SECONDS = 0.001
+
+
+def seconds_to_wait(timeout_millis: int) -> float:
+    """How long to wait for the sake of a client that itself waits so many milliseconds."""
+    timeout = timeout_millis / 1000
+    return timeout - min(timeout * _EARLY_FRACTION, _EARLY_SECONDS)
 
 
 class Waiter:

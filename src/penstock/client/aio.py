@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -32,6 +32,7 @@ from penstock.model import (
     ReadMessagesOptions,
 )
 from penstock.model.statistics import Statistics
+from penstock.model.storage import Location, StoredRun, StreamPosition
 
 T = TypeVar("T")
 
@@ -201,6 +202,38 @@ class AsyncStreamManagerClient(Client):
             pause = reading.pause_after(messages, seconds, self.request_timeout)
             if pause:
                 await asyncio.sleep(pause)
+
+    # In bulk: what Spark asks for
+
+    async def watch_streams(
+        self,
+        patterns: Sequence[str],
+        next_numbers: Mapping[str, int] | None = None,
+        wait_millis: int = 0,
+    ) -> list[StreamPosition]:
+        """How the streams stand whose names match one of the patterns (`*`, `?`, `[…]`).
+
+        Waits until one of them has a message at its next number or behind it, or has no such
+        number, or until the time is up. UnknownOperationException where the server is another
+        one, as for all of these.
+        """
+        return await self._call(
+            calls.watch_streams(patterns, next_numbers or {}, wait_millis, self.request_timeout)
+        )
+
+    async def locate_messages(
+        self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int | None = None
+    ) -> Location:
+        """The segments that hold [start, end), and up to where they fit so many bytes."""
+        return await self._call(
+            calls.locate_messages(stream_name, stream_id, start, end, max_bytes)
+        )
+
+    async def read_stored(
+        self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int
+    ) -> StoredRun:
+        """Messages as they are stored, unchecked; as many as fit one answer."""
+        return await self._call(calls.read_stored(stream_name, stream_id, start, end, max_bytes))
 
     # Connections
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -32,6 +32,7 @@ from penstock.model import (
     ReadMessagesOptions,
 )
 from penstock.model.statistics import Statistics
+from penstock.model.storage import Location, StoredRun, StreamPosition
 
 T = TypeVar("T")
 
@@ -197,6 +198,36 @@ class StreamManagerClient(Client):
             pause = reading.pause_after(messages, seconds, self.request_timeout)
             if pause:
                 self._is_closed.wait(pause)
+
+    # In bulk: what Spark asks for
+
+    def watch_streams(
+        self,
+        patterns: Sequence[str],
+        next_numbers: Mapping[str, int] | None = None,
+        wait_millis: int = 0,
+    ) -> list[StreamPosition]:
+        """How the streams stand whose names match one of the patterns (`*`, `?`, `[…]`).
+
+        Waits until one of them has a message at its next number or behind it, or has no such
+        number, or until the time is up. UnknownOperationException where the server is another
+        one, as for all of these.
+        """
+        return self._call(
+            calls.watch_streams(patterns, next_numbers or {}, wait_millis, self.request_timeout)
+        )
+
+    def locate_messages(
+        self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int | None = None
+    ) -> Location:
+        """The segments that hold [start, end), and up to where they fit so many bytes."""
+        return self._call(calls.locate_messages(stream_name, stream_id, start, end, max_bytes))
+
+    def read_stored(
+        self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int
+    ) -> StoredRun:
+        """Messages as they are stored, unchecked; as many as fit one answer."""
+        return self._call(calls.read_stored(stream_name, stream_id, start, end, max_bytes))
 
     # Connections
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
@@ -31,6 +31,7 @@ from penstock.model import (
 )
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.statistics import Statistics
+from penstock.model.storage import Location, StoredRun, StreamPosition
 from penstock.model.validation import from_server, validate
 from penstock.wire.frames import MAX_FRAME_BYTES
 from penstock.wire.operations import RESPONSE_TO, Operation
@@ -53,6 +54,9 @@ _NAME = re.compile(NAME_PATTERN)
 _RESPONSES = [int(RESPONSE_TO.get(number, 0)) for number in range(max(RESPONSE_TO) + 1)]
 _UNKNOWN_OPERATION = int(Operation.UnknownOperationError)
 _APPEND_MESSAGE = Operation.AppendMessage
+
+# In the order of StoredRun.
+_STORED_FIELDS = ("firstSequenceNumber", "position", "entries", "payloads")
 
 
 class Call(msgspec.Struct, Generic[T], frozen=True):
@@ -261,6 +265,52 @@ def read_columns(
     return Call(Operation.ReadColumns, fields, decode, may_repeat=True)
 
 
+# In bulk: what Spark asks for
+
+
+def watch_streams(
+    patterns: Sequence[str],
+    next_numbers: Mapping[str, int],
+    wait_millis: int,
+    request_timeout: float,
+) -> Call[list[StreamPosition]]:
+    """How the streams stand that match; waits until one has a message at its number or behind."""
+    if isinstance(patterns, str):
+        raise ValidationException("patterns is str: expected a list of names and patterns")
+    _check_wait("wait_millis", wait_millis, request_timeout)
+    fields = {
+        "patterns": list(patterns),
+        "nextNumbers": dict(next_numbers),
+        "waitMillis": wait_millis,
+    }
+    return Call(Operation.WatchStreams, fields, _stream_positions, may_repeat=True)
+
+
+def locate_messages(
+    stream_name: str, stream_id: str, start: int, end: int, max_bytes: int | None
+) -> Call[Location]:
+    fields = _slice_of(stream_name, stream_id, start, end)
+    if max_bytes is not None:
+        fields["maxBytes"] = max_bytes
+    return Call(Operation.LocateMessages, fields, _location, may_repeat=True)
+
+
+def read_stored(
+    stream_name: str, stream_id: str, start: int, end: int, max_bytes: int
+) -> Call[StoredRun]:
+    fields = _slice_of(stream_name, stream_id, start, end) | {"maxBytes": max_bytes}
+    return Call(Operation.ReadStored, fields, _stored_run, may_repeat=True)
+
+
+def _slice_of(stream_name: str, stream_id: str, start: int, end: int) -> dict[str, Any]:
+    return {
+        "name": _checked_name(stream_name),
+        "streamId": stream_id,
+        "firstSequenceNumber": start,
+        "endSequenceNumber": end,
+    }
+
+
 # What programs pass
 
 
@@ -315,13 +365,17 @@ def _checked_options(options: object, request_timeout: float) -> dict[str, Any]:
             f"min_message_count is {checked.min_message_count}: expected at most "
             f"max_message_count, {checked.max_message_count}"
         )
-    if checked.read_timeout_millis > request_timeout * 1000:
-        raise ValidationException(
-            f"read_timeout_millis is {checked.read_timeout_millis}: expected at most the client's "
-            f"request_timeout, {request_timeout} s"
-        )
+    _check_wait("read_timeout_millis", checked.read_timeout_millis, request_timeout)
     plain: dict[str, Any] = to_wire(checked)
     return plain
+
+
+def _check_wait(name: str, millis: int, request_timeout: float) -> None:
+    if millis > request_timeout * 1000:
+        raise ValidationException(
+            f"{name} is {millis}: expected at most the client's request_timeout, "
+            f"{request_timeout} s"
+        )
 
 
 # What servers answer
@@ -356,6 +410,22 @@ def _stream_info(response: Response) -> MessageStreamInfo:
 def _statistics(response: Response) -> Statistics:
     raise_for_status(response)
     return msgspec.convert(response["statistics"], Statistics)
+
+
+def _stream_positions(response: Response) -> list[StreamPosition]:
+    raise_for_status(response)
+    return msgspec.convert(response["streams"], list[StreamPosition])
+
+
+def _location(response: Response) -> Location:
+    raise_for_status(response)
+    return msgspec.convert(response, Location)
+
+
+def _stored_run(response: Response) -> StoredRun:
+    raise_for_status(response)
+    fields = [response[name] for name in _STORED_FIELDS]
+    return msgspec.convert(fields, StoredRun, builtin_types=(bytes,))
 
 
 def _messages(response: Response) -> list[Message]:

@@ -161,7 +161,7 @@ def find_problem(error: msgspec.ValidationError, value: Any, kind: type) -> Prob
 
 
 def _allowed_at(path: str, kind: type) -> str:
-    """The values of the enum that a path leads to."""
+    """The values of the enum or the literal that a path leads to."""
     found: inspect.Type = inspect.type_info(kind)
     for step in _STEP.finditer(path):
         for option in _options(found):
@@ -171,6 +171,12 @@ def _allowed_at(path: str, kind: type) -> str:
                 )
             elif isinstance(option, inspect.ListType):
                 found = option.item_type
+    literals = [
+        str(value)
+        for option in _options(found)
+        if isinstance(option, inspect.LiteralType)
+        for value in option.values
+    ]
     members = [
         member
         for option in _options(found)
@@ -178,8 +184,11 @@ def _allowed_at(path: str, kind: type) -> str:
         for member in option.cls
     ]
     return ", ".join(
-        member.value if isinstance(member.value, str) else f"{member.value} ({member.name})"
-        for member in members
+        literals
+        + [
+            member.value if isinstance(member.value, str) else f"{member.value} ({member.name})"
+            for member in members
+        ]
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.errors import StoreError
-from penstock.store.segment import SegmentSummary
+from penstock.model.storage import SegmentSummary
 
 SCHEMA_VERSION = 1
 

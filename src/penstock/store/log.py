@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from penstock.model.message import MessageRun
+from penstock.model.storage import SegmentSummary, StoredRun
 from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
 from penstock.store.journal import Journal
@@ -26,10 +27,10 @@ from penstock.store.record import data_path, index_path
 from penstock.store.retention import Limits, Span, count_expired, plan_room
 from penstock.store.segment import (
     ActiveSegment,
+    DamagedError,
     MemorySegment,
     SealedSegment,
     SegmentFiles,
-    SegmentSummary,
     Written,
 )
 
@@ -58,6 +59,9 @@ class Segment(Span, Protocol):
     @property
     def oldest_time(self) -> int: ...
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun: ...
+    def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun: ...
+    def position_of(self, number: int) -> int: ...
+    def summary(self) -> SegmentSummary: ...
     def close(self) -> None: ...
 
 
@@ -128,12 +132,56 @@ class Log(ABC):
 
         `start` must be in [oldest, end).
         """
-        if start >= self._active.first:
-            return self._active.read(start, min(stop, self._active.end), max_bytes)
-        index = bisect_right(self._sealed, start, key=attrgetter("first")) - 1
-        segment = self._sealed[index]
-        self._keep_open(segment)
+        segment = self._segment_of(start)
         return segment.read(start, min(stop, segment.end), max_bytes)
+
+    def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
+        """The same, as it is stored and unchecked."""
+        segment = self._segment_of(start)
+        return segment.read_stored(start, min(stop, segment.end), max_bytes)
+
+    def _segment_of(self, number: int) -> Segment:
+        """The segment that has this message, which is about to be read."""
+        if number >= self._active.first:
+            return self._active
+        segment = self._sealed[bisect_right(self._sealed, number, key=attrgetter("first")) - 1]
+        self._keep_open(segment)
+        return segment
+
+    def _segments_from(self, number: int) -> list[Segment]:
+        if number >= self._active.first:
+            return [self._active]
+        place = bisect_right(self._sealed, number, key=attrgetter("first")) - 1
+        return [*self._sealed[max(place, 0) :], self._active]
+
+    def summaries(self, start: int, stop: int) -> list[SegmentSummary]:
+        """What is known of the segments that hold messages of [start, stop)."""
+        return [
+            segment.summary()
+            for segment in self._segments_from(start)
+            if max(start, segment.first) < min(stop, segment.end)
+        ]
+
+    def find_end(self, start: int, stop: int, max_bytes: int) -> int:
+        """The number up to which the messages of [start, stop) fit `max_bytes`; one at least.
+
+        [start, stop) must not be empty, and be in [oldest, end). Where an index cannot be read,
+        all that it is about counts as fitting: nobody would ever get past it otherwise.
+        """
+        room = max_bytes
+        for segment in self._segments_from(start):
+            first, end = max(start, segment.first), min(stop, segment.end)
+            try:
+                if first > segment.first:
+                    room += self._segment_of(first).position_of(first)
+                if end == stop or segment.size > room:
+                    position_of = self._segment_of(first).position_of
+                    fitting = bisect_right(range(first, end + 1), room, key=position_of) - 1
+                    return max(first + fitting, start + 1)
+            except DamagedError:
+                return end
+            room -= segment.size
+        return stop
 
     def trim(self, now: int) -> None:
         """Drop what outlived the stream's TTL."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.model.storage import SegmentSummary
 from penstock.store.log import DEFINITION_FILE, FileLog, Home
 from penstock.store.record import (
     ENTRY,
@@ -26,7 +27,7 @@ from penstock.store.record import (
     index_path,
 )
 from penstock.store.retention import Limits
-from penstock.store.segment import ActiveSegment, SealedSegment, SegmentFiles, SegmentSummary
+from penstock.store.segment import ActiveSegment, SealedSegment, SegmentFiles
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +59,13 @@ def recover_segment(files: SegmentFiles, checkpoint: SegmentSummary | None) -> R
         disk.truncate(files.index, kept * ENTRY.size)
     if data_size != intact.size:
         disk.truncate(files.data, intact.size)
+    damaged = [number for number in bad if number < intact.end]
+    data_crc = _continue_crc(files, files.data, verified.data_crc, verified.size, intact.size)
     summary = msgspec.structs.replace(
         intact,
-        data_crc=_continue_crc(files, files.data, verified.data_crc, verified.size, intact.size),
+        # What is damaged was not written: the checksum of all must not say that it was, now or
+        # after whatever is appended.
+        data_crc=data_crc ^ bool(damaged),
         index_crc=_continue_crc(
             files,
             files.index,
@@ -69,7 +74,6 @@ def recover_segment(files: SegmentFiles, checkpoint: SegmentSummary | None) -> R
             kept * ENTRY.size,
         ),
     )
-    damaged = [number for number in bad if number < intact.end]
     return Recovered(summary, damaged, count - kept)
 
 

@@ -7,17 +7,24 @@ under a sync that runs.
 
 from __future__ import annotations
 
+import struct
+import sys
 import threading
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import gt
 from pathlib import Path
 
 import msgspec
 
 from penstock.model.message import MessageRun
+from penstock.model.storage import SegmentSummary, StoredRun
 from penstock.store.files import Disk
 from penstock.store.record import (
     ENTRY,
+    checksum,
     count_intact,
     crc32,
     data_path,
@@ -43,18 +50,6 @@ class DamagedError(Exception):
 
 class LostError(DamagedError):
     """Messages of which nothing is left: their files are gone."""
-
-
-class SegmentSummary(msgspec.Struct, frozen=True):
-    """What is known of a segment without looking into it."""
-
-    first: int
-    end: int
-    size: int
-    oldest_time: int
-    newest_time: int
-    data_crc: int
-    index_crc: int
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -134,8 +129,28 @@ class SegmentFiles:
         except OSError as error:
             raise DamagedError(start, f"the disk says {error}") from None
 
-    def _read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
-        stop = min(stop, start + _MAX_ENTRIES_A_READ)
+    def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
+        """The same, unchecked and as it is stored."""
+        try:
+            return self._read_stored(start, stop, max_bytes)
+        except OSError as error:
+            raise DamagedError(start, f"the disk says {error}") from None
+
+    def position_of(self, number: int) -> int:
+        """Where the payload of a message begins, which is where the one before it ends."""
+        if number == self.first:
+            return 0
+        try:
+            entry = self.disk.read(self.index, ENTRY.size, (number - self.first - 1) * ENTRY.size)
+            end: int = ENTRY.unpack(entry)[0]
+        except OSError as error:
+            raise DamagedError(number, f"the disk says {error}") from None
+        except struct.error:
+            raise DamagedError(number, "its index entry is missing") from None
+        return end
+
+    def _read_index(self, start: int, stop: int) -> tuple[bytes, int, int]:
+        """Packed entries, how many of them precede `start`, and where its payload begins."""
         before = 1 if start > self.first else 0
         packed = self.disk.read(
             self.index,
@@ -143,11 +158,36 @@ class SegmentFiles:
             (start - self.first - before) * ENTRY.size,
         )
         position = ENTRY.unpack_from(packed)[0] if before and len(packed) >= ENTRY.size else 0
+        return packed, before, position
+
+    def _read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
+        packed, before, position = self._read_index(start, stop)
+        limit = position + max_bytes
+        fitting = _count_fitting(packed, before, limit)
+        entries = packed[before * ENTRY.size : (before + fitting) * ENTRY.size]
+        # Behind an end that makes no sense another read begins. One message at least.
+        count = _count_sound(entries, position, limit) or 1
+        entries = packed[before * ENTRY.size : (before + count) * ENTRY.size]
+        if len(entries) < ENTRY.size:
+            raise DamagedError(start, "its index entry is missing")
+        end = ENTRY.unpack_from(entries, len(entries) - ENTRY.size)[0]
+        return StoredRun(start, position, entries, self._read_data(position, end, max_bytes))
+
+    def _read_data(self, position: int, end: int, max_bytes: int) -> bytes:
+        size = max(end - position, 0)
+        if size > max_bytes:
+            # One message that is large, or that claims to be: a device may not have as much memory.
+            size = min(size, max(self.disk.size(self.data) - position, 0))
+        return self.disk.read(self.data, size, position)
+
+    def _read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
+        stop = min(stop, start + _MAX_ENTRIES_A_READ)
+        packed, before, position = self._read_index(start, stop)
         entries = _unpack_fitting(packed, before, position + max_bytes)
         if not entries:
             raise DamagedError(start, "its index entry is missing")
         ends, checksums, ingest_times = zip(*_fitting(entries, position, max_bytes), strict=True)
-        data = self.disk.read(self.data, max(ends[-1] - position, 0), position)
+        data = self._read_data(position, ends[-1], max_bytes)
         # A wrong end gives a slice of another length, and that another checksum.
         stops = [end - position for end in ends]
         payloads = list(map(data.__getitem__, map(slice, [0, *stops[:-1]], stops)))
@@ -162,14 +202,30 @@ def _unpack_fitting(packed: bytes, skipped: int, limit: int) -> list[tuple[int, 
 
     Unpacking is what a read of small messages is made of: what will not be used is not unpacked.
     """
-    count = len(packed) // ENTRY.size
-    end = bisect_right(
-        range(skipped, count),
+    stop = min(skipped + _count_fitting(packed, skipped, limit) + 1, len(packed) // ENTRY.size)
+    return list(ENTRY.iter_unpack(packed[skipped * ENTRY.size : stop * ENTRY.size]))
+
+
+def _count_fitting(packed: bytes, skipped: int, limit: int) -> int:
+    """How many entries behind those that are skipped end at the limit or before."""
+    return bisect_right(
+        range(skipped, len(packed) // ENTRY.size),
         limit,
         key=lambda place: ENTRY.unpack_from(packed, place * ENTRY.size)[0],
     )
-    stop = min(skipped + end + 1, count)
-    return list(ENTRY.iter_unpack(packed[skipped * ENTRY.size : stop * ENTRY.size]))
+
+
+def _count_sound(entries: bytes, position: int, limit: int) -> int:
+    """How many of the first entries end behind the one before them, and not behind the limit."""
+    # All ends in one go: small messages would be read at half the pace otherwise.
+    ends = array("I", entries)[:: ENTRY.size // 4]
+    if sys.byteorder == "big":
+        ends.byteswap()
+    rising = [position, *ends]
+    if rising != sorted(rising):
+        falls = map(gt, rising, ends)
+        del rising[list(falls).index(True) + 1 :]
+    return bisect_right(rising, limit) - 1
 
 
 def _fitting(
@@ -248,6 +304,12 @@ class ActiveSegment:
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
         return self.files.read(start, stop, max_bytes)
 
+    def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
+        return self.files.read_stored(start, stop, max_bytes)
+
+    def position_of(self, number: int) -> int:
+        return self.files.position_of(number)
+
     def summary(self) -> SegmentSummary:
         """All of it as of one moment; from any thread."""
         return self._summary
@@ -263,13 +325,26 @@ class SealedSegment:
         self._disk = disk
         self._directory = directory
         self._files: SegmentFiles | None = None
+        self._summary = summary
         self.first = summary.first
         self.end = summary.end
         self.size = summary.size
         self.oldest_time = summary.oldest_time
         self.newest_time = summary.newest_time
 
+    def summary(self) -> SegmentSummary:
+        return self._summary
+
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
+        return self._opened(start).read(start, min(stop, self.end), max_bytes)
+
+    def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
+        return self._opened(start).read_stored(start, min(stop, self.end), max_bytes)
+
+    def position_of(self, number: int) -> int:
+        return self._opened(number).position_of(number)
+
+    def _opened(self, start: int) -> SegmentFiles:
         if self._files is None:
             try:
                 self._files = SegmentFiles.open(self._disk, self._directory, self.first)
@@ -278,7 +353,7 @@ class SealedSegment:
                 raise LostError(start, f"{missing} is missing", self.end) from None
             except OSError as error:
                 raise DamagedError(start, f"the disk says {error}", self.end) from None
-        return self._files.read(start, min(stop, self.end), max_bytes)
+        return self._files
 
     def close(self) -> None:
         if self._files is not None:
@@ -296,6 +371,8 @@ class MemorySegment:
         self.newest_time = 0
         self._payloads: list[bytes] = []
         self._ingest_times: list[int] = []
+        # Where each payload begins, and where the last one ends.
+        self._positions = array("Q", (0,))
 
     @property
     def end(self) -> int:
@@ -308,7 +385,10 @@ class MemorySegment:
         self.newest_time = max(self.newest_time, ingest_time)
         self._payloads.extend(payloads)
         self._ingest_times.extend([ingest_time] * len(payloads))
-        self.size += sum(map(len, payloads))
+        ends = accumulate(map(len, payloads), initial=self.size)
+        next(ends)
+        self._positions.extend(ends)
+        self.size = self._positions[-1]
 
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
         begin = start - self.first
@@ -320,5 +400,23 @@ class MemorySegment:
             count += 1
         return MessageRun(start, self._ingest_times[begin : begin + count], payloads[:count])
 
+    def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
+        """As the files of a segment would hold them."""
+        run = self.read(start, stop, max_bytes)
+        begin = start - self.first
+        positions = self._positions[begin : begin + len(run.payloads) + 1]
+        checksums = map(checksum, run.payloads, run.ingest_times)
+        entries = b"".join(map(ENTRY.pack, positions[1:], checksums, run.ingest_times))
+        return StoredRun(start, positions[0], entries, b"".join(run.payloads))
+
+    def position_of(self, number: int) -> int:
+        return self._positions[number - self.first]
+
+    def summary(self) -> SegmentSummary:
+        return SegmentSummary(
+            self.first, self.end, self.size, self.oldest_time, self.newest_time, 0, 0
+        )
+
     def close(self) -> None:
         self._payloads, self._ingest_times = [], []
+        self._positions = array("Q", (0,))

@@ -13,6 +13,10 @@ import cbor2
 
 MAX_DEPTH = 16
 MAX_ITEMS = 100_000
+# The library takes twenty times as long as a copy for byte strings that are large.
+_LARGE_BYTES = 4096
+# Beyond so many fields it is the library that is quicker.
+_FEW_FIELDS = 32
 
 _UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
 _BREAK = 0xFF
@@ -26,7 +30,29 @@ class MalformedError(ValueError):
 
 
 def encode(value: Any) -> bytes:
+    if type(value) is dict and any(
+        type(item) is bytes and len(item) >= _LARGE_BYTES for item in value.values()
+    ):
+        return _encode_with_strings(value)
     return cbor2.dumps(value)
+
+
+def _encode_with_strings(fields: dict[str, Any]) -> bytes:
+    """The same bytes, with large byte strings copied once."""
+    parts = [_head(_MAP, len(fields))]
+    for key, item in fields.items():
+        parts.append(cbor2.dumps(key))
+        if type(item) is bytes:
+            parts += (_head(_BYTES, len(item)), item)
+        else:
+            parts.append(cbor2.dumps(item))
+    return b"".join(parts)
+
+
+def _head(major: int, length: int) -> bytes:
+    head = bytearray(cbor2.dumps(length))
+    head[0] |= major << 5
+    return bytes(head)
 
 
 def decode_map(data: bytes) -> dict[str, Any]:
@@ -35,7 +61,7 @@ def decode_map(data: bytes) -> dict[str, Any]:
     if end != len(data):
         raise MalformedError(f"{len(data) - end} bytes behind the end of the map")
     try:
-        value = cbor2.loads(data)
+        value = _load(data)
     except (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError) as error:
         raise MalformedError(f"not valid CBOR: {error}") from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
@@ -45,8 +71,45 @@ def decode_map(data: bytes) -> dict[str, Any]:
 
 def decode_answer(data: bytes) -> dict[str, Any]:
     """The map of a server's answer, which may hold more items than any request."""
-    value: dict[str, Any] = cbor2.loads(data)
+    value: dict[str, Any] = _load(data)
     return value
+
+
+def _load(data: bytes) -> Any:
+    if len(data) >= _LARGE_BYTES:
+        try:
+            fields = _load_flat(data)
+        except (ValueError, IndexError):
+            fields = None  # the library says what is wrong with it
+        if fields is not None:
+            return fields
+    return cbor2.loads(data)
+
+
+def _load_flat(data: bytes) -> dict[str, Any] | None:
+    """A map of texts to numbers, texts and byte strings, which are copied once; None for others."""
+    if data[0] >> 5 != _MAP or data[0] & 31 == _INDEFINITE:
+        return None
+    count, position = _argument(data, 0)
+    if count > _FEW_FIELDS:
+        return None
+    fields: dict[str, Any] = {}
+    for _ in range(count):
+        if data[position] >> 5 != _TEXT or data[position] & 31 == _INDEFINITE:
+            return None
+        length, start = _argument(data, position)
+        key = data[start : start + length].decode()
+        position = start + length
+        major, info = data[position] >> 5, data[position] & 31
+        if major in (_ARRAY, _MAP, _TAG) or info == _INDEFINITE:
+            return None
+        end = _skip(data, position, 0, [1])
+        if major == _BYTES:
+            fields[key] = data[_argument(data, position)[1] : end]
+        else:
+            fields[key] = cbor2.loads(data[position:end])
+        position = end
+    return fields if position == len(data) else None
 
 
 def peek_request_id(data: bytes) -> str | None:

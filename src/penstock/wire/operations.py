@@ -31,6 +31,12 @@ class Operation(IntEnum):
     ReadColumnsResponse = 67
     Statistics = 68
     StatisticsResponse = 69
+    WatchStreams = 70
+    WatchStreamsResponse = 71
+    LocateMessages = 72
+    LocateMessagesResponse = 73
+    ReadStored = 74
+    ReadStoredResponse = 75
 
 
 RESPONSE_TO: dict[int, Operation] = {
@@ -45,4 +51,7 @@ RESPONSE_TO: dict[int, Operation] = {
     Operation.AppendMessages: Operation.AppendMessagesResponse,
     Operation.ReadColumns: Operation.ReadColumnsResponse,
     Operation.Statistics: Operation.StatisticsResponse,
+    Operation.WatchStreams: Operation.WatchStreamsResponse,
+    Operation.LocateMessages: Operation.LocateMessagesResponse,
+    Operation.ReadStored: Operation.ReadStoredResponse,
 }

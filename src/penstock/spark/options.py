@@ -1,0 +1,141 @@
+"""The options of format("penstock"): which there are, for what, and with which values.
+
+Spark hands options over as texts, their names in lower case. One that is not known, or that is
+for another kind of query, is an error: what is silently ignored is found out much later.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from penstock.client.endpoint import Search
+from penstock.errors import SettingError
+from penstock.model.limits import INT64_MAX, MaxSize, SegmentSize, TimeToLiveMillis
+from penstock.model.validation import find_problem
+
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=INT64_MAX)]
+
+# How the rows of a stream reach a task.
+Via: TypeAlias = Literal["auto", "files", "wire"]
+
+
+class BrokerOptions(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Where the broker is; what is not said is looked for, as every client does."""
+
+    host: str | None = None
+    port: str | None = None
+    token: str | None = None
+    # "true", or a PEM file with the certificates to trust.
+    tls: str | None = None
+    root: str | None = None
+    # Seconds for which a query that runs waits for a broker that is away.
+    reconnect_timeout: Annotated[float, Meta(ge=0)] = 60.0
+
+    def search(self) -> Search:
+        tls = {"true": True, "false": False}.get((self.tls or "").lower(), self.tls)
+        return Search(self.host, self.port, None, self.token, tls, self.root)
+
+
+class ReadOptions(BrokerOptions, frozen=True, rename="camel", kw_only=True):
+    stream: Annotated[str, Meta(min_length=1)]
+    starting_position: str | None = None
+    min_partitions: Count = 1
+    fail_on_data_loss: bool = True
+    via: Via = "auto"
+
+
+class BatchReadOptions(ReadOptions, frozen=True, rename="camel", kw_only=True):
+    ending_position: str | None = None
+
+
+class StreamReadOptions(ReadOptions, frozen=True, rename="camel", kw_only=True):
+    max_messages_per_trigger: Count | None = None
+    max_bytes_per_trigger: Count | None = None
+
+
+class WriteOptions(BrokerOptions, frozen=True, rename="camel", kw_only=True):
+    # Without it each row goes to the stream that its column `stream` names.
+    stream: Annotated[str, Meta(min_length=1)] | None = None
+    # Which bytes of a row are its message: those of its column `payload`, or all of it as JSON.
+    payload: Literal["column", "json"] = "column"
+    create_stream: bool = False
+    # Of a stream that is created.
+    max_size: MaxSize | None = None
+    stream_segment_size: SegmentSize | None = None
+    time_to_live_millis: TimeToLiveMillis | None = None
+    strategy_on_full: Literal["RejectNewData", "OverwriteOldestData"] = "OverwriteOldestData"
+    persistence: Literal["File", "Memory"] = "File"
+    flush_on_write: bool = False
+
+
+# What each kind is called in an error.
+_KINDS: dict[type[BrokerOptions], str] = {
+    BatchReadOptions: "spark.read",
+    StreamReadOptions: "spark.readStream",
+    WriteOptions: "a write",
+}
+
+# Spark passes these on to a sink as well; they are its own.
+_SPARKS_OWN = frozenset(("checkpointlocation",))
+
+T = TypeVar("T", bound=BrokerOptions)
+
+
+def check_names(options: Mapping[str, str]) -> None:
+    """SettingError for a name that no kind of query knows."""
+    known = {name for kind in _KINDS for name in kind.__struct_encode_fields__}
+    for option in options:
+        if option.lower() not in {name.lower() for name in known} | _SPARKS_OWN:
+            raise SettingError(_unknown(option, known))
+
+
+def parse_options(options: Mapping[str, str], kind: type[T]) -> T:
+    """The options of one kind of query; SettingError if one is not for it, or has a bad value."""
+    names = {name.lower(): name for name in kind.__struct_encode_fields__}
+    found: dict[str, str] = {}
+    for option, value in options.items():
+        name = names.get(option.lower())
+        if name is not None:
+            found[name] = value
+        elif option.lower() not in _SPARKS_OWN:
+            check_names({option: value})
+            raise SettingError(_misplaced(option, kind))
+    try:
+        return msgspec.convert(found, kind, strict=False)
+    except msgspec.ValidationError as error:
+        problem = find_problem(error, found, kind)
+        if problem.shown is None:
+            raise SettingError(_missing(problem.expected, kind)) from None
+        # Every option is a text: that it is one is not what is wrong with it.
+        expected = problem.expected.removesuffix(", got str")
+        raise SettingError(f"option {problem._replace(expected=expected)}") from None
+
+
+def _unknown(option: str, known: set[str]) -> str:
+    by_lower = {name.lower(): name for name in known}
+    if option.lower() == "path":
+        return 'there is no option path: name the stream with .option("stream", …) and call .load()'
+    near = difflib.get_close_matches(option.lower(), by_lower, n=1)
+    hint = f"did you mean {by_lower[near[0]]}?" if near else f"there are {', '.join(sorted(known))}"
+    return f"there is no option {option}: {hint}"
+
+
+def _misplaced(option: str, kind: type[BrokerOptions]) -> str:
+    homes = [
+        (name, place)
+        for other, place in _KINDS.items()
+        for name in other.__struct_encode_fields__
+        if name.lower() == option.lower()
+    ]
+    name, places = homes[0][0], " and ".join(place for _, place in homes)
+    return f"option {name} is for {places}, not for {_KINDS[kind]}"
+
+
+def _missing(expected: str, kind: type[BrokerOptions]) -> str:
+    name = expected.rsplit(" ", 1)[-1]
+    return f"option {name} is missing: {_KINDS[kind]} needs it"

@@ -1,0 +1,86 @@
+"""What Spark knows as format("penstock")."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
+from pyspark.sql.types import (
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.errors import SettingError
+from penstock.spark.options import (
+    BatchReadOptions,
+    StreamReadOptions,
+    WriteOptions,
+    check_names,
+    parse_options,
+)
+
+SCHEMA = StructType(
+    [
+        StructField("stream", StringType()),
+        StructField("sequence_number", LongType()),
+        StructField("ingest_time", TimestampType()),
+        StructField("payload", BinaryType()),
+    ]
+)
+
+
+class PenstockDataSource(DataSource):
+    """The streams of a broker. Spark makes one in a process of its own for each step of a query."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        check_names(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from penstock.spark.batch import PenstockReader
+
+        _check_schema(schema)
+        return PenstockReader(parse_options(self.options, BatchReadOptions))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        from penstock.spark.streaming import PenstockStreamReader
+
+        _check_schema(schema)
+        return PenstockStreamReader(parse_options(self.options, StreamReadOptions))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from penstock.spark.writing import PenstockWriter
+
+        return PenstockWriter(parse_options(self.options, WriteOptions), schema, overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        from penstock.spark.writing import PenstockStreamWriter
+
+        return PenstockStreamWriter(parse_options(self.options, WriteOptions), schema, overwrite)
+
+
+def _check_schema(schema: StructType) -> None:
+    if schema != SCHEMA:
+        raise SettingError(
+            f"the schema is {schema.simpleString()}: expected none, or {SCHEMA.simpleString()}; "
+            "parse payloads with from_json"
+        )

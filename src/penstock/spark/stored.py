@@ -1,0 +1,149 @@
+"""Messages as segments hold them, checked and turned into Arrow columns.
+
+Whether they were mapped or came over the wire, they are two buffers: index entries, and the
+payloads they refer to. A segment is an Arrow binary column as it stands, so that nothing is
+copied on the way to Spark but the end positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.model.storage import SegmentSummary
+from penstock.store.record import crc32
+
+# The layout of `penstock.store.record.ENTRY`.
+ENTRY_TYPE = np.dtype([("end", "<u4"), ("checksum", "<u4"), ("ingest_time", "<i8")])
+
+_COLUMNS: dict[str, pa.DataType] = {
+    "stream": pa.string(),
+    "sequence_number": pa.int64(),
+    "ingest_time": pa.timestamp("us", tz="UTC"),
+    "payload": pa.binary(),
+}
+ARROW_SCHEMA = pa.schema(_COLUMNS)
+
+# A batch ends with either: large ones spoil the caches, small ones cost more than they hold.
+_BATCH_BYTES = 4 * 1024 * 1024
+_BATCH_MESSAGES = 16_384
+# So many checksums are compared at once: a task may have millions of small messages, and as
+# Python objects they take many times what they take in a segment.
+_CHECKED_MESSAGES = 65_536
+
+Mask = npt.NDArray[np.bool_]
+_NONE: Mask = np.empty(0, np.bool_)
+
+
+class Stored(NamedTuple):
+    """Consecutive messages from `first` on; `payloads` begins at `position` of the data file."""
+
+    first: int
+    entries: npt.NDArray[np.void]
+    payloads: pa.Buffer
+    position: int
+    # Where the first payload begins, from the beginning of `payloads`.
+    start: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.entries)
+
+    def part(self, first: int, end: int) -> Stored:
+        """The messages [first, end) of these."""
+        skipped = first - self.first
+        start = int(self.entries["end"][skipped - 1]) - self.position if skipped else self.start
+        entries = self.entries[skipped : end - self.first]
+        return Stored(first, entries, self.payloads, self.position, start)
+
+    def is_intact(self, segment: SegmentSummary) -> bool:
+        """Whether these are all bytes of that segment, as the broker wrote them."""
+        return (
+            self.first == segment.first
+            and self.end == segment.end
+            and self.payloads.size == segment.size
+            and crc32(self.entries.data) == segment.index_crc
+            and crc32(self.payloads) == segment.data_crc
+        )
+
+    def intact_parts(self) -> list[Stored]:
+        """The runs of messages that are what was written, each by its own checksum."""
+        steps = range(self.first, self.end, _CHECKED_MESSAGES)
+        parts = (self.part(step, min(step + _CHECKED_MESSAGES, self.end)) for step in steps)
+        mask = np.concatenate([_NONE, *map(_find_intact, parts)])
+        if mask.all():
+            return [self]
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+        return [
+            self.part(self.first + int(start), self.first + int(stop))
+            for start, stop in zip(edges[::2], edges[1::2], strict=True)
+        ]
+
+    def between(self, oldest_time: int, newest_time: int) -> Stored:
+        """From the first to the last message of these times; others may lie between them."""
+        times = self.entries["ingest_time"]
+        (matching,) = np.nonzero((times >= oldest_time) & (times <= newest_time))
+        if len(matching) == 0:
+            return self.part(self.first, self.first)
+        return self.part(self.first + int(matching[0]), self.first + int(matching[-1]) + 1)
+
+    def batches(self, stream: str) -> Iterator[pa.RecordBatch]:
+        """The messages as rows; they have to be intact."""
+        offsets = self._offsets()
+        count = len(self.entries)
+        start = 0
+        while start < count:
+            window = offsets[start : start + _BATCH_MESSAGES + 1]
+            # As Python's number: behind the limit there may be more than 32 bits hold.
+            fitting = np.searchsorted(window, int(window[0]) + _BATCH_BYTES, side="right") - 1
+            stop = start + max(int(fitting), 1)
+            yield self._batch(stream, start, stop, offsets)
+            start = stop
+
+    def _batch(
+        self, stream: str, start: int, stop: int, offsets: npt.NDArray[np.int32]
+    ) -> pa.RecordBatch:
+        count = stop - start
+        name = stream.encode()
+        name_offsets = np.arange(0, (count + 1) * len(name), len(name), dtype=np.int32)
+        numbers = np.arange(self.first + start, self.first + stop, dtype=np.int64)
+        micros = self.entries["ingest_time"][start:stop] * 1000
+        buffers = (
+            (pa.py_buffer(name_offsets.data), pa.py_buffer(name * count)),
+            (pa.py_buffer(numbers.data),),
+            (pa.py_buffer(micros.data),),
+            (pa.py_buffer(offsets[start : stop + 1].data), self.payloads),
+        )
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.Array.from_buffers(field.type, count, [None, *parts])
+                for field, parts in zip(ARROW_SCHEMA, buffers, strict=True)
+            ],
+            schema=ARROW_SCHEMA,
+        )
+
+    def _offsets(self) -> npt.NDArray[np.int32]:
+        """Where each payload begins in `payloads`, and where the last one ends."""
+        offsets = np.empty(len(self.entries) + 1, np.int32)
+        offsets[0] = self.start
+        offsets[1:] = self.entries["end"] - np.uint32(self.position)
+        return offsets
+
+
+def _find_intact(stored: Stored) -> Mask:
+    """Which messages are what was written, each by its own checksum."""
+    times = stored.entries["ingest_time"]
+    seeds = ((times ^ (times >> 32)) & 0xFFFFFFFF).tolist()
+    # Wider than those of a column: an end that is wrong may lie anywhere, also before 0.
+    ends = stored.entries["end"].astype(np.int64) - stored.position
+    begins = np.concatenate(([stored.start], ends[:-1]))
+    view = memoryview(stored.payloads)
+    payloads = map(view.__getitem__, map(slice, begins.tolist(), ends.tolist()))
+    found = np.fromiter(map(crc32, payloads, seeds), np.uint32, len(seeds))
+    is_there = (begins >= 0) & (begins < ends) & (ends <= len(view))
+    mask: Mask = (found == stored.entries["checksum"]) & is_there
+    return mask

@@ -1,0 +1,223 @@
+"""spark.readStream: what the streams of a query have, and what comes, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.client.blocking import StreamManagerClient
+from penstock.errors import SettingError
+from penstock.model.storage import StreamPosition
+from penstock.spark.admission import share_out
+from penstock.spark.locating import Locator
+from penstock.spark.losses import ends_before, gone, report_loss
+from penstock.spark.offsets import Offsets, Reached
+from penstock.spark.options import StreamReadOptions
+from penstock.spark.place import Place
+from penstock.spark.planning import Piece, Task, plan_tasks
+from penstock.spark.reading import read_task
+from penstock.spark.selection import Positions, parse_streams, require_found
+
+# A trigger that finds nothing waits so long at the broker for a message: it is met at once, and an
+# idle query costs little. No longer, because a query of several sources asks one after the other.
+_WAIT_MILLIS = 100
+# In an offset: the checkpoint does not know it yet.
+_UNMARKED = "unmarked"
+
+
+class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Says how far the streams go, and plans and reads what is between two such places.
+
+    Spark has one of these in a process of its own as long as a query runs, and gives copies of
+    another one to the tasks.
+    """
+
+    def __init__(self, options: StreamReadOptions) -> None:
+        self._options = options
+        self._streams = parse_streams(options.stream)
+        self._starting = Positions.parse("startingPosition", options.starting_position, "latest")
+        self._place: Place | None = None
+        self._client: StreamManagerClient | None = None
+        self._initial: dict[str, Any] | None = None
+        self._newest: Offsets | None = None
+        # With the trigger availableNow: where the query ends.
+        self._target: Offsets | None = None
+
+    # Where a query begins, and how far it may go
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+        # Spark asks several times before it has a first batch.
+        if self._initial is None:
+            self._initial = self._begin()
+        return self._initial
+
+    def _begin(self) -> dict[str, Any]:
+        streams = self._connected().watch_streams(self._streams)
+        require_found(self._streams, streams)
+        self._starting.require_known(streams)
+        begin = Offsets(
+            (stream.name, Reached(stream.stream_id, self._first_number(stream)))
+            for stream in streams
+        ).to_json()
+        # Where a query begins is in its checkpoint only as the end of its first batch. One that
+        # begins with the latest gets an empty batch for that: a restart before the first message
+        # would move its beginning.
+        return {**begin, _UNMARKED: True} if self._starting.has_latest else begin
+
+    def _first_number(self, stream: StreamPosition) -> int:
+        number = self._starting.resolve(stream)
+        if number > stream.end_sequence_number:
+            raise SettingError(
+                f"option startingPosition is {number}: stream {stream.name!r} ends with "
+                f"{stream.end_sequence_number - 1}"
+            )
+        return max(number, stream.oldest_sequence_number)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
+        options = self._options
+        if options.max_messages_per_trigger is not None:
+            return ReadMaxRows(options.max_messages_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        streams = self._connected().watch_streams(self._streams)
+        self._target = _ends(streams)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        reached = Offsets.from_json(start)
+        if _UNMARKED in start:
+            return reached.to_json()
+        streams = self._watch(reached)
+        self._newest = _ends(streams)
+        self._report_missing(reached, streams)
+        firsts = {stream.name: self._next_number(stream, reached) for stream in streams}
+        ends = {stream.name: self._last_end(stream, firsts[stream.name]) for stream in streams}
+        if not isinstance(limit, ReadAllAvailable):
+            ends = self._admit(streams, firsts, ends)
+        return Offsets(
+            (stream.name, Reached(stream.stream_id, ends[stream.name])) for stream in streams
+        ).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's
+        return None if self._newest is None else self._newest.to_json()
+
+    def _watch(self, reached: Offsets) -> list[StreamPosition]:
+        nexts = {name: stream.next_number for name, stream in reached.items()}
+        if self._target is None:
+            return self._connected().watch_streams(self._streams, nexts, _WAIT_MILLIS)
+        streams = self._connected().watch_streams(self._streams)
+        return [stream for stream in streams if self._target.start_in(stream) is not None]
+
+    def _report_missing(self, reached: Offsets, streams: Sequence[StreamPosition]) -> None:
+        ids = {stream.name: stream.stream_id for stream in streams}
+        for name, stream in reached.items():
+            if name not in ids:
+                self._lose(name, f"it was deleted after message {stream.next_number - 1} was read")
+            elif ids[name] != stream.stream_id:
+                self._lose(
+                    name,
+                    f"it was deleted after message {stream.next_number - 1} was read, and created "
+                    "again: its messages are other ones",
+                )
+
+    def _next_number(self, stream: StreamPosition, reached: Offsets) -> int:
+        """Where the next batch begins; messages that are gone are reported."""
+        number = reached.start_in(stream)
+        if number is None:
+            # Created after the query began: all of it is new.
+            return stream.oldest_sequence_number
+        if number < stream.oldest_sequence_number:
+            self._lose(stream.name, gone(number, stream.oldest_sequence_number))
+        elif number > stream.end_sequence_number:
+            self._lose(stream.name, ends_before(stream.end_sequence_number, number))
+        return min(max(number, stream.oldest_sequence_number), stream.end_sequence_number)
+
+    def _last_end(self, stream: StreamPosition, first: int) -> int:
+        target = None if self._target is None else self._target.start_in(stream)
+        if target is None:
+            return stream.end_sequence_number
+        return max(first, min(target, stream.end_sequence_number))
+
+    def _admit(
+        self, streams: Sequence[StreamPosition], firsts: dict[str, int], ends: dict[str, int]
+    ) -> dict[str, int]:
+        """As much of each stream as the limits of the options let through."""
+        max_messages = self._options.max_messages_per_trigger
+        max_bytes = self._options.max_bytes_per_trigger
+        if max_messages is not None:
+            backlogs = {name: end - firsts[name] for name, end in ends.items()}
+            shares = share_out(max_messages, backlogs)
+            ends = {name: min(end, firsts[name] + shares[name]) for name, end in ends.items()}
+        if max_bytes is not None:
+            behind = [stream for stream in streams if firsts[stream.name] < ends[stream.name]]
+            locator = self._locator()
+            sizes = {
+                s.name: sum(p.cost for p in locator.plan(s, firsts[s.name], ends[s.name]))
+                for s in behind
+            }
+            shares = share_out(max_bytes, sizes)
+            for stream in behind:
+                first, end, share = firsts[stream.name], ends[stream.name], shares[stream.name]
+                ends[stream.name] = locator.find_end(stream, first, end, share) if share else first
+        return ends
+
+    # A batch
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        reached, wanted = Offsets.from_json(start), Offsets.from_json(end)
+        streams = self._connected().watch_streams(self._streams)
+        self._report_missing(wanted, streams)
+        locator = self._locator()
+        pieces: list[Piece] = []
+        for stream in streams:
+            first, last = reached.start_in(stream), wanted.start_in(stream)
+            if last is None:
+                continue
+            if first is None:
+                # Created after the query began: all that it still has is new.
+                first = stream.oldest_sequence_number
+            pieces += locator.plan(stream, first, last)
+        assert self._place is not None
+        return plan_tasks(self._place, pieces, self._options.min_partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Task)
+        options = self._options
+        yield from read_task(partition, via=options.via, fails_on_loss=options.fail_on_data_loss)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The checkpoint has it; streams keep their messages for other readers."""
+
+    def stop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _locator(self) -> Locator:
+        return Locator(self._connected(), fails_on_loss=self._options.fail_on_data_loss)
+
+    def _lose(self, stream: str, what: str) -> None:
+        report_loss(stream, what, fails=self._options.fail_on_data_loss)
+
+    def _connected(self) -> StreamManagerClient:
+        if self._client is None:
+            self._place = Place.find(self._options)
+            self._client = self._place.connect()
+        return self._client
+
+
+def _ends(streams: Sequence[StreamPosition]) -> Offsets:
+    return Offsets(
+        (stream.name, Reached(stream.stream_id, stream.end_sequence_number)) for stream in streams
+    )

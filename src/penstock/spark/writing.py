@@ -1,0 +1,242 @@
+"""Rows appended to streams: the writing side of format("penstock").
+
+Every row arrives at least once. What a task has appended cannot be taken back: if Spark repeats
+the task, or an answer was lost with the connection, messages are stored twice. The rows of a task
+keep their order within each stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import BinaryType, DataType, StringType, StructType
+
+from penstock.client.blocking import StreamManagerClient
+from penstock.errors import (
+    InvalidRequestException,
+    RequestPayloadTooLargeException,
+    ResourceNotFoundException,
+    SettingError,
+)
+from penstock.model import MessageStreamDefinition, Persistence, StrategyOnFull
+from penstock.spark.json_rows import RowEncoder
+from penstock.spark.options import WriteOptions
+from penstock.spark.place import Place
+
+_PAYLOAD = "payload"
+_STREAM = "stream"
+
+# The options that are of a stream which is created.
+_OF_A_DEFINITION = (
+    "max_size",
+    "stream_segment_size",
+    "time_to_live_millis",
+    "strategy_on_full",
+    "persistence",
+    "flush_on_write",
+)
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task tells the driver: how many rows it has appended."""
+
+    count: int
+
+
+class Layout:
+    """Which bytes of a row are its message, and which stream it goes to.
+
+    SettingError if the columns and the options do not say so.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._stream = options.stream
+        self._stream_column = -1
+        if options.stream is None:
+            self._stream_column = _find_column(
+                schema,
+                _STREAM,
+                (StringType,),
+                "name the stream with option stream, or one for each row in such a column",
+            )
+        self._payloads: Callable[[pa.RecordBatch], list[bytes]]
+        if options.payload == "json":
+            self._payloads = RowEncoder(schema).encode
+        else:
+            column = _find_column(
+                schema,
+                _PAYLOAD,
+                (BinaryType, StringType),
+                'make one, as with to_json(struct("*")), or write each row as JSON with option '
+                "payload=json",
+            )
+            self._payloads = lambda batch: _payloads_in(batch.column(column))
+
+    def messages(self, batch: pa.RecordBatch) -> dict[str, list[bytes]]:
+        """The messages of the rows, for each stream in their order."""
+        payloads = self._payloads(batch)
+        if self._stream is not None:
+            return {self._stream: payloads}
+        streams: list[Any] = batch.column(self._stream_column).to_pylist()
+        if None in streams:
+            raise ValueError("column stream of a row is null: expected the name of a stream")
+        messages: dict[str, list[bytes]] = {}
+        for stream, payload in zip(streams, payloads, strict=True):
+            messages.setdefault(stream, []).append(payload)
+        return messages
+
+
+def _find_column(
+    schema: StructType, wanted: str, kinds: tuple[type[DataType], ...], advice: str
+) -> int:
+    """The place of a column; Spark's names are the same in upper and lower case."""
+    for place, field in enumerate(schema.fields):
+        if field.name.lower() != wanted:
+            continue
+        if not isinstance(field.dataType, kinds):
+            expected = " or ".join(kind.typeName() for kind in kinds)
+            raise SettingError(
+                f"column {wanted} is {field.dataType.simpleString()}: expected {expected}; {advice}"
+            )
+        return place
+    names = ", ".join(schema.names) or "none"
+    raise SettingError(f"there is no column {wanted} among the columns ({names}): {advice}")
+
+
+def _payloads_in(column: pa.Array[Any]) -> list[bytes]:
+    if not pa.types.is_binary(column.type):
+        column = column.cast(pa.binary())
+    payloads: list[Any] = column.to_pylist()
+    if not all(payloads):
+        problem = "null" if None in payloads else "empty"
+        raise ValueError(
+            f"column payload of a row is {problem}: a message has 1 byte or more; leave such rows "
+            'out with .where("length(payload) > 0")'
+        )
+    return payloads
+
+
+class _Writing:
+    """What both writers are: a plan, made on the driver and carried out by every task."""
+
+    # Whether the driver waits for a broker that is away. When a query begins that is a wrong port
+    # more often than a broker that restarts.
+    _patient: bool
+    _right_mode: str
+    _wrong_mode: str
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise SettingError(
+                f"{self._wrong_mode} would replace what is stored, and a stream only grows: "
+                f"expected {self._right_mode}"
+            )
+        _check_definition(options)
+        Layout(options, schema)
+        self._options = options
+        self._schema = schema
+        self._place = Place.find(options, self._patient)
+        # Who has given a wrong port or token, or the name of no stream, hears of it before any
+        # task starts.
+        with self._place.connect(self._patient) as client:
+            if options.stream is not None:
+                self._check_stream(client, options.stream)
+
+    # Spark's own types say that rows come, also where batches of Arrow do.
+    def write(self, iterator: Iterator[Any]) -> Written:
+        first: pa.RecordBatch | None = next(iterator, None)
+        if first is None:
+            return Written(0)
+        layout = Layout(self._options, self._schema)
+        count = 0
+        with self._place.connect(patient=True) as client:
+            for batch in chain((first,), iterator):
+                for stream, payloads in layout.messages(batch).items():
+                    self._append(client, stream, payloads)
+                count += batch.num_rows
+        return Written(count)
+
+    def _append(self, client: StreamManagerClient, stream: str, payloads: list[bytes]) -> None:
+        try:
+            _append_in_parts(client, stream, payloads)
+        except ResourceNotFoundException:
+            self._create_stream(client, stream)
+            _append_in_parts(client, stream, payloads)
+
+    def _check_stream(self, client: StreamManagerClient, stream: str) -> None:
+        try:
+            client.describe_message_stream(stream)
+        except ResourceNotFoundException:
+            self._create_stream(client, stream)
+
+    def _create_stream(self, client: StreamManagerClient, stream: str) -> None:
+        if not self._options.create_stream:
+            raise ResourceNotFoundException(
+                f"there is no stream {stream!r}: create it, or have it created with option "
+                "createStream=true"
+            ) from None
+        try:
+            client.create_message_stream(_definition(self._options, stream))
+        except InvalidRequestException:
+            # Another task may have created it just now.
+            if stream not in client.list_streams():
+                raise
+
+
+class PenstockWriter(_Writing, DataSourceArrowWriter):
+    _patient = False
+    _right_mode = 'mode("append")'
+    _wrong_mode = 'mode("overwrite")'
+
+
+class PenstockStreamWriter(_Writing, DataSourceStreamArrowWriter):
+    """Spark makes one for each micro-batch, and another to commit it."""
+
+    _patient = True
+    _right_mode = 'outputMode("append")'
+    _wrong_mode = 'outputMode("complete")'
+
+
+def _append_in_parts(client: StreamManagerClient, stream: str, payloads: list[bytes]) -> None:
+    """Less at once where the stream is smaller than what one request carries."""
+    try:
+        client.append_messages(stream, payloads, retry=True)
+    except RequestPayloadTooLargeException as error:
+        rest = payloads[error.appended :]
+        if len(rest) == 1:
+            raise
+        middle = len(rest) // 2
+        _append_in_parts(client, stream, rest[:middle])
+        _append_in_parts(client, stream, rest[middle:])
+
+
+def _check_definition(options: WriteOptions) -> None:
+    if options.create_stream:
+        return
+    default = WriteOptions()
+    names = dict(zip(options.__struct_fields__, options.__struct_encode_fields__, strict=True))
+    for field in _OF_A_DEFINITION:
+        if getattr(options, field) != getattr(default, field):
+            raise SettingError(
+                f"option {names[field]} is of a stream that is created: it needs option "
+                "createStream=true"
+            )
+
+
+def _definition(options: WriteOptions, stream: str) -> MessageStreamDefinition:
+    given = {field: getattr(options, field) for field in _OF_A_DEFINITION}
+    given["strategy_on_full"] = StrategyOnFull[options.strategy_on_full]
+    given["persistence"] = Persistence[options.persistence]
+    return MessageStreamDefinition(
+        name=stream, **{field: value for field, value in given.items() if value is not None}
+    )

@@ -1,0 +1,42 @@
+"""Where messages are, as it travels."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.model import to_wire
+from penstock.model.storage import Location, SegmentSummary, StoredRun, StreamPosition
+
+SEGMENT = SegmentSummary(100, 103, 11, 5, 7, 2**32 - 1, 0)
+
+
+def test_what_is_sent_comes_back_as_it_was() -> None:
+    location = Location("/root", "instance", True, 0, 103, 101, [SEGMENT])
+    position = StreamPosition("s", "id", 0, 103)
+
+    assert msgspec.convert(to_wire(location), Location) == location
+    assert msgspec.convert(to_wire(position), StreamPosition) == position
+
+
+def test_a_segment_has_the_names_of_the_protocol_on_the_wire() -> None:
+    assert to_wire(SEGMENT) == {
+        "first": 100,
+        "end": 103,
+        "size": 11,
+        "oldestTime": 5,
+        "newestTime": 7,
+        "dataCrc": 2**32 - 1,
+        "indexCrc": 0,
+    }
+
+
+def test_a_segment_is_stored_by_the_order_of_its_fields() -> None:
+    """The catalog has columns, and no names of ours."""
+    assert SegmentSummary(*msgspec.structs.astuple(SEGMENT)) == SEGMENT
+    assert msgspec.structs.astuple(SEGMENT) == (100, 103, 11, 5, 7, 2**32 - 1, 0)
+
+
+def test_a_run_has_two_buffers_and_where_they_begin() -> None:
+    run = StoredRun(first_sequence_number=5, position=40, entries=b"e", payloads=b"p")
+
+    assert run == (5, 40, b"e", b"p")

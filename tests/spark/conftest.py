@@ -1,0 +1,72 @@
+"""One Spark session and one broker for all tests here: each takes seconds to start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+import penstock.spark
+from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
+from tests.support import BrokerProcess
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = penstock.spark.session("tests", master="local[2]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("spark") / "root") as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def client(broker: BrokerProcess) -> Iterator[StreamManagerClient]:
+    with StreamManagerClient(root=broker.root) as stream_manager_client:
+        yield stream_manager_client
+
+
+@pytest.fixture
+def create(client: StreamManagerClient) -> Callable[..., str]:
+    """Makes a stream with a name of its own, and gives the name."""
+
+    def create_stream(prefix: str = "stream", **fields: Any) -> str:
+        fields.setdefault("strategy_on_full", StrategyOnFull.OverwriteOldestData)
+        name = f"{prefix}-{next(_numbers)}"
+        client.create_message_stream(MessageStreamDefinition(name=name, **fields))
+        return name
+
+    return create_stream
+
+
+@pytest.fixture
+def read(spark: SparkSession, broker: BrokerProcess) -> Callable[..., DataFrame]:
+    """A DataFrame of streams of the broker."""
+
+    def read_streams(stream: str, **options: Any) -> DataFrame:
+        reader: DataFrameReader = spark.read.format("penstock").option("root", str(broker.root))
+        return reader.option("stream", stream).options(**options).load()
+
+    return read_streams
+
+
+@pytest.fixture
+def read_stream(spark: SparkSession, broker: BrokerProcess) -> Callable[..., DataFrame]:
+    """The same, streaming."""
+
+    def read_streams(stream: str, **options: Any) -> DataFrame:
+        reader: DataStreamReader = spark.readStream.format("penstock")
+        reader = reader.option("root", str(broker.root)).option("stream", stream)
+        return reader.options(**options).load()
+
+    return read_streams

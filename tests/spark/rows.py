@@ -1,0 +1,46 @@
+"""Rows of a DataFrame, and messages of a stream, in one form."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
+
+from penstock import StreamManagerClient
+
+
+class Row(NamedTuple):
+    stream: str
+    sequence_number: int
+    ingest_time: int
+    payload: bytes
+
+
+def rows_of(frame: DataFrame) -> list[Row]:
+    plain = frame.selectExpr(
+        "stream", "sequence_number", "unix_millis(ingest_time) AS millis", "payload"
+    )
+    return [
+        Row(row.stream, row.sequence_number, row.millis, bytes(row.payload))
+        for row in plain.collect()
+    ]
+
+
+def numbers_of(frame: DataFrame) -> list[int]:
+    return [row.sequence_number for row in frame.select("sequence_number").collect()]
+
+
+def messages_of(client: StreamManagerClient, stream: str) -> list[Row]:
+    """What the stream has, as the client reads it."""
+    return [
+        Row(stream, message.sequence_number, message.ingest_time, message.payload)
+        for message in client.read_all(stream)
+    ]
+
+
+def count_scanned(frame: DataFrame) -> int:
+    """How many rows came out of the source for a frame that was collected."""
+    node = frame._jdf.queryExecution().executedPlan()
+    while node.nodeName() != "BatchScan penstock":
+        node = node.children().head()
+    return int(node.metrics().get("numOutputRows").get().value())

@@ -1,0 +1,324 @@
+"""spark.read with a real broker, by both ways."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from penstock import Persistence, StreamManagerClient
+from tests.spark.rows import count_scanned, messages_of, numbers_of, rows_of
+from tests.support import MEBIBYTE, BrokerProcess, wait_until
+
+Create = Callable[..., str]
+Read = Callable[..., DataFrame]
+
+WAYS = ["auto", "wire"]
+SEGMENT = 64 * 1024
+
+
+@pytest.fixture
+def sealed(create: Create, client: StreamManagerClient) -> str:
+    """A stream of several segments: 1,000 messages of 1 KiB, a batch a segment or so."""
+    name = create("sealed", stream_segment_size=SEGMENT)
+    for start in range(0, 1000, 50):
+        client.append_messages(name, [b"%04d" % n * 256 for n in range(start, start + 50)])
+    return name
+
+
+def segment_files(broker: BrokerProcess, client: StreamManagerClient, stream: str) -> list[Path]:
+    """The data files of a stream, oldest first."""
+    (position,) = client.watch_streams([stream])
+    return sorted((broker.root / "streams" / position.stream_id).glob("*.data"))
+
+
+@pytest.mark.parametrize("via", WAYS)
+def test_every_way_gives_the_rows_that_the_client_reads(
+    via: str, sealed: str, read: Read, client: StreamManagerClient
+) -> None:
+    client.append_message(sealed, b"the newest")
+    rows = rows_of(read(sealed, via=via))
+    assert rows == messages_of(client, sealed)
+    assert len(rows) == 1001
+
+
+@pytest.mark.parametrize("via", WAYS)
+def test_messages_of_any_size_come_whole(
+    via: str, create: Create, read: Read, client: StreamManagerClient
+) -> None:
+    stream = create("sizes", stream_segment_size=MEBIBYTE)
+    sizes = (1, 255, 70_000, 3, MEBIBYTE + 5, 2)
+    payloads = [bytes((n,)) * size for n, size in enumerate(sizes)]
+    for payload in payloads:
+        client.append_message(stream, payload)
+    assert [row.payload for row in rows_of(read(stream, via=via))] == payloads
+
+
+def test_the_columns_are_those_of_the_guide(sealed: str, read: Read) -> None:
+    assert read(sealed).dtypes == [
+        ("stream", "string"),
+        ("sequence_number", "bigint"),
+        ("ingest_time", "timestamp"),
+        ("payload", "binary"),
+    ]
+
+
+def test_a_memory_stream_is_read_over_the_wire_by_itself(
+    create: Create, read: Read, client: StreamManagerClient
+) -> None:
+    stream = create("memory", persistence=Persistence.Memory, stream_segment_size=SEGMENT)
+    for _ in range(8):
+        client.append_messages(stream, [bytes((n,)) * 1000 for n in range(40)])
+    rows = rows_of(read(stream))
+    assert rows == messages_of(client, stream)
+    assert len(rows) == 320
+
+
+def test_an_empty_stream_has_no_rows(create: Create, read: Read) -> None:
+    assert rows_of(read(create("empty"))) == []
+
+
+def test_files_are_read_without_the_broker_reading_them(
+    sealed: str, read: Read, client: StreamManagerClient
+) -> None:
+    before = client.statistics().messages_read
+    assert read(sealed).count() == 1000
+    assert client.statistics().messages_read == before
+    assert read(sealed, via="wire").count() == 1000
+    assert client.statistics().messages_read == before + 1000
+
+
+def test_a_broker_is_found_by_host_port_and_token(
+    spark: SparkSession, sealed: str, broker: BrokerProcess, client: StreamManagerClient
+) -> None:
+    options = {"host": "127.0.0.1", "port": str(broker.port), "token": broker.token}
+    frame = spark.read.format("penstock").options(stream=sealed, **options).load()
+    before = client.statistics().messages_read
+    assert frame.count() == 1000
+    # It is on this machine, and so its files are: nobody had to say so.
+    assert client.statistics().messages_read == before
+
+
+# Which streams, from where to where
+
+
+def test_several_streams_are_named_with_commas_a_pattern_or_json(
+    create: Create, read: Read, client: StreamManagerClient
+) -> None:
+    first, second, other = create("many-a"), create("many-b"), create("other")
+    for stream in (first, second, other):
+        client.append_messages(stream, [stream.encode(), b"2"])
+
+    def streams_of(text: str) -> set[str]:
+        return {row.stream for row in rows_of(read(text))}
+
+    assert streams_of(f"{first}, {other}") == {first, other}
+    assert streams_of("many-?-*") == {first, second}
+    assert streams_of(json.dumps([second, other])) == {second, other}
+
+
+def test_a_name_with_a_comma_is_given_as_json(
+    create: Create, read: Read, client: StreamManagerClient
+) -> None:
+    stream = create("north, south")
+    client.append_message(stream, b"1")
+    assert numbers_of(read(json.dumps([stream]))) == [0]
+
+
+@pytest.mark.parametrize(
+    ("positions", "expected"),
+    [
+        ({"startingPosition": "990"}, range(990, 1000)),
+        ({"endingPosition": "10"}, range(10)),
+        ({"startingPosition": "100", "endingPosition": "200"}, range(100, 200)),
+        ({"startingPosition": "earliest", "endingPosition": "latest"}, range(1000)),
+        ({"startingPosition": "latest"}, range(0)),
+        ({"startingPosition": "5000"}, range(0)),
+    ],
+)
+def test_positions_bound_what_is_read(
+    positions: dict[str, str], expected: range, sealed: str, read: Read
+) -> None:
+    assert numbers_of(read(sealed, **positions)) == list(expected)
+
+
+def test_each_stream_may_have_a_position_of_its_own(
+    sealed: str, create: Create, read: Read, client: StreamManagerClient
+) -> None:
+    other = create("other")
+    client.append_messages(other, [b"0", b"1", b"2"])
+    positions = json.dumps({sealed: 998, other: "earliest"})
+    rows = rows_of(read(f"{sealed},{other}", startingPosition=positions))
+    found = {(row.stream, row.sequence_number) for row in rows}
+    assert found == {(sealed, 998), (sealed, 999), (other, 0), (other, 1), (other, 2)}
+
+
+def test_partitions_are_at_least_as_many_as_asked_for_and_keep_the_order(
+    sealed: str, read: Read
+) -> None:
+    frame = read(sealed, minPartitions=7)
+    assert frame.rdd.getNumPartitions() >= 7
+    assert numbers_of(frame) == list(range(1000))
+
+
+# Filters
+
+
+@pytest.mark.parametrize("via", WAYS)
+def test_a_filter_on_numbers_reads_just_those(via: str, sealed: str, read: Read) -> None:
+    frame = read(sealed, via=via).where("sequence_number > 120 AND sequence_number <= 130")
+    assert numbers_of(frame) == list(range(121, 131))
+    (row,) = read(sealed, via=via).where("sequence_number = 500").collect()
+    assert row.sequence_number == 500
+    narrow = read(sealed, via=via).where("sequence_number >= 990").select("payload")
+    assert len(narrow.collect()) == 10
+    assert count_scanned(narrow) == 10
+
+
+@pytest.mark.parametrize("via", WAYS)
+def test_a_filter_on_times_reads_only_what_is_of_that_time(
+    via: str, create: Create, read: Read, client: StreamManagerClient
+) -> None:
+    stream = create("times", stream_segment_size=1024)
+    for number in range(12):
+        client.append_message(stream, b"%02d" % number * 300)
+        taken = time.time_ns() // 1_000_000
+        wait_until(lambda: time.time_ns() // 1_000_000 > taken)  # noqa: B023 - called at once
+    times = [row.ingest_time for row in messages_of(client, stream)]
+    frame = read(stream, via=via)
+    frame = frame.where(f"ingest_time >= timestamp_millis({times[5]})")
+    frame = frame.where(f"ingest_time < timestamp_millis({times[8]})")
+    assert [row.sequence_number for row in frame.collect()] == [5, 6, 7]
+    assert count_scanned(frame) == 3
+
+
+def test_segments_that_a_filter_leaves_out_are_not_even_opened(
+    sealed: str, read: Read, broker: BrokerProcess, client: StreamManagerClient
+) -> None:
+    files = segment_files(broker, client, sealed)
+    for path in files[:-3]:
+        path.write_bytes(b"rubbish")
+    first_intact = int(files[-3].stem)
+    frame = read(sealed).where(F.col("sequence_number") >= first_intact)
+    assert numbers_of(frame) == list(range(first_intact, 1000))
+    with pytest.raises(PySparkException, match="cannot be read"):
+        read(sealed).count()
+
+
+def test_a_filter_on_the_stream_reads_no_other(
+    sealed: str, create: Create, read: Read, client: StreamManagerClient
+) -> None:
+    other = create("other")
+    client.append_message(other, b"1")
+    frame = read(f"{sealed},{other}").where(F.col("stream") == other)
+    assert len(frame.collect()) == 1
+    assert count_scanned(frame) == 1
+
+
+def test_filters_that_nobody_knows_are_left_to_spark(sealed: str, read: Read) -> None:
+    frame = read(sealed).where("sequence_number % 2 = 0 OR length(payload) = 3")
+    assert numbers_of(frame) == list(range(0, 1000, 2))
+    some = read(sealed).where(F.col("sequence_number").isin(3, 900, 5))
+    assert numbers_of(some) == [3, 5, 900]
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"streem": "x"}, "there is no option streem: did you mean stream?"),
+        ({}, "option stream is missing"),
+        ({"stream": "nowhere"}, "the message stream 'nowhere' does not exist"),
+        ({"stream": "*", "maxMessagesPerTrigger": "5"}, "is for spark.readStream, not for"),
+        ({"stream": "*", "minPartitions": "0"}, "option minPartitions is '0': expected int >= 1"),
+        ({"stream": "*", "startingPosition": "-1"}, "expected earliest, latest, a sequence number"),
+        ({"stream": "*", "endingPosition": '{"nobody": 3}'}, "names 'nobody'"),
+        ({"stream": "*", "createStream": "true"}, "option createStream is for a write"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    options: dict[str, str], problem: str, spark: SparkSession, broker: BrokerProcess
+) -> None:
+    with pytest.raises(PySparkException) as raised:
+        spark.read.format("penstock").options(root=str(broker.root), **options).load().count()
+    assert problem in str(raised.value)
+
+
+def test_a_token_that_is_not_known_is_refused(spark: SparkSession, broker: BrokerProcess) -> None:
+    reader = spark.read.format("penstock").options(
+        stream="*", host="127.0.0.1", port=str(broker.port), token="wrong"
+    )
+    with pytest.raises(PySparkException, match="token is not known"):
+        reader.load().count()
+
+
+def test_a_broker_that_is_not_there_is_named(spark: SparkSession) -> None:
+    reader = spark.read.format("penstock").options(stream="*", host="127.0.0.1", port="1")
+    with pytest.raises(PySparkException, match=r"no stream manager answers on 127\.0\.0\.1:1"):
+        reader.load().count()
+
+
+def test_another_schema_is_refused(spark: SparkSession, sealed: str, broker: BrokerProcess) -> None:
+    reader = spark.read.format("penstock").options(root=str(broker.root), stream=sealed)
+    with pytest.raises(PySparkException, match="parse payloads with from_json"):
+        reader.schema("temperature DOUBLE").load().count()
+
+
+@pytest.mark.parametrize("via", WAYS)
+def test_damaged_messages_fail_a_query_or_are_left_out(
+    via: str, sealed: str, read: Read, broker: BrokerProcess, client: StreamManagerClient
+) -> None:
+    path = segment_files(broker, client, sealed)[2]
+    first = int(path.stem)
+    data = bytearray(path.read_bytes())
+    data[5 * 1024 + 7] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(PySparkException, match=f"message {first + 5} cannot be read"):
+        read(sealed, via=via).count()
+    left = numbers_of(read(sealed, via=via, failOnDataLoss="false"))
+    assert left == [number for number in range(1000) if number != first + 5]
+
+
+# While the broker goes on
+
+
+@pytest.mark.parametrize("via", WAYS)
+def test_rows_are_right_while_the_broker_appends_rolls_and_deletes(
+    via: str, create: Create, read: Read, client: StreamManagerClient
+) -> None:
+    stream = create("busy", max_size=16 * MEBIBYTE, stream_segment_size=SEGMENT)
+    numbers = count()
+
+    def append(messages: int) -> None:
+        batch = [b"%09d" % number * 40 for number in islice(numbers, messages)]
+        client.append_messages(stream, batch)
+
+    append(60_000)
+    assert client.describe_message_stream(stream).storage_status.oldest_sequence_number > 0
+    # For each query so many batches: the broker drops half of what is planned at most.
+    batches = threading.Semaphore(0)
+
+    def append_on() -> None:
+        for _ in range(4 * 150):
+            batches.acquire()
+            append(150)
+
+    writer = threading.Thread(target=append_on)
+    writer.start()
+    for _ in range(4):
+        batches.release(150)
+        rows = rows_of(read(stream, via=via, failOnDataLoss="false"))
+        found = [row.sequence_number for row in rows]
+        assert all(row.payload == b"%09d" % row.sequence_number * 40 for row in rows)
+        assert found == list(range(found[0], found[-1] + 1))
+    writer.join()

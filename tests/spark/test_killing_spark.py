@@ -1,0 +1,51 @@
+"""Spark is killed in the middle of a query, and goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock import StreamManagerClient
+from tests.spark import copy_stream
+from tests.spark.queries import START_SECONDS
+from tests.spark.rows import messages_of, rows_of
+from tests.support import BrokerProcess, clean_environment, wait_until
+
+
+@pytest.mark.timeout(300)
+def test_a_query_that_is_killed_reads_each_message_once(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    create: Callable[..., str],
+    client: StreamManagerClient,
+    tmp_path: Path,
+) -> None:
+    stream, output, checkpoint = create(), tmp_path / "output", tmp_path / "checkpoint"
+    client.append_messages(stream, [b"%d" % number for number in range(3000)])
+    program = [sys.executable, copy_stream.__file__]
+    arguments = [str(broker.root), stream, str(output), str(checkpoint)]
+
+    def begin(*flags: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*program, *arguments, *flags], env=clean_environment(), start_new_session=True
+        )
+
+    query = begin()
+    try:
+        wait_until((checkpoint / "commits" / "2").exists, "three batches", START_SECONDS)
+    finally:
+        # All of it at once: the program, its Java, its Python workers.
+        os.killpg(query.pid, signal.SIGKILL)
+        query.wait()
+    assert not (checkpoint / "commits" / "29").exists()
+    client.append_messages(stream, [b"%d" % number for number in range(3000, 3100)])
+    assert begin("once").wait(START_SECONDS) == 0
+    rows = rows_of(spark.read.parquet(str(output)))
+    assert sorted(rows, key=lambda row: row.sequence_number) == messages_of(client, stream)

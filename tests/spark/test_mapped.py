@@ -1,0 +1,260 @@
+"""Segments mapped where the broker has them: what was planned is there, or nothing is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock import MessageStreamDefinition, Persistence, StrategyOnFull, StreamManagerClient
+from penstock.root import ADDRESS_FILE, Address, write_address
+from penstock.spark.filters import Bounds
+from penstock.spark.mapped import has_files, map_piece
+from penstock.spark.planning import Piece, plan_pieces
+from penstock.spark.stored import Stored
+from penstock.store.files import Disk
+from penstock.store.record import ENTRY, data_path, index_path
+from penstock.store.segment import ActiveSegment, SegmentFiles
+from tests.support import BrokerProcess, wait_until
+
+FIRST = 100
+
+
+class Premises:
+    """A root with one segment, as a broker has it that calls itself `here`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.directory = root / "streams" / "id"
+        self.directory.mkdir(parents=True)
+        self.data = data_path(self.directory, FIRST)
+        self.index = index_path(self.directory, FIRST)
+        self.segment = ActiveSegment(SegmentFiles.create(Disk(), self.directory, FIRST))
+        self.start("here")
+
+    def start(self, instance: str) -> None:
+        write_address(self.root, Address(pid=1, instance=instance, host="127.0.0.1", port=1))
+
+    def piece(self, first: int = FIRST, end: int | None = None) -> Piece:
+        summary = self.segment.summary()
+        return Piece(
+            "s",
+            "id",
+            summary,
+            first,
+            summary.end if end is None else end,
+            str(self.root),
+            "here",
+            0,
+            0,
+        )
+
+
+@pytest.fixture
+def premises(tmp_path: Path) -> Iterator[Premises]:
+    premises = Premises(tmp_path / "root")
+    yield premises
+    premises.segment.close()
+
+
+def payloads(stored: Stored | None) -> list[bytes]:
+    assert stored is not None
+    return [row["payload"] for batch in stored.batches("s") for row in batch.to_pylist()]
+
+
+def test_a_whole_segment_is_mapped_as_it_is(premises: Premises) -> None:
+    premises.segment.append([b"one", b"two", b"three"], 7)
+    piece = premises.piece()
+    stored = map_piece(piece)
+    assert payloads(stored) == [b"one", b"two", b"three"]
+    assert stored is not None
+    assert (stored.first, stored.end) == (FIRST, FIRST + 3)
+    assert stored.is_intact(piece.segment)
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 1), (0, 3), (1, 2), (1, 4), (3, 4)])
+def test_a_part_of_a_segment_is_mapped(premises: Premises, first: int, end: int) -> None:
+    written = [b"one", b"two", b"three", b"four"]
+    premises.segment.append(written, 7)
+    stored = map_piece(premises.piece(FIRST + first, FIRST + end))
+    assert payloads(stored) == written[first:end]
+    assert stored is not None
+    assert stored.intact_parts() == [stored]
+
+
+def test_what_is_appended_later_is_not_seen(premises: Premises) -> None:
+    premises.segment.append([b"one", b"two"], 7)
+    piece = premises.piece()
+    early = map_piece(piece)
+    premises.segment.append([b"three" * 10_000] * 10, 8)
+    late = map_piece(piece)
+    for stored in (early, late):
+        assert payloads(stored) == [b"one", b"two"]
+        assert stored is not None
+        assert stored.is_intact(piece.segment)
+
+
+def test_what_is_mapped_stays_readable_when_it_is_removed(premises: Premises) -> None:
+    written = [os.urandom(1000) for _ in range(1000)]
+    premises.segment.append(written, 7)
+    piece = premises.piece()
+    stored = map_piece(piece)
+    premises.segment.files.remove()
+    premises.directory.rmdir()
+    assert payloads(stored) == written
+    assert map_piece(piece) is None
+
+
+def test_batches_outlive_what_they_were_made_of(premises: Premises) -> None:
+    premises.segment.append([b"one", b"two"], 7)
+
+    def batch() -> pa.RecordBatch:
+        stored = map_piece(premises.piece())
+        assert stored is not None
+        return next(stored.batches("s"))
+
+    kept = batch()
+    premises.segment.files.remove()
+    assert kept["payload"].to_pylist() == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("name", ["data", "index"])
+def test_a_file_that_is_gone_is_left_to_the_broker(premises: Premises, name: str) -> None:
+    premises.segment.append([b"one", b"two"], 7)
+    getattr(premises, name).unlink()
+    assert map_piece(premises.piece()) is None
+    # It is on this machine all the same.
+    assert has_files(premises.piece())
+
+
+@pytest.mark.parametrize(("name", "size"), [("data", 5), ("data", 0), ("index", 31), ("index", 0)])
+def test_a_file_that_was_cut_is_left_to_the_broker(
+    premises: Premises, name: str, size: int
+) -> None:
+    premises.segment.append([b"one", b"two"], 7)
+    os.truncate(getattr(premises, name), size)
+    assert map_piece(premises.piece()) is None
+
+
+@pytest.mark.parametrize("end", [0, 1, 2**31, 2**32 - 1])
+def test_a_wrong_end_in_the_last_entry_costs_no_other_message(premises: Premises, end: int) -> None:
+    premises.segment.append([b"one", b"two", b"three"], 7)
+    with premises.index.open("r+b") as file:
+        file.seek(2 * ENTRY.size)
+        file.write(end.to_bytes(4, "little"))
+    stored = map_piece(premises.piece())
+    assert stored is not None
+    (part,) = stored.intact_parts()
+    assert payloads(part) == [b"one", b"two"]
+
+
+def test_files_of_another_run_of_the_broker_are_not_taken(premises: Premises) -> None:
+    premises.segment.append([b"one"], 7)
+    piece = premises.piece()
+    premises.start("there")
+    assert not has_files(piece)
+    assert map_piece(piece) is None
+
+
+@pytest.mark.parametrize("address", [None, b"", b"{}", b"\xff\xfe", b'{"instance": "here"}'])
+def test_without_a_sensible_address_there_is_no_broker(
+    premises: Premises, address: bytes | None
+) -> None:
+    premises.segment.append([b"one"], 7)
+    path = premises.root / ADDRESS_FILE
+    if address is None:
+        path.unlink()
+    else:
+        path.write_bytes(address)
+    assert map_piece(premises.piece()) is None
+
+
+def test_a_root_that_is_not_on_this_machine_has_no_files(premises: Premises) -> None:
+    premises.segment.append([b"one"], 7)
+    elsewhere = premises.piece()._replace(root=str(premises.root / "nowhere"))
+    assert map_piece(elsewhere) is None
+    assert map_piece(premises.piece()._replace(root=None)) is None
+
+
+# With a broker
+
+
+def pieces_of(client: StreamManagerClient, name: str) -> list[Piece]:
+    (position,) = client.watch_streams([name])
+    first, end = position.oldest_sequence_number, position.end_sequence_number
+    location = client.locate_messages(name, position.stream_id, first, end)
+    return plan_pieces(name, position.stream_id, location, first, end, Bounds())
+
+
+def test_every_segment_of_a_stream_is_found(
+    client: StreamManagerClient, create: Callable[..., str]
+) -> None:
+    name = create(stream_segment_size=2048)
+    written = [b"%05d" % number * 20 for number in range(200)]
+    for place in range(0, 200, 10):
+        client.append_messages(name, written[place : place + 10])
+    pieces = pieces_of(client, name)
+    assert len(pieces) > 5
+    found = [map_piece(piece) for piece in pieces]
+    for stored, piece in zip(found, pieces, strict=True):
+        assert stored is not None
+        assert stored.is_intact(piece.segment)
+    assert [payload for stored in found for payload in payloads(stored)] == written
+
+
+def test_the_segment_that_is_written_to_is_read_up_to_where_it_was_planned(
+    client: StreamManagerClient, create: Callable[..., str]
+) -> None:
+    name = create()
+    client.append_messages(name, [b"one", b"two"])
+    (piece,) = pieces_of(client, name)
+    client.append_messages(name, [b"three"] * 1000)
+    assert payloads(map_piece(piece)) == [b"one", b"two"]
+
+
+def test_a_stream_in_memory_has_no_files(
+    client: StreamManagerClient, create: Callable[..., str]
+) -> None:
+    name = create(persistence=Persistence.Memory)
+    client.append_message(name, b"one")
+    (piece,) = pieces_of(client, name)
+    assert not has_files(piece)
+    assert map_piece(piece) is None
+
+
+def test_a_stream_that_was_made_again_is_not_taken_for_the_first(
+    client: StreamManagerClient, create: Callable[..., str]
+) -> None:
+    name = create()
+    client.append_message(name, b"old")
+    (piece,) = pieces_of(client, name)
+    client.delete_message_stream(name)
+    client.create_message_stream(
+        MessageStreamDefinition(name=name, strategy_on_full=StrategyOnFull.OverwriteOldestData)
+    )
+    client.append_message(name, b"new")
+    wait_until(lambda: map_piece(piece) is None)
+    (piece,) = pieces_of(client, name)
+    assert payloads(map_piece(piece)) == [b"new"]
+
+
+def test_a_broker_that_was_started_again_is_another_run(tmp_path: Path) -> None:
+    definition = MessageStreamDefinition(
+        name="s", strategy_on_full=StrategyOnFull.OverwriteOldestData
+    )
+    with (
+        BrokerProcess(tmp_path / "root") as broker,
+        StreamManagerClient(root=broker.root) as client,
+    ):
+        client.create_message_stream(definition)
+        client.append_message("s", b"one")
+        (piece,) = pieces_of(client, "s")
+        assert payloads(map_piece(piece)) == [b"one"]
+        broker.stop()
+        broker.start()
+        assert map_piece(piece) is None
+        (piece,) = pieces_of(client, "s")
+        assert payloads(map_piece(piece)) == [b"one"]
