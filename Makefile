@@ -47,4 +47,4 @@ docs: $(INSTALLED) ## Write the pages that are made from the code
 	$(BIN)/python -m penstock.cli.reference > docs/cli.md
 
 clean: ## Remove what was installed and what runs left behind
-	rm -rf $(VENV) .sdks .run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .sdks .run wind-farm spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -17,20 +17,22 @@ from tests.support import BrokerProcess
 _numbers = count()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark() -> Iterator[SparkSession]:
-    session = penstock.spark.session("tests", master="local[2]")
+    # Java compiles little of what runs for a minute only: thoroughly is not worth it.
+    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    session = penstock.spark.session("tests", master="local[2]", config=quick)
     yield session
     session.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path_factory.mktemp("spark") / "root") as process:
         yield process
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(broker: BrokerProcess) -> Iterator[StreamManagerClient]:
     with StreamManagerClient(root=broker.root) as stream_manager_client:
         yield stream_manager_client

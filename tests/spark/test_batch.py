@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+import penstock.spark
 from penstock import Persistence, StreamManagerClient
 from tests.spark.rows import count_scanned, messages_of, numbers_of, rows_of
 from tests.support import MEBIBYTE, BrokerProcess, wait_until
@@ -322,3 +323,13 @@ def test_rows_are_right_while_the_broker_appends_rolls_and_deletes(
         assert all(row.payload == b"%09d" % row.sequence_number * 40 for row in rows)
         assert found == list(range(found[0], found[-1] + 1))
     writer.join()
+
+
+def test_another_session_learns_the_format_too(
+    spark: SparkSession, sealed: str, broker: BrokerProcess
+) -> None:
+    other = spark.newSession()
+    for _ in range(2):
+        penstock.spark.register(other)
+    reader = other.read.format("penstock").options(root=str(broker.root), stream=sealed)
+    assert reader.load().count() == 1000

@@ -240,6 +240,19 @@ def test_a_stream_that_is_deleted_under_a_query_ends_it(
     assert "it was deleted after message 2 was read" in failure_of(query)
 
 
+def test_a_stream_that_is_left_out_later_is_not_taken_for_a_deleted_one(
+    create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
+) -> None:
+    kept, left_out, batches = create(), create(), Batches()
+    for stream in (kept, left_out):
+        client.append_message(stream, b"0")
+    frame = read_stream(f"{kept},{left_out}", **EARLIEST)
+    with running(frame, tmp_path / "checkpoint", batches, availableNow=True) as query:
+        query.awaitTermination()
+    query = start(read_stream(kept, **EARLIEST), tmp_path / "checkpoint", batches)
+    assert "option stream leaves it out now" in failure_of(query)
+
+
 # Retention
 
 

@@ -87,8 +87,8 @@ class ClientProtocol:
         if call.operation is _APPEND:
             frame = encode_append_request(request_id, call.fields["name"], call.fields["payload"])
         else:
-            body = cbor.encode({"requestId": request_id, **call.fields})
-            frame = encode_frame(call.operation, body)
+            parts = cbor.encode_parts({"requestId": request_id, **call.fields})
+            frame = encode_frame(call.operation, *parts)
         if len(frame) - LENGTH.size > self._max_frame_bytes:
             raise RequestPayloadTooLargeException(
                 f"the request has {len(frame)} bytes: expected at most {self._max_frame_bytes}"

@@ -81,7 +81,7 @@ _KINDS: dict[type[BrokerOptions], str] = {
 }
 
 # Spark passes these on to a sink as well; they are its own.
-_SPARKS_OWN = frozenset(("checkpointlocation",))
+_SPARKS_OWN = frozenset(("checkpointlocation", "queryname"))
 
 T = TypeVar("T", bound=BrokerOptions)
 

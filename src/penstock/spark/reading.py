@@ -24,7 +24,7 @@ from penstock.store.record import ENTRY
 
 # What is gathered over the wire before it is checked and handed on.
 _GATHERED_BYTES = 32 * 1024 * 1024
-_ANSWER_BYTES = 4 * 1024 * 1024
+_ANSWER_BYTES = 1048576
 
 _UNREADABLE = (MessageStoreReadErrorException, ResourceNotFoundException)
 _NOT_WRITTEN = "what is stored is not what was written"

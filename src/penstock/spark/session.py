@@ -66,13 +66,16 @@ def session(
 
 def register(spark: SparkSession) -> None:
     """Makes format("penstock") known to a session; once or many times."""
-    from penstock.spark.source import PenstockDataSource
+    from penstock.spark.source import SCHEMA, PenstockDataSource
 
     # Spark refuses a source that takes filters unless this is set.
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     # Spark warns when a source is replaced. Its settings live and die with the session, as the
     # sources that it knows do.
     if spark.conf.get(_REGISTERED, None) is None:
+        if SparkSession.getActiveSession() is not spark:
+            # It looks for the name in the session of this thread, which this makes the right one.
+            spark.createDataFrame([], SCHEMA)
         spark.dataSource.register(PenstockDataSource)
         spark.conf.set(_REGISTERED, "true")
 

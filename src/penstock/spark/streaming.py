@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from penstock.errors import SettingError
 from penstock.model.storage import StreamPosition
 from penstock.spark.admission import share_out
 from penstock.spark.locating import Locator
-from penstock.spark.losses import ends_before, gone, report_loss
+from penstock.spark.losses import ends_before, report_loss
 from penstock.spark.offsets import Offsets, Reached
 from penstock.spark.options import StreamReadOptions
 from penstock.spark.place import Place
@@ -123,7 +124,11 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _report_missing(self, reached: Offsets, streams: Sequence[StreamPosition]) -> None:
         ids = {stream.name: stream.stream_id for stream in streams}
         for name, stream in reached.items():
-            if name not in ids:
+            if not any(fnmatchcase(name, pattern) for pattern in self._streams):
+                self._lose(
+                    name, "the query has read it before, and option stream leaves it out now"
+                )
+            elif name not in ids:
                 self._lose(name, f"it was deleted after message {stream.next_number - 1} was read")
             elif ids[name] != stream.stream_id:
                 self._lose(
@@ -133,14 +138,12 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
 
     def _next_number(self, stream: StreamPosition, reached: Offsets) -> int:
-        """Where the next batch begins; messages that are gone are reported."""
+        """Where the next batch begins; messages that are gone are met when it is planned."""
         number = reached.start_in(stream)
         if number is None:
             # Created after the query began: all of it is new.
             return stream.oldest_sequence_number
-        if number < stream.oldest_sequence_number:
-            self._lose(stream.name, gone(number, stream.oldest_sequence_number))
-        elif number > stream.end_sequence_number:
+        if number > stream.end_sequence_number:
             self._lose(stream.name, ends_before(stream.end_sequence_number, number))
         return min(max(number, stream.oldest_sequence_number), stream.end_sequence_number)
 

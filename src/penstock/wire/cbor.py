@@ -30,15 +30,13 @@ class MalformedError(ValueError):
 
 
 def encode(value: Any) -> bytes:
-    if type(value) is dict and any(
-        type(item) is bytes and len(item) >= _LARGE_BYTES for item in value.values()
-    ):
-        return _encode_with_strings(value)
     return cbor2.dumps(value)
 
 
-def _encode_with_strings(fields: dict[str, Any]) -> bytes:
-    """The same bytes, with large byte strings copied once."""
+def encode_parts(fields: dict[str, Any]) -> list[bytes]:
+    """The same for a map, in parts: large byte strings stay as they are, to be copied only once."""
+    if not any(type(item) is bytes and len(item) >= _LARGE_BYTES for item in fields.values()):
+        return [cbor2.dumps(fields)]
     parts = [_head(_MAP, len(fields))]
     for key, item in fields.items():
         parts.append(cbor2.dumps(key))
@@ -46,7 +44,7 @@ def _encode_with_strings(fields: dict[str, Any]) -> bytes:
             parts += (_head(_BYTES, len(item)), item)
         else:
             parts.append(cbor2.dumps(item))
-    return b"".join(parts)
+    return parts
 
 
 def _head(major: int, length: int) -> bytes:

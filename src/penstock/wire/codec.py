@@ -69,7 +69,7 @@ def encode_response(
 ) -> bytes:
     return encode_frame(
         operation,
-        cbor.encode(
+        *cbor.encode_parts(
             {
                 "requestId": request_id,
                 "status": int(status),

@@ -16,7 +16,8 @@ LENGTH = struct.Struct(">i")
 HEADER = struct.Struct(">ib")
 
 
-def encode_frame(operation: int, payload: bytes) -> bytes:
+def encode_frame(operation: int, *parts: bytes) -> bytes:
+    """A frame whose payload is these parts, one after the other."""
     # One buffer, one write: the AWS Python client reads the length with a single read(4) and
     # takes a short read for the whole of it.
-    return HEADER.pack(len(payload) + 1, operation) + payload
+    return b"".join((HEADER.pack(sum(map(len, parts)) + 1, operation), *parts))

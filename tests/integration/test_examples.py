@@ -1,0 +1,205 @@
+"""The examples, run as anybody would run them, on readings whose results are known."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
+from tests.support import BrokerProcess, clean_environment, wait_until
+
+WIND_FARM = Path(__file__).resolve().parents[2] / "examples" / "wind_farm.py"
+# A run takes ten seconds, and much longer on a machine that is busy.
+RUN_S = 130
+# In so short a run, compiling well costs more than it brings.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+START = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp())
+WINDOW = 10
+LATENESS = 30
+STRONG_WIND = 11.0
+TURBINES = ("turbine-1", "turbine-2", "turbine-3")
+
+
+class Reading(NamedTuple):
+    """Winds are quarters: their sums are exact, in whatever order they are added."""
+
+    turbine: str
+    second: float
+    wind: float
+
+    @property
+    def payload(self) -> bytes:
+        reading = {"time": START + self.second, "windSpeed": self.wind, "rotorSpeed": 1.5}
+        return json.dumps({**reading, "powerKw": self.power}).encode()
+
+    @property
+    def power(self) -> float:
+        return 100 * self.wind
+
+
+class Average(NamedTuple):
+    start: int
+    turbine: str
+    readings: int
+    wind: float
+    power: float
+
+
+def steady(seconds: range) -> list[Reading]:
+    """Readings of all turbines for each of these seconds; some are of strong wind."""
+    return [
+        Reading(turbine, second + number / 4, 5 + (second * (number + 3) % 29) / 4)
+        for second in seconds
+        for number, turbine in enumerate(TURBINES)
+    ]
+
+
+def averages_of(readings: Iterable[Reading], newest: float) -> list[Average]:
+    """What is known once the newest reading is of this second."""
+    windows = defaultdict(list)
+    for reading in readings:
+        windows[int(reading.second) // WINDOW * WINDOW, reading.turbine].append(reading)
+    return sorted(
+        Average(
+            start,
+            turbine,
+            len(together),
+            fmean(reading.wind for reading in together),
+            fmean(reading.power for reading in together),
+        )
+        for (start, turbine), together in windows.items()
+        if start + WINDOW <= newest - LATENESS
+    )
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "root") as process:
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[StreamManagerClient]:
+    with StreamManagerClient(root=broker.root) as stream_manager_client:
+        for name in (*TURBINES, "weather-mast"):
+            stream_manager_client.create_message_stream(
+                MessageStreamDefinition(
+                    name=name, strategy_on_full=StrategyOnFull.OverwriteOldestData
+                )
+            )
+        yield stream_manager_client
+
+
+def append(client: StreamManagerClient, readings: Iterable[Reading]) -> list[tuple[str, int]]:
+    """The turbines and sequence numbers of those that call for an alert."""
+    alerts = []
+    for reading in readings:
+        number = client.append_message(reading.turbine, reading.payload)
+        if reading.wind > STRONG_WIND:
+            alerts.append((reading.turbine, number))
+    return alerts
+
+
+@contextmanager
+def wind_farm(broker: BrokerProcess, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """The example in a process group of its own, as from a terminal; its end is a good one."""
+    process = subprocess.Popen(
+        [sys.executable, str(WIND_FARM), "--root", str(broker.root), *flags],
+        cwd=broker.root.parent,
+        env=clean_environment(SPARK_SUBMIT_OPTS=QUICK_JAVA),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+        said, _ = process.communicate(timeout=RUN_S)
+        assert (process.returncode, said) == (0, "")
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def stored_averages(directory: Path) -> list[Average]:
+    table = pq.read_table(directory / "wind-farm" / "averages")
+    for name in ("start", "end"):
+        seconds = table[name].cast(pa.timestamp("s")).cast(pa.int64())
+        table = table.set_column(table.schema.get_field_index(name), name, seconds)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    assert all(row["end"] == row["start"] + WINDOW for row in rows)
+    return sorted(
+        Average(
+            row["start"] - START, row["turbine"], row["readings"], row["windSpeed"], row["powerKw"]
+        )
+        for row in rows
+    )
+
+
+def stored_alerts(client: StreamManagerClient) -> list[tuple[str, int]]:
+    alerts = [json.loads(message.payload) for message in client.read_all("alerts")]
+    assert all(alert["windSpeed"] > STRONG_WIND for alert in alerts)
+    return [(alert["turbine"], alert["sequence_number"]) for alert in alerts]
+
+
+@pytest.mark.timeout(3 * RUN_S)
+def test_the_wind_farm_averages_every_reading_once_and_leaves_out_those_that_are_too_late(
+    broker: BrokerProcess, client: StreamManagerClient, tmp_path: Path
+) -> None:
+    first = steady(range(100))
+    alerts = append(client, first)
+    client.append_message("turbine-1", b"hello?")
+    client.append_message("weather-mast", Reading("", 1_000_000, 99).payload)
+
+    with wind_farm(broker, "--once"):
+        pass
+
+    assert len(alerts) > 10
+    assert stored_averages(tmp_path) == averages_of(first, newest=99.5)
+    assert sorted(stored_alerts(client)) == sorted(alerts)
+
+    # The window that ends with second 70 was still open, all before it were not.
+    in_time = [Reading("turbine-1", 69, 20), Reading("turbine-2", 61, 4)]
+    too_late = [Reading("turbine-1", 59, 20), Reading("turbine-2", 3, 4)]
+    later = [*in_time, *steady(range(100, 160))]
+    alerts += append(client, [*too_late, *later])
+
+    with wind_farm(broker, "--once"):
+        pass
+
+    assert stored_averages(tmp_path) == averages_of([*first, *later], newest=159.5)
+    assert sorted(stored_alerts(client)) == sorted(alerts)
+
+
+@pytest.mark.timeout(3 * RUN_S)
+def test_the_wind_farm_runs_until_it_is_interrupted(
+    broker: BrokerProcess, client: StreamManagerClient
+) -> None:
+    alerts = append(client, [Reading("turbine-1", 1, 12)])
+
+    def are_stored() -> bool:
+        return "alerts" in client.list_streams() and stored_alerts(client) == alerts
+
+    with wind_farm(broker) as process:
+        wait_until(are_stored, "the first alert", RUN_S)
+        alerts += append(client, [Reading("turbine-2", 2, 12)])
+        wait_until(are_stored, "the next alert", RUN_S)
+
+        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C

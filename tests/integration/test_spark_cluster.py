@@ -1,0 +1,235 @@
+"""A real Spark cluster on this machine: a master, a worker, and executors that the worker starts.
+
+The driver is a program in a process of its own. What it reads and writes is read and written by
+the executors, which know of the broker only what the driver tells them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil  # type: ignore[import-untyped] # it has no types
+import pyspark
+import pytest
+
+from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
+from penstock.spark.java import find_java_home, java_home_for_spark
+from tests.support import BrokerProcess, clean_environment, wait_until
+
+SPARK_HOME = Path(pyspark.__path__[0])
+# All of it takes half a minute, and much longer on a machine that is busy.
+PATIENCE_S = 200
+# In so short a run, compiling well costs more than it brings.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+DRIVER = """
+import json
+import sys
+
+import psutil
+from pyspark.sql import functions as F
+
+import penstock.spark
+from penstock import StreamManagerClient
+
+master, root, checkpoint, java_options = sys.argv[1:]
+client = StreamManagerClient(root=root)
+spark = penstock.spark.session(
+    "cluster",
+    master=master,
+    config={
+        "spark.executor.extraJavaOptions": java_options,
+        "spark.executor.memory": "512m",
+        "spark.ui.enabled": "false",
+    },
+)
+
+
+def read(**options):
+    options = {"root": root, "stream": "readings", "minPartitions": 4, **options}
+    return spark.read.format("penstock").options(**options).load()
+
+
+def save(rows, stream):
+    options = {"root": root, "stream": stream, "createStream": True}
+    rows.write.format("penstock").mode("append").options(**options).save()
+
+
+def collect(via):
+    before = client.statistics().messages_read
+    rows = [(row.sequence_number, row.payload.decode()) for row in read(via=via).collect()]
+    return {"rows": rows, "asked of the broker": client.statistics().messages_read - before}
+
+
+def describe(rows):
+    parents = [process.pid for process in psutil.Process().parents()]
+    return [{"parents": parents, "rows": len(list(rows))}]
+
+
+facts = {
+    "driver": spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid(),
+    "tasks": read().rdd.mapPartitions(describe).collect(),
+    "files": collect("files"),
+    "wire": collect("wire"),
+}
+
+save(read().select(F.upper(F.col("payload").cast("string")).alias("payload")), "shouted")
+
+messages = spark.readStream.format("penstock").options(
+    root=root, stream="readings", startingPosition="earliest"
+)
+copy = (
+    messages.load()
+    .writeStream.format("penstock")
+    .options(root=root, stream="copied", createStream=True, checkpointLocation=checkpoint)
+    .trigger(availableNow=True)
+)
+copy.start().awaitTermination()
+client.append_message("readings", b"one more")
+copy.start().awaitTermination()
+
+spark.stop()
+print(json.dumps(facts))
+"""
+
+
+class Cluster(NamedTuple):
+    master: str
+    worker_pid: int
+    environment: Mapping[str, str]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """That of somebody who has set no variables of Spark and Java but these."""
+    variables = {
+        name: value
+        for name, value in clean_environment().items()
+        if not name.startswith(("JAVA", "JDK", "SPARK", "PYSPARK", "HADOOP", "MASTER"))
+    }
+    variables["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    java_home = java_home_for_spark(find_java_home(variables), variables)
+    return variables | {
+        "JAVA_HOME": str(java_home),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_LOCAL_DIRS": str(tmp_path / "local"),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_SUBMIT_OPTS": QUICK_JAVA,
+    }
+
+
+@pytest.fixture
+def cluster(environment: dict[str, str], tmp_path: Path) -> Iterator[Cluster]:
+    here = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    resources = ("--cores", "2", "--memory", "1g", "--work-dir", str(tmp_path / "work"))
+    with ExitStack() as processes:
+
+        def start(name: str, *words: str) -> tuple[int, Path]:
+            log = tmp_path / f"{name}.log"
+            command = [str(SPARK_HOME / "bin" / "spark-class"), *words]
+            process = processes.enter_context(running_group(command, environment, log))
+            return process.pid, log
+
+        _, log = start("master", "org.apache.spark.deploy.master.Master", *here)
+        master = wait_for_line(log, r"Starting Spark master at (spark://\S+)")
+        worker_pid, log = start(
+            "worker", "org.apache.spark.deploy.worker.Worker", *here, *resources, master
+        )
+        wait_for_line(log, "Successfully registered with master")
+        yield Cluster(master, worker_pid, environment)
+
+
+@contextmanager
+def running_group(
+    command: list[str], environment: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with all that it has started."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        # Workers of Python have groups of their own; they end when their executor does.
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        _, alive = psutil.wait_procs(children, PATIENCE_S)
+        assert not alive
+
+
+def wait_for_line(log: Path, pattern: str) -> str:
+    lines: list[str] = wait_until(lambda: re.findall(pattern, log.read_text()), pattern, PATIENCE_S)
+    return lines[0]
+
+
+def run_driver(cluster: Cluster, broker: BrokerProcess, directory: Path) -> dict[str, Any]:
+    """What it has found out, which is all that it printed."""
+    script = directory / "driver.py"
+    script.write_text(DRIVER)
+    finished = subprocess.run(
+        [sys.executable, script, cluster.master, broker.root, directory / "checkpoint", QUICK_JAVA],
+        cwd=directory,
+        env=cluster.environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    facts: dict[str, Any] = json.loads(finished.stdout)
+    return facts
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+def test_the_executors_of_a_cluster_read_and_write_streams(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    readings = [f"reading {number}" for number in range(100)]
+    with (
+        BrokerProcess(tmp_path / "root") as broker,
+        StreamManagerClient(root=broker.root) as client,
+    ):
+        client.create_message_stream(
+            MessageStreamDefinition(
+                name="readings", strategy_on_full=StrategyOnFull.OverwriteOldestData
+            )
+        )
+        client.append_messages("readings", [reading.encode() for reading in readings])
+
+        facts = run_driver(cluster, broker, tmp_path)
+
+        assert sum(task["rows"] for task in facts["tasks"]) == 100
+        for task in facts["tasks"]:
+            assert cluster.worker_pid in task["parents"]
+            assert facts["driver"] not in task["parents"]
+        rows = [list(row) for row in enumerate(readings)]
+        assert facts["files"] == {"rows": rows, "asked of the broker": 0}
+        assert facts["wire"] == {"rows": rows, "asked of the broker": 100}
+
+        def payloads(stream: str) -> list[str]:
+            return [message.payload.decode() for message in client.read_all(stream)]
+
+        assert sorted(payloads("shouted")) == sorted(map(str.upper, readings))
+        assert sorted(payloads("copied")) == sorted([*readings, "one more"])

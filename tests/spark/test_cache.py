@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.spark.cache import cached_directory, write_program
+
+
+def fill(directory: Path) -> None:
+    write_program(directory / "hello", ["echo hello"])
+
+
+def test_a_directory_is_made_once(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    made = cached_directory("tools/one", "hello", fill, environment)
+    assert made == tmp_path / "penstock" / "tools" / "one"
+    assert subprocess.check_output([made / "hello"], text=True) == "hello\n"
+
+    def fill_again(_: Path) -> None:
+        pytest.fail("it is there already")
+
+    assert cached_directory("tools/one", "hello", fill_again, environment) == made
+
+
+def test_one_that_another_process_made_meanwhile_is_taken(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+
+    def fill_late(directory: Path) -> None:
+        cached_directory("tools/one", "hello", fill, environment)
+        fill(directory)
+
+    made = cached_directory("tools/one", "hello", fill_late, environment)
+    assert [path.name for path in made.parent.iterdir()] == ["one"]
+
+
+def test_a_directory_that_cannot_be_filled_leaves_nothing(tmp_path: Path) -> None:
+    def fail(directory: Path) -> None:
+        fill(directory)
+        raise PermissionError("not here")
+
+    with pytest.raises(PermissionError):
+        cached_directory("tools/one", "hello", fail, {"XDG_CACHE_HOME": str(tmp_path)})
+    assert list((tmp_path / "penstock" / "tools").iterdir()) == []
+
+
+def test_without_a_cache_the_directory_is_for_this_process(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    made = cached_directory("tools/one", "hello", fill, {"XDG_CACHE_HOME": str(tmp_path / "file")})
+    assert subprocess.check_output([made / "hello"], text=True) == "hello\n"
+    assert tmp_path not in made.parents

@@ -1,0 +1,151 @@
+"""What the guide to Spark says is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
+from penstock.cli.demo import DEVICES
+from penstock.spark.options import (
+    BatchReadOptions,
+    BrokerOptions,
+    StreamReadOptions,
+    WriteOptions,
+    parse_options,
+)
+from penstock.spark.source import SCHEMA
+from tests.support import BrokerProcess, clean_environment
+
+GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text()
+KINDS: dict[str, type[BrokerOptions]] = {
+    "read": BatchReadOptions,
+    "readStream": StreamReadOptions,
+    "write": WriteOptions,
+}
+# All of it takes half a minute, and much longer on a machine that is busy.
+PATIENCE_S = 200
+# In so short a run, compiling well costs more than it brings.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+MESSAGES = 40
+
+# What a batch that is repeated does.
+STORE_TWICE = """
+from penstock import StreamManagerClient
+
+with StreamManagerClient() as client:
+    payloads = [message.payload for message in client.read_all("alerts-with-ids")]
+    client.append_messages("alerts-with-ids", payloads)
+"""
+
+
+class Row(NamedTuple):
+    option: str
+    kinds: list[str]
+    default: str
+
+
+def table_of_options() -> list[Row]:
+    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (?:`(.*?)`)? ?\|", section("Options"), re.M)
+    return [
+        Row(option, list(KINDS) if kinds == "all" else kinds.split(", "), default)
+        for option, kinds, default in rows
+    ]
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", GUIDE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_has_every_option_of_a_query_and_no_other(kind: str) -> None:
+    named = [row.option for row in table_of_options() if kind in row.kinds]
+    assert sorted(named) == sorted(KINDS[kind].__struct_encode_fields__)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_has_the_defaults(kind: str) -> None:
+    shown = {row.option: row.default for row in table_of_options() if kind in row.kinds}
+    options = msgspec.to_builtins(parse_options({"stream": "needed"}, KINDS[kind]))
+    for option in options.keys() - {"stream"}:
+        default = options[option]
+        text = default if isinstance(default, str) else json.dumps(default)
+        assert shown[option] == ("" if default is None else text.removesuffix(".0")), option
+
+
+def test_the_table_of_columns_is_the_schema() -> None:
+    columns = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("Two minutes"), re.MULTILINE)
+    types = {"bigint": "long"}
+    schema = [(field.name, field.dataType.simpleString()) for field in SCHEMA.fields]
+    assert columns == [(name, types.get(kind, kind)) for name, kind in schema]
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    assert len(snippets) > 10
+    (reading,) = (place for place, text in enumerate(snippets) if "dropDuplicates" in text)
+    snippets.insert(reading, STORE_TWICE)
+    program = tmp_path / "guide.py"
+    program.write_text("\n".join(snippets))
+    with (
+        BrokerProcess(tmp_path / "root") as broker,
+        StreamManagerClient(root=broker.root) as client,
+    ):
+        strong = append_readings(client)
+        finished = subprocess.run(
+            [sys.executable, program],
+            cwd=tmp_path,
+            env=clean_environment(
+                STREAM_MANAGER_STORE_ROOT_DIR=str(broker.root), SPARK_SUBMIT_OPTS=QUICK_JAVA
+            ),
+            stdin=subprocess.DEVNULL,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert finished.returncode == 0, finished.stderr
+        assert finished.stderr == ""
+
+        said = finished.stdout
+        assert "3 messages, numbers 5 to 7" in said
+        assert f"{strong} alerts" in said
+        assert f'"next": {MESSAGES}' in said
+        few, recent = re.findall(r"== Physical Plan ==\n(.*?)\n\n", said, re.DOTALL)
+        assert "Filter" not in few.replace("RuntimeFilters", "")
+        assert "Filter (ingest_time" in recent
+
+        def payloads(stream: str) -> list[bytes]:
+            return [message.payload for message in client.read_all(stream)]
+
+        assert len(payloads("alerts-with-ids")) == 2 * strong
+        assert payloads("notes") == [b"the rotor sounds odd"]
+        assert payloads("copy-of-turbine-1") == payloads("in-order") == payloads("turbine-1")
+    assert list((tmp_path / "wind-farm" / "readings").glob("*.parquet"))
+
+
+def append_readings(client: StreamManagerClient) -> int:
+    """What the demo devices append; how many turbines' readings have the guide's strong wind."""
+    strong = 0
+    for device in DEVICES:
+        client.create_message_stream(
+            MessageStreamDefinition(
+                name=device.stream, strategy_on_full=StrategyOnFull.OverwriteOldestData
+            )
+        )
+        for number in range(MESSAGES):
+            time = 1_767_225_600 + number
+            reading = {"time": time, **device.measure(time)}
+            client.append_message(device.stream, json.dumps(reading).encode())
+            strong += reading.get("windSpeed", 0) > 5
+    return strong

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from penstock import StreamManagerClient
+from penstock.model.storage import StreamPosition
+from penstock.spark.filters import Bounds
+from penstock.spark.locating import Locator
+from penstock.spark.losses import DataLossError
+
+Create = Callable[..., str]
+
+
+@pytest.fixture
+def stream(create: Create, client: StreamManagerClient) -> StreamPosition:
+    """Fifty messages of 1 KiB in segments of four, of which the oldest are gone."""
+    name = create("located", stream_segment_size=4096, max_size=20 * 4096)
+    for number in range(100):
+        client.append_message(name, b"%02d" % number * 512)
+    (position,) = client.watch_streams([name])
+    assert position.oldest_sequence_number > 0
+    return position
+
+
+def numbers(locator: Locator, stream: StreamPosition, first: int, end: int) -> list[int]:
+    pieces = locator.plan(stream, first, end)
+    return [number for piece in pieces for number in range(piece.first, piece.end)]
+
+
+def test_a_slice_is_planned_whole(client: StreamManagerClient, stream: StreamPosition) -> None:
+    locator = Locator(client, fails_on_loss=True)
+    assert numbers(locator, stream, 50, 99) == list(range(50, 99))
+    assert numbers(locator, stream, 70, 70) == []
+
+
+def test_bounds_leave_out_what_is_not_wanted(
+    client: StreamManagerClient, stream: StreamPosition
+) -> None:
+    pieces = Locator(client, fails_on_loss=True).plan(stream, 50, 99, Bounds(first=60, end=62))
+    assert [(piece.first, piece.end) for piece in pieces] == [(60, 62)]
+
+
+def test_the_end_is_where_the_bytes_no_longer_fit(
+    client: StreamManagerClient, stream: StreamPosition
+) -> None:
+    locator = Locator(client, fails_on_loss=True)
+    assert locator.find_end(stream, 50, 99, 10 * 1024) == 60
+    assert locator.find_end(stream, 50, 99, 1) == 51
+    assert locator.find_end(stream, 50, 99, 1 << 30) == 99
+
+
+def test_messages_that_are_gone_are_a_loss(
+    client: StreamManagerClient, stream: StreamPosition, caplog: pytest.LogCaptureFixture
+) -> None:
+    oldest = stream.oldest_sequence_number
+    with pytest.raises(DataLossError, match=f"messages 0 to {oldest - 1} were removed"):
+        Locator(client, fails_on_loss=True).plan(stream, 0, 99)
+    with caplog.at_level(logging.WARNING):
+        found = numbers(Locator(client, fails_on_loss=False), stream, 0, 99)
+    assert found == list(range(oldest, 99))
+    assert f"messages 0 to {oldest - 1} were removed" in caplog.text
+
+
+def test_numbers_that_were_there_and_are_not_are_a_loss(
+    client: StreamManagerClient, stream: StreamPosition
+) -> None:
+    with pytest.raises(DataLossError, match="messages 100 to 104 are no longer there"):
+        Locator(client, fails_on_loss=True).plan(stream, 90, 105)
+    assert numbers(Locator(client, fails_on_loss=False), stream, 90, 105) == list(range(90, 100))
+
+
+def test_a_stream_that_was_deleted_is_a_loss(
+    client: StreamManagerClient, stream: StreamPosition
+) -> None:
+    client.delete_message_stream(stream.name)
+    with pytest.raises(DataLossError, match="it was deleted before it was read"):
+        Locator(client, fails_on_loss=True).plan(stream, 90, 99)
+    lenient = Locator(client, fails_on_loss=False)
+    assert lenient.plan(stream, 90, 99) == []
+    assert lenient.find_end(stream, 90, 99, 10) == 90

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+
+from penstock.spark.python import worker_python
+
+ZIPPED = Path(pyspark.__path__[0]) / "python" / "lib"
+
+
+def path_in(python: Path, entries: list[str]) -> list[str]:
+    """What this Python looks through, started as Spark starts its workers."""
+    code = "import pyspark, sys; print(pyspark.__file__); print(*sys.path, sep='\\n')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
+    output = subprocess.check_output([python, "-c", code], env=environment, text=True)
+    return output.splitlines()
+
+
+def test_workers_import_the_pyspark_that_is_installed(tmp_path: Path) -> None:
+    python = worker_python(sys.executable, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    zips = [str(path) for path in ZIPPED.glob("*.zip")]
+    assert len(zips) == 2
+    own = tmp_path / "own modules"
+    where, *entries = path_in(python, [*zips, str(own), "/elsewhere"])
+    assert where == pyspark.__file__
+    assert not set(zips) & set(entries)
+    # What a user has put there stays, in its order.
+    assert entries.index(str(own)) < entries.index("/elsewhere")
+    assert ".zip" in path_in(Path(sys.executable), zips)[0]
+
+
+def test_the_same_python_is_made_once(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert worker_python(sys.executable, environment) == worker_python(sys.executable, environment)
+    assert worker_python("/usr/bin/python3", environment) != worker_python(
+        sys.executable, environment
+    )
+
+
+def test_a_spark_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "SPARK_HOME": "/opt/spark"}
+    assert worker_python(sys.executable, environment) == Path(sys.executable)
