@@ -14,13 +14,15 @@ import penstock.spark
 from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
 from tests.support import BrokerProcess
 
+# Thorough compiling is not worth it for what runs a minute only.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 _numbers = count()
 
 
 @pytest.fixture(scope="package")
 def spark() -> Iterator[SparkSession]:
-    # Java compiles little of what runs for a minute only: thoroughly is not worth it.
-    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    quick = {"spark.driver.extraJavaOptions": QUICK_JAVA}
     session = penstock.spark.session("tests", master="local[2]", config=quick)
     yield session
     session.stop()

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from penstock import StreamManagerClient
 from tests.spark import copy_stream
+from tests.spark.conftest import QUICK_JAVA
 from tests.spark.queries import START_SECONDS
 from tests.spark.rows import messages_of, rows_of
 from tests.support import BrokerProcess, clean_environment, wait_until
@@ -34,7 +35,9 @@ def test_a_query_that_is_killed_reads_each_message_once(
 
     def begin(*flags: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [*program, *arguments, *flags], env=clean_environment(), start_new_session=True
+            [*program, *arguments, *flags],
+            env=clean_environment(SPARK_SUBMIT_OPTS=QUICK_JAVA),
+            start_new_session=True,
         )
 
     query = begin()
