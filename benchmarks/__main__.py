@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import appends, memory, plot, reads, startup
+from benchmarks import appends, memory, plot, reads, spark_latency, spark_scan, startup
 from benchmarks.report import Comparison, load, print_comparison, print_verdict, save
 from benchmarks.servers import install_missing_peers
 from benchmarks.timing import FULL, QUICK, Scale
@@ -26,7 +26,11 @@ PARTS: dict[str, Callable[[Path, Scale], Iterator[Comparison]]] = {
     "flushed": appends.measure_flushed,
     "reads": reads.measure,
     "startup": startup.measure,
+    "spark-scan": spark_scan.measure,
+    "spark-latency": spark_latency.measure,
 }
+
+_PACKAGES = ("uvloop", "redis", "hiredis", "nats-py", "pyspark", "pyarrow")
 
 
 def main() -> None:
@@ -85,7 +89,7 @@ def _describe_machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("uvloop", "redis", "hiredis", "nats-py")},
+        **{name: _version(name) for name in _PACKAGES},
     }
 
 

@@ -52,7 +52,8 @@ def draw(comparisons: list[Comparison]) -> str:
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"'
             f' width="{_WIDTH}" height="{height}" role="img"'
-            ' aria-label="Messages a second: Penstock beside Redis Streams and NATS JetStream">',
+            ' aria-label="Messages a second: Penstock beside Redis Streams, NATS JetStream, and'
+            ' Parquet read and written by Spark">',
             f"<style>{_STYLE}</style>",
             *parts,
             "</svg>\n",

@@ -23,6 +23,7 @@ class Unit(StrEnum):
     RATE = "messages a second"
     SECONDS = "seconds"
     MEGABYTES = "MB"
+    CORE_SHARE = "% of a core"
 
 
 @dataclass(frozen=True)

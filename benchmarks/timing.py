@@ -22,6 +22,11 @@ class Scale:
     many: int
     read: int
     stored: tuple[int, ...]
+    scanned: int
+    # Rounds with a query each, and the messages of a round.
+    latency_rounds: int
+    latency_messages: int
+    idle_seconds: float
 
 
 FULL = Scale(
@@ -32,6 +37,10 @@ FULL = Scale(
     many=200_000,
     read=100_000,
     stored=(1_000_000, 10_000_000),
+    scanned=1_000_000,
+    latency_rounds=3,
+    latency_messages=200,
+    idle_seconds=10,
 )
 QUICK = Scale(
     repetitions=3,
@@ -41,6 +50,10 @@ QUICK = Scale(
     many=40_000,
     read=20_000,
     stored=(100_000, 1_000_000),
+    scanned=250_000,
+    latency_rounds=1,
+    latency_messages=200,
+    idle_seconds=5,
 )
 
 
@@ -72,17 +85,17 @@ class Contender:
 
 
 def measure_rates(
-    contenders: list[Contender], messages: int, repetitions: int
+    contenders: list[Contender], messages: int, repetitions: int, warm_ups: int = 1
 ) -> Mapping[str, Figure]:
     """Messages a second of each, measured in turn: A, B, C, A, B, C.
 
     What else happens on the machine so hits all of them alike.
     """
     rates: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for repetition in range(repetitions + 1):
+    for repetition in range(warm_ups + repetitions):
         for contender in contenders:
             seconds = _time(contender)
-            if repetition > 0:  # the first is the warm-up
+            if repetition >= warm_ups:
                 rates[contender.name].append(messages / contender.share / seconds)
     return {name: Figure(tuple(runs)) for name, runs in rates.items()}
 
