@@ -36,11 +36,14 @@ def started(directory: Path) -> Iterator[SparkSession]:
     try:
         yield spark
     finally:
-        spark.stop()
-        gateway.shutdown()
-        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
-        java.stdin.close()
-        java.wait(_PATIENCE_SECONDS)
+        try:
+            spark.stop()
+            gateway.shutdown()
+        finally:
+            SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+            # It ends with its input, also where it was asked in the middle of something.
+            java.stdin.close()
+            java.wait(_PATIENCE_SECONDS)
 
 
 def describe(spark: SparkSession) -> str:
