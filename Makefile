@@ -39,7 +39,7 @@ lint: $(INSTALLED) ## Check style, types and the direction of imports
 test: lint $(SDKS) ## Run every check and every test
 	$(BIN)/pytest
 
-bench: $(SDKS) ## Measure against Redis Streams and NATS JetStream, in the same run
+bench: $(SDKS) ## Measure against Redis Streams, NATS JetStream and Parquet, in the same run
 	$(BIN)/python -m benchmarks
 
 docs: $(INSTALLED) ## Write the pages that are made from the code
