@@ -29,13 +29,20 @@ class Machine:
         assert isinstance(log, FileLog)
         return log
 
+    def kill(self) -> None:
+        self._forget()
+        self.store = Store(self.root, self.disk)
+
     def cut_the_power(self, seed: int) -> None:
+        self._forget()
+        self.disk.power_cut(Random(seed))
+        self.store = Store(self.root, self.disk)
+
+    def _forget(self) -> None:
         for descriptor in list(self.disk._open_files):
             self.disk.close(descriptor)
         self.store.catalog.close()
         os.close(self.store._lock)
-        self.disk.power_cut(Random(seed))
-        self.store = Store(self.root, self.disk)
 
     def messages(self, name: str = "s") -> list[bytes]:
         log = self.log(name)
@@ -158,6 +165,19 @@ def test_a_disk_that_syncs_nothing_is_an_error_until_it_does(
     machine.log().flush()
     machine.cut_the_power(1)
     assert machine.messages() == [b"x"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_flush_covers_what_a_killed_broker_had_written(
+    machine: Machine, define: Define, seed: int
+) -> None:
+    machine.store.create(define(flush_on_write=True))
+    machine.log().append([b"before"], 1)
+    machine.kill()
+    machine.log().append([b"after"], 1)
+    machine.log().flush()
+    machine.cut_the_power(seed)
+    assert machine.messages() == [b"before", b"after"]
 
 
 @pytest.mark.parametrize("seed", range(6))

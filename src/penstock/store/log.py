@@ -322,12 +322,13 @@ class FileLog(Log):
         self._file = active
         # Whether appends are journaled, so that `flush` need not sync the segments.
         self.journals = False
-        self.needs_sync = False
         self._open: SealedSegment | None = None
         # Segments that hold bytes which may not be on the disk; the newest is the active one.
         self._unsynced: list[SegmentFiles] = [active.files]
         was_synced = checkpoint is not None and checkpoint == active.summary()
         self._synced_end = active.end if was_synced else -1
+        # What a killed process wrote is in the files, but the journal of this one has none of it.
+        self.needs_sync = active.size > 0 and not was_synced
         self._put_off: deque[_Sealing | _Removal] = deque()
         self._working = threading.Lock()
         self._checkpointed = checkpoint
