@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SDKS := .sdks/.installed
 
+# On two cores, and with the same made-up examples each time; pytest alone makes up new ones.
+EVERY_TEST := --numprocesses 2 --dist loadfile --hypothesis-profile ci
+
 .PHONY: help install run test lint bench docs clean
 
 help: ## List what can be made
@@ -37,7 +40,7 @@ lint: $(INSTALLED) ## Check style, types and the direction of imports
 	$(BIN)/lint-imports
 
 test: lint $(SDKS) ## Run every check and every test
-	$(BIN)/pytest
+	$(BIN)/pytest $(EVERY_TEST)
 
 bench: $(SDKS) ## Measure against Redis Streams, NATS JetStream and Parquet, in the same run
 	$(BIN)/python -m benchmarks

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import psutil  # type: ignore[import-untyped] # it has no types
+import psutil
 
 from benchmarks.clients import STREAM, PenstockPy, WrongAnswerError
 from benchmarks.report import Comparison, Unit

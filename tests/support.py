@@ -41,6 +41,9 @@ PATIENCE_S = 30.0
 # What a client may wait for a small answer while others misbehave.
 PROMPT_S = 1.0
 
+# Thorough compiling is not worth it for what runs a minute only.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 MEBIBYTE = 1024 * 1024
 
 

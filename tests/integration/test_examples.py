@@ -20,13 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
-from tests.support import BrokerProcess, clean_environment, wait_until
+from tests.support import QUICK_JAVA, BrokerProcess, clean_environment, wait_until
 
 WIND_FARM = Path(__file__).resolve().parents[2] / "examples" / "wind_farm.py"
 # A run takes ten seconds, and much longer on a machine that is busy.
 RUN_S = 130
-# In so short a run, compiling well costs more than it brings.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 START = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp())
 WINDOW = 10

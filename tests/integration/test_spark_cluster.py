@@ -17,19 +17,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil  # type: ignore[import-untyped] # it has no types
+import psutil
 import pyspark
 import pytest
 
 from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
-from penstock.spark.java import find_java_home, java_home_for_spark
-from tests.support import BrokerProcess, clean_environment, wait_until
+from penstock.spark.java import find_java, java_home_for_spark
+from tests.support import QUICK_JAVA, BrokerProcess, clean_environment, wait_until
 
 SPARK_HOME = Path(pyspark.__path__[0])
 # All of it takes half a minute, and much longer on a machine that is busy.
 PATIENCE_S = 200
-# In so short a run, compiling well costs more than it brings.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 DRIVER = """
 import json
@@ -117,7 +115,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         if not name.startswith(("JAVA", "JDK", "SPARK", "PYSPARK", "HADOOP", "MASTER"))
     }
     variables["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    java_home = java_home_for_spark(find_java_home(variables), variables)
+    java_home = java_home_for_spark(find_java(variables).home, variables)
     return variables | {
         "JAVA_HOME": str(java_home),
         "PYSPARK_PYTHON": sys.executable,

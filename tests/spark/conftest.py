@@ -12,10 +12,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 import penstock.spark
 from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
-from tests.support import BrokerProcess
-
-# Thorough compiling is not worth it for what runs a minute only.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+from tests.support import QUICK_JAVA, BrokerProcess
 
 _numbers = count()
 

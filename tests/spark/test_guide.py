@@ -22,7 +22,7 @@ from penstock.spark.options import (
     parse_options,
 )
 from penstock.spark.source import SCHEMA
-from tests.support import BrokerProcess, clean_environment
+from tests.support import QUICK_JAVA, BrokerProcess, clean_environment
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text()
 KINDS: dict[str, type[BrokerOptions]] = {
@@ -32,8 +32,6 @@ KINDS: dict[str, type[BrokerOptions]] = {
 }
 # All of it takes half a minute, and much longer on a machine that is busy.
 PATIENCE_S = 200
-# In so short a run, compiling well costs more than it brings.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 MESSAGES = 40
 
 # What a batch that is repeated does.

