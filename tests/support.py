@@ -66,6 +66,31 @@ def clean_environment(**variables: str) -> dict[str, str]:
     } | variables
 
 
+def bare_environment(**variables: str) -> dict[str, str]:
+    """The same, of somebody who has set no variables of Spark and Java but these."""
+    return {
+        name: value
+        for name, value in clean_environment().items()
+        if not name.startswith(("JAVA", "JDK", "SPARK", "PYSPARK", "HADOOP", "MASTER"))
+    } | variables
+
+
+def run_program(
+    *command: str | Path, cwd: Path, env: dict[str, str], seconds: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, and keeps what it printed."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
 class Reachable:
     """A broker that listens on a port of this machine."""
 

@@ -541,6 +541,10 @@ def fill(client: Connection, name: str, number: int = 10) -> list[bytes]:
     return payloads
 
 
+# The segments of a stream that is filled: first, end and size.
+FILLED = [(0, 3, 900), (3, 6, 900), (6, 9, 900), (9, 10, 300)]
+
+
 def test_segments_are_told_as_their_files_are(
     broker: LocalBroker, client: Connection, stream: str
 ) -> None:
@@ -549,12 +553,7 @@ def test_segments_are_told_as_their_files_are(
     answer = locate(client, stream, 0, 10)
 
     segments = segments_of(answer)
-    assert [(s.first, s.end, s.size) for s in segments] == [
-        (0, 3, 900),
-        (3, 6, 900),
-        (6, 9, 900),
-        (9, 10, 300),
-    ]
+    assert [(s.first, s.end, s.size) for s in segments] == FILLED
     check_files(directory_of(broker.root, client, stream), segments)
     assert answer["hasFiles"] is True
     assert (answer["oldestSequenceNumber"], answer["endSequenceNumber"]) == (0, 10)
@@ -641,12 +640,7 @@ def test_a_memory_stream_has_segments_without_files(
 
     assert answer["hasFiles"] is False
     segments = segments_of(answer)
-    assert [(s.first, s.end, s.size) for s in segments] == [
-        (0, 3, 900),
-        (3, 6, 900),
-        (6, 9, 900),
-        (9, 10, 300),
-    ]
+    assert [(s.first, s.end, s.size) for s in segments] == FILLED
     assert {(s.data_crc, s.index_crc) for s in segments} == {(0, 0)}
     assert all(0 < s.oldest_time <= s.newest_time for s in segments)
     assert answer["limitSequenceNumber"] == 3

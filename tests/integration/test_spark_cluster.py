@@ -23,7 +23,13 @@ import pytest
 
 from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
 from penstock.spark.java import find_java, java_home_for_spark
-from tests.support import QUICK_JAVA, BrokerProcess, clean_environment, wait_until
+from tests.support import (
+    QUICK_JAVA,
+    BrokerProcess,
+    bare_environment,
+    run_program,
+    wait_until,
+)
 
 SPARK_HOME = Path(pyspark.__path__[0])
 # All of it takes half a minute, and much longer on a machine that is busy.
@@ -103,18 +109,13 @@ print(json.dumps(facts))
 class Cluster(NamedTuple):
     master: str
     worker_pid: int
-    environment: Mapping[str, str]
+    environment: dict[str, str]
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """That of somebody who has set no variables of Spark and Java but these."""
-    variables = {
-        name: value
-        for name, value in clean_environment().items()
-        if not name.startswith(("JAVA", "JDK", "SPARK", "PYSPARK", "HADOOP", "MASTER"))
-    }
-    variables["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    variables = bare_environment(XDG_CACHE_HOME=str(tmp_path / "cache"))
     java_home = java_home_for_spark(find_java(variables).home, variables)
     return variables | {
         "JAVA_HOME": str(java_home),
@@ -184,15 +185,14 @@ def run_driver(cluster: Cluster, broker: BrokerProcess, directory: Path) -> dict
     """What it has found out, which is all that it printed."""
     script = directory / "driver.py"
     script.write_text(DRIVER)
-    finished = subprocess.run(
-        [sys.executable, script, cluster.master, broker.root, directory / "checkpoint", QUICK_JAVA],
+    words = (cluster.master, broker.root, directory / "checkpoint", QUICK_JAVA)
+    finished = run_program(
+        sys.executable,
+        script,
+        *words,
         cwd=directory,
         env=cluster.environment,
-        stdin=subprocess.DEVNULL,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        seconds=PATIENCE_S,
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from penstock.spark.options import (
     parse_options,
 )
 from penstock.spark.source import SCHEMA
-from tests.support import QUICK_JAVA, BrokerProcess, clean_environment
+from tests.support import QUICK_JAVA, BrokerProcess, clean_environment, run_program
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text()
 KINDS: dict[str, type[BrokerOptions]] = {
@@ -100,17 +99,14 @@ def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
         StreamManagerClient(root=broker.root) as client,
     ):
         strong = append_readings(client)
-        finished = subprocess.run(
-            [sys.executable, program],
+        finished = run_program(
+            sys.executable,
+            program,
             cwd=tmp_path,
             env=clean_environment(
                 STREAM_MANAGER_STORE_ROOT_DIR=str(broker.root), SPARK_SUBMIT_OPTS=QUICK_JAVA
             ),
-            stdin=subprocess.DEVNULL,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
+            seconds=PATIENCE_S,
         )
         assert finished.returncode == 0, finished.stderr
         assert finished.stderr == ""

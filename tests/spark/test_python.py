@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pyspark
 
-from penstock.spark.python import worker_python
+from penstock.spark.python import settle_worker, worker_python
 
 ZIPPED = Path(pyspark.__path__[0]) / "python" / "lib"
 
@@ -44,3 +45,15 @@ def test_the_same_python_is_made_once(tmp_path: Path) -> None:
 def test_a_spark_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path), "SPARK_HOME": "/opt/spark"}
     assert worker_python(sys.executable, environment) == Path(sys.executable)
+
+
+def test_a_worker_is_settled_once() -> None:
+    settle_worker.cache_clear()
+    try:
+        settle_worker()
+        settled = gc.get_freeze_count()
+        later = [[number] for number in range(100)]
+        settle_worker()
+        assert gc.get_freeze_count() == settled > len(later)
+    finally:
+        gc.unfreeze()

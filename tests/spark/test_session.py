@@ -14,7 +14,7 @@ import pytest
 
 from penstock.spark.java import find_java, java_home_for_spark
 from penstock.spark.session import heap_megabytes, memory_bytes
-from tests.support import MEBIBYTE, clean_environment
+from tests.support import MEBIBYTE, bare_environment, run_program
 
 GIBIBYTE = 1024 * MEBIBYTE
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -36,6 +36,7 @@ def tell(spark):
         "master": spark.sparkContext.master,
         "partitions": spark.conf.get("spark.sql.shuffle.partitions"),
         "pushdown": spark.conf.get("spark.sql.python.filterPushdown.enabled"),
+        "buffer": spark.conf.get("spark.buffer.size"),
         "columns": spark.read.format("penstock").load().columns,
         "listens": [
             connection.laddr.ip
@@ -54,20 +55,13 @@ def run(
     """Runs a program of somebody who has set no variables of Spark and Java but these."""
     script = directory / "program.py"
     script.write_text(IMPORTS + TELL + program)
-    environment = {
-        name: value
-        for name, value in clean_environment().items()
-        if not name.startswith(("JAVA", "JDK", "SPARK", "PYSPARK", "HADOOP", "MASTER"))
-    }
-    return subprocess.run(
-        [*(command or [sys.executable]), str(script)],
+    cache = str(directory / "cache")
+    return run_program(
+        *(command or [sys.executable]),
+        script,
         cwd=directory,
-        env=environment | {"XDG_CACHE_HOME": str(directory / "cache")} | variables,
-        stdin=subprocess.DEVNULL,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        env=bare_environment(XDG_CACHE_HOME=cache, **variables),
+        seconds=PATIENCE_S,
     )
 
 
@@ -173,6 +167,7 @@ print(json.dumps(told))
         "master": "local[*]",
         "partitions": str(told["cores"]),
         "pushdown": "true",
+        "buffer": "1048576",
         "columns": COLUMNS,
         "same": True,
         "variables": [],
@@ -206,6 +201,7 @@ print(json.dumps(told))
         "spark.driver.memory 600m\n"
         "spark.sql.shuffle.partitions 5\n"
         "spark.files.maxPartitionBytes 1000\n"
+        "spark.buffer.size 100000\n"
         "spark.ui.enabled false\n"
     )
     java_home = find_java(os.environ).home
@@ -229,6 +225,7 @@ print(json.dumps(told))
         "master": "local[1]",
         "partitions": "7",
         "pushdown": "true",
+        "buffer": "100000",
         "columns": COLUMNS,
         "files": "1000",
         "error": "PythonException",
@@ -267,5 +264,6 @@ def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
         "master": "local[1]",
         "partitions": "1",
         "pushdown": "true",
+        "buffer": "1048576",
         "columns": COLUMNS,
     }

@@ -1,15 +1,12 @@
-"""The Python that Spark's workers run on, where it has PySpark installed itself.
-
-Spark puts its own zipped copy of PySpark before everything else that a worker imports, and what is
-imported from a zip is compiled anew by each process: nearly a second for each of the half dozen
-that a query needs. This Python leaves the copy out.
-"""
+"""The Python of Spark's workers: the program they are, and what makes one quicker."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import shlex
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pyspark
@@ -20,7 +17,12 @@ _PROGRAM = "python"
 
 
 def worker_python(executable: str, environment: Mapping[str, str]) -> Path:
-    """A program that runs this Python with the installed PySpark alone."""
+    """A program that runs this Python with the installed PySpark alone.
+
+    Spark puts its own zipped copy of PySpark before everything else that a worker imports, and
+    what is imported from a zip is compiled anew by each process: nearly a second for each of the
+    half dozen that a query needs.
+    """
     copies = Path(pyspark.__path__[0]) / "python" / "lib"
     if environment.get("SPARK_HOME") or not (copies / "pyspark.zip").exists():
         return Path(executable)  # a Spark of the user's own, whose PySpark may not be ours
@@ -50,3 +52,13 @@ def _script(executable: str, copies: Path) -> str:
             f'exec {shlex.quote(executable)} "$@"',
         ]
     )
+
+
+@cache
+def settle_worker() -> None:
+    """What a worker has imported by now is left alone by the garbage collector.
+
+    Spark has all of it looked through after each task, which takes a third of the time of a short
+    one. Once for a process: garbage that was settled would stay for good.
+    """
+    gc.freeze()

@@ -19,6 +19,7 @@ from penstock.spark.losses import damaged, gone, report_loss
 from penstock.spark.mapped import has_files, map_piece
 from penstock.spark.options import Via
 from penstock.spark.planning import Piece, Task
+from penstock.spark.python import settle_worker
 from penstock.spark.stored import ENTRY_TYPE, Stored
 from penstock.store.record import ENTRY
 
@@ -32,6 +33,7 @@ _NOT_WRITTEN = "what is stored is not what was written"
 
 def read_task(task: Task, *, via: Via, fails_on_loss: bool) -> Iterator[pa.RecordBatch]:
     """The rows of a task, in the order of its pieces."""
+    settle_worker()
     with _Reader(task, via, fails_on_loss) as reader:
         for piece in task.pieces:
             yield from reader.read(piece)

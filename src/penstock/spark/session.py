@@ -18,12 +18,14 @@ from penstock.spark.java import find_java, java_home_for_spark
 from penstock.spark.python import worker_python
 
 _LOOPBACK = "127.0.0.1"
-# Without a network between its parts nothing has to listen to one. The web pages would, on all
-# addresses, whatever the driver is bound to.
 _LOCAL_SETTINGS = {
+    # Without a network between its parts nothing has to listen to one. The web pages would, on all
+    # addresses, whatever the driver is bound to.
     "spark.driver.bindAddress": _LOOPBACK,
     "spark.driver.host": _LOOPBACK,
     "spark.ui.enabled": "false",
+    # Between Java and Python: with the usual 64 KiB, each batch of messages takes dozens of turns.
+    "spark.buffer.size": str(2**20),
 }
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _REGISTERED = "penstock.registered"
@@ -32,6 +34,8 @@ _QUIET_LOGS = Path(__file__).with_name("log4j2.properties")
 # A query that is stopped in the middle of a batch looks for the reason in the error's text, with a
 # pattern that goes so deep that it overflows the usual stacks.
 _DEEP_STACKS = "-Xss4m"
+# Spark looks whether a value is null before it gets one from Arrow, which would look once more.
+_NO_SECOND_LOOK = "-Darrow.enable_null_check_for_get=false"
 
 _SMALLEST_HEAP_MB = 512
 _LARGEST_HEAP_MB = 4096
@@ -154,7 +158,7 @@ def _variables_for_java(environment: Mapping[str, str]) -> dict[str, str]:
             "SPARK_DRIVER_MEMORY", f"{heap_megabytes(memory_bytes())}m"
         ),
     }
-    options = [_DEEP_STACKS]
+    options = [_DEEP_STACKS, _NO_SECOND_LOOK]
     if not _has_log_settings(environment):
         options.append(f"-Dlog4j2.configurationFile={_QUIET_LOGS.as_uri()}")
     # Of two the last one counts.

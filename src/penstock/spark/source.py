@@ -28,13 +28,15 @@ from penstock.spark.options import (
     check_names,
     parse_options,
 )
+from penstock.spark.python import settle_worker
 
+# No column is ever null. That it is said saves Spark a look at every value.
 SCHEMA = StructType(
     [
-        StructField("stream", StringType()),
-        StructField("sequence_number", LongType()),
-        StructField("ingest_time", TimestampType()),
-        StructField("payload", BinaryType()),
+        StructField("stream", StringType(), nullable=False),
+        StructField("sequence_number", LongType(), nullable=False),
+        StructField("ingest_time", TimestampType(), nullable=False),
+        StructField("payload", BinaryType(), nullable=False),
     ]
 )
 
@@ -45,6 +47,7 @@ class PenstockDataSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         check_names(options)
+        settle_worker()
 
     @classmethod
     def name(cls) -> str:
@@ -81,6 +84,6 @@ class PenstockDataSource(DataSource):
 def _check_schema(schema: StructType) -> None:
     if schema != SCHEMA:
         raise SettingError(
-            f"the schema is {schema.simpleString()}: expected none, or {SCHEMA.simpleString()}; "
-            "parse payloads with from_json"
+            f"the schema is {schema.simpleString()}: expected none, as the columns are always "
+            f"{SCHEMA.simpleString()}; leave .schema(…) out, and parse payloads with from_json"
         )

@@ -26,7 +26,8 @@ _COLUMNS: dict[str, pa.DataType] = {
     "ingest_time": pa.timestamp("us", tz="UTC"),
     "payload": pa.binary(),
 }
-ARROW_SCHEMA = pa.schema(_COLUMNS)
+# As Spark makes it of the schema of the source.
+ARROW_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS.items()])
 
 # A batch ends with either: large ones spoil the caches, small ones cost more than they hold.
 _BATCH_BYTES = 4 * 1024 * 1024

@@ -31,6 +31,7 @@ from penstock.model import MessageStreamDefinition, Persistence, StrategyOnFull
 from penstock.spark.json_rows import RowEncoder
 from penstock.spark.options import WriteOptions
 from penstock.spark.place import Place
+from penstock.spark.python import settle_worker
 
 _PAYLOAD = "payload"
 _STREAM = "stream"
@@ -154,6 +155,7 @@ class _Writing:
 
     # Spark's own types say that rows come, also where batches of Arrow do.
     def write(self, iterator: Iterator[Any]) -> Written:
+        settle_worker()
         first: pa.RecordBatch | None = next(iterator, None)
         if first is None:
             return Written(0)
