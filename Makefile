@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name one with make PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,spark,java,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,spark,sandbox,java,dev]'
 	@touch $@
 
 # The unmodified AWS clients, each in an environment of its own: they pin other versions of cbor2.

@@ -1,0 +1,22 @@
+"""The destinations that there are, by the name of their list in an export definition."""
+
+from __future__ import annotations
+
+import importlib
+
+from penstock.pipeline.destinations.destination import Destination, Export
+
+# The module and the class of each: what one export needs is not imported for another.
+_DESTINATIONS = {
+    "http": ("http", "HttpDestination"),
+    "iot_analytics": ("channel", "ChannelDestination"),
+    "iot_sitewise": ("sitewise", "SiteWiseDestination"),
+    "kinesis": ("kinesis", "KinesisDestination"),
+}
+
+
+def open_destination(kind: str, export: Export) -> Destination:
+    module, name = _DESTINATIONS[kind]
+    found = importlib.import_module(f"{__name__}.{module}")
+    destination: Destination = getattr(found, name)(export)
+    return destination
