@@ -30,8 +30,8 @@ $(SDKS): tests/conformance/install_sdks.py $(INSTALLED)
 	$(BIN)/python tests/conformance/install_sdks.py
 	@touch $@
 
-run: $(INSTALLED) ## Run the broker with demo devices appending to it
-	$(BIN)/penstock up --demo --root "$(CURDIR)/.run"
+run: $(INSTALLED) ## Run broker, exports, a sandboxed cloud and demo devices
+	$(BIN)/penstock up --sandbox --demo --root "$(CURDIR)/.run"
 
 lint: $(INSTALLED) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -77,7 +77,7 @@ def test_a_name_with_a_typo_gets_a_hint(kind: type[BrokerOptions]) -> None:
 
 def test_a_name_like_no_other_gets_the_list() -> None:
     told = problem(BatchReadOptions, xyzzy="1")
-    assert "there is no option xyzzy: there are createStream, endingPosition" in told
+    assert "there is no option xyzzy: there are channel, channels, createStream" in told
     assert told.endswith("token, via")
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -20,14 +22,14 @@ def test_everything_is_there_after_it_was_opened_again(tmp_path: Path) -> None:
     catalog.add_stream(ROW)
     catalog.add_segments("id1", [SEGMENT])
     catalog.set_checkpoints([("id1", msgspec.structs.replace(SEGMENT, first=10, end=20))])
-    catalog.commit_progress([("id1", ExportProgress("e", 7, 8, "no", 9, 10))])
+    catalog.commit_progress([("id1", ROW.definition, ExportProgress("e", 7, 8, "no", 9, 10, 1))])
     catalog.reserve("id1", 99)
     catalog.close()
     catalog = Catalog(path)
     assert catalog.streams() == [ROW._replace(reserved=99)]
     assert catalog.segments("id1") == [SEGMENT]
     assert catalog.checkpoint("id1") == msgspec.structs.replace(SEGMENT, first=10, end=20)
-    assert catalog.progress("id1") == {"e": ExportProgress("e", 7, 8, "no", 9, 10)}
+    assert catalog.progress("id1") == {"e": ExportProgress("e", 7, 8, "no", 9, 10, 1)}
     catalog.close()
 
 
@@ -50,7 +52,7 @@ def test_removing_segments_moves_the_oldest_number(catalog: Catalog) -> None:
 def test_a_removed_stream_takes_everything_with_it_but_its_directory(catalog: Catalog) -> None:
     catalog.add_stream(ROW)
     catalog.add_segments("id1", [SEGMENT])
-    catalog.commit_progress([("id1", ExportProgress("e"))])
+    catalog.commit_progress([("id1", ROW.definition, ExportProgress("e"))])
     catalog.remove_stream("id1")
     assert catalog.streams() == []
     assert catalog.segments("id1") == []
@@ -68,16 +70,53 @@ def test_work_that_comes_too_late_for_a_removed_stream_does_nothing(catalog: Cat
 
 def test_progress_of_many_exports_is_all_or_nothing(catalog: Catalog) -> None:
     catalog.add_stream(ROW)
+    unstorable = ExportProgress("f", 5, error_message=cast(str, None))
     with pytest.raises(sqlite3.IntegrityError):
         catalog.commit_progress(
-            [("id1", ExportProgress("e", 5)), ("unknown", ExportProgress("e", 5))]
+            [
+                ("id1", ROW.definition, ExportProgress("e", 5)),
+                ("id1", ROW.definition, unstorable),
+            ]
         )
     assert catalog.progress("id1") == {}
 
 
+def test_progress_under_a_definition_that_was_replaced_is_not_stored(catalog: Catalog) -> None:
+    catalog.add_stream(ROW)
+    catalog.commit_progress(
+        [
+            ("id1", b"an earlier one", ExportProgress("e", 5)),
+            ("deleted", ROW.definition, ExportProgress("e", 5)),
+            ("id1", ROW.definition, ExportProgress("f", 6)),
+        ]
+    )
+    assert catalog.progress("id1") == {"f": ExportProgress("f", 6)}
+    assert catalog.progress("deleted") == {}
+
+
+def test_a_catalog_of_the_first_version_is_brought_to_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.sqlite"
+    Catalog(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE export_progress DROP COLUMN skipped_messages")
+        connection.execute("INSERT INTO stream VALUES ('id1', 's', x'7b7d', 0, 0)")
+        connection.execute("INSERT INTO export_progress VALUES ('id1', 'e', 7, 8, '', 9, 10)")
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
+    for _ in range(2):
+        catalog = Catalog(path)
+        assert catalog.progress("id1") == {"e": ExportProgress("e", 7, 8, "", 9, 10, 0)}
+        catalog.close()
+
+
 def test_an_update_forgets_the_progress_of_exports_that_are_gone(catalog: Catalog) -> None:
     catalog.add_stream(ROW)
-    catalog.commit_progress([("id1", ExportProgress("a", 1)), ("id1", ExportProgress("b", 2))])
+    catalog.commit_progress(
+        [
+            ("id1", ROW.definition, ExportProgress(name, number))
+            for name, number in (("a", 1), ("b", 2))
+        ]
+    )
     catalog.update_stream("id1", b"{1}", [ExportProgress("b", 2)])
     assert list(catalog.progress("id1")) == ["b"]
     assert catalog.streams()[0].definition == b"{1}"

@@ -34,6 +34,7 @@ _READ = frozenset(
         Operation.LocateMessages,
     )
 )
+_EXPORT = frozenset((Operation.PlanExports, Operation.CommitExports))
 _CHANGE = frozenset(
     (
         Operation.CreateMessageStream,
@@ -51,11 +52,11 @@ class Role(StrEnum):
 
 
 ALLOWED = {
-    Role.admin: _LOOK | _APPEND | _READ | _CHANGE,
+    Role.admin: _LOOK | _APPEND | _READ | _CHANGE | _EXPORT,
     Role.producer: _LOOK | _APPEND,
     Role.consumer: _LOOK | _READ,
     # The pipeline reads what it exports and appends to status streams.
-    Role.pipeline: _LOOK | _READ | _APPEND,
+    Role.pipeline: _LOOK | _READ | _APPEND | _EXPORT,
 }
 
 

@@ -128,7 +128,7 @@ class _Watch:
         self._matches = _compile(request.patterns)
         self._next_numbers = request.next_numbers
         self._waiters: list[Waiter] = []
-        self._arrival: Waiter | None = None
+        self._change: Waiter | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def has_news(self) -> bool:
@@ -160,18 +160,18 @@ class _Watch:
             waiter = Waiter(self._next_numbers[stream.name] + 1, self._finish)
             self._waiters.append(waiter)
             stream.waiters.add(waiter)
-        self._await_arrival()
+        self._await_change()
 
-    def _await_arrival(self) -> None:
-        self._arrival = Waiter(self._streams.created + 1, self._look)
-        self._streams.arrivals.add(self._arrival)
+    def _await_change(self) -> None:
+        self._change = Waiter(self._streams.changed + 1, self._look)
+        self._streams.changes.add(self._change)
 
-    def _look(self, has_arrived: bool) -> None:
-        """Another stream was created; it may be one of those that are watched."""
-        if has_arrived and not self.has_news():
-            self._await_arrival()
+    def _look(self, has_changed: bool) -> None:
+        """A stream was created, maybe one of those that are watched."""
+        if has_changed and not self.has_news():
+            self._await_change()
         else:
-            self._finish(has_arrived)
+            self._finish(has_changed)
 
     def _finish(self, _: bool) -> None:
         self._cancel()
@@ -185,8 +185,8 @@ class _Watch:
     def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._arrival is not None:
-            self._arrival.cancel()
+        if self._change is not None:
+            self._change.cancel()
         for waiter in self._waiters:
             waiter.cancel()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
 from penstock.broker.access import Access
@@ -28,6 +28,7 @@ class Peer(Protocol):
     def send(self, response: bytes) -> None: ...
     def work(self, steps: Iterator[None]) -> None: ...
     def watch(self, call: Call) -> None: ...
+    def on_departure(self, key: Hashable, say_farewell: Callable[[], object]) -> None: ...
     def close_call(self, call: Call) -> None: ...
     def count_failure(self, error: StreamManagerException) -> None: ...
     def abort_late(self) -> None: ...
@@ -60,6 +61,10 @@ class Call:
         """What to undo if the client leaves before it is answered."""
         self._cancel = cancel
         self._peer.watch(self)
+
+    def on_departure(self, key: Hashable, say_farewell: Callable[[], object]) -> None:
+        """What to do when the client is gone, answered or not; once for each key."""
+        self._peer.on_departure(key, say_farewell)
 
     def work(self, steps: Iterator[None]) -> None:
         """Takes these steps, one after the other, the last of which answers the call."""

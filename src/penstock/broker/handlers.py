@@ -6,7 +6,7 @@ import asyncio
 import logging
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
@@ -90,6 +90,7 @@ class Handlers:
         counters: Counters,
         statistics: Callable[[], Statistics],
         premises: Premises,
+        others: Mapping[type[Request], Callable[[Any, Any], None]],
     ) -> None:
         self._streams = streams
         self._settings = settings
@@ -107,6 +108,7 @@ class Handlers:
             ReadColumnsRequest: self._read_columns,
             StatisticsRequest: self._answer_statistics,
             **BulkHandlers(streams, premises, self._count_read).table(),
+            **others,
         }
 
     def handle(self, call: PendingCall, request: Request) -> None:

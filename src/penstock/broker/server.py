@@ -18,6 +18,10 @@ from pathlib import Path
 from penstock import __version__
 from penstock.broker.access import Gate, ensure_first_token
 from penstock.broker.bulk import Premises
+from penstock.broker.exports.dead_letters import DeadLetters
+from penstock.broker.exports.engine import Exports
+from penstock.broker.exports.handlers import ExportHandlers
+from penstock.broker.exports.pacing import Bandwidth
 from penstock.broker.handlers import Handlers, now_millis
 from penstock.broker.memory import FrameMemory
 from penstock.broker.session import Session
@@ -74,12 +78,30 @@ class Broker:
             self.gate = Gate(self._store.catalog, is_open=not settings.authenticate_client)
             self._sync_threads = ThreadPoolExecutor(_SYNC_THREADS, "penstock-sync")
             self._streams = Streams(self._store, settings, self._sync_threads)
+            premises = Premises(str(root.absolute()), self._instance)
+            dead_letters = DeadLetters(self._streams, settings.dead_letter_stream)
+            self._exports = Exports(
+                self._streams,
+                Bandwidth(settings.exporter_max_bandwidth),
+                dead_letters,
+                asyncio.get_running_loop().time,
+            )
+            export_handlers = ExportHandlers(
+                self._store,
+                self._streams,
+                self._exports,
+                dead_letters,
+                premises,
+                self._sync_threads,
+                now_millis,
+            )
             self.handlers = Handlers(
                 self._streams,
                 settings,
                 self.counters,
                 self.statistics,
-                Premises(str(root.absolute()), self._instance),
+                premises,
+                export_handlers.table(),
             )
             self._max_connections = min(settings.max_connections, _allow_descriptors())
             await self._listen(tls)
@@ -218,7 +240,9 @@ class Broker:
             connections_accepted=counters.connections_accepted,
             connections_refused=counters.connections_refused,
             connections_dropped=counters.connections_dropped,
-            streams=[stream.statistics() for stream in self._streams],
+            streams=[
+                stream.statistics(self._exports.activities(stream)) for stream in self._streams
+            ],
         )
 
     # The end

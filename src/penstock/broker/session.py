@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol, cast
 
 from penstock import __version__
@@ -82,6 +82,7 @@ class Session(asyncio.Protocol):
         self._open_calls = 0
         self._work: deque[Iterator[None]] = deque()
         self._cancellations: set[Call] = set()
+        self._farewells: dict[Hashable, Callable[[], object]] = {}
         self._frame_began = 0.0
         self._holds_memory = False
         # The beginning of the handshake, and later that of the end.
@@ -106,6 +107,8 @@ class Session(asyncio.Protocol):
         self._is_closing = True
         for call in tuple(self._cancellations):
             call.cancel()
+        for say_farewell in self._farewells.values():
+            say_farewell()
         self._work.clear()
         self._host.memory.release(self)
         self._host.closed(self)
@@ -310,6 +313,10 @@ class Session(asyncio.Protocol):
 
     def watch(self, call: Call) -> None:
         self._cancellations.add(call)
+
+    def on_departure(self, key: Hashable, say_farewell: Callable[[], object]) -> None:
+        """What to do when the client is gone; once for each key."""
+        self._farewells[key] = say_farewell
 
     def work(self, steps: Iterator[None]) -> None:
         """Do this in the connection's turn, behind what it has to do already."""

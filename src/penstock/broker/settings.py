@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.errors import SettingError
+from penstock.model.limits import NAME_PATTERN
 from penstock.model.validation import find_problem
 from penstock.root import CLIENT_TABLE, default_root, find_config, read_config
 
@@ -87,6 +89,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     reclaim_exported: Annotated[
         bool, _doc("whether a full RejectNewData stream drops what its enabled exports have sent")
     ] = True
+    dead_letter_stream: Annotated[
+        str,
+        _doc("the stream for messages that a destination never takes; made when it is needed"),
+    ] = ""
+    kinesis_partition_key: Annotated[
+        str,
+        _doc(
+            "what decides the shard of a record: `random`, `stream-name`, or `field:` and the "
+            "name of a JSON field of the message, with dots between levels",
+            pattern=r"\A(random|stream-name|field:.+)\Z",
+        ),
+    ] = "random"
+    kinesis_large_records: Annotated[
+        bool,
+        _doc("whether Kinesis takes 10 MiB in a record and in a call, not 1 MiB and 5 MiB"),
+    ] = False
+    channels: Annotated[
+        str, _doc("where channels are kept, by default in `channels` below the root")
+    ] = ""
     max_connections: Annotated[int, _doc("connections at once", ge=1, le=1_000_000)] = 8192
     max_frame_bytes: Annotated[
         int, _doc("the largest request, and the memory for large ones", ge=65_536, le=1 << 30)
@@ -221,6 +242,15 @@ def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
         raise SettingError(
             f"{sources['host']} is {settings.host!r}: a listener on another address than "
             "loopback needs authenticate_client = true (STREAM_MANAGER_AUTHENTICATE_CLIENT)"
+        )
+    if settings.dead_letter_stream and not re.match(NAME_PATTERN, settings.dead_letter_stream):
+        raise SettingError(
+            f"{sources['dead_letter_stream']} is {settings.dead_letter_stream!r}: expected the "
+            "name of a stream, of letters, digits, spaces or any of _ , . -"
+        )
+    if settings.channels and not settings.channels.startswith("/"):
+        raise SettingError(
+            f"{sources['channels']} is {settings.channels!r}: expected an absolute path"
         )
     for directory in filter(None, settings.read_only_dirs.split(",")):
         if not directory.strip().startswith("/"):

@@ -9,7 +9,7 @@ import errno
 import logging
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
@@ -38,7 +38,7 @@ from penstock.model import (
 from penstock.model.export import messages_behind
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.message import MessageRun
-from penstock.model.statistics import ExportStatistics, StreamStatistics
+from penstock.model.statistics import ExportActivity, ExportStatistics, StreamStatistics
 from penstock.model.storage import StoredRun
 from penstock.store.log import MessageTooLargeError, StreamFullError
 from penstock.store.segment import DamagedError
@@ -160,7 +160,8 @@ class Stream:
             ],
         )
 
-    def statistics(self) -> StreamStatistics:
+    def statistics(self, activities: Mapping[str, ExportActivity]) -> StreamStatistics:
+        """How it stands; the activities are those of its exports, by identifier."""
         log = self.log
         return StreamStatistics(
             name=self.name,
@@ -171,12 +172,14 @@ class Stream:
             segments=log.segment_count,
             waiting_reads=len(self.waiters),
             exports=[
-                self._export_statistics(kind, export)
+                self._export_statistics(kind, export, activities[export.identifier])
                 for kind, export in self.definition.export_definition.configs_by_kind()
             ],
         )
 
-    def _export_statistics(self, kind: str, export: ExportConfig) -> ExportStatistics:
+    def _export_statistics(
+        self, kind: str, export: ExportConfig, activity: ExportActivity
+    ) -> ExportStatistics:
         progress = self._stored.progress[export.identifier]
         return ExportStatistics(
             identifier=export.identifier,
@@ -190,6 +193,10 @@ class Stream:
             error_message=progress.error_message,
             exported_bytes=progress.exported_bytes,
             exported_messages=progress.processed_messages,
+            skipped_messages=progress.skipped_messages,
+            failures=activity.failures,
+            retry_in_millis=activity.retry_in_millis,
+            lane=activity.lane,
         )
 
 
@@ -203,9 +210,9 @@ class Streams:
         self._streams = {
             name: self._serve(stored) for name, stored in sorted(store.streams.items())
         }
-        # How many were created since the start, and who waits for another one.
-        self.created = 0
-        self.arrivals = Waiters()
+        # How often one was created, updated or deleted since the start, and who waits for that.
+        self.changed = 0
+        self.changes = Waiters()
 
     def _serve(self, stored: StoredStream) -> Stream:
         return Stream(stored, self._executor, self._settings.reclaim_exported)
@@ -239,8 +246,7 @@ class Streams:
             stored = self._store.create(definition)
         self._streams[definition.name] = self._serve(stored)
         logger.info("stream %r created", definition.name)
-        self.created += 1
-        self.arrivals.wake(self.created)
+        self._tell_change()
 
     def update(self, definition: MessageStreamDefinition) -> None:
         stream = self.find(definition.name)
@@ -250,6 +256,7 @@ class Streams:
         with _explained(definition.name):
             self._store.update(stream.stored, definition)
         logger.info("stream %r updated", definition.name)
+        self._tell_change()
 
     def delete(self, name: str) -> None:
         if name not in self._store.unreadable:
@@ -260,10 +267,15 @@ class Streams:
         if stream is not None:
             stream.waiters.finish_all()
         logger.info("stream %r deleted", name)
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        self.changed += 1
+        self.changes.wake(self.changed)
 
     def finish_waits(self) -> None:
         """Whoever waits for a message, or for a stream, is told that none came."""
-        for waiters in (self.arrivals, *(stream.waiters for stream in self)):
+        for waiters in (self.changes, *(stream.waiters for stream in self)):
             waiters.finish_all()
 
     def is_served(self, stream: Stream) -> bool:

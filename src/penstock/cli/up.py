@@ -1,73 +1,163 @@
-"""`penstock up`: the broker, and what is to run beside it, with one command."""
+"""`penstock up`: the broker and what belongs to it, with one command."""
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
+import os
 import shlex
 import signal
-import subprocess
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
+from penstock.broker.settings import Settings
 from penstock.cli.access import client_variables
 from penstock.cli.demo import DEVICES, run_demo
 from penstock.cli.main import Failure, config_option, json_option, root_option, settings_from
 from penstock.cli.output import echo_json
+from penstock.cli.supervision import Program
+from penstock.sandbox.client import SandboxClient
 
-_MOMENT_SECONDS = 5
+_LOOK_SECONDS = 0.1
 
 
 @click.command()
 @root_option
 @click.option("--port", type=int, help="The port for clients; 0 picks a free one.")
+@click.option("--no-pipeline", is_flag=True, help="Leave out the exports, and with them Spark.")
+@click.option(
+    "--sandbox",
+    is_flag=True,
+    help="Run a cloud on this machine as well, and export to that one.",
+)
 @click.option("--demo", is_flag=True, help="Let the devices of a small wind farm append.")
 @json_option
 @config_option
-def up(root: str | None, port: int | None, demo: bool, as_json: bool, config: Path | None) -> None:
-    """Run the broker, with demo devices if wanted, until Ctrl-C.
+def up(
+    root: str | None,
+    port: int | None,
+    no_pipeline: bool,
+    sandbox: bool,
+    demo: bool,
+    as_json: bool,
+    config: Path | None,
+) -> None:
+    """Run the broker and the pipeline that exports its streams, until Ctrl-C.
 
-    With --json the line of readiness is followed by one with what `penstock env --json` prints,
-    and logs are JSON.
+    Whichever of them dies is started again. With --json the line of readiness is followed by one
+    with what `penstock env --json` prints, and logs are JSON.
     """
     settings = settings_from(config, root=root, port=port)
-    command = [sys.executable, "-m", "penstock", "serve", "--root", settings.root]
-    command += ["--port", str(settings.port)]
-    if config is not None:
-        command += ["--config", str(config)]
-    if as_json:
-        command.append("--json")
-    # A session of its own: Ctrl-C is for this process, which then stops the broker.
-    broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    has_pipeline = not no_pipeline and _has_spark()
+    is_over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: is_over.set())
+    programs: list[Program] = []
     try:
-        assert broker.stdout is not None
-        ready = broker.stdout.readline()
-        if not ready.startswith("penstock ready"):
-            raise Failure(f"the broker did not start (exit code {broker.wait()})")
-        click.echo(ready.strip())
+        variables: Mapping[str, str] = {}
+        if sandbox:
+            variables = _start_sandbox(programs)
+        port = _start_broker(programs, settings, config, as_json)
         if as_json:
             echo_json(client_variables(settings))
         else:
-            click.echo(_summary(settings.root, demo))
+            click.echo(_summary(settings.root, demo, has_pipeline, variables))
+        if has_pipeline:
+            _start_pipeline(programs, settings, config, as_json, variables)
         if demo:
-            run_demo(settings.root_path)
-        code = broker.wait()
-        raise Failure(f"the broker ended by itself (exit code {code})")
-    except ConnectionError:
-        # It is gone, or about to be: its sockets close a moment before it ends.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            broker.wait(_MOMENT_SECONDS)
-        raise Failure(f"the broker ended by itself (exit code {broker.returncode})") from None
-    except KeyboardInterrupt:
-        pass
+            arguments = (settings.root_path, is_over)
+            threading.Thread(
+                target=run_demo, args=arguments, kwargs={"exports": sandbox}, daemon=True
+            ).start()
+        while not is_over.wait(_LOOK_SECONDS):
+            for program in programs:
+                news = program.look()
+                if news:
+                    click.echo(news, err=news.startswith("the "))
     finally:
-        broker.terminate()
-        broker.wait()
+        # The pipeline tells the broker what it has done before that one ends.
+        for program in reversed(programs):
+            program.stop()
 
 
-def _summary(root: str, demo: bool) -> str:
+def _start_sandbox(programs: list[Program]) -> Mapping[str, str]:
+    """The variables that lead to it."""
+    chosen = "0"
+    cloud = Program(
+        "sandbox",
+        lambda: _penstock("sandbox", "--port", chosen, "--create-streams"),
+        "penstock sandbox ready",
+    )
+    cloud.start()
+    programs.append(cloud)
+    url = cloud.wait_until_ready().rpartition(" ")[2]
+    if not url:
+        raise Failure("the sandbox did not start")
+    # One that is started again has to be found where it was.
+    chosen = url.rpartition(":")[2]
+    return SandboxClient(url).variables
+
+
+def _start_broker(
+    programs: list[Program], settings: Settings, config: Path | None, as_json: bool
+) -> int:
+    """Its port, at which it stays."""
+    port = settings.port
+    broker = Program(
+        "broker",
+        lambda: _penstock("serve", *_shared(settings, config, as_json), "--port", str(port)),
+        "penstock ready",
+    )
+    broker.start()
+    programs.append(broker)
+    ready = broker.wait_until_ready()
+    if not ready:
+        raise Failure(f"the broker did not start (exit code {broker.stop()})")
+    port = int(ready.rpartition(":")[2])
+    click.echo(ready)
+    return port
+
+
+def _start_pipeline(
+    programs: list[Program],
+    settings: Settings,
+    config: Path | None,
+    as_json: bool,
+    variables: Mapping[str, str],
+) -> None:
+    pipeline = Program(
+        "pipeline",
+        lambda: _penstock("pipeline", *_shared(settings, config, as_json)),
+        "penstock pipeline ready",
+        {**os.environ, **variables},
+    )
+    pipeline.start()
+    programs.append(pipeline)
+
+
+def _shared(settings: Settings, config: Path | None, as_json: bool) -> list[str]:
+    return [
+        *("--root", settings.root),
+        *(("--config", str(config)) if config is not None else ()),
+        *(("--json",) if as_json else ()),
+    ]
+
+
+def _penstock(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "penstock", *arguments]
+
+
+def _has_spark() -> bool:
+    if importlib.util.find_spec("pyspark") is not None:
+        return True
+    click.echo("nothing is exported: that needs Spark, pip install 'penstock[spark]'", err=True)
+    return False
+
+
+def _summary(root: str, demo: bool, has_pipeline: bool, cloud: Mapping[str, str]) -> str:
     names = [device.stream for device in DEVICES]
     here = f"--root {shlex.quote(root)}"
     demo_lines = f"""\
@@ -75,8 +165,10 @@ def _summary(root: str, demo: bool) -> str:
   see them               {_program()} status --watch {here}
                          {_program()} tail -f {names[0]} {here}
 """
+    exports = f"exports go to          {cloud.get('AWS_ENDPOINT_URL') or 'AWS'}"
     return f"""
   streams are stored in  {root}
+{f"  {exports}{chr(10)}" if has_pipeline else ""}\
 {demo_lines if demo else ""}\
   in another terminal    eval "$({_program()} env {here})"
                          and your Stream Manager program talks to this broker

@@ -31,6 +31,7 @@ from penstock.model import (
     MessageStreamInfo,
     ReadMessagesOptions,
 )
+from penstock.model.exporting import ExportPlan, ExportReport, Lane
 from penstock.model.statistics import Statistics
 from penstock.model.storage import Location, StoredRun, StreamPosition
 
@@ -228,6 +229,25 @@ class AsyncStreamManagerClient(Client):
         return await self._call(
             calls.locate_messages(stream_name, stream_id, start, end, max_bytes)
         )
+
+    async def plan_exports(
+        self, pipeline: str, lane: Lane, *, max_bytes: int, lease_millis: int, wait_millis: int = 0
+    ) -> ExportPlan:
+        """What is due in a lane, leased to this pipeline for so long; waits for something."""
+        return await self._call(
+            calls.plan_exports(
+                pipeline,
+                lane,
+                max_bytes=max_bytes,
+                lease_millis=lease_millis,
+                wait_millis=wait_millis,
+                request_timeout=self.request_timeout,
+            )
+        )
+
+    async def commit_exports(self, reports: Sequence[ExportReport]) -> None:
+        """What became of slices that were planned."""
+        await self._call(calls.commit_exports(reports))
 
     async def read_stored(
         self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int

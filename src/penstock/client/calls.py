@@ -29,6 +29,7 @@ from penstock.model import (
     ReadMessagesOptions,
     to_wire,
 )
+from penstock.model.exporting import ExportPlan, ExportReport, Lane
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.statistics import Statistics
 from penstock.model.storage import Location, StoredRun, StreamPosition
@@ -302,6 +303,35 @@ def read_stored(
     return Call(Operation.ReadStored, fields, _stored_run, may_repeat=True)
 
 
+# Exports: what the pipeline asks for
+
+
+def plan_exports(
+    pipeline: str,
+    lane: Lane,
+    *,
+    max_bytes: int,
+    lease_millis: int,
+    wait_millis: int,
+    request_timeout: float,
+) -> Call[ExportPlan]:
+    _check_wait("wait_millis", wait_millis, request_timeout)
+    fields = {
+        "pipeline": pipeline,
+        "lane": lane.value,
+        "maxBytes": max_bytes,
+        "leaseMillis": lease_millis,
+        "waitMillis": wait_millis,
+    }
+    return Call(Operation.PlanExports, fields, _export_plan, may_repeat=True)
+
+
+def commit_exports(reports: Sequence[ExportReport]) -> Call[None]:
+    # What the broker has taken already, it does not take again.
+    fields = {"reports": [msgspec.to_builtins(report) for report in reports]}
+    return Call(Operation.CommitExports, fields, _nothing, may_repeat=True)
+
+
 def _slice_of(stream_name: str, stream_id: str, start: int, end: int) -> dict[str, Any]:
     return {
         "name": _checked_name(stream_name),
@@ -420,6 +450,11 @@ def _stream_positions(response: Response) -> list[StreamPosition]:
 def _location(response: Response) -> Location:
     raise_for_status(response)
     return msgspec.convert(response, Location)
+
+
+def _export_plan(response: Response) -> ExportPlan:
+    raise_for_status(response)
+    return msgspec.convert(response, ExportPlan)
 
 
 def _stored_run(response: Response) -> StoredRun:

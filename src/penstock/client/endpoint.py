@@ -83,7 +83,7 @@ class Search(NamedTuple):
         config = find_config(environment, Path(self.config) if self.config else None)
         table = read_config(config)
         settings = _client_settings(table.get(CLIENT_TABLE, {}), config)
-        root = Path(self.root) if self.root else _find_root(environment, table)
+        root = Path(self.root) if self.root else find_root(environment, table)
         address = _try_address(root)
         tls = self.tls
         if tls is None:
@@ -145,7 +145,8 @@ def _client_settings(table: object, config: Path | None) -> ClientSettings:
         raise SettingError(f"{name} in {config} is {problem.shown}: {problem.expected}") from None
 
 
-def _find_root(environment: Mapping[str, str], table: Mapping[str, object]) -> Path:
+def find_root(environment: Mapping[str, str], table: Mapping[str, object]) -> Path:
+    """The root of this machine's broker; `table` is what the configuration file has."""
     for variable in _ROOT_VARIABLES:
         if environment.get(variable):
             return Path(environment[variable])

@@ -82,6 +82,21 @@ ExportConfig: TypeAlias = (
 )
 
 
+# The most messages that one call takes; an S3 task is a message of its own.
+_BATCH_LIMITS: dict[type[ExportConfig], int] = {
+    HTTPConfig: 500,
+    IoTAnalyticsConfig: 100,
+    KinesisConfig: 500,
+    IoTSiteWiseConfig: 10,
+    S3ExportTaskExecutorConfig: 1,
+}
+
+
+def batch_size_of(config: ExportConfig) -> int:
+    """How many messages are a batch."""
+    return getattr(config, "batch_size", None) or _BATCH_LIMITS[type(config)]
+
+
 class ExportDefinition(Value):
     http: list[HTTPConfig] | None = None
     iot_analytics: list[IoTAnalyticsConfig] | None = None
@@ -99,6 +114,16 @@ class ExportDefinition(Value):
         for kind in self.__struct_fields__:
             for config in getattr(self, kind) or ():
                 yield kind, config
+
+
+# By the name of the list: what a configuration in it is.
+CONFIG_OF_KIND: dict[str, type[ExportConfig]] = {
+    "http": HTTPConfig,
+    "iot_analytics": IoTAnalyticsConfig,
+    "kinesis": KinesisConfig,
+    "iot_sitewise": IoTSiteWiseConfig,
+    "s3_task_executor": S3ExportTaskExecutorConfig,
+}
 
 
 class ExportStatus(Value):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 
@@ -15,6 +17,21 @@ class ExportStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     error_message: str
     exported_bytes: int
     exported_messages: int
+    # Of these, those that their destination never takes.
+    skipped_messages: int = 0
+    # Deliveries that failed one after the other, and in how long the next one is tried.
+    failures: int = 0
+    retry_in_millis: int | None = None
+    # The exports it waits for; see `penstock.model.exporting`.
+    lane: str = "steady"
+
+
+class ExportActivity(NamedTuple):
+    """What an export is doing, as far as it is not stored."""
+
+    lane: str
+    failures: int
+    retry_in_millis: int | None
 
 
 class StreamStatistics(msgspec.Struct, frozen=True, rename="camel"):

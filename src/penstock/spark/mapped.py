@@ -22,16 +22,18 @@ from penstock.store.record import ENTRY, data_path, index_path
 
 
 def has_files(piece: Piece) -> bool:
-    """Whether the broker that told of this piece keeps its files on this machine.
+    """Whether the broker that told of this piece keeps its files on this machine."""
+    return piece.root is not None and is_here(piece.root, piece.instance)
 
-    A copy of the root, or one of the same path elsewhere, does not know what that broker is called
-    in this run.
+
+def is_here(root: str, instance: str) -> bool:
+    """Whether this is the directory of the broker that is called so in this run.
+
+    A copy of the root, or one of the same path on another machine, does not know it.
     """
-    if piece.root is None:
-        return False
     try:
-        address = (Path(piece.root) / ADDRESS_FILE).read_bytes()
-        return msgspec.json.decode(address, type=Address).instance == piece.instance
+        address = (Path(root) / ADDRESS_FILE).read_bytes()
+        return msgspec.json.decode(address, type=Address).instance == instance
     except (OSError, msgspec.DecodeError):
         return False
 

@@ -24,7 +24,11 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=INT64_MAX)]
 Via: TypeAlias = Literal["auto", "files", "wire"]
 
 
-class BrokerOptions(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+class Options(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Those of one kind of query."""
+
+
+class BrokerOptions(Options, frozen=True, rename="camel", kw_only=True):
     """Where the broker is; what is not said is looked for, as every client does."""
 
     host: str | None = None
@@ -58,6 +62,16 @@ class StreamReadOptions(ReadOptions, frozen=True, rename="camel", kw_only=True):
     max_bytes_per_trigger: Count | None = None
 
 
+class ChannelReadOptions(Options, frozen=True, rename="camel", kw_only=True):
+    """For a channel, which is read without a broker."""
+
+    channel: Annotated[str, Meta(min_length=1)]
+    # The directory of all channels, or else that of the broker which keeps them.
+    channels: str | None = None
+    root: str | None = None
+    min_partitions: Count = 1
+
+
 class WriteOptions(BrokerOptions, frozen=True, rename="camel", kw_only=True):
     # Without it each row goes to the stream that its column `stream` names.
     stream: Annotated[str, Meta(min_length=1)] | None = None
@@ -74,16 +88,28 @@ class WriteOptions(BrokerOptions, frozen=True, rename="camel", kw_only=True):
 
 
 # What each kind is called in an error.
-_KINDS: dict[type[BrokerOptions], str] = {
+_KINDS: dict[type[Options], str] = {
     BatchReadOptions: "spark.read",
     StreamReadOptions: "spark.readStream",
+    ChannelReadOptions: "a channel",
     WriteOptions: "a write",
 }
 
 # Spark passes these on to a sink as well; they are its own.
 _SPARKS_OWN = frozenset(("checkpointlocation", "queryname"))
 
-T = TypeVar("T", bound=BrokerOptions)
+T = TypeVar("T", bound=Options)
+
+
+def names_channel(options: Mapping[str, str]) -> bool:
+    """Whether a query is about a channel; SettingError if it is about streams as well."""
+    names = {option.lower() for option in options}
+    if {"channel", "stream"} <= names:
+        raise SettingError(
+            "there are options stream and channel: expected one of them, as a query reads streams "
+            "of a broker, or a channel that an export has filled"
+        )
+    return "channel" in names
 
 
 def check_names(options: Mapping[str, str]) -> None:
@@ -125,7 +151,7 @@ def _unknown(option: str, known: set[str]) -> str:
     return f"there is no option {option}: {hint}"
 
 
-def _misplaced(option: str, kind: type[BrokerOptions]) -> str:
+def _misplaced(option: str, kind: type[Options]) -> str:
     homes = [
         (name, place)
         for other, place in _KINDS.items()
@@ -136,6 +162,6 @@ def _misplaced(option: str, kind: type[BrokerOptions]) -> str:
     return f"option {name} is for {places}, not for {_KINDS[kind]}"
 
 
-def _missing(expected: str, kind: type[BrokerOptions]) -> str:
+def _missing(expected: str, kind: type[Options]) -> str:
     name = expected.rsplit(" ", 1)[-1]
     return f"option {name} is missing: {_KINDS[kind]} needs it"

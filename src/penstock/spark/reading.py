@@ -18,6 +18,7 @@ from penstock.model.storage import StoredRun
 from penstock.spark.losses import damaged, gone, report_loss
 from penstock.spark.mapped import has_files, map_piece
 from penstock.spark.options import Via
+from penstock.spark.place import Place
 from penstock.spark.planning import Piece, Task
 from penstock.spark.python import settle_worker
 from penstock.spark.stored import ENTRY_TYPE, Stored
@@ -34,16 +35,16 @@ _NOT_WRITTEN = "what is stored is not what was written"
 def read_task(task: Task, *, via: Via, fails_on_loss: bool) -> Iterator[pa.RecordBatch]:
     """The rows of a task, in the order of its pieces."""
     settle_worker()
-    with _Reader(task, via, fails_on_loss) as reader:
+    with PieceReader(task.place, via=via, fails_on_loss=fails_on_loss) as reader:
         for piece in task.pieces:
             yield from reader.read(piece)
 
 
-class _Reader:
+class PieceReader:
     """Reads the pieces of one task; connects only if one of them needs it."""
 
-    def __init__(self, task: Task, via: Via, fails_on_loss: bool) -> None:
-        self._place = task.place
+    def __init__(self, place: Place, *, via: Via, fails_on_loss: bool) -> None:
+        self._place = place
         self._via = via
         self._fails = fails_on_loss
         self._client: StreamManagerClient | None = None

@@ -23,9 +23,11 @@ from pyspark.sql.types import (
 from penstock.errors import SettingError
 from penstock.spark.options import (
     BatchReadOptions,
+    ChannelReadOptions,
     StreamReadOptions,
     WriteOptions,
     check_names,
+    names_channel,
     parse_options,
 )
 from penstock.spark.python import settle_worker
@@ -39,10 +41,17 @@ SCHEMA = StructType(
         StructField("payload", BinaryType(), nullable=False),
     ]
 )
+# Of a channel: a message has an id there, that no other message of the channel has.
+CHANNEL_SCHEMA = StructType(
+    [StructField("message_id", StringType(), nullable=False), *SCHEMA.fields]
+)
 
 
 class PenstockDataSource(DataSource):
-    """The streams of a broker. Spark makes one in a process of its own for each step of a query."""
+    """The streams of a broker, or a channel.
+
+    Spark makes one in a process of its own for each step of a query.
+    """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -54,18 +63,27 @@ class PenstockDataSource(DataSource):
         return "penstock"
 
     def schema(self) -> StructType:
-        return SCHEMA
+        return CHANNEL_SCHEMA if names_channel(self.options) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        self._check_schema(schema)
+        if names_channel(self.options):
+            from penstock.spark.channels import ChannelReader
+
+            return ChannelReader(parse_options(self.options, ChannelReadOptions))
         from penstock.spark.batch import PenstockReader
 
-        _check_schema(schema)
         return PenstockReader(parse_options(self.options, BatchReadOptions))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         from penstock.spark.streaming import PenstockStreamReader
 
-        _check_schema(schema)
+        self._check_schema(schema)
+        if names_channel(self.options):
+            raise SettingError(
+                "option channel is for spark.read, not for spark.readStream: read the stream that "
+                "fills the channel, with option stream"
+            )
         return PenstockStreamReader(parse_options(self.options, StreamReadOptions))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -80,10 +98,11 @@ class PenstockDataSource(DataSource):
 
         return PenstockStreamWriter(parse_options(self.options, WriteOptions), schema, overwrite)
 
-
-def _check_schema(schema: StructType) -> None:
-    if schema != SCHEMA:
-        raise SettingError(
-            f"the schema is {schema.simpleString()}: expected none, as the columns are always "
-            f"{SCHEMA.simpleString()}; leave .schema(…) out, and parse payloads with from_json"
-        )
+    def _check_schema(self, schema: StructType) -> None:
+        expected = self.schema()
+        if schema != expected:
+            raise SettingError(
+                f"the schema is {schema.simpleString()}: expected none, as the columns are always "
+                f"{expected.simpleString()}; leave .schema(…) out, and parse payloads with "
+                "from_json"
+            )

@@ -20,7 +20,7 @@ import msgspec
 from penstock.errors import StoreError
 from penstock.model.storage import SegmentSummary
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE stream (
@@ -59,6 +59,7 @@ CREATE TABLE export_progress (
     error_message TEXT NOT NULL,
     exported_bytes INTEGER NOT NULL,
     processed_messages INTEGER NOT NULL,
+    skipped_messages INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (stream_id, identifier)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE removed_directory (    -- directories of deleted streams that may still be there
@@ -72,6 +73,11 @@ CREATE TABLE token (
     created_time INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 """
+
+# What brings a catalog of an earlier version to the next one.
+_MIGRATIONS = {
+    1: "ALTER TABLE export_progress ADD COLUMN skipped_messages INTEGER NOT NULL DEFAULT 0",
+}
 
 
 class StreamRow(NamedTuple):
@@ -90,7 +96,9 @@ class ExportProgress(NamedTuple):
     last_time: int | None = None
     error_message: str = ""
     exported_bytes: int = 0
+    # Those that have arrived, and those that were skipped.
     processed_messages: int = 0
+    skipped_messages: int = 0
 
 
 class TokenRow(NamedTuple):
@@ -135,6 +143,10 @@ class Catalog:
                 for statement in _SCHEMA.split(";"):
                     execute(statement)
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        for known in range(version, SCHEMA_VERSION) if version else ():
+            with self._transaction():
+                execute(_MIGRATIONS[known])
+                execute(f"PRAGMA user_version = {known + 1}")
         (state,) = execute("PRAGMA quick_check(1)").fetchone()
         if state != "ok":
             raise sqlite3.DatabaseError(state)
@@ -263,16 +275,26 @@ class Catalog:
     def progress(self, stream_id: str) -> dict[str, ExportProgress]:
         rows = self._select(
             "SELECT identifier, last_exported, last_time, error_message, exported_bytes, "
-            "processed_messages FROM export_progress WHERE stream_id = ?",
+            "processed_messages, skipped_messages FROM export_progress WHERE stream_id = ?",
             stream_id,
         )
         return {row[0]: ExportProgress(*row) for row in rows}
 
-    def commit_progress(self, progress: Iterable[tuple[str, ExportProgress]]) -> None:
-        """The progress of any number of exports of any number of streams, all or nothing."""
+    def commit_progress(self, progress: Iterable[tuple[str, bytes, ExportProgress]]) -> None:
+        """The progress of any number of exports of any number of streams, all or nothing.
+
+        Each with its stream's definition: of a stream that was updated or deleted meanwhile, and
+        may no longer have the export, nothing is stored.
+        """
         with self._transaction() as connection:
-            for stream_id, export in progress:
-                _insert_progress(connection, stream_id, [export])
+            connection.executemany(
+                "INSERT OR REPLACE INTO export_progress SELECT ?, ?, ?, ?, ?, ?, ?, ? "
+                "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ? AND definition = ?)",
+                [
+                    (stream_id, *export, stream_id, definition)
+                    for stream_id, definition, export in progress
+                ],
+            )
 
     # Tokens
 
@@ -311,6 +333,6 @@ def _insert_progress(
     connection: sqlite3.Connection, stream_id: str, progress: Iterable[ExportProgress]
 ) -> None:
     connection.executemany(
-        "INSERT OR REPLACE INTO export_progress VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO export_progress VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         [(stream_id, *export) for export in progress],
     )

@@ -8,6 +8,7 @@ reads and trims; `sync` and `work` may run in another.
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -23,7 +24,7 @@ from penstock.model.storage import SegmentSummary, StoredRun
 from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
 from penstock.store.journal import Journal
-from penstock.store.record import data_path, index_path
+from penstock.store.record import ENTRY, data_path, index_path
 from penstock.store.retention import Limits, Span, count_expired, plan_room
 from penstock.store.segment import (
     ActiveSegment,
@@ -182,6 +183,28 @@ class Log(ABC):
                 return end
             room -= segment.size
         return stop
+
+    def time_of(self, number: int) -> int:
+        """When a message was appended; 0 if nobody knows any more. It must be in [oldest, end)."""
+        try:
+            run = self.read_stored(number, number + 1, 1)
+            return int(ENTRY.unpack_from(run.entries)[2])
+        except (DamagedError, OSError, struct.error):
+            return 0
+
+    def size_of(self, start: int, stop: int) -> int:
+        """About how many bytes the messages of [start, stop) have; all must be in [oldest, end)."""
+        total = 0
+        for segment in self._segments_from(start):
+            first, end = max(start, segment.first), min(stop, segment.end)
+            if first >= end:
+                break
+            try:
+                position_of = self._segment_of(first).position_of
+                total += position_of(end) - position_of(first)
+            except DamagedError:
+                total += segment.size
+        return total
 
     def trim(self, now: int) -> None:
         """Drop what outlived the stream's TTL."""

@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -91,6 +91,29 @@ class StoredStream:
             ),
             default=0,
         )
+
+
+class ProgressChange:
+    """Progress of exports that is about to be stored."""
+
+    def __init__(
+        self, catalog: Catalog, progress: Sequence[tuple[StoredStream, ExportProgress]]
+    ) -> None:
+        self._catalog = catalog
+        self._progress = progress
+        self._rows = [
+            (stream.id, _encode(stream.definition), export) for stream, export in progress
+        ]
+
+    def store(self) -> None:
+        """All of it or none; from any thread."""
+        self._catalog.commit_progress(self._rows)
+
+    def apply(self) -> None:
+        """It holds from now on, for exports that are still there."""
+        for stream, export in self._progress:
+            if export.identifier in stream.progress:
+                stream.progress[export.identifier] = export
 
 
 class Store:
@@ -199,15 +222,19 @@ class Store:
 
     def commit_progress(self, progress: dict[str, list[ExportProgress]]) -> None:
         """How far exports got, by the name of their stream, in one transaction."""
+        change = self.change_progress(progress)
+        change.store()
+        change.apply()
+
+    def change_progress(self, progress: dict[str, list[ExportProgress]]) -> ProgressChange:
+        """The same in two steps, of which the one that waits for the disk may be in a thread."""
         found = [
             (self.streams[name], export)
             for name, exports in progress.items()
             for export in exports
             if name in self.streams and export.identifier in self.streams[name].progress
         ]
-        self.catalog.commit_progress((stream.id, export) for stream, export in found)
-        for stream, export in found:
-            stream.progress[export.identifier] = export
+        return ProgressChange(self.catalog, found)
 
     def request_work(self) -> None:
         self._work_wanted.set()

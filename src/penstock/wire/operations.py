@@ -37,6 +37,10 @@ class Operation(IntEnum):
     LocateMessagesResponse = 73
     ReadStored = 74
     ReadStoredResponse = 75
+    PlanExports = 76
+    PlanExportsResponse = 77
+    CommitExports = 78
+    CommitExportsResponse = 79
 
 
 RESPONSE_TO: dict[int, Operation] = {
@@ -54,4 +58,6 @@ RESPONSE_TO: dict[int, Operation] = {
     Operation.WatchStreams: Operation.WatchStreamsResponse,
     Operation.LocateMessages: Operation.LocateMessagesResponse,
     Operation.ReadStored: Operation.ReadStoredResponse,
+    Operation.PlanExports: Operation.PlanExportsResponse,
+    Operation.CommitExports: Operation.CommitExportsResponse,
 }

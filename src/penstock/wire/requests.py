@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.model import MessageStreamDefinition, ReadMessagesOptions
+from penstock.model.exporting import ExportReport, Lane
 from penstock.model.limits import Name, Payload, ReadTimeoutMillis, RequestId, SequenceNumber
 from penstock.wire.operations import Operation
 
@@ -135,6 +136,30 @@ class ReadStoredRequest(Request):
     stream_id: str | None = None
 
 
+class PlanExportsRequest(Request):
+    """What is due in a lane: slices, which the pipeline has until their lease ends.
+
+    By asking for the next ones it gives back those of the same lane that it has not reported. The
+    answer waits until something is due, or the time is up.
+    """
+
+    operation = Operation.PlanExports
+    # Of one run of a pipeline.
+    pipeline: Annotated[str, Meta(min_length=1, max_length=64)]
+    lane: Lane
+    max_bytes: Annotated[int, Meta(ge=1)]
+    lease_millis: Annotated[int, Meta(ge=100, le=3_600_000)]
+    max_slices: Annotated[int, Meta(ge=1, le=4096)] = 256
+    wait_millis: ReadTimeoutMillis = 0
+
+
+class CommitExportsRequest(Request):
+    """What became of slices; all of it is stored, or none."""
+
+    operation = Operation.CommitExports
+    reports: Annotated[list[ExportReport], Meta(max_length=4096)]
+
+
 class StatisticsRequest(Request):
     operation = Operation.Statistics
 
@@ -166,5 +191,7 @@ EXTENDED_REQUESTS = {
         WatchStreamsRequest,
         LocateMessagesRequest,
         ReadStoredRequest,
+        PlanExportsRequest,
+        CommitExportsRequest,
     ),
 }

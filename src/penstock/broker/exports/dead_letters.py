@@ -1,0 +1,90 @@
+"""The dead-letter stream: messages that a destination never takes, with the reason.
+
+Each is JSON: `streamName`, `sequenceNumber`, `ingestTime` and `payload` (base64) of the message,
+`exportIdentifier`, `reason`, and `time`, when it was skipped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.broker.streams import Stream, Streams
+from penstock.errors import ResourceNotFoundException, StreamManagerException
+from penstock.model import MessageStreamDefinition, StrategyOnFull
+from penstock.model.exporting import ExportReport, SkippedMessage
+
+logger = logging.getLogger(__name__)
+
+
+class _DeadLetter(msgspec.Struct, rename="camel"):
+    stream_name: str
+    sequence_number: int
+    ingest_time: int
+    payload: bytes
+    export_identifier: str
+    reason: str
+    time: int
+
+
+class DeadLetters:
+    def __init__(self, streams: Streams, name: str) -> None:
+        self._streams = streams
+        # Empty if there is none.
+        self._name = name
+
+    def keep(self, stream: Stream, report: ExportReport, now: int) -> ExportReport:
+        """Stores what was skipped; the report as far as that worked.
+
+        What cannot be kept is not skipped: the export stays before it, and says why.
+        """
+        # One that cannot be exported from the dead-letter stream itself would come back for ever.
+        if not self._name or not report.skipped or stream.name == self._name:
+            return report
+        for place, skipped in enumerate(report.skipped):
+            try:
+                self._keep_one(stream, report.identifier, skipped, now)
+            except StreamManagerException as error:
+                return msgspec.structs.replace(
+                    report,
+                    settled_end=min(report.settled_end, skipped.sequence_number),
+                    skipped=report.skipped[:place],
+                    error=f"the dead-letter stream {self._name!r} takes nothing: {error.message}",
+                )
+        return report
+
+    def _keep_one(self, stream: Stream, identifier: str, skipped: SkippedMessage, now: int) -> None:
+        number = skipped.sequence_number
+        if not stream.log.oldest <= number < stream.log.end:
+            return  # dropped meanwhile: there is nothing left to keep
+        run = stream.read(number, number + 1, 1)
+        letter = _DeadLetter(
+            stream.name,
+            number,
+            run.ingest_times[0],
+            run.payloads[0],
+            identifier,
+            skipped.reason,
+            now,
+        )
+        self._find().append([msgspec.json.encode(letter)], now)
+
+    def _find(self) -> Stream:
+        try:
+            return self._streams.find(self._name)
+        except ResourceNotFoundException:
+            self._streams.create(
+                MessageStreamDefinition(
+                    name=self._name, strategy_on_full=StrategyOnFull.OverwriteOldestData
+                )
+            )
+            return self._streams.find(self._name)
+
+    def sync(self) -> Callable[[], None]:
+        """What brings the letters to the disk; it may be called from a thread."""
+        try:
+            return self._streams.find(self._name).log.sync if self._name else lambda: None
+        except StreamManagerException:
+            return lambda: None

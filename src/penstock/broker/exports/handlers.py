@@ -1,0 +1,208 @@
+"""What pipelines ask for: what is due, and that what became of it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.broker.access import Access
+from penstock.broker.bulk import Premises
+from penstock.broker.exports.dead_letters import DeadLetters
+from penstock.broker.exports.engine import Exports, Outlook, Settled
+from penstock.broker.streams import Streams
+from penstock.broker.waiting import Waiter, seconds_to_wait
+from penstock.errors import StreamManagerException, UnknownFailureException
+from penstock.store.catalog import ExportProgress
+from penstock.store.store import Store
+from penstock.wire.requests import CommitExportsRequest, PlanExportsRequest, Request
+
+
+class PendingCall(Protocol):
+    @property
+    def access(self) -> Access: ...
+    def succeed(self, **fields: Any) -> None: ...
+    def fail(self, error: StreamManagerException) -> None: ...
+    def allow_seconds(self, seconds: float) -> None: ...
+    def work(self, steps: Iterator[None]) -> None: ...
+    def on_close(self, cancel: Callable[[], object]) -> None: ...
+    def on_departure(self, key: Hashable, say_farewell: Callable[[], object]) -> None: ...
+
+
+class ExportHandlers:
+    def __init__(
+        self,
+        store: Store,
+        streams: Streams,
+        exports: Exports,
+        dead_letters: DeadLetters,
+        premises: Premises,
+        executor: Executor,
+        now_millis: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._streams = streams
+        self._exports = exports
+        self._dead_letters = dead_letters
+        self._premises = premises
+        self._executor = executor
+        self._now_millis = now_millis
+        self._pending: set[_PendingPlan] = set()
+
+    def table(self) -> dict[type[Request], Callable[[Any, Any], None]]:
+        return {PlanExportsRequest: self._plan, CommitExportsRequest: self._commit}
+
+    # Plans
+
+    def _plan(self, call: PendingCall, request: PlanExportsRequest) -> None:
+        call.access.require(request.operation)
+        pipeline, lane = request.pipeline, request.lane
+        call.on_departure((pipeline, lane), lambda: self._exports.depart(pipeline, lane))
+        if self._answer_plan(call, request, may_be_empty=not request.wait_millis):
+            return
+        call.allow_seconds(request.wait_millis / 1000)
+        pending = _PendingPlan(
+            call,
+            seconds_to_wait(request.wait_millis),
+            lambda: self._exports.outlook(lane, call.access.sees, self._now_millis()),
+            lambda may_be_empty: self._answer_plan(call, request, may_be_empty=may_be_empty),
+            self._streams,
+            self._pending.discard,
+        )
+        self._pending.add(pending)
+        call.on_close(pending.cancel)
+        pending.wait()
+
+    def _answer_plan(
+        self, call: PendingCall, request: PlanExportsRequest, *, may_be_empty: bool
+    ) -> bool:
+        slices = self._exports.plan(request, call.access.sees, self._now_millis())
+        if not slices and not may_be_empty:
+            return False
+        call.succeed(
+            root=self._premises.root,
+            instance=self._premises.instance,
+            slices=[msgspec.to_builtins(found) for found in slices],
+        )
+        return True
+
+    def look_again(self) -> None:
+        """Something has changed that may make something due."""
+        for pending in tuple(self._pending):
+            pending.look_soon()
+
+    # Commits
+
+    def _commit(self, call: PendingCall, request: CommitExportsRequest) -> None:
+        call.access.require(request.operation)
+        for report in request.reports:
+            call.access.require(request.operation, report.stream)
+        settled = self._exports.settle(request.reports, self._now_millis())
+        if not settled:
+            call.succeed()
+            return
+        progress: dict[str, list[ExportProgress]] = {}
+        for each in settled:
+            progress.setdefault(each.report.stream, []).append(each.progress)
+        change = self._store.change_progress(progress)
+        sync_letters = self._dead_letters.sync()
+        has_letters = any(each.report.skipped for each in settled)
+
+        def store() -> None:
+            if has_letters:
+                sync_letters()
+            change.store()
+
+        def stored(future: asyncio.Future[None]) -> None:
+            error = future.exception()
+            if error is None:
+                change.apply()
+                self._apply(call, settled)
+            elif isinstance(error, (OSError, sqlite3.Error)):
+                call.fail(UnknownFailureException(f"the disk of the server failed: {error}"))
+            else:
+                call.fail(UnknownFailureException(f"the server failed: {error!r}"))
+
+        # The disk may take its time, in which others are served.
+        future = asyncio.get_running_loop().run_in_executor(self._executor, store)
+        future.add_done_callback(stored)
+
+    def _apply(self, call: PendingCall, settled: list[Settled]) -> None:
+        self._exports.apply(settled)
+        call.succeed()
+        self.look_again()
+
+
+class _PendingPlan:
+    """A pipeline that waits for something to do."""
+
+    def __init__(
+        self,
+        call: PendingCall,
+        seconds: float,
+        outlook: Callable[[], Outlook],
+        # Answers the call if there is something to answer with, or in any case.
+        answer: Callable[[bool], bool],
+        streams: Streams,
+        over: Callable[[_PendingPlan], None],
+    ) -> None:
+        self._call = call
+        self._outlook = outlook
+        self._answer = answer
+        self._streams = streams
+        self._over = over
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + seconds
+        self._waiters: list[Waiter] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._gives_up = False
+        self._is_over = False
+        self._looks_soon = False
+
+    def wait(self) -> None:
+        """Until something may be due, or the time is up."""
+        outlook = self._outlook()
+        needed = [(stream.waiters, end) for stream, end in outlook.needed_ends]
+        for waiters, end in (*needed, (self._streams.changes, self._streams.changed + 1)):
+            waiter = Waiter(end, self._woken)
+            self._waiters.append(waiter)
+            waiters.add(waiter)
+        self._timer = self._loop.call_at(min(outlook.at, self._deadline), self.look_soon)
+
+    def _woken(self, reached: bool) -> None:
+        # A stream was deleted, or the broker stops: whoever asks again is told more.
+        self._gives_up = self._gives_up or not reached
+        self.look_soon()
+
+    def look_soon(self) -> None:
+        """In its own turn: this one belongs to whoever has just appended."""
+        if not self._looks_soon and not self._is_over:
+            self._looks_soon = True
+            self._call.work(self._look())
+
+    def _look(self) -> Iterator[None]:
+        self._looks_soon = False
+        self._stop_waiting()
+        is_late = self._gives_up or self._loop.time() >= self._deadline
+        if not self._is_over:
+            if self._answer(is_late):
+                self.cancel()
+            else:
+                self.wait()
+        yield from ()
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiter in self._waiters:
+            waiter.cancel()
+        self._waiters.clear()
+
+    def cancel(self) -> None:
+        self._is_over = True
+        self._stop_waiting()
+        self._over(self)

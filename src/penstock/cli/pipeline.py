@@ -1,0 +1,72 @@
+"""`penstock pipeline`: the exports of a broker, on Spark, until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+
+import click
+
+from penstock.cli.main import WRONG_USAGE, Failure, config_option, root_option, settings_from
+
+
+@click.command()
+@root_option
+@click.option("--broker", metavar="HOST:PORT", help="Where the broker is; found by its root else.")
+@click.option("--master", help="A Spark cluster; by default Spark runs on this machine's cores.")
+@click.option(
+    "--checkpoint",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where Spark keeps its checkpoints; they may be thrown away, and are by default.",
+)
+@click.option("--log-level", help="TRACE, DEBUG, INFO, WARN or ERROR.")
+@click.option("--json", "as_json", is_flag=True, help="Logs as JSON.")
+@config_option
+def pipeline(
+    root: str | None,
+    broker: str | None,
+    master: str | None,
+    checkpoint: Path | None,
+    log_level: str | None,
+    as_json: bool,
+    config: Path | None,
+) -> None:
+    """Export what the streams of a broker hold, until it is told to stop (SIGTERM, Ctrl-C).
+
+    It prints `penstock pipeline ready` once it works. Endpoints, regions and credentials are found
+    as every AWS program finds them.
+    """
+    log_format = "json" if as_json else None
+    settings = settings_from(config, root=root, log_level=log_level, log_format=log_format)
+    try:
+        from penstock.pipeline.run import Pipeline, PipelineFailedError
+        from penstock.spark.options import BrokerOptions
+        from penstock.spark.place import Place
+    except ImportError as error:
+        raise Failure(f"exports need Spark: pip install 'penstock[spark]' ({error})") from None
+    from penstock.broker.logs import set_up_logs
+
+    set_up_logs(settings.log_level, settings.log_format)
+    # That Java ended is said by us, in one line.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger("root").setLevel(logging.WARNING)
+    host, port = _split(broker) if broker else (None, None)
+    # Where the broker is named, a root only says whose token it is.
+    options = BrokerOptions(host=host, port=port, root=root if broker else settings.root)
+    place = Place.find(options, patient=True)
+    running = Pipeline(place, settings, master=master, checkpoint=checkpoint)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: running.ask_to_stop())
+    try:
+        running.run(lambda: click.echo("penstock pipeline ready"))
+    except PipelineFailedError as error:
+        raise Failure(str(error)) from None
+
+
+def _split(broker: str) -> tuple[str, str]:
+    host, colon, port = broker.rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise Failure(f"--broker is {broker!r}: expected HOST:PORT", WRONG_USAGE)
+    return host.strip("[]"), port

@@ -1,0 +1,120 @@
+"""Programs that run side by side: started, started again when they die, stopped together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.client.backoff import delays
+
+# One that ran so long has recovered from what ended it before.
+_WELL_SECONDS = 60.0
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+# What a clean end may take before it is made short.
+_STOP_SECONDS = 20.0
+
+
+class Program:
+    """A program of which one process is to run at any time.
+
+    It says on standard output that it is ready, in a line that begins with `ready`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[], Sequence[str]],
+        ready: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self._command = command
+        self._ready = ready
+        self._environment = environment
+        self._process: subprocess.Popen[str] | None = None
+        self._ready_lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._began = 0.0
+        self._starts_at = 0.0
+        self._pauses = delays(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+
+    def start(self) -> None:
+        # A session of its own: Ctrl-C is for whoever supervises, who then stops it.
+        self._process = subprocess.Popen(
+            self._command(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=self._environment,
+        )
+        self._began = time.monotonic()
+        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        """All that it says is read: a pipe that is full would stop it."""
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                if line.startswith(self._ready):
+                    self._ready_lines.put(line.strip())
+        self._ready_lines.put("")
+
+    def wait_until_ready(self) -> str:
+        """The line that says it, or an empty one if it ended before."""
+        return self._ready_lines.get()
+
+    def look(self) -> str | None:
+        """What there is to tell: that it is ready, that it ended. Starts it again in time."""
+        if self._process is None:
+            if time.monotonic() >= self._starts_at:
+                self.start()
+            return None
+        code = self._process.poll()
+        if code is None:
+            with contextlib.suppress(queue.Empty):
+                return self._ready_lines.get_nowait() or None
+            return None
+        if time.monotonic() - self._began > _WELL_SECONDS:
+            self._pauses = delays(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        pause = next(self._pauses)
+        self._end_group()
+        self._process = None
+        self._starts_at = time.monotonic() + pause
+        return f"the {self.name} ended ({_describe(code)}); it starts again in {pause:.1f} s"
+
+    def stop(self) -> int:
+        """Its exit code; 0 if it was not running."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.terminate()
+        try:
+            code = process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        self._process = process
+        self._end_group()
+        self._process = None
+        return code
+
+    def _end_group(self) -> None:
+        """Nothing that it started outlives it."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"

@@ -1,0 +1,36 @@
+"""How long the batches of a lane may take, and so how long its exports may wait for each other."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.model.exporting import Lane
+
+# What a batch takes beside its deliveries, on a busy machine.
+_MARGIN_SECONDS = 15.0
+
+
+class LaneLimits(NamedTuple):
+    # After so many seconds no call is begun.
+    seconds: float
+    # A call that is not answered so many seconds later is given up.
+    patience: float
+    # As many tasks as there are cores, or one.
+    is_parallel: bool
+
+    @property
+    def longest(self) -> float:
+        return self.seconds + self.patience
+
+    @property
+    def lease_millis(self) -> int:
+        return int((self.longest + _MARGIN_SECONDS) * 1000)
+
+
+LIMITS = {
+    # An urgent message waits for a batch that has just begun: it has to be on its way within two
+    # seconds. One that has just found out that a destination hangs takes a little longer.
+    Lane.steady: LaneLimits(seconds=0.8, patience=1.0, is_parallel=True),
+    # Here are those that hang, or whose connections are slow.
+    Lane.recovering: LaneLimits(seconds=5.0, patience=30.0, is_parallel=False),
+}

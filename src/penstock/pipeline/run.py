@@ -1,0 +1,193 @@
+"""The pipeline as a program: Spark with a query for each lane, until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import penstock.spark
+from penstock.broker.settings import Settings
+from penstock.client.backoff import delays
+from penstock.model.exporting import Lane
+from penstock.pipeline.destinations.destination import DestinationSettings
+from penstock.pipeline.lanes import LIMITS
+from penstock.pipeline.options import PipelineOptions, encode_place
+from penstock.pipeline.source import FORMAT, ExportsDataSource
+from penstock.spark.place import Place
+
+logger = logging.getLogger(__name__)
+
+_SETTINGS = {
+    # A batch without slices is of no use.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # Checkpoints are never read again: see `penstock.pipeline.planning`.
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.numRecentProgressUpdates": "1",
+    # The first progress, which may be without data, tells that a lane works.
+    "spark.sql.streaming.noDataProgressEventInterval": "0",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing"
+        ".FileSystemBasedCheckpointFileManager"
+    ),
+}
+_LOOK_SECONDS = 0.2
+# A query that ran so long has recovered from what ended the one before it.
+_WELL_SECONDS = 60.0
+
+
+class PipelineFailedError(Exception):
+    """Spark is gone, or cannot be used: the pipeline has to be started anew."""
+
+
+class _Running(NamedTuple):
+    query: StreamingQuery
+    began: float
+
+
+class Pipeline:
+    """The queries of all lanes in one Spark session. For one thread, but for `ask_to_stop`."""
+
+    def __init__(
+        self,
+        place: Place,
+        settings: Settings,
+        *,
+        master: str | None = None,
+        checkpoint: Path | None = None,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        self._place = place
+        self._settings = settings
+        self._master = master
+        self._config = dict(config or {})
+        self._stops = threading.Event()
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if checkpoint is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="penstock-pipeline-")
+            checkpoint = Path(self._temporary.name)
+        self._directory = checkpoint
+        self._id = secrets.token_hex(8)
+
+    def ask_to_stop(self) -> None:
+        """From any thread, or a signal handler."""
+        self._stops.set()
+
+    def run(self, ready: Callable[[], None]) -> None:
+        """Exports until it is asked to stop; PipelineFailedError if that is not possible."""
+        spark = self._start_spark()
+        queries: dict[Lane, _Running] = {}
+        try:
+            for lane in LIMITS:
+                queries[lane] = self._start(spark, lane)
+            self._watch(spark, queries, ready)
+            self._finish(queries)
+        except (Py4JError, PySparkException, OSError) as error:
+            if not self._stops.is_set():
+                raise PipelineFailedError(f"Spark ended: {_first_line(error)}") from None
+        finally:
+            self._stop(spark)
+
+    def _start_spark(self) -> SparkSession:
+        cores = os.cpu_count() or 1
+        # One more for each lane beside the first: what hangs in one must not hold up another.
+        master = self._master or f"local[{cores + len(LIMITS) - 1}]"
+        config = {**_SETTINGS, **self._config}
+        spark = penstock.spark.session("penstock-pipeline", master=master, config=config)
+        # What ends a query is told by us, in one line.
+        spark.sparkContext.setLogLevel("FATAL")
+        spark.dataSource.register(ExportsDataSource)
+        return spark
+
+    def _start(self, spark: SparkSession, lane: Lane) -> _Running:
+        options = self._options(lane).to_spark()
+        rows = spark.readStream.format(FORMAT).options(**options).load()
+        query = (
+            rows.writeStream.format(FORMAT)
+            .options(**options)
+            .queryName(f"exports-{lane.value}")
+            .option("checkpointLocation", str(self._directory / lane.value))
+            .start()
+        )
+        return _Running(query, time.monotonic())
+
+    def _options(self, lane: Lane) -> PipelineOptions:
+        settings = self._settings
+        return PipelineOptions(
+            pipeline=self._id,
+            lane=lane.value,
+            broker=encode_place(self._place),
+            stop_file=str(self._stop_file),
+            threads=settings.exporter_thread_pool_size if LIMITS[lane].is_parallel else 64,
+            settings=DestinationSettings(
+                kinesis_inter_call_delay_ms=settings.exporter_kinesis_inter_call_delay_ms,
+                kinesis_partition_key=settings.kinesis_partition_key,
+                kinesis_large_records=settings.kinesis_large_records,
+                channels=settings.channels,
+            ),
+        )
+
+    @property
+    def _stop_file(self) -> Path:
+        return self._directory / f"stop-{self._id}"
+
+    def _watch(
+        self, spark: SparkSession, queries: dict[Lane, _Running], ready: Callable[[], None]
+    ) -> None:
+        """Starts queries again that ended, which a task that dies makes them do."""
+        pauses = delays()
+        is_ready = False
+        while not self._stops.wait(_LOOK_SECONDS):
+            # The first batch takes seconds; from then on it is fast.
+            if not is_ready and queries[Lane.steady].query.lastProgress is not None:
+                is_ready = True
+                ready()
+            for lane, running in queries.items():
+                if running.query.isActive:
+                    continue
+                logger.warning("lane %s ended: %s", lane.value, _reason(running.query))
+                if time.monotonic() - running.began > _WELL_SECONDS:
+                    pauses = delays()
+                if self._stops.wait(next(pauses)):
+                    return
+                queries[lane] = self._start(spark, lane)
+
+    def _finish(self, queries: dict[Lane, _Running]) -> None:
+        """Lets batches end that are under way: what they deliver need not be delivered twice."""
+        self._stop_file.touch()
+        deadline = time.monotonic() + LIMITS[Lane.steady].longest + 3
+        for running in queries.values():
+            while running.query.isActive and time.monotonic() < deadline:
+                status = running.query.status
+                if not status["isTriggerActive"] or not status["isDataAvailable"]:
+                    break
+                time.sleep(_LOOK_SECONDS / 4)
+            running.query.stop()
+
+    def _stop(self, spark: SparkSession) -> None:
+        try:
+            spark.stop()
+        except (Py4JError, OSError):
+            logger.debug("Spark was gone already")
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def _reason(query: StreamingQuery) -> str:
+    error = query.exception()
+    return _first_line(error) if error is not None else "no reason was given"
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), repr(error))[:500]

@@ -1,0 +1,57 @@
+"""One sandbox for all tests here, and the environment that leads to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.destinations import aws
+from penstock.sandbox.server import Sandbox
+from tests.pipeline.destinations.suite import HARNESSES, Harness
+
+
+def _clean(patch: pytest.MonkeyPatch, directory: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            patch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        patch.setenv(name, str(directory / "none"))
+    patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    aws.forget_clients()
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No variables and files of AWS, nor proxies, and clients that know none."""
+    _clean(monkeypatch, tmp_path)
+    yield
+    aws.forget_clients()
+
+
+@pytest.fixture(scope="package")
+def _running_sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with pytest.MonkeyPatch.context() as patch, Sandbox(create_streams=True) as running:
+        _clean(patch, tmp_path_factory.mktemp("aws"))
+        for name, value in running.variables.items():
+            # That it is not needed is for us to see.
+            if name != "AWS_DISABLE_HOST_PREFIX_INJECTION":
+                patch.setenv(name, value)
+        yield running
+    aws.forget_clients()
+
+
+@pytest.fixture
+def sandbox(_running_sandbox: Sandbox) -> Iterator[Sandbox]:
+    """All services, where the environment leads to; nothing is wrong with them yet."""
+    _running_sandbox.reset_calls()
+    yield _running_sandbox
+    _running_sandbox.clear_faults()
+
+
+@pytest.fixture(params=HARNESSES, ids=lambda kind: kind.__name__.removesuffix("Harness"))
+def harness(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Harness:
+    made: Harness = request.param(sandbox, tmp_path)
+    return made

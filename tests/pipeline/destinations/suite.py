@@ -1,0 +1,204 @@
+"""What the tests of all destinations need to know of each: a harness.
+
+The other end is real where it can be: boto3 and urllib3 talk to a sandbox over HTTP, and a channel
+is a directory.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+
+from penstock.model import (
+    ExportConfig,
+    ExportFormat,
+    HTTPConfig,
+    IoTAnalyticsConfig,
+    IoTSiteWiseConfig,
+    KinesisConfig,
+)
+from penstock.pipeline.destinations import open_destination
+from penstock.pipeline.destinations.channel import ChannelDestination, Files
+from penstock.pipeline.destinations.destination import (
+    Destination,
+    DestinationSettings,
+    Export,
+    Messages,
+)
+from penstock.sandbox.server import Sandbox
+
+_names = count()
+
+STREAM = "turbine"
+# Far above what an answer of the sandbox takes.
+PATIENCE_S = 20.0
+NO_PAUSE = DestinationSettings(kinesis_inter_call_delay_ms=0)
+
+
+def make_export(
+    config: ExportConfig, settings: DestinationSettings = NO_PAUSE, patience: float = PATIENCE_S
+) -> Export:
+    return Export(STREAM, "0af1", config, settings, None, patience)
+
+
+class Harness(ABC):
+    """One destination under test, with a name of its own at the other end."""
+
+    kind: str
+    # In one call; None if there may be any number.
+    most: int | None
+    # The service of the sandbox; None if it is none.
+    service: str | None
+    # One that can never arrive, and what is said of it.
+    bad: tuple[bytes, str] | None = None
+    can_fail_partly = False
+
+    def __init__(self, sandbox: Sandbox, directory: Path) -> None:
+        self.sandbox = sandbox
+        self.directory = directory
+        self.name = f"test{next(_names)}"
+
+    @abstractmethod
+    def config(self, batch_size: int | None = None) -> ExportConfig: ...
+
+    @abstractmethod
+    def arrived(self) -> list[int]:
+        """The numbers of what arrived, in the order in which it came."""
+
+    def payload(self, number: int) -> bytes:
+        return str(number).encode()
+
+    def open(self, batch_size: int | None = None, patience: float = PATIENCE_S) -> Destination:
+        return open_destination(self.kind, make_export(self.config(batch_size), patience=patience))
+
+    def messages(self, numbers: range, bad: Mapping[int, bytes] | None = None) -> Messages:
+        now = int(time.time() * 1000)
+        payloads = [(bad or {}).get(number) or self.payload(number) for number in numbers]
+        return Messages(STREAM, numbers[0], numbers, [now] * len(numbers), payloads)
+
+    def fail_once(self) -> None:
+        """Lets the next call fail as a whole."""
+        assert self.service is not None
+        self.sandbox.set_fault(self.service, status=503, for_calls=1)
+
+    def fail_partly(self) -> None:
+        """Lets every third message of the next call fail."""
+        assert self.service is not None
+        self.sandbox.set_fault(self.service, refuse_every=3, for_calls=1)
+
+
+class KinesisHarness(Harness):
+    kind = service = "kinesis"
+    most = 500
+    bad = (bytes(1024 * 1024), "a Kinesis record has 1048576 at most")
+    can_fail_partly = True
+
+    def config(self, batch_size: int | None = None) -> ExportConfig:
+        return KinesisConfig(identifier="e", kinesis_stream_name=self.name, batch_size=batch_size)
+
+    def arrived(self) -> list[int]:
+        return [int(payload) for payload in self.sandbox.payloads("kinesis", self.name)]
+
+
+class SiteWiseHarness(Harness):
+    kind = "iot_sitewise"
+    service = "iotsitewise"
+    most = 10
+    bad = (b"{", "not JSON")
+    can_fail_partly = True
+
+    def config(self, batch_size: int | None = None) -> ExportConfig:
+        return IoTSiteWiseConfig(identifier="e", batch_size=batch_size)
+
+    def payload(self, number: int) -> bytes:
+        return json.dumps(self.entry(number)).encode()
+
+    def entry(self, number: int, **fields: Any) -> dict[str, Any]:
+        value = {
+            "value": {"integerValue": -number},
+            "timestamp": {"timeInSeconds": int(time.time()) - 10_000 + number},
+        }
+        return {
+            "entryId": f"e-{number}",
+            "propertyAlias": self.name,
+            "propertyValues": [value],
+        } | fields
+
+    def arrived(self) -> list[int]:
+        records = self.sandbox.records("iotsitewise", self.name)
+        return [int(record["entryId"].removeprefix("e-")) for record in records]
+
+
+class RawHttpHarness(Harness):
+    kind = service = "http"
+    most = 1
+
+    def config(self, batch_size: int | None = None) -> ExportConfig:
+        return HTTPConfig(
+            identifier="e", uri=self.sandbox.http_url(self.name), batch_size=batch_size
+        )
+
+    def arrived(self) -> list[int]:
+        return [int(payload) for payload in self.sandbox.payloads("http", self.name)]
+
+
+class JsonHttpHarness(Harness):
+    kind = service = "http"
+    most = 500
+
+    def config(self, batch_size: int | None = None) -> ExportConfig:
+        return HTTPConfig(
+            identifier="e",
+            uri=self.sandbox.http_url(self.name),
+            batch_size=batch_size,
+            export_format=ExportFormat.JSON_BATCHED,
+        )
+
+    def arrived(self) -> list[int]:
+        bodies = self.sandbox.payloads("http", self.name)
+        return [message["sequenceNumber"] for body in bodies for message in json.loads(body)]
+
+
+class _FailingFiles(Files):
+    fails = False
+
+    def rename(self, path: Path, target: Path) -> None:
+        if self.fails:
+            self.fails = False
+            raise OSError(28, "No space left on device")
+        super().rename(path, target)
+
+
+class ChannelHarness(Harness):
+    kind = "iot_analytics"
+    service = None
+    most = None
+
+    def __init__(self, sandbox: Sandbox, directory: Path) -> None:
+        super().__init__(sandbox, directory)
+        self._files = _FailingFiles()
+
+    def config(self, batch_size: int | None = None) -> ExportConfig:
+        return IoTAnalyticsConfig(identifier="e", iot_channel=self.name, batch_size=batch_size)
+
+    def open(self, batch_size: int | None = None, patience: float = PATIENCE_S) -> Destination:
+        settings = DestinationSettings(channels=str(self.directory))
+        export = make_export(self.config(batch_size), settings, patience)
+        return ChannelDestination(export, self._files)
+
+    def arrived(self) -> list[int]:
+        rows = ds.dataset(self.directory / self.name, partitioning="hive").to_table()
+        return [int(payload) for payload in rows["payload"].to_pylist() if payload]
+
+    def fail_once(self) -> None:
+        self._files.fails = True
+
+
+HARNESSES = (KinesisHarness, SiteWiseHarness, RawHttpHarness, JsonHttpHarness, ChannelHarness)

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from penstock.model import ExportFormat, HTTPConfig
+from penstock.pipeline.delivery import Budget, Delivery, deliver
+from penstock.pipeline.destinations.destination import Messages
+from penstock.pipeline.destinations.http import HttpDestination, parse_retry_after
+from tests.pipeline.destinations.suite import make_export
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+
+class Peer:
+    """A server that says what it is told to, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, Mapping[str, str], bytes]] = []
+        self.status = 200
+        self.headers: dict[str, str] = {}
+        self.text = b""
+        # A body with this in it is refused, with 422.
+        self.hates: bytes | None = None
+        self.connections = 0
+        peer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                peer.connections += 1
+                super().setup()
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                peer.requests.append((self.path, headers, body))
+                is_hated = peer.hates is not None and peer.hates in body
+                self.send_response(422 if is_hated else peer.status)
+                for name, value in peer.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(peer.text)))
+                self.end_headers()
+                self.wfile.write(peer.text)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [body for _, _, body in self.requests]
+
+    @property
+    def place(self) -> str:
+        return f"127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    made = Peer()
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join()
+
+
+def of(*payloads: bytes) -> Messages:
+    numbers = range(len(payloads))
+    return Messages("turbine", 0, numbers, [1700 + number for number in numbers], payloads)
+
+
+def run(uri: str, *payloads: bytes, batched: bool = False) -> Delivery:
+    kind = ExportFormat.JSON_BATCHED if batched else None
+    config = HTTPConfig(identifier="e", uri=uri, export_format=kind)
+    return deliver(HttpDestination(make_export(config)), of(*payloads), len(payloads), Budget(60))
+
+
+def test_a_message_is_the_body_of_a_post(peer: Peer) -> None:
+    delivery = run(f"http://{peer.place}/in?key=1", b"\0\xff", b"two")
+    assert delivery.error == ""
+    assert peer.bodies == [b"\0\xff", b"two"]
+    path, headers, _ = peer.requests[0]
+    assert path == "/in?key=1"
+    assert headers["content-type"] == "application/octet-stream"
+    assert peer.connections == 1
+
+
+def test_a_batch_is_a_list_in_json(peer: Peer) -> None:
+    run(f"http://{peer.place}", b"\0\xff", b"two", batched=True)
+    (_, headers, body), *others = peer.requests
+    assert not others
+    assert headers["content-type"] == "application/json"
+    assert json.loads(body) == [
+        {
+            "streamName": "turbine",
+            "sequenceNumber": number,
+            "ingestTime": 1700 + number,
+            "payload": base64.b64encode(payload).decode(),
+        }
+        for number, payload in enumerate((b"\0\xff", b"two"))
+    ]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+def test_any_status_of_success_is_one(peer: Peer, status: int, batched: bool) -> None:
+    peer.status = status
+    delivery = run(f"http://{peer.place}", b"x", b"y", batched=batched)
+    assert delivery.error == ""
+    assert delivery.exported_messages == 2
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 503, 504])
+def test_what_passes_is_not_available(peer: Peer, status: int, batched: bool) -> None:
+    peer.status, peer.text = status, b"busy"
+    peer.headers = {"Retry-After": "7"}
+    delivery = run(f"http://{peer.place}/in?secret=1", b"x", batched=batched)
+    assert delivery.error.startswith(f"POST http://{peer.place}/in: {status} ")
+    assert delivery.error.endswith(": busy")
+    assert "secret" not in delivery.error
+    assert delivery.retry_after == 7
+    assert delivery.settled_end == 0
+    assert len(peer.requests) == 1
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("status", [301, 307, 401, 403, 404, 405])
+def test_what_is_wrong_with_the_endpoint_skips_all_at_once(
+    peer: Peer, status: int, batched: bool
+) -> None:
+    peer.status, peer.text = status, b"no " * 1000
+    peer.headers = {"Location": f"http://{peer.place}/elsewhere"}
+    delivery = run(f"http://{peer.place}", b"x", b"y", batched=batched)
+    assert [number for number, _ in delivery.skipped] == [0, 1]
+    reason = delivery.skipped[0][1]
+    assert f" {status} " in reason
+    assert len(reason) < 300
+    assert delivery.settled_end == 2
+    assert len(peer.requests) == (1 if batched else 2)
+
+
+def test_the_message_that_a_batch_is_refused_for_is_found(peer: Peer) -> None:
+    peer.hates = base64.b64encode(b"bad")
+    payloads = [b"bad" if number in (3, 8) else str(number).encode() for number in range(10)]
+    delivery = run(f"http://{peer.place}", *payloads, batched=True)
+    assert [number for number, _ in delivery.skipped] == [3, 8]
+    assert delivery.exported_messages == 8
+    taken = [body for body in peer.bodies if peer.hates not in body]
+    numbers = [message["sequenceNumber"] for body in taken for message in json.loads(body)]
+    assert numbers == [0, 1, 2, 4, 5, 6, 7, 9]
+
+
+def test_a_message_that_is_refused_is_skipped(peer: Peer) -> None:
+    peer.hates = b"bad"
+    delivery = run(f"http://{peer.place}", b"good", b"bad", b"fine")
+    ((number, reason),) = delivery.skipped
+    assert number == 1
+    assert " 422 " in reason
+    assert delivery.exported_messages == 2
+
+
+@pytest.mark.parametrize(
+    "uri", ["ftp://host/x", "http://", "host", "/path", "http://[::1", "file:///etc/passwd"]
+)
+def test_a_uri_that_is_none_costs_no_message(uri: str) -> None:
+    delivery = run(uri, b"x")
+    assert "expected http:// or https:// and a host" in delivery.error
+    assert delivery.skipped == []
+
+
+def test_where_nobody_listens_is_no_time_out() -> None:
+    delivery = run("http://127.0.0.1:1/", b"x")
+    assert delivery.error.startswith("POST http://127.0.0.1:1/: NewConnectionError: ")
+    assert " at 0x" not in delivery.error
+    assert not delivery.timed_out
+
+
+def test_a_name_and_a_password_are_told_to_the_host_and_nobody_else(peer: Peer) -> None:
+    peer.status = 500
+    delivery = run(f"http://me:s%40cret@{peer.place}/", b"x")
+    expected = base64.b64encode(b"me:s@cret").decode()
+    assert peer.requests[0][1]["authorization"] == f"Basic {expected}"
+    assert "cret" not in delivery.error
+
+
+def test_a_certificate_that_nobody_signed_is_not_trusted(peer: Peer) -> None:
+    delivery = run(f"https://{peer.place}/", b"x")
+    assert "SSLError" in delivery.error
+    assert peer.requests == []
+
+
+def test_the_proxy_of_the_environment_is_used(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://{peer.place}")
+    assert run("http://somewhere.example/in", b"x").error == ""
+    assert peer.requests[0][0] == "http://somewhere.example/in"
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert run(f"http://{peer.place}/direct", b"x").error == ""
+    assert peer.requests[1][0] == "/direct"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("120", 120.0),
+        ("soon", None),
+        ("-3", None),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
+        ("Thu, 01 Jan 1970 00:00:05 GMT", 0.0),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(text: str | None, seconds: float | None) -> None:
+    assert parse_retry_after(text, now=10.0) == seconds

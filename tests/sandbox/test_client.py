@@ -1,0 +1,102 @@
+"""The sandbox's client."""
+
+from __future__ import annotations
+
+import os
+
+import boto3
+import pytest
+from mypy_boto3_kinesis.client import KinesisClient
+
+from penstock.sandbox.client import SandboxClient, SandboxError
+from penstock.sandbox.server import Sandbox
+from tests.sandbox.posting import post
+
+
+@pytest.fixture
+def client(sandbox: Sandbox) -> SandboxClient:
+    return SandboxClient(sandbox.url + "/")
+
+
+def test_fields_of_faults_are_spelled_as_in_python_or_as_in_json(client: SandboxClient) -> None:
+    client.set_fault("s3", refuse_every=2, refuse_with="InternalError")
+    client.set_fault("http", delayMillis=1, forCalls=3)
+
+    assert client.faults() == [
+        {"service": "s3", "refuseEvery": 2, "refuseWith": "InternalError", "callsMet": 0},
+        {"service": "http", "delayMillis": 1, "forCalls": 3, "callsMet": 0},
+    ]
+    client.clear_faults("s3")
+    assert len(client.faults()) == 1
+    client.clear_faults()
+    assert client.faults() == []
+
+
+def test_what_the_sandbox_refuses_is_raised_in_its_words(client: SandboxClient) -> None:
+    with pytest.raises(SandboxError, match=r"^forCalls: has to be a whole number, 1 or more$"):
+        client.set_fault("s3", down=True, for_calls=0)
+    with pytest.raises(SandboxError, match="name: there is no such one"):
+        client.records("kinesis", "never made")
+
+
+def test_records_of_which_nothing_came_are_none(client: SandboxClient) -> None:
+    assert client.records("iotsitewise", "/never/put") == []
+
+
+def test_all_records_come_however_many_there_are(
+    client: SandboxClient, kinesis: KinesisClient, stream: str
+) -> None:
+    for call in range(21):
+        kinesis.put_records(
+            StreamName=stream,
+            Records=[
+                {"Data": b"%d" % (call * 500 + place), "PartitionKey": "k"} for place in range(500)
+            ],
+        )
+
+    assert client.payloads("kinesis", stream) == [b"%d" % number for number in range(10_500)]
+    assert client.payloads("kinesis", stream, first=10_499) == [b"10499"]
+    assert client.payloads("kinesis", stream, first=20_000) == []
+
+
+def test_calls_and_totals_are_counted_until_they_are_reset(client: SandboxClient) -> None:
+    post(client.http_url("counted"), b"four")
+
+    (call,) = client.calls("http", "counted")
+    assert call["bodyBytes"] == 4
+    assert client.totals()["http"]["stored"] == 1
+    client.reset_calls()
+    assert client.calls() == []
+    assert client.totals() == {}
+
+
+def test_the_variables_lead_boto3_to_the_sandbox(
+    client: SandboxClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in os.environ:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    for name, value in client.variables.items():
+        monkeypatch.setenv(name, value)
+    session = boto3.Session()
+
+    session.client("kinesis").list_streams()
+    session.client("s3").list_buckets()
+    session.client("iotsitewise").batch_put_asset_property_value(
+        entries=[
+            {
+                "entryId": "e",
+                "propertyAlias": "/by/variables",
+                "propertyValues": [
+                    {"value": {"booleanValue": True}, "timestamp": {"timeInSeconds": 1}}
+                ],
+            }
+        ]
+    )
+
+    assert [call["service"] for call in client.calls()] == ["kinesis", "s3", "iotsitewise"]
+
+
+def test_a_sandbox_that_is_not_there_is_not_healthy(client: SandboxClient) -> None:
+    assert client.is_healthy()
+    assert not SandboxClient("http://127.0.0.1:1").is_healthy()
