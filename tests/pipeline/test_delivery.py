@@ -225,6 +225,12 @@ def test_too_many_that_are_skipped_end_it_early() -> None:
     assert delivery.error == ""
 
 
+def test_a_destination_may_take_any_number_at_once() -> None:
+    destination = FakeDestination(most=10**9)
+    run(destination, range(5000))
+    assert len(destination.calls) == 1
+
+
 def test_the_pause_of_a_destination_is_left_between_calls() -> None:
     clock = ManualClock()
     delivery = run(FakeDestination(pause=2.0), clock=clock)

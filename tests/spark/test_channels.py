@@ -72,7 +72,7 @@ def test_a_channel_that_is_not_there_is_an_error_with_those_that_are(tmp_path: P
 
 def test_files_come_by_date_without_those_that_are_being_written(tmp_path: Path) -> None:
     fill(tmp_path, "farm", 0, 9)
-    day = next((tmp_path / "channels/farm").iterdir())
+    day = next((tmp_path / "channels/farm").glob("date=*"))
     (day / ".turbine-0123abcd-1").write_bytes(b"half")
     (day / "notes.txt").write_bytes(b"of somebody")
     parts = list_parts(tmp_path / "channels", "farm")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -146,6 +147,8 @@ class Attempt:
         self._skipped: list[tuple[int, str]] = []
         # Before it no call is to be made.
         self._next_call = budget.clock()
+        # What has become of a call is noted as a whole before anybody looks.
+        self._lock = threading.Lock()
 
     def run(self) -> None:
         try:
@@ -172,7 +175,10 @@ class Attempt:
                 continue
             if self._budget.is_over():
                 return error
-            limit = min(part.limit, MOST_SKIPPED - len(self._skipped))
+            limit = part.limit
+            if self._skipped:
+                # Not otherwise: most destinations skip nothing, and some take any number at once.
+                limit = min(limit, MOST_SKIPPED - len(self._skipped))
             call = self._destination.prepare(part.messages, part.next, limit)
             if call.content is None:
                 self._settle(part, call, Answer())
@@ -215,6 +221,11 @@ class Attempt:
             self._slowest_call = max(self._slowest_call, self._budget.clock() - began)
 
     def _settle(self, part: _Part, call: Call, answer: Answer) -> None:
+        with self._lock:
+            self._note(part, call, answer)
+        part.advance(call)
+
+    def _note(self, part: _Part, call: Call, answer: Answer) -> None:
         numbers, payloads = part.messages.numbers, part.messages.payloads
         if not (call.skipped or answer.failed or answer.refused):
             self._exported_messages += call.stop - call.start
@@ -233,10 +244,13 @@ class Attempt:
                 else:
                     self._exported_messages += 1
                     self._exported_bytes += len(payloads[place])
-        part.advance(call)
 
     def delivery(self) -> Delivery:
         """What became of it, as far as it got."""
+        with self._lock:
+            return self._describe()
+
+    def _describe(self) -> Delivery:
         numbers = self._messages.numbers
         first = self._is_settled.find(False)
         return Delivery(

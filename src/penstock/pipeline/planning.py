@@ -38,6 +38,11 @@ _IDLE_SECONDS = 40.0
 _PLAN_BYTES = 64 * 1024 * 1024
 
 
+def stopped_file(stop_file: Path, lane: Lane) -> Path:
+    """What a lane makes when it has seen that it is to stop: it plans nothing from then on."""
+    return stop_file.with_name(f"{stop_file.name}-{lane.value}")
+
+
 class PlannedSlice(NamedTuple):
     header: SliceHeader
     pieces: list[Piece]
@@ -69,7 +74,9 @@ class LaneReader(DataSourceStreamReader):
         return {"plan": 0}
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802, ARG002
-        if Path(self._options.stop_file).exists():
+        stop_file = Path(self._options.stop_file)
+        if stop_file.exists():
+            stopped_file(stop_file, self._lane).touch()
             return start
         keeps_warm = self._lane is Lane.steady and self._has_idled()
         plan = self._connected().plan_exports(

@@ -24,6 +24,7 @@ from penstock.model.exporting import Lane
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.lanes import LIMITS
 from penstock.pipeline.options import PipelineOptions, encode_place
+from penstock.pipeline.planning import stopped_file
 from penstock.pipeline.source import FORMAT, ExportsDataSource
 from penstock.spark.place import Place
 
@@ -34,7 +35,7 @@ _SETTINGS = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # Checkpoints are never read again: see `penstock.pipeline.planning`.
     "spark.sql.streaming.minBatchesToRetain": "2",
-    "spark.sql.streaming.numRecentProgressUpdates": "1",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
     # The first progress, which may be without data, tells that a lane works.
     "spark.sql.streaming.noDataProgressEventInterval": "0",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -43,6 +44,8 @@ _SETTINGS = {
     ),
 }
 _LOOK_SECONDS = 0.2
+# What is under way when it stops may take so long; one that hangs is not waited for.
+_FINISH_SECONDS = LIMITS[Lane.steady].longest + 5
 # A query that ran so long has recovered from what ended the one before it.
 _WELL_SECONDS = 60.0
 
@@ -166,12 +169,10 @@ class Pipeline:
     def _finish(self, queries: dict[Lane, _Running]) -> None:
         """Lets batches end that are under way: what they deliver need not be delivered twice."""
         self._stop_file.touch()
-        deadline = time.monotonic() + LIMITS[Lane.steady].longest + 3
-        for running in queries.values():
-            while running.query.isActive and time.monotonic() < deadline:
-                status = running.query.status
-                if not status["isTriggerActive"] or not status["isDataAvailable"]:
-                    break
+        deadline = time.monotonic() + _FINISH_SECONDS
+        for lane, running in queries.items():
+            stopped = stopped_file(self._stop_file, lane)
+            while running.query.isActive and not stopped.exists() and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS / 4)
             running.query.stop()
 

@@ -60,6 +60,7 @@ CREATE TABLE export_progress (
     exported_bytes INTEGER NOT NULL,
     processed_messages INTEGER NOT NULL,
     skipped_messages INTEGER NOT NULL DEFAULT 0,
+    export_id TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (stream_id, identifier)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE removed_directory (    -- directories of deleted streams that may still be there
@@ -76,7 +77,10 @@ CREATE TABLE token (
 
 # What brings a catalog of an earlier version to the next one.
 _MIGRATIONS = {
-    1: "ALTER TABLE export_progress ADD COLUMN skipped_messages INTEGER NOT NULL DEFAULT 0",
+    1: (
+        "ALTER TABLE export_progress ADD COLUMN skipped_messages INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE export_progress ADD COLUMN export_id TEXT NOT NULL DEFAULT ''",
+    ),
 }
 
 
@@ -99,6 +103,8 @@ class ExportProgress(NamedTuple):
     # Those that have arrived, and those that were skipped.
     processed_messages: int = 0
     skipped_messages: int = 0
+    # An export that is removed and added again is another one, which has another id.
+    export_id: str = ""
 
 
 class TokenRow(NamedTuple):
@@ -145,7 +151,8 @@ class Catalog:
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         for known in range(version, SCHEMA_VERSION) if version else ():
             with self._transaction():
-                execute(_MIGRATIONS[known])
+                for statement in _MIGRATIONS[known]:
+                    execute(statement)
                 execute(f"PRAGMA user_version = {known + 1}")
         (state,) = execute("PRAGMA quick_check(1)").fetchone()
         if state != "ok":
@@ -184,14 +191,15 @@ class Catalog:
             for row in self._select("SELECT id, name, definition, oldest, reserved FROM stream")
         ]
 
-    def add_stream(self, row: StreamRow) -> None:
+    def add_stream(self, row: StreamRow, progress: Iterable[ExportProgress] = ()) -> None:
         with self._transaction() as connection:
             connection.execute("INSERT INTO stream VALUES (?, ?, ?, ?, ?)", row)
+            _insert_progress(connection, row.id, progress)
 
     def update_stream(
         self, stream_id: str, definition: bytes, progress: Iterable[ExportProgress]
     ) -> None:
-        """A new definition, and the progress of just the exports that live on."""
+        """A new definition, and the progress of just the exports that it has."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE stream SET definition = ? WHERE id = ?", (definition, stream_id)
@@ -275,24 +283,26 @@ class Catalog:
     def progress(self, stream_id: str) -> dict[str, ExportProgress]:
         rows = self._select(
             "SELECT identifier, last_exported, last_time, error_message, exported_bytes, "
-            "processed_messages, skipped_messages FROM export_progress WHERE stream_id = ?",
+            "processed_messages, skipped_messages, export_id FROM export_progress "
+            "WHERE stream_id = ?",
             stream_id,
         )
         return {row[0]: ExportProgress(*row) for row in rows}
 
-    def commit_progress(self, progress: Iterable[tuple[str, bytes, ExportProgress]]) -> None:
+    def commit_progress(self, progress: Iterable[tuple[str, ExportProgress]]) -> None:
         """The progress of any number of exports of any number of streams, all or nothing.
 
-        Each with its stream's definition: of a stream that was updated or deleted meanwhile, and
-        may no longer have the export, nothing is stored.
+        Of a stream that was deleted meanwhile, or an export in whose place there is another one,
+        nothing is stored.
         """
         with self._transaction() as connection:
             connection.executemany(
-                "INSERT OR REPLACE INTO export_progress SELECT ?, ?, ?, ?, ?, ?, ?, ? "
-                "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ? AND definition = ?)",
+                "INSERT OR REPLACE INTO export_progress SELECT ?, ?, ?, ?, ?, ?, ?, ?, ? "
+                "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?) AND NOT EXISTS (SELECT 1 FROM "
+                "export_progress WHERE stream_id = ? AND identifier = ? AND export_id <> ?)",
                 [
-                    (stream_id, *export, stream_id, definition)
-                    for stream_id, definition, export in progress
+                    (stream_id, *export, stream_id, stream_id, export.identifier, export.export_id)
+                    for stream_id, export in progress
                 ],
             )
 
@@ -333,6 +343,6 @@ def _insert_progress(
     connection: sqlite3.Connection, stream_id: str, progress: Iterable[ExportProgress]
 ) -> None:
     connection.executemany(
-        "INSERT OR REPLACE INTO export_progress VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO export_progress VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(stream_id, *export) for export in progress],
     )

@@ -8,7 +8,6 @@ reads and trims; `sync` and `work` may run in another.
 from __future__ import annotations
 
 import logging
-import struct
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -24,7 +23,7 @@ from penstock.model.storage import SegmentSummary, StoredRun
 from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
 from penstock.store.journal import Journal
-from penstock.store.record import ENTRY, data_path, index_path
+from penstock.store.record import data_path, index_path
 from penstock.store.retention import Limits, Span, count_expired, plan_room
 from penstock.store.segment import (
     ActiveSegment,
@@ -62,6 +61,7 @@ class Segment(Span, Protocol):
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun: ...
     def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun: ...
     def position_of(self, number: int) -> int: ...
+    def time_of(self, number: int) -> int: ...
     def summary(self) -> SegmentSummary: ...
     def close(self) -> None: ...
 
@@ -187,9 +187,8 @@ class Log(ABC):
     def time_of(self, number: int) -> int:
         """When a message was appended; 0 if nobody knows any more. It must be in [oldest, end)."""
         try:
-            run = self.read_stored(number, number + 1, 1)
-            return int(ENTRY.unpack_from(run.entries)[2])
-        except (DamagedError, OSError, struct.error):
+            return self._segment_of(number).time_of(number)
+        except DamagedError:
             return 0
 
     def size_of(self, start: int, stop: int) -> int:
@@ -201,7 +200,8 @@ class Log(ABC):
                 break
             try:
                 position_of = self._segment_of(first).position_of
-                total += position_of(end) - position_of(first)
+                # A damaged index may say anything.
+                total += min(max(position_of(end) - position_of(first), 0), segment.size)
             except DamagedError:
                 total += segment.size
         return total

@@ -149,6 +149,17 @@ class SegmentFiles:
             raise DamagedError(number, "its index entry is missing") from None
         return end
 
+    def time_of(self, number: int) -> int:
+        """When a message was appended, without a look at its payload."""
+        try:
+            entry = self.disk.read(self.index, ENTRY.size, (number - self.first) * ENTRY.size)
+            ingest_time: int = ENTRY.unpack(entry)[2]
+        except OSError as error:
+            raise DamagedError(number, f"the disk says {error}") from None
+        except struct.error:
+            raise DamagedError(number, "its index entry is missing") from None
+        return ingest_time
+
     def _read_index(self, start: int, stop: int) -> tuple[bytes, int, int]:
         """Packed entries, how many of them precede `start`, and where its payload begins."""
         before = 1 if start > self.first else 0
@@ -310,6 +321,9 @@ class ActiveSegment:
     def position_of(self, number: int) -> int:
         return self.files.position_of(number)
 
+    def time_of(self, number: int) -> int:
+        return self.files.time_of(number)
+
     def summary(self) -> SegmentSummary:
         """All of it as of one moment; from any thread."""
         return self._summary
@@ -343,6 +357,9 @@ class SealedSegment:
 
     def position_of(self, number: int) -> int:
         return self._opened(number).position_of(number)
+
+    def time_of(self, number: int) -> int:
+        return self._opened(number).time_of(number)
 
     def _opened(self, start: int) -> SegmentFiles:
         if self._files is None:
@@ -411,6 +428,9 @@ class MemorySegment:
 
     def position_of(self, number: int) -> int:
         return self._positions[number - self.first]
+
+    def time_of(self, number: int) -> int:
+        return self._ingest_times[number - self.first]
 
     def summary(self) -> SegmentSummary:
         return SegmentSummary(

@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -60,6 +60,16 @@ def _new_id() -> str:
     return uuid.uuid4().hex[:16]
 
 
+def _progress_of(
+    definition: MessageStreamDefinition, known: Mapping[str, ExportProgress]
+) -> dict[str, ExportProgress]:
+    """How far each export of a definition got; one that is not known begins here."""
+    return {
+        name: known.get(name) or ExportProgress(name, export_id=_new_id())
+        for name in (export.identifier for export in definition.exports())
+    }
+
+
 class StoredStream:
     """A stream as it is stored: its definition, its log, how far its exports got."""
 
@@ -73,10 +83,7 @@ class StoredStream:
         self.id = stream_id
         self.definition = definition
         self.log = log
-        self.progress = {
-            export.identifier: progress.get(export.identifier, ExportProgress(export.identifier))
-            for export in definition.exports()
-        }
+        self.progress = _progress_of(definition, progress)
 
     def exported_end(self) -> int:
         """Below this number every enabled export has everything it wants; 0 if there is none."""
@@ -101,18 +108,16 @@ class ProgressChange:
     ) -> None:
         self._catalog = catalog
         self._progress = progress
-        self._rows = [
-            (stream.id, _encode(stream.definition), export) for stream, export in progress
-        ]
 
     def store(self) -> None:
         """All of it or none; from any thread."""
-        self._catalog.commit_progress(self._rows)
+        self._catalog.commit_progress((stream.id, export) for stream, export in self._progress)
 
     def apply(self) -> None:
         """It holds from now on, for exports that are still there."""
         for stream, export in self._progress:
-            if export.identifier in stream.progress:
+            current = stream.progress.get(export.identifier)
+            if current is not None:
                 stream.progress[export.identifier] = export
 
 
@@ -149,25 +154,28 @@ class Store:
         stream_id = _new_id()
         row = StreamRow(stream_id, definition.name, _encode(definition), 0, 0)
         limits = Limits.of(definition)
+        progress = _progress_of(definition, {})
         log: Log
         if definition.persistence is Persistence.Memory:
-            self.catalog.add_stream(row)
+            self.catalog.add_stream(row, progress.values())
             log = MemoryLog(limits, self.catalog, stream_id, 0)
         else:
-            log = self._create_file_log(row, limits)
+            log = self._create_file_log(row, limits, progress.values())
             log.journals = definition.flush_on_write
             self._write_definition(stream_id, definition)
-        stream = StoredStream(stream_id, definition, log, {})
+        stream = StoredStream(stream_id, definition, log, progress)
         self.streams[definition.name] = stream
         return stream
 
-    def _create_file_log(self, row: StreamRow, limits: Limits) -> FileLog:
+    def _create_file_log(
+        self, row: StreamRow, limits: Limits, progress: Iterable[ExportProgress]
+    ) -> FileLog:
         """A directory with an empty log and its row in the catalog, or neither."""
         log: FileLog | None = None
         try:
             log = create_file_log(self._home(row.id), limits)
             self._disk.sync_directory(self._streams_directory)
-            self.catalog.add_stream(row)
+            self.catalog.add_stream(row, progress)
         except BaseException:
             if log is not None:
                 log.abandon()
@@ -193,10 +201,9 @@ class Store:
             log.sync()
         log.apply(Limits.of(definition))
         updated = StoredStream(stream.id, definition, log, stream.progress)
-        kept = updated.progress.keys() & stream.progress.keys()
         try:
             self.catalog.update_stream(
-                stream.id, _encode(definition), [stream.progress[name] for name in kept]
+                stream.id, _encode(definition), list(updated.progress.values())
             )
         except BaseException:
             log.apply(limits)

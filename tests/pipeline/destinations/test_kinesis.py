@@ -142,7 +142,8 @@ def test_a_stream_may_be_named_by_its_arn(other_end: KinesisHarness) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{", b'{"FailedRecordCount": 1}', b'{"FailedRecordCount":1,"Records":[]}']
+    "body",
+    [b"", b"{}", b"[]", b"{", b'{"FailedRecordCount": 1}', b'{"FailedRecordCount":1,"Records":[]}'],
 )
 def test_an_answer_that_is_none_settles_nothing(
     monkeypatch: pytest.MonkeyPatch, body: bytes

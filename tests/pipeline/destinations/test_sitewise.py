@@ -182,7 +182,7 @@ def test_errors_of_an_entry_are_lasting_or_pass(
     assert list(answer.refused) == refused
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"errorEntries": [{"entryId": "other"}]}'])
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"errorEntries": [{"entryId": "other"}]}'])
 def test_an_answer_that_is_none_settles_nothing(
     monkeypatch: pytest.MonkeyPatch, other_end: SiteWiseHarness, body: bytes
 ) -> None:

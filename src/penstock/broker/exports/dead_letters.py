@@ -12,7 +12,11 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.broker.streams import Stream, Streams
-from penstock.errors import ResourceNotFoundException, StreamManagerException
+from penstock.errors import (
+    MessageStoreReadErrorException,
+    ResourceNotFoundException,
+    StreamManagerException,
+)
 from penstock.model import MessageStreamDefinition, StrategyOnFull
 from penstock.model.exporting import ExportReport, SkippedMessage
 
@@ -47,9 +51,12 @@ class DeadLetters:
             try:
                 self._keep_one(stream, report.identifier, skipped, now)
             except StreamManagerException as error:
+                # They come as they were found, which need not be in order.
+                left = {unkept.sequence_number for unkept in report.skipped[place:]}
                 return msgspec.structs.replace(
                     report,
-                    settled_end=min(report.settled_end, skipped.sequence_number),
+                    settled_end=min(report.settled_end, *left),
+                    arrived=[number for number in report.arrived if number not in left],
                     skipped=report.skipped[:place],
                     error=f"the dead-letter stream {self._name!r} takes nothing: {error.message}",
                 )
@@ -59,7 +66,12 @@ class DeadLetters:
         number = skipped.sequence_number
         if not stream.log.oldest <= number < stream.log.end:
             return  # dropped meanwhile: there is nothing left to keep
-        run = stream.read(number, number + 1, 1)
+        try:
+            run = stream.read(number, number + 1, 1)
+        except MessageStoreReadErrorException as error:
+            # Nor is there of one that is damaged, and waiting would not mend it.
+            logger.warning("no dead letter can be kept: %s", error.message)
+            return
         letter = _DeadLetter(
             stream.name,
             number,

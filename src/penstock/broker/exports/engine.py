@@ -64,6 +64,8 @@ class Exports:
         self._clock = clock
         self._known: dict[str, _Known] = {}
         self._turns = 0
+        # In the leases that it gives.
+        self._id = secrets.token_hex(4)
 
     # Which there are
 
@@ -104,10 +106,10 @@ class Exports:
             due = export.due(now_millis)
             if due.end <= export.next_number:
                 continue
-            allowed = self._bandwidth.room(now) / export.overhead
-            if room < 1 or allowed < 1 or len(slices) == request.max_slices:
+            allowed = self._bandwidth.room(now)
+            if room < 1 or not allowed or len(slices) == request.max_slices:
                 break
-            end = export.cut(due.end, min(room, allowed))
+            end = export.cut(due.end, min(room, allowed / export.overhead))
             size = export.stream.log.size_of(export.next_number, end)
             room -= size
             ends_at = now + request.lease_millis / 1000
@@ -116,7 +118,8 @@ class Exports:
 
     def _waiting(self, lane: Lane, sees: Callable[[str], bool]) -> Iterator[Export]:
         for export in self._all():
-            if export.lane is lane and not export.config.disabled and sees(export.stream.name):
+            is_free = not export.config.disabled and not export.is_settling
+            if export.lane is lane and is_free and sees(export.stream.name):
                 yield export
 
     def _lease(
@@ -128,7 +131,13 @@ class Exports:
         self._turns += 1
         export.turn = self._turns
         export.lease = Lease(
-            secrets.token_hex(8), request.pipeline, request.lane, first, end, charged, ends_at
+            f"{export.id}-{self._id}-{self._turns}",
+            request.pipeline,
+            request.lane,
+            first,
+            end,
+            charged,
+            ends_at,
         )
         log = export.stream.log
         return ExportSlice(
@@ -165,28 +174,24 @@ class Exports:
 
     def release(self, pipeline: str, lane: Lane) -> None:
         """A pipeline that asks anew has nothing of what it had."""
-        for export in self._leased(pipeline, lane):
-            # Nobody knows how much of it was sent: what was charged for it stays charged.
-            export.lease = None
+        # Nobody knows how much of it was sent: what was charged for it stays charged.
+        self._end_leases(pipeline, lane, -math.inf)
 
     def depart(self, pipeline: str, lane: Lane) -> None:
         """The connection of a pipeline is gone; unless it comes back, so is the pipeline."""
-        ends_at = self._clock() + _GRACE_SECONDS
-        for export in self._leased(pipeline, lane):
-            assert export.lease is not None
-            export.lease = export.lease._replace(ends_at=min(export.lease.ends_at, ends_at))
+        self._end_leases(pipeline, lane, self._clock() + _GRACE_SECONDS)
 
-    def _leased(self, pipeline: str, lane: Lane) -> Iterator[Export]:
+    def _end_leases(self, pipeline: str, lane: Lane, ends_at: float) -> None:
         for known in self._known.values():
             for export in known.exports:
                 lease = export.lease
                 if lease is not None and (lease.pipeline, lease.lane) == (pipeline, lane):
-                    yield export
+                    export.lease = lease._replace(ends_at=min(lease.ends_at, ends_at))
 
     # What became of it
 
     def settle(self, reports: Sequence[ExportReport], now_millis: int) -> list[Settled]:
-        """What deliveries mean, to be stored and then to be applied.
+        """What deliveries mean, to be stored and then to be applied, or forgotten if that fails.
 
         Of an export that is gone, or whose slice went to somebody else, nothing is taken.
         """
@@ -201,9 +206,12 @@ class Exports:
                     report.first,
                 )
                 continue
-            kept = self._dead_letters.keep(export.stream, report, now_millis)
+            stream, lease = export.stream, export.lease
+            sound = _before(lease.end if lease is not None else stream.log.end, report)
+            kept = self._dead_letters.keep(stream, sound, now_millis)
             progress = export.advanced(kept, now_millis, _message(kept))
-            settled.append(Settled(export, export.lease, kept, progress))
+            export.is_settling = True
+            settled.append(Settled(export, lease, kept, progress))
         return settled
 
     def apply(self, settled: Sequence[Settled]) -> None:
@@ -211,11 +219,16 @@ class Exports:
         now = self._clock()
         for export, lease, report, _ in settled:
             self._bandwidth.take(report.sent_bytes - (lease.charged if lease is not None else 0))
-            if export.lease is lease:
-                export.lease = None
+            export.lease = None
+            export.is_settling = False
             had_failed = export.failures > 0
             export.settle(report, lease, now, random.random())  # noqa: S311 - no secret
             _log(export, report, had_failed=had_failed)
+
+    def forget(self, settled: Sequence[Settled]) -> None:
+        """What was settled could not be stored: it may be reported again."""
+        for each in settled:
+            each.export.is_settling = False
 
     def _find(self, report: ExportReport) -> Export | None:
         try:
@@ -223,12 +236,19 @@ class Exports:
         except StreamManagerException:
             return None
         export = self._of(stream).get(report.identifier)
-        if export is None or stream.stored.id != report.stream_id:
+        if export is None or stream.stored.id != report.stream_id or export.is_settling:
             return None
+        return export if self._holds(export, report) else None
+
+    def _holds(self, export: Export, report: ExportReport) -> bool:
+        """Whether a report is about where the export stands."""
         if export.lease is not None:
-            return export if export.lease.id == report.lease else None
-        # The lease has ended, or the broker that gave it: it holds if nothing happened since.
-        return export if export.next_number == report.first else None
+            return (export.lease.id, export.lease.first) == (report.lease, report.first)
+        # A broker before this one gave the lease: it holds if nothing happened since. What this
+        # one gave was settled before.
+        export_id, _, rest = report.lease.partition("-")
+        is_earlier = export_id == export.id and not rest.startswith(self._id)
+        return is_earlier and export.next_number == report.first
 
 
 class Settled(NamedTuple):
@@ -246,11 +266,24 @@ def _learn(stream: Stream, known: _Known | None) -> _Known:
     exports = []
     for kind, config in stream.definition.export_definition.configs_by_kind():
         export = before.get(config.identifier)
-        if export is None or export.kind != kind:
+        export_id = stream.stored.progress[config.identifier].export_id
+        if export is None or (export.id, export.kind) != (export_id, kind):
             export = Export(stream, kind, config)
         export.config = config
         exports.append(export)
     return _Known(stream.definition, exports)
+
+
+def _before(end: int, report: ExportReport) -> ExportReport:
+    """A report without what it says of messages that its slice does not have."""
+    return msgspec.structs.replace(
+        report,
+        settled_end=min(report.settled_end, end),
+        arrived=[number for number in report.arrived if number < end],
+        skipped=[
+            skipped for skipped in report.skipped if report.first <= skipped.sequence_number < end
+        ],
+    )
 
 
 def _message(report: ExportReport) -> str:

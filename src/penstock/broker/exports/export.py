@@ -26,12 +26,17 @@ _MESSAGE_BYTES = 64
 # A slice that was delivered faster might as well have been larger.
 _QUICK_MILLIS = 500
 
-# Bytes on the wire for each of a payload, until it is known: base64 and some.
+# Bytes on the wire for each of a payload, until it is known: base64 and some. Of what was measured
+# with a few small messages no more is believed than the other.
 _USUAL_OVERHEAD = 1.5
+_MOST_OVERHEAD = 100.0
 
 
 class Lease(NamedTuple):
-    """A slice that a pipeline has; by `ends_at`, on the loop's clock, it is free again."""
+    """A slice that a pipeline has; by `ends_at`, on the loop's clock, it is free again.
+
+    What is reported of it counts also afterwards, until somebody else has it.
+    """
 
     id: str
     pipeline: str
@@ -50,7 +55,10 @@ class Export:
         self.stream = stream
         self.kind = kind
         self.config = config
+        self.id = self.progress.export_id
         self.lease: Lease | None = None
+        # What became of its slice is being stored: until then nobody knows where it goes on.
+        self.is_settling = False
         # When it was served last, in turns of the engine: those who waited longest come first.
         self.turn = 0
         self.failures = 0
@@ -124,8 +132,9 @@ class Export:
         """What a delivery means for the next one; its progress is stored elsewhere."""
         self.arrived = sorted(report.arrived)
         self.lane = self._lane(was_slow=report.was_slow)
-        if report.exported_bytes and report.sent_bytes:
-            self.overhead = report.sent_bytes / report.exported_bytes
+        # Of what was sent in vain, nobody knows how much it was.
+        if report.exported_bytes and report.sent_bytes and not report.error:
+            self.overhead = min(report.sent_bytes / report.exported_bytes, _MOST_OVERHEAD)
         pause = report.pause_millis / 1000
         if report.error:
             got_on = report.settled_end > report.first or report.exported_messages > 0
@@ -156,12 +165,12 @@ class Export:
         last = progress.last_exported
         if report.settled_end > report.first:
             last = max(last, report.settled_end - 1)
-        return ExportProgress(
-            progress.identifier,
-            last,
-            now_millis,
-            error,
-            progress.exported_bytes + report.exported_bytes,
-            progress.processed_messages + report.exported_messages + len(report.skipped),
-            progress.skipped_messages + len(report.skipped),
+        skipped = len(report.skipped)
+        return progress._replace(
+            last_exported=last,
+            last_time=now_millis,
+            error_message=error,
+            exported_bytes=progress.exported_bytes + report.exported_bytes,
+            processed_messages=progress.processed_messages + report.exported_messages + skipped,
+            skipped_messages=progress.skipped_messages + skipped,
         )

@@ -13,10 +13,11 @@ import msgspec
 from penstock.broker.access import Access
 from penstock.broker.bulk import Premises
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.engine import Exports, Outlook, Settled
+from penstock.broker.exports.engine import Exports, Outlook
 from penstock.broker.streams import Streams
 from penstock.broker.waiting import Waiter, seconds_to_wait
 from penstock.errors import StreamManagerException, UnknownFailureException
+from penstock.model.exporting import Lane
 from penstock.store.catalog import ExportProgress
 from penstock.store.store import Store
 from penstock.wire.requests import CommitExportsRequest, PlanExportsRequest, Request
@@ -52,6 +53,8 @@ class ExportHandlers:
         self._executor = executor
         self._now_millis = now_millis
         self._pending: set[_PendingPlan] = set()
+        # The last plan that a pipeline asked for in a lane, as long as it is connected.
+        self._latest: dict[tuple[str, Lane], PlanExportsRequest] = {}
 
     def table(self) -> dict[type[Request], Callable[[Any, Any], None]]:
         return {PlanExportsRequest: self._plan, CommitExportsRequest: self._commit}
@@ -60,9 +63,16 @@ class ExportHandlers:
 
     def _plan(self, call: PendingCall, request: PlanExportsRequest) -> None:
         call.access.require(request.operation)
-        pipeline, lane = request.pipeline, request.lane
-        call.on_departure((pipeline, lane), lambda: self._exports.depart(pipeline, lane))
-        if self._answer_plan(call, request, may_be_empty=not request.wait_millis):
+        lane, key = request.lane, (request.pipeline, request.lane)
+        is_repeated = key in self._latest
+        self._latest[key] = request
+        call.on_departure(key, lambda: self._depart(request))
+        is_answered = self._answer_plan(call, request, may_be_empty=not request.wait_millis)
+        if is_repeated:
+            # What it gave back others may take. And if it still waits on a connection that it has
+            # given up, it gets nothing there.
+            self.look_again()
+        if is_answered:
             return
         call.allow_seconds(request.wait_millis / 1000)
         pending = _PendingPlan(
@@ -80,15 +90,26 @@ class ExportHandlers:
     def _answer_plan(
         self, call: PendingCall, request: PlanExportsRequest, *, may_be_empty: bool
     ) -> bool:
-        slices = self._exports.plan(request, call.access.sees, self._now_millis())
-        if not slices and not may_be_empty:
-            return False
+        is_latest = self._latest.get((request.pipeline, request.lane)) is request
+        slices = []
+        if is_latest:
+            slices = self._exports.plan(request, call.access.sees, self._now_millis())
+            if not slices and not may_be_empty:
+                return False
         call.succeed(
             root=self._premises.root,
             instance=self._premises.instance,
             slices=[msgspec.to_builtins(found) for found in slices],
         )
         return True
+
+    def _depart(self, request: PlanExportsRequest) -> None:
+        key = request.pipeline, request.lane
+        # Unless it has come back already, on another connection.
+        if self._latest.get(key) is request:
+            del self._latest[key]
+            self._exports.depart(*key)
+            self.look_again()
 
     def look_again(self) -> None:
         """Something has changed that may make something due."""
@@ -121,8 +142,13 @@ class ExportHandlers:
             error = future.exception()
             if error is None:
                 change.apply()
-                self._apply(call, settled)
-            elif isinstance(error, (OSError, sqlite3.Error)):
+                self._exports.apply(settled)
+                call.succeed()
+                self.look_again()
+                return
+            self._exports.forget(settled)
+            self.look_again()
+            if isinstance(error, (OSError, sqlite3.Error)):
                 call.fail(UnknownFailureException(f"the disk of the server failed: {error}"))
             else:
                 call.fail(UnknownFailureException(f"the server failed: {error!r}"))
@@ -130,11 +156,6 @@ class ExportHandlers:
         # The disk may take its time, in which others are served.
         future = asyncio.get_running_loop().run_in_executor(self._executor, store)
         future.add_done_callback(stored)
-
-    def _apply(self, call: PendingCall, settled: list[Settled]) -> None:
-        self._exports.apply(settled)
-        call.succeed()
-        self.look_again()
 
 
 class _PendingPlan:

@@ -6,12 +6,18 @@ that begins with a number means that the export has confirmed nothing from there
 directory holds of this number and of higher ones was left behind, and goes away: first the files
 that begin there or later, then, with the rename that brings the messages, the rest of a file that
 begins earlier. No rename ever takes away a lower number.
+
+A delivery that hangs may be given up, and its messages may be in the next one, while it is still
+about to write. So one who writes holds the lock of the export, and one who comes late does nothing.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
@@ -90,6 +96,16 @@ class Files:
     def sync_directory(self, path: Path) -> None:
         self.sync(path)
 
+    @contextmanager
+    def locked(self, path: Path) -> Iterator[None]:
+        """BlockingIOError if another has the lock, be it in this process."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        finally:
+            os.close(descriptor)
+
     def rename(self, path: Path, target: Path) -> None:
         path.replace(target)
 
@@ -98,9 +114,14 @@ class Files:
 
 
 class ChannelDestination(Destination):
-    """A channel, for one export; no two deliveries of an export run at the same time."""
+    """A channel, for one export."""
 
-    def __init__(self, export: Export, files: Files | None = None) -> None:
+    def __init__(
+        self,
+        export: Export,
+        files: Files | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         assert isinstance(export.config, IoTAnalyticsConfig)
         self._channel = export.config.iot_channel
         self._prefix = export.config.iot_msg_id_prefix or ""
@@ -109,14 +130,16 @@ class ChannelDestination(Destination):
         self._export = abbreviate(export.config.identifier)
         self._channels = export.settings.channels
         self._root = export.root
+        self._patience = export.patience
         self._files = files or Files()
+        self._clock = clock
 
     def prepare(self, messages: Messages, start: int, limit: int) -> Call:
         end = min(start + limit, len(messages.numbers))
         times = messages.ingest_times[start:end]
         day = day_of(times[0])
         midnight, next_midnight = (which * SECONDS_PER_DAY * 1000 for which in (day, day + 1))
-        others = (place for place, time in enumerate(times) if not midnight <= time < next_midnight)
+        others = (place for place, at in enumerate(times) if not midnight <= at < next_midnight)
         count = next(others, len(times))
         payloads = messages.payloads[start : start + count]
         rows = _Rows(day, messages.numbers[start : start + count], times[:count], payloads)
@@ -124,9 +147,22 @@ class ChannelDestination(Destination):
 
     def send(self, call: Call) -> Answer:
         rows: _Rows = call.content
-        directory = self._find_directory() / date_directory(rows.day)
+        give_up = self._clock() + self._patience
+        channel = self._find_directory()
+        directory = channel / date_directory(rows.day)
         try:
-            self._write(directory, rows)
+            self._files.make_directory(directory)
+            with self._files.locked(channel / f"{self._own}lock"):
+                if self._clock() > give_up:
+                    # Others may have delivered these messages by now, and more.
+                    raise UnavailableError(
+                        f"the channel {self._channel} in {directory} is too slow", timed_out=True
+                    )
+                self._write(directory, rows)
+        except BlockingIOError:
+            raise UnavailableError(
+                f"the channel {self._channel}: an earlier delivery is still writing to it"
+            ) from None
         except (OSError, pa.ArrowException) as error:
             raise UnavailableError(f"the channel {self._channel} in {directory}: {error}") from None
         return Answer()
@@ -150,7 +186,6 @@ class ChannelDestination(Destination):
 
     def _write(self, directory: Path, rows: _Rows) -> None:
         files = self._files
-        files.make_directory(directory)
         first = rows.numbers[0]
         earlier = self._clear(directory, first)
         table = self._make_table(rows)
@@ -160,14 +195,15 @@ class ChannelDestination(Destination):
             kept = pq.read_table(earlier, schema=_SCHEMA, memory_map=False, partitioning=None)
             kept = kept.filter(pc.field("sequence_number") < first)
             table = pa.concat_tables([kept, table])
-        temporary = directory / f"{self._unfinished}{uuid4().hex}"
+        temporary = directory / f"{self._own}{uuid4().hex}"
         files.write(temporary, table)
         files.sync(temporary)
         files.rename(temporary, target)
         files.sync_directory(directory)
 
     @property
-    def _unfinished(self) -> str:
+    def _own(self) -> str:
+        """How the names of files begin that no reader is to see."""
         return f".{self._stream_id}-{self._export}-"
 
     def _clear(self, directory: Path, first: int) -> Path | None:
@@ -178,7 +214,7 @@ class ChannelDestination(Destination):
             file = ChannelFile.parse(path.name)
             if file is None:
                 # Of a delivery that ended in the middle: or it would stay for ever.
-                if path.name.startswith(self._unfinished):
+                if path.name.startswith(self._own):
                     self._files.remove(path)
             elif file[:2] == (self._stream_id, self._export):
                 if file.first >= first:

@@ -79,6 +79,7 @@ class HttpDestination(Destination):
         )
         kind = "application/json" if self._is_batched else "application/octet-stream"
         self._headers = {"Content-Type": kind, "User-Agent": f"penstock/{__version__}"}
+        self._pool: urllib3.PoolManager | None = None
 
     def prepare(self, messages: Messages, start: int, limit: int) -> Call:
         stop = min(start + min(limit, self._most_messages), len(messages.numbers))
@@ -99,8 +100,10 @@ class HttpDestination(Destination):
         headers = self._headers
         if url.auth:
             headers = headers | urllib3.make_headers(basic_auth=unquote(url.auth))
+        if self._pool is None:
+            self._pool = _get_pool(self._patience, url)
         try:
-            response = _get_pool(self._patience, url).request(
+            response = self._pool.request(
                 "POST",
                 url._replace(auth=None, fragment=None).url,
                 body=sent.body,

@@ -52,7 +52,8 @@ class _Put(msgspec.Struct, gc=False, rename="pascal"):
 class _Counted(msgspec.Struct, rename="pascal"):
     """All that is looked at of an answer without failures."""
 
-    failed_record_count: int = 0
+    # Not optional: what has none is no answer of Kinesis, and nothing may have arrived.
+    failed_record_count: int
 
 
 class _Record(msgspec.Struct, rename="pascal"):
@@ -195,7 +196,10 @@ def _read_answer(body: bytes, numbers: Sequence[int]) -> Answer:
 
 
 def _choose_keys(choice: str, stream: str) -> Callable[[Sequence[bytes]], list[str]]:
-    """How the partition keys of payloads are made."""
+    """How the partition keys of payloads are made.
+
+    A payload that is no JSON, or lacks the field, gets a random one: it is not worth losing it.
+    """
     if choice == "stream-name":
         return lambda payloads: [stream] * len(payloads)
     if choice.startswith(_FIELD):

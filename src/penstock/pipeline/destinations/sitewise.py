@@ -65,7 +65,8 @@ class _ErrorEntry(msgspec.Struct, rename="camel"):
 
 
 class _Answered(msgspec.Struct, rename="camel"):
-    error_entries: list[_ErrorEntry] = []
+    # Not optional: what has none is no answer of SiteWise, and nothing may have arrived.
+    error_entries: list[_ErrorEntry]
 
 
 class SiteWiseDestination(Destination):

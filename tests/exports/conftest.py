@@ -1,0 +1,91 @@
+"""A broker, a pipeline on Spark and a sandboxed cloud, as processes: started once for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from mypy_boto3_kinesis.client import KinesisClient
+
+from penstock import (
+    ExportDefinition,
+    MessageStreamDefinition,
+    StrategyOnFull,
+    StreamManagerClient,
+)
+from penstock.sandbox.server import Sandbox
+from tests.exports.programs import PipelineProcess
+from tests.support import BrokerProcess
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Sandbox]:
+    with Sandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(autouse=True)
+def _no_faults(cloud: Sandbox) -> Iterator[None]:
+    yield
+    cloud.clear_faults()
+
+
+@pytest.fixture(scope="module")
+def kinesis(cloud: Sandbox) -> KinesisClient:
+    session = boto3.Session("key", "secret", region_name="us-east-1")
+    return session.client("kinesis", endpoint_url=cloud.url, config=Config())
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    root = tmp_path_factory.mktemp("exports") / "root"
+    with BrokerProcess(root, PENSTOCK_DEAD_LETTER_STREAM="dead-letters") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def pipeline(broker: BrokerProcess, cloud: Sandbox) -> Iterator[PipelineProcess]:
+    with PipelineProcess(broker.root, **cloud.variables) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(broker: BrokerProcess, pipeline: PipelineProcess) -> Iterator[StreamManagerClient]:
+    with StreamManagerClient(root=broker.root) as stream_manager_client:
+        yield stream_manager_client
+
+
+@pytest.fixture
+def create(client: StreamManagerClient) -> Callable[..., str]:
+    """Makes a stream with a name of its own and these exports, and gives the name."""
+
+    def create_stream(**exports: Any) -> str:
+        name = f"stream-{next(_numbers)}"
+        client.create_message_stream(
+            MessageStreamDefinition(
+                name=name,
+                strategy_on_full=StrategyOnFull.OverwriteOldestData,
+                export_definition=ExportDefinition(**exports),
+            )
+        )
+        return name
+
+    return create_stream
+
+
+@pytest.fixture
+def shard(kinesis: KinesisClient) -> Callable[[], str]:
+    """Makes a Kinesis stream with one shard, and gives its name."""
+
+    def create_stream() -> str:
+        name = f"kinesis-{next(_numbers)}"
+        kinesis.create_stream(StreamName=name, ShardCount=1)
+        return name
+
+    return create_stream
