@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import appends, memory, plot, reads, spark_latency, spark_scan, startup
+from benchmarks import appends, exports, memory, plot, reads, spark_latency, spark_scan, startup
 from benchmarks.report import Comparison, load, print_comparison, print_verdict, save
 from benchmarks.servers import install_missing_peers
 from benchmarks.timing import FULL, QUICK, Scale
@@ -28,9 +28,10 @@ PARTS: dict[str, Callable[[Path, Scale], Iterator[Comparison]]] = {
     "startup": startup.measure,
     "spark-scan": spark_scan.measure,
     "spark-latency": spark_latency.measure,
+    "exports": exports.measure,
 }
 
-_PACKAGES = ("uvloop", "redis", "hiredis", "nats-py", "pyspark", "pyarrow")
+_PACKAGES = ("uvloop", "redis", "hiredis", "nats-py", "pyspark", "pyarrow", "boto3")
 
 
 def main() -> None:

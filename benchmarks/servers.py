@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+import psutil
+
 from penstock.root import read_token
 
 _PATIENCE_SECONDS = 120.0
@@ -48,6 +50,15 @@ class Server(ABC):
     def command(self) -> list[str]:
         """How it is started."""
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What it finds in its environment beside what this process has."""
+        return {}
+
+    def process(self) -> psutil.Process:
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
     def start(self) -> float:
         """Seconds from the start of the process to the line that says it is ready."""
         assert self._process is None
@@ -62,7 +73,7 @@ class Server(ABC):
             stderr=subprocess.STDOUT,
             text=True,
             cwd=self.directory,
-            env=_clean_environment(),
+            env={**_clean_environment(), **self.variables},
         )
 
         def follow() -> None:

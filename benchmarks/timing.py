@@ -27,6 +27,8 @@ class Scale:
     latency_rounds: int
     latency_messages: int
     idle_seconds: float
+    # Messages of a run through the pipeline.
+    exported: int
 
 
 FULL = Scale(
@@ -41,6 +43,7 @@ FULL = Scale(
     latency_rounds=3,
     latency_messages=200,
     idle_seconds=10,
+    exported=500_000,
 )
 QUICK = Scale(
     repetitions=3,
@@ -54,6 +57,7 @@ QUICK = Scale(
     latency_rounds=1,
     latency_messages=200,
     idle_seconds=5,
+    exported=200_000,
 )
 
 

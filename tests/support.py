@@ -203,6 +203,10 @@ class BrokerProcess(Reachable):
         pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
         return int(pages) * resource.getpagesize()
 
+    def set_variable(self, name: str, value: str) -> None:
+        """For the next start."""
+        self._environment[name] = value
+
     def start(self) -> None:
         command = [str(PENSTOCK), "serve", "--root", str(self.root)]
         if "--port" not in self._flags:

@@ -28,13 +28,14 @@ from tests.support import Json, LocalBroker, append, create, read, wait_until
 LOOK = {"ListStreams", "DescribeMessageStream", "Statistics", "WatchStreams"}
 APPEND = {"AppendMessage", "AppendMessages"}
 READ = {"ReadMessages", "ReadColumns", "ReadStored", "LocateMessages"}
+EXPORT = {"PlanExports", "CommitExports"}
 CHANGE = {"CreateMessageStream", "UpdateMessageStream", "DeleteMessageStream"}
 
 MAY = {
-    Role.admin: LOOK | APPEND | READ | CHANGE,
+    Role.admin: LOOK | APPEND | READ | CHANGE | EXPORT,
     Role.producer: LOOK | APPEND,
     Role.consumer: LOOK | READ,
-    Role.pipeline: LOOK | READ | APPEND,
+    Role.pipeline: LOOK | READ | APPEND | EXPORT,
 }
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import cbor2
 import pytest
@@ -35,6 +35,7 @@ class Peer:
         self.sent: list[bytes] = []
         self.open_calls = 1
         self.was_aborted = False
+        self.farewells: dict[Hashable, Callable[[], object]] = {}
 
     def pass_time(self, seconds: float) -> None:
         assert isinstance(self.loop, Clock)
@@ -48,6 +49,9 @@ class Peer:
             pass
 
     def watch(self, call: Call) -> None: ...
+
+    def on_departure(self, key: Hashable, say_farewell: Callable[[], object]) -> None:
+        self.farewells[key] = say_farewell
 
     def close_call(self, call: Call) -> None:
         self.open_calls -= 1
@@ -124,3 +128,16 @@ def test_a_departed_client_ends_what_was_begun_for_it(peer: Peer, call: Call) ->
     call.succeed()
     assert ended == [True]
     assert peer.sent == []
+
+
+def test_a_farewell_is_left_with_the_connection_and_outlives_the_answer(
+    peer: Peer, call: Call
+) -> None:
+    said: list[str] = []
+    call.on_departure("k", lambda: said.append("first"))
+    call.on_departure("k", lambda: said.append("second"))
+    call.succeed()
+    assert said == []
+    for say_farewell in peer.farewells.values():
+        say_farewell()
+    assert said == ["second"]

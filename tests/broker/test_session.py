@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -829,3 +830,20 @@ def test_large_frames_wait_in_line_and_small_ones_pass(local: LocalBroker) -> No
             check_pace(local, waiting, local.loop.time() + 61)
             # The first one leaves in the middle of its frame.
             first.close()
+
+
+# Farewells
+
+
+def test_when_a_client_is_gone_what_it_left_to_be_done_is_done_once_for_each_key(
+    local: LocalBroker,
+) -> None:
+    said: list[str] = []
+    with local.meet() as peer:
+        session = session_of(local, peer)
+        for key, word in (("a", "first"), ("b", "other"), ("a", "second")):
+            local.run(partial(session.on_departure, key, partial(said.append, word)))
+        assert peer.ask(Operation.ListStreams)[1]["status"] == 0
+        assert said == []
+    wait_until(lambda: not local.sessions)
+    assert said == ["second", "other"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -268,3 +269,44 @@ def test_read_only_directories_are_absolute() -> None:
 )
 def test_loopback_is_told_from_other_addresses(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+# Exports
+
+
+def test_nothing_of_exports_needs_to_be_set() -> None:
+    settings = load()
+
+    assert (settings.dead_letter_stream, settings.channels) == ("", "")
+    assert (settings.kinesis_partition_key, settings.kinesis_large_records) == ("random", False)
+
+
+@pytest.mark.parametrize("key", ["random", "stream-name", "field:a", "field:a.b c"])
+def test_a_partition_key_is_one_of_three_kinds(key: str) -> None:
+    assert load({"PENSTOCK_KINESIS_PARTITION_KEY": key}).kinesis_partition_key == key
+
+
+@pytest.mark.parametrize("key", ["", "field:", "Random", "random\n", "the weather"])
+def test_another_partition_key_is_refused(key: str) -> None:
+    assert "kinesis_partition_key" in refusal(toml=f"kinesis_partition_key = {json.dumps(key)}")
+
+
+@pytest.mark.parametrize("name", ["a/b", "ü", "x\n"])
+def test_a_dead_letter_stream_needs_the_name_of_a_stream(name: str) -> None:
+    said = refusal(toml=f"dead_letter_stream = {json.dumps(name)}")
+
+    assert "dead_letter_stream" in said
+    assert "expected the name of a stream" in said
+    assert "PENSTOCK_DEAD_LETTER_STREAM" in refusal({"PENSTOCK_DEAD_LETTER_STREAM": "a/b"})
+
+
+def test_a_name_that_is_too_long_is_no_dead_letter_stream() -> None:
+    assert "dead_letter_stream" in refusal(toml=f'dead_letter_stream = "{"x" * 256}"')
+    assert len(load(toml=f'dead_letter_stream = "{"x" * 255}"').dead_letter_stream) == 255
+
+
+def test_channels_are_in_an_absolute_directory() -> None:
+    assert load({"PENSTOCK_CHANNELS": "/data/channels"}).channels == "/data/channels"
+    assert refusal({"PENSTOCK_CHANNELS": "channels"}) == (
+        "PENSTOCK_CHANNELS is 'channels': expected an absolute path"
+    )

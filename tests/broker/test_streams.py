@@ -228,7 +228,7 @@ def test_one_stream_that_cannot_be_trimmed_does_not_keep_the_others_from_it(
 
 def test_whoever_waits_for_a_stream_is_woken_when_one_is_created(streams: Streams) -> None:
     woken: list[bool] = []
-    streams.arrivals.add(Waiter(streams.created + 2, woken.append))
+    streams.changes.add(Waiter(streams.changed + 2, woken.append))
 
     create(streams, "a")
     with pytest.raises(InvalidRequestException):
@@ -239,9 +239,24 @@ def test_whoever_waits_for_a_stream_is_woken_when_one_is_created(streams: Stream
     assert woken == [True]
 
 
+def test_whoever_waits_for_a_change_is_woken_by_updates_and_deletions_too(
+    streams: Streams,
+) -> None:
+    create(streams, "a")
+    woken: list[bool] = []
+    for wanted in (1, 2):
+        streams.changes.add(Waiter(streams.changed + wanted, woken.append))
+
+    streams.update(definition("a", maxSize=4096, streamSegmentSize=1024))
+    assert woken == [True]
+    streams.delete("a")
+
+    assert woken == [True, True]
+
+
 def test_whoever_waits_is_told_that_the_end_has_come(streams: Streams) -> None:
     woken: list[bool] = []
-    waiters = [create(streams, "a").waiters, create(streams, "b").waiters, streams.arrivals]
+    waiters = [create(streams, "a").waiters, create(streams, "b").waiters, streams.changes]
     for some in waiters:
         some.add(Waiter(1 << 40, woken.append))
 

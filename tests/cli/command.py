@@ -47,6 +47,11 @@ def penstock_process(*words: str, directory: Path = Path("/"), **environment: st
     return Finished(finished.returncode, finished.stdout, finished.stderr)
 
 
+def hide_module(directory: Path, name: str) -> None:
+    """For programs whose PYTHONPATH this directory is, nothing of this name is installed."""
+    (directory / "sitecustomize.py").write_text(f"import sys; sys.modules[{name!r}] = None\n")
+
+
 @contextlib.contextmanager
 def _only_these(variables: dict[str, str]) -> Iterator[None]:
     before = dict(os.environ)

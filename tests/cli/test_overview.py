@@ -69,6 +69,38 @@ def test_exports_that_fail_come_first_and_in_one_line_each() -> None:
     assert lines[-2].style == {"fg": "red"}
 
 
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({"retry_in_millis": 3001}, "failing (retry in 4 s)"),
+        ({"retry_in_millis": 300_000}, "failing (retry in 5 min 0 s)"),
+        ({"retry_in_millis": 0}, "failing"),
+        ({"lane": "recovering"}, "failing (recovering)"),
+        ({"lane": "files"}, "failing"),
+        ({"lane": "recovering", "retry_in_millis": 1}, "failing (retry in 1 s, recovering)"),
+        ({"lane": "recovering", "retry_in_millis": 1, "is_paused": True}, "paused"),
+    ],
+)
+def test_an_export_that_fails_says_when_it_is_tried_again_and_with_whom(
+    fields: dict[str, Any], state: str
+) -> None:
+    failing = export(messages_behind=2, error_message="no", failures=1, **fields)
+    lines = picture_lines(picture(1, stream("s", end=8, exports=[failing])))
+
+    assert cells(lines[-1])[3] == state
+
+
+def test_skipped_messages_have_a_column_if_there_are_any() -> None:
+    fine, lossy = export(identifier="fine"), export(identifier="lossy", skipped_messages=3)
+    lines = picture_lines(picture(1, stream("s", end=8, exports=[fine, lossy])))
+
+    assert [cells(line)[5:] for line in lines[-3:]] == [
+        ["EXPORTED", "SKIPPED", "LAST EXPORT", "ERROR"],
+        ["-", "-", "never"],
+        ["-", "3", "never"],
+    ]
+
+
 # The broker
 
 
@@ -146,6 +178,8 @@ def test_what_such_a_server_does_not_tell_is_left_out() -> None:
         "maxSize",
         "exports",
     }
+    told = set(plain["streams"][0]["exports"][0])
+    assert not told & {"skippedMessages", "failures", "retryInMillis", "lane"}
     assert lines[0].text == "stream manager 1 at 127.0.0.1:8088"
     assert lines[3].text.split() == ["STREAM", "MESSAGES", "SIZE", "FULL", "NUMBERS"]
 
@@ -162,6 +196,8 @@ def test_programs_get_the_counters_under_the_names_of_the_wire() -> None:
     assert plain["messagesAppended"] == 4
     assert plain["streams"][0]["segments"] == 1
     assert plain["streams"][0]["exports"][0]["state"] == "behind"
+    assert plain["streams"][0]["exports"][0]["lane"] == "steady"
+    assert plain["streams"][0]["exports"][0]["skippedMessages"] == 0
     assert plain["unreadableStreams"] == [{"name": "bad", "errorMessage": "its file is gone"}]
 
 

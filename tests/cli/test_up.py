@@ -1,4 +1,7 @@
-"""`penstock up`: a broker and demo devices, with one command and one end."""
+"""`penstock up`: a broker and what belongs to it, with one command and one end.
+
+The pipeline is left out where it is not needed: it takes Spark seconds to start.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,19 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from penstock import StreamManagerClient
+from penstock.sandbox.client import SandboxClient
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
+from tests.cli.command import hide_module
 from tests.support import (
     PATIENCE_S,
     PENSTOCK,
@@ -62,6 +70,12 @@ class Up:
     def broker_pid(self) -> int:
         return int((self.root / "lock").read_text())
 
+    def children(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
     def end(self) -> tuple[int, str]:
         """Its exit code and all that it said on standard error."""
         code = self.process.wait(PATIENCE_S)
@@ -78,11 +92,28 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def demo(root: Path) -> Iterator[Up]:
-    up = Up(root, "--demo", "--port", "0")
+    up = Up(root, "--no-pipeline", "--demo", "--port", "0")
     yield up
     if up.process.poll() is None:
         up.process.kill()
         os.kill(up.broker_pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def start(root: Path, tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    """Starts the command, on an own PYTHONPATH, and ends what a failed test leaves behind."""
+    started: list[Up] = []
+
+    def begin(*flags: str) -> Up:
+        started.append(Up(root, "--port", "0", *flags, PYTHONPATH=str(tmp_path)))
+        return started[-1]
+
+    yield begin
+    for up in started:
+        for process in up.children():
+            process.kill()
+        if up.process.poll() is None:
+            up.process.kill()
 
 
 def is_gone(pid: int) -> bool:
@@ -99,7 +130,7 @@ def appended_to(up: Up, name: str) -> int:
     return sum(stream["newestSequenceNumber"] + 1 for stream in streams if stream["name"] == name)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_demo_devices_append_until_a_signal_ends_them_and_the_broker(
     demo: Up, number: signal.Signals
 ) -> None:
@@ -137,22 +168,30 @@ def test_what_it_says_can_be_evaluated(demo: Up) -> None:
     assert demo.end()[0] == 0
 
 
-def test_a_broker_that_dies_ends_the_command_and_is_told(demo: Up) -> None:
+def test_a_broker_that_is_killed_is_started_again_where_it_was(demo: Up) -> None:
     demo.read_until("Ctrl-C")
-    wait_until(lambda: appended_to(demo, "turbine-1") >= 1)
+    before = wait_until(lambda: appended_to(demo, "turbine-1"))
+    with StreamManagerClient(root=demo.root) as client:
+        (first,) = client.read_messages("turbine-1")
 
-    os.kill(demo.broker_pid, signal.SIGKILL)
+        os.kill(demo.broker_pid, signal.SIGKILL)
+
+        # The devices of the demo come back as well as a client does.
+        assert client.read_messages("turbine-1") == [first]
+        wait_until(lambda: appended_to(demo, "turbine-1") > before)
+    shown = demo.read_until("penstock ready")
+    assert shown.splitlines()[-1] == f"penstock ready 127.0.0.1:{demo.port}"
+    demo.process.terminate()
     code, said = demo.end()
-
-    assert code == 1
-    assert said.splitlines()[-1] == "penstock: the broker ended by itself (exit code -9)"
+    assert code == 0
+    assert "the broker ended (SIGKILL); it starts again in 0." in said
     assert "Traceback" not in said
 
 
 def test_a_second_run_appends_to_the_streams_of_the_first(root: Path) -> None:
     counts = []
     for _ in range(2):
-        up = Up(root, "--demo", "--port", "0")
+        up = Up(root, "--no-pipeline", "--demo", "--port", "0")
         up.read_until("Ctrl-C")
         before = appended_to(up, "turbine-1")
         wait_until(lambda up=up, before=before: appended_to(up, "turbine-1") > before)  # type: ignore[misc]
@@ -164,7 +203,7 @@ def test_a_second_run_appends_to_the_streams_of_the_first(root: Path) -> None:
 
 
 def test_without_the_demo_there_are_no_streams(root: Path) -> None:
-    up = Up(root, "--port", "0")
+    up = Up(root, "--no-pipeline", "--port", "0")
     shown = up.read_until("Ctrl-C")
 
     assert "turbine" not in shown
@@ -175,10 +214,10 @@ def test_without_the_demo_there_are_no_streams(root: Path) -> None:
 
 
 def test_a_broker_that_does_not_start_is_told_with_its_reason(root: Path) -> None:
-    first = Up(root, "--port", "0")
+    first = Up(root, "--no-pipeline", "--port", "0")
     first.read_until("Ctrl-C")
 
-    second = Up(root, "--port", "0")
+    second = Up(root, "--no-pipeline", "--port", "0")
     code, said = second.end()
 
     assert code == 1
@@ -190,7 +229,7 @@ def test_a_broker_that_does_not_start_is_told_with_its_reason(root: Path) -> Non
 
 
 def test_programs_get_the_variables_in_a_line_of_json(root: Path) -> None:
-    up = Up(root, "--json", "--port", "0")
+    up = Up(root, "--no-pipeline", "--json", "--port", "0")
     shown = up.read_until("}")
 
     variables = json.loads(shown.splitlines()[-1])
@@ -201,3 +240,111 @@ def test_programs_get_the_variables_in_a_line_of_json(root: Path) -> None:
     code, said = up.end()
     assert code == 0
     assert all(json.loads(line) for line in said.splitlines() if line.startswith("{"))
+
+
+def test_a_port_that_is_taken_is_told(root: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, said = Up(root, "--no-pipeline", "--port", port).end()
+
+    assert code == 1
+    assert [line for line in said.splitlines() if port in line]
+    assert said.splitlines()[-1] == "penstock: the broker did not start (exit code 1)"
+
+
+def test_a_sandbox_that_is_killed_is_started_again_where_it_was(start: Callable[..., Up]) -> None:
+    up = start("--sandbox", "--no-pipeline")
+    up.read_until("Ctrl-C")
+    (sandbox,) = [it for it in up.children() if "sandbox" in it.cmdline()]
+    (port,) = {it.laddr.port for it in sandbox.net_connections() if it.status == "LISTEN"}
+    cloud = SandboxClient(f"http://127.0.0.1:{port}")
+    assert cloud.is_healthy()
+
+    sandbox.kill()
+
+    shown = up.read_until("sandbox ready")
+    assert shown.splitlines()[-1] == f"penstock sandbox ready {cloud.url}"
+    assert cloud.is_healthy()
+    children = up.children()
+    up.process.terminate()
+    assert up.end()[0] == 0
+    wait_until(lambda: not any(it.is_running() for it in children))
+
+
+def test_a_sandbox_that_cannot_be_is_told_with_its_reason(
+    start: Callable[..., Up], tmp_path: Path
+) -> None:
+    hide_module(tmp_path, "moto")
+
+    code, said = start("--sandbox", "--no-pipeline").end()
+
+    assert code == 1
+    reason, last = said.splitlines()
+    assert "pip install 'penstock[sandbox]'" in reason
+    assert last == "penstock: the sandbox did not start (exit code 1)"
+
+
+def test_a_signal_ends_it_also_while_something_does_not_get_ready(
+    start: Callable[..., Up], tmp_path: Path
+) -> None:
+    begins = tmp_path / "begins"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, sys, time\n"
+        "if 'sandbox' in sys.orig_argv:\n"
+        f"    pathlib.Path({str(begins)!r}).touch()\n"
+        "    time.sleep(1000)\n"
+    )
+    up = start("--sandbox", "--no-pipeline")
+    wait_until(begins.exists)
+    children = up.children()
+
+    up.process.terminate()
+
+    assert up.end() == (0, "")
+    wait_until(lambda: not any(it.is_running() for it in children))
+
+
+def test_without_spark_it_runs_and_says_that_nothing_is_exported(
+    start: Callable[..., Up], tmp_path: Path
+) -> None:
+    hide_module(tmp_path, "pyspark")
+    up = start()
+
+    assert "exports go to" not in up.read_until("Ctrl-C")
+
+    up.process.terminate()
+    code, said = up.end()
+    assert code == 0
+    assert said.splitlines()[0] == (
+        "nothing is exported: that needs Spark, pip install 'penstock[spark]'"
+    )
+
+
+def test_a_pipeline_that_dies_is_started_again_while_the_broker_stays(
+    start: Callable[..., Up], tmp_path: Path
+) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError('this one is broken')\n")
+    up = start()
+    up.read_until("Ctrl-C")
+    broker = up.broker_pid
+
+    said = ""
+    while said.count("the pipeline ended (exit code 1); it starts again in") < 2:
+        said += up.errors.get(timeout=PATIENCE_S)
+
+    assert said.count("this one is broken") == 2
+    assert up.broker_pid == broker
+    with up.connect() as client:
+        assert client.call(Operation.ListStreams)["streams"] == []
+    up.process.terminate()
+    assert up.end()[0] == 0
+
+
+def test_it_says_where_exports_go(start: Callable[..., Up], tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError('this one is broken')\n")
+    up = start("--sandbox")
+
+    assert "exports go to          http://127.0.0.1:" in up.read_until("Ctrl-C")
+
+    up.process.terminate()
+    assert up.end()[0] == 0

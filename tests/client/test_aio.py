@@ -37,6 +37,8 @@ from penstock import (
 )
 from penstock.broker.access import Role
 from penstock.errors import RequestPayloadTooLargeException, SettingError
+from penstock.model import ExportDefinition, HTTPConfig
+from penstock.model.exporting import ExportReport, Lane
 from penstock.store.catalog import Catalog, TokenRow
 from penstock.wire.frames import encode_frame
 from tests.support import MEBIBYTE, PATIENCE_S, BrokerProcess
@@ -157,6 +159,27 @@ def test_every_operation_does_what_it_says(broker: BrokerProcess, new_loop: NewL
             assert location.limit_sequence_number == 2
             run = await client.read_stored(described.name, position.stream_id, 1, 3, 1024)
             assert (run.first_sequence_number, run.payloads) == (1, b"12")
+
+            described.export_definition = ExportDefinition(
+                http=[HTTPConfig("e", "http://127.0.0.1/")]
+            )
+            await client.update_message_stream(described)
+            plan = await client.plan_exports(
+                "p", Lane.steady, max_bytes=1024, lease_millis=10_000, wait_millis=1000
+            )
+            (found,) = [found for found in plan.slices if found.stream == described.name]
+            assert (found.first, found.end) == (0, 3)
+            report = ExportReport(
+                lease=found.lease,
+                stream=found.stream,
+                stream_id=found.stream_id,
+                identifier="e",
+                first=0,
+                settled_end=3,
+            )
+            await client.commit_exports([report])
+            info = await client.describe_message_stream(described.name)
+            assert info.export_statuses[0].last_exported_sequence_number == 2
 
             await client.delete_message_stream(described.name)
             assert described.name not in await client.list_streams()

@@ -39,11 +39,14 @@ from penstock.errors import (
     ValidationException,
 )
 from penstock.model import (
+    ExportDefinition,
+    HTTPConfig,
     Message,
     MessageStreamDefinition,
     ReadMessagesOptions,
     StrategyOnFull,
 )
+from penstock.model.exporting import ExportReport, Lane
 from penstock.wire.frames import HEADER
 from penstock.wire.operations import Operation
 from tests.cli.command import penstock
@@ -238,6 +241,43 @@ def test_streams_are_watched_located_and_read_as_stored(
     ):
         with pytest.raises(ResourceNotFoundException):
             use()
+
+
+def test_exports_are_planned_and_committed(
+    client: StreamManagerClient, pool: ThreadPoolExecutor
+) -> None:
+    name = make_stream(client)
+    described = client.describe_message_stream(name).definition
+    described.export_definition = ExportDefinition(http=[HTTPConfig("e", "http://127.0.0.1/")])
+    client.update_message_stream(described)
+    planning = pool.submit(
+        client.plan_exports,
+        "p",
+        Lane.steady,
+        max_bytes=1024,
+        lease_millis=10_000,
+        wait_millis=30_000,
+    )
+    wait_until(lambda: waiting_reads(client, name) == 1)
+    client.append_messages(name, numbered(5))
+    (found,) = planning.result().slices
+    assert (found.stream, found.kind, found.first) == (name, "http", 0)
+
+    report = ExportReport(
+        lease=found.lease,
+        stream=found.stream,
+        stream_id=found.stream_id,
+        identifier="e",
+        first=0,
+        settled_end=1,
+        exported_messages=1,
+    )
+    client.commit_exports([report])
+    (status,) = client.describe_message_stream(name).export_statuses
+    assert (status.last_exported_sequence_number, status.exported_messages_count) == (0, 1)
+    plan = client.plan_exports("p", Lane.steady, max_bytes=1024, lease_millis=10_000)
+    assert [(each.first, each.end) for each in plan.slices] == [(1, 5)]
+    client.delete_message_stream(name)
 
 
 def test_large_runs_come_as_they_are_stored(client: StreamManagerClient) -> None:

@@ -33,6 +33,7 @@ from penstock.model import (
     ReadMessagesOptions,
     StrategyOnFull,
 )
+from penstock.model.exporting import ExportReport, Lane, SkippedMessage
 from penstock.model.storage import Location, SegmentSummary, StoredRun, StreamPosition
 from penstock.wire.codec import decode_request
 from penstock.wire.frames import HEADER
@@ -41,11 +42,13 @@ from penstock.wire.requests import (
     EXTENDED_REQUESTS,
     AppendMessageRequest,
     AppendMessagesRequest,
+    CommitExportsRequest,
     CreateMessageStreamRequest,
     DeleteMessageStreamRequest,
     DescribeMessageStreamRequest,
     ListStreamsRequest,
     LocateMessagesRequest,
+    PlanExportsRequest,
     ReadColumnsRequest,
     ReadMessagesRequest,
     ReadStoredRequest,
@@ -66,6 +69,25 @@ DEFINITION = MessageStreamDefinition(
     strategy_on_full=StrategyOnFull.OverwriteOldestData,
     persistence=Persistence.Memory,
     export_definition=ExportDefinition(kinesis=[KinesisConfig("k", "stream", batch_size=5)]),
+)
+
+
+REPORT = ExportReport(
+    lease="l",
+    stream="s",
+    stream_id="i",
+    identifier="e",
+    first=3,
+    settled_end=5,
+    arrived=[7, 8],
+    exported_messages=3,
+    exported_bytes=30,
+    skipped=[SkippedMessage(4, "malformed")],
+    sent_bytes=50,
+    error="no way",
+    pause_millis=100,
+    elapsed_millis=200,
+    was_slow=True,
 )
 
 
@@ -176,6 +198,25 @@ REQUESTS: list[tuple[Call[Any], Request]] = [
             max_bytes=1024,
         ),
     ),
+    (
+        calls.plan_exports(
+            "p",
+            Lane.recovering,
+            max_bytes=1024,
+            lease_millis=5000,
+            wait_millis=60_000,
+            request_timeout=60,
+        ),
+        PlanExportsRequest(
+            request_id=ID,
+            pipeline="p",
+            lane=Lane.recovering,
+            max_bytes=1024,
+            lease_millis=5000,
+            wait_millis=60_000,
+        ),
+    ),
+    (calls.commit_exports([REPORT]), CommitExportsRequest(request_id=ID, reports=[REPORT])),
 ]
 
 
@@ -188,7 +229,7 @@ def test_every_operation_of_the_server_can_be_asked_for() -> None:
     assert {call.operation for call, _ in REQUESTS} == set(EXTENDED_REQUESTS)
 
 
-def test_only_what_changes_nothing_may_be_repeated() -> None:
+def test_only_what_changes_nothing_more_may_be_repeated() -> None:
     assert {call.operation for call, _ in REQUESTS if call.may_repeat} == {
         Operation.ListStreams,
         Operation.DescribeMessageStream,
@@ -198,6 +239,9 @@ def test_only_what_changes_nothing_may_be_repeated() -> None:
         Operation.WatchStreams,
         Operation.LocateMessages,
         Operation.ReadStored,
+        # The same pipeline gives back what it had; what was taken already is not taken again.
+        Operation.PlanExports,
+        Operation.CommitExports,
     }
 
 

@@ -51,7 +51,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="module")
 def pipeline(broker: BrokerProcess, cloud: Sandbox) -> Iterator[PipelineProcess]:
-    with PipelineProcess(broker.root, **cloud.variables) as process:
+    address = f"127.0.0.1:{broker.port}"
+    with PipelineProcess(broker.root, "--broker", address, **cloud.variables) as process:
         yield process
 
 

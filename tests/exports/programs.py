@@ -57,11 +57,8 @@ class PipelineProcess:
     def children(self, *words: str) -> list[psutil.Process]:
         """The processes that it started in whose command lines these words are."""
         assert self.process is not None
-        return [
-            child
-            for child in psutil.Process(self.process.pid).children(recursive=True)
-            if all(any(word in part for part in child.cmdline()) for word in words)
-        ]
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in found if _has_words(child, words)]
 
     def kill(self) -> None:
         """kill -9 of the driver; Java and the workers end when they notice."""
@@ -69,6 +66,13 @@ class PipelineProcess:
         self.process.kill()
         self.process.wait()
         self.process = None
+
+    def wait_for_end(self) -> int:
+        """Its exit code, when it ended by itself."""
+        assert self.process is not None
+        code = self.process.wait(PATIENCE_S)
+        self.process = None
+        return code
 
     def stop(self) -> None:
         if self.process is None:
@@ -82,6 +86,14 @@ class PipelineProcess:
             raise
         assert code == 0, f"the pipeline ended with {code}:\n{self.log}"
         assert "Traceback" not in self.log, self.log
+
+
+def _has_words(process: psutil.Process, words: tuple[str, ...]) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+    return all(word in command for word in words)
 
 
 def status_of(client: StreamManagerClient, stream: str, identifier: str) -> ExportStatus:

@@ -129,9 +129,7 @@ def test_entries_reach_sitewise_and_malformed_ones_go_to_the_dead_letters(
     status = status_of(client, stream, "s")
     assert status.exported_messages_count == 5
     assert status.exported_bytes_from_stream == sum(map(len, good))
-    export = next(
-        found.exports[0] for found in client.statistics().streams if found.name == stream
-    )
+    export = next(found.exports[0] for found in client.statistics().streams if found.name == stream)
     assert export.skipped_messages == 2
 
     def letters() -> list[dict[str, Any]]:

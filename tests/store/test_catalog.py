@@ -22,14 +22,14 @@ def test_everything_is_there_after_it_was_opened_again(tmp_path: Path) -> None:
     catalog.add_stream(ROW)
     catalog.add_segments("id1", [SEGMENT])
     catalog.set_checkpoints([("id1", msgspec.structs.replace(SEGMENT, first=10, end=20))])
-    catalog.commit_progress([("id1", ROW.definition, ExportProgress("e", 7, 8, "no", 9, 10, 1))])
+    catalog.commit_progress([("id1", ExportProgress("e", 7, 8, "no", 9, 10, 1, "x"))])
     catalog.reserve("id1", 99)
     catalog.close()
     catalog = Catalog(path)
     assert catalog.streams() == [ROW._replace(reserved=99)]
     assert catalog.segments("id1") == [SEGMENT]
     assert catalog.checkpoint("id1") == msgspec.structs.replace(SEGMENT, first=10, end=20)
-    assert catalog.progress("id1") == {"e": ExportProgress("e", 7, 8, "no", 9, 10, 1)}
+    assert catalog.progress("id1") == {"e": ExportProgress("e", 7, 8, "no", 9, 10, 1, "x")}
     catalog.close()
 
 
@@ -52,7 +52,7 @@ def test_removing_segments_moves_the_oldest_number(catalog: Catalog) -> None:
 def test_a_removed_stream_takes_everything_with_it_but_its_directory(catalog: Catalog) -> None:
     catalog.add_stream(ROW)
     catalog.add_segments("id1", [SEGMENT])
-    catalog.commit_progress([("id1", ROW.definition, ExportProgress("e"))])
+    catalog.commit_progress([("id1", ExportProgress("e"))])
     catalog.remove_stream("id1")
     assert catalog.streams() == []
     assert catalog.segments("id1") == []
@@ -72,25 +72,24 @@ def test_progress_of_many_exports_is_all_or_nothing(catalog: Catalog) -> None:
     catalog.add_stream(ROW)
     unstorable = ExportProgress("f", 5, error_message=cast(str, None))
     with pytest.raises(sqlite3.IntegrityError):
-        catalog.commit_progress(
-            [
-                ("id1", ROW.definition, ExportProgress("e", 5)),
-                ("id1", ROW.definition, unstorable),
-            ]
-        )
+        catalog.commit_progress([("id1", ExportProgress("e", 5)), ("id1", unstorable)])
     assert catalog.progress("id1") == {}
 
 
-def test_progress_under_a_definition_that_was_replaced_is_not_stored(catalog: Catalog) -> None:
-    catalog.add_stream(ROW)
+def test_progress_of_an_export_that_was_replaced_is_not_stored(catalog: Catalog) -> None:
+    catalog.add_stream(ROW, [ExportProgress("e", export_id="first")])
+    catalog.update_stream("id1", b"{1}", [ExportProgress("e", export_id="second")])
     catalog.commit_progress(
         [
-            ("id1", b"an earlier one", ExportProgress("e", 5)),
-            ("deleted", ROW.definition, ExportProgress("e", 5)),
-            ("id1", ROW.definition, ExportProgress("f", 6)),
+            ("id1", ExportProgress("e", 5, export_id="first")),
+            ("deleted", ExportProgress("e", 5)),
+            ("id1", ExportProgress("f", 6, export_id="third")),
         ]
     )
-    assert catalog.progress("id1") == {"f": ExportProgress("f", 6)}
+    assert catalog.progress("id1") == {
+        "e": ExportProgress("e", export_id="second"),
+        "f": ExportProgress("f", 6, export_id="third"),
+    }
     assert catalog.progress("deleted") == {}
 
 
@@ -98,7 +97,8 @@ def test_a_catalog_of_the_first_version_is_brought_to_this_one(tmp_path: Path) -
     path = tmp_path / "catalog.sqlite"
     Catalog(path).close()
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("ALTER TABLE export_progress DROP COLUMN skipped_messages")
+        for column in ("skipped_messages", "export_id"):
+            connection.execute(f"ALTER TABLE export_progress DROP COLUMN {column}")
         connection.execute("INSERT INTO stream VALUES ('id1', 's', x'7b7d', 0, 0)")
         connection.execute("INSERT INTO export_progress VALUES ('id1', 'e', 7, 8, '', 9, 10)")
         connection.execute("PRAGMA user_version = 1")
@@ -112,10 +112,7 @@ def test_a_catalog_of_the_first_version_is_brought_to_this_one(tmp_path: Path) -
 def test_an_update_forgets_the_progress_of_exports_that_are_gone(catalog: Catalog) -> None:
     catalog.add_stream(ROW)
     catalog.commit_progress(
-        [
-            ("id1", ROW.definition, ExportProgress(name, number))
-            for name, number in (("a", 1), ("b", 2))
-        ]
+        [("id1", ExportProgress(name, number)) for name, number in (("a", 1), ("b", 2))]
     )
     catalog.update_stream("id1", b"{1}", [ExportProgress("b", 2)])
     assert list(catalog.progress("id1")) == ["b"]

@@ -536,3 +536,65 @@ def test_messages_that_are_lost_are_in_a_segment_without_bytes(files: Files) -> 
     with pytest.raises(DamagedError) as caught:
         again.read_stored(3, 10, 100)
     assert caught.value.next_number == 10
+
+
+# Times and sizes
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+@pytest.mark.parametrize("max_size", [1 << 20, 4096])
+@settings(deadline=None, max_examples=40)
+@given(batches=batches, data=st.data())
+def test_the_size_of_messages_is_what_adding_up_gives(
+    kind: str, max_size: int, batches: list[list[int]], data: st.DataObject
+) -> None:
+    sizes = [size for batch in batches for size in batch]
+    with filled(kind, batches, max_size) as log:
+        for _ in range(10):
+            start = data.draw(st.integers(log.oldest, log.end - 1), "start")
+            stop = data.draw(st.integers(start + 1, log.end), "stop")
+            assert log.size_of(start, stop) == sum(sizes[start:stop])
+
+
+def test_a_message_knows_when_it_was_appended(files: Files, catalog: Catalog) -> None:
+    for log in (files.create(), MemoryLog(LIMITS, catalog, "id", 0)):
+        for number in range(8):
+            log.append([b"x" * 300, b"y" * 300], 1000 + number)
+        log.work()
+        assert [log.time_of(number) for number in range(16)] == [
+            1000 + number // 2 for number in range(16)
+        ]
+
+
+def test_the_time_of_a_message_is_told_without_its_payload(files: Files) -> None:
+    log = files.create(LIMITS._replace(max_size=1 << 20))
+    log.append([b"x" * 1000], 7)
+    log.append([b"x" * 1000], 8)
+    log.work()
+    data_path(files.directory, 0).write_bytes(b"")
+    assert log.time_of(0) == 7
+
+
+def test_of_a_damaged_index_times_are_unknown_and_sizes_guessed(files: Files) -> None:
+    log = files.create()
+    for number in range(9):
+        log.append([bytes((number,)) * 300], 5)
+    log.work()
+    index_path(files.directory, 3).unlink()
+    again = files.open()
+    assert [again.time_of(number) for number in (2, 3, 4, 5, 6)] == [5, 0, 0, 0, 5]
+    # A part of the damaged segment counts as all of it.
+    assert again.size_of(0, 9) == 2700
+    assert again.size_of(2, 5) == 300 + 900
+
+
+def test_an_index_that_makes_no_sense_gives_no_size_beyond_its_segment(files: Files) -> None:
+    log = files.create()
+    for number in range(4):
+        log.append([bytes((number,)) * 300], 5)
+    log.work()
+    entries = [ENTRY.pack(end, 0, 5) for end in (2**32 - 1, 1, 2**32 - 1)]
+    index_path(files.directory, 0).write_bytes(b"".join(entries))
+    again = files.open()
+    assert again.size_of(0, 1) == 900
+    assert again.size_of(1, 2) == 0

@@ -17,7 +17,7 @@ from penstock.store.files import Disk
 from penstock.store.log import Log
 from penstock.store.retention import Limits
 from penstock.store.segment import DamagedError
-from penstock.store.store import Store
+from penstock.store.store import Store, StoredStream
 from tests.store.conftest import Define, Restartable
 
 
@@ -37,6 +37,10 @@ def test_any_name_is_stored_below_the_root(
     assert read_all(restartable.restart().streams[name].log) == [b"x"]
 
 
+def without_ids(stream: StoredStream) -> dict[str, ExportProgress]:
+    return {name: export._replace(export_id="") for name, export in stream.progress.items()}
+
+
 def test_definitions_and_progress_survive_a_restart(
     restartable: Restartable, define: Define
 ) -> None:
@@ -49,7 +53,7 @@ def test_definitions_and_progress_survive_a_restart(
     restartable.store.commit_progress({"s": [ExportProgress("k", 41, 5, "", 6, 7)]})
     stored = restartable.restart().streams["s"]
     assert stored.definition == definition
-    assert stored.progress == {"k": ExportProgress("k", 41, 5, "", 6, 7)}
+    assert without_ids(stored) == {"k": ExportProgress("k", 41, 5, "", 6, 7)}
 
 
 def test_progress_of_unknown_streams_and_exports_is_ignored(
@@ -313,15 +317,74 @@ def test_a_full_disk_leaves_no_half_created_stream(
 def test_an_update_keeps_the_progress_of_exports_that_live_on(
     restartable: Restartable, define: Define
 ) -> None:
-    def with_exports(*names: str) -> ExportDefinition:
-        return ExportDefinition(kinesis=[KinesisConfig(name, "x") for name in names])
-
-    stream = restartable.store.create(define(export_definition=with_exports("a", "b")))
+    stream = restartable.store.create(define(export_definition=_kinesis("a", "b")))
     restartable.store.commit_progress({"s": [ExportProgress("a", 1), ExportProgress("b", 2)]})
-    restartable.store.update(stream, define(export_definition=with_exports("b", "c")))
+    restartable.store.update(stream, define(export_definition=_kinesis("b", "c")))
     expected = {"b": ExportProgress("b", 2), "c": ExportProgress("c")}
-    assert stream.progress == expected
-    assert restartable.restart().streams["s"].progress == expected
+    assert without_ids(stream) == expected
+    before = stream.progress
+    assert restartable.restart().streams["s"].progress == before
+
+
+def test_progress_is_stored_in_one_step_and_holds_after_another(
+    restartable: Restartable, define: Define
+) -> None:
+    store = restartable.store
+    stream = store.create(define(export_definition=_kinesis("k")))
+    change = store.change_progress({"s": [ExportProgress("k", 5)]})
+    assert stream.progress["k"].last_exported == -1
+    change.store()
+    assert stream.progress["k"].last_exported == -1
+    change.apply()
+    assert stream.progress["k"].last_exported == 5
+    assert restartable.restart().streams["s"].progress["k"].last_exported == 5
+
+
+def test_progress_on_its_way_is_kept_by_an_update(restartable: Restartable, define: Define) -> None:
+    store = restartable.store
+    stream = store.create(define(export_definition=_kinesis("k")))
+    change = store.change_progress({"s": [ExportProgress("k", 5)]})
+    store.update(stream, define(export_definition=_kinesis("k", "l")))
+    change.store()
+    change.apply()
+    assert stream.progress["k"].last_exported == 5
+    assert restartable.restart().streams["s"].progress["k"].last_exported == 5
+
+
+@pytest.mark.parametrize("is_stored_first", [True, False])
+def test_progress_on_its_way_is_not_that_of_an_export_that_takes_the_place(
+    restartable: Restartable, define: Define, is_stored_first: bool
+) -> None:
+    store = restartable.store
+    definition = define(export_definition=_kinesis("k"))
+    stream = store.create(definition)
+    change = store.change_progress({"s": [ExportProgress("k", 5)]})
+    if is_stored_first:
+        change.store()
+    store.update(stream, define())
+    store.update(stream, definition)
+    change.store()
+    change.apply()
+    assert stream.progress["k"].last_exported == -1
+    assert restartable.restart().streams["s"].progress["k"].last_exported == -1
+
+
+def test_progress_on_its_way_is_not_that_of_a_stream_that_takes_the_place(
+    restartable: Restartable, define: Define
+) -> None:
+    store = restartable.store
+    definition = define(export_definition=_kinesis("k"))
+    store.create(definition)
+    change = store.change_progress({"s": [ExportProgress("k", 5)]})
+    store.delete("s")
+    stream = store.create(definition)
+    change.store()
+    change.apply()
+    assert stream.progress["k"].last_exported == -1
+
+
+def _kinesis(*names: str) -> ExportDefinition:
+    return ExportDefinition(kinesis=[KinesisConfig(name, "x") for name in names])
 
 
 def test_an_update_that_fails_changes_nothing(restartable: Restartable, define: Define) -> None:

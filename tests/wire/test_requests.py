@@ -31,12 +31,14 @@ from penstock.wire.requests import (
     REQUESTS,
     AppendMessageRequest,
     AppendMessagesRequest,
+    CommitExportsRequest,
     ConnectRequest,
     CreateMessageStreamRequest,
     DeleteMessageStreamRequest,
     DescribeMessageStreamRequest,
     ListStreamsRequest,
     LocateMessagesRequest,
+    PlanExportsRequest,
     ReadColumnsRequest,
     ReadMessagesRequest,
     ReadStoredRequest,
@@ -202,6 +204,15 @@ def test_the_frames_of_the_aws_clients_mean_what_was_meant(frame: Captured, mean
 
 DEFINITION = {"name": "s", "strategyOnFull": 0}
 
+REPORT = {
+    "lease": "l",
+    "stream": "s",
+    "streamId": "i",
+    "identifier": "e",
+    "first": 0,
+    "settledEnd": 1,
+}
+
 # A complete request of every kind: (fields, those that may be absent).
 COMPLETE: dict[type[Request], tuple[dict[str, Any], set[str]]] = {
     ConnectRequest: (
@@ -260,6 +271,18 @@ COMPLETE: dict[type[Request], tuple[dict[str, Any], set[str]]] = {
         },
         {"maxBytes", "streamId"},
     ),
+    PlanExportsRequest: (
+        {
+            "pipeline": "p",
+            "lane": "steady",
+            "maxBytes": 1,
+            "leaseMillis": 100,
+            "maxSlices": 1,
+            "waitMillis": 5,
+        },
+        {"maxSlices", "waitMillis"},
+    ),
+    CommitExportsRequest: ({"reports": [REPORT]}, set()),
 }
 WITH_FIELDS = [
     (kind, name) for kind, (fields, _) in COMPLETE.items() for name in ("requestId", *fields)
@@ -349,7 +372,7 @@ def test_a_request_id_of_another_kind_is_refused_and_echoed(request_id: str) -> 
     assert caught.value.request_id == request_id
 
 
-@pytest.mark.parametrize("operation", [0, 6, 17, 18, 63, 71, 76, 127, -1, -128])
+@pytest.mark.parametrize("operation", [0, 6, 17, 18, 63, 71, 80, 127, -1, -128])
 def test_an_operation_that_is_no_request_is_unknown(operation: int) -> None:
     with pytest.raises(StreamManagerException, match=f"operation {operation} is not known") as c:
         decode_request(operation, cbor2.dumps({"requestId": "r"}), EVERYTHING)

@@ -97,7 +97,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _doc(
             "what decides the shard of a record: `random`, `stream-name`, or `field:` and the "
-            "name of a JSON field of the message, with dots between levels",
+            "name of a JSON field, with dots between levels; where it is missing, the key is "
+            "random",
             pattern=r"\A(random|stream-name|field:.+)\Z",
         ),
     ] = "random"
@@ -243,10 +244,11 @@ def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
             f"{sources['host']} is {settings.host!r}: a listener on another address than "
             "loopback needs authenticate_client = true (STREAM_MANAGER_AUTHENTICATE_CLIENT)"
         )
-    if settings.dead_letter_stream and not re.match(NAME_PATTERN, settings.dead_letter_stream):
+    letters = settings.dead_letter_stream
+    if letters and not (len(letters) <= 255 and re.match(NAME_PATTERN, letters)):
         raise SettingError(
-            f"{sources['dead_letter_stream']} is {settings.dead_letter_stream!r}: expected the "
-            "name of a stream, of letters, digits, spaces or any of _ , . -"
+            f"{sources['dead_letter_stream']} is {letters!r}: expected the name of a stream, up to "
+            "255 letters, digits, spaces or any of _ , . -"
         )
     if settings.channels and not settings.channels.startswith("/"):
         raise SettingError(

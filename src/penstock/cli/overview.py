@@ -13,6 +13,7 @@ from penstock.cli.output import Line, format_table, printable
 from penstock.cli.units import human_bytes, human_duration
 from penstock.model import ExportStatus, MessageStreamInfo, to_wire
 from penstock.model.export import messages_behind
+from penstock.model.exporting import Lane
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 
 HEADING = {"bold": True}
@@ -23,6 +24,8 @@ ALARM = {"fg": "red"}
 _TALL = 12
 # What StreamStatistics has and a server without extensions does not tell.
 _UNTOLD = ("segments", "waitingReads")
+# The same for ExportStatistics.
+_UNTOLD_OF_EXPORTS = ("skippedMessages", "failures", "retryInMillis", "lane")
 
 
 class Picture(NamedTuple):
@@ -99,26 +102,27 @@ def export_state(export: ExportStatistics) -> ExportState:
 
 def plain_picture(picture: Picture) -> dict[str, Any]:
     """The names of the wire, and no key for what is not known."""
-    untold = _UNTOLD if picture.broker is None else ()
+    is_penstock = picture.broker is not None
     return {
         "address": picture.address,
         "time": picture.epoch_millis,
         "version": picture.version,
         **(to_wire(picture.broker) if picture.broker is not None else {}),
-        "streams": [
-            {key: value for key, value in _plain_stream(stream).items() if key not in untold}
-            for stream in picture.streams
-        ],
+        "streams": [_plain_stream(stream, is_penstock) for stream in picture.streams],
         "unreadableStreams": [
             {"name": name, "errorMessage": message} for name, message in picture.unreadable.items()
         ],
     }
 
 
-def _plain_stream(stream: StreamStatistics) -> dict[str, Any]:
+def _plain_stream(stream: StreamStatistics, is_penstock: bool) -> dict[str, Any]:
     plain: dict[str, Any] = to_wire(stream)
     for export, plain_export in zip(stream.exports, plain["exports"], strict=True):
         plain_export["state"] = export_state(export)
+        for key in () if is_penstock else _UNTOLD_OF_EXPORTS:
+            plain_export.pop(key, None)
+    for key in () if is_penstock else _UNTOLD:
+        del plain[key]
     return plain
 
 
@@ -306,22 +310,35 @@ def _export_lines(picture: Picture) -> list[Line]:
         return []
     urgency = list(ExportState)
     found.sort(key=lambda entry: (urgency.index(entry[0]), entry[1], entry[2].identifier))
+    has_skipped = any(export.skipped_messages for _, _, export in found)
     rows = []
     for state, name, export in found:
         last = export.last_exported_sequence_number
-        rows.append(
-            {
-                "stream": name,
-                "export": export.identifier,
-                "kind": export.kind,
-                "state": state,
-                "behind": str(export.messages_behind),
-                "exported": str(last) if last >= 0 else "-",
-                "last export": _age(picture.epoch_millis, export.last_export_time),
-                "error": printable(export.error_message),
-            }
-        )
+        row = {
+            "stream": name,
+            "export": export.identifier,
+            "kind": export.kind,
+            "state": _state(state, export),
+            "behind": str(export.messages_behind),
+            "exported": str(last) if last >= 0 else "-",
+        }
+        if has_skipped:
+            row["skipped"] = str(export.skipped_messages or "-")
+        row["last export"] = _age(picture.epoch_millis, export.last_export_time)
+        row["error"] = printable(export.error_message)
+        rows.append(row)
     return _table(rows, [_STATE_STYLE[state] for state, _, _ in found])
+
+
+def _state(state: ExportState, export: ExportStatistics) -> str:
+    """The state, and what an export that is not paused waits for."""
+    remarks = []
+    if state is not ExportState.paused and export.retry_in_millis:
+        # Rounded up: it is not to be tried in no time for a second.
+        remarks.append(f"retry in {human_duration(export.retry_in_millis + 999)}")
+    if state is not ExportState.paused and export.lane == Lane.recovering:
+        remarks.append(export.lane)
+    return f"{state} ({', '.join(remarks)})" if remarks else state
 
 
 # Tables: rows have their cells by the headings

@@ -40,6 +40,7 @@ def pipeline(
     """
     log_format = "json" if as_json else None
     settings = settings_from(config, root=root, log_level=log_level, log_format=log_format)
+    host, port = _split(broker) if broker else (None, None)
     try:
         from penstock.pipeline.run import Pipeline, PipelineFailedError
         from penstock.spark.options import BrokerOptions
@@ -49,13 +50,17 @@ def pipeline(
     from penstock.broker.logs import set_up_logs
 
     set_up_logs(settings.log_level, settings.log_format)
-    # That Java ended is said by us, in one line.
+    # That Java ended is said by us, in one line. Of py4j some goes to its own logger, and some to
+    # the root of all, which nobody else uses itself.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    logging.getLogger("root").setLevel(logging.WARNING)
-    host, port = _split(broker) if broker else (None, None)
+    logging.getLogger().addFilter(lambda _: False)
     # Where the broker is named, a root only says whose token it is.
     options = BrokerOptions(host=host, port=port, root=root if broker else settings.root)
     place = Place.find(options, patient=True)
+    with place.connect(patient=True) as client:
+        # Nothing is to be told yet; but Spark takes a while to start, and would then tell less
+        # clearly that a token is not good for this.
+        client.commit_exports([])
     running = Pipeline(place, settings, master=master, checkpoint=checkpoint)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: running.ask_to_stop())

@@ -17,6 +17,7 @@ from penstock.client.backoff import delays
 _WELL_SECONDS = 60.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
 # What a clean end may take before it is made short.
 _STOP_SECONDS = 20.0
 
@@ -33,11 +34,14 @@ class Program:
         command: Callable[[], Sequence[str]],
         ready: str,
         environment: Mapping[str, str] | None = None,
+        *,
+        stop_seconds: float = _STOP_SECONDS,
     ) -> None:
         self.name = name
         self._command = command
         self._ready = ready
         self._environment = environment
+        self._stop_seconds = stop_seconds
         self._process: subprocess.Popen[str] | None = None
         self._ready_lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._began = 0.0
@@ -66,9 +70,12 @@ class Program:
                     self._ready_lines.put(line.strip())
         self._ready_lines.put("")
 
-    def wait_until_ready(self) -> str:
-        """The line that says it, or an empty one if it ended before."""
-        return self._ready_lines.get()
+    def wait_until_ready(self, is_over: threading.Event) -> str:
+        """The line that says it, or an empty one if it ended before, or all is over."""
+        while not is_over.is_set():
+            with contextlib.suppress(queue.Empty):
+                return self._ready_lines.get(timeout=_LOOK_SECONDS)
+        return ""
 
     def look(self) -> str | None:
         """What there is to tell: that it is ready, that it ended. Starts it again in time."""
@@ -84,7 +91,7 @@ class Program:
         if time.monotonic() - self._began > _WELL_SECONDS:
             self._pauses = delays(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         pause = next(self._pauses)
-        self._end_group()
+        _end_group(self._process)
         self._process = None
         self._starts_at = time.monotonic() + pause
         return f"the {self.name} ended ({_describe(code)}); it starts again in {pause:.1f} s"
@@ -96,20 +103,18 @@ class Program:
             return 0
         process.terminate()
         try:
-            code = process.wait(_STOP_SECONDS)
+            code = process.wait(self._stop_seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-        self._process = process
-        self._end_group()
-        self._process = None
+        _end_group(process)
         return code
 
-    def _end_group(self) -> None:
-        """Nothing that it started outlives it."""
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """Nothing that it started outlives it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _describe(code: int) -> str:

@@ -53,14 +53,16 @@ def up(
     settings = settings_from(config, root=root, port=port)
     has_pipeline = not no_pipeline and _has_spark()
     is_over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: is_over.set())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # With nohup it is to outlive its terminal; else nothing may be left running without it.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: is_over.set())
     programs: list[Program] = []
     try:
         variables: Mapping[str, str] = {}
         if sandbox:
-            variables = _start_sandbox(programs)
-        port = _start_broker(programs, settings, config, as_json)
+            variables = _start_sandbox(programs, is_over)
+        _start_broker(programs, settings, config, as_json, is_over)
         if as_json:
             echo_json(client_variables(settings))
         else:
@@ -83,7 +85,7 @@ def up(
             program.stop()
 
 
-def _start_sandbox(programs: list[Program]) -> Mapping[str, str]:
+def _start_sandbox(programs: list[Program], is_over: threading.Event) -> Mapping[str, str]:
     """The variables that lead to it."""
     chosen = "0"
     cloud = Program(
@@ -93,18 +95,19 @@ def _start_sandbox(programs: list[Program]) -> Mapping[str, str]:
     )
     cloud.start()
     programs.append(cloud)
-    url = cloud.wait_until_ready().rpartition(" ")[2]
-    if not url:
-        raise Failure("the sandbox did not start")
+    url = _wait_for(cloud, is_over).rpartition(" ")[2]
     # One that is started again has to be found where it was.
     chosen = url.rpartition(":")[2]
     return SandboxClient(url).variables
 
 
 def _start_broker(
-    programs: list[Program], settings: Settings, config: Path | None, as_json: bool
-) -> int:
-    """Its port, at which it stays."""
+    programs: list[Program],
+    settings: Settings,
+    config: Path | None,
+    as_json: bool,
+    is_over: threading.Event,
+) -> None:
     port = settings.port
     broker = Program(
         "broker",
@@ -113,12 +116,20 @@ def _start_broker(
     )
     broker.start()
     programs.append(broker)
-    ready = broker.wait_until_ready()
-    if not ready:
-        raise Failure(f"the broker did not start (exit code {broker.stop()})")
+    ready = _wait_for(broker, is_over)
+    # Its clients look for it where it was.
     port = int(ready.rpartition(":")[2])
     click.echo(ready)
-    return port
+
+
+def _wait_for(program: Program, is_over: threading.Event) -> str:
+    """The line with which it tells that it is ready."""
+    ready = program.wait_until_ready(is_over)
+    if is_over.is_set():
+        raise click.exceptions.Exit
+    if not ready:
+        raise Failure(f"the {program.name} did not start (exit code {program.stop()})")
+    return ready
 
 
 def _start_pipeline(

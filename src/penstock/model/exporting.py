@@ -40,6 +40,15 @@ class ExportSlice(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     segments: list[SegmentSummary]
 
 
+class SliceHeader(msgspec.Struct, frozen=True):
+    """What the task that delivers a slice is told of it."""
+
+    slice: ExportSlice
+    # Of the broker; see ExportPlan.
+    root: str
+    instance: str
+
+
 class ExportPlan(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """What is due, the most urgent first."""
 

@@ -7,7 +7,9 @@ and the export moves to a lane where nobody else is kept waiting.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -15,18 +17,16 @@ from collections import deque
 import msgspec
 
 from penstock.model.export import CONFIG_OF_KIND
-from penstock.model.exporting import ExportReport, Lane, SkippedMessage
+from penstock.model.exporting import ExportReport, Lane, SkippedMessage, SliceHeader
 from penstock.pipeline.delivery import Attempt, Budget, Delivery
 from penstock.pipeline.destinations import open_destination
 from penstock.pipeline.destinations.destination import (
-    Destination,
     DestinationSettings,
     Export,
     Messages,
     UnavailableError,
 )
 from penstock.pipeline.lanes import LIMITS, LaneLimits
-from penstock.pipeline.rows import SliceHeader
 from penstock.spark.mapped import is_here
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,8 @@ class Courier:
         self._limits = limits
         self._settings = settings
         self._most_threads = threads
-        self._began = time.monotonic()
+        # When it was given the first: what reading that took is not its time.
+        self._began = math.inf
         self._condition = threading.Condition()
         self._waiting: deque[_Parcel] = deque()
         self._started: list[_Parcel] = []
@@ -65,6 +66,7 @@ class Courier:
     def send(self, header: SliceHeader, messages: Messages) -> None:
         """Delivers it as soon as a thread is free."""
         with self._condition:
+            self._began = min(self._began, time.monotonic())
             self._waiting.append(_Parcel(header, messages))
             if self._threads < self._most_threads:
                 self._threads += 1
@@ -76,8 +78,8 @@ class Courier:
 
         Of those that were never begun nothing is told: they are planned again.
         """
-        seconds_left = self._began + self._limits.longest - time.monotonic()
         with self._condition:
+            seconds_left = self._began + self._limits.longest - time.monotonic()
             self._condition.wait_for(self._is_done, seconds_left)
             self._waiting.clear()
             return [self._report(parcel) for parcel in self._started]
@@ -107,20 +109,17 @@ class Courier:
 
     def _deliver(self, parcel: _Parcel) -> None:
         budget = Budget(self._began + self._limits.seconds - time.monotonic())
-        destination: Destination | None = None
+        found = parcel.header.slice
         try:
-            destination = open_destination(parcel.header.slice.kind, self._export(parcel))
-            parcel.attempt = Attempt(destination, parcel.messages, parcel.header.slice.end, budget)
-            parcel.attempt.run()
+            with contextlib.closing(open_destination(found.kind, self._export(parcel))) as opened:
+                parcel.attempt = Attempt(opened, parcel.messages, found.end, budget)
+                parcel.attempt.run()
         except UnavailableError as error:
             parcel.error = str(error)
         except Exception as error:
             # Whatever it is, the broker has to hear of it: it is what the user looks at.
             parcel.error = f"{type(error).__name__}: {error}"
-            logger.exception("an export of stream %r failed", parcel.header.slice.stream)
-        finally:
-            if destination is not None:
-                destination.close()
+            logger.exception("an export of stream %r failed", found.stream)
 
     def _export(self, parcel: _Parcel) -> Export:
         found, root = parcel.header.slice, parcel.header.root

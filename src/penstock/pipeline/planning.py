@@ -11,22 +11,22 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from penstock.client.blocking import StreamManagerClient
-from penstock.model.exporting import ExportPlan, ExportSlice, Lane
+from penstock.model.exporting import ExportPlan, Lane, SliceHeader
 from penstock.model.storage import Location
 from penstock.pipeline.lanes import LIMITS
 from penstock.pipeline.options import PipelineOptions
-from penstock.pipeline.rows import SliceHeader, header_batch, message_batch
 from penstock.spark.filters import Bounds
 from penstock.spark.place import Place
 from penstock.spark.planning import Piece, plan_pieces
 from penstock.spark.python import settle_worker
-from penstock.spark.reading import PieceReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # How long a lane with nothing to do waits at the broker before it asks again: it is told at once
 # when there is something, so that this is only how often an idle lane costs anything.
@@ -106,6 +106,9 @@ class LaneReader(DataSourceStreamReader):
         return [DeliveryTask(place, share) for share in shares if share or not slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from penstock.pipeline.rows import header_batch, message_batch
+        from penstock.spark.reading import PieceReader
+
         assert isinstance(partition, DeliveryTask)
         settle_worker()
         with PieceReader(partition.place, via="auto", fails_on_loss=False) as reader:
@@ -129,23 +132,26 @@ class LaneReader(DataSourceStreamReader):
 
 
 def _slices_of(plan: ExportPlan) -> list[PlannedSlice]:
+    headers = [SliceHeader(found, plan.root, plan.instance) for found in plan.slices]
     return [
-        PlannedSlice(SliceHeader(found, plan.root, plan.instance), _pieces_of(plan, found))
-        for found in plan.slices
+        PlannedSlice(header, pieces_of(header, header.slice.first, header.slice.end))
+        for header in headers
     ]
 
 
-def _pieces_of(plan: ExportPlan, found: ExportSlice) -> list[Piece]:
+def pieces_of(header: SliceHeader, first: int, end: int) -> list[Piece]:
+    """Where the messages [first, end) of a slice are."""
+    found = header.slice
     location = Location(
-        root=plan.root,
-        instance=plan.instance,
+        root=header.root,
+        instance=header.instance,
         has_files=found.has_files,
         oldest_sequence_number=found.first,
         end_sequence_number=found.end,
         limit_sequence_number=found.end,
         segments=found.segments,
     )
-    return plan_pieces(found.stream, found.stream_id, location, found.first, found.end, Bounds())
+    return plan_pieces(found.stream, found.stream_id, location, first, end, Bounds())
 
 
 def share_out(slices: Sequence[PlannedSlice], tasks: int) -> list[list[PlannedSlice]]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -42,12 +44,18 @@ _SETTINGS = {
         "org.apache.spark.sql.execution.streaming.checkpointing"
         ".FileSystemBasedCheckpointFileManager"
     ),
+    # A query that waits for a broker that is away does not notice that it is to stop.
+    "spark.sql.streaming.stopTimeout": "5s",
 }
+_HEAP = "512m"
+_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _LOOK_SECONDS = 0.2
 # What is under way when it stops may take so long; one that hangs is not waited for.
 _FINISH_SECONDS = LIMITS[Lane.steady].longest + 5
 # A query that ran so long has recovered from what ended the one before it.
 _WELL_SECONDS = 60.0
+# After so many starts in vain it is Spark itself that does not work.
+_MOST_FAILURES = 5
 
 
 class PipelineFailedError(Exception):
@@ -76,11 +84,7 @@ class Pipeline:
         self._master = master
         self._config = dict(config or {})
         self._stops = threading.Event()
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        if checkpoint is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="penstock-pipeline-")
-            checkpoint = Path(self._temporary.name)
-        self._directory = checkpoint
+        self._checkpoint = checkpoint
         self._id = secrets.token_hex(8)
 
     def ask_to_stop(self) -> None:
@@ -89,38 +93,53 @@ class Pipeline:
 
     def run(self, ready: Callable[[], None]) -> None:
         """Exports until it is asked to stop; PipelineFailedError if that is not possible."""
+        with tempfile.TemporaryDirectory(prefix="penstock-pipeline-") as directory:
+            self._directory = Path(directory)
+            try:
+                self._run(ready)
+            except (Py4JError, PySparkException, OSError) as error:
+                # Whoever stops it may have stopped Java as well.
+                if not self._stops.is_set():
+                    raise PipelineFailedError(_explain(error)) from None
+
+    def _run(self, ready: Callable[[], None]) -> None:
         spark = self._start_spark()
         queries: dict[Lane, _Running] = {}
         try:
             for lane in LIMITS:
+                if self._stops.is_set():
+                    return
                 queries[lane] = self._start(spark, lane)
             self._watch(spark, queries, ready)
             self._finish(queries)
-        except (Py4JError, PySparkException, OSError) as error:
-            if not self._stops.is_set():
-                raise PipelineFailedError(f"Spark ended: {_first_line(error)}") from None
         finally:
-            self._stop(spark)
+            _stop(spark)
 
     def _start_spark(self) -> SparkSession:
+        _choose_java(os.environ)
         cores = os.cpu_count() or 1
         # One more for each lane beside the first: what hangs in one must not hold up another.
         master = self._master or f"local[{cores + len(LIMITS) - 1}]"
         config = {**_SETTINGS, **self._config}
-        spark = penstock.spark.session("penstock-pipeline", master=master, config=config)
+        with _keeping_interrupts():
+            spark = penstock.spark.session("penstock-pipeline", master=master, config=config)
         # What ends a query is told by us, in one line.
         spark.sparkContext.setLogLevel("FATAL")
+        # It prints a traceback when Java is gone.
+        server = spark.sparkContext._accumulatorServer  # noqa: SLF001
+        server.handle_error = _ignore  # type: ignore[assignment,method-assign]
         spark.dataSource.register(ExportsDataSource)
         return spark
 
     def _start(self, spark: SparkSession, lane: Lane) -> _Running:
         options = self._options(lane).to_spark()
+        checkpoint = self._checkpoint or self._directory
         rows = spark.readStream.format(FORMAT).options(**options).load()
         query = (
             rows.writeStream.format(FORMAT)
             .options(**options)
             .queryName(f"exports-{lane.value}")
-            .option("checkpointLocation", str(self._directory / lane.value))
+            .option("checkpointLocation", str(checkpoint / lane.value))
             .start()
         )
         return _Running(query, time.monotonic())
@@ -143,13 +162,14 @@ class Pipeline:
 
     @property
     def _stop_file(self) -> Path:
-        return self._directory / f"stop-{self._id}"
+        return self._directory / "stop"
 
     def _watch(
         self, spark: SparkSession, queries: dict[Lane, _Running], ready: Callable[[], None]
     ) -> None:
         """Starts queries again that ended, which a task that dies makes them do."""
         pauses = delays()
+        failures = 0
         is_ready = False
         while not self._stops.wait(_LOOK_SECONDS):
             # The first batch takes seconds; from then on it is fast.
@@ -164,7 +184,15 @@ class Pipeline:
                     pauses = delays()
                 if self._stops.wait(next(pauses)):
                     return
-                queries[lane] = self._start(spark, lane)
+                try:
+                    queries[lane] = self._start(spark, lane)
+                    failures = 0
+                except (Py4JJavaError, PySparkException) as error:
+                    # Spark finds out about a Python process that is gone when it needs it.
+                    failures += 1
+                    if failures == _MOST_FAILURES:
+                        raise
+                    logger.warning("lane %s did not start: %s", lane.value, first_line(error))
 
     def _finish(self, queries: dict[Lane, _Running]) -> None:
         """Lets batches end that are under way: what they deliver need not be delivered twice."""
@@ -176,19 +204,57 @@ class Pipeline:
                 time.sleep(_LOOK_SECONDS / 4)
             running.query.stop()
 
-    def _stop(self, spark: SparkSession) -> None:
-        try:
-            spark.stop()
-        except (Py4JError, OSError):
-            logger.debug("Spark was gone already")
-        if self._temporary is not None:
-            self._temporary.cleanup()
+
+@contextmanager
+def _keeping_interrupts() -> Iterator[None]:
+    """Spark would take Ctrl-C for itself, and cancel what is being delivered."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
+
+
+def _stop(spark: SparkSession) -> None:
+    try:
+        spark.stop()
+    except (Py4JError, OSError):
+        logger.debug("Spark was gone already")
+
+
+def _choose_java(environment: MutableMapping[str, str]) -> None:
+    """A Java that is small and soon as fast as it gets; what the user has set is kept.
+
+    Nearly all that a pipeline does is done in Python: better code and more memory for Java's part
+    would go unnoticed, and cost a small machine a good share of what it has.
+    """
+    environment.setdefault("SPARK_DRIVER_MEMORY", _HEAP)
+    # Of two the last one counts.
+    chosen = environment.get("SPARK_SUBMIT_OPTS", "")
+    environment["SPARK_SUBMIT_OPTS"] = f"{_JAVA_OPTIONS} {chosen}".rstrip()
+
+
+def _ignore(*_: object) -> None:
+    pass
 
 
 def _reason(query: StreamingQuery) -> str:
     error = query.exception()
-    return _first_line(error) if error is not None else "no reason was given"
+    return first_line(error) if error is not None else "no reason was given"
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), repr(error))[:500]
+def _explain(error: Exception) -> str:
+    # What Java itself has to say is the other kind of error.
+    if isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError):
+        return "Spark ended: its Java is gone"
+    return f"Spark failed: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """What Spark says of an error, without where it happened."""
+    text = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
+    lines = [line for line in text.splitlines() if line.strip()] or [repr(error)]
+    found = lines[0]
+    if found.endswith("Traceback (most recent call last):"):
+        # What happened in Python stands behind where it happened.
+        found = next((line for line in lines[1:] if not line.startswith(" ")), found)
+    return found[:500]

@@ -1,15 +1,26 @@
-"""What Spark knows as format("penstock-exports"): the source and the sink of a lane."""
+"""What Spark knows as format("penstock-exports"): the source and the sink of a lane.
+
+Spark has a process for each step of a query. So that those which only plan stay small, what reads
+and delivers is imported where that is done.
+"""
 
 from __future__ import annotations
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, DataSourceStreamReader
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from penstock.pipeline.options import PipelineOptions
-from penstock.pipeline.rows import SCHEMA
 from penstock.spark.python import settle_worker
 
 FORMAT = "penstock-exports"
+# See `penstock.pipeline.rows`.
+SCHEMA = StructType(
+    [
+        StructField("sequence_number", LongType(), nullable=False),
+        StructField("ingest_micros", LongType(), nullable=False),
+        StructField("payload", BinaryType(), nullable=False),
+    ]
+)
 
 
 class ExportsDataSource(DataSource):

@@ -198,6 +198,9 @@ class Log(ABC):
             first, end = max(start, segment.first), min(stop, segment.end)
             if first >= end:
                 break
+            if (first, end) == (segment.first, segment.end):
+                total += segment.size
+                continue
             try:
                 position_of = self._segment_of(first).position_of
                 # A damaged index may say anything.

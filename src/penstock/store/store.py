@@ -117,7 +117,7 @@ class ProgressChange:
         """It holds from now on, for exports that are still there."""
         for stream, export in self._progress:
             current = stream.progress.get(export.identifier)
-            if current is not None:
+            if current is not None and current.export_id == export.export_id:
                 stream.progress[export.identifier] = export
 
 
@@ -235,11 +235,13 @@ class Store:
 
     def change_progress(self, progress: dict[str, list[ExportProgress]]) -> ProgressChange:
         """The same in two steps, of which the one that waits for the disk may be in a thread."""
+        # Of the exports that are there now, and of none that take their places meanwhile.
         found = [
-            (self.streams[name], export)
+            (stream, export._replace(export_id=current.export_id))
             for name, exports in progress.items()
+            if (stream := self.streams.get(name)) is not None
             for export in exports
-            if name in self.streams and export.identifier in self.streams[name].progress
+            if (current := stream.progress.get(export.identifier)) is not None
         ]
         return ProgressChange(self.catalog, found)
 

@@ -90,9 +90,7 @@ class Workbench:
 
     # Streams
 
-    def define(
-        self, name: str, exports: dict[str, Any], **fields: Any
-    ) -> MessageStreamDefinition:
+    def define(self, name: str, exports: dict[str, Any], **fields: Any) -> MessageStreamDefinition:
         plain = {"name": name, "strategyOnFull": 1, "exportDefinition": exports}
         return from_wire({**plain, **fields}, MessageStreamDefinition)
 

@@ -1,0 +1,360 @@
+"""Exports through Spark to a Kinesis that answers at once: how much, how soon, and at what cost.
+
+The peer is what a program without a stream manager does: a loop around boto3's `put_records` with
+full calls, from one process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import boto3
+import psutil
+
+from benchmarks.clients import WrongAnswerError
+from benchmarks.report import Comparison, Target, Unit
+from benchmarks.servers import Penstock, Server, running
+from benchmarks.timing import Contender, Figure, Scale, measure_rates
+from penstock import (
+    ExportDefinition,
+    KinesisConfig,
+    MessageStreamDefinition,
+    StrategyOnFull,
+    StreamManagerClient,
+)
+
+LOOP = "boto3, put_records in a loop"
+ONE_BY_ONE = "boto3, put_record"
+
+_MESSAGE = bytes(256)
+_CALL = 500
+_PATIENCE_SECONDS = 300.0
+_PAUSE_SECONDS = 0.05
+_STREAMS = 10
+_EXPORTS = 10
+_BACKLOG_FACTOR = 4
+# Spark ends workers that are idle for a minute.
+_LONG_IDLE_SECONDS = 75.0
+_SETTLE_SECONDS = 3.0
+
+
+class Kinesis(Server):
+    name = "Kinesis"
+    ready_line = re.compile(r"^kinesis ready ")
+    port_line = re.compile(r"^kinesis ready .*:(\d+)$")
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "benchmarks.kinesis_endpoint"]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+
+    @property
+    def aws_variables(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ACCESS_KEY_ID": "benchmark",
+            "AWS_SECRET_ACCESS_KEY": "benchmark",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def counts(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/") as answer:
+            counts: dict[str, Any] = json.load(answer)
+            return counts
+
+    def wait_for(self, records: int) -> None:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while (got := self.counts()["records"]) < records:
+            if time.monotonic() > deadline:
+                raise WrongAnswerError(f"{got} records have arrived, and {records} are wanted")
+            time.sleep(0.01)
+
+
+class Pipeline(Server):
+    name = "Penstock pipeline"
+    ready_line = re.compile(r"^penstock pipeline ready")
+    port_line = re.compile(r"(?!)")
+
+    def __init__(self, directory: Path, broker: Penstock, kinesis: Kinesis) -> None:
+        super().__init__(directory)
+        self._broker = broker
+        self._kinesis = kinesis
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "penstock", "pipeline", "--root", str(self._broker.root)]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return self._kinesis.aws_variables
+
+    def processes(self) -> list[psutil.Process]:
+        """Its own, Java, and Python's workers."""
+        driver = self.process()
+        return [driver, *driver.children(recursive=True)]
+
+
+class Bench:
+    """A broker, a pipeline and a Kinesis that run."""
+
+    def __init__(self, broker: Penstock, pipeline: Pipeline, kinesis: Kinesis) -> None:
+        self.broker = broker
+        self.pipeline = pipeline
+        self.kinesis = kinesis
+        self.client = StreamManagerClient(root=broker.root)
+        self._names = count()
+        variables = kinesis.aws_variables
+        self.boto3 = boto3.client(
+            "kinesis",
+            endpoint_url=variables["AWS_ENDPOINT_URL"],
+            aws_access_key_id=variables["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=variables["AWS_SECRET_ACCESS_KEY"],
+            region_name=variables["AWS_DEFAULT_REGION"],
+        )
+
+    def create(self, messages: int, exports: int = 1, priority: int | None = None) -> str:
+        """A stream with so many messages, whose exports are paused."""
+        name = f"bench-{next(self._names)}"
+        configs = [
+            KinesisConfig(f"k{number}", kinesis_stream_name=name, priority=priority, disabled=True)
+            for number in range(exports)
+        ]
+        self.client.create_message_stream(
+            MessageStreamDefinition(
+                name=name,
+                max_size=1 << 33,
+                strategy_on_full=StrategyOnFull.OverwriteOldestData,
+                export_definition=ExportDefinition(kinesis=configs),
+            )
+        )
+        if messages:
+            self.client.append_messages(name, [_MESSAGE] * messages)
+        return name
+
+    def resume(self, *names: str) -> None:
+        for name in names:
+            definition = self.client.describe_message_stream(name).definition
+            for config in definition.export_definition.kinesis or []:
+                config.disabled = False
+            self.client.update_message_stream(definition)
+
+    def export(self, names: list[str], records: int) -> None:
+        before = self.kinesis.counts()["records"]
+        self.resume(*names)
+        self.kinesis.wait_for(before + records)
+
+    def drop(self, *names: str) -> None:
+        for name in names:
+            with suppress(Exception):
+                self.client.delete_message_stream(name)
+
+
+def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
+    kinesis = Kinesis(directory / "kinesis")
+    broker = Penstock(directory / "penstock")
+    with running(kinesis), running(broker):
+        pipeline = Pipeline(directory / "pipeline", broker, kinesis)
+        with running(pipeline):
+            bench = Bench(broker, pipeline, kinesis)
+            try:
+                yield _compare_rates(bench, scale)
+                yield _compare_many(bench, scale)
+                yield _compare_latencies(bench, scale)
+                yield _measure_urgent(bench, scale)
+                yield _measure_idle(bench, scale)
+                yield _measure_memory(bench)
+            finally:
+                bench.client.close()
+
+
+def _loop(bench: Bench, records: int) -> None:
+    for _ in range(records // _CALL):
+        bench.boto3.put_records(
+            StreamName="loop",
+            Records=[
+                {"Data": _MESSAGE, "PartitionKey": f"{random.getrandbits(128):032x}"}
+                for _ in range(_CALL)
+            ],
+        )
+
+
+def _compare_rates(bench: Bench, scale: Scale) -> Comparison:
+    names: list[str] = []
+
+    def prepare() -> None:
+        bench.drop(*names)
+        names[:] = [bench.create(scale.exported)]
+
+    contenders = [
+        Contender("Penstock", lambda: bench.export(names, scale.exported), prepare),
+        Contender(LOOP, lambda: _loop(bench, scale.exported // 4), share=4),
+    ]
+    figures = measure_rates(contenders, scale.exported, scale.repetitions)
+    bench.drop(*names)
+    return Comparison.of_rates(
+        "exports",
+        "Exports of 256-byte messages to Kinesis, one stream with one export",
+        figures,
+        {LOOP: 0.8},
+    )
+
+
+def _compare_many(bench: Bench, scale: Scale) -> Comparison:
+    names: list[str] = []
+    each = scale.exported // _STREAMS // _EXPORTS
+
+    def prepare() -> None:
+        bench.drop(*names)
+        names[:] = [bench.create(each, _EXPORTS) for _ in range(_STREAMS)]
+
+    records = each * _STREAMS * _EXPORTS
+    contenders = [
+        Contender("Penstock", lambda: bench.export(names, records), prepare),
+        Contender(LOOP, lambda: _loop(bench, records // 4), share=4),
+    ]
+    figures = measure_rates(contenders, records, scale.repetitions)
+    bench.drop(*names)
+    return Comparison.of_rates(
+        "exports-many",
+        f"{_STREAMS} streams with {_EXPORTS} exports each, one pipeline",
+        figures,
+        {LOOP: 0.8},
+    )
+
+
+def _compare_latencies(bench: Bench, scale: Scale) -> Comparison:
+    name = bench.create(0)
+    bench.resume(name)
+    rounds: dict[str, list[list[float]]] = {"Penstock": [], ONE_BY_ONE: []}
+    for _ in range(scale.latency_rounds):
+        rounds["Penstock"].append(_latencies(bench, scale.latency_messages, name))
+        rounds[ONE_BY_ONE].append(_latencies(bench, scale.latency_messages, None))
+    bench.drop(name)
+    return Comparison(
+        "exports-latency",
+        f"From before an append to arrival at Kinesis, one each {_PAUSE_SECONDS * 1000:.0f} ms",
+        Unit.SECONDS,
+        {
+            f"{who}, p{percent}": Figure(tuple(_percentile(run, percent) for run in runs))
+            for who, runs in rounds.items()
+            for percent in (50, 99)
+        },
+    )
+
+
+def _latencies(bench: Bench, messages: int, stream: str | None) -> list[float]:
+    sent = [_send(bench, stream) for _ in range(messages + 20)][20:]
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not (found := bench.kinesis.counts()["latencies"]).keys() >= set(sent):
+        if time.monotonic() > deadline:
+            raise WrongAnswerError("messages do not arrive")
+        time.sleep(_PAUSE_SECONDS)
+    return [found[moment] for moment in sent]
+
+
+def _send(bench: Bench, stream: str | None) -> str:
+    """A message that says when it was sent, through a stream or at once."""
+    time.sleep(random.uniform(0.5, 1.5) * _PAUSE_SECONDS)
+    moment = str(time.monotonic_ns())
+    if stream is None:
+        bench.boto3.put_record(StreamName="one", Data=moment.encode(), PartitionKey=moment)
+    else:
+        bench.client.append_message(stream, moment.encode())
+    return moment
+
+
+def _measure_urgent(bench: Bench, scale: Scale) -> Comparison:
+    """How long an urgent message takes while a backlog of a million is on its way."""
+    worst = []
+    for _ in range(scale.latency_rounds):
+        backlog = bench.create(scale.exported * _BACKLOG_FACTOR, priority=10)
+        urgent = bench.create(0, priority=1)
+        before = bench.kinesis.counts()["records"]
+        bench.resume(urgent, backlog)
+        bench.kinesis.wait_for(before + scale.exported // 4)
+        worst.append(max(_latencies(bench, 20, urgent)))
+        bench.drop(backlog, urgent)
+    seconds = Figure(tuple(worst))
+    backlog_size = f"{scale.exported * _BACKLOG_FACTOR:,}"
+    return Comparison(
+        "exports-urgent",
+        f"The slowest of 20 messages at priority 1, behind {backlog_size} at priority 10",
+        Unit.SECONDS,
+        {"Penstock": seconds},
+        {"Penstock": Target(2.0, max(worst), is_maximum=True, is_ratio=False)},
+    )
+
+
+def _measure_idle(bench: Bench, scale: Scale) -> Comparison:
+    name = bench.create(0)
+    bench.resume(name)
+    _latencies(bench, 5, name)
+    time.sleep(_SETTLE_SECONDS)
+    shares = []
+    for _ in range(scale.latency_rounds):
+        before, start = _processor_seconds(bench), time.monotonic()
+        time.sleep(2 * scale.idle_seconds)
+        used = _processor_seconds(bench) - before
+        shares.append(100 * used / (time.monotonic() - start))
+    idle = Figure(tuple(shares))
+    time.sleep(_LONG_IDLE_SECONDS if scale.idle_seconds >= 10 else 0)
+    moment = _send(bench, name)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while moment not in (found := bench.kinesis.counts()["latencies"]):
+        if time.monotonic() > deadline:
+            raise WrongAnswerError("the message after idling does not arrive")
+        time.sleep(0.01)
+    first = found[moment]
+    bench.drop(name)
+    return Comparison(
+        "exports-idle",
+        "Processor time of an idle pipeline and its broker",
+        Unit.CORE_SHARE,
+        {"Penstock": idle},
+        {"Penstock": Target(5.0, idle.median, is_maximum=True, is_ratio=False)},
+        notes=(f"the first message after idling arrived after {first:.2f} s; wanted within 1 s",),
+    )
+
+
+def _processor_seconds(bench: Bench) -> float:
+    total = 0.0
+    for process in (*bench.pipeline.processes(), bench.broker.process()):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _measure_memory(bench: Bench) -> Comparison:
+    """What they take when all of the above is done; pages that processes share count once."""
+    java, python = "Penstock pipeline, Java", "Penstock pipeline, Python"
+    shares = {"Penstock broker": _memory(bench.broker.process()), java: 0.0, python: 0.0}
+    for process in bench.pipeline.processes():
+        with suppress(psutil.NoSuchProcess):
+            shares[java if process.name() == "java" else python] += _memory(process)
+    return Comparison(
+        "exports-memory",
+        "Memory of broker and pipeline after all of this",
+        Unit.MEGABYTES,
+        {name: Figure((share / 1e6,)) for name, share in shares.items()},
+    )
+
+
+def _memory(process: psutil.Process) -> float:
+    return float(process.memory_full_info().pss)
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    return sorted(values)[math.ceil(len(values) * percent / 100) - 1]

@@ -1,0 +1,136 @@
+"""The dead-letter stream: what is skipped is kept, and what cannot be kept is not skipped."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.model.exporting import ExportReport
+from penstock.store.log import FileLog
+from penstock.store.record import data_path
+from tests.broker.exports.workbench import Workbench, report, skip, to_http
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    bench = Workbench(tmp_path, dead_letter_stream="letters")
+    yield bench
+    bench.close()
+
+
+def letters(bench: Workbench) -> list[dict[str, Any]]:
+    log = bench.streams.find("letters").log
+    payloads = [log.read(n, n + 1, 1).payloads[0] for n in range(log.oldest, log.end)]
+    return [json.loads(payload) for payload in payloads]
+
+
+def keep(bench: Workbench, *numbers: int, **fields: Any) -> ExportReport:
+    """What is left of a report on the first slice, in which these were skipped."""
+    skipped = [skip(number) for number in numbers]
+    (settled,) = bench.begin_commit(report(bench.plan_one(), skipped=skipped, **fields)).settled
+    return settled.report
+
+
+def test_a_letter_has_the_message_and_why_it_was_skipped(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    began = bench.now
+    bench.wait(3)
+    kept = keep(bench, 2)
+    assert kept.settled_end == 5
+    (letter,) = letters(bench)
+    assert base64.b64decode(letter.pop("payload")) == b"x" * 10
+    assert letter == {
+        "streamName": "s",
+        "sequenceNumber": 2,
+        "ingestTime": began,
+        "exportIdentifier": "e",
+        "reason": "2 is malformed",
+        "time": bench.now,
+    }
+
+
+def test_the_stream_is_made_when_it_is_needed_and_drops_its_oldest(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    bench.commit(report(bench.plan_one(), settled_end=1))
+    assert bench.streams.names() == ["s"]
+    keep(bench, 2)
+    assert bench.streams.names() == ["letters", "s"]
+    assert bench.streams.find("letters").definition.strategy_on_full.name == "OverwriteOldestData"
+
+
+def test_what_is_not_kept_is_not_skipped(bench: Workbench) -> None:
+    bench.create("letters", {}, maxSize=1024, strategyOnFull=0)
+    bench.append("letters", 1, size=700)
+    bench.create("s", to_http(), 8)
+    # In the order in which they were found: the second does not fit, and so none behind it.
+    kept = keep(bench, 5, 3, 1, 6, settled_end=6, arrived=[6, 7])
+    assert [skipped.sequence_number for skipped in kept.skipped] == [5]
+    assert kept.settled_end == 1
+    assert kept.arrived == [7]
+    assert "the dead-letter stream 'letters' takes nothing: " in kept.error
+    assert "is full" in kept.error
+
+
+def test_an_export_waits_until_the_letters_can_be_kept(bench: Workbench) -> None:
+    bench.create("letters", {}, maxSize=1024, strategyOnFull=0)
+    bench.append("letters", 1, size=1000)
+    bench.create("s", to_http(), 3)
+    bench.commit(report(bench.plan_one(), skipped=[skip(1)]))
+    assert bench.progress("s").last_exported == 0
+    assert "is full" in bench.progress("s").error_message
+    bench.streams.delete("letters")
+    bench.wait(1)
+    bench.commit(report(bench.plan_one(), skipped=[skip(1)]))
+    assert bench.progress("s").last_exported == 2
+    assert [letter["sequenceNumber"] for letter in letters(bench)] == [1]
+
+
+def test_of_messages_that_are_gone_there_is_nothing_to_keep(bench: Workbench) -> None:
+    stream = bench.create("s", to_http(), maxSize=4096, streamSegmentSize=1024)
+    bench.append("s", 4, size=500)
+    found = bench.plan_one()
+    bench.append("s", 8, size=500)
+    assert stream.log.oldest > 1
+    bench.commit(report(found, skipped=[skip(1)]))
+    assert bench.progress("s").last_exported == 3
+    assert "letters" not in bench.streams.names()
+
+
+def test_a_damaged_message_does_not_hold_up_an_export_for_ever(bench: Workbench) -> None:
+    stream = bench.create("s", to_http(), 3)
+    assert isinstance(stream.log, FileLog)
+    data_path(bench.store.root / "streams" / stream.stored.id, 0).write_bytes(b"y" * 30)
+    assert bench.commit(report(bench.plan_one(), skipped=[skip(1)])) == 1
+    assert bench.progress("s").last_exported == 2
+
+
+def test_what_leaves_the_dead_letter_stream_itself_makes_no_letters(bench: Workbench) -> None:
+    bench.create("letters", to_http(), 3)
+    assert keep(bench, 1).settled_end == 3
+    assert bench.streams.find("letters").log.end == 3
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [lambda _: None, lambda bench: bench.create("letters", {}, 1)],
+    ids=["before there are any", "later"],
+)
+def test_letters_can_be_synced_at_any_time(
+    bench: Workbench, prepare: Callable[[Workbench], object]
+) -> None:
+    prepare(bench)
+    bench.dead_letters.sync()()
+
+
+def test_without_a_dead_letter_stream_skipped_messages_are_only_counted(tmp_path: Path) -> None:
+    bench = Workbench(tmp_path / "other")
+    bench.create("s", to_http(), 3)
+    assert keep(bench, 1).settled_end == 3
+    bench.dead_letters.sync()()
+    assert bench.streams.names() == ["s"]
+    bench.close()

@@ -1,0 +1,190 @@
+"""One export: where it stands, what of it may leave, and what a delivery means for the next one."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.broker.exports.pacing import Due
+from penstock.model.exporting import Lane
+from tests.broker.exports.workbench import Workbench, failure, report, skip, to_http
+
+
+def test_it_goes_on_behind_what_was_exported(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    assert bench.export("s").next_number == 0
+    bench.commit(report(bench.plan_one(), settled_end=3))
+    assert bench.export("s").next_number == 3
+
+
+def test_it_begins_at_its_start_also_if_that_is_to_come(bench: Workbench) -> None:
+    bench.create("s", to_http(startSequenceNumber=7), 5)
+    assert bench.plan() == []
+    assert bench.export("s").due(bench.now) == Due(7, None, 8)
+    bench.append("s", 5)
+    found = bench.plan_one()
+    assert (found.first, found.end) == (7, 10)
+
+
+def test_what_was_dropped_is_passed_over(bench: Workbench) -> None:
+    stream = bench.create("s", to_http(), 0, maxSize=4096, streamSegmentSize=1024)
+    bench.append("s", 20, size=500)
+    assert stream.log.oldest > 0
+    assert bench.plan_one().first == stream.log.oldest
+
+
+def test_what_was_due_once_stays_due(bench: Workbench) -> None:
+    bench.create("s", to_http(batchSize=4, batchIntervalMillis=60_000), 5)
+    found = bench.plan_one()
+    assert (found.first, found.end) == (0, 4)
+    bench.commit(report(found, settled_end=2))
+    rest = bench.plan_one()
+    assert (rest.first, rest.end) == (2, 4)
+    bench.commit(report(rest))
+    assert bench.plan() == []
+    bench.wait(60)
+    assert bench.plan_one().end == 5
+
+
+def test_a_backlog_is_handed_out_in_slices_that_grow_while_they_are_quick(
+    bench: Workbench,
+) -> None:
+    bench.create("s", to_http())
+    for _ in range(40):
+        bench.append("s", 1, size=200_000)
+    counts = []
+    for _ in range(3):
+        found = bench.plan_one()
+        count = found.end - found.first
+        counts.append(count)
+        bench.commit(report(found, exported_bytes=200_000 * count, elapsed_millis=10))
+    assert counts == [5, 10, 20]
+
+
+def test_a_slice_that_was_too_much_is_followed_by_a_smaller_one(bench: Workbench) -> None:
+    bench.create("s", to_http(), 20_000)
+    found = bench.plan_one()
+    bench.commit(report(found, settled_end=1000, exported_bytes=10_000))
+    smaller = bench.plan_one()
+    assert smaller.first == 1000
+    assert 1000 <= smaller.end - smaller.first <= found.end / 2
+
+
+def test_a_message_larger_than_all_limits_goes_alone(bench: Workbench) -> None:
+    bench.create("s", to_http())
+    bench.append("s", 2, size=3_000_000)
+    found = bench.plan_one(max_bytes=1000)
+    assert (found.first, found.end) == (0, 1)
+
+
+def test_those_of_a_call_that_failed_in_part_go_together_again(bench: Workbench) -> None:
+    bench.create("s", to_http(), 500)
+    found = bench.plan_one()
+    bench.commit(failure(found, arrived=[450, 499], exported_messages=2))
+    bench.wait(1)
+    again = bench.plan_one(max_bytes=10)
+    assert (again.first, again.end, again.arrived) == (0, 500, [450, 499])
+
+
+def test_what_arrived_counts_until_it_is_behind(bench: Workbench) -> None:
+    bench.create("s", to_http(), 10)
+    bench.commit(failure(bench.plan_one(), arrived=[2, 5]))
+    bench.wait(1)
+    found = bench.plan_one()
+    bench.commit(report(found, settled_end=4, arrived=[5]))
+    found = bench.plan_one()
+    assert (found.first, found.arrived) == (4, [5])
+
+
+def test_failures_are_followed_by_pauses_that_grow_and_end_with_a_success(
+    bench: Workbench,
+) -> None:
+    bench.create("s", to_http(), 3)
+    waited = []
+    for failures in range(1, 5):
+        bench.commit(failure(bench.plan_one()))
+        activity = bench.exports.activities(bench.streams.find("s"))["e"]
+        assert activity.failures == failures
+        assert activity.retry_in_millis is not None
+        assert bench.plan() == []
+        waited.append(activity.retry_in_millis)
+        bench.wait(activity.retry_in_millis / 1000 + 0.01)
+    assert waited == sorted(waited)
+    assert waited[-1] > 2 * waited[0]
+    bench.commit(report(bench.plan_one()))
+    activity = bench.exports.activities(bench.streams.find("s"))["e"]
+    assert (activity.failures, activity.retry_in_millis) == (0, None)
+
+
+def test_one_that_gets_on_although_it_fails_does_not_wait_longer_and_longer(
+    bench: Workbench,
+) -> None:
+    bench.create("s", to_http(), 10)
+    for end in range(1, 6):
+        bench.commit(failure(bench.plan_one(), settled_end=end, exported_messages=1))
+        assert bench.export("s").failures == 1
+        bench.wait(0.5)
+
+
+def test_a_destination_is_left_alone_for_as_long_as_it_asks(bench: Workbench) -> None:
+    bench.create("s", to_http(), 3)
+    bench.commit(report(bench.plan_one(), settled_end=1, pause_millis=20_000))
+    bench.wait(19.9)
+    assert bench.plan() == []
+    bench.wait(0.2)
+    assert bench.plan_one().first == 1
+
+
+def test_one_that_was_slow_is_in_another_lane_until_it_is_not(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    bench.commit(report(bench.plan_one(), settled_end=1, was_slow=True))
+    assert bench.plan() == []
+    found = bench.plan_one(Lane.recovering)
+    bench.commit(report(found, settled_end=2))
+    assert bench.plan(Lane.recovering) == []
+    assert bench.plan_one().first == 2
+
+
+def test_after_a_start_one_with_an_error_begins_where_it_harms_nobody(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    bench.commit(failure(bench.plan_one()))
+    bench.restart()
+    assert bench.plan() == []
+    assert bench.plan_one(Lane.recovering).first == 0
+
+
+def test_uploads_of_files_have_a_lane_of_their_own(bench: Workbench) -> None:
+    bench.create("s", {"s3TaskExecutor": [{"identifier": "e"}]}, 1)
+    for lane in (Lane.steady, Lane.recovering):
+        assert bench.plan(lane) == []
+    bench.commit(report(bench.plan_one(Lane.files), settled_end=0, was_slow=True))
+    assert bench.plan_one(Lane.files).first == 0
+
+
+def test_progress_counts_what_arrived_and_what_was_skipped(bench: Workbench) -> None:
+    bench.create("s", to_http(), 10)
+    found = bench.plan_one()
+    bench.commit(
+        report(found, settled_end=6, exported_messages=5, exported_bytes=50, skipped=[skip(2)])
+    )
+    progress = bench.progress("s")
+    assert (progress.last_exported, progress.last_time) == (5, bench.now)
+    assert (progress.processed_messages, progress.exported_bytes) == (6, 50)
+    assert progress.skipped_messages == 1
+    assert progress.error_message == "a message was skipped; the last, 2: 2 is malformed"
+    bench.wait(5)
+    bench.commit(failure(bench.plan_one(), error="no way"))
+    progress = bench.progress("s")
+    assert (progress.last_exported, progress.last_time) == (5, bench.now)
+    assert (progress.processed_messages, progress.error_message) == (6, "no way")
+    bench.wait(5)
+    bench.commit(report(bench.plan_one()))
+    assert bench.progress("s").error_message == ""
+
+
+@pytest.mark.parametrize("sent", [1, 10**12])
+def test_what_a_byte_costs_on_the_wire_is_learnt_and_not_believed_to_be_anything(
+    bench: Workbench, sent: int
+) -> None:
+    bench.create("s", to_http(), 3)
+    bench.commit(report(bench.plan_one(), exported_bytes=10, sent_bytes=sent))
+    assert bench.export("s").overhead == min(sent / 10, 100)

@@ -1,0 +1,326 @@
+"""Plans and commits over the wire: who waits, who is woken, and who may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.broker.access import Role, new_secret
+from penstock.errors import (
+    InvalidRequestException,
+    UnauthorizedException,
+    UnknownFailureException,
+)
+from penstock.store.catalog import TokenRow
+from penstock.testing.connection import Connection
+from penstock.wire.operations import Operation
+from tests.broker.exports.workbench import to_http
+from tests.support import Json, LocalBroker, append, create, read, running, wait_until
+
+WAIT = 25_000
+
+numbers = count()
+
+
+@pytest.fixture
+def stream(client: Connection) -> Iterator[str]:
+    """One with an export, which is gone when the test is over."""
+    name = create(client, f"s{next(numbers)}", exportDefinition=to_http())
+    yield name
+    client.call(Operation.DeleteMessageStream, name=name)
+
+
+def plan(connection: Connection, wait: int = 0, pipeline: str = "p", **fields: Any) -> list[Json]:
+    plain = {"lane": "steady", "maxBytes": 1 << 20, "leaseMillis": 60_000, "waitMillis": wait}
+    answer = connection.call(Operation.PlanExports, pipeline=pipeline, **{**plain, **fields})
+    slices: list[Json] = answer["slices"]
+    return slices
+
+
+def report(found: Json, **fields: Any) -> Json:
+    plain = {
+        "lease": found["lease"],
+        "stream": found["stream"],
+        "streamId": found["streamId"],
+        "identifier": found["config"]["identifier"],
+        "first": found["first"],
+        "settledEnd": found["end"],
+        "exportedMessages": found["end"] - found["first"],
+    }
+    return {**plain, **fields}
+
+
+def commit(connection: Connection, *reports: Json) -> None:
+    connection.call(Operation.CommitExports, reports=list(reports))
+
+
+def exported(connection: Connection, name: str) -> int:
+    info = connection.call(Operation.DescribeMessageStream, name=name)
+    return int(info["messageStreamInfo"]["exportStatuses"][0]["lastExportedSequenceNumber"])
+
+
+def export_statistics(connection: Connection) -> list[Json]:
+    statistics = connection.call(Operation.Statistics)["statistics"]
+    return [export for stream in statistics["streams"] for export in stream["exports"]]
+
+
+def waiting(broker: LocalBroker) -> int:
+    """How many plans wait: each of them waits for changes of streams."""
+    return broker.run(lambda: len(broker.broker._streams.changes))
+
+
+class Waiting:
+    """A plan that is asked for in a thread, and what came of it."""
+
+    def __init__(self, broker: LocalBroker, connection: Connection, **fields: Any) -> None:
+        self.slices: list[Json] | None = None
+        before = waiting(broker)
+        self._running = running(lambda: self._plan(connection, fields))
+        self._running.__enter__()
+        wait_until(lambda: waiting(broker) > before)
+
+    def _plan(self, connection: Connection, fields: dict[str, Any]) -> None:
+        self.slices = plan(connection, WAIT, **fields)
+
+    def finish(self) -> list[Json]:
+        self._running.__exit__(None, None, None)
+        assert self.slices is not None
+        return self.slices
+
+
+def test_what_is_due_is_told_with_where_the_broker_is(
+    broker: LocalBroker, client: Connection, stream: str
+) -> None:
+    append(client, stream, b"x")
+    answer = client.call(
+        Operation.PlanExports, pipeline="p", lane="steady", maxBytes=9, leaseMillis=1000
+    )
+    assert answer["root"] == str(broker.root.absolute())
+    assert answer["instance"]
+    (found,) = answer["slices"]
+    assert (found["stream"], found["first"], found["end"]) == (stream, 0, 1)
+    assert found["segments"][0]["end"] == 1
+
+
+def test_what_is_committed_is_described_and_survives(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        name = create(client, "s", exportDefinition=to_http())
+        append(client, name, b"x")
+        (found,) = plan(client)
+        commit(client, report(found, exportedBytes=1))
+        assert exported(client, name) == 0
+        commit(client, report(found))
+        (export,) = export_statistics(client)
+        assert (export["exportedMessages"], export["exportedBytes"]) == (1, 1)
+        assert (export["lane"], export["failures"], export["skippedMessages"]) == ("steady", 0, 0)
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        assert exported(client, name) == 0
+        assert plan(client) == []
+
+
+def test_a_commit_of_nothing_and_of_what_is_gone_is_answered(
+    client: Connection, stream: str
+) -> None:
+    append(client, stream, b"x")
+    (found,) = plan(client)
+    commit(client)
+    commit(client, report(found, stream="nowhere"), report(found, identifier="nobody"))
+    assert exported(client, stream) == -1
+
+
+def test_a_plan_that_waits_is_woken_by_an_append(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    waits = Waiting(broker, client)
+    append(other, stream, b"x")
+    (found,) = waits.finish()
+    assert found["stream"] == stream
+    assert waiting(broker) == 0
+
+
+def test_a_plan_that_waits_is_woken_when_an_export_is_resumed(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    append(other, stream, b"x")
+    definition = {"name": stream, "strategyOnFull": 1}
+    paused = {**definition, "exportDefinition": to_http(disabled=True)}
+    other.call(Operation.UpdateMessageStream, definition=paused)
+    waits = Waiting(broker, client)
+    resumed = {**definition, "exportDefinition": to_http()}
+    other.call(Operation.UpdateMessageStream, definition=resumed)
+    assert len(waits.finish()) == 1
+
+
+def test_a_plan_that_waits_is_woken_by_a_report(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    for _ in range(2):
+        append(other, stream, b"x")
+    (found,) = plan(other, pipeline="q", maxBytes=1)
+    waits = Waiting(broker, client)
+    commit(other, report(found))
+    (rest,) = waits.finish()
+    assert rest["first"] == 1
+
+
+def test_a_plan_that_waits_in_another_lane_gets_what_was_slow(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    append(other, stream, b"x")
+    (found,) = plan(other)
+    waits = Waiting(broker, client, lane="recovering")
+    commit(other, report(found, settledEnd=0, wasSlow=True))
+    assert len(waits.finish()) == 1
+
+
+def test_a_plan_that_waits_gets_what_another_pipeline_gives_back(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    urgent = create(other, f"{stream} urgent", exportDefinition=to_http(priority=1))
+    for name in (stream, urgent):
+        append(other, name, b"x")
+    assert len(plan(other, pipeline="q")) == 2
+    waits = Waiting(broker, client)
+    (kept,) = plan(other, pipeline="q", maxSlices=1)
+    (found,) = waits.finish()
+    assert (kept["stream"], found["stream"]) == (urgent, stream)
+    other.call(Operation.DeleteMessageStream, name=urgent)
+
+
+def test_a_plan_that_waits_gets_what_a_pipeline_had_that_is_gone(
+    broker: LocalBroker, client: Connection, stream: str
+) -> None:
+    with broker.connect() as gone:
+        append(gone, stream, b"x")
+        assert len(plan(gone, pipeline="q", leaseMillis=3_600_000)) == 1
+        waits = Waiting(broker, client)
+    assert len(waits.finish()) == 1
+
+
+def test_a_pipeline_that_has_come_back_keeps_its_slices_when_its_old_connection_ends(
+    broker: LocalBroker, client: Connection, stream: str
+) -> None:
+    with broker.connect() as old:
+        append(old, stream, b"x")
+        plan(old)
+        (found,) = plan(client, leaseMillis=3_600_000)
+    wait_until(lambda: len(broker.sessions) == 1)
+    exports = broker.broker._exports
+    served = broker.run(lambda: exports._of(broker.broker._streams.find(stream))["e"])
+    assert served.lease is not None
+    assert served.lease.id == found["lease"]
+    assert broker.run(lambda: served.free_at(0.0)) > broker.run(broker.loop.time) + 1000
+
+
+def test_a_pipeline_that_waits_on_a_connection_it_has_given_up_gets_nothing_there(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    forsaken = Waiting(broker, client)
+    pipeline: list[Json] = []
+    with running(lambda: pipeline.extend(plan(other, WAIT))):
+        assert forsaken.finish() == []
+        append(client, stream, b"x")
+    assert [found["stream"] for found in pipeline] == [stream]
+
+
+def test_a_plan_whose_client_left_waits_no_longer(broker: LocalBroker, stream: str) -> None:
+    peer = broker.connect()
+    peer.send(
+        Operation.PlanExports,
+        pipeline="p",
+        lane="steady",
+        maxBytes=1,
+        leaseMillis=1000,
+        waitMillis=WAIT,
+    )
+    wait_until(lambda: waiting(broker) == 1)
+    peer.close()
+    wait_until(lambda: waiting(broker) == 0)
+    assert stream in broker.run(broker.broker._streams.names)
+
+
+def test_a_plan_that_waits_is_answered_when_its_stream_is_deleted(
+    broker: LocalBroker, client: Connection, other: Connection
+) -> None:
+    name = create(other, f"s{next(numbers)}", exportDefinition=to_http())
+    waits = Waiting(broker, client)
+    other.call(Operation.DeleteMessageStream, name=name)
+    assert waits.finish() == []
+
+
+def test_a_plan_that_waits_is_answered_when_its_time_is_up(client: Connection, stream: str) -> None:
+    assert plan(client, wait=50) == []
+    assert exported(client, stream) == -1
+
+
+def test_plans_that_wait_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        create(client, "s", exportDefinition=to_http())
+        waits = Waiting(broker, client)
+        broker.stop()
+        assert waits.finish() == []
+
+
+def test_a_report_that_the_disk_does_not_take_is_an_error_and_may_be_sent_again(
+    tmp_path: Path,
+) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        name = create(client, "s", exportDefinition=to_http())
+        append(client, name, b"x")
+        (found,) = plan(client)
+        catalog = broker.broker._store.catalog
+        broken = "CREATE TEMP TRIGGER broken BEFORE INSERT ON export_progress BEGIN "
+        broken += "SELECT RAISE(ABORT, 'no more'); END"
+        broker.run(lambda: catalog._connection.execute(broken))
+        with pytest.raises(UnknownFailureException, match="the disk of the server failed: no more"):
+            commit(client, report(found))
+        assert exported(client, name) == -1
+        broker.run(lambda: catalog._connection.execute("DROP TRIGGER broken"))
+        commit(client, report(found))
+        assert exported(client, name) == 0
+
+
+def test_skipped_messages_are_kept_where_the_settings_say(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with LocalBroker(root, dead_letter_stream="letters") as broker, broker.connect() as client:
+        name = create(client, "s", exportDefinition=to_http())
+        append(client, name, b"x")
+        (found,) = plan(client)
+        commit(client, report(found, skipped=[{"sequenceNumber": 0, "reason": "too large"}]))
+        (letter,) = read(client, "letters")
+        assert b'"reason":"too large"' in letter["payload"]
+        (export,) = export_statistics(client)
+        assert export["skippedMessages"] == 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{"lane": "fast"}, {"leaseMillis": 1}, {"pipeline": ""}, {"maxBytes": 0}]
+)
+def test_a_plan_that_makes_no_sense_is_refused(client: Connection, fields: Json) -> None:
+    with pytest.raises(InvalidRequestException, match=next(iter(fields))):
+        plan(client, **fields)
+
+
+def test_a_token_plans_and_reports_for_its_own_streams_only(
+    broker: LocalBroker, client: Connection, stream: str
+) -> None:
+    secret = new_secret()
+    row = TokenRow(secret[:8], Role.pipeline, ("mine*",), 1)
+    broker.run(lambda: broker.broker._store.catalog.add_token(row, secret))
+    mine = create(client, f"mine {stream}", exportDefinition=to_http())
+    for name in (mine, stream):
+        append(client, name, b"x")
+    with broker.connect(secret) as pipeline:
+        (found,) = plan(pipeline, pipeline="q")
+        assert found["stream"] == mine
+        (others,) = plan(client)
+        with pytest.raises(UnauthorizedException, match="not for the stream"):
+            commit(pipeline, report(found), report(others))
+        assert exported(client, mine) == -1
+        commit(pipeline, report(found))
+    assert exported(client, mine) == 0
+    client.call(Operation.DeleteMessageStream, name=mine)

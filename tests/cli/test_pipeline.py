@@ -1,0 +1,99 @@
+"""`penstock pipeline` where it cannot run: one line, and an exit code. Where it can: test_run."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import FAILED, NOT_ALLOWED, WRONG_USAGE
+from tests.cli.command import hide_module, penstock, penstock_process
+from tests.support import PATIENCE_S, PENSTOCK, BrokerProcess, clean_environment, drain
+
+
+def test_the_help_says_what_it_does_and_when_it_works() -> None:
+    finished = penstock("pipeline", "--help")
+
+    assert finished.code == 0
+    assert "penstock pipeline ready" in finished.output
+    for option in ("--broker HOST:PORT", "--master", "--checkpoint DIR", "--root DIR"):
+        assert option in finished.output
+
+
+@pytest.mark.parametrize("broker", ["localhost", ":8088", "localhost:", "localhost:port", "[::1]"])
+def test_a_broker_that_is_no_host_and_port_is_refused(broker: str) -> None:
+    finished = penstock("pipeline", "--broker", broker)
+
+    assert finished.code == WRONG_USAGE
+    assert finished.error_lines == [f"penstock: --broker is {broker!r}: expected HOST:PORT"]
+
+
+def test_a_port_that_is_none_is_refused() -> None:
+    finished = penstock_process(
+        "pipeline", "--broker", "localhost:65536", AWS_CONTAINER_AUTHORIZATION_TOKEN="t"
+    )
+
+    assert finished.code == WRONG_USAGE
+    (line,) = finished.error_lines
+    assert "65536" in line
+
+
+def test_without_spark_it_says_how_to_get_it(tmp_path: Path) -> None:
+    hide_module(tmp_path, "pyspark")
+
+    finished = penstock_process("pipeline", PYTHONPATH=str(tmp_path))
+
+    assert finished.code == FAILED
+    (line,) = finished.error_lines
+    assert line.startswith("penstock: exports need Spark: pip install 'penstock[spark]' (")
+
+
+def test_a_wrong_token_is_told_before_spark_is_started(broker: BrokerProcess) -> None:
+    finished = penstock_process(
+        "pipeline",
+        *("--broker", f"127.0.0.1:{broker.port}"),
+        AWS_CONTAINER_AUTHORIZATION_TOKEN="wrong",
+    )
+
+    assert finished.code == NOT_ALLOWED
+    assert len(finished.error_lines) == 1
+
+
+def test_a_token_that_may_not_export_is_told_before_spark_is_started(
+    broker: BrokerProcess,
+) -> None:
+    token = penstock("tokens", "create", "reads", "--role", "consumer", "--root", str(broker.root))
+    assert token.code == 0, token.error
+
+    finished = penstock_process(
+        "pipeline",
+        *("--broker", f"127.0.0.1:{broker.port}"),
+        AWS_CONTAINER_AUTHORIZATION_TOKEN=token.output.strip(),
+    )
+
+    assert finished.code == NOT_ALLOWED
+    (line,) = finished.error_lines
+    assert "CommitExports" in line
+
+
+def test_one_that_finds_nobody_says_so_and_ends_at_a_signal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    process = subprocess.Popen(
+        [str(PENSTOCK), "pipeline", "--broker", address],
+        env=clean_environment(AWS_CONTAINER_AUTHORIZATION_TOKEN="t"),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+
+    said = drain(process.stderr).get(timeout=PATIENCE_S)
+
+    assert address in said
+    assert "trying again for 60 s" in said
+    process.terminate()
+    assert process.wait(PATIENCE_S) == -signal.SIGTERM

@@ -1,0 +1,129 @@
+"""The sink of a lane, without Spark: it delivers to a real sandbox and reports to a real broker."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock import StreamManagerClient
+from penstock.model.exporting import Lane
+from penstock.pipeline.options import PipelineOptions
+from penstock.pipeline.planning import DeliveryTask, LaneReader
+from penstock.pipeline.sink import LaneWriter, Reports
+from penstock.sandbox.server import Sandbox
+from tests.pipeline.slices import create, new_name, options_for
+from tests.support import LocalBroker
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    with LocalBroker(tmp_path_factory.mktemp("sink") / "root") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(broker: LocalBroker) -> Iterator[StreamManagerClient]:
+    with StreamManagerClient(root=broker.root) as connected:
+        yield connected
+
+
+class Batches:
+    """The batches of a lane as Spark makes them: plan, read, write, commit."""
+
+    def __init__(self, options: PipelineOptions) -> None:
+        self.reader = LaneReader(options)
+        self.writer = LaneWriter(options)
+        self._number = 0
+
+    def write(self) -> list[Reports]:
+        """What the tasks of the next batch say."""
+        start = {"plan": self._number}
+        end = self.reader.latestOffset(start, None)
+        self._number = end["plan"]
+        said = []
+        for task in self.reader.partitions(start, end):
+            assert isinstance(task, DeliveryTask)
+            # As it travels: from the worker that wrote to another process, which commits.
+            said.append(pickle.loads(pickle.dumps(self.writer.write(self.reader.read(task)))))
+        return said
+
+
+@pytest.fixture
+def batches(broker: LocalBroker, tmp_path: Path) -> Iterator[Batches]:
+    running = Batches(options_for(Lane.steady, tmp_path, root=str(broker.root)))
+    yield running
+    running.reader.stop()
+
+
+@pytest.fixture
+def stream(client: StreamManagerClient, cloud: Sandbox) -> Iterator[str]:
+    """A stream whose messages go to a sink of the same name; it is gone with the test."""
+    name = new_name()
+    create(client, name, cloud.http_url(name))
+    yield name
+    client.delete_message_stream(name)
+
+
+def last_exported(client: StreamManagerClient, stream: str) -> int:
+    (status,) = client.describe_message_stream(stream).export_statuses
+    return status.last_exported_sequence_number
+
+
+def test_what_was_delivered_counts_once_it_is_committed(
+    client: StreamManagerClient, stream: str, cloud: Sandbox, batches: Batches
+) -> None:
+    client.append_messages(stream, [b"one", b"two"])
+
+    said = batches.write()
+
+    assert cloud.payloads("http", stream) == [b"one", b"two"]
+    assert last_exported(client, stream) == -1
+    batches.writer.commit([*said], 0)
+    assert last_exported(client, stream) == 1
+
+
+def test_a_batch_whose_commit_was_lost_is_delivered_again(
+    client: StreamManagerClient, stream: str, cloud: Sandbox, batches: Batches
+) -> None:
+    client.append_message(stream, b"x")
+    batches.write()
+
+    batches.writer.commit([*batches.write()], 1)
+
+    assert cloud.payloads("http", stream) == [b"x", b"x"]
+    assert last_exported(client, stream) == 0
+
+
+def test_what_arrived_before_another_task_failed_has_arrived(
+    client: StreamManagerClient, stream: str, batches: Batches
+) -> None:
+    client.append_message(stream, b"x")
+    said = batches.write()
+
+    # The task that failed has nothing to say.
+    batches.writer.abort([*said, None], 0)
+
+    assert last_exported(client, stream) == 0
+
+
+def test_a_failure_is_told_to_the_broker_and_nothing_counts_as_exported(
+    client: StreamManagerClient, stream: str, cloud: Sandbox, batches: Batches
+) -> None:
+    cloud.set_fault("http", name=stream, status=503)
+    client.append_message(stream, b"x")
+
+    batches.writer.commit([*batches.write()], 0)
+
+    (status,) = client.describe_message_stream(stream).export_statuses
+    assert status.last_exported_sequence_number == -1
+    assert "503" in (status.error_message or "")
+
+
+def test_a_batch_that_only_wakes_workers_is_not_reported(batches: Batches) -> None:
+    said = batches.write()
+
+    assert [reports.reports for reports in said] == [[] for _ in said]
+    batches.writer.commit([*said], 0)
