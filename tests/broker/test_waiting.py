@@ -291,3 +291,13 @@ def test_a_sync_that_fails_is_told_to_those_who_waited_for_it_alone() -> None:
 
     assert str(failed) == "no more disk"
     assert worked is None
+
+
+def test_a_pipeline_that_waits_is_not_counted_as_a_reader() -> None:
+    waiters = Waiters()
+    waiters.add(Waiter(5, lambda _: None))
+    waiters.add(Waiter(5, lambda _: None, is_reader=False))
+    assert len(waiters) == 2
+    assert waiters.count_readers() == 1
+    waiters.finish_all()
+    assert waiters.count_readers() == 0

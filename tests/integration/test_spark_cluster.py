@@ -21,8 +21,16 @@ import psutil
 import pyspark
 import pytest
 
-from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
+from penstock import (
+    ExportDefinition,
+    HTTPConfig,
+    MessageStreamDefinition,
+    StrategyOnFull,
+    StreamManagerClient,
+)
+from penstock.sandbox.server import Sandbox
 from penstock.spark.java import find_java, java_home_for_spark
+from tests.exports.programs import PipelineProcess, has_exported
 from tests.support import (
     QUICK_JAVA,
     BrokerProcess,
@@ -112,10 +120,15 @@ class Cluster(NamedTuple):
     environment: dict[str, str]
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def environment(directory: Path) -> dict[str, str]:
     """That of somebody who has set no variables of Spark and Java but these."""
-    variables = bare_environment(XDG_CACHE_HOME=str(tmp_path / "cache"))
+    variables = bare_environment(XDG_CACHE_HOME=str(directory / "cache"))
     java_home = java_home_for_spark(find_java(variables).home, variables)
     return variables | {
         "JAVA_HOME": str(java_home),
@@ -123,20 +136,20 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_HOME": str(SPARK_HOME),
-        "SPARK_LOCAL_DIRS": str(tmp_path / "local"),
+        "SPARK_LOCAL_DIRS": str(directory / "local"),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_SUBMIT_OPTS": QUICK_JAVA,
     }
 
 
-@pytest.fixture
-def cluster(environment: dict[str, str], tmp_path: Path) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster(environment: dict[str, str], directory: Path) -> Iterator[Cluster]:
     here = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-    resources = ("--cores", "2", "--memory", "1g", "--work-dir", str(tmp_path / "work"))
+    resources = ("--cores", "2", "--memory", "1g", "--work-dir", str(directory / "work"))
     with ExitStack() as processes:
 
         def start(name: str, *words: str) -> tuple[int, Path]:
-            log = tmp_path / f"{name}.log"
+            log = directory / f"{name}.log"
             command = [str(SPARK_HOME / "bin" / "spark-class"), *words]
             process = processes.enter_context(running_group(command, environment, log))
             return process.pid, log
@@ -231,3 +244,32 @@ def test_the_executors_of_a_cluster_read_and_write_streams(
 
         assert sorted(payloads("shouted")) == sorted(map(str.upper, readings))
         assert sorted(payloads("copied")) == sorted([*readings, "one more"])
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+def test_the_executors_of_a_cluster_deliver_exports(cluster: Cluster, tmp_path: Path) -> None:
+    variables = {
+        name: cluster.environment[name]
+        for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP")
+    }
+    with (
+        Sandbox() as cloud,
+        BrokerProcess(tmp_path / "root") as broker,
+        StreamManagerClient(root=broker.root) as client,
+    ):
+        config = HTTPConfig("h", uri=cloud.http_url("readings"))
+        client.create_message_stream(
+            MessageStreamDefinition(
+                name="readings",
+                strategy_on_full=StrategyOnFull.OverwriteOldestData,
+                export_definition=ExportDefinition(http=[config]),
+            )
+        )
+        messages = [b"%d" % number for number in range(20)]
+        client.append_messages("readings", messages)
+        flags = ("--broker", f"127.0.0.1:{broker.port}", "--master", cluster.master)
+        with PipelineProcess(broker.root, *flags, SPARK_EXECUTOR_MEMORY="512m", **variables):
+            wait_until(lambda: has_exported(client, "readings", "h", 19), "all of it", PATIENCE_S)
+            executors = psutil.Process(cluster.worker_pid).children(recursive=True)
+            assert any("pyspark.worker" in " ".join(child.cmdline()) for child in executors)
+        assert cloud.payloads("http", "readings") == messages

@@ -130,3 +130,22 @@ def test_rows_are_what_spark_is_told_that_they_are() -> None:
 
     assert batch.schema.names == SCHEMA.names
     assert batch.schema == message_batch(stream_batch("s", [1], [b"x"])).schema
+
+
+def test_large_messages_stay_where_they_are_until_they_are_delivered() -> None:
+    header = header_for("http://a", first=3, end=7)
+    large = bytes(4 * 1024 * 1024 + 1)
+    rows = rows_of(header, [b"a", large, large, b"d"])
+    assert sum(batch.nbytes for batch in rows) < len(large)
+    asked: list[int] = []
+
+    def read_large(of: SliceHeader, number: int) -> bytes | None:
+        assert of == header
+        asked.append(number)
+        # The other one is gone meanwhile.
+        return large if number == 4 else None
+
+    ((_, messages),) = slices_in(rows, read_large)
+
+    assert asked == [4, 5]
+    assert (messages.numbers, messages.payloads) == ([3, 4, 6], [b"a", large, b"d"])

@@ -127,3 +127,16 @@ def test_a_batch_that_only_wakes_workers_is_not_reported(batches: Batches) -> No
 
     assert [reports.reports for reports in said] == [[] for _ in said]
     batches.writer.commit([*said], 0)
+
+
+def test_a_large_message_arrives_whole_between_its_neighbours(
+    client: StreamManagerClient, stream: str, cloud: Sandbox, batches: Batches
+) -> None:
+    sent = [b"before", bytes(range(256)) * 5 * 4096, b"behind"]
+    for payload in sent:
+        client.append_message(stream, payload)
+
+    while last_exported(client, stream) < 2:
+        batches.writer.commit([*batches.write()], 0)
+
+    assert cloud.payloads("http", stream) == sent

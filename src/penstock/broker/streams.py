@@ -170,7 +170,7 @@ class Stream:
             total_bytes=log.total_bytes,
             max_size=self.definition.max_size,
             segments=log.segment_count,
-            waiting_reads=len(self.waiters),
+            waiting_reads=self.waiters.count_readers(),
             exports=[
                 self._export_statistics(kind, export, activities[export.identifier])
                 for kind, export in self.definition.export_definition.configs_by_kind()

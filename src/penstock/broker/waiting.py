@@ -30,10 +30,14 @@ class Waiter:
     `done` is called once, from the loop: with True when the stream got there.
     """
 
-    __slots__ = ("_done", "_timer", "needed_end")
+    __slots__ = ("_done", "_timer", "is_reader", "needed_end")
 
-    def __init__(self, needed_end: int, done: Callable[[bool], None]) -> None:
+    def __init__(
+        self, needed_end: int, done: Callable[[bool], None], *, is_reader: bool = True
+    ) -> None:
         self.needed_end = needed_end
+        # Not a pipeline, which waits for whatever is to be exported.
+        self.is_reader = is_reader
         self._done: Callable[[bool], None] | None = done
         self._timer: asyncio.TimerHandle | None = None
 
@@ -66,6 +70,9 @@ class Waiters:
 
     def __len__(self) -> int:
         return sum(not waiter.is_over for _, _, waiter in self._heap)
+
+    def count_readers(self) -> int:
+        return sum(waiter.is_reader and not waiter.is_over for _, _, waiter in self._heap)
 
     def add(self, waiter: Waiter) -> None:
         if len(self._heap) >= self._compact_at:

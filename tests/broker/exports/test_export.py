@@ -188,3 +188,20 @@ def test_what_a_byte_costs_on_the_wire_is_learnt_and_not_believed_to_be_anything
     bench.create("s", to_http(), 3)
     bench.commit(report(bench.plan_one(), exported_bytes=10, sent_bytes=sent))
     assert bench.export("s").overhead == min(sent / 10, 100)
+
+
+def test_a_destination_that_asks_for_a_day_gets_five_minutes(bench: Workbench) -> None:
+    bench.create("s", to_http(), 1)
+    bench.commit(failure(bench.plan_one(), pause_millis=86_400_000))
+    bench.wait(299)
+    assert bench.plan() == []
+    bench.wait(1)
+    assert bench.plan_one().first == 0
+
+
+def test_another_configuration_is_tried_at_once(bench: Workbench) -> None:
+    bench.create("s", to_http(), 1)
+    bench.commit(failure(bench.plan_one(), pause_millis=60_000))
+    assert bench.plan() == []
+    bench.update("s", to_http(uri="http://127.0.0.1/corrected"))
+    assert bench.plan_one().config["uri"] == "http://127.0.0.1/corrected"

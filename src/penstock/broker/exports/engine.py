@@ -269,7 +269,7 @@ def _learn(stream: Stream, known: _Known | None) -> _Known:
         export_id = stream.stored.progress[config.identifier].export_id
         if export is None or (export.id, export.kind) != (export_id, kind):
             export = Export(stream, kind, config)
-        export.config = config
+        export.change(config)
         exports.append(export)
     return _Known(stream.definition, exports)
 

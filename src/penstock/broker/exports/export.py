@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from penstock.broker.exports.pacing import Due, backoff_seconds, plan_due
+from penstock.broker.exports.pacing import (
+    LONGEST_PAUSE_SECONDS,
+    Due,
+    backoff_seconds,
+    plan_due,
+)
 from penstock.broker.streams import Stream
 from penstock.model import ExportConfig
 from penstock.model.export import batch_size_of
@@ -128,6 +133,13 @@ class Export:
         # Those of a call that failed in part go together again.
         return max(end, min(self.arrived[-1] + 1, due_end)) if self.arrived else end
 
+    def change(self, config: ExportConfig) -> None:
+        """Another configuration: whatever was wrong may be right now."""
+        if config != self.config:
+            self.config = config
+            self.failures = 0
+            self._not_before = -math.inf
+
     def settle(self, report: ExportReport, lease: Lease | None, now: float, chance: float) -> None:
         """What a delivery means for the next one; its progress is stored elsewhere."""
         self.arrived = sorted(report.arrived)
@@ -142,7 +154,7 @@ class Export:
             pause = max(pause, backoff_seconds(self.failures, chance))
         else:
             self.failures = 0
-        self._not_before = now + pause
+        self._not_before = now + min(pause, LONGEST_PAUSE_SECONDS)
         if lease is not None and not report.error:
             self._adapt(report, lease)
         elif report.was_slow:

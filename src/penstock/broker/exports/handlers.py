@@ -189,7 +189,7 @@ class _PendingPlan:
         outlook = self._outlook()
         needed = [(stream.waiters, end) for stream, end in outlook.needed_ends]
         for waiters, end in (*needed, (self._streams.changes, self._streams.changed + 1)):
-            waiter = Waiter(end, self._woken)
+            waiter = Waiter(end, self._woken, is_reader=False)
             self._waiters.append(waiter)
             waiters.add(waiter)
         self._timer = self._loop.call_at(min(outlook.at, self._deadline), self.look_soon)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 _FIRST_BACKOFF_SECONDS = 0.5
-_LONGEST_BACKOFF_SECONDS = 300.0
+# Whatever a destination asks for: nothing is left alone for longer.
+LONGEST_PAUSE_SECONDS = 300.0
 
 # A burst is what so many seconds allow; less than the other is not worth a batch.
 _BURST_SECONDS = 1.0
@@ -51,7 +52,7 @@ def backoff_seconds(failures: int, chance: float) -> float:
     # Longer would only overflow.
     doubled: float = _FIRST_BACKOFF_SECONDS * (1 << min(failures - 1, 16))
     # Those that failed together do not come back together.
-    return min(doubled, _LONGEST_BACKOFF_SECONDS) * (0.75 + 0.25 * chance)
+    return min(doubled, LONGEST_PAUSE_SECONDS) * (0.75 + 0.25 * chance)
 
 
 class Bandwidth:
