@@ -258,7 +258,6 @@ def test_exports_are_planned_and_committed(
         lease_millis=10_000,
         wait_millis=30_000,
     )
-    wait_until(lambda: waiting_reads(client, name) == 1)
     client.append_messages(name, numbered(5))
     (found,) = planning.result().slices
     assert (found.stream, found.kind, found.first) == (name, "http", 0)

@@ -30,7 +30,7 @@ class Backlog:
         self.name = f"backlog-{next(_numbers)}"
         self._cloud = cloud
         kinesis.create_stream(StreamName=self.name, ShardCount=1)
-        cloud.set_fault("kinesis", name=self.name, operation="PutRecords", delay_millis=40)
+        cloud.set_fault("kinesis", name=self.name, operation="PutRecords", delay_millis=150)
         self.client = StreamManagerClient(root=broker.root)
         self.client.create_message_stream(
             MessageStreamDefinition(
@@ -102,7 +102,7 @@ def test_nothing_is_lost_when_java_and_the_broker_are_killed_at_once(
     java.kill()
     broker.kill()
     assert pipeline.wait_for_end() == 1
-    assert pipeline.log.splitlines()[-1].startswith("penstock: Spark ended")
+    assert pipeline.log.splitlines()[-1] == "penstock: Spark ended: its Java is gone"
     broker.start()
     pipeline.start()
     backlog.check_all_arrive(exported)

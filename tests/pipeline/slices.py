@@ -44,7 +44,7 @@ def create(client: StreamManagerClient, name: str, uri: str, **fields: Any) -> s
 def options_for(lane: Lane, directory: Path, **broker: Any) -> PipelineOptions:
     """Of a pipeline with a directory of its own, and a broker that is found by these options."""
     return PipelineOptions(
-        pipeline=str(directory),
+        pipeline=directory.name,
         lane=lane.value,
         broker=encode_place(Place.find(BrokerOptions(**broker))),
         stop_file=str(directory / "stop"),

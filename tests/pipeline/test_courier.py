@@ -27,6 +27,7 @@ _SHORT = LaneLimits(seconds=1.0, patience=1.5, is_parallel=True)
 
 @pytest.fixture(autouse=True)
 def _threads_end(cloud: Sandbox) -> Iterator[None]:
+    cloud.clear_faults()
     yield
     cloud.clear_faults()
     wait_until(lambda: not threads())

@@ -147,20 +147,3 @@ def test_a_clean_end_leaves_nothing_behind_and_delivers_nothing_twice(
     assert arrived == [b"%d" % number for number in range(len(arrived))]
     status = status_of(client, stream, "to-http")
     assert status.last_exported_sequence_number == len(arrived) - 1
-
-
-def test_a_java_that_is_killed_ends_the_program_with_one_line(
-    pipeline: PipelineProcess, temporary: Path
-) -> None:
-    pipeline.start()
-    before = pipeline.log
-    started = pipeline.children()
-    (java,) = pipeline.children("org.apache.spark.deploy.SparkSubmit")
-
-    java.kill()
-
-    assert pipeline.wait_for_end() == 1
-    said = pipeline.log.removeprefix(before)
-    assert said == "penstock: Spark ended: its Java is gone\n"
-    wait_until_gone(started)
-    assert list(temporary.iterdir()) == []

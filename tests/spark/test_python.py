@@ -54,6 +54,8 @@ def test_a_worker_is_settled_once() -> None:
         settled = gc.get_freeze_count()
         later = [[number] for number in range(100)]
         settle_worker()
-        assert gc.get_freeze_count() == settled > len(later)
+        # Some of what was settled may be gone by now.
+        assert 0 < gc.get_freeze_count() <= settled
+        assert settled > len(later)
     finally:
         gc.unfreeze()

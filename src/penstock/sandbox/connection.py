@@ -120,7 +120,10 @@ class _Connection(BaseHTTPRequestHandler):
         return chunk
 
     def _is_gone(self) -> bool:
-        readable, _, _ = select.select([self.connection], [], [], 0)
+        # Not `select`, which knows no descriptors above 1024.
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        readable = poll.poll(0)
         try:
             return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
         except OSError:
