@@ -46,7 +46,7 @@ _LOOK_SECONDS = 1.0
 _READER = "reader"
 
 
-class PendingCall(msgspec.Struct, Generic[T]):
+class PendingCall(msgspec.Struct, Generic[T], weakref=True):
     """A request that was sent and not answered yet. It belongs to the thread that sent it."""
 
     call: Call[T]
@@ -62,6 +62,12 @@ class PendingCall(msgspec.Struct, Generic[T]):
             self.wake_up.release()
 
 
+class _Turn:
+    """That of a thread which reads without a call of its own."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Connection:
     """Open until it is lost or closed; then it stays so, and the client opens another one."""
 
@@ -72,8 +78,10 @@ class Connection:
         self._sleepers: dict[str, PendingCall[Any]] = {}
         self._sending = threading.Lock()
         # Whose turn it is to read. It is taken with `setdefault`: one step, and whose it is can be
-        # seen even by one who was interrupted in it.
-        self._reader: dict[str, object] = {}
+        # seen even by one who was interrupted in it. One who was interrupted while giving it back
+        # is known by being gone.
+        self._reader: dict[str, weakref.ref[PendingCall[Any]] | weakref.ref[_Turn]] = {}
+        self._freeing = threading.Lock()
         self.is_lost = False
         self.heard = 0.0
         self.server = self._shake_hands(token, deadline)
@@ -149,9 +157,10 @@ class Connection:
             self._lose(error)
 
     def finish(self, pending: PendingCall[T], deadline: float) -> T:
+        me = weakref.ref(pending)
         try:
             while pending.answer is None and not self.is_lost:
-                if self._reader.setdefault(_READER, pending) is pending:
+                if self._reader.setdefault(_READER, me) is me:
                     self._receive(deadline)
                 else:
                     self._sleep(pending, deadline)
@@ -159,7 +168,7 @@ class Connection:
             if pending.answer is None:
                 raise not_in_time(pending.call) from None
         finally:
-            if self._reader.get(_READER) is pending:
+            if self._reader.get(_READER) is me:
                 del self._reader[_READER]
             if pending.answer is None:
                 # An answer that comes later is passed over.
@@ -176,7 +185,8 @@ class Connection:
 
     def _take_answers(self) -> bool:
         """Hands out what has arrived already; False if another thread sees to that."""
-        me = object()
+        turn = _Turn()
+        me = weakref.ref(turn)
         try:
             if self._reader.setdefault(_READER, me) is not me:
                 return False
@@ -226,6 +236,14 @@ class Connection:
         if remaining <= 0:
             raise DeadlineError
         pending.wake_up.acquire(timeout=min(remaining, _LOOK_SECONDS))
+        self._free_turn()
+
+    def _free_turn(self) -> None:
+        """Ends the turn of a reader that is gone."""
+        with self._freeing:
+            reader = self._reader.get(_READER)
+            if reader is not None and reader() is None:
+                del self._reader[_READER]
 
     def _hand_over(self) -> None:
         """One of those who sleep is to read now, unless somebody does already."""
@@ -263,7 +281,8 @@ class Connection:
     def _dispose(self) -> None:
         """Closes the socket, unless it is in use: those who use it come by here when they leave."""
         # Not a wait for them: the handler of a signal that closes may have interrupted one.
-        me = object()
+        turn = _Turn()
+        me = weakref.ref(turn)
         while not (self._reader or self._sending.locked()):
             if self._reader.setdefault(_READER, me) is me:
                 try:
@@ -279,7 +298,7 @@ class Connection:
     def forget(self) -> None:
         """In a child process: the connection is its parent's, and so are those who hold locks."""
         self.is_lost = True
-        self._sending, self._reader = threading.Lock(), {}
+        self._sending, self._reader, self._freeing = threading.Lock(), {}, threading.Lock()
         self._transport.close()
 
 
