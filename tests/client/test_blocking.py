@@ -463,7 +463,7 @@ def test_interrupts_at_any_time_leave_a_client_that_works(
             is_over.set()
         known_beside, unknown_beside = beside.result()
 
-        assert interrupts == 300
+        assert interrupts == 150
         check_stored(client, name, known + known_beside, unknown + unknown_beside)
 
 
