@@ -57,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
     exporter_thread_pool_size: Annotated[
-        int, _doc("how many exports may be active at once", ge=1, le=1024)
+        int, _doc("how many exports a task of the pipeline delivers at once", ge=1, le=1024)
     ] = 5
     exporter_s3_destination_multipart_upload_min_part_size_bytes: Annotated[
         int, _doc("the smallest part of a multipart upload", ge=5_242_880, le=5 * 1024**3)
