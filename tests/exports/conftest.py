@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -50,9 +51,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture(scope="module")
-def pipeline(broker: BrokerProcess, cloud: Sandbox) -> Iterator[PipelineProcess]:
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the pipeline puts what it needs while it runs."""
+    return tmp_path_factory.mktemp("temporary")
+
+
+@pytest.fixture(scope="module")
+def pipeline(broker: BrokerProcess, cloud: Sandbox, temporary: Path) -> Iterator[PipelineProcess]:
+    variables = {**cloud.variables, "TMPDIR": str(temporary)}
     address = f"127.0.0.1:{broker.port}"
-    with PipelineProcess(broker.root, "--broker", address, **cloud.variables) as process:
+    with PipelineProcess(broker.root, "--broker", address, **variables) as process:
         yield process
 
 

@@ -60,6 +60,10 @@ class PipelineProcess:
         found = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in found if _has_words(child, words)]
 
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
     def kill(self) -> None:
         """kill -9 of the driver; Java and the workers end when they notice."""
         assert self.process is not None

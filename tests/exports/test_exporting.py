@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -27,7 +31,7 @@ from penstock import (
 )
 from penstock.sandbox.server import Sandbox
 from tests.exports.programs import PipelineProcess, has_exported, status_of
-from tests.support import BrokerProcess, wait_until
+from tests.support import BrokerProcess, running, wait_until
 
 Create = Callable[..., str]
 Shard = Callable[[], str]
@@ -463,6 +467,22 @@ def test_a_python_worker_that_is_killed_costs_nothing_but_a_repetition(
     assert firsts(cloud.payloads("kinesis", target)) == messages
 
 
+def test_a_lane_whose_source_is_killed_goes_on_by_itself(
+    create: Create, client: StreamManagerClient, cloud: Sandbox, pipeline: PipelineProcess
+) -> None:
+    stream = create(http=[HTTPConfig("h", uri=cloud.http_url("killed-source"))])
+    sources = pipeline.children("python_streaming_source_runner")
+    assert sources
+    for source in sources:
+        source.kill()
+
+    client.append_message(stream, b"x")
+
+    wait_until(lambda: has_exported(client, stream, "h", 0), seconds=60)
+    assert cloud.payloads("http", "killed-source") == [b"x"]
+    assert "Traceback" not in pipeline.log
+
+
 # Last, so that the others run while it waits.
 
 
@@ -474,3 +494,36 @@ def test_what_is_left_of_a_batch_leaves_when_its_interval_is_over(
     records = cloud.records("http", "interval")
     assert len(records) == 2
     assert records[1]["time"] / 1000 >= began + INTERVAL_MILLIS / 1000
+
+
+def test_a_clean_end_leaves_nothing_behind_and_delivers_nothing_twice(
+    create: Create,
+    client: StreamManagerClient,
+    cloud: Sandbox,
+    pipeline: PipelineProcess,
+    temporary: Path,
+) -> None:
+    stream = create(http=[HTTPConfig("h", uri=cloud.http_url("the-end"))])
+    is_over = threading.Event()
+
+    def append() -> None:
+        for number in itertools.takewhile(lambda _: not is_over.is_set(), itertools.count()):
+            client.append_message(stream, b"%d" % number)
+
+    with running(append):
+        try:
+            wait_until(lambda: len(cloud.payloads("http", "the-end")) >= 10)
+            started = pipeline.children()
+            # Ctrl-C: Spark has other plans with it than we have.
+            pipeline.send_signal(signal.SIGINT)
+            assert pipeline.wait_for_end() == 0
+        finally:
+            is_over.set()
+
+    assert started
+    wait_until(lambda: not any(child.is_running() for child in started))
+    assert list(temporary.iterdir()) == []
+    assert "Traceback" not in pipeline.log
+    arrived = cloud.payloads("http", "the-end")
+    assert arrived == [b"%d" % number for number in range(len(arrived))]
+    assert status_of(client, stream, "h").last_exported_sequence_number == len(arrived) - 1
