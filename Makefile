@@ -8,9 +8,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SDKS := .sdks/.installed
 
-# Three at a time on two cores, as much of what they do is to wait; and with the same made-up
-# examples each time: pytest alone makes up new ones.
-EVERY_TEST := --numprocesses 3 --dist loadfile --hypothesis-profile ci
+# Two at a time, and with the same made-up examples each time: pytest alone makes up new ones.
+EVERY_TEST := --numprocesses 2 --dist loadfile --hypothesis-profile ci
 
 .PHONY: help install run test lint bench docs clean
 

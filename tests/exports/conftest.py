@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import boto3
@@ -51,16 +50,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture(scope="module")
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the pipeline puts what it needs while it runs."""
-    return tmp_path_factory.mktemp("temporary")
-
-
-@pytest.fixture(scope="module")
-def pipeline(broker: BrokerProcess, cloud: Sandbox, temporary: Path) -> Iterator[PipelineProcess]:
-    variables = {**cloud.variables, "TMPDIR": str(temporary)}
+def pipeline(broker: BrokerProcess, cloud: Sandbox) -> Iterator[PipelineProcess]:
     address = f"127.0.0.1:{broker.port}"
-    with PipelineProcess(broker.root, "--broker", address, **variables) as process:
+    with PipelineProcess(broker.root, "--broker", address, **cloud.variables) as process:
         yield process
 
 

@@ -25,6 +25,7 @@ class PipelineProcess:
         self._command = [str(PENSTOCK), "pipeline", "--root", str(root), *flags]
         self._environment = bare_environment(**environment, SPARK_SUBMIT_OPTS=QUICK_JAVA)
         self._log = root.with_name(f"{root.name}-pipeline.log")
+        self._starts = 0
         self.process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -38,7 +39,15 @@ class PipelineProcess:
     def log(self) -> str:
         return self._log.read_text() if self._log.exists() else ""
 
+    @property
+    def temporary(self) -> Path:
+        """Where it puts what it needs while it runs; each start has its own."""
+        return self._log.with_name(f"{self._log.stem}-{self._starts}")
+
     def start(self) -> None:
+        self._starts += 1
+        self.temporary.mkdir()
+        self._environment["TMPDIR"] = str(self.temporary)
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
                 self._command,

@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from mypy_boto3_kinesis.client import KinesisClient
 
 from penstock import (
     ExportDefinition,
@@ -30,6 +30,7 @@ from penstock import (
     StreamManagerClient,
 )
 from penstock.sandbox.server import Sandbox
+from tests.exports.backlog import Backlog
 from tests.exports.programs import PipelineProcess, has_exported, status_of
 from tests.support import BrokerProcess, running, wait_until
 
@@ -483,6 +484,89 @@ def test_a_lane_whose_source_is_killed_goes_on_by_itself(
     assert "Traceback" not in pipeline.log
 
 
+# Kills. Each thing that is killed is started again for the tests that follow.
+
+
+@pytest.fixture
+def backlog(
+    broker: BrokerProcess, pipeline: PipelineProcess, cloud: Sandbox, kinesis: KinesisClient
+) -> Backlog:
+    return Backlog(broker, cloud, kinesis)
+
+
+def test_nothing_is_lost_when_the_broker_is_killed(backlog: Backlog, broker: BrokerProcess) -> None:
+    exported = backlog.last_exported
+    broker.kill()
+    broker.start()
+    backlog.check_all_arrive(exported)
+
+
+def test_nothing_is_lost_when_the_driver_is_killed(
+    backlog: Backlog, pipeline: PipelineProcess
+) -> None:
+    exported = backlog.last_exported
+    pipeline.kill()
+    pipeline.start()
+    backlog.check_all_arrive(exported)
+
+
+def test_nothing_is_lost_when_java_and_the_broker_are_killed_at_once(
+    backlog: Backlog, pipeline: PipelineProcess, broker: BrokerProcess
+) -> None:
+    exported = backlog.last_exported
+    (java,) = pipeline.children("java", "SparkSubmit")
+    java.kill()
+    broker.kill()
+    assert pipeline.wait_for_end() == 1
+    assert pipeline.log.splitlines()[-1] == "penstock: Spark ended: its Java is gone"
+    broker.start()
+    pipeline.start()
+    backlog.check_all_arrive(exported)
+
+
+KILOBITS = 800
+
+
+@pytest.fixture
+def limited(broker: BrokerProcess, pipeline: PipelineProcess) -> BrokerProcess:
+    """The same broker, with a bandwidth limit."""
+    broker.stop()
+    broker.set_variable("STREAM_MANAGER_EXPORTER_MAX_BANDWIDTH", str(KILOBITS))
+    broker.start()
+    return broker
+
+
+def test_the_bandwidth_limit_holds_on_average_and_the_urgent_leave_first(
+    limited: BrokerProcess, cloud: Sandbox, kinesis: KinesisClient
+) -> None:
+    with StreamManagerClient(root=limited.root) as client:
+        for name, priority in (("later", 9), ("sooner", 1)):
+            kinesis.create_stream(StreamName=name, ShardCount=1)
+            config = KinesisConfig("k", kinesis_stream_name=name, priority=priority, disabled=True)
+            client.create_message_stream(
+                MessageStreamDefinition(
+                    name=name,
+                    strategy_on_full=StrategyOnFull.OverwriteOldestData,
+                    export_definition=ExportDefinition(kinesis=[config]),
+                )
+            )
+            client.append_messages(name, [bytes(1000)] * 250)
+        for name in ("later", "sooner"):
+            definition = client.describe_message_stream(name).definition
+            (definition.export_definition.kinesis or [])[0].disabled = False
+            client.update_message_stream(definition)
+        for name in ("later", "sooner"):
+            wait_until(lambda name=name: has_exported(client, name, "k", 249), seconds=60)  # type: ignore[misc]
+    puts = [call for call in cloud.calls("kinesis") if call["name"] in ("later", "sooner")]
+    puts = [call for call in puts if call["operation"] == "PutRecords"]
+    seconds = (puts[-1]["time"] - puts[0]["time"]) / 1000
+    # The first calls are what had accumulated.
+    total = sum(call["bodyBytes"] for call in puts[1:])
+    burst = KILOBITS * 125
+    assert total <= KILOBITS * 125 * seconds * 1.1 + burst
+    assert puts[-1]["name"] == "later"
+
+
 # Last, so that the others run while it waits.
 
 
@@ -501,7 +585,6 @@ def test_a_clean_end_leaves_nothing_behind_and_delivers_nothing_twice(
     client: StreamManagerClient,
     cloud: Sandbox,
     pipeline: PipelineProcess,
-    temporary: Path,
 ) -> None:
     stream = create(http=[HTTPConfig("h", uri=cloud.http_url("the-end"))])
     is_over = threading.Event()
@@ -522,7 +605,7 @@ def test_a_clean_end_leaves_nothing_behind_and_delivers_nothing_twice(
 
     assert started
     wait_until(lambda: not any(child.is_running() for child in started))
-    assert list(temporary.iterdir()) == []
+    assert list(pipeline.temporary.iterdir()) == []
     assert "Traceback" not in pipeline.log
     arrived = cloud.payloads("http", "the-end")
     assert arrived == [b"%d" % number for number in range(len(arrived))]
