@@ -8,6 +8,9 @@ import pytest
 from penstock.model import MessageStreamDefinition, StrategyOnFull
 from penstock.store.catalog import Catalog
 from penstock.store.store import Store
+from tests.segments import leave_no_segments_open
+
+__all__ = ["leave_no_segments_open"]
 
 Define = Callable[..., MessageStreamDefinition]
 
