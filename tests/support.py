@@ -15,10 +15,11 @@ import socket
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, ClassVar, NoReturn, Self, TypeVar
 
 import cbor2
 import pytest
@@ -171,16 +172,16 @@ class LocalBroker(Reachable):
         return self.run(lambda: list(self.broker._sessions))
 
 
-class BrokerProcess(Reachable):
-    """`penstock serve` on a directory; a second `start` serves the same one again."""
+class PenstockProcess(ABC):
+    """A `penstock` command that runs until it is told to stop, and can be started again."""
 
-    def __init__(self, root: Path, *flags: str, **environment: str) -> None:
-        self.root = root
-        self.port = 0
+    # What it is called in a failure.
+    what: ClassVar[str]
+
+    def __init__(self, log: Path, environment: dict[str, str]) -> None:
         self.process: subprocess.Popen[str] | None = None
-        self._flags = flags
-        self._environment = clean_environment(**environment)
-        self._log = root.with_name(root.name + ".log")
+        self._log = log
+        self._environment = environment
 
     def __enter__(self) -> Self:
         self.start()
@@ -188,6 +189,28 @@ class BrokerProcess(Reachable):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts it, and waits until it is ready."""
+
+    def _spawn(self, *words: str) -> queue.SimpleQueue[str]:
+        """Starts the command; what it prints, line by line."""
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(
+                [str(PENSTOCK), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment,
+            )
+        assert self.process.stdout is not None
+        return drain(self.process.stdout)
+
+    def _fail(self) -> NoReturn:
+        self.kill()
+        pytest.fail(f"the {self.what} did not get ready:\n{self.log}")
 
     @property
     def log(self) -> str:
@@ -197,45 +220,27 @@ class BrokerProcess(Reachable):
     def log_lines(self) -> list[str]:
         return self.log.splitlines()
 
-    @property
-    def resident_bytes(self) -> int:
-        assert self.process is not None
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
-        return int(pages) * resource.getpagesize()
-
     def set_variable(self, name: str, value: str) -> None:
         """For the next start."""
         self._environment[name] = value
 
-    def start(self) -> None:
-        command = [str(PENSTOCK), "serve", "--root", str(self.root)]
-        if "--port" not in self._flags:
-            command += ["--port", str(self.port)]
-        with self._log.open("a") as log:
-            self.process = subprocess.Popen(
-                [*command, *self._flags],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=self._environment,
-            )
-        assert self.process.stdout is not None
-        try:
-            self.port = _wait_for_ready(drain(self.process.stdout))
-        except (queue.Empty, EOFError):
-            self.kill()
-            pytest.fail(f"the broker did not get ready:\n{self.log}")
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def wait_for_end(self) -> int:
+        """Its exit code, when it ended by itself."""
+        assert self.process is not None
+        code = self.process.wait(PATIENCE_S)
+        self.process = None
+        return code
 
     def kill(self) -> None:
+        """kill -9."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
         self.process = None
-
-    def signal_stop(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
         """Ends it as a service manager would, and expects it to end well."""
@@ -248,8 +253,38 @@ class BrokerProcess(Reachable):
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-        assert code == 0, f"the broker ended with {code}:\n{self.log}"
+        assert code == 0, f"the {self.what} ended with {code}:\n{self.log}"
         assert "Traceback" not in self.log, self.log
+
+
+class BrokerProcess(PenstockProcess, Reachable):
+    """`penstock serve` on a directory; a second `start` serves the same one again."""
+
+    what = "broker"
+
+    def __init__(self, root: Path, *flags: str, **environment: str) -> None:
+        super().__init__(root.with_name(root.name + ".log"), clean_environment(**environment))
+        self.root = root
+        self.port = 0
+        self._flags = flags
+
+    @property
+    def resident_bytes(self) -> int:
+        assert self.process is not None
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * resource.getpagesize()
+
+    def start(self) -> None:
+        port = () if "--port" in self._flags else ("--port", str(self.port))
+        try:
+            self.port = _wait_for_ready(
+                self._spawn("serve", "--root", str(self.root), *port, *self._flags)
+            )
+        except (queue.Empty, EOFError):
+            self._fail()
+
+    def signal_stop(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
 
 def drain(stream: IO[str]) -> queue.SimpleQueue[str]:

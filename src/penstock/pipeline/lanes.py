@@ -17,6 +17,8 @@ class LaneLimits(NamedTuple):
     patience: float
     # As many tasks as there are cores, or one.
     is_parallel: bool
+    # How many deliveries a task has at once; None where that is for the settings to say.
+    threads: int | None = None
 
     @property
     def longest(self) -> float:
@@ -31,6 +33,6 @@ LIMITS = {
     # An urgent message waits for a batch that has just begun: it has to be on its way within two
     # seconds. One that has just found out that a destination hangs takes a little longer.
     Lane.steady: LaneLimits(seconds=0.8, patience=1.0, is_parallel=True),
-    # Here are those that hang, or whose connections are slow.
-    Lane.recovering: LaneLimits(seconds=5.0, patience=30.0, is_parallel=False),
+    # Here are those that hang, or whose connections are slow: they wait, and cost nothing else.
+    Lane.recovering: LaneLimits(seconds=5.0, patience=30.0, is_parallel=False, threads=64),
 }

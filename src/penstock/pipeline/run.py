@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _SETTINGS = {
     # A batch without slices is of no use.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # Checkpoints are never read again: see `penstock.pipeline.planning`.
+    # Nothing depends on checkpoints: see `penstock.pipeline.planning`.
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     # The first progress, which may be without data, tells that a lane works.
@@ -151,7 +151,7 @@ class Pipeline:
             lane=lane.value,
             broker=encode_place(self._place),
             stop_file=str(self._stop_file),
-            threads=settings.exporter_thread_pool_size if LIMITS[lane].is_parallel else 64,
+            threads=LIMITS[lane].threads or settings.exporter_thread_pool_size,
             settings=DestinationSettings(
                 kinesis_inter_call_delay_ms=settings.exporter_kinesis_inter_call_delay_ms,
                 kinesis_partition_key=settings.kinesis_partition_key,

@@ -20,6 +20,7 @@ from penstock.sandbox.service import (
     ShelvingService,
     json_answer,
     read_json,
+    unknown,
 )
 
 _MESSAGES_PER_CALL = 100
@@ -55,11 +56,7 @@ class Analytics(ShelvingService[Message]):
 
     def read(self, request: Request) -> Call:
         if (request.method, request.path) != ("POST", "/messages/batch"):
-            raise ServiceError(
-                404,
-                "UnknownOperationException",
-                f"the sandbox has no {request.method} {request.path}",
-            )
+            raise unknown(request)
         put = read_json(request.body, _Put, _INVALID)
         ids = [message.message_id for message in put.messages]
         if len(set(ids)) < len(ids):

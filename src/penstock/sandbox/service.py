@@ -83,6 +83,13 @@ class ServiceError(Exception):
         self.headers = headers or {}
 
 
+def unknown(request: Request) -> ServiceError:
+    """What is answered to a call that the sandbox does not have."""
+    return ServiceError(
+        404, "UnknownOperationException", f"the sandbox has no {request.method} {request.path}"
+    )
+
+
 class Call(NamedTuple):
     """A call as it was read; nothing of it has been carried out."""
 

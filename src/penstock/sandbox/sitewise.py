@@ -22,6 +22,7 @@ from penstock.sandbox.service import (
     ShelvingService,
     json_answer,
     read_json,
+    unknown,
 )
 
 _ENTRIES_PER_CALL = 10
@@ -98,9 +99,7 @@ class SiteWise(ShelvingService[Entry]):
             return self._read_query("GetAssetPropertyValueHistory", request, self._history)
         if (request.method, request.path) == ("GET", "/properties/latest"):
             return self._read_query("GetAssetPropertyValue", request, self._latest)
-        raise ServiceError(
-            404, "UnknownOperationException", f"the sandbox has no {request.method} {request.path}"
-        )
+        raise unknown(request)
 
     def _read_put(self, body: bytes) -> Call:
         put = read_json(body, _Put, _INVALID)

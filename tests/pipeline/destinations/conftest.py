@@ -51,7 +51,33 @@ def sandbox(_running_sandbox: Sandbox) -> Iterator[Sandbox]:
     _running_sandbox.clear_faults()
 
 
-@pytest.fixture(params=HARNESSES, ids=lambda kind: kind.__name__.removesuffix("Harness"))
-def harness(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Harness:
-    made: Harness = request.param(sandbox, tmp_path)
+def _name(kind: type[Harness]) -> str:
+    return kind.__name__.removesuffix("Harness")
+
+
+def _make(request: pytest.FixtureRequest, sandbox: Sandbox, directory: Path) -> Harness:
+    made: Harness = request.param(sandbox, directory)
     return made
+
+
+@pytest.fixture(params=HARNESSES, ids=_name)
+def harness(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Harness:
+    return _make(request, sandbox, tmp_path)
+
+
+@pytest.fixture(params=[kind for kind in HARNESSES if kind.can_fail_partly], ids=_name)
+def partial(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Harness:
+    """One whose calls may fail for some of their messages."""
+    return _make(request, sandbox, tmp_path)
+
+
+@pytest.fixture(params=[kind for kind in HARNESSES if kind.bad], ids=_name)
+def choosy(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Harness:
+    """One that does not take every message."""
+    return _make(request, sandbox, tmp_path)
+
+
+@pytest.fixture(params=[kind for kind in HARNESSES if kind.service], ids=_name)
+def remote(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Harness:
+    """One behind a connection."""
+    return _make(request, sandbox, tmp_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from penstock.pipeline.delivery import Budget, Delivery, deliver
 from penstock.pipeline.destinations.destination import Destination, Messages
 from tests.pipeline.destinations.suite import Harness
@@ -59,68 +57,60 @@ def test_a_call_that_failed_is_told_and_can_be_made_again(harness: Harness) -> N
     assert harness.arrived() == [0, 1, 2, 3]
 
 
-def test_of_a_call_that_failed_in_part_only_that_part_goes_again(harness: Harness) -> None:
-    if not harness.can_fail_partly:
-        pytest.skip("all of its calls succeed or fail")
-    harness.fail_partly()
-    delivery = run(harness.open(), harness.messages(range(6)))
+def test_of_a_call_that_failed_in_part_only_that_part_goes_again(partial: Harness) -> None:
+    partial.fail_partly()
+    delivery = run(partial.open(), partial.messages(range(6)))
     assert delivery.error == ""
     assert delivery.settled_end == 6
-    assert harness.arrived() == [0, 1, 3, 4, 2, 5]
+    assert partial.arrived() == [0, 1, 3, 4, 2, 5]
 
 
-def test_what_fails_for_long_is_told_and_the_rest_is_not_sent_again(harness: Harness) -> None:
-    if not harness.can_fail_partly:
-        pytest.skip("all of its calls succeed or fail")
-    harness.fail_partly()
+def test_what_fails_for_long_is_told_and_the_rest_is_not_sent_again(partial: Harness) -> None:
+    partial.fail_partly()
     # Time stands still, and no pause fits into it.
     budget = Budget(0.01, clock=lambda: 0.0)
-    delivery = deliver(harness.open(), harness.messages(range(6)), 6, budget)
+    delivery = deliver(partial.open(), partial.messages(range(6)), 6, budget)
     assert delivery.error
     assert delivery.settled_end == 2
     assert delivery.arrived == [3, 4]
     assert delivery.exported_messages == 4
 
 
-def test_what_can_never_arrive_is_skipped_with_a_reason(harness: Harness) -> None:
-    if harness.bad is None:
-        pytest.skip("it takes any message")
-    payload, reason = harness.bad
-    delivery = run(harness.open(), harness.messages(range(5), {0: payload, 3: payload}))
+def test_what_can_never_arrive_is_skipped_with_a_reason(choosy: Harness) -> None:
+    assert choosy.bad is not None
+    payload, reason = choosy.bad
+    delivery = run(choosy.open(), choosy.messages(range(5), {0: payload, 3: payload}))
     assert delivery.error == ""
     assert [number for number, _ in delivery.skipped] == [0, 3]
     assert all(reason in text for _, text in delivery.skipped)
     assert delivery.settled_end == 5
     assert delivery.exported_messages == 3
-    assert harness.arrived() == [1, 2, 4]
+    assert choosy.arrived() == [1, 2, 4]
 
 
-def test_only_what_can_never_arrive_needs_no_call(harness: Harness) -> None:
-    if harness.bad is None:
-        pytest.skip("it takes any message")
-    call = harness.open().prepare(
-        harness.messages(range(2), dict.fromkeys((0, 1), harness.bad[0])), 0, 9
+def test_only_what_can_never_arrive_needs_no_call(choosy: Harness) -> None:
+    assert choosy.bad is not None
+    call = choosy.open().prepare(
+        choosy.messages(range(2), dict.fromkeys((0, 1), choosy.bad[0])), 0, 9
     )
     assert call.content is None
     assert call.skipped.keys() == {0, 1}
 
 
-def test_an_answer_that_does_not_come_is_a_time_out(harness: Harness) -> None:
-    if harness.service is None:
-        pytest.skip("nobody answers")
-    destination = harness.open(patience=SHORT_PATIENCE_S)
-    harness.sandbox.set_fault(harness.service, hang=True, for_calls=1)
-    delivery = run(destination, harness.messages(range(2)))
+def test_an_answer_that_does_not_come_is_a_time_out(remote: Harness) -> None:
+    assert remote.service is not None
+    destination = remote.open(patience=SHORT_PATIENCE_S)
+    remote.sandbox.set_fault(remote.service, hang=True, for_calls=1)
+    delivery = run(destination, remote.messages(range(2)))
     assert delivery.timed_out
     assert delivery.error
     assert delivery.settled_end == 0
 
 
-def test_a_connection_that_breaks_off_is_no_time_out(harness: Harness) -> None:
-    if harness.service is None:
-        pytest.skip("there is no connection")
-    harness.sandbox.set_fault(harness.service, down=True, for_calls=1)
-    delivery = run(harness.open(), harness.messages(range(2)))
+def test_a_connection_that_breaks_off_is_no_time_out(remote: Harness) -> None:
+    assert remote.service is not None
+    remote.sandbox.set_fault(remote.service, down=True, for_calls=1)
+    delivery = run(remote.open(), remote.messages(range(2)))
     assert delivery.error
     assert not delivery.timed_out
     assert delivery.settled_end == 0
