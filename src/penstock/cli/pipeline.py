@@ -13,7 +13,9 @@ from penstock.cli.main import WRONG_USAGE, Failure, config_option, root_option, 
 
 @click.command()
 @root_option
-@click.option("--broker", metavar="HOST:PORT", help="Where the broker is; by default that of the root.")
+@click.option(
+    "--broker", metavar="HOST:PORT", help="Where the broker is; by default that of the root."
+)
 @click.option("--master", help="A Spark cluster; by default Spark runs on this machine's cores.")
 @click.option(
     "--checkpoint",
