@@ -7,9 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SDKS := .sdks/.installed
+CLASSES := $(VENV)/spark.jsa
 
-# Two at a time, and with the same made-up examples each time: pytest alone makes up new ones.
-EVERY_TEST := --numprocesses 2 --dist loadfile --hypothesis-profile ci
+# Two at a time, in their order, in which the slow ones are not the last, and with the same made-up
+# examples each time: pytest alone makes up new ones.
+EVERY_TEST := --numprocesses 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci
 
 .PHONY: help install run test lint bench docs clean
 
@@ -30,6 +32,10 @@ $(SDKS): tests/conformance/install_sdks.py $(INSTALLED)
 	$(BIN)/python tests/conformance/install_sdks.py
 	@touch $@
 
+# Spark's classes as Java has loaded them once: the tests start Spark two dozen times.
+$(CLASSES): tests/spark/archive_classes.py $(INSTALLED)
+	$(BIN)/python -m tests.spark.archive_classes
+
 run: $(INSTALLED) ## Run broker, exports, a sandboxed cloud and demo devices
 	$(BIN)/penstock up --sandbox --demo --root "$(CURDIR)/.run"
 
@@ -39,7 +45,7 @@ lint: $(INSTALLED) ## Check style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint $(SDKS) ## Run every check and every test
+test: lint $(SDKS) $(CLASSES) ## Run every check and every test
 	$(BIN)/pytest $(EVERY_TEST)
 
 bench: $(SDKS) ## Measure against Redis Streams, NATS JetStream and Parquet, in the same run

@@ -15,7 +15,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import appends, exports, memory, plot, reads, spark_latency, spark_scan, startup
+from benchmarks import (
+    appends,
+    exports,
+    files,
+    memory,
+    plot,
+    reads,
+    spark_latency,
+    spark_scan,
+    startup,
+)
 from benchmarks.report import Comparison, load, print_comparison, print_verdict, save
 from benchmarks.servers import install_missing_peers
 from benchmarks.timing import FULL, QUICK, Scale
@@ -29,6 +39,7 @@ PARTS: dict[str, Callable[[Path, Scale], Iterator[Comparison]]] = {
     "spark-scan": spark_scan.measure,
     "spark-latency": spark_latency.measure,
     "exports": exports.measure,
+    "files": files.measure,
 }
 
 _PACKAGES = ("uvloop", "redis", "hiredis", "nats-py", "pyspark", "pyarrow", "boto3")

@@ -88,17 +88,18 @@ class Pipeline(Server):
     ready_line = re.compile(r"^penstock pipeline ready")
     port_line = re.compile(r"(?!)")
 
-    def __init__(self, directory: Path, broker: Penstock, kinesis: Kinesis) -> None:
+    def __init__(self, directory: Path, broker: Penstock, variables: dict[str, str]) -> None:
         super().__init__(directory)
         self._broker = broker
-        self._kinesis = kinesis
+        # Where it exports to, and as whom.
+        self._variables = variables
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "penstock", "pipeline", "--root", str(self._broker.root)]
 
     @property
     def variables(self) -> dict[str, str]:
-        return self._kinesis.aws_variables
+        return self._variables
 
     def processes(self) -> list[psutil.Process]:
         """Its own, Java, and Python's workers."""
@@ -165,7 +166,7 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
     kinesis = Kinesis(directory / "kinesis")
     broker = Penstock(directory / "penstock")
     with running(kinesis), running(broker):
-        pipeline = Pipeline(directory / "pipeline", broker, kinesis)
+        pipeline = Pipeline(directory / "pipeline", broker, kinesis.aws_variables)
         with running(pipeline):
             bench = Bench(broker, pipeline, kinesis)
             try:

@@ -21,6 +21,8 @@ _NAME_WIDTH = 34
 
 class Unit(StrEnum):
     RATE = "messages a second"
+    FILE_RATE = "files a second"
+    BYTE_RATE = "MB a second"
     SECONDS = "seconds"
     MEGABYTES = "MB"
     CORE_SHARE = "% of a core"
@@ -59,6 +61,7 @@ class Comparison:
         figures: Mapping[str, Figure],
         wanted_ratios: Mapping[str, float],
         notes: tuple[str, ...] = (),
+        unit: Unit = Unit.RATE,
     ) -> Comparison:
         """The first figure is ours; the others are peers, some with a ratio that is wanted."""
         ours = next(iter(figures.values())).median
@@ -67,11 +70,11 @@ class Comparison:
             for peer, wanted in wanted_ratios.items()
             if peer in figures
         }
-        return cls(name, title, Unit.RATE, figures, targets, notes)
+        return cls(name, title, unit, figures, targets, notes)
 
 
 def format_figure(value: float, unit: Unit) -> str:
-    if unit is Unit.RATE:
+    if unit in (Unit.RATE, Unit.FILE_RATE, Unit.BYTE_RATE):
         return f"{value:,.0f}"
     return f"{value:.3f}" if unit is Unit.SECONDS else f"{value:.1f}"
 

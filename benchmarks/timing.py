@@ -29,6 +29,9 @@ class Scale:
     idle_seconds: float
     # Messages of a run through the pipeline.
     exported: int
+    # Small files of a run, and the megabytes of a large one.
+    files: int
+    file_megabytes: int
 
 
 FULL = Scale(
@@ -44,6 +47,8 @@ FULL = Scale(
     latency_messages=200,
     idle_seconds=10,
     exported=500_000,
+    files=2_000,
+    file_megabytes=1_000,
 )
 QUICK = Scale(
     repetitions=3,
@@ -58,6 +63,8 @@ QUICK = Scale(
     latency_messages=200,
     idle_seconds=5,
     exported=200_000,
+    files=500,
+    file_megabytes=400,
 )
 
 

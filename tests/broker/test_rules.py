@@ -53,10 +53,53 @@ def test_an_identifier_is_used_once() -> None:
 def test_a_status_stream_exists_before_it_is_referred_to() -> None:
     wanted = s3(statusConfig={"statusStreamName": "status"})
 
-    check_definition(wanted, {"status": 1}, MIN_PART)
+    check_definition(wanted, {"status": definition()}, MIN_PART)
     assert "status stream 'status' does not exist" in refusal(
-        check_definition, wanted, {"other": 1}, MIN_PART
+        check_definition, wanted, {"other": definition()}, MIN_PART
     )
+
+
+def status_streams(**names: str) -> dict[str, MessageStreamDefinition]:
+    """Streams, each with the one that its statuses go to; none if that is empty."""
+    return {
+        name: s3(statusConfig={"statusStreamName": status_stream} if status_stream else {})
+        for name, status_stream in names.items()
+    }
+
+
+def test_a_status_stream_is_another_stream() -> None:
+    wanted = s3(statusConfig={"statusStreamName": "s"})
+    for existing in ({}, {"s": definition()}):
+        message = refusal(check_definition, wanted, existing, MIN_PART)
+        assert "the status stream is the stream itself" in message
+        assert "'e'" in message
+
+
+@pytest.mark.parametrize(
+    "existing",
+    [status_streams(a="s"), status_streams(a="b", b="s"), status_streams(a="b", b="s", s="a")],
+)
+def test_statuses_do_not_come_back(existing: dict[str, MessageStreamDefinition]) -> None:
+    wanted = s3(statusConfig={"statusStreamName": "a"})
+    message = refusal(check_definition, wanted, existing, MIN_PART)
+    assert "the status stream 'a' has an export whose statuses come back to 's'" in message
+
+
+@pytest.mark.parametrize(
+    "existing",
+    [
+        status_streams(a="b", b=""),
+        # Somebody else's circle is none of its business, and must not take for ever.
+        status_streams(a="b", b="c", c="b"),
+        # What it was until now does not count.
+        status_streams(a="b", b="", s="b"),
+        status_streams(a="gone"),
+    ],
+)
+def test_statuses_may_go_on_to_other_streams(
+    existing: dict[str, MessageStreamDefinition],
+) -> None:
+    check_definition(s3(statusConfig={"statusStreamName": "a"}), existing, MIN_PART)
 
 
 def test_a_status_stream_need_not_be_named() -> None:

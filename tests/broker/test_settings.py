@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import zoneinfo
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,10 @@ def test_nothing_needs_to_be_set() -> None:
         ("PENSTOCK_UNIX_SOCKET", "/run/p.sock", "unix_socket", "/run/p.sock"),
         ("PENSTOCK_SYNC_INTERVAL_MS", "10", "sync_interval_ms", 10),
         ("PENSTOCK_RECLAIM_EXPORTED", "false", "reclaim_exported", False),
+        ("PENSTOCK_S3_TASKS_AT_ONCE", "64", "s3_tasks_at_once", 64),
+        ("PENSTOCK_S3_PARTS_AT_ONCE", "1", "s3_parts_at_once", 1),
+        ("PENSTOCK_S3_KEY_TIME_ZONE", "Europe/Berlin", "s3_key_time_zone", "Europe/Berlin"),
+        ("PENSTOCK_S3_DELETE_UPLOADED_FILES", "true", "s3_delete_uploaded_files", True),
         ("PENSTOCK_MAX_CONNECTIONS", "2", "max_connections", 2),
         ("PENSTOCK_MAX_FRAME_BYTES", "65536", "max_frame_bytes", 65_536),
         ("PENSTOCK_MAX_RESPONSE_BYTES", "65536", "max_response_bytes", 65_536),
@@ -173,6 +179,12 @@ def test_another_file_can_be_named(tmp_path: Path) -> None:
         ("PENSTOCK_LOCAL_PORT", "65536", "expected int <= 65535"),
         ("PENSTOCK_SYNC_INTERVAL_MS", "9", "expected int >= 10"),
         ("PENSTOCK_RECLAIM_EXPORTED", "2", "expected bool"),
+        ("PENSTOCK_S3_TASKS_AT_ONCE", "0", "expected int >= 1"),
+        ("PENSTOCK_S3_TASKS_AT_ONCE", "65", "expected int <= 64"),
+        ("PENSTOCK_S3_PARTS_AT_ONCE", "0", "expected int >= 1"),
+        ("PENSTOCK_S3_PARTS_AT_ONCE", "65", "expected int <= 64"),
+        ("PENSTOCK_S3_KEY_TIME_ZONE", "Europe/Atlantis", "expected UTC, or a time zone"),
+        ("PENSTOCK_S3_DELETE_UPLOADED_FILES", "perhaps", "expected bool"),
         ("PENSTOCK_MAX_CONNECTIONS", "0", "expected int >= 1"),
         ("PENSTOCK_MAX_FRAME_BYTES", "1073741825", "expected int <= 1073741824"),
         ("PENSTOCK_MAX_RESPONSE_BYTES", "1", "expected int >= 65536"),
@@ -245,14 +257,6 @@ def test_with_tls_another_address_is_allowed_but_not_without_tokens(
     )
 
 
-def test_read_only_directories_are_absolute() -> None:
-    message = refusal({"STREAM_MANAGER_READ_ONLY_DIRS": "/a, b"})
-
-    assert message == (
-        "STREAM_MANAGER_READ_ONLY_DIRS has 'b': expected absolute paths, separated by commas"
-    )
-
-
 @pytest.mark.parametrize(
     ("host", "expected"),
     [
@@ -310,3 +314,74 @@ def test_channels_are_in_an_absolute_directory() -> None:
     assert refusal({"PENSTOCK_CHANNELS": "channels"}) == (
         "PENSTOCK_CHANNELS is 'channels': expected an absolute path"
     )
+
+
+# Uploads
+
+
+@pytest.mark.parametrize(
+    ("text", "directories"),
+    [("", ()), ("/a", ("/a",)), (" /a , /b c,/d/ ,", ("/a", "/b c", "/d/")), (" , /a", ("/a",))],
+)
+def test_read_only_directories_are_told_apart_by_commas(
+    text: str, directories: tuple[str, ...]
+) -> None:
+    toml = f"read_only_dirs = {json.dumps(text)}"
+
+    assert load({"STREAM_MANAGER_READ_ONLY_DIRS": text}).read_only_directories == directories
+    assert load(toml=toml).read_only_directories == directories
+
+
+def test_read_only_directories_are_absolute() -> None:
+    message = refusal({"STREAM_MANAGER_READ_ONLY_DIRS": "/a, b"})
+
+    assert message == (
+        "STREAM_MANAGER_READ_ONLY_DIRS has 'b': expected absolute paths, separated by commas"
+    )
+
+
+def test_a_list_without_a_directory_does_not_allow_them_all() -> None:
+    message = refusal({"STREAM_MANAGER_READ_ONLY_DIRS": ", ,"})
+
+    assert message == (
+        "STREAM_MANAGER_READ_ONLY_DIRS is ', ,': expected absolute paths, separated by commas"
+    )
+
+
+def test_nothing_of_uploads_needs_to_be_set() -> None:
+    settings = load()
+
+    assert settings.read_only_directories == ()
+    assert (settings.s3_tasks_at_once, settings.s3_parts_at_once) == (1, 4)
+    assert settings.s3_key_time_zone == "UTC"
+    assert settings.s3_delete_uploaded_files is False
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kolkata", "Etc/GMT+5"])
+def test_the_time_zone_of_keys_is_one_that_is_known(zone: str) -> None:
+    assert load({"PENSTOCK_S3_KEY_TIME_ZONE": zone}).s3_key_time_zone == zone
+
+
+@pytest.mark.parametrize(
+    "zone",
+    ["", "Mars/Olympus", "+02:00", "Europe", "../zoneinfo/UTC", "/etc/passwd", "x\0", "z" * 300],
+)
+def test_a_time_zone_that_is_not_known_is_refused(zone: str) -> None:
+    said = refusal(toml=f"s3_key_time_zone = {json.dumps(zone)}")
+
+    assert said.startswith(f"s3_key_time_zone in penstock.toml is {zone!r}: expected UTC, or ")
+    assert "Europe/Berlin" in said
+
+
+def test_without_a_list_of_time_zones_there_is_utc() -> None:
+    known = zoneinfo.TZPATH
+    zoneinfo.ZoneInfo.clear_cache()
+    zoneinfo.reset_tzpath(())
+    try:
+        assert load({"PENSTOCK_S3_KEY_TIME_ZONE": "UTC"}).s3_key_time_zone == "UTC"
+        if importlib.util.find_spec("tzdata") is None:
+            assert refusal({"PENSTOCK_S3_KEY_TIME_ZONE": "Europe/Berlin"}).startswith(
+                "PENSTOCK_S3_KEY_TIME_ZONE is 'Europe/Berlin': expected UTC, or "
+            )
+    finally:
+        zoneinfo.reset_tzpath(known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -288,3 +288,106 @@ def test_damage_is_told_with_where_to_go_on_also_to_bulk_readers(
         "from 2",
     ):
         stream.read_stored(1, 2, 100)
+
+
+# Who looks at messages before they go
+
+
+class Notes:
+    """A witness, and what it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def before_drop(self, stream: Stream, end: int, are_expired: bool) -> None:
+        self.seen.append((stream.name, end, are_expired))
+
+    def before_change(
+        self, stream: Stream, definition: MessageStreamDefinition | None
+    ) -> Callable[[], None]:
+        self.seen.append((stream.name, definition, stream.log.end))
+        return lambda: self.seen.append("done")
+
+
+@pytest.fixture
+def notes(streams: Streams) -> Notes:
+    notes = Notes()
+    streams.tell(notes)
+    return notes
+
+
+def test_a_witness_sees_a_stream_before_and_after_it_changes(
+    streams: Streams, notes: Notes
+) -> None:
+    create(streams).append([b"x"], 1)
+    assert notes.seen == []
+    wanted = definition(flushOnWrite=True)
+    streams.update(wanted)
+    assert notes.seen == [("s", wanted, 1), "done"]
+    streams.delete("s")
+    assert notes.seen[2:] == [("s", None, 1), "done"]
+
+
+def test_a_witness_is_not_told_of_changes_that_fail(
+    streams: Streams, store: Store, notes: Notes
+) -> None:
+    create(streams)
+    for event in ("UPDATE", "DELETE"):
+        store.catalog._connection.execute(
+            f"CREATE TEMP TRIGGER no_{event} BEFORE {event} ON stream "
+            "BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+    with pytest.raises(UnknownFailureException):
+        streams.update(definition(flushOnWrite=True))
+    with pytest.raises(UnknownFailureException):
+        streams.delete("s")
+    assert "done" not in notes.seen
+    assert streams.find("s").append([b"x"], 1) == 0
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_witness_sees_what_is_dropped(
+    streams: Streams, store: Store, executor: ThreadPoolExecutor, is_restarted: bool
+) -> None:
+    create(streams, timeToLiveMillis=60_000)
+    if is_restarted:
+        streams = Streams(store, Settings(root=str(store.root)), executor)
+    notes = Notes()
+    streams.tell(notes)
+    streams.find("s").append([b"x"], 1)
+    streams.trim(100_000)
+    assert notes.seen == [("s", 1, True)]
+
+
+# Status streams
+
+
+def told_in(status_stream: str) -> dict[str, Any]:
+    config = {"identifier": "e", "statusConfig": {"statusStreamName": status_stream}}
+    return {"exportDefinition": {"s3TaskExecutor": [config]}}
+
+
+def test_a_status_stream_is_looked_for_when_a_stream_is_created_and_updated(
+    streams: Streams,
+) -> None:
+    create(streams)
+    for change in (streams.create, streams.update):
+        with pytest.raises(InvalidRequestException, match="'status' does not exist"):
+            change(definition("t" if change == streams.create else "s", **told_in("status")))
+    create(streams, "status")
+    create(streams, "t", **told_in("status"))
+    streams.update(definition(**told_in("status")))
+
+
+def test_statuses_never_come_back_to_where_they_are_from(streams: Streams) -> None:
+    with pytest.raises(InvalidRequestException, match="is the stream itself"):
+        create(streams, **told_in("s"))
+    create(streams)
+    with pytest.raises(InvalidRequestException, match="is the stream itself"):
+        streams.update(definition(**told_in("s")))
+    create(streams, "t", **told_in("s"))
+    with pytest.raises(InvalidRequestException, match="come back to 's'"):
+        streams.update(definition(**told_in("t")))
+    streams.delete("s")
+    with pytest.raises(InvalidRequestException, match="come back to 's'"):
+        create(streams, **told_in("t"))

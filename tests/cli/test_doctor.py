@@ -52,7 +52,7 @@ def test_a_new_machine_is_well(tmp_path: Path) -> None:
         assert report.state(name) == "ok", report[name]
     assert report.state("broker") == "warn"
     assert report["broker"]["mend"] == f"`penstock serve --root {root}` starts one"
-    for name in ("permissions", "store", "TLS", "Unix socket", "exports"):
+    for name in ("permissions", "store", "TLS", "Unix socket", "S3 files", "exports"):
         assert report.state(name) == "skip"
     assert not root.exists()
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,6 +189,13 @@ def running_group(
         assert not alive
 
 
+def commands_of(pid: int) -> Iterator[str]:
+    """What was started by a process, and by what it has started, and has not ended meanwhile."""
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            yield " ".join(child.cmdline())
+
+
 def wait_for_line(log: Path, pattern: str) -> str:
     lines: list[str] = wait_until(lambda: re.findall(pattern, log.read_text()), pattern, PATIENCE_S)
     return lines[0]
@@ -270,6 +277,5 @@ def test_the_executors_of_a_cluster_deliver_exports(cluster: Cluster, tmp_path: 
         flags = ("--broker", f"127.0.0.1:{broker.port}", "--master", cluster.master)
         with PipelineProcess(broker.root, *flags, SPARK_EXECUTOR_MEMORY="512m", **variables):
             wait_until(lambda: has_exported(client, "readings", "h", 19), "all of it", PATIENCE_S)
-            executors = psutil.Process(cluster.worker_pid).children(recursive=True)
-            assert any("pyspark.worker" in " ".join(child.cmdline()) for child in executors)
+            assert any("pyspark.worker" in command for command in commands_of(cluster.worker_pid))
         assert cloud.payloads("http", "readings") == messages

@@ -47,7 +47,7 @@ def options_for(lane: Lane, directory: Path, **broker: Any) -> PipelineOptions:
         pipeline=directory.name,
         lane=lane.value,
         broker=encode_place(Place.find(BrokerOptions(**broker))),
-        stop_file=str(directory / "stop"),
+        signals=str(directory),
         threads=4,
         settings=DestinationSettings(kinesis_partition_key="field:a.b", channels="/channels"),
     )

@@ -61,7 +61,7 @@ def endless() -> Iterator[str]:
 
 
 def courier(limits: LaneLimits = _AMPLE, most_threads: int = 8) -> Courier:
-    return Courier(limits, most_threads, DestinationSettings())
+    return Courier(limits, most_threads, DestinationSettings(), lambda _: True)
 
 
 def send(

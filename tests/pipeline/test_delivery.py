@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.delivery import MOST_SKIPPED, Budget, Delivery, deliver
+from penstock.pipeline.delivery import MOST_SKIPPED, Budget, deliver
 from penstock.pipeline.destinations.destination import (
     Answer,
     Call,
@@ -15,6 +15,7 @@ from penstock.pipeline.destinations.destination import (
     RefusedError,
     UnavailableError,
 )
+from penstock.pipeline.settlements import Delivery
 
 # What becomes of a call with these numbers: an answer, or an error that is raised.
 Behaviour = Callable[[Sequence[int]], Answer | Exception]

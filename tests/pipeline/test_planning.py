@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import StreamManagerClient
+from penstock import (
+    ExportDefinition,
+    MessageStreamDefinition,
+    S3ExportTaskExecutorConfig,
+    StrategyOnFull,
+    StreamManagerClient,
+)
 from penstock.model.exporting import Lane
 from penstock.model.storage import SegmentSummary
 from penstock.pipeline import planning
@@ -21,9 +27,9 @@ from penstock.pipeline.planning import (
     LaneReader,
     PlannedSlice,
     share_out,
-    stopped_file,
 )
 from penstock.pipeline.rows import slices_in
+from penstock.pipeline.signals import Signals
 from penstock.spark.planning import Piece
 from tests.pipeline.slices import create, header_for, new_name, nothing_large, options_for
 from tests.support import PATIENCE_S, BrokerProcess, LocalBroker, wait_until
@@ -183,13 +189,33 @@ def test_a_lane_that_is_told_to_stop_plans_nothing_more_and_says_so(
 ) -> None:
     reader = make_reader()
     client.append_message(stream, b"x")
-    stop = tmp_path / "stop"
-    stop.touch()
+    signals = Signals(tmp_path)
+    signals.ask_to_stop()
 
     assert reader.latestOffset({"plan": 1}, None) == {"plan": 1}
 
-    assert stopped_file(stop, Lane.steady).exists()
-    assert not stopped_file(stop, Lane.recovering).exists()
+    assert signals.has_stopped(Lane.steady)
+    assert not signals.has_stopped(Lane.recovering)
+
+
+def test_a_lane_tells_which_lanes_have_exports(
+    client: StreamManagerClient, stream: str, make_reader: Make, tmp_path: Path
+) -> None:
+    signals = Signals(tmp_path)
+    make_reader().latestOffset({"plan": 0}, None)
+    assert signals.is_wanted(Lane.steady)
+    assert not signals.is_wanted(Lane.files)
+    client.create_message_stream(
+        MessageStreamDefinition(
+            new_name(),
+            strategy_on_full=StrategyOnFull.OverwriteOldestData,
+            export_definition=ExportDefinition(
+                s3_task_executor=[S3ExportTaskExecutorConfig("to-s3")]
+            ),
+        )
+    )
+    make_reader().latestOffset({"plan": 0}, None)
+    assert signals.is_wanted(Lane.files)
 
 
 def test_messages_that_are_dropped_between_plan_and_read_are_left_out(

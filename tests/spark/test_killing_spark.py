@@ -28,7 +28,7 @@ def test_a_query_that_is_killed_reads_each_message_once(
     tmp_path: Path,
 ) -> None:
     stream, output, checkpoint = create(), tmp_path / "output", tmp_path / "checkpoint"
-    client.append_messages(stream, [b"%d" % number for number in range(3000)])
+    client.append_messages(stream, [b"%d" % number for number in range(1000)])
     program = [sys.executable, copy_stream.__file__]
     arguments = [str(broker.root), stream, str(output), str(checkpoint)]
 
@@ -46,8 +46,8 @@ def test_a_query_that_is_killed_reads_each_message_once(
         # All of it at once: the program, its Java, its Python workers.
         os.killpg(query.pid, signal.SIGKILL)
         query.wait()
-    assert not (checkpoint / "commits" / "29").exists()
-    client.append_messages(stream, [b"%d" % number for number in range(3000, 3100)])
+    assert not (checkpoint / "commits" / "9").exists()
+    client.append_messages(stream, [b"%d" % number for number in range(1000, 1100)])
     assert begin("once").wait(START_SECONDS) == 0
     rows = rows_of(spark.read.parquet(str(output)))
     assert sorted(rows, key=lambda row: row.sequence_number) == messages_of(client, stream)

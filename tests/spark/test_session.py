@@ -14,7 +14,7 @@ import pytest
 
 from penstock.spark.java import find_java, java_home_for_spark
 from penstock.spark.session import heap_megabytes, memory_bytes
-from tests.support import MEBIBYTE, bare_environment, run_program
+from tests.support import MEBIBYTE, QUICK_JAVA, bare_environment, run_program
 
 GIBIBYTE = 1024 * MEBIBYTE
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -199,6 +199,7 @@ print(json.dumps(told))
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "spark-defaults.conf").write_text(
         "spark.driver.memory 600m\n"
+        f"spark.driver.extraJavaOptions {QUICK_JAVA}\n"
         "spark.sql.shuffle.partitions 5\n"
         "spark.files.maxPartitionBytes 1000\n"
         "spark.buffer.size 100000\n"
@@ -241,6 +242,7 @@ print(json.dumps(told))
 def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"]
     options = ["--name", "submitted", "--driver-memory", "700m", "--conf", "spark.log.level=ERROR"]
+    options += ["--driver-java-options", QUICK_JAVA]
     java_home = java_home_for_spark(
         find_java(os.environ).home, {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     )

@@ -308,7 +308,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         if works:
             self._finish(commit)
         else:
-            self.bench.exports.forget(commit.settled)
+            self.bench.exports.forget(commit.settlement)
 
     @precondition(lambda self: self.reported)
     @rule(data=st.data())
@@ -352,7 +352,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
 
     def _finish(self, commit: Commit) -> None:
         self.bench.finish_commit(commit)
-        leases = {each.report.lease for each in commit.settled}
+        leases = {each.report.lease for each in commit.settlement.settled}
         for parcel in self.parcels:
             if parcel.slice.lease in leases:
                 parcel.held_until = -math.inf

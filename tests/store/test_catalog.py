@@ -3,17 +3,42 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from penstock.errors import StoreError
+from penstock.model.exporting import Upload
+from penstock.model.status import StatusConfig, StatusLevel
 from penstock.model.storage import SegmentSummary
-from penstock.store.catalog import Catalog, ExportProgress, StreamRow, TokenRow
+from penstock.store.catalog import (
+    Catalog,
+    ExportProgress,
+    StreamRow,
+    TokenRow,
+    UploadChange,
+    UploadProgress,
+)
 
 ROW = StreamRow("id1", "s", b"{}", 0, 0)
 SEGMENT = SegmentSummary(0, 10, 100, 1, 2, 3, 4)
+
+
+def upload(number: int, upload_id: str = "u", **fields: Any) -> UploadProgress:
+    state = Upload(
+        sequence_number=number,
+        bucket="b",
+        key="k",
+        upload_id=upload_id,
+        began=1,
+        fingerprint="f",
+        size=2,
+        part_size=3,
+        parts=["x", ""],
+    )
+    plain: dict[str, Any] = {"export_id": "x", "stream": "s", "identifier": "e", "upload": state}
+    return UploadProgress(**{**plain, **fields})
 
 
 def test_everything_is_there_after_it_was_opened_again(tmp_path: Path) -> None:
@@ -101,12 +126,74 @@ def test_a_catalog_of_the_first_version_is_brought_to_this_one(tmp_path: Path) -
             connection.execute(f"ALTER TABLE export_progress DROP COLUMN {column}")
         connection.execute("INSERT INTO stream VALUES ('id1', 's', x'7b7d', 0, 0)")
         connection.execute("INSERT INTO export_progress VALUES ('id1', 'e', 7, 8, '', 9, 10)")
+        connection.execute("DROP TABLE upload")
         connection.execute("PRAGMA user_version = 1")
         connection.commit()
     for _ in range(2):
         catalog = Catalog(path)
         assert catalog.progress("id1") == {"e": ExportProgress("e", 7, 8, "", 9, 10, 0)}
+        assert catalog.uploads() == []
         catalog.close()
+
+
+def test_a_catalog_of_the_second_version_is_brought_to_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.sqlite"
+    Catalog(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        (schema,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'upload'")
+        connection.execute("DROP TABLE upload")
+        connection.execute("INSERT INTO stream VALUES ('id1', 's', x'7b7d', 0, 0)")
+        connection.execute("PRAGMA user_version = 2")
+        connection.commit()
+    catalog = Catalog(path)
+    catalog.change_uploads(UploadChange([upload(1)]))
+    catalog.close()
+    catalog = Catalog(path)
+    assert [row.name for row in catalog.streams()] == ["s"]
+    assert catalog.uploads() == [upload(1)]
+    catalog.close()
+    with closing(sqlite3.connect(path)) as connection:
+        (migrated,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'upload'")
+        assert migrated == schema
+
+
+def test_uploads_are_known_by_what_they_are(catalog: Catalog) -> None:
+    catalog.change_uploads(UploadChange([upload(2), upload(1), upload(1, "other")]))
+    changed = upload(1, is_abandoned=True, status_config=StatusConfig(StatusLevel.ERROR, "status"))
+    catalog.change_uploads(UploadChange([changed], [upload(2).id, "unknown"]))
+    assert catalog.uploads() == [upload(1, "other"), changed]
+
+
+def test_uploads_of_one_task_without_a_name_differ_in_when_they_began(catalog: Catalog) -> None:
+    first = upload(1, "")
+    later = msgspec.structs.replace(
+        first, upload=msgspec.structs.replace(first.upload, began=first.upload.began + 1)
+    )
+    catalog.change_uploads(UploadChange([first, later]))
+    assert catalog.uploads() == [first, later]
+
+
+def test_uploads_of_one_export_are_not_those_of_another(catalog: Catalog) -> None:
+    catalog.change_uploads(UploadChange([upload(1), upload(1, export_id="y")]))
+    assert len(catalog.uploads()) == 2
+
+
+def test_progress_and_uploads_are_stored_together_or_not_at_all(catalog: Catalog) -> None:
+    catalog.add_stream(ROW)
+    unstorable = ExportProgress("e", last_exported=cast("int", "x"))
+    with pytest.raises(sqlite3.IntegrityError):
+        catalog.commit_progress([("id1", unstorable)], UploadChange([upload(1)]))
+    assert catalog.uploads() == []
+    catalog.commit_progress([("id1", ExportProgress("e", 5))], UploadChange([upload(1)]))
+    assert (catalog.progress("id1")["e"].last_exported, catalog.uploads()) == (5, [upload(1)])
+
+
+def test_uploads_outlive_their_stream(catalog: Catalog) -> None:
+    catalog.add_stream(ROW)
+    catalog.commit_progress([("id1", ExportProgress("e"))], UploadChange([upload(1)]))
+    catalog.remove_stream("id1")
+    catalog.commit_progress([("id1", ExportProgress("e"))], UploadChange([upload(2)]))
+    assert catalog.uploads() == [upload(1), upload(2)]
 
 
 def test_an_update_forgets_the_progress_of_exports_that_are_gone(catalog: Catalog) -> None:

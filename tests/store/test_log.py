@@ -364,6 +364,65 @@ def test_appending_does_not_get_slower_with_the_number_of_segments(files: Files)
     log.append([bytes(10)], 1)
 
 
+# For those who look at messages before they go
+
+
+def watched(log: Log) -> list[tuple[int, bool, list[bytes]]]:
+    """What is told, with the messages that could be read then."""
+    told: list[tuple[int, bool, list[bytes]]] = []
+
+    def look(end: int, are_expired: bool) -> None:
+        payloads: list[bytes] = []
+        while log.oldest + len(payloads) < end:
+            payloads += log.read(log.oldest + len(payloads), end, 1 << 20).payloads
+        told.append((end, are_expired, payloads))
+
+    log.before_drop = look
+    return told
+
+
+def test_what_is_about_to_be_overwritten_can_be_read_once_more(
+    make_log: Callable[[Limits], Log],
+) -> None:
+    log = make_log(LIMITS._replace(max_size=2048))
+    told = watched(log)
+    for number in range(4):
+        log.append([bytes((number,)) * 512], number)
+    assert told == []
+    log.append([bytes(600)], 4)
+    (dropped,) = told
+    assert dropped == (log.oldest, False, [bytes((number,)) * 512 for number in range(2)])
+    log.close()
+
+
+def test_what_has_outlived_the_ttl_can_be_read_once_more(
+    make_log: Callable[[Limits], Log],
+) -> None:
+    log = make_log(LIMITS._replace(time_to_live_millis=100))
+    told = watched(log)
+    log.append([b"a", b"b"], 1000)
+    log.trim(1100)
+    assert told == []
+    log.trim(1101)
+    assert told == [(2, True, [b"a", b"b"])]
+    assert (log.oldest, log.end) == (2, 2)
+    log.trim(5000)
+    assert len(told) == 1
+    log.close()
+
+
+def test_what_is_not_dropped_is_not_told(make_log: Callable[[Limits], Log]) -> None:
+    log = make_log(REJECTS._replace(max_size=1024))
+    told = watched(log)
+    log.append([bytes(1000)], 1)
+    with pytest.raises(StreamFullError):
+        log.append([bytes(100)], 1)
+    assert told == []
+    log.append([bytes(100)], 1, lambda: 1)
+    assert told == [(1, False, [bytes(1000)])]
+    log.close()
+
+
 # For those who read in bulk
 
 

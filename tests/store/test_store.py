@@ -10,9 +10,16 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreError
-from penstock.model import ExportDefinition, KinesisConfig, Persistence, StrategyOnFull
+from penstock.model import (
+    ExportDefinition,
+    KinesisConfig,
+    Persistence,
+    S3ExportTaskExecutorConfig,
+    StrategyOnFull,
+)
+from penstock.model.exporting import Upload
 from penstock.root import is_served
-from penstock.store.catalog import ExportProgress
+from penstock.store.catalog import ExportProgress, UploadChange, UploadProgress
 from penstock.store.files import Disk
 from penstock.store.log import Log
 from penstock.store.retention import Limits
@@ -381,6 +388,53 @@ def test_progress_on_its_way_is_not_that_of_a_stream_that_takes_the_place(
     change.store()
     change.apply()
     assert stream.progress["k"].last_exported == -1
+
+
+def _upload(export_id: str) -> UploadProgress:
+    upload = Upload(
+        sequence_number=1, bucket="b", key="k", began=1, fingerprint="f", size=2, part_size=3
+    )
+    return UploadProgress(export_id=export_id, stream="s", identifier="e", upload=upload)
+
+
+def _s3(*names: str) -> ExportDefinition:
+    return ExportDefinition(s3_task_executor=[S3ExportTaskExecutorConfig(name) for name in names])
+
+
+def _abandoned(store: Store) -> dict[str, bool]:
+    return {upload.export_id: upload.is_abandoned for upload in store.uploads()}
+
+
+def test_uploads_of_exports_that_are_gone_are_abandoned(
+    restartable: Restartable, define: Define
+) -> None:
+    store = restartable.store
+    stream = store.create(define(export_definition=_s3("a", "b")))
+    kept, other = (stream.progress[name].export_id for name in "ab")
+    uploads = UploadChange([_upload(kept), _upload(other), _upload("of a deleted stream")])
+    store.change_progress({}, uploads).store()
+    assert _abandoned(store) == {kept: False, other: False, "of a deleted stream": True}
+    # One of another kind goes on where it was, but not with uploads.
+    both = ExportDefinition(
+        kinesis=_kinesis("b").kinesis, s3_task_executor=_s3("a").s3_task_executor
+    )
+    store.update(stream, define(export_definition=both))
+    assert stream.progress["b"].export_id == other
+    store = restartable.restart()
+    assert _abandoned(store) == {kept: False, other: True, "of a deleted stream": True}
+
+
+def test_uploads_of_a_stream_that_is_set_aside_may_go_on_after_the_next_start(
+    restartable: Restartable, define: Define
+) -> None:
+    stream = restartable.store.create(define(export_definition=_s3("a")))
+    export_id = stream.progress["a"].export_id
+    restartable.store.change_progress({}, UploadChange([_upload(export_id)])).store()
+    restartable.store.catalog._connection.execute("UPDATE stream SET definition = x'00'")
+    (restartable.root / "streams" / stream.id / "stream.json").write_text("no definition")
+    store = restartable.restart()
+    assert list(store.unreadable) == ["s"]
+    assert _abandoned(store) == {export_id: False}
 
 
 def _kinesis(*names: str) -> ExportDefinition:

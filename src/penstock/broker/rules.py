@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Iterator, Mapping
 
 from penstock.errors import InvalidRequestException, UpdateNotAllowedException
 from penstock.model import (
@@ -13,31 +13,65 @@ from penstock.model import (
 
 
 def check_definition(
-    definition: MessageStreamDefinition, existing_streams: Container[str], min_part_bytes: int
+    definition: MessageStreamDefinition,
+    existing: Mapping[str, MessageStreamDefinition],
+    min_part_bytes: int,
 ) -> None:
     """What holds for a definition by itself, when it is created and when it is updated."""
     definition.validate_exports()
-    for export in definition.exports():
-        if isinstance(export, S3ExportTaskExecutorConfig):
-            _check_s3_export(export, existing_streams, min_part_bytes)
+    for export in definition.export_definition.s3_task_executor or ():
+        where = f"definition.exportDefinition.s3TaskExecutor {export.identifier!r}: "
+        _check_threshold(where, export, min_part_bytes)
+        status_stream = _status_stream_of(export)
+        if status_stream is not None:
+            _check_status_stream(where, status_stream, definition.name, existing)
 
 
-def _check_s3_export(
-    export: S3ExportTaskExecutorConfig, existing_streams: Container[str], min_part_bytes: int
-) -> None:
+def _check_threshold(where: str, export: S3ExportTaskExecutorConfig, min_part_bytes: int) -> None:
     threshold = export.size_threshold_for_multipart_upload_bytes
     if threshold is not None and threshold < min_part_bytes:
         raise InvalidRequestException(
-            f"definition.exportDefinition.s3TaskExecutor {export.identifier!r}: "
-            f"sizeThresholdForMultipartUploadBytes is {threshold}, and must be at least the "
+            f"{where}sizeThresholdForMultipartUploadBytes is {threshold}, and must be at least the "
             f"server's minimum part size, {min_part_bytes}"
         )
-    status_stream = export.status_config and export.status_config.status_stream_name
-    if status_stream and status_stream not in existing_streams:
+
+
+def _check_status_stream(
+    where: str, status_stream: str, name: str, existing: Mapping[str, MessageStreamDefinition]
+) -> None:
+    if status_stream == name:
         raise InvalidRequestException(
-            f"definition.exportDefinition.s3TaskExecutor {export.identifier!r}: "
-            f"the status stream {status_stream!r} does not exist; create it first"
+            f"{where}the status stream is the stream itself: each status would be a task, which "
+            "has a status in turn, for ever; name another stream"
         )
+    if status_stream not in existing:
+        raise InvalidRequestException(
+            f"{where}the status stream {status_stream!r} does not exist; create it first"
+        )
+    if name in _status_streams_from(status_stream, existing):
+        raise InvalidRequestException(
+            f"{where}the status stream {status_stream!r} has an export whose statuses come back "
+            f"to {name!r}: each status would be a task, which has a status in turn, for ever"
+        )
+
+
+def _status_streams_from(
+    name: str, existing: Mapping[str, MessageStreamDefinition]
+) -> Iterator[str]:
+    """Where the statuses of a stream go, the statuses of those, and so on."""
+    found, unseen = {name}, [name]
+    while unseen:
+        definition = existing.get(unseen.pop())
+        exports = definition.export_definition.s3_task_executor if definition is not None else None
+        for status_stream in map(_status_stream_of, exports or ()):
+            if status_stream is not None and status_stream not in found:
+                found.add(status_stream)
+                unseen.append(status_stream)
+                yield status_stream
+
+
+def _status_stream_of(export: S3ExportTaskExecutorConfig) -> str | None:
+    return export.status_config.status_stream_name if export.status_config is not None else None
 
 
 def check_update(

@@ -22,6 +22,7 @@ from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.engine import Exports
 from penstock.broker.exports.handlers import ExportHandlers
 from penstock.broker.exports.pacing import Bandwidth
+from penstock.broker.exports.statuses import Statuses
 from penstock.broker.handlers import Handlers, now_millis
 from penstock.broker.memory import FrameMemory
 from penstock.broker.session import Session
@@ -80,17 +81,22 @@ class Broker:
             self._streams = Streams(self._store, settings, self._sync_threads)
             premises = Premises(str(root.absolute()), self._instance)
             dead_letters = DeadLetters(self._streams, settings.dead_letter_stream)
+            statuses = Statuses(self._streams)
             self._exports = Exports(
+                self._store,
                 self._streams,
                 Bandwidth(settings.exporter_max_bandwidth),
                 dead_letters,
+                statuses,
                 asyncio.get_running_loop().time,
+                now_millis,
             )
             export_handlers = ExportHandlers(
                 self._store,
                 self._streams,
                 self._exports,
                 dead_letters,
+                statuses,
                 premises,
                 self._sync_threads,
                 now_millis,
@@ -268,6 +274,7 @@ class Broker:
         self._store.request_work()
         await asyncio.to_thread(self._background.join)
         await asyncio.to_thread(self._sync_threads.shutdown)
+        self._exports.finish()
         # While the lock is still held: the next broker on this root has files of the same names.
         for path in (
             self._settings.root_path / ADDRESS_FILE,

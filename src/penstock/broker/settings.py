@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from msgspec import Meta
@@ -66,7 +67,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, _doc("pause between PutRecords calls where the shards are unknown", ge=0, le=3_600_000)
     ] = 1000
     read_only_dirs: Annotated[
-        str, _doc("directories that S3 tasks may read from, separated by commas")
+        str,
+        _doc(
+            "directories that S3 tasks may read from, separated by commas; if none, all that the "
+            "pipeline's user may read"
+        ),
     ] = ""
     log_level: Annotated[LogLevel, _doc("how much is logged")] = LogLevel.INFO
 
@@ -109,6 +114,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     channels: Annotated[
         str, _doc("where channels are kept, by default in `channels` below the root")
     ] = ""
+    s3_tasks_at_once: Annotated[
+        int,
+        _doc(
+            "how many S3 tasks of one stream are carried out at once; with more than one they may "
+            "finish in another order",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
+    s3_parts_at_once: Annotated[
+        int, _doc("how many parts of a file are sent at once", ge=1, le=64)
+    ] = 4
+    s3_key_time_zone: Annotated[
+        str,
+        _doc(
+            "the time zone of `!{timestamp:…}` in the keys of S3 objects, such as `Europe/Berlin`"
+        ),
+    ] = "UTC"
+    s3_delete_uploaded_files: Annotated[
+        bool, _doc("whether the files of S3 tasks are deleted once they were uploaded")
+    ] = False
     max_connections: Annotated[int, _doc("connections at once", ge=1, le=1_000_000)] = 8192
     max_frame_bytes: Annotated[
         int, _doc("the largest request, and the memory for large ones", ge=65_536, le=1 << 30)
@@ -127,6 +153,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def root_path(self) -> Path:
         return Path(self.root)
+
+    @property
+    def read_only_directories(self) -> tuple[str, ...]:
+        """Those of `read_only_dirs`, one by one."""
+        return tuple(filter(None, map(str.strip, self.read_only_dirs.split(","))))
 
     @property
     def uses_tls(self) -> bool:
@@ -254,12 +285,39 @@ def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
         raise SettingError(
             f"{sources['channels']} is {settings.channels!r}: expected an absolute path"
         )
-    for directory in filter(None, settings.read_only_dirs.split(",")):
-        if not directory.strip().startswith("/"):
+    _check_uploads(settings, sources)
+
+
+def _check_uploads(settings: Settings, sources: Mapping[str, str]) -> None:
+    if settings.read_only_dirs.strip() and not settings.read_only_directories:
+        # Who wrote this wanted to allow little, and no directory at all would allow everything.
+        raise SettingError(
+            f"{sources['read_only_dirs']} is {settings.read_only_dirs!r}: expected absolute paths, "
+            "separated by commas"
+        )
+    for directory in settings.read_only_directories:
+        if not directory.startswith("/"):
             raise SettingError(
-                f"{sources['read_only_dirs']} has {directory.strip()!r}: expected absolute paths, "
+                f"{sources['read_only_dirs']} has {directory!r}: expected absolute paths, "
                 "separated by commas"
             )
+    if not _is_time_zone(settings.s3_key_time_zone):
+        raise SettingError(
+            f"{sources['s3_key_time_zone']} is {settings.s3_key_time_zone!r}: expected UTC, or a "
+            "time zone that is known here, such as Europe/Berlin; the package tzdata has them all"
+        )
+
+
+def _is_time_zone(name: str) -> bool:
+    # The one that needs no list of time zones, which small systems do not have.
+    if name == "UTC":
+        return True
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        # The last two are for names that lead to something else among the files of the list.
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

@@ -12,6 +12,8 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
 
 from penstock.broker.rules import check_definition, check_update
 from penstock.broker.settings import Settings
@@ -200,6 +202,18 @@ class Stream:
         )
 
 
+class Witness(Protocol):
+    """Who has to look at messages before nobody can."""
+
+    def before_drop(self, stream: Stream, end: int, are_expired: bool) -> None:
+        """The messages below `end` are about to go, because they are too old or take up room."""
+
+    def before_change(
+        self, stream: Stream, definition: MessageStreamDefinition | None
+    ) -> Callable[[], None]:
+        """The stream gets another definition, or is deleted; what to call when that is done."""
+
+
 class Streams:
     """All of them, by name."""
 
@@ -207,6 +221,7 @@ class Streams:
         self._store = store
         self._settings = settings
         self._executor = executor
+        self._witness: Witness | None = None
         self._streams = {
             name: self._serve(stored) for name, stored in sorted(store.streams.items())
         }
@@ -215,7 +230,23 @@ class Streams:
         self.changes = Waiters()
 
     def _serve(self, stored: StoredStream) -> Stream:
-        return Stream(stored, self._executor, self._settings.reclaim_exported)
+        stream = Stream(stored, self._executor, self._settings.reclaim_exported)
+        stored.log.before_drop = partial(self._before_drop, stream)
+        return stream
+
+    def tell(self, witness: Witness) -> None:
+        self._witness = witness
+
+    def _before_drop(self, stream: Stream, end: int, are_expired: bool) -> None:
+        if self._witness is not None:
+            self._witness.before_drop(stream, end, are_expired)
+
+    def _before_change(
+        self, stream: Stream, definition: MessageStreamDefinition | None = None
+    ) -> Callable[[], None]:
+        if self._witness is None:
+            return lambda: None
+        return self._witness.before_change(stream, definition)
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._streams.values())
@@ -253,20 +284,23 @@ class Streams:
         self._check(definition)
         log = stream.log
         check_update(stream.definition, definition, log.total_bytes, log.end - 1)
+        conclude = self._before_change(stream, definition)
         with _explained(definition.name):
             self._store.update(stream.stored, definition)
         logger.info("stream %r updated", definition.name)
+        conclude()
         self._tell_change()
 
     def delete(self, name: str) -> None:
-        if name not in self._store.unreadable:
-            self.find(name)
+        stream = self.find(name) if name not in self._store.unreadable else None
+        conclude = self._before_change(stream) if stream is not None else lambda: None
         with _explained(name):
             self._store.delete(name)
-        stream = self._streams.pop(name, None)
         if stream is not None:
+            del self._streams[name]
             stream.waiters.finish_all()
         logger.info("stream %r deleted", name)
+        conclude()
         self._tell_change()
 
     def _tell_change(self) -> None:
@@ -292,7 +326,7 @@ class Streams:
     def _check(self, definition: MessageStreamDefinition) -> None:
         check_definition(
             definition,
-            self._streams,
+            {name: stream.definition for name, stream in self._streams.items()},
             self._settings.exporter_s3_destination_multipart_upload_min_part_size_bytes,
         )
 

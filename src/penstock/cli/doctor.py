@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.checks import broker, listeners, machine, store
+from penstock.cli.checks import broker, listeners, machine, store, uploads
 from penstock.cli.checks.check import Check, Finding, State, run
 from penstock.cli.checks.destinations import check_destinations
 from penstock.cli.checks.patient import Patient
@@ -20,6 +20,7 @@ CHECKS: dict[str, Check] = {
     **broker.CHECKS,
     **store.CHECKS,
     **listeners.CHECKS,
+    **uploads.CHECKS,
 }
 
 _STYLES: dict[State, dict[str, Any]] = {

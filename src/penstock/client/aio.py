@@ -245,9 +245,9 @@ class AsyncStreamManagerClient(Client):
             )
         )
 
-    async def commit_exports(self, reports: Sequence[ExportReport]) -> None:
-        """What became of slices that were planned."""
-        await self._call(calls.commit_exports(reports))
+    async def commit_exports(self, reports: Sequence[ExportReport]) -> frozenset[str]:
+        """What became of slices that were planned; the leases of those reports that counted."""
+        return await self._call(calls.commit_exports(reports))
 
     async def read_stored(
         self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int

@@ -239,9 +239,9 @@ class StreamManagerClient(Client):
             )
         )
 
-    def commit_exports(self, reports: Sequence[ExportReport]) -> None:
-        """What became of slices that were planned."""
-        self._call(calls.commit_exports(reports))
+    def commit_exports(self, reports: Sequence[ExportReport]) -> frozenset[str]:
+        """What became of slices that were planned; the leases of those reports that counted."""
+        return self._call(calls.commit_exports(reports))
 
     def read_stored(
         self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int

@@ -326,10 +326,10 @@ def plan_exports(
     return Call(Operation.PlanExports, fields, _export_plan, may_repeat=True)
 
 
-def commit_exports(reports: Sequence[ExportReport]) -> Call[None]:
+def commit_exports(reports: Sequence[ExportReport]) -> Call[frozenset[str]]:
     # What the broker has taken already, it does not take again.
     fields = {"reports": [msgspec.to_builtins(report) for report in reports]}
-    return Call(Operation.CommitExports, fields, _nothing, may_repeat=True)
+    return Call(Operation.CommitExports, fields, _accepted, may_repeat=True)
 
 
 def _slice_of(stream_name: str, stream_id: str, start: int, end: int) -> dict[str, Any]:
@@ -455,6 +455,11 @@ def _location(response: Response) -> Location:
 def _export_plan(response: Response) -> ExportPlan:
     raise_for_status(response)
     return msgspec.convert(response, ExportPlan)
+
+
+def _accepted(response: Response) -> frozenset[str]:
+    raise_for_status(response)
+    return msgspec.convert(response["accepted"], frozenset[str])
 
 
 def _stored_run(response: Response) -> StoredRun:

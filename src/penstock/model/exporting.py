@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.model.limits import Name, SequenceNumber
+from penstock.model.status import Status
 from penstock.model.storage import SegmentSummary
 
 
@@ -21,6 +22,42 @@ class Lane(StrEnum):
     recovering = "recovering"
     # Uploads of files.
     files = "files"
+
+
+# The kind of a slice that has no messages, and an upload that nobody goes on with: it is to be
+# aborted, so that nothing of it is left and billed.
+ABANDONED_UPLOAD = "abandoned_upload"
+
+
+class Upload(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """A multipart upload that has begun: what it takes to go on with it, or to abort it."""
+
+    # Of its task.
+    sequence_number: SequenceNumber
+    bucket: str
+    key: str
+    # S3's name for it. Empty while it is being created: then there may be one, or not.
+    upload_id: str = ""
+    # In milliseconds since 1970.
+    began: int
+    # What the file was when it began; of another one no part may be added.
+    fingerprint: str
+    size: int
+    part_size: int
+    # By place: what S3 is told of each part that has arrived, and nothing for one that has not.
+    parts: list[str] = []
+
+
+class TaskEvent(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Something that happened to an S3 task, for the status stream of its export."""
+
+    sequence_number: SequenceNumber
+    status: Status
+    message: Annotated[str, Meta(max_length=2048)]
+    # In milliseconds since 1970.
+    time: int
+    # The task as it was given, under its names on the wire; None if it was none.
+    task: dict[str, Any] | None = None
 
 
 class ExportSlice(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -38,6 +75,11 @@ class ExportSlice(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     arrived: list[int]
     has_files: bool
     segments: list[SegmentSummary]
+    # For S3 tasks: uploads that have begun, when tasks are too old to be carried out (in
+    # milliseconds after they were appended), and how many bytes may be sent before the next plan.
+    uploads: list[Upload] = []
+    time_to_live: int | None = None
+    max_sent_bytes: int | None = None
 
 
 class SliceHeader(msgspec.Struct, frozen=True):
@@ -56,6 +98,8 @@ class ExportPlan(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     root: str
     instance: str
     slices: list[ExportSlice]
+    # Those that have exports at all; others need not be asked for.
+    lanes: list[Lane] = []
 
 
 class SkippedMessage(msgspec.Struct, frozen=True, rename="camel"):
@@ -89,3 +133,10 @@ class ExportReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     elapsed_millis: Annotated[int, Meta(ge=0)] = 0
     # It took longer than others of its lane may be kept waiting.
     was_slow: bool = False
+    # Of S3 tasks: what happened, in its order; all uploads that have begun and are not over; and
+    # those that should have been aborted and could not be.
+    events: Annotated[list[TaskEvent], Meta(max_length=16_384)] = []
+    uploads: Annotated[list[Upload], Meta(max_length=1024)] = []
+    abandoned: Annotated[list[Upload], Meta(max_length=1024)] = []
+    # There is more to come of the slice: what it says is stored, and the lease goes on.
+    is_interim: bool = False

@@ -13,12 +13,21 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import msgspec
 
 from penstock.model.export import CONFIG_OF_KIND
-from penstock.model.exporting import ExportReport, Lane, SkippedMessage, SliceHeader
-from penstock.pipeline.delivery import Attempt, Budget, Delivery
+from penstock.model.exporting import (
+    ABANDONED_UPLOAD,
+    ExportReport,
+    ExportSlice,
+    Lane,
+    SkippedMessage,
+    SliceHeader,
+)
+from penstock.pipeline.delivery import Attempt, Budget
 from penstock.pipeline.destinations import open_destination
 from penstock.pipeline.destinations.destination import (
     DestinationSettings,
@@ -27,6 +36,7 @@ from penstock.pipeline.destinations.destination import (
     UnavailableError,
 )
 from penstock.pipeline.lanes import LIMITS, LaneLimits
+from penstock.pipeline.settlements import Delivery, UploadedFile
 from penstock.spark.mapped import is_here
 
 logger = logging.getLogger(__name__)
@@ -36,13 +46,21 @@ _REASON_LENGTH = 1000
 _MOST_ARRIVED = 1024
 
 
+class Delivering(Protocol):
+    """A delivery under way. One thread runs it, and another one asks what has become of it."""
+
+    def run(self) -> None: ...
+    def delivery(self) -> Delivery: ...
+    def leave_behind(self) -> None: ...
+
+
 class _Parcel:
     """A slice, and its delivery as far as it got."""
 
     def __init__(self, header: SliceHeader, messages: Messages) -> None:
         self.header = header
         self.messages = messages
-        self.attempt: Attempt | None = None
+        self.attempt: Delivering | None = None
         # Why there is no attempt.
         self.error = ""
         self.began = 0.0
@@ -52,9 +70,17 @@ class _Parcel:
 class Courier:
     """Delivers what it is given, the first given first. For one task, whose thread calls it."""
 
-    def __init__(self, limits: LaneLimits, threads: int, settings: DestinationSettings) -> None:
+    def __init__(
+        self,
+        limits: LaneLimits,
+        threads: int,
+        settings: DestinationSettings,
+        # Tells the broker at once; False if it does not want to know.
+        tell: Callable[[ExportReport], bool],
+    ) -> None:
         self._limits = limits
         self._settings = settings
+        self._tell = tell
         self._most_threads = threads
         # When it was given the first: what reading that took is not its time.
         self._began = math.inf
@@ -82,7 +108,19 @@ class Courier:
             seconds_left = self._began + self._limits.longest - time.monotonic()
             self._condition.wait_for(self._is_done, seconds_left)
             self._waiting.clear()
+            for parcel in self._started:
+                if not parcel.is_over and parcel.attempt is not None:
+                    parcel.attempt.leave_behind()
             return [self._report(parcel) for parcel in self._started]
+
+    def uploaded(self) -> dict[str, list[UploadedFile]]:
+        """By lease: the files that arrived."""
+        with self._condition:
+            return {
+                parcel.header.slice.lease: files
+                for parcel in self._started
+                if parcel.attempt is not None and (files := parcel.attempt.delivery().uploaded)
+            }
 
     def _is_done(self) -> bool:
         return not self._waiting and all(parcel.is_over for parcel in self._started)
@@ -109,17 +147,40 @@ class Courier:
 
     def _deliver(self, parcel: _Parcel) -> None:
         budget = Budget(self._began + self._limits.seconds - time.monotonic())
-        found = parcel.header.slice
         try:
-            with contextlib.closing(open_destination(found.kind, self._export(parcel))) as opened:
-                parcel.attempt = Attempt(opened, parcel.messages, found.end, budget)
+            with self._begin(parcel, budget) as parcel.attempt:
                 parcel.attempt.run()
         except UnavailableError as error:
             parcel.error = str(error)
         except Exception as error:
             # Whatever it is, the broker has to hear of it: it is what the user looks at.
             parcel.error = f"{type(error).__name__}: {error}"
-            logger.exception("an export of stream %r failed", found.stream)
+            logger.exception("an export of stream %r failed", parcel.header.slice.stream)
+
+    @contextlib.contextmanager
+    def _begin(self, parcel: _Parcel, budget: Budget) -> Iterator[Delivering]:
+        found = parcel.header.slice
+        if found.kind == ABANDONED_UPLOAD:
+            from penstock.pipeline.uploads.aborting import AbortAttempt
+
+            yield AbortAttempt(found.uploads[0], self._limits.patience)
+        elif found.kind == "s3_task_executor":
+            from penstock.pipeline.uploads.allowance import Allowance
+            from penstock.pipeline.uploads.attempt import TasksAttempt
+
+            yield TasksAttempt(
+                self._export(parcel),
+                parcel.messages,
+                found.end,
+                found.uploads,
+                found.time_to_live,
+                Allowance(budget, found.max_sent_bytes),
+                lambda delivery: self._tell(_report_interim(found, delivery)),
+            )
+        else:
+            opened = open_destination(found.kind, self._export(parcel))
+            with contextlib.closing(opened):
+                yield Attempt(opened, parcel.messages, found.end, budget)
 
     def _export(self, parcel: _Parcel) -> Export:
         found, root = parcel.header.slice, parcel.header.root
@@ -135,7 +196,7 @@ class Courier:
     def _report(self, parcel: _Parcel) -> ExportReport:
         found = parcel.header.slice
         if parcel.attempt is None:
-            delivery = Delivery(settled_end=found.first)
+            delivery = Delivery(settled_end=found.first, uploads=found.uploads)
         else:
             delivery = parcel.attempt.delivery()
         elapsed = time.monotonic() - parcel.began
@@ -164,4 +225,22 @@ class Courier:
             pause_millis=int(pause * 1000),
             elapsed_millis=int(elapsed * 1000),
             was_slow=was_slow,
+            events=delivery.events,
+            uploads=delivery.uploads,
+            abandoned=delivery.abandoned,
         )
+
+
+def _report_interim(found: ExportSlice, delivery: Delivery) -> ExportReport:
+    return ExportReport(
+        lease=found.lease,
+        stream=found.stream,
+        stream_id=found.stream_id,
+        identifier=found.config["identifier"],
+        first=found.first,
+        settled_end=found.first,
+        events=delivery.events,
+        uploads=delivery.uploads,
+        abandoned=delivery.abandoned,
+        is_interim=True,
+    )

@@ -22,6 +22,7 @@ from penstock.pipeline.destinations.destination import (
     RefusedError,
     UnavailableError,
 )
+from penstock.pipeline.settlements import Delivery, Settlements
 
 logger = logging.getLogger(__name__)
 
@@ -30,30 +31,6 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
 # A stream of which so much is lost at once is worth a look before more of it is.
 MOST_SKIPPED = 1000
-
-
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a slice in one attempt."""
-
-    # All messages of the slice before it have arrived or were skipped.
-    settled_end: int
-    # Those behind it of which the same is true: they are not sent again.
-    arrived: list[int] = []
-    exported_messages: int = 0
-    exported_bytes: int = 0
-    # Numbers, and why these messages will never arrive.
-    skipped: list[tuple[int, str]] = []
-    # Put on the wire, in vain or not.
-    sent_bytes: int = 0
-    # Why it ended before all was done; empty if it did not, or if only time was short.
-    error: str = ""
-    # Seconds that the destination asked to be left alone.
-    retry_after: float | None = None
-    timed_out: bool = False
-    # Seconds that one call took.
-    slowest_call: float = 0.0
-    # Seconds before the next call may be made.
-    pause: float = 0.0
 
 
 class Budget:
@@ -134,17 +111,13 @@ class Attempt:
     ) -> None:
         self._destination = destination
         self._messages = messages
-        self._end = end
         self._budget = budget
         self._error = ""
         self._retry_after: float | None = None
         self._timed_out = False
         self._slowest_call = 0.0
-        self._is_settled = bytearray(len(messages.numbers))
-        self._exported_messages = 0
-        self._exported_bytes = 0
+        self._settlements = Settlements(messages, end)
         self._sent_bytes = 0
-        self._skipped: list[tuple[int, str]] = []
         # Before it no call is to be made.
         self._next_call = budget.clock()
         # What has become of a call is noted as a whole before anybody looks.
@@ -168,7 +141,7 @@ class Attempt:
         parts = [_Part(self._messages, range(len(self._messages.numbers)))]
         error = ""
         failures = 0
-        while parts and len(self._skipped) < MOST_SKIPPED:
+        while parts and self._settlements.skipped_count < MOST_SKIPPED:
             part = parts[-1]
             if part.is_done:
                 parts.pop()
@@ -176,9 +149,9 @@ class Attempt:
             if self._budget.is_over():
                 return error
             limit = part.limit
-            if self._skipped:
+            if skipped := self._settlements.skipped_count:
                 # Not otherwise: most destinations skip nothing, and some take any number at once.
-                limit = min(limit, MOST_SKIPPED - len(self._skipped))
+                limit = min(limit, MOST_SKIPPED - skipped)
             call = self._destination.prepare(part.messages, part.next, limit)
             if call.content is None:
                 self._settle(part, call, Answer())
@@ -226,50 +199,35 @@ class Attempt:
         part.advance(call)
 
     def _note(self, part: _Part, call: Call, answer: Answer) -> None:
-        numbers, payloads = part.messages.numbers, part.messages.payloads
+        places = part.places[call.start : call.stop]
         if not (call.skipped or answer.failed or answer.refused):
-            self._exported_messages += call.stop - call.start
-            self._exported_bytes += sum(map(len, payloads[call.start : call.stop]))
-            for place in part.places[call.start : call.stop]:
-                self._is_settled[place] = True
-        else:
-            reasons = {**answer.refused, **call.skipped}
-            for place in range(call.start, call.stop):
-                number = numbers[place]
-                if number in answer.failed:
-                    continue
-                self._is_settled[part.places[place]] = True
-                if number in reasons:
-                    self._skipped.append((number, reasons[number]))
-                else:
-                    self._exported_messages += 1
-                    self._exported_bytes += len(payloads[place])
+            self._settlements.note_arrived(places)
+            return
+        reasons = {**answer.refused, **call.skipped}
+        numbers = part.messages.numbers[call.start : call.stop]
+        for place, number in zip(places, numbers, strict=True):
+            if number in answer.failed:
+                continue
+            if number in reasons:
+                self._settlements.note_skipped(place, reasons[number])
+            else:
+                self._settlements.note_arrived((place,))
 
     def delivery(self) -> Delivery:
         """What became of it, as far as it got."""
         with self._lock:
-            return self._describe()
+            return msgspec.structs.replace(
+                self._settlements.describe(),
+                sent_bytes=self._sent_bytes,
+                error=self._error,
+                retry_after=self._retry_after,
+                timed_out=self._timed_out,
+                slowest_call=self._slowest_call,
+                pause=max(self._next_call - self._budget.clock(), 0.0),
+            )
 
-    def _describe(self) -> Delivery:
-        numbers = self._messages.numbers
-        first = self._is_settled.find(False)
-        return Delivery(
-            settled_end=self._end if first < 0 else numbers[first],
-            arrived=[]
-            if first < 0
-            else [
-                numbers[place] for place in range(first, len(numbers)) if self._is_settled[place]
-            ],
-            exported_messages=self._exported_messages,
-            exported_bytes=self._exported_bytes,
-            skipped=sorted(self._skipped),
-            sent_bytes=self._sent_bytes,
-            error=self._error,
-            retry_after=self._retry_after,
-            timed_out=self._timed_out,
-            slowest_call=self._slowest_call,
-            pause=max(self._next_call - self._budget.clock(), 0.0),
-        )
+    def leave_behind(self) -> None:
+        """Nothing: what it is about to deliver counts as not delivered, and is sent again."""
 
 
 def _find(messages: Messages, call: Call, numbers: Iterable[int]) -> list[int]:

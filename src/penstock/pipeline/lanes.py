@@ -19,10 +19,12 @@ class LaneLimits(NamedTuple):
     is_parallel: bool
     # How many deliveries a task has at once; None where that is for the settings to say.
     threads: int | None = None
+    # A call may be under way for so long as it goes on; None where it may just have to be answered.
+    slow_seconds: float | None = None
 
     @property
     def longest(self) -> float:
-        return self.seconds + self.patience
+        return self.seconds + (self.slow_seconds or self.patience)
 
     @property
     def lease_millis(self) -> int:
@@ -35,4 +37,6 @@ LIMITS = {
     Lane.steady: LaneLimits(seconds=0.8, patience=1.0, is_parallel=True),
     # Here are those that hang, or whose connections are slow: they wait, and cost nothing else.
     Lane.recovering: LaneLimits(seconds=5.0, patience=30.0, is_parallel=False, threads=64),
+    # A part of a file takes as long as the line needs for it; all that is asked is that it goes on.
+    Lane.files: LaneLimits(seconds=4.0, patience=30.0, is_parallel=False, slow_seconds=600.0),
 }

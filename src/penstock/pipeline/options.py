@@ -22,8 +22,8 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
     lane: str
     # The way to the broker, as a `Place`.
     broker: str
-    # While there is such a file nothing more is planned.
-    stop_file: str
+    # The directory of its `Signals`.
+    signals: str
     # How many exports a task delivers at once.
     threads: int
     settings: DestinationSettings

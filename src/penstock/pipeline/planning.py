@@ -20,6 +20,7 @@ from penstock.model.exporting import ExportPlan, Lane, SliceHeader
 from penstock.model.storage import Location
 from penstock.pipeline.lanes import LIMITS
 from penstock.pipeline.options import PipelineOptions
+from penstock.pipeline.signals import Signals
 from penstock.spark.filters import Bounds
 from penstock.spark.place import Place
 from penstock.spark.planning import Piece, plan_pieces
@@ -36,11 +37,6 @@ _WAIT_MILLIS = 2000
 _IDLE_SECONDS = 40.0
 # As much as one batch hands out.
 _PLAN_BYTES = 64 * 1024 * 1024
-
-
-def stopped_file(stop_file: Path, lane: Lane) -> Path:
-    """What a lane makes when it has seen that it is to stop: it plans nothing from then on."""
-    return stop_file.with_name(f"{stop_file.name}-{lane.value}")
 
 
 class PlannedSlice(NamedTuple):
@@ -74,9 +70,9 @@ class LaneReader(DataSourceStreamReader):
         return {"plan": 0}
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802, ARG002
-        stop_file = Path(self._options.stop_file)
-        if stop_file.exists():
-            stopped_file(stop_file, self._lane).touch()
+        signals = Signals(Path(self._options.signals))
+        if signals.is_stopping():
+            signals.note_stopped(self._lane)
             return start
         keeps_warm = self._lane is Lane.steady and self._has_idled()
         plan = self._connected().plan_exports(
@@ -86,6 +82,7 @@ class LaneReader(DataSourceStreamReader):
             lease_millis=LIMITS[self._lane].lease_millis,
             wait_millis=0 if keeps_warm else _WAIT_MILLIS,
         )
+        signals.want(plan.lanes)
         if not plan.slices and not keeps_warm:
             return start
         number = int(start["plan"]) + 1

@@ -26,7 +26,7 @@ from penstock.model.exporting import Lane
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.lanes import LIMITS
 from penstock.pipeline.options import PipelineOptions, encode_place
-from penstock.pipeline.planning import stopped_file
+from penstock.pipeline.signals import Signals
 from penstock.pipeline.source import FORMAT, ExportsDataSource
 from penstock.spark.place import Place
 
@@ -106,10 +106,7 @@ class Pipeline:
         spark = self._start_spark()
         queries: dict[Lane, _Running] = {}
         try:
-            for lane in LIMITS:
-                if self._stops.is_set():
-                    return
-                queries[lane] = self._start(spark, lane)
+            queries[Lane.steady] = self._start(spark, Lane.steady)
             self._watch(spark, queries, ready)
             self._finish(queries)
         finally:
@@ -150,24 +147,35 @@ class Pipeline:
             pipeline=self._id,
             lane=lane.value,
             broker=encode_place(self._place),
-            stop_file=str(self._stop_file),
+            signals=str(self._directory),
             threads=LIMITS[lane].threads or settings.exporter_thread_pool_size,
             settings=DestinationSettings(
                 kinesis_inter_call_delay_ms=settings.exporter_kinesis_inter_call_delay_ms,
                 kinesis_partition_key=settings.kinesis_partition_key,
                 kinesis_large_records=settings.kinesis_large_records,
                 channels=settings.channels,
+                read_only_directories=settings.read_only_directories,
+                s3_min_part_bytes=(
+                    settings.exporter_s3_destination_multipart_upload_min_part_size_bytes
+                ),
+                s3_tasks_at_once=settings.s3_tasks_at_once,
+                s3_parts_at_once=settings.s3_parts_at_once,
+                s3_key_time_zone=settings.s3_key_time_zone,
+                s3_delete_uploaded_files=settings.s3_delete_uploaded_files,
             ),
         )
 
     @property
-    def _stop_file(self) -> Path:
-        return self._directory / "stop"
+    def _signals(self) -> Signals:
+        return Signals(self._directory)
 
     def _watch(
         self, spark: SparkSession, queries: dict[Lane, _Running], ready: Callable[[], None]
     ) -> None:
-        """Starts queries again that ended, which a task that dies makes them do."""
+        """Starts queries again that ended, which a task that dies makes them do.
+
+        A lane is begun when it has exports: each takes memory, and many never need but one.
+        """
         pauses = delays()
         failures = 0
         is_ready = False
@@ -176,14 +184,18 @@ class Pipeline:
             if not is_ready and queries[Lane.steady].query.lastProgress is not None:
                 is_ready = True
                 ready()
-            for lane, running in queries.items():
-                if running.query.isActive:
+            for lane in LIMITS:
+                running = queries.get(lane)
+                if running is None and not self._signals.is_wanted(lane):
                     continue
-                logger.warning("lane %s ended: %s", lane.value, _reason(running.query))
-                if time.monotonic() - running.began > _WELL_SECONDS:
-                    pauses = delays()
-                if self._stops.wait(next(pauses)):
-                    return
+                if running is not None:
+                    if running.query.isActive:
+                        continue
+                    logger.warning("lane %s ended: %s", lane.value, _reason(running.query))
+                    if time.monotonic() - running.began > _WELL_SECONDS:
+                        pauses = delays()
+                    if self._stops.wait(next(pauses)):
+                        return
                 try:
                     queries[lane] = self._start(spark, lane)
                     failures = 0
@@ -196,11 +208,12 @@ class Pipeline:
 
     def _finish(self, queries: dict[Lane, _Running]) -> None:
         """Lets batches end that are under way: what they deliver need not be delivered twice."""
-        self._stop_file.touch()
+        self._signals.ask_to_stop()
         deadline = time.monotonic() + _FINISH_SECONDS
         for lane, running in queries.items():
-            stopped = stopped_file(self._stop_file, lane)
-            while running.query.isActive and not stopped.exists() and time.monotonic() < deadline:
+            while running.query.isActive and time.monotonic() < deadline:
+                if self._signals.has_stopped(lane):
+                    break
                 time.sleep(_LOOK_SECONDS / 4)
             running.query.stop()
 

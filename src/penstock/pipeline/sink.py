@@ -14,8 +14,10 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from penstock.model.exporting import ExportReport, Lane, SliceHeader
 from penstock.pipeline.lanes import LIMITS
+from penstock.pipeline.messenger import Messenger
 from penstock.pipeline.options import PipelineOptions
 from penstock.pipeline.planning import pieces_of
+from penstock.pipeline.settlements import UploadedFile
 from penstock.spark.python import settle_worker
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Reports(WriterCommitMessage):
     reports: list[ExportReport]
+    # By lease: files that were uploaded.
+    uploaded: dict[str, list[UploadedFile]]
 
 
 class LaneWriter(DataSourceStreamArrowWriter):
@@ -40,8 +44,12 @@ class LaneWriter(DataSourceStreamArrowWriter):
 
         settle_worker()
         limits = LIMITS[Lane(self._options.lane)]
-        courier = Courier(limits, self._options.threads, self._options.settings)
-        with PieceReader(self._options.place(), via="auto", fails_on_loss=False) as reader:
+        place = self._options.place()
+        with (
+            PieceReader(place, via="auto", fails_on_loss=False) as reader,
+            Messenger(place) as messenger,
+        ):
+            courier = Courier(limits, self._options.threads, self._options.settings, messenger.tell)
 
             def read_large(header: SliceHeader, number: int) -> bytes | None:
                 for piece in pieces_of(header, number, number + 1):
@@ -52,18 +60,23 @@ class LaneWriter(DataSourceStreamArrowWriter):
 
             for header, messages in slices_in(iterator, read_large):
                 courier.send(header, messages)
-        return Reports(courier.finish())
+            return Reports(courier.finish(), courier.uploaded())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002
-        reports = [
-            report
-            for message in messages
-            if isinstance(message, Reports)
-            for report in message.reports
-        ]
-        if reports:
-            with self._options.place().connect(patient=True) as client:
-                client.commit_exports(reports)
+        told = [message for message in messages if isinstance(message, Reports)]
+        reports = [report for message in told for report in message.reports]
+        if not reports:
+            return
+        with self._options.place().connect(patient=True) as client:
+            accepted = client.commit_exports(reports)
+        settings = self._options.settings
+        if settings.s3_delete_uploaded_files:
+            from penstock.pipeline.uploads.disposal import delete_files
+
+            # Not before the broker knows: a task that is repeated needs its file.
+            for message in told:
+                for lease in accepted & message.uploaded.keys():
+                    delete_files(message.uploaded[lease], settings.read_only_directories)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """What arrived before something broke has arrived all the same."""

@@ -1,6 +1,6 @@
 """The catalog: one SQLite database for all that is not messages, one transaction a change.
 
-Definitions, sealed segments, checkpoints of active ones, export progress, tokens, and the
+Definitions, sealed segments, checkpoints of active ones, export progress, uploads, tokens, and the
 sequence numbers that outlive deleted data. A commit is on the disk when it returns. Safe to call
 from any thread; another process (the command line) may have the same database open.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +18,22 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.errors import StoreError
+from penstock.model.exporting import Upload
+from penstock.model.status import StatusConfig
 from penstock.model.storage import SegmentSummary
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
-_SCHEMA = """
+_UPLOADS = """
+CREATE TABLE upload (               -- those that are not over, also of streams that are gone
+    id TEXT PRIMARY KEY,
+    export_id TEXT NOT NULL,
+    sequence_number INTEGER NOT NULL,
+    state BLOB NOT NULL             -- JSON
+) STRICT, WITHOUT ROWID;
+"""
+
+_SCHEMA = f"""
 CREATE TABLE stream (
     id TEXT PRIMARY KEY,            -- also the name of its directory
     name TEXT NOT NULL UNIQUE,
@@ -73,7 +84,7 @@ CREATE TABLE token (
     patterns TEXT NOT NULL,         -- one a line
     created_time INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
-"""
+{_UPLOADS}"""
 
 # What brings a catalog of an earlier version to the next one.
 _MIGRATIONS = {
@@ -81,6 +92,7 @@ _MIGRATIONS = {
         "ALTER TABLE export_progress ADD COLUMN skipped_messages INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE export_progress ADD COLUMN export_id TEXT NOT NULL DEFAULT ''",
     ),
+    2: (_UPLOADS,),
 }
 
 
@@ -105,6 +117,40 @@ class ExportProgress(NamedTuple):
     skipped_messages: int = 0
     # An export that is removed and added again is another one, which has another id.
     export_id: str = ""
+
+
+class UploadProgress(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """How far an upload got, and whose it is: that is told also when its stream is gone."""
+
+    export_id: str
+    stream: str
+    identifier: str
+    status_config: StatusConfig | None = None
+    upload: Upload
+    # Nobody goes on with it: it is to be aborted.
+    is_abandoned: bool = False
+    # That could not be done at the first attempt, which has been told.
+    has_failed: bool = False
+
+    @property
+    def id(self) -> str:
+        upload = self.upload
+        # While they have no name yet, two of one task differ in when they began.
+        which = f"{upload.sequence_number} {upload.began} {upload.upload_id}"
+        return "\n".join((self.export_id, which, upload.bucket, upload.key))
+
+
+_decode_upload = msgspec.json.Decoder(UploadProgress).decode
+
+
+class UploadChange(NamedTuple):
+    """What is to be stored of uploads, and the ids of those that are over."""
+
+    stored: Sequence[UploadProgress] = ()
+    removed: Sequence[str] = ()
+
+
+NO_UPLOADS = UploadChange()
 
 
 class TokenRow(NamedTuple):
@@ -289,11 +335,15 @@ class Catalog:
         )
         return {row[0]: ExportProgress(*row) for row in rows}
 
-    def commit_progress(self, progress: Iterable[tuple[str, ExportProgress]]) -> None:
+    def commit_progress(
+        self,
+        progress: Iterable[tuple[str, ExportProgress]],
+        uploads: UploadChange = NO_UPLOADS,
+    ) -> None:
         """The progress of any number of exports of any number of streams, all or nothing.
 
         Of a stream that was deleted meanwhile, or an export in whose place there is another one,
-        nothing is stored.
+        no progress is stored. Its uploads are: somebody has to abort them.
         """
         with self._transaction() as connection:
             connection.executemany(
@@ -305,6 +355,17 @@ class Catalog:
                     for stream_id, export in progress
                 ],
             )
+            _change_uploads(connection, uploads)
+
+    # Uploads
+
+    def uploads(self) -> list[UploadProgress]:
+        rows = self._select("SELECT state FROM upload ORDER BY export_id, sequence_number, id")
+        return [_decode_upload(state) for (state,) in rows]
+
+    def change_uploads(self, change: UploadChange) -> None:
+        with self._transaction() as connection:
+            _change_uploads(connection, change)
 
     # Tokens
 
@@ -345,4 +406,15 @@ def _insert_progress(
     connection.executemany(
         "INSERT OR REPLACE INTO export_progress VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(stream_id, *export) for export in progress],
+    )
+
+
+def _change_uploads(connection: sqlite3.Connection, change: UploadChange) -> None:
+    connection.executemany("DELETE FROM upload WHERE id = ?", [(each,) for each in change.removed])
+    connection.executemany(
+        "INSERT OR REPLACE INTO upload VALUES (?, ?, ?, ?)",
+        [
+            (each.id, each.export_id, each.upload.sequence_number, msgspec.json.encode(each))
+            for each in change.stored
+        ],
     )

@@ -75,6 +75,9 @@ class Log(ABC):
 
     def __init__(self, limits: Limits, sealed: Sequence[Segment], active: WritableSegment) -> None:
         self.limits = limits
+        # Called when messages are about to be dropped, while they can still be read: with the
+        # number that will be the oldest, and whether they have outlived the TTL.
+        self.before_drop: Callable[[int, bool], None] = lambda *_: None
         self._sealed: list[Segment] = list(sealed)
         self._active = active
         self._total_bytes = sum(segment.size for segment in sealed) + active.size
@@ -213,7 +216,7 @@ class Log(ABC):
         """Drop what outlived the stream's TTL."""
         expired = count_expired(self.segments(), self.limits, now)
         if expired:
-            self._drop(expired)
+            self._drop(expired, are_expired=True)
 
     def apply(self, limits: Limits) -> None:
         """New limits; a new segment size is that of the segment begun next."""
@@ -227,11 +230,12 @@ class Log(ABC):
         dropped = plan_room(self.segments(), self._total_bytes, needed, self.limits, exported_end)
         if dropped is None:
             raise StreamFullError
-        self._drop(dropped)
+        self._drop(dropped, are_expired=False)
 
-    def _drop(self, count: int) -> None:
+    def _drop(self, count: int, *, are_expired: bool) -> None:
         if count > len(self._sealed):
             self._roll()
+        self.before_drop(self._sealed[count - 1].end, are_expired)
         dropped, self._sealed = self._sealed[:count], self._sealed[count:]
         self._total_bytes -= sum(segment.size for segment in dropped)
         for segment in dropped:

@@ -26,7 +26,14 @@ import msgspec
 from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, Persistence, to_wire
 from penstock.root import LOCK_FILE
-from penstock.store.catalog import Catalog, ExportProgress, StreamRow
+from penstock.store.catalog import (
+    NO_UPLOADS,
+    Catalog,
+    ExportProgress,
+    StreamRow,
+    UploadChange,
+    UploadProgress,
+)
 from penstock.store.files import Disk
 from penstock.store.journal import Journal, Record, decode_records, journal_paths, replay
 from penstock.store.log import (
@@ -101,17 +108,22 @@ class StoredStream:
 
 
 class ProgressChange:
-    """Progress of exports that is about to be stored."""
+    """Progress of exports and of their uploads that is about to be stored."""
 
     def __init__(
-        self, catalog: Catalog, progress: Sequence[tuple[StoredStream, ExportProgress]]
+        self,
+        catalog: Catalog,
+        progress: Sequence[tuple[StoredStream, ExportProgress]],
+        uploads: UploadChange,
     ) -> None:
         self._catalog = catalog
         self._progress = progress
+        self._uploads = uploads
 
     def store(self) -> None:
         """All of it or none; from any thread."""
-        self._catalog.commit_progress((stream.id, export) for stream, export in self._progress)
+        progress = ((stream.id, export) for stream, export in self._progress)
+        self._catalog.commit_progress(progress, self._uploads)
 
     def apply(self) -> None:
         """It holds from now on, for exports that are still there."""
@@ -233,7 +245,9 @@ class Store:
         change.store()
         change.apply()
 
-    def change_progress(self, progress: dict[str, list[ExportProgress]]) -> ProgressChange:
+    def change_progress(
+        self, progress: dict[str, list[ExportProgress]], uploads: UploadChange = NO_UPLOADS
+    ) -> ProgressChange:
         """The same in two steps, of which the one that waits for the disk may be in a thread."""
         # Of the exports that are there now, and of none that take their places meanwhile.
         found = [
@@ -243,7 +257,25 @@ class Store:
             for export in exports
             if (current := stream.progress.get(export.identifier)) is not None
         ]
-        return ProgressChange(self.catalog, found)
+        return ProgressChange(self.catalog, found, uploads)
+
+    def uploads(self) -> list[UploadProgress]:
+        """Those that are not over; of an export that is gone, they are abandoned."""
+        alive = {
+            stream.progress[export.identifier].export_id
+            for stream in self.streams.values()
+            for export in stream.definition.export_definition.s3_task_executor or ()
+        }
+        # A stream that is set aside may be back after the next start.
+        for stream_id, _ in self.unreadable.values():
+            progress = self.catalog.progress(stream_id)
+            alive |= {export.export_id for export in progress.values()}
+        return [
+            upload
+            if upload.export_id in alive
+            else msgspec.structs.replace(upload, is_abandoned=True)
+            for upload in self.catalog.uploads()
+        ]
 
     def request_work(self) -> None:
         self._work_wanted.set()

@@ -32,7 +32,8 @@ def letters(bench: Workbench) -> list[dict[str, Any]]:
 def keep(bench: Workbench, *numbers: int, **fields: Any) -> ExportReport:
     """What is left of a report on the first slice, in which these were skipped."""
     skipped = [skip(number) for number in numbers]
-    (settled,) = bench.begin_commit(report(bench.plan_one(), skipped=skipped, **fields)).settled
+    commit = bench.begin_commit(report(bench.plan_one(), skipped=skipped, **fields))
+    (settled,) = commit.settlement.settled
     return settled.report
 
 

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from penstock.model.exporting import ExportSlice, Lane
-from tests.broker.exports.workbench import Workbench, failure, report, skip, to_http
+from tests.broker.exports.workbench import (
+    Workbench,
+    failure,
+    interim,
+    report,
+    skip,
+    to_http,
+    to_s3,
+    upload,
+)
 
 
 def order(slices: list[ExportSlice]) -> list[str]:
@@ -50,6 +59,31 @@ def test_equals_take_turns(bench: Workbench) -> None:
         bench.commit(report(found, settled_end=found.first + 1))
         seen.append(found.stream)
     assert seen == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_what_was_planned_and_not_begun_comes_first_the_next_time(bench: Workbench) -> None:
+    for name in "abc":
+        bench.create(name, to_http(), 5)
+    first, *_ = bench.plan()
+    # There was no time for the others.
+    bench.commit(report(first, settled_end=first.first + 1))
+    assert order(bench.plan()) == ["b", "c", "a"]
+
+
+def test_lanes_are_those_that_have_exports(bench: Workbench) -> None:
+    def lanes() -> list[Lane]:
+        return bench.exports.lanes(lambda _: True)
+
+    assert lanes() == []
+    bench.create("paused", to_s3(disabled=True), 1)
+    assert lanes() == []
+    bench.create("http", to_http(), 1)
+    assert lanes() == [Lane.steady]
+    bench.create("s3", to_s3(), 1)
+    assert lanes() == [Lane.steady, Lane.files]
+    bench.commit(failure(bench.plan_one(), was_slow=True))
+    assert lanes() == [Lane.recovering, Lane.files]
+    assert bench.exports.lanes(lambda name: name == "s3") == [Lane.files]
 
 
 def test_a_plan_is_no_larger_than_was_asked_for(bench: Workbench) -> None:
@@ -135,6 +169,48 @@ def test_what_a_pipeline_may_have_sent_before_it_vanished_stays_charged(slow: Wo
     assert slow.plan() == []
     slow.wait(1)
     assert slow.plan_one().first == 0
+
+
+def test_a_file_may_send_what_is_allowed_and_others_wait_until_it_is_made_up_for(
+    slow: Workbench,
+) -> None:
+    for name in "ab":
+        slow.create(name, to_s3(), 5)
+    found = slow.plan_one(Lane.files)
+    assert (found.stream, found.max_sent_bytes) == ("a", 1000)
+    slow.commit(report(found, settled_end=1, sent_bytes=60_000))
+    assert slow.plan(Lane.files) == []
+    outlook = slow.exports.outlook(Lane.files, lambda _: True, slow.now)
+    assert outlook.at == pytest.approx(slow.seconds + 60)
+    slow.wait(59)
+    assert slow.plan(Lane.files) == []
+    slow.wait(2)
+    assert slow.plan_one(Lane.files).stream == "b"
+
+
+def test_what_a_file_did_not_send_others_may(slow: Workbench) -> None:
+    slow.create("s", to_s3(), 5)
+    found = slow.plan_one(Lane.files)
+    slow.commit(interim(found, uploads=[upload(0)]))
+    assert slow.plan(Lane.files, pipeline="q") == []
+    slow.commit(report(found, settled_end=1, sent_bytes=0))
+    assert slow.plan_one(Lane.files).first == 1
+
+
+def test_messages_leave_while_a_file_is_made_up_for(slow: Workbench) -> None:
+    slow.create("file", to_s3(), 2)
+    slow.create("s", to_http(), 1000)
+    slow.commit(report(slow.plan_one(Lane.files), settled_end=1, sent_bytes=10**7))
+    sent, began = 0, slow.seconds
+    while sent < 10_000:
+        for found in slow.plan():
+            size = 20 * (found.end - found.first)
+            slow.commit(report(found, exported_bytes=size // 2, sent_bytes=size))
+            sent += size
+        outlook = slow.exports.outlook(Lane.steady, lambda _: True, slow.now)
+        slow.wait(max(outlook.at - slow.seconds, 0) + 0.001)
+    # Half of a thousand bytes a second.
+    assert 17 <= slow.seconds - began <= 22
 
 
 # Who has it
@@ -230,7 +306,7 @@ def test_a_report_that_could_not_be_stored_may_come_again(bench: Workbench) -> N
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     commit = bench.begin_commit(report(found))
-    bench.exports.forget(commit.settled)
+    bench.exports.forget(commit.settlement)
     assert bench.progress("s").last_exported == -1
     assert bench.commit(report(found)) == 1
 

@@ -6,7 +6,15 @@ import pytest
 
 from penstock.broker.exports.pacing import Due
 from penstock.model.exporting import Lane
-from tests.broker.exports.workbench import Workbench, failure, report, skip, to_http
+from tests.broker.exports.workbench import (
+    Workbench,
+    failure,
+    report,
+    skip,
+    to_http,
+    to_s3,
+    upload,
+)
 
 
 def test_it_goes_on_behind_what_was_exported(bench: Workbench) -> None:
@@ -125,6 +133,16 @@ def test_one_that_gets_on_although_it_fails_does_not_wait_longer_and_longer(
         bench.wait(0.5)
 
 
+def test_an_upload_of_which_more_parts_arrive_gets_on(bench: Workbench) -> None:
+    bench.create("s", to_s3(), 1)
+    for parts in (["a"], ["a", "", "c"], ["a", "b", "c"]):
+        bench.commit(failure(bench.plan_file(), uploads=[upload(0, parts=parts)]))
+        assert bench.export("s").failures == 1
+        bench.wait(0.5)
+    bench.commit(failure(bench.plan_file(), uploads=[upload(0, parts=["a", "b", "c"])]))
+    assert bench.export("s").failures == 2
+
+
 def test_a_destination_is_left_alone_for_as_long_as_it_asks(bench: Workbench) -> None:
     bench.create("s", to_http(), 3)
     bench.commit(report(bench.plan_one(), settled_end=1, pause_millis=20_000))
@@ -205,3 +223,40 @@ def test_another_configuration_is_tried_at_once(bench: Workbench) -> None:
     assert bench.plan() == []
     bench.update("s", to_http(uri="http://127.0.0.1/corrected"))
     assert bench.plan_one().config["uri"] == "http://127.0.0.1/corrected"
+
+
+# S3 tasks
+
+
+def test_a_slice_of_tasks_has_no_more_than_can_be_looked_through(bench: Workbench) -> None:
+    bench.create("s", to_s3(), 2500)
+    found = bench.plan_file()
+    assert (found.first, found.end) == (0, 2000)
+    # However slow it was: how long a file takes says nothing about the number of tasks.
+    bench.commit(report(found, settled_end=1, was_slow=True))
+    assert bench.plan_file().end == 2001
+
+
+def test_a_slice_of_large_tasks_is_no_larger_than_was_asked_for(bench: Workbench) -> None:
+    bench.create("s", to_s3())
+    bench.append("s", 30, size=100_000)
+    assert bench.plan_file().end == 10
+    assert bench.plan_file(max_bytes=250_000).end == 2
+
+
+def test_a_slice_has_the_uploads_that_begun_in_it_and_how_long_tasks_live(
+    bench: Workbench,
+) -> None:
+    bench.create("s", to_s3(), 5, timeToLiveMillis=60_000)
+    bench.commit(failure(bench.plan_file(), uploads=[upload(0), upload(3)]))
+    bench.wait(1)
+    found = bench.plan_file()
+    assert (found.uploads, found.time_to_live) == ([upload(0), upload(3)], 60_000)
+    assert found.max_sent_bytes is None
+    assert bench.plan_file(max_bytes=30).uploads == [upload(0)]
+
+
+def test_other_slices_have_nothing_of_that(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5, timeToLiveMillis=60_000)
+    found = bench.plan_one()
+    assert (found.uploads, found.time_to_live, found.max_sent_bytes) == ([], None, None)

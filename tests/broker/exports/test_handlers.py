@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.broker.access import Role, new_secret
+from penstock.broker.handlers import now_millis
 from penstock.errors import (
     InvalidRequestException,
     UnauthorizedException,
@@ -18,7 +21,7 @@ from penstock.errors import (
 from penstock.store.catalog import TokenRow
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
-from tests.broker.exports.workbench import to_http
+from tests.broker.exports.workbench import task, to_http, to_s3, told_in, upload
 from tests.support import Json, LocalBroker, append, create, read, running, wait_until
 
 WAIT = 25_000
@@ -54,8 +57,11 @@ def report(found: Json, **fields: Any) -> Json:
     return {**plain, **fields}
 
 
-def commit(connection: Connection, *reports: Json) -> None:
-    connection.call(Operation.CommitExports, reports=list(reports))
+def commit(connection: Connection, *reports: Json) -> list[str]:
+    """The leases of those that counted."""
+    answer = connection.call(Operation.CommitExports, reports=list(reports))
+    accepted: list[str] = answer["accepted"]
+    return accepted
 
 
 def exported(connection: Connection, name: str) -> int:
@@ -111,9 +117,9 @@ def test_what_is_committed_is_described_and_survives(tmp_path: Path) -> None:
         name = create(client, "s", exportDefinition=to_http())
         append(client, name, b"x")
         (found,) = plan(client)
-        commit(client, report(found, exportedBytes=1))
+        assert commit(client, report(found, exportedBytes=1)) == [found["lease"]]
         assert exported(client, name) == 0
-        commit(client, report(found))
+        assert commit(client, report(found)) == []
         (export,) = export_statistics(client)
         assert (export["exportedMessages"], export["exportedBytes"]) == (1, 1)
         assert (export["lane"], export["failures"], export["skippedMessages"]) == ("steady", 0, 0)
@@ -127,8 +133,9 @@ def test_a_commit_of_nothing_and_of_what_is_gone_is_answered(
 ) -> None:
     append(client, stream, b"x")
     (found,) = plan(client)
-    commit(client)
-    commit(client, report(found, stream="nowhere"), report(found, identifier="nobody"))
+    assert commit(client) == []
+    gone = report(found, stream="nowhere"), report(found, identifier="nobody")
+    assert commit(client, *gone) == []
     assert exported(client, stream) == -1
 
 
@@ -210,7 +217,7 @@ def test_a_pipeline_that_has_come_back_keeps_its_slices_when_its_old_connection_
         (found,) = plan(client, leaseMillis=3_600_000)
     wait_until(lambda: len(broker.sessions) == 1)
     exports = broker.broker._exports
-    served = broker.run(lambda: exports._of(broker.broker._streams.find(stream))["e"])
+    served = broker.run(lambda: exports._all.of(broker.broker._streams.find(stream))["e"])
     assert served.lease is not None
     assert served.lease.id == found["lease"]
     assert broker.run(lambda: served.free_at(0.0)) > broker.run(broker.loop.time) + 1000
@@ -324,3 +331,104 @@ def test_a_token_plans_and_reports_for_its_own_streams_only(
         commit(pipeline, report(found))
     assert exported(client, mine) == 0
     client.call(Operation.DeleteMessageStream, name=mine)
+
+
+# S3 tasks
+
+
+def test_a_task_from_its_plan_to_its_status(
+    broker: LocalBroker, client: Connection, other: Connection
+) -> None:
+    status_stream = create(client, f"status {next(numbers)}")
+    name = create(client, f"s{next(numbers)}", exportDefinition=to_s3(**told_in(status_stream)))
+    append(client, name, json.dumps(task(0)).encode())
+    (found,) = plan(client, lane="files")
+    assert None not in found.values()
+    going_on = msgspec.to_builtins(upload(0))
+    interim = report(found, settledEnd=0, isInterim=True, uploads=[going_on])
+    for _ in range(2):
+        assert commit(client, interim) == [found["lease"]]
+    assert exported(client, name) == -1
+
+    statuses: list[Json] = []
+    with running(lambda: statuses.extend(read(other, status_stream, readTimeoutMillis=WAIT))):
+        wait_until(lambda: waits_for_messages(broker, status_stream))
+        event = {"sequenceNumber": 0, "status": 0, "message": "done", "time": 5, "task": task(0)}
+        assert commit(client, report(found, events=[event])) == [found["lease"]]
+    (status,) = statuses
+    context = json.loads(status["payload"])["statusContext"]
+    assert context["s3ExportTaskDefinition"] == task(0)
+    assert exported(client, name) == 0
+    for each in (name, status_stream):
+        client.call(Operation.DeleteMessageStream, name=each)
+
+
+def waits_for_messages(broker: LocalBroker, name: str) -> bool:
+    stream = broker.broker._streams.find(name)
+    return broker.run(stream.waiters.count_readers) > 0
+
+
+def test_a_lane_of_files_that_waits_is_woken_when_an_upload_is_abandoned(
+    broker: LocalBroker, client: Connection, other: Connection
+) -> None:
+    name = create(other, f"s{next(numbers)}", exportDefinition=to_s3())
+    append(other, name, json.dumps(task(0)).encode())
+    (found,) = plan(other, lane="files", pipeline="q")
+    going_on = msgspec.to_builtins(upload(0))
+    commit(other, report(found, settledEnd=0, isInterim=True, uploads=[going_on]))
+    waits = Waiting(broker, client, lane="files")
+    other.call(Operation.DeleteMessageStream, name=name)
+    slices = waits.finish()
+    # It may be answered because a stream is gone; then it asks again.
+    (abort,) = slices or plan(client, lane="files")
+    assert (abort["kind"], abort["uploads"]) == ("abandoned_upload", [going_on])
+    assert commit(client, report(abort)) == [abort["lease"]]
+
+
+def test_a_status_is_on_the_disk_before_its_report_is_answered(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with LocalBroker(root, sync_interval_ms=3_600_000) as broker, broker.connect() as client:
+        create(client, "status")
+        create(client, "s", exportDefinition=to_s3(**told_in("status")))
+        append(client, "s", json.dumps(task(0)).encode())
+        (found,) = plan(client, lane="files")
+        event = {"sequenceNumber": 0, "status": 0, "message": "done", "time": 5}
+        commit(client, report(found, events=[event]))
+        logs: dict[str, Any] = {
+            name: broker.broker._streams.find(name).log for name in ("s", "status")
+        }
+        assert logs["s"].has_unsynced
+        assert not logs["status"].has_unsynced
+
+
+def test_what_was_dropped_while_somebody_had_it_is_told_when_the_broker_stops(
+    tmp_path: Path,
+) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        create(client, "status")
+        exports = to_s3(**told_in("status"))
+        create(client, "s", exportDefinition=exports, timeToLiveMillis=60_000)
+        append(client, "s", json.dumps(task(0)).encode())
+        (found,) = plan(client, lane="files")
+        broker.run(lambda: broker.broker._streams.trim(now_millis() + 120_000))
+        assert broker.run(lambda: broker.broker._streams.find("status").log.end) == 0
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        (status,) = read(client, "status")
+        assert json.loads(status["payload"])["message"] == "its time to live is over"
+        assert commit(client, report(found)) == []
+
+
+def test_statuses_uploads_and_progress_are_there_after_a_restart(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        create(client, "status")
+        create(client, "s", exportDefinition=to_s3(**told_in("status")))
+        for number in range(2):
+            append(client, "s", json.dumps(task(number)).encode())
+        (found,) = plan(client, lane="files")
+        event = {"sequenceNumber": 0, "status": 0, "message": "done", "time": 5}
+        going_on = msgspec.to_builtins(upload(1, parts=["a"]))
+        commit(client, report(found, settledEnd=1, events=[event], uploads=[going_on]))
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        (again,) = plan(client, lane="files")
+        assert (again["first"], again["uploads"]) == (1, [going_on])
+        assert len(read(client, "status")) == 1

@@ -83,33 +83,33 @@ def test_a_pause_has_some_chance_in_it(failures: int, chance: float) -> None:
 
 def test_without_a_limit_there_is_always_room() -> None:
     bandwidth = Bandwidth(None)
-    bandwidth.take(1e12)
-    assert bandwidth.room(1.0) == float("inf")
-    assert bandwidth.seconds_until_room(1.0) == 0.0
+    bandwidth.messages.take(1e12)
+    assert bandwidth.messages.room(1.0) == float("inf")
+    assert bandwidth.messages.seconds_until_room(1.0) == 0.0
 
 
 def test_a_second_is_allowed_at_once_and_never_more() -> None:
     bandwidth = Bandwidth(8)
-    assert bandwidth.room(5.0) == 1000
-    assert bandwidth.room(500.0) == 1000
+    assert bandwidth.messages.room(5.0) == 1000
+    assert bandwidth.messages.room(500.0) == 1000
 
 
 def test_an_overdrawn_budget_is_waited_for() -> None:
     bandwidth = Bandwidth(8)
-    assert bandwidth.room(0.0) == 1000
-    bandwidth.take(3000)
-    assert bandwidth.room(0.0) == 0.0
-    assert bandwidth.seconds_until_room(0.0) == pytest.approx(2.2)
-    assert bandwidth.room(2.1) == 0.0
-    assert bandwidth.room(2.3) == pytest.approx(300)
+    assert bandwidth.messages.room(0.0) == 1000
+    bandwidth.messages.take(3000)
+    assert bandwidth.messages.room(0.0) == 0.0
+    assert bandwidth.messages.seconds_until_room(0.0) == pytest.approx(2.2)
+    assert bandwidth.messages.room(2.1) == 0.0
+    assert bandwidth.messages.room(2.3) == pytest.approx(300)
 
 
 def test_what_was_charged_too_much_is_given_back() -> None:
     bandwidth = Bandwidth(8)
-    bandwidth.room(0.0)
-    bandwidth.take(900)
-    bandwidth.take(100 - 900)
-    assert bandwidth.room(0.0) == 900
+    bandwidth.messages.room(0.0)
+    bandwidth.messages.take(900)
+    bandwidth.messages.take(100 - 900)
+    assert bandwidth.messages.room(0.0) == 900
 
 
 @given(sizes=st.lists(st.integers(1, 5000), min_size=1, max_size=40))
@@ -117,9 +117,104 @@ def test_on_average_no_more_leaves_than_is_allowed(sizes: list[int]) -> None:
     bandwidth = Bandwidth(8)
     now, taken = 0.0, 0.0
     for size in sizes:
-        now += bandwidth.seconds_until_room(now) + 1e-6
-        assert bandwidth.room(now) > 0
-        bandwidth.take(size)
+        now += bandwidth.messages.seconds_until_room(now) + 1e-6
+        assert bandwidth.messages.room(now) > 0
+        bandwidth.messages.take(size)
         taken += size
         # A second's worth to begin with, and the last batch, whose size is known afterwards.
         assert taken <= 1000 * (now + 1) + size + 1
+
+
+# Files
+
+
+def test_without_a_limit_files_leave_at_any_time() -> None:
+    bandwidth = Bandwidth(None)
+    bandwidth.files.take(1e12)
+    assert bandwidth.files.room(1.0) == bandwidth.messages.room(1.0) == float("inf")
+    assert bandwidth.files.seconds_until_room(1.0) == 0.0
+
+
+def test_a_file_leaves_when_those_before_it_are_made_up_for() -> None:
+    bandwidth = Bandwidth(8)
+    assert bandwidth.files.room(0.0) == 1000
+    bandwidth.files.take(5000)
+    assert bandwidth.files.room(0.0) == 0.0
+    # Nobody else wants to send anything.
+    assert bandwidth.files.seconds_until_room(0.0) == pytest.approx(5)
+    assert bandwidth.files.room(4.9) == 0.0
+    assert bandwidth.files.room(5.0) == 1000
+
+
+def test_messages_have_half_of_it_while_files_have_a_debt() -> None:
+    bandwidth = Bandwidth(8)
+    bandwidth.messages.room(0.0)
+    bandwidth.files.take(1e6)
+    bandwidth.messages.take(1000)
+    assert bandwidth.messages.seconds_until_room(0.0) == pytest.approx(0.4)
+    assert bandwidth.messages.room(0.39) == 0.0
+    assert bandwidth.messages.room(1.0) == pytest.approx(500)
+
+
+def test_files_have_the_other_half_and_what_messages_leave() -> None:
+    bandwidth = Bandwidth(8)
+    bandwidth.messages.room(0.0)
+    bandwidth.messages.take(1000)
+    bandwidth.files.take(3000)
+    # Two seconds at half, until messages have all that they can keep, and two at full speed.
+    assert bandwidth.files.seconds_until_room(0.0) == pytest.approx(4)
+    assert bandwidth.files.seconds_until_room(1.0) == pytest.approx(3)
+    assert bandwidth.files.room(3.9) == 0.0
+    assert bandwidth.files.room(4.0) > 0
+    assert bandwidth.messages.room(4.0) == 1000
+
+
+def test_what_files_were_charged_too_much_is_given_back() -> None:
+    bandwidth = Bandwidth(8)
+    bandwidth.messages.room(0.0)
+    bandwidth.messages.take(1000)
+    bandwidth.files.take(1000)
+    # Half a second's worth is paid by now, and nothing was sent.
+    assert bandwidth.messages.room(1.0) == pytest.approx(500)
+    bandwidth.files.take(0 - 1000)
+    assert bandwidth.files.room(1.0) == 1000
+    assert bandwidth.messages.room(1.0) == pytest.approx(1000)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.booleans(), st.integers(1, 20_000), st.floats(0, 3)), min_size=1, max_size=60
+    )
+)
+def test_on_average_files_and_messages_together_are_no_more_than_is_allowed(
+    steps: list[tuple[bool, int, float]],
+) -> None:
+    bandwidth = Bandwidth(8)
+    now, taken, overdrawn = 0.0, 0.0, 0.0
+    for is_file, size, pause in steps:
+        account = bandwidth.files if is_file else bandwidth.messages
+        now += pause
+        if not account.room(now):
+            now += account.seconds_until_room(now) + 1e-6
+        assert account.room(now) > 0
+        account.take(size)
+        taken += size
+        overdrawn = max(overdrawn, size)
+        # The last of each kind may be larger than there was room for.
+        assert taken <= 1000 * (now + 1) + 2 * overdrawn + 1
+
+
+def test_files_are_not_starved_by_messages_nor_messages_by_files() -> None:
+    bandwidth = Bandwidth(8)
+    sent = {"files": 0, "messages": 0}
+    for step in range(100_000):
+        now = step / 100
+        if bandwidth.messages.room(now):
+            bandwidth.messages.take(200)
+            sent["messages"] += 200
+        if bandwidth.files.room(now):
+            bandwidth.files.take(50_000)
+            sent["files"] += 50_000
+    # A thousand seconds, a thousand bytes each.
+    assert 450_000 <= sent["messages"] <= 560_000
+    assert 450_000 <= sent["files"] <= 560_000

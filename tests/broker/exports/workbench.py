@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.engine import Exports, Settled
+from penstock.broker.exports.engine import Exports
 from penstock.broker.exports.export import Export
 from penstock.broker.exports.pacing import Bandwidth
+from penstock.broker.exports.settlement import Settlement
+from penstock.broker.exports.statuses import Statuses
 from penstock.broker.settings import Settings
 from penstock.broker.streams import Stream, Streams
 from penstock.model import MessageStreamDefinition, from_wire
-from penstock.model.exporting import ExportReport, ExportSlice, Lane, SkippedMessage
+from penstock.model.exporting import (
+    ExportReport,
+    ExportSlice,
+    Lane,
+    SkippedMessage,
+    TaskEvent,
+    Upload,
+)
+from penstock.model.status import Status, StatusLevel
 from penstock.store.catalog import ExportProgress
 from penstock.store.store import ProgressChange, Store
 from penstock.wire.requests import PlanExportsRequest
@@ -24,6 +35,38 @@ BEGINNING = 1_700_000_000_000
 
 def to_http(identifier: str = "e", **fields: Any) -> dict[str, Any]:
     return {"http": [{"identifier": identifier, "uri": "http://127.0.0.1/", **fields}]}
+
+
+def to_s3(identifier: str = "e", **fields: Any) -> dict[str, Any]:
+    return {"s3TaskExecutor": [{"identifier": identifier, **fields}]}
+
+
+def told_in(name: str = "status", level: StatusLevel = StatusLevel.TRACE) -> dict[str, Any]:
+    """The configuration of statuses, unless it is said otherwise of all."""
+    return {"statusConfig": {"statusStreamName": name, "statusLevel": level}}
+
+
+def task(number: int) -> dict[str, Any]:
+    return {"inputUrl": f"file:/data/{number}", "bucket": "a-bucket", "key": f"key/{number}"}
+
+
+def event(number: int, status: Status = Status.Success, **fields: Any) -> TaskEvent:
+    plain = {"message": f"{number} is {status.name}", "time": BEGINNING, "task": task(number)}
+    return TaskEvent(sequence_number=number, status=status, **{**plain, **fields})
+
+
+def upload(number: int, upload_id: str = "u", **fields: Any) -> Upload:
+    plain: dict[str, Any] = {
+        "sequence_number": number,
+        "bucket": "a-bucket",
+        "key": f"key/{number}",
+        "upload_id": upload_id,
+        "began": BEGINNING,
+        "fingerprint": "f",
+        "size": 10_000_000,
+        "part_size": 5_242_880,
+    }
+    return Upload(**{**plain, **fields})
 
 
 def report(found: ExportSlice, **fields: Any) -> ExportReport:
@@ -45,6 +88,11 @@ def failure(found: ExportSlice, **fields: Any) -> ExportReport:
     return report(found, **{**plain, **fields})
 
 
+def interim(found: ExportSlice, **fields: Any) -> ExportReport:
+    """That something happened, and more is to come."""
+    return report(found, **{"settled_end": found.first, "is_interim": True, **fields})
+
+
 def skip(number: int) -> SkippedMessage:
     return SkippedMessage(number, f"{number} is malformed")
 
@@ -52,7 +100,7 @@ def skip(number: int) -> SkippedMessage:
 class Commit(NamedTuple):
     """Reports on their way to the disk."""
 
-    settled: list[Settled]
+    settlement: Settlement
     change: ProgressChange
 
 
@@ -73,10 +121,19 @@ class Workbench:
         settings = Settings(root=str(self._root))
         self.streams = Streams(self.store, settings, self._executor)
         self.dead_letters = DeadLetters(self.streams, self._dead_letter_stream)
-        bandwidth = Bandwidth(self._kilobits_a_second)
-        self.exports = Exports(self.streams, bandwidth, self.dead_letters, lambda: self.seconds)
+        self.statuses = Statuses(self.streams)
+        self.exports = Exports(
+            self.store,
+            self.streams,
+            Bandwidth(self._kilobits_a_second),
+            self.dead_letters,
+            self.statuses,
+            lambda: self.seconds,
+            lambda: self.now,
+        )
 
     def restart(self) -> None:
+        self.exports.finish()
         self.store.close()
         self._open()
 
@@ -107,11 +164,40 @@ class Workbench:
             stream.append([b"x" * size], self.now)
         return stream
 
+    def create_tasks(self, name: str, count: int, **fields: Any) -> Stream:
+        """A stream of S3 tasks whose statuses are in another one."""
+        if "status" not in self.streams.names():
+            self.create("status", {})
+        self.create(name, to_s3(**told_in()), **fields)
+        return self.append_tasks(name, count)
+
+    def append_tasks(self, name: str, count: int) -> Stream:
+        stream = self.streams.find(name)
+        for number in range(stream.log.end, stream.log.end + count):
+            stream.append([json.dumps(task(number)).encode()], self.now)
+        return stream
+
+    def told(self, name: str = "status") -> list[tuple[str, int, str]]:
+        """The statuses: what happened, to which task, and the message."""
+        return [
+            (
+                Status(each["status"]).name,
+                each["statusContext"]["sequenceNumber"],
+                each["message"],
+            )
+            for each in self.status_messages(name)
+        ]
+
+    def status_messages(self, name: str = "status") -> list[dict[str, Any]]:
+        log = self.streams.find(name).log
+        payloads = [log.read(n, n + 1, 1).payloads[0] for n in range(log.oldest, log.end)]
+        return [json.loads(payload) for payload in payloads]
+
     def progress(self, name: str, identifier: str = "e") -> ExportProgress:
         return self.streams.find(name).stored.progress[identifier]
 
     def export(self, name: str, identifier: str = "e") -> Export:
-        return self.exports._of(self.streams.find(name))[identifier]
+        return self.exports._all.of(self.streams.find(name))[identifier]
 
     # What a pipeline does
 
@@ -131,20 +217,22 @@ class Workbench:
         (found,) = self.plan(lane, **fields)
         return found
 
+    def plan_file(self, **fields: Any) -> ExportSlice:
+        return self.plan_one(Lane.files, **fields)
+
     def begin_commit(self, *reports: ExportReport) -> Commit:
-        settled = self.exports.settle(reports, self.now)
-        progress: dict[str, list[ExportProgress]] = {}
-        for each in settled:
-            progress.setdefault(each.report.stream, []).append(each.progress)
-        return Commit(settled, self.store.change_progress(progress))
+        settlement = self.exports.settle(reports, self.now)
+        change = self.store.change_progress(settlement.progress(), settlement.uploads())
+        return Commit(settlement, change)
 
     def finish_commit(self, commit: Commit) -> None:
+        self.statuses.sync()()
         commit.change.store()
         commit.change.apply()
-        self.exports.apply(commit.settled)
+        self.exports.apply(commit.settlement)
 
     def commit(self, *reports: ExportReport) -> int:
         """As the broker does; how many of them counted."""
         commit = self.begin_commit(*reports)
         self.finish_commit(commit)
-        return len(commit.settled)
+        return len(commit.settlement.settled) + len(commit.settlement.attempts)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.pipeline.delivery import Budget, Delivery, deliver
+from penstock.pipeline.delivery import Budget, deliver
 from penstock.pipeline.destinations.destination import Destination, Messages
+from penstock.pipeline.settlements import Delivery
 from tests.pipeline.destinations.suite import Harness
 
 # Short, and still long enough for a call that does not hang.

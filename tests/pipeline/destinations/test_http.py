@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.model import ExportFormat, HTTPConfig
-from penstock.pipeline.delivery import Budget, Delivery, deliver
+from penstock.pipeline.delivery import Budget, deliver
 from penstock.pipeline.destinations.destination import Messages
 from penstock.pipeline.destinations.http import HttpDestination, parse_retry_after
+from penstock.pipeline.settlements import Delivery
 from tests.pipeline.destinations.suite import make_export
 
 pytestmark = pytest.mark.usefixtures("clean_environment")

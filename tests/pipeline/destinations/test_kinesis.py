@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.model import KinesisConfig
-from penstock.pipeline.delivery import Budget, Delivery, deliver
+from penstock.pipeline.delivery import Budget, deliver
 from penstock.pipeline.destinations import aws, kinesis
 from penstock.pipeline.destinations.destination import DestinationSettings, Messages
 from penstock.pipeline.destinations.kinesis import KinesisDestination
+from penstock.pipeline.settlements import Delivery
 from penstock.sandbox.server import Sandbox
 from tests.pipeline.destinations.suite import NO_PAUSE, KinesisHarness, make_export
 

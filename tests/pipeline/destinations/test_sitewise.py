@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.pipeline.delivery import Budget, Delivery, deliver
+from penstock.pipeline.delivery import Budget, deliver
 from penstock.pipeline.destinations import aws
 from penstock.pipeline.destinations.destination import Messages
+from penstock.pipeline.settlements import Delivery
 from penstock.sandbox.server import Sandbox
 from tests.pipeline.destinations.suite import SiteWiseHarness
 

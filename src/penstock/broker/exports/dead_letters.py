@@ -58,6 +58,8 @@ class DeadLetters:
                     settled_end=min(report.settled_end, *left),
                     arrived=[number for number in report.arrived if number not in left],
                     skipped=report.skipped[:place],
+                    # They are tried again, and then it happens again.
+                    events=[each for each in report.events if each.sequence_number not in left],
                     error=f"the dead-letter stream {self._name!r} takes nothing: {error.message}",
                 )
         return report

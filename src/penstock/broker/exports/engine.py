@@ -13,19 +13,27 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
-
+from penstock.broker.exports.abandoned import AbandonedUploads
+from penstock.broker.exports.cancellations import Cancellations
 from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.export import Export, Lease
-from penstock.broker.exports.pacing import Bandwidth
+from penstock.broker.exports.pacing import Account, Bandwidth
+from penstock.broker.exports.registry import Registry
+from penstock.broker.exports.settlement import (
+    Settled,
+    Settlement,
+    log_outcome,
+    settle_report,
+    within_slice,
+)
+from penstock.broker.exports.statuses import Statuses
 from penstock.broker.streams import Stream, Streams
 from penstock.errors import StreamManagerException
-from penstock.model import MessageStreamDefinition
 from penstock.model.exporting import ExportReport, ExportSlice, Lane
 from penstock.model.statistics import ExportActivity
 from penstock.model.validation import to_wire
-from penstock.store.catalog import ExportProgress
 from penstock.store.log import FileLog
+from penstock.store.store import Store
 from penstock.wire.requests import PlanExportsRequest
 
 logger = logging.getLogger(__name__)
@@ -43,52 +51,52 @@ class Outlook(NamedTuple):
     needed_ends: Sequence[tuple[Stream, int]]
 
 
-class _Known(NamedTuple):
-    """The exports of a stream, under one definition."""
-
-    definition: MessageStreamDefinition
-    exports: list[Export]
-
-
 class Exports:
     def __init__(
         self,
+        store: Store,
         streams: Streams,
         bandwidth: Bandwidth,
         dead_letters: DeadLetters,
+        statuses: Statuses,
         clock: Callable[[], float],
+        now_millis: Callable[[], int],
     ) -> None:
         self._streams = streams
         self._bandwidth = bandwidth
         self._dead_letters = dead_letters
+        self._statuses = statuses
         self._clock = clock
-        self._known: dict[str, _Known] = {}
         self._turns = 0
         # In the leases that it gives.
         self._id = secrets.token_hex(4)
+        uploads = store.uploads()
+        self._all = Registry(streams, (each for each in uploads if not each.is_abandoned))
+        self._abandoned = AbandonedUploads(store, statuses)
+        self._abandoned.add(each for each in uploads if each.is_abandoned)
+        self._cancellations = Cancellations(self._all, statuses, self._abandoned, now_millis)
+        streams.tell(self._cancellations)
 
-    # Which there are
-
-    def _all(self) -> Iterator[Export]:
-        """Those of the streams as they are defined now, with what is known of each."""
-        streams = {stream.stored.id: stream for stream in self._streams}
-        for stream_id in self._known.keys() - streams.keys():
-            del self._known[stream_id]
-        for stream_id, stream in streams.items():
-            known = self._known.get(stream_id)
-            if known is None or known.definition is not stream.definition:
-                known = self._known[stream_id] = _learn(stream, known)
-            yield from known.exports
-
-    def _of(self, stream: Stream) -> dict[str, Export]:
-        known = self._known.get(stream.stored.id)
-        if known is None or known.definition is not stream.definition:
-            known = self._known[stream.stored.id] = _learn(stream, known)
-        return {export.identifier: export for export in known.exports}
+    def finish(self) -> None:
+        """The broker stops: what would be told later is told now."""
+        for export in self._all:
+            # A report of it comes too late for the next broker, which does not have the messages.
+            self._cancellations.conclude_lease(export, 0)
 
     def activities(self, stream: Stream) -> dict[str, ExportActivity]:
         now = self._clock()
-        return {name: export.activity(now) for name, export in self._of(stream).items()}
+        return {name: export.activity(now) for name, export in self._all.of(stream).items()}
+
+    def lanes(self, sees: Callable[[str], bool]) -> list[Lane]:
+        """Those in which there is anything to do, now or later."""
+        lanes = {
+            export.lane
+            for export in self._all
+            if not export.config.disabled and sees(export.stream.name)
+        }
+        if self._abandoned.next_at(sees) < math.inf:
+            lanes.add(Lane.files)
+        return [lane for lane in Lane if lane in lanes]
 
     # What is due
 
@@ -98,36 +106,48 @@ class Exports:
         """Slices for a pipeline, the most urgent first; those that it had in this lane are free."""
         now = self._clock()
         self.release(request.pipeline, request.lane)
+        slices = self._plan_aborts(request, sees, now) if request.lane is Lane.files else []
+        account = self._account(request.lane)
         room: float = request.max_bytes
-        slices: list[ExportSlice] = []
         for export in sorted(self._waiting(request.lane, sees), key=lambda it: it.urgency):
             if export.free_at(now) > now:
                 continue
             due = export.due(now_millis)
             if due.end <= export.next_number:
                 continue
-            allowed = self._bandwidth.room(now)
+            allowed = account.room(now)
             if room < 1 or not allowed or len(slices) == request.max_slices:
                 break
-            end = export.cut(due.end, min(room, allowed / export.overhead))
+            end = export.cut(due.end, min(room, export.messages_for(allowed)))
             size = export.stream.log.size_of(export.next_number, end)
             room -= size
-            ends_at = now + request.lease_millis / 1000
-            slices.append(self._lease(export, end, size, request, ends_at))
+            charged = export.charge(size, allowed)
+            account.take(charged)
+            slices.append(self._lease(export, end, charged, request, now))
         return slices
 
+    def _plan_aborts(
+        self, request: PlanExportsRequest, sees: Callable[[str], bool], now: float
+    ) -> list[ExportSlice]:
+        for export in self._all:
+            if export.lane is Lane.files and not export.is_settling and not export.is_leased(now):
+                self._cancellations.give_up(export)
+        return self._abandoned.plan(request, sees, now)
+
+    def _account(self, lane: Lane) -> Account:
+        return self._bandwidth.files if lane is Lane.files else self._bandwidth.messages
+
     def _waiting(self, lane: Lane, sees: Callable[[str], bool]) -> Iterator[Export]:
-        for export in self._all():
+        for export in self._all:
             is_free = not export.config.disabled and not export.is_settling
             if export.lane is lane and is_free and sees(export.stream.name):
                 yield export
 
     def _lease(
-        self, export: Export, end: int, size: int, request: PlanExportsRequest, ends_at: float
+        self, export: Export, end: int, charged: float, request: PlanExportsRequest, now: float
     ) -> ExportSlice:
         first = export.next_number
-        charged = size * export.overhead
-        self._bandwidth.take(charged)
+        turn = export.turn
         self._turns += 1
         export.turn = self._turns
         export.lease = Lease(
@@ -137,13 +157,15 @@ class Exports:
             first,
             end,
             charged,
-            ends_at,
+            now + request.lease_millis / 1000,
+            turn,
         )
-        log = export.stream.log
+        stream, log = export.stream, export.stream.log
+        has_tasks = export.lane is Lane.files
         return ExportSlice(
             lease=export.lease.id,
-            stream=export.stream.name,
-            stream_id=export.stream.stored.id,
+            stream=stream.name,
+            stream_id=stream.stored.id,
             kind=export.kind,
             config=to_wire(export.config),
             first=first,
@@ -151,19 +173,22 @@ class Exports:
             arrived=[number for number in export.arrived if first <= number < end],
             has_files=isinstance(log, FileLog),
             segments=log.summaries(first, end),
+            uploads=[each for each in export.uploads if first <= each.sequence_number < end],
+            time_to_live=stream.definition.time_to_live_millis if has_tasks else None,
+            max_sent_bytes=int(charged) if has_tasks and charged else None,
         )
 
     def outlook(self, lane: Lane, sees: Callable[[str], bool], now_millis: int) -> Outlook:
         """What to wait for, when there is nothing due."""
         now = self._clock()
-        at = math.inf
+        at = max(self._abandoned.next_at(sees), now) if lane is Lane.files else math.inf
         needed: dict[Stream, int] = {}
         for export in self._waiting(lane, sees):
             stream = export.stream
             free_at = export.free_at(now)
             due = export.due(now_millis)
             if due.end > export.next_number:
-                at = min(at, max(free_at, now + self._bandwidth.seconds_until_room(now)))
+                at = min(at, max(free_at, now + self._account(lane).seconds_until_room(now)))
                 continue
             needed[stream] = min(needed.get(stream, due.needed_end), due.needed_end)
             if due.at is not None:
@@ -175,73 +200,111 @@ class Exports:
     def release(self, pipeline: str, lane: Lane) -> None:
         """A pipeline that asks anew has nothing of what it had."""
         # Nobody knows how much of it was sent: what was charged for it stays charged.
-        self._end_leases(pipeline, lane, -math.inf)
+        for export in self._end_leases(pipeline, lane, -math.inf):
+            # It was not even begun, or it was lost: its turn is still to come.
+            export.turn = export.lease.turn if export.lease is not None else export.turn
 
     def depart(self, pipeline: str, lane: Lane) -> None:
         """The connection of a pipeline is gone; unless it comes back, so is the pipeline."""
         self._end_leases(pipeline, lane, self._clock() + _GRACE_SECONDS)
 
-    def _end_leases(self, pipeline: str, lane: Lane, ends_at: float) -> None:
-        for known in self._known.values():
-            for export in known.exports:
-                lease = export.lease
-                if lease is not None and (lease.pipeline, lease.lane) == (pipeline, lane):
-                    export.lease = lease._replace(ends_at=min(lease.ends_at, ends_at))
+    def _end_leases(self, pipeline: str, lane: Lane, ends_at: float) -> list[Export]:
+        """Those that it had."""
+        self._abandoned.end_leases(pipeline, lane, ends_at)
+        held = []
+        for export in self._all.known():
+            lease = export.lease
+            if lease is not None and (lease.pipeline, lease.lane) == (pipeline, lane):
+                export.lease = lease._replace(ends_at=min(lease.ends_at, ends_at))
+                held.append(export)
+        return held
 
     # What became of it
 
-    def settle(self, reports: Sequence[ExportReport], now_millis: int) -> list[Settled]:
+    def settle(self, reports: Sequence[ExportReport], now_millis: int) -> Settlement:
         """What deliveries mean, to be stored and then to be applied, or forgotten if that fails.
 
         Of an export that is gone, or whose slice went to somebody else, nothing is taken.
         """
-        settled = []
+        settlement = Settlement()
         for report in reports:
+            if self._abandoned.is_about(report):
+                settlement.attempts += self._abandoned.settle(report, now_millis)
+                continue
             export = self._find(report)
-            if export is None:
+            if export is not None and export.has_taken(report):
+                settlement.repeated.append(report.lease)
+            elif export is not None and self._holds(export, report):
+                settlement.settled.append(self._settle(export, report, now_millis))
+            else:
                 logger.info(
                     "stream %r, export %r: a report from %d on comes too late, and is ignored",
                     report.stream,
                     report.identifier,
                     report.first,
                 )
-                continue
-            stream, lease = export.stream, export.lease
-            sound = _before(lease.end if lease is not None else stream.log.end, report)
-            kept = self._dead_letters.keep(stream, sound, now_millis)
-            progress = export.advanced(kept, now_millis, _message(kept))
-            export.is_settling = True
-            settled.append(Settled(export, lease, kept, progress))
-        return settled
+        return settlement
 
-    def apply(self, settled: Sequence[Settled]) -> None:
+    def _settle(self, export: Export, report: ExportReport, now_millis: int) -> Settled:
+        sound = within_slice(export, report)
+        if not report.is_interim:
+            sound = self._dead_letters.keep(export.stream, sound, now_millis)
+            export.settling_end = sound.settled_end
+        export.is_settling = True
+        self._statuses.write(export.origin, sound.events, now_millis)
+        return settle_report(export, report, sound, now_millis)
+
+    def apply(self, settlement: Settlement) -> None:
         """What was settled is stored: what is due next is decided by it."""
         now = self._clock()
-        for export, lease, report, _ in settled:
-            self._bandwidth.take(report.sent_bytes - (lease.charged if lease is not None else 0))
-            export.lease = None
-            export.is_settling = False
-            had_failed = export.failures > 0
-            export.settle(report, lease, now, random.random())  # noqa: S311 - no secret
-            _log(export, report, had_failed=had_failed)
+        for attempt in settlement.attempts:
+            self._abandoned.apply(attempt, now, random.random())  # noqa: S311 - no secret
+        for settled in settlement.settled:
+            export, report = settled.export, settled.report
+            export.end_settling()
+            export.take(settled.taken)
+            if not report.is_interim:
+                self._apply_delivery(settled, now)
+            self._apply_uploads(settled)
 
-    def forget(self, settled: Sequence[Settled]) -> None:
+    def _apply_uploads(self, settled: Settled) -> None:
+        export = settled.export
+        export.uploads = settled.uploads
+        self._abandoned.add(settled.abandoned)
+        if not self._all.has(export):
+            # It was removed while that was stored.
+            self._abandoned.abandon(export.track(export.uploads, are_abandoned=True))
+
+    def _apply_delivery(self, settled: Settled, now: float) -> None:
+        export, lease, report = settled.export, settled.lease, settled.report
+        charged = lease.charged if lease is not None else 0
+        self._account(export.lane).take(report.sent_bytes - charged)
+        export.lease = None
+        had_failed = export.failures > 0
+        export.settle(report, lease, now, random.random())  # noqa: S311 - no secret
+        self._cancellations.conclude_lease(export, report.settled_end)
+        log_outcome(export, report, had_failed=had_failed)
+
+    def forget(self, settlement: Settlement) -> None:
         """What was settled could not be stored: it may be reported again."""
-        for each in settled:
-            each.export.is_settling = False
+        for attempt in settlement.attempts:
+            self._abandoned.forget(attempt)
+        for settled in settlement.settled:
+            settled.export.end_settling()
 
     def _find(self, report: ExportReport) -> Export | None:
         try:
             stream = self._streams.find(report.stream)
         except StreamManagerException:
             return None
-        export = self._of(stream).get(report.identifier)
-        if export is None or stream.stored.id != report.stream_id or export.is_settling:
+        if stream.stored.id != report.stream_id:
             return None
-        return export if self._holds(export, report) else None
+        return self._all.of(stream).get(report.identifier)
 
     def _holds(self, export: Export, report: ExportReport) -> bool:
         """Whether a report is about where the export stands."""
+        if export.is_settling:
+            return False
         if export.lease is not None:
             return (export.lease.id, export.lease.first) == (report.lease, report.first)
         # A broker before this one gave the lease: it holds if nothing happened since. What this
@@ -249,62 +312,3 @@ class Exports:
         export_id, _, rest = report.lease.partition("-")
         is_earlier = export_id == export.id and not rest.startswith(self._id)
         return is_earlier and export.next_number == report.first
-
-
-class Settled(NamedTuple):
-    """A report, the export that it is about, and the progress that follows from it."""
-
-    export: Export
-    lease: Lease | None
-    report: ExportReport
-    progress: ExportProgress
-
-
-def _learn(stream: Stream, known: _Known | None) -> _Known:
-    """The exports of a definition; those that were there before go on."""
-    before = {export.identifier: export for export in known.exports} if known else {}
-    exports = []
-    for kind, config in stream.definition.export_definition.configs_by_kind():
-        export = before.get(config.identifier)
-        export_id = stream.stored.progress[config.identifier].export_id
-        if export is None or (export.id, export.kind) != (export_id, kind):
-            export = Export(stream, kind, config)
-        export.change(config)
-        exports.append(export)
-    return _Known(stream.definition, exports)
-
-
-def _before(end: int, report: ExportReport) -> ExportReport:
-    """A report without what it says of messages that its slice does not have."""
-    return msgspec.structs.replace(
-        report,
-        settled_end=min(report.settled_end, end),
-        arrived=[number for number in report.arrived if number < end],
-        skipped=[
-            skipped for skipped in report.skipped if report.first <= skipped.sequence_number < end
-        ],
-    )
-
-
-def _message(report: ExportReport) -> str:
-    """The last error, as the status of an export tells it."""
-    if report.error:
-        return report.error
-    if not report.skipped:
-        return ""
-    last = report.skipped[-1]
-    count = f"{len(report.skipped)} messages were" if len(report.skipped) > 1 else "a message was"
-    return f"{count} skipped; the last, {last.sequence_number}: {last.reason}"
-
-
-def _log(export: Export, report: ExportReport, *, had_failed: bool) -> None:
-    # An outage may take days: it is said when it begins, and when it is over.
-    who = f"stream {export.stream.name!r}, export {export.identifier!r}"
-    if report.error and not had_failed:
-        logger.warning("%s: %s", who, report.error)
-    elif report.error:
-        logger.debug("%s, failure %d: %s", who, export.failures, report.error)
-    elif had_failed:
-        logger.info("%s: it works again", who)
-    if report.skipped:
-        logger.warning("%s: %s", who, _message(msgspec.structs.replace(report, error="")))

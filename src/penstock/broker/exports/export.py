@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
+
+import msgspec
 
 from penstock.broker.exports.pacing import (
     LONGEST_PAUSE_SECONDS,
@@ -11,12 +15,13 @@ from penstock.broker.exports.pacing import (
     backoff_seconds,
     plan_due,
 )
+from penstock.broker.exports.statuses import Origin
 from penstock.broker.streams import Stream
 from penstock.model import ExportConfig
 from penstock.model.export import batch_size_of
-from penstock.model.exporting import ExportReport, Lane
+from penstock.model.exporting import ExportReport, Lane, TaskEvent, Upload
 from penstock.model.statistics import ExportActivity
-from penstock.store.catalog import ExportProgress
+from penstock.store.catalog import ExportProgress, UploadProgress
 
 # Less urgent than all that have a priority.
 _NO_PRIORITY = 11
@@ -30,6 +35,10 @@ _MOST_ALLOWANCE = 32 * 1024 * 1024
 _MESSAGE_BYTES = 64
 # A slice that was delivered faster might as well have been larger.
 _QUICK_MILLIS = 500
+
+# Whoever has S3 tasks reads and parses them all before the first file leaves.
+_MOST_TASKS = 2000
+_TASK_BYTES = 1024 * 1024
 
 # Bytes on the wire for each of a payload, until it is known: base64 and some. Of what was measured
 # with a few small messages no more is believed than the other.
@@ -51,12 +60,27 @@ class Lease(NamedTuple):
     # What the bandwidth was charged with.
     charged: float
     ends_at: float
+    # When the export was served before, in turns of the engine.
+    turn: int = 0
+
+
+class Taken(NamedTuple):
+    """What a report is known by that has been taken: if it comes again, its answer was lost."""
+
+    lease: str
+    digest: bytes
+
+    @classmethod
+    def of(cls, report: ExportReport) -> Taken:
+        return cls(report.lease, hashlib.sha256(msgspec.msgpack.encode(report)).digest())
 
 
 class Export:
     """Where one export of one stream stands. Kept from one definition to the next."""
 
-    def __init__(self, stream: Stream, kind: str, config: ExportConfig) -> None:
+    def __init__(
+        self, stream: Stream, kind: str, config: ExportConfig, uploads: Iterable[Upload] = ()
+    ) -> None:
         self.stream = stream
         self.kind = kind
         self.config = config
@@ -64,10 +88,18 @@ class Export:
         self.lease: Lease | None = None
         # What became of its slice is being stored: until then nobody knows where it goes on.
         self.is_settling = False
+        # So far the slice is done if that works.
+        self.settling_end = 0
         # When it was served last, in turns of the engine: those who waited longest come first.
         self.turn = 0
         self.failures = 0
         self.arrived: list[int] = []
+        # The last report that was taken.
+        self._taken: Taken | None = None
+        # Of S3 tasks: uploads that have begun, and what is to be told of tasks that were dropped
+        # from the stream while somebody had them, unless he has carried them out.
+        self.uploads = list(uploads)
+        self.dropped: list[TaskEvent] = []
         self.overhead = _USUAL_OVERHEAD
         # On the loop's clock.
         self._not_before = -math.inf
@@ -104,6 +136,41 @@ class Export:
     def next_number(self) -> int:
         return max(self.position, self.stream.log.oldest)
 
+    @property
+    def undone_from(self) -> int:
+        """The number of the first message of which nobody has reported yet that it is done."""
+        return max(self.next_number, self.settling_end)
+
+    @property
+    def held_end(self) -> int:
+        """Messages below may be reported by somebody who has them, or has just reported them."""
+        return max(self.lease.end if self.lease is not None else 0, self.settling_end)
+
+    @property
+    def origin(self) -> Origin:
+        config = getattr(self.config, "status_config", None)
+        return Origin(self.stream.name, self.config.identifier, config)
+
+    def track(
+        self, uploads: Iterable[Upload], *, are_abandoned: bool = False
+    ) -> list[UploadProgress]:
+        """Uploads as they are stored."""
+        origin = self.origin
+        return [
+            UploadProgress(
+                export_id=self.id,
+                stream=origin.stream,
+                identifier=origin.identifier,
+                status_config=origin.status_config,
+                upload=upload,
+                is_abandoned=are_abandoned,
+            )
+            for upload in uploads
+        ]
+
+    def is_leased(self, now: float) -> bool:
+        return self.lease is not None and self.lease.ends_at > now
+
     def free_at(self, now: float) -> float:
         """When it may be planned: not while it is leased or has to be left alone."""
         leased_until = self.lease.ends_at if self.lease is not None else -math.inf
@@ -127,11 +194,42 @@ class Export:
     def cut(self, due_end: int, room: float) -> int:
         """The end of the next slice: what is due, as far as it fits."""
         first = self.next_number
-        limit = max(int(min(self._allowance, room)), 1)
-        end = min(due_end, first + max(limit // _MESSAGE_BYTES, 1))
+        if self.lane is Lane.files:
+            limit = max(int(min(_TASK_BYTES, room)), 1)
+            end = min(due_end, first + _MOST_TASKS)
+        else:
+            limit = max(int(min(self._allowance, room)), 1)
+            end = min(due_end, first + max(limit // _MESSAGE_BYTES, 1))
         end = self.stream.log.find_end(first, end, limit)
         # Those of a call that failed in part go together again.
         return max(end, min(self.arrived[-1] + 1, due_end)) if self.arrived else end
+
+    def messages_for(self, allowed: float) -> float:
+        """How many bytes of messages may leave where so many may be put on the wire."""
+        # The bytes of a task say nothing about those of its file.
+        return math.inf if self.lane is Lane.files else allowed / self.overhead
+
+    def charge(self, size: int, allowed: float) -> float:
+        """What messages of this size are charged with, until it is known what was sent."""
+        if self.lane is not Lane.files:
+            return size * self.overhead
+        return allowed if allowed < math.inf else 0.0
+
+    def has_taken(self, report: ExportReport) -> bool:
+        """Whether it is the last one that counted, sent again."""
+        taken = self._taken
+        if taken is None or taken.lease != report.lease or taken != Taken.of(report):
+            return False
+        # Whoever has more to say of a slice is told if it is somebody else's by now.
+        is_held = self.lease is not None and self.lease.id == report.lease
+        return is_held or not report.is_interim
+
+    def take(self, taken: Taken) -> None:
+        self._taken = taken
+
+    def end_settling(self) -> None:
+        self.is_settling = False
+        self.settling_end = 0
 
     def change(self, config: ExportConfig) -> None:
         """Another configuration: whatever was wrong may be right now."""
@@ -149,7 +247,11 @@ class Export:
             self.overhead = min(report.sent_bytes / report.exported_bytes, _MOST_OVERHEAD)
         pause = report.pause_millis / 1000
         if report.error:
-            got_on = report.settled_end > report.first or report.exported_messages > 0
+            got_on = (
+                report.settled_end > report.first
+                or report.exported_messages > 0
+                or _count_parts(report.uploads) > _count_parts(self.uploads)
+            )
             self.failures = 1 if got_on else self.failures + 1
             pause = max(pause, backoff_seconds(self.failures, chance))
         else:
@@ -186,3 +288,8 @@ class Export:
             processed_messages=progress.processed_messages + report.exported_messages + skipped,
             skipped_messages=progress.skipped_messages + skipped,
         )
+
+
+def _count_parts(uploads: Iterable[Upload]) -> int:
+    """How many have arrived."""
+    return sum(bool(part) for upload in uploads for part in upload.parts)

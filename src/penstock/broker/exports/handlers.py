@@ -8,17 +8,16 @@ from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
-import msgspec
-
 from penstock.broker.access import Access
 from penstock.broker.bulk import Premises
 from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.engine import Exports, Outlook
+from penstock.broker.exports.statuses import Statuses
 from penstock.broker.streams import Streams
 from penstock.broker.waiting import Waiter, seconds_to_wait
 from penstock.errors import StreamManagerException, UnknownFailureException
 from penstock.model.exporting import Lane
-from penstock.store.catalog import ExportProgress
+from penstock.model.validation import to_wire
 from penstock.store.store import Store
 from penstock.wire.requests import CommitExportsRequest, PlanExportsRequest, Request
 
@@ -41,6 +40,7 @@ class ExportHandlers:
         streams: Streams,
         exports: Exports,
         dead_letters: DeadLetters,
+        statuses: Statuses,
         premises: Premises,
         executor: Executor,
         now_millis: Callable[[], int],
@@ -49,6 +49,7 @@ class ExportHandlers:
         self._streams = streams
         self._exports = exports
         self._dead_letters = dead_letters
+        self._statuses = statuses
         self._premises = premises
         self._executor = executor
         self._now_millis = now_millis
@@ -99,7 +100,8 @@ class ExportHandlers:
         call.succeed(
             root=self._premises.root,
             instance=self._premises.instance,
-            slices=[msgspec.to_builtins(found) for found in slices],
+            slices=[to_wire(found) for found in slices],
+            lanes=[lane.value for lane in self._exports.lanes(call.access.sees)],
         )
         return True
 
@@ -122,31 +124,29 @@ class ExportHandlers:
         call.access.require(request.operation)
         for report in request.reports:
             call.access.require(request.operation, report.stream)
-        settled = self._exports.settle(request.reports, self._now_millis())
-        if not settled:
-            call.succeed()
+        settlement = self._exports.settle(request.reports, self._now_millis())
+        if not settlement:
+            call.succeed(accepted=settlement.accepted)
             return
-        progress: dict[str, list[ExportProgress]] = {}
-        for each in settled:
-            progress.setdefault(each.report.stream, []).append(each.progress)
-        change = self._store.change_progress(progress)
-        sync_letters = self._dead_letters.sync()
-        has_letters = any(each.report.skipped for each in settled)
+        change = self._store.change_progress(settlement.progress(), settlement.uploads())
+        sync_letters, sync_statuses = self._dead_letters.sync(), self._statuses.sync()
+        has_letters = any(each.report.skipped for each in settlement.settled)
 
         def store() -> None:
             if has_letters:
                 sync_letters()
+            sync_statuses()
             change.store()
 
         def stored(future: asyncio.Future[None]) -> None:
             error = future.exception()
             if error is None:
                 change.apply()
-                self._exports.apply(settled)
-                call.succeed()
+                self._exports.apply(settlement)
+                call.succeed(accepted=settlement.accepted)
                 self.look_again()
                 return
-            self._exports.forget(settled)
+            self._exports.forget(settlement)
             self.look_again()
             if isinstance(error, (OSError, sqlite3.Error)):
                 call.fail(UnknownFailureException(f"the disk of the server failed: {error}"))

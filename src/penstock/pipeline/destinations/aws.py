@@ -53,20 +53,29 @@ _CHECK_STREAM = "create it, or correct its name, or AWS_REGION"
 _ADVICE = {
     "AccessDeniedException": "allow it to the role or user of the pipeline",
     "AccessDenied": "allow it to the role or user of the pipeline",
+    "ExpiredToken": f"the credentials have expired: {_SET_CREDENTIALS}",
     "ExpiredTokenException": f"the credentials have expired: {_SET_CREDENTIALS}",
     "IncompleteSignatureException": _SET_CREDENTIALS,
+    "InvalidAccessKeyId": f"the credentials are not known: {_SET_CREDENTIALS}",
     "InvalidClientTokenId": f"the credentials are not known: {_SET_CREDENTIALS}",
     "InvalidSignatureException": f"check the clock, and {_SET_CREDENTIALS}",
+    "InvalidToken": _SET_CREDENTIALS,
     "MissingAuthenticationTokenException": _SET_CREDENTIALS,
+    "RequestTimeTooSkewed": "set the clock of this machine",
     "ResourceNotFoundException": _CHECK_STREAM,
+    "SignatureDoesNotMatch": f"check the clock, and {_SET_CREDENTIALS}",
     "UnrecognizedClientException": f"the credentials are not known: {_SET_CREDENTIALS}",
 }
 
 # Under this name a body passes through boto3; no operation has a parameter that is called so.
 _BODY = "PenstockBody"
+# The one service whose calls boto3 makes as it always does: to files that adds little.
+S3 = "s3"
 
 _lock = threading.Lock()
 _clients: dict[tuple[str, float], Any] = {}
+# As many as deliveries that one service may have at once.
+_MOST_CONNECTIONS = 256
 
 
 def forget_clients() -> None:
@@ -83,28 +92,27 @@ def call(service: str, operation: str, body: bytes, patience: float) -> bytes:
 
     UnavailableError or RefusedError if it failed. Several threads may call at once.
     """
-    with sorting_errors(service, operation):
-        client = _get_client(service, patience)
-        try:
-            answer: bytes = getattr(client, xform_name(operation))(**{_BODY: body})[_BODY]
-        except (NoCredentialsError, ClientError) as error:
-            if _is_about_credentials(error):
-                # There may be others by the next time, which this client would not look for.
-                _clients.pop((service, patience), None)
-            raise
+    with sorting_errors(service, operation), using_client(service, patience) as client:
+        answer: bytes = getattr(client, xform_name(operation))(**{_BODY: body})[_BODY]
     return answer
 
 
-def _is_about_credentials(error: NoCredentialsError | ClientError) -> bool:
-    if isinstance(error, NoCredentialsError):
-        return True
-    return _SET_CREDENTIALS in _ADVICE.get(error.response.get("Error", {}).get("Code", ""), "")
-
-
 def find_endpoint(service: str, patience: float) -> str:
-    with sorting_errors(service, "endpoint"):
-        endpoint: str = _get_client(service, patience).meta.endpoint_url
+    with sorting_errors(service, "endpoint"), using_client(service, patience) as client:
+        endpoint: str = client.meta.endpoint_url
     return endpoint
+
+
+@contextmanager
+def using_client(service: str, patience: float) -> Iterator[Any]:
+    """The client of a service, which all threads share; after errors of credentials a new one."""
+    try:
+        yield _get_client(service, patience)
+    except (NoCredentialsError, ClientError) as error:
+        if _is_about_credentials(error):
+            # There may be others by the next time, which this client would not look for.
+            _clients.pop((service, patience), None)
+        raise
 
 
 def _get_client(service: str, patience: float) -> Any:
@@ -116,10 +124,34 @@ def _get_client(service: str, patience: float) -> Any:
         return client
 
 
+def _is_about_credentials(error: NoCredentialsError | ClientError) -> bool:
+    if isinstance(error, NoCredentialsError):
+        return True
+    return _SET_CREDENTIALS in _ADVICE.get(error.response.get("Error", {}).get("Code", ""), "")
+
+
 def _make_client(service: str, patience: float) -> Any:
+    if service == S3:
+        client = _open_client(service, patience)
+        if not _is_of_aws(client.meta.endpoint_url):
+            # Names of buckets before the name of a machine of our own lead nowhere.
+            client = _open_client(service, patience, s3={"addressing_style": "path"})
+        return client
+    client = _open_client(service, patience)
+    if not _is_of_aws(client.meta.endpoint_url):
+        # "data." before the name of a machine of our own, or before an address, leads nowhere.
+        client.meta.config.inject_host_prefix = False
+    events = client.meta.events
+    events.register("before-parameter-build", _put_aside)
+    events.register("before-call", _put_in)
+    events.register("before-parse", _hand_out)
+    return client
+
+
+def _open_client(service: str, patience: float, **options: Any) -> Any:
     # boto3 knows the first name alone; other SDKs, and Greengrass, have the second.
     region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
-    client = boto3.session.Session().client(  # type: ignore[call-overload] # any service
+    return boto3.session.Session().client(  # type: ignore[call-overload] # any service
         service,
         region_name=region or None,
         config=Config(
@@ -133,17 +165,12 @@ def _make_client(service: str, patience: float) -> Any:
             # One that is given is not put together anew for each call, which takes longer than
             # its signature.
             user_agent=f"penstock/{__version__} boto3/{boto3.__version__}",
-            max_pool_connections=32,
+            max_pool_connections=_MOST_CONNECTIONS,
+            # What is sent has a digest of our own.
+            request_checksum_calculation="when_required",
+            **options,
         ),
     )
-    if not _is_of_aws(client.meta.endpoint_url):
-        # "data." before the name of a machine of our own, or before an address, leads nowhere.
-        client.meta.config.inject_host_prefix = False
-    events = client.meta.events
-    events.register("before-parameter-build", _put_aside)
-    events.register("before-call", _put_in)
-    events.register("before-parse", _hand_out)
-    return client
 
 
 def _put_aside(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:

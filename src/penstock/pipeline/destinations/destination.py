@@ -87,6 +87,13 @@ class DestinationSettings(msgspec.Struct, frozen=True, kw_only=True):
     kinesis_large_records: bool = False
     # Where channels are, if not below the broker's root.
     channels: str = ""
+    # Directories that files may be uploaded from; any if there are none.
+    read_only_directories: tuple[str, ...] = ()
+    s3_min_part_bytes: int = 5 * 1024 * 1024
+    s3_tasks_at_once: int = 1
+    s3_parts_at_once: int = 4
+    s3_key_time_zone: str = "UTC"
+    s3_delete_uploaded_files: bool = False
 
 
 class Export(NamedTuple):

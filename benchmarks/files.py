@@ -1,0 +1,230 @@
+"""Files through S3 tasks to an object store on this machine: how much, and with how much memory.
+
+The peer is what a program without a stream manager does: boto3's `upload_file`, with the settings
+that it comes with, from one process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import psutil
+
+from benchmarks.clients import WrongAnswerError
+from benchmarks.exports import Pipeline
+from benchmarks.report import Comparison, Unit
+from benchmarks.servers import Penstock, running
+from benchmarks.timing import Contender, Figure, Scale, measure_rates
+from penstock import (
+    ExportDefinition,
+    MessageStreamDefinition,
+    S3ExportTaskExecutorConfig,
+    StrategyOnFull,
+    StreamManagerClient,
+)
+from tests.object_store import ObjectStore
+
+UPLOAD_FILE = "boto3, upload_file"
+
+_BUCKET = "benchmark"
+_SMALL_BYTES = 20_000
+_PIECE = bytes(1_000_000)
+_WANTED = 0.9
+_STREAMS = 4
+_PATIENCE_SECONDS = 600.0
+_LOOK_SECONDS = 0.02
+
+
+class Bench:
+    """A broker, a pipeline and an object store that run, and files to upload."""
+
+    def __init__(
+        self, directory: Path, broker: Penstock, pipeline: Pipeline, store: ObjectStore
+    ) -> None:
+        self.broker = broker
+        self.pipeline = pipeline
+        self.s3 = store.client()
+        self.s3.create_bucket(Bucket=_BUCKET)
+        self.client = StreamManagerClient(root=broker.root)
+        self._directory = directory
+        self._names = count()
+
+    def write(self, name: str, size: int) -> Path:
+        path = self._directory / name
+        with path.open("wb") as file:
+            # Digests take as long for these as for others.
+            for _ in range(size // len(_PIECE)):
+                file.write(_PIECE)
+            file.write(os.urandom(size % len(_PIECE)))
+        return path
+
+    def plan(self, paths: list[Path]) -> str:
+        """A stream with a task for each file, which is paused."""
+        name = f"files-{next(self._names)}"
+        self.client.create_message_stream(
+            MessageStreamDefinition(
+                name=name,
+                strategy_on_full=StrategyOnFull.OverwriteOldestData,
+                export_definition=ExportDefinition(
+                    s3_task_executor=[S3ExportTaskExecutorConfig("s", disabled=True)]
+                ),
+            )
+        )
+        self.client.append_messages(
+            name,
+            [
+                json.dumps(
+                    {"inputUrl": path.as_uri(), "bucket": _BUCKET, "key": f"{name}/{path.name}"}
+                ).encode()
+                for path in paths
+            ],
+        )
+        return name
+
+    def upload(self, *names: str) -> None:
+        for name in names:
+            definition = self.client.describe_message_stream(name).definition
+            for config in definition.export_definition.s3_task_executor or []:
+                config.disabled = False
+            self.client.update_message_stream(definition)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        for name in names:
+            while not self._is_done(name):
+                if time.monotonic() > deadline:
+                    raise WrongAnswerError("files do not arrive")
+                time.sleep(_LOOK_SECONDS)
+
+    def _is_done(self, name: str) -> bool:
+        info = self.client.describe_message_stream(name)
+        status = info.export_statuses[0]
+        if status.error_message:
+            raise WrongAnswerError(status.error_message)
+        return status.last_exported_sequence_number == info.storage_status.newest_sequence_number
+
+    def drop(self, *names: str) -> None:
+        for name in names:
+            with suppress(Exception):
+                self.client.delete_message_stream(name)
+
+
+def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
+    store = ObjectStore(directory / "store")
+    broker = Penstock(directory / "penstock")
+    with store, running(broker):
+        pipeline = Pipeline(directory / "pipeline", broker, store.variables)
+        with running(pipeline):
+            bench = Bench(directory, broker, pipeline, store)
+            try:
+                yield _compare_small(bench, scale)
+                yield _compare_large(bench, scale)
+                yield _measure_memory(bench, scale)
+            finally:
+                bench.client.close()
+
+
+def _compare_small(bench: Bench, scale: Scale) -> Comparison:
+    paths = [bench.write(f"small-{number}", _SMALL_BYTES) for number in range(scale.files)]
+    one: list[str] = []
+    many: list[str] = []
+
+    def prepare_one() -> None:
+        bench.drop(*one)
+        one[:] = [bench.plan(paths)]
+
+    def prepare_many() -> None:
+        bench.drop(*many)
+        many[:] = [bench.plan(paths[start::_STREAMS]) for start in range(_STREAMS)]
+
+    def loop() -> None:
+        for path in paths:
+            bench.s3.upload_file(str(path), _BUCKET, f"loop/{path.name}")
+
+    figures = measure_rates(
+        [
+            Contender("Penstock, one stream", lambda: bench.upload(*one), prepare_one),
+            Contender(f"Penstock, {_STREAMS} streams", lambda: bench.upload(*many), prepare_many),
+            Contender(UPLOAD_FILE, loop),
+        ],
+        len(paths),
+        scale.repetitions,
+    )
+    bench.drop(*one, *many)
+    return Comparison.of_rates(
+        "files-small",
+        f"Files of {_SMALL_BYTES // 1000} kB to S3, one after the other",
+        figures,
+        {UPLOAD_FILE: _WANTED},
+        unit=Unit.FILE_RATE,
+    )
+
+
+def _compare_large(bench: Bench, scale: Scale) -> Comparison:
+    path = bench.write("large", scale.file_megabytes * 1_000_000)
+    names: list[str] = []
+
+    def prepare() -> None:
+        bench.drop(*names)
+        names[:] = [bench.plan([path])]
+
+    figures = measure_rates(
+        [
+            Contender("Penstock", lambda: bench.upload(*names), prepare),
+            Contender(UPLOAD_FILE, lambda: bench.s3.upload_file(str(path), _BUCKET, "loop/large")),
+        ],
+        scale.file_megabytes,
+        scale.repetitions,
+    )
+    bench.drop(*names)
+    return Comparison.of_rates(
+        "files-large",
+        f"One file of {scale.file_megabytes} MB to S3",
+        figures,
+        {UPLOAD_FILE: _WANTED},
+        unit=Unit.BYTE_RATE,
+    )
+
+
+def _measure_memory(bench: Bench, scale: Scale) -> Comparison:
+    """The pipeline and the broker, at most, while a file is uploaded that has twice the size."""
+    path = bench.write("larger", 2 * scale.file_megabytes * 1_000_000)
+    name = bench.plan([path])
+    before = _memory(bench)
+    most = [before]
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(_LOOK_SECONDS * 5):
+            most.append(_memory(bench))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        bench.upload(name)
+    finally:
+        is_over.set()
+        watcher.join()
+    bench.drop(name)
+    return Comparison(
+        "files-memory",
+        f"Memory of broker and pipeline while {2 * scale.file_megabytes} MB are uploaded",
+        Unit.MEGABYTES,
+        {
+            "Penstock, before": Figure((before / 1e6,)),
+            "Penstock, at most": Figure((max(most) / 1e6,)),
+        },
+    )
+
+
+def _memory(bench: Bench) -> float:
+    total = 0.0
+    for process in (*bench.pipeline.processes(), bench.broker.process()):
+        with suppress(psutil.NoSuchProcess):
+            total += float(process.memory_full_info().pss)
+    return total

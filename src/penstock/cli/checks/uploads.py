@@ -1,0 +1,57 @@
+"""Uploads of files to S3: whether it is limited which files they may be."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.broker.settings import original_variables
+from penstock.cli.checks.check import Check, Outcome, ok, skip, warn
+from penstock.cli.checks.patient import Patient
+
+
+def check_input_directories(patient: Patient) -> Outcome:
+    contact, inventory = patient.contact, patient.inventory
+    # Those that are paused as well: what they are asked for now they do once they go on.
+    streams = [
+        definition.name
+        for definition in contact.definitions or inventory.definitions
+        if definition.export_definition.s3_task_executor
+    ]
+    if not streams:
+        is_known = contact.server is not None or inventory.exists
+        return skip(
+            "no stream has an export to S3"
+            if is_known
+            else "not known: there is no broker, and no store"
+        )
+    (variable,) = original_variables("read_only_dirs")
+    directories = patient.settings.read_only_directories
+    if not directories:
+        return warn(
+            "all that the pipeline's user may read can be uploaded, by any program that may append "
+            f"to {_enumerate(streams)}",
+            f"set {variable} to the directories that such files are in, separated by commas",
+        )
+    problems = [problem for directory in directories if (problem := _find_problem(directory))]
+    if problems:
+        return warn(", ".join(problems), f"mend that, or change {variable}")
+    return ok(f"only from {', '.join(directories)}")
+
+
+def _find_problem(directory: str) -> str:
+    """Why files in it cannot be read; nothing if they can."""
+    try:
+        # The dot asks whether it is a directory that may be entered. Tasks name their files, so
+        # nobody needs to list it.
+        os.stat(f"{directory}/.")  # noqa: PTH116 - a Path would drop the dot
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+    return ""
+
+
+def _enumerate(streams: list[str]) -> str:
+    shown = ", ".join(streams[:3])
+    return shown if len(streams) <= 3 else f"{shown} and {len(streams) - 3} more"
+
+
+CHECKS: dict[str, Check] = {"S3 files": check_input_directories}

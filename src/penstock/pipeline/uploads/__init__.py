@@ -1,0 +1,1 @@
+"""Uploads: S3 tasks, each a file that goes to a bucket."""

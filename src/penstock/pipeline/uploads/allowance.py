@@ -1,0 +1,56 @@
+"""What uploads of one batch may still do: there is an end to their time, and to their bytes."""
+
+from __future__ import annotations
+
+import threading
+
+from penstock.pipeline.delivery import Budget
+
+
+class LeftBehindError(Exception):
+    """Nobody waits any more for what is being done: it is to end as soon as possible."""
+
+
+class Allowance:
+    """For all threads of a delivery."""
+
+    def __init__(self, budget: Budget, max_bytes: int | None) -> None:
+        self._budget = budget
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._is_left_behind = False
+        self._sent_bytes = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent_bytes
+
+    def may_begin(self) -> bool:
+        """Whether another call may be begun."""
+        has_room = self._max_bytes is None or self._sent_bytes < self._max_bytes
+        return has_room and not self._is_left_behind and not self._budget.is_over()
+
+    def begin(self, size: int) -> bool:
+        """The same of one with so many bytes, which is begun then."""
+        with self._lock:
+            if not self.may_begin():
+                return False
+            self._sent_bytes += size
+            return True
+
+    def pause(self, seconds: float) -> bool:
+        """Waits; False, at once, if no call could be begun afterwards."""
+        return self.may_begin() and self._budget.pause(seconds)
+
+    def take(self, size: int) -> None:
+        """A call with so many bytes is made in any case."""
+        with self._lock:
+            self._sent_bytes += size
+
+    def leave_behind(self) -> None:
+        self._is_left_behind = True
+
+    def go_on(self) -> None:
+        """LeftBehindError if there is no use in it."""
+        if self._is_left_behind:
+            raise LeftBehindError

@@ -1,0 +1,151 @@
+"""Calls to S3 for one bucket: files and parts of them, each with a digest that S3 compares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from penstock.pipeline.destinations import aws
+from penstock.pipeline.destinations.destination import RefusedError
+from penstock.pipeline.uploads.body import Body
+
+# Answers below 500 that are not about the task: what is sent again may arrive. All others are.
+_PASSING = frozenset(
+    (
+        "BadDigest",
+        "BandwidthLimitExceeded",
+        "ExpiredToken",
+        "IncompleteBody",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "OperationAborted",
+        "RequestTimeTooSkewed",
+        "RequestTimeout",
+        "SignatureDoesNotMatch",
+        "SlowDown",
+        "ThrottlingException",
+        "TokenRefreshRequired",
+        "TooManyRequestsException",
+        "XAmzContentSHA256Mismatch",
+    )
+)
+# An upload with one of these cannot be gone on with.
+_GONE = frozenset(("InvalidPart", "InvalidPartOrder", "NoSuchUpload"))
+# When an upload may have been created, seen from when somebody was about to do so: times come in
+# whole seconds, and a call may take its time.
+_JUST_BEFORE = timedelta(seconds=-3)
+_SOON_AFTER = timedelta(seconds=120)
+
+
+class GoneError(Exception):
+    """An upload is not there any more, or not as it was: completed, aborted, or expired."""
+
+
+class Bucket:
+    """Each call is made once, and raises UnavailableError or RefusedError if it fails."""
+
+    def __init__(self, name: str, patience: float) -> None:
+        self._name = name
+        self._patience = patience
+
+    def put(self, key: str, body: Body, metadata: Mapping[str, str]) -> None:
+        self._call(
+            "put_object",
+            Key=key,
+            Body=body.content,
+            ContentLength=body.size,
+            ChecksumCRC32=body.digest,
+            Metadata=metadata,
+        )
+
+    def create_upload(self, key: str, metadata: Mapping[str, str]) -> str:
+        answer = self._call(
+            "create_multipart_upload", Key=key, Metadata=metadata, ChecksumAlgorithm="CRC32"
+        )
+        upload_id: str = answer["UploadId"]
+        return upload_id
+
+    def put_part(self, key: str, upload_id: str, number: int, body: Body) -> str:
+        """What `complete` is to be told of it. GoneError if there is no such upload."""
+        answer = self._call(
+            "upload_part",
+            Key=key,
+            UploadId=upload_id,
+            PartNumber=number,
+            Body=body.content,
+            ContentLength=body.size,
+            ChecksumCRC32=body.digest,
+        )
+        return f"{answer['ETag']} {body.digest}"
+
+    def complete(self, key: str, upload_id: str, parts: Sequence[str]) -> None:
+        """GoneError if there is no such upload, or not with these parts."""
+        described = []
+        for number, part in enumerate(parts, 1):
+            etag, digest = part.split(" ")
+            described.append({"PartNumber": number, "ETag": etag, "ChecksumCRC32": digest})
+        self._call(
+            "complete_multipart_upload",
+            Key=key,
+            UploadId=upload_id,
+            MultipartUpload={"Parts": described},
+        )
+
+    def abort(self, key: str, upload_id: str) -> None:
+        # That it is gone is what is wanted.
+        with suppress(GoneError):
+            self._call("abort_multipart_upload", Key=key, UploadId=upload_id)
+
+    def find_uploads(self, key: str, began_millis: int) -> list[str]:
+        """The uploads of a key that were created about then."""
+        answer = self._call("list_multipart_uploads", Prefix=key)
+        # Whatever the clock of this machine says: what S3 tells is told by its own.
+        told = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+        now = parsedate_to_datetime(told) if told else datetime.now(UTC)
+        began = now - timedelta(milliseconds=time.time() * 1000 - began_millis)
+        return [
+            upload["UploadId"]
+            for upload in answer.get("Uploads", ())
+            if upload["Key"] == key and _JUST_BEFORE < upload["Initiated"] - began < _SOON_AFTER
+        ]
+
+    def _call(self, operation: str, **fields: Any) -> Any:
+        with (
+            aws.sorting_errors(aws.S3, operation),
+            self._sorting_answers(),
+            aws.using_client(aws.S3, self._patience) as client,
+        ):
+            return getattr(client, operation)(Bucket=self._name, **fields)
+
+    @contextmanager
+    def _sorting_answers(self) -> Iterator[None]:
+        try:
+            yield
+        except ClientError as error:
+            answer: Any = error.response
+            code = answer.get("Error", {}).get("Code", "")
+            status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+            if code in _GONE:
+                raise GoneError(code) from None
+            if status >= 500 or status in (408, 429) or code in _PASSING:
+                raise
+            raise RefusedError(self._explain(code, answer["Error"].get("Message", ""))) from None
+
+    def _explain(self, code: str, message: str) -> str:
+        match code:
+            case "NoSuchBucket":
+                return f"the bucket {self._name!r} does not exist"
+            case "AccessDenied":
+                return (
+                    f"S3 denies access to the bucket {self._name!r}: allow s3:PutObject and "
+                    "s3:AbortMultipartUpload to the role or user of the pipeline"
+                )
+            case "PermanentRedirect":
+                return f"the bucket {self._name!r} is in another region; set AWS_REGION"
+        return f"S3 refuses it: {code}: {message}".rstrip(": ")

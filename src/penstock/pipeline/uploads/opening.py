@@ -1,0 +1,142 @@
+"""Opening a file by its path, with certainty about where it lies.
+
+The path is walked here, one name after the other, each from the directory that was opened before.
+No step follows a symbolic link: its text is read, and walked like the rest. So the place that comes
+out is the place of what is opened, whatever others rename or replace in the meantime. To let the
+kernel find the file and to ask it afterwards for the place would not do: by `/proc/<process>/root`
+it finds files of other containers, whose places look like places of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# As many as Linux follows.
+_MOST_LINKS = 40
+
+# A directory that may be passed through needs not be one that may be listed. O_PATH asks for no
+# more; systems that do not have it ask for both.
+_DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# What was a file a moment ago may have become a named pipe, whose opening would wait for a writer.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class NotAFileError(Exception):
+    """Something else is there; its text says what, such as `a directory`."""
+
+
+def open_file(path: str, permit: Callable[[str], None]) -> int:
+    """A descriptor for reading; OSError if there is no such file, NotAFileError if it is no file.
+
+    `permit` is told the place, which is the path without links and dots, and raises if nothing may
+    be opened there. It is asked first: who may not read a file is not told whether there is one.
+    """
+    return _reach(path, permit, _open)
+
+
+def delete_file(
+    path: str, permit: Callable[[str], None], is_it: Callable[[os.stat_result], bool]
+) -> bool:
+    """Whether the file was the one, and is gone now; errors are those of `open_file`."""
+
+    def delete(name: str, mode: int, directory: int) -> bool:
+        descriptor = _open(name, mode, directory)
+        try:
+            if not is_it(os.fstat(descriptor)):
+                return False
+        finally:
+            os.close(descriptor)
+        os.unlink(name, dir_fd=directory)
+        return True
+
+    return _reach(path, permit, delete)
+
+
+def _reach(path: str, permit: Callable[[str], None], act: Callable[[str, int, int], T]) -> T:
+    """What is done at the end of the way, with a name, its mode and the directory that it is in."""
+    directories = [os.open("/", _DIRECTORY)]
+    try:
+        return _walk(path, directories, permit, act)
+    finally:
+        for descriptor in directories:
+            os.close(descriptor)
+
+
+def _walk(
+    path: str,
+    directories: list[int],
+    permit: Callable[[str], None],
+    act: Callable[[str, int, int], T],
+) -> T:
+    """`directories` are "/" and, opened, those of `names`, each in the one before it."""
+    names: list[str] = []
+    # The next one is the last.
+    ahead = path.split("/")[::-1]
+    links = 0
+    while ahead:
+        name = ahead.pop()
+        if name == ".." and names:
+            names.pop()
+            os.close(directories.pop())
+        if name in ("", ".", ".."):
+            continue
+        try:
+            mode = os.stat(name, dir_fd=directories[-1], follow_symlinks=False).st_mode
+            if stat.S_ISLNK(mode):
+                links += 1
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                target = os.readlink(name, dir_fd=directories[-1])
+                if target.startswith("/"):
+                    names.clear()
+                    while len(directories) > 1:
+                        os.close(directories.pop())
+                ahead.extend(target.split("/")[::-1])
+            elif stat.S_ISDIR(mode):
+                directories.append(os.open(name, _DIRECTORY, dir_fd=directories[-1]))
+                names.append(name)
+            elif ahead:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            else:
+                permit(_join([*names, name]))
+                return act(name, mode, directories[-1])
+        except OSError:
+            permit(_join([*names, name, *reversed(ahead)]))
+            raise
+    permit(_join(names))
+    raise NotAFileError("a directory")
+
+
+def _open(name: str, mode: int, directory: int) -> int:
+    _check_kind(mode)
+    descriptor = os.open(name, _FILE, dir_fd=directory)
+    try:
+        _check_kind(os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_kind(mode: int) -> None:
+    """Before it is opened: to open a device may be to start it."""
+    if not stat.S_ISREG(mode):
+        raise NotAFileError(next((kind for is_one, kind in _KINDS if is_one(mode)), "no file"))
+
+
+def _join(names: Sequence[str]) -> str:
+    return os.path.normpath("/" + "/".join(names))

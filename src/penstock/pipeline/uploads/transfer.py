@@ -1,0 +1,151 @@
+"""One file on its way to its bucket: in one call, or in parts, over any number of batches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import msgspec
+
+from penstock.model.exporting import Upload
+from penstock.pipeline.destinations.destination import UnavailableError
+from penstock.pipeline.uploads.allowance import Allowance
+from penstock.pipeline.uploads.body import Body
+from penstock.pipeline.uploads.bucket import Bucket
+from penstock.pipeline.uploads.inputs import InputFile
+
+_MEBIBYTE = 1024 * 1024
+_MOST_PARTS = 10_000
+# A part that failed is sent again by itself, after so many seconds; then the upload has to wait.
+_PART_PAUSES = (0.1, 0.4)
+# What goes in one call cannot be stopped and gone on with, and others may be waiting: what takes
+# longer goes in parts.
+_MOST_SECONDS_WHOLE = 30.0
+
+
+class TooSlowError(Exception):
+    """A file that takes too long to go in one call."""
+
+
+def choose_part_size(size: int, least: int) -> int:
+    """The least that may be, unless that makes more parts than S3 takes; in whole mebibytes."""
+    needed = -(-size // _MOST_PARTS)
+    return max(least, -(-needed // _MEBIBYTE) * _MEBIBYTE)
+
+
+def send_whole(
+    file: InputFile, bucket: Bucket, key: str, metadata: Mapping[str, str], allowance: Allowance
+) -> None:
+    """In one call. TooSlowError if it takes too long and might as well go in parts.
+
+    InputError if it is not the same afterwards: then somebody was still writing it.
+    """
+    began = time.monotonic()
+
+    def go_on() -> None:
+        allowance.go_on()
+        if time.monotonic() - began > _MOST_SECONDS_WHOLE:
+            raise TooSlowError
+
+    body = Body(file, 0, file.size, go_on)
+    allowance.take(file.size)
+    with _telling_problems(body):
+        bucket.put(key, body, metadata)
+    file.check()
+
+
+class PartsTransfer:
+    """A multipart upload, from where it stands.
+
+    `keep` is told whenever there is something that has to be known to whoever goes on with it.
+    """
+
+    def __init__(
+        self,
+        file: InputFile,
+        bucket: Bucket,
+        upload: Upload,
+        allowance: Allowance,
+        keep: Callable[[Upload], None],
+    ) -> None:
+        self._file = file
+        self._bucket = bucket
+        self._upload = upload
+        self._allowance = allowance
+        self._keep = keep
+        self._count = max(-(-upload.size // upload.part_size), 1)
+        self._sent = {place: part for place, part in enumerate(upload.parts) if part}
+        # The next one is the last.
+        self._missing = [n for n in range(self._count) if n not in self._sent][::-1]
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+
+    def run(self, threads: int) -> bool:
+        """Whether all of it is there by now; what has arrived is kept in any case.
+
+        UnavailableError if a part did not arrive, GoneError if there is no such upload, InputError
+        if the file is not what it was when the upload began.
+        """
+        workers = min(threads, len(self._missing))
+        if workers:
+            with ThreadPoolExecutor(workers, "penstock-part") as pool:
+                for _ in range(workers):
+                    pool.submit(self._send_parts)
+            self._keep(self._state())
+        if self._error is not None:
+            raise self._error
+        if len(self._sent) < self._count or not self._allowance.may_begin():
+            return False
+        self._file.check()
+        state = self._state()
+        self._bucket.complete(state.key, state.upload_id, state.parts)
+        return True
+
+    def _state(self) -> Upload:
+        parts = [self._sent.get(place, "") for place in range(max(self._sent, default=-1) + 1)]
+        return msgspec.structs.replace(self._upload, parts=parts)
+
+    def _send_parts(self) -> None:
+        try:
+            while (place := self._take()) is not None:
+                part = self._send_part(place)
+                with self._lock:
+                    self._sent[place] = part
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            with self._lock:
+                self._error = self._error or error
+
+    def _take(self) -> int | None:
+        """The place of the next part, which is to be sent now."""
+        with self._lock:
+            if not self._missing or self._error is not None:
+                return None
+            place = self._missing[-1]
+            return self._missing.pop() if self._allowance.begin(self._size_of(place)) else None
+
+    def _size_of(self, place: int) -> int:
+        return min(self._upload.part_size, self._upload.size - place * self._upload.part_size)
+
+    def _send_part(self, place: int) -> str:
+        upload, size = self._upload, self._size_of(place)
+        body = Body(self._file, place * upload.part_size, size, self._allowance.go_on)
+        for pause in (*_PART_PAUSES, None):
+            try:
+                with _telling_problems(body):
+                    return self._bucket.put_part(upload.key, upload.upload_id, place + 1, body)
+            except UnavailableError:
+                if pause is None or not self._allowance.pause(pause):
+                    raise
+                self._allowance.take(size)
+        raise AssertionError("the last one raises")
+
+
+@contextmanager
+def _telling_problems(body: Body) -> Iterator[None]:
+    try:
+        yield
+    except UnavailableError as error:
+        raise body.problem or error from None

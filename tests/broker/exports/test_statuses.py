@@ -1,0 +1,183 @@
+"""Status messages: what is written, when, and what happens if it cannot be."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from penstock.broker.exports.statuses import Origin
+from penstock.broker.waiting import Waiter
+from penstock.model.status import Status, StatusConfig, StatusLevel, StatusMessage
+from tests.broker.exports.workbench import (
+    BEGINNING,
+    Workbench,
+    event,
+    failure,
+    report,
+    task,
+    to_s3,
+    told_in,
+)
+
+
+def origin(level: StatusLevel | None = None, name: str | None = "status") -> Origin:
+    return Origin("s", "e", StatusConfig(level, name))
+
+
+def test_a_status_is_what_the_clients_of_aws_read(bench: Workbench) -> None:
+    bench.create("status", {})
+    bench.statuses.write(origin(), [event(7)], bench.now)
+    (message,) = bench.status_messages()
+    assert message == {
+        "eventType": 0,
+        "statusLevel": 2,
+        "status": 0,
+        "statusContext": {
+            "s3ExportTaskDefinition": task(7),
+            "exportIdentifier": "e",
+            "streamName": "s",
+            "sequenceNumber": 7,
+        },
+        "message": "7 is Success",
+        "timestampEpochMs": BEGINNING,
+    }
+    assert StatusMessage.from_dict(message).status is Status.Success
+
+
+@pytest.mark.parametrize("given", [None, {**task(7), "userMetadata": None}])
+def test_nothing_is_null(bench: Workbench, given: dict[str, Any] | None) -> None:
+    bench.create("status", {})
+    bench.statuses.write(origin(), [event(7, task=given)], bench.now)
+    log = bench.streams.find("status").log
+    payload = log.read(0, 1, 1).payloads[0]
+    assert b"null" not in payload
+    assert (b"s3ExportTaskDefinition" in payload) is (given is not None)
+
+
+@pytest.mark.parametrize(
+    ("level", "written"),
+    [
+        (StatusLevel.ERROR, {"Failure"}),
+        (StatusLevel.WARN, {"Failure", "Warning", "Canceled"}),
+        (StatusLevel.INFO, {"Failure", "Warning", "Canceled", "Success"}),
+        (None, {"Failure", "Warning", "Canceled", "Success"}),
+        (StatusLevel.DEBUG, {"Failure", "Warning", "Canceled", "Success", "InProgress"}),
+    ],
+)
+def test_an_export_says_how_much_it_wants_to_know(
+    bench: Workbench, level: StatusLevel | None, written: set[str]
+) -> None:
+    bench.create("status", {})
+    bench.statuses.write(origin(level), [event(1, status) for status in Status], bench.now)
+    assert {status for status, _, _ in bench.told()} == written
+
+
+@pytest.mark.parametrize("config", [None, StatusConfig(), StatusConfig(StatusLevel.TRACE)])
+def test_without_a_status_stream_nothing_is_written(
+    bench: Workbench, config: StatusConfig | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.statuses.write(Origin("s", "e", config), [event(1)], bench.now)
+    assert bench.streams.names() == []
+    assert caplog.records == []
+
+
+def test_an_export_that_tells_its_own_stream_tells_nothing(bench: Workbench) -> None:
+    """It cannot be defined; one that was defined before that must not go round for ever."""
+    stream = bench.create("s", {})
+    bench.statuses.write(origin(name="s"), [event(1)], bench.now)
+    assert stream.log.end == 0
+
+
+def test_whoever_waits_for_a_status_is_woken(bench: Workbench) -> None:
+    stream = bench.create("status", {})
+    woken: list[bool] = []
+    stream.waiters.add(Waiter(1, woken.append))
+    bench.statuses.write(origin(), [event(1)], bench.now)
+    assert woken == [True]
+
+
+def test_many_go_through_segments_in_their_order(bench: Workbench) -> None:
+    stream = bench.create("status", {}, streamSegmentSize=2048)
+    bench.statuses.write(origin(), [event(number) for number in range(40)], bench.now)
+    assert stream.log.segment_count > 3
+    assert [number for _, number, _ in bench.told()] == list(range(40))
+
+
+# When it cannot be written
+
+
+def test_an_export_goes_on_without_its_status_stream_which_is_said_once(
+    bench: Workbench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "penstock.broker.exports.statuses")
+    bench.create_tasks("s", 4)
+    bench.streams.delete("status")
+    for _ in range(2):
+        found = bench.plan_file()
+        bench.commit(report(found, settled_end=found.first + 1, events=[event(found.first)]))
+    assert bench.progress("s").last_exported == 1
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "stream 's', export 'e': statuses are lost: the message stream 'status' does not exist"
+    )
+    bench.create("status", {})
+    bench.commit(report(bench.plan_file(), settled_end=3, events=[event(2)]))
+    assert [number for _, number, _ in bench.told()] == [2]
+    bench.streams.delete("status")
+    bench.commit(report(bench.plan_file(), events=[event(3)]))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
+
+
+def test_a_full_status_stream_that_rejects_new_data_is_no_trouble_either(
+    bench: Workbench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.create("status", {}, maxSize=1024, strategyOnFull=0)
+    bench.create("s", to_s3(**told_in()))
+    bench.append_tasks("s", 10)
+    found = bench.plan_file()
+    assert bench.commit(report(found, events=[event(number) for number in range(10)])) == 1
+    assert bench.progress("s").last_exported == 9
+    assert 0 < len(bench.told()) < 10
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "is full" in record.getMessage()
+
+
+def test_one_that_is_too_large_does_not_cost_the_others(bench: Workbench) -> None:
+    bench.create("status", {}, maxSize=2048, streamSegmentSize=1024)
+    events = [event(1), event(2, message="x" * 2048), event(3)]
+    bench.statuses.write(origin(), events, bench.now)
+    assert [number for _, number, _ in bench.told()][-1] == 3
+    assert 2 not in [number for _, number, _ in bench.told()]
+
+
+# When it is on the disk
+
+
+def test_what_was_written_is_synced_with_the_progress(bench: Workbench) -> None:
+    bench.create_tasks("s", 2)
+    log: Any = bench.streams.find("status").log
+    bench.commit(report(bench.plan_file(), settled_end=1, events=[event(0)]))
+    assert not log.has_unsynced
+    bench.begin_commit(report(bench.plan_file(), events=[event(1)]))
+    assert log.has_unsynced
+    sync = bench.statuses.sync()
+    sync()
+    assert not log.has_unsynced
+
+
+def test_a_stream_that_was_deleted_need_not_be_synced(bench: Workbench) -> None:
+    bench.create("status", {})
+    bench.statuses.write(origin(), [event(1)], bench.now)
+    bench.streams.delete("status")
+    bench.statuses.sync()()
+
+
+def test_a_report_that_comes_again_is_not_told_again(bench: Workbench) -> None:
+    bench.create_tasks("s", 3)
+    found = bench.plan_file()
+    failed = failure(found, events=[event(0, Status.Warning)])
+    bench.commit(failed)
+    assert bench.commit(failed) == 0
+    assert len(bench.told()) == 1

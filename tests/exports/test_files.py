@@ -1,0 +1,251 @@
+"""Files that leave a broker's machine: real Spark, a real object store, and real kills."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+from mypy_boto3_s3.client import S3Client
+
+from penstock import (
+    ExportDefinition,
+    MessageStreamDefinition,
+    ReadMessagesOptions,
+    S3ExportTaskDefinition,
+    S3ExportTaskExecutorConfig,
+    Status,
+    StatusConfig,
+    StatusLevel,
+    StatusMessage,
+    StrategyOnFull,
+    StreamManagerClient,
+    Util,
+)
+from tests.exports.programs import PipelineProcess
+from tests.object_store import ObjectStore
+from tests.support import BrokerProcess, wait_until
+
+MEBIBYTE = 1024 * 1024
+# In batches of a few seconds it takes several of them, as the bandwidth is limited then.
+LARGE = 40 * MEBIBYTE
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    with ObjectStore(tmp_path_factory.mktemp("store")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def s3(store: ObjectStore) -> S3Client:
+    return store.client()
+
+
+@pytest.fixture(scope="module")
+def pipeline(broker: BrokerProcess, store: ObjectStore) -> Iterator[PipelineProcess]:
+    with PipelineProcess(broker.root, **store.variables) as process:
+        yield process
+
+
+class Files(NamedTuple):
+    """A stream for tasks, the status stream that it has, and the bucket that they go to."""
+
+    client: StreamManagerClient
+    s3: S3Client
+    stream: str
+    statuses: str
+    bucket: str
+    directory: Path
+
+    def upload(self, content: bytes, key: str, **fields: Any) -> int:
+        """A file that is to be uploaded; the number of its task."""
+        path = self.directory / f"file-{next(_numbers)}"
+        path.write_bytes(content)
+        task = S3ExportTaskDefinition(path.as_uri(), self.bucket, key, **fields)
+        return self.client.append_message(
+            self.stream, Util.validate_and_serialize_to_json_bytes(task)
+        )
+
+    def said(self) -> list[StatusMessage]:
+        newest = self.client.describe_message_stream(
+            self.statuses
+        ).storage_status.newest_sequence_number
+        if newest < 0:
+            return []
+        messages = self.client.read_messages(
+            self.statuses, ReadMessagesOptions(max_message_count=newest + 1)
+        )
+        return [Util.deserialize_json_bytes_to_obj(it.payload, StatusMessage) for it in messages]
+
+    def wait_for(self, number: int, status: Status) -> StatusMessage:
+        """The message of the task with this number that says so."""
+
+        def find() -> StatusMessage | None:
+            for message in self.said():
+                context = message.status_context
+                assert context is not None
+                place = context.stream_name, context.sequence_number
+                if place == (self.stream, number) and message.status is status:
+                    return message
+            return None
+
+        wait_until(lambda: find() is not None, f"there is no {status.name} of task {number}")
+        found = find()
+        assert found is not None
+        return found
+
+    def content(self, key: str) -> bytes:
+        return self.s3.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+
+    def unfinished(self) -> list[str]:
+        found = self.s3.list_multipart_uploads(Bucket=self.bucket).get("Uploads", [])
+        return [each["Key"] for each in found]
+
+
+@pytest.fixture
+def files(client: StreamManagerClient, s3: S3Client, tmp_path: Path) -> Files:
+    return make_files(client, s3, tmp_path)
+
+
+def make_files(client: StreamManagerClient, s3: S3Client, directory: Path, **config: Any) -> Files:
+    number = next(_numbers)
+    made = Files(client, s3, f"tasks-{number}", f"statuses-{number}", f"bucket-{number}", directory)
+    s3.create_bucket(Bucket=made.bucket)
+    client.create_message_stream(
+        MessageStreamDefinition(
+            name=made.statuses,
+            strategy_on_full=StrategyOnFull.OverwriteOldestData,
+        )
+    )
+    client.create_message_stream(definition_of(made, **config))
+    return made
+
+
+def definition_of(files: Files, **config: Any) -> MessageStreamDefinition:
+    statuses = StatusConfig(StatusLevel.DEBUG, files.statuses)
+    export = S3ExportTaskExecutorConfig("to-s3", status_config=statuses, **config)
+    return MessageStreamDefinition(
+        name=files.stream,
+        strategy_on_full=StrategyOnFull.RejectNewData,
+        export_definition=ExportDefinition(s3_task_executor=[export]),
+    )
+
+
+def test_files_arrive_byte_for_byte_and_in_order(files: Files) -> None:
+    contents = [os.urandom(size) for size in (0, 20_000, 5 * MEBIBYTE, LARGE + 1, 3)]
+    for number, content in enumerate(contents):
+        files.upload(content, f"x/{number}", user_metadata={"Number": str(number)})
+    files.wait_for(4, Status.Success)
+    for number, content in enumerate(contents):
+        assert files.content(f"x/{number}") == content
+    assert files.s3.head_object(Bucket=files.bucket, Key="x/3")["Metadata"] == {"number": "3"}
+    seen = [
+        (message.status_context.sequence_number, message.status)
+        for message in files.said()
+        if message.status_context is not None
+    ]
+    assert seen == [
+        (number, status) for number in range(5) for status in (Status.InProgress, Status.Success)
+    ]
+
+
+def test_a_status_tells_the_whole_of_its_task(files: Files) -> None:
+    number = files.upload(b"x", "!{timestamp:yyyy}.txt", user_metadata={"a": "b"})
+    files.wait_for(number, Status.Success)
+    (_, success) = files.client.read_messages(
+        files.statuses, ReadMessagesOptions(min_message_count=2, max_message_count=2)
+    )
+    plain = json.loads(success.payload)
+    message, timestamp = plain.pop("message"), plain.pop("timestampEpochMs")
+    context = plain["statusContext"]
+    assert context.pop("s3ExportTaskDefinition") == {
+        "inputUrl": (files.directory / f"file-{next(_numbers) - 1}").as_uri(),
+        "bucket": files.bucket,
+        "key": "!{timestamp:yyyy}.txt",
+        "userMetadata": {"a": "b"},
+    }
+    assert plain == {
+        "eventType": 0,
+        "statusLevel": 2,
+        "status": 0,
+        "statusContext": {
+            "exportIdentifier": "to-s3",
+            "streamName": files.stream,
+            "sequenceNumber": number,
+        },
+    }
+    assert f"s3://{files.bucket}/20" in message
+    assert abs(timestamp - success.ingest_time) < 60_000
+
+
+def test_what_fails_is_told_and_the_next_goes_on(files: Files) -> None:
+    client = files.client
+    client.append_message(files.stream, b"not a task")
+    missing = S3ExportTaskDefinition("file:/there/is/none", files.bucket, "k")
+    client.append_message(files.stream, Util.validate_and_serialize_to_json_bytes(missing))
+    elsewhere = S3ExportTaskDefinition("file:/etc/hostname", "no-such-bucket-here", "k")
+    client.append_message(files.stream, Util.validate_and_serialize_to_json_bytes(elsewhere))
+    number = files.upload(b"fine", "fine")
+    files.wait_for(number, Status.Success)
+    failures = [message for message in files.said() if message.status is Status.Failure]
+    assert [failure.status_level for failure in failures] == [StatusLevel.ERROR] * 3
+    texts = [str(failure.message) for failure in failures]
+    assert "not JSON" in texts[0]
+    assert "/there/is/none" in texts[1]
+    assert "no-such-bucket-here" in texts[2]
+    status = client.describe_message_stream(files.stream).export_statuses[0]
+    assert status.last_exported_sequence_number == number
+    assert status.exported_messages_count == 4
+
+
+def test_nothing_is_lost_when_the_pipeline_is_killed_in_the_middle_of_an_upload(
+    files: Files, pipeline: PipelineProcess
+) -> None:
+    content = os.urandom(LARGE)
+    number = files.upload(content, "large")
+    files.upload(b"behind", "behind")
+    files.wait_for(number, Status.InProgress)
+    kill_with_children(pipeline)
+    pipeline.start()
+    files.wait_for(number + 1, Status.Success)
+    assert files.content("large") == content
+    assert files.content("behind") == b"behind"
+    assert files.unfinished() == []
+
+
+def kill_with_children(pipeline: PipelineProcess) -> None:
+    """All of it at once, with kill -9."""
+    children = pipeline.children()
+    pipeline.kill()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def test_nothing_is_lost_when_the_broker_is_killed_in_the_middle_of_an_upload(
+    files: Files, broker: BrokerProcess
+) -> None:
+    content = os.urandom(LARGE)
+    number = files.upload(content, "large")
+    wait_until(lambda: bool(files.unfinished()))
+    broker.kill()
+    broker.start()
+    wait_until(
+        lambda: (
+            files.client.describe_message_stream(files.stream)
+            .export_statuses[0]
+            .last_exported_sequence_number
+            == number
+        )
+    )
+    assert files.content("large") == content
+    assert files.unfinished() == []

@@ -1,0 +1,573 @@
+"""The files of S3 tasks: which may be read, and whether they are still what they were."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.uploads.inputs import (
+    SETTLED_NANOSECONDS,
+    Enclosure,
+    InputError,
+    InputFile,
+    find_path,
+)
+from tests.permissions import as_anybody, public_directory
+from tests.support import wait_until
+
+EVERYWHERE = Enclosure((), None)
+
+
+def refusal(act: Callable[[], object]) -> str:
+    with pytest.raises(InputError) as caught:
+        act()
+    return str(caught.value)
+
+
+def content(enclosure: Enclosure, path: Path | str) -> bytes:
+    with enclosure.open(str(path)) as file:
+        return file.read(0, file.size)
+
+
+# Where it is
+
+
+@pytest.mark.parametrize(
+    ("input_url", "path"),
+    [
+        ("file:/data/x.csv", "/data/x.csv"),
+        ("file:///data/x.csv", "/data/x.csv"),
+        ("file://localhost/data/x.csv", "/data/x.csv"),
+        ("FILE://LocalHost/data/X.csv", "/data/X.csv"),
+        ("file:////data/x.csv", "//data/x.csv"),
+        ("file:/data/a%20b%C3%BC%2Fc", "/data/a bü/c"),
+        ("file:/data/ü b", "/data/ü b"),
+        ("file:/data/%FF", "/data/\udcff"),
+        ("file:/data/100%", "/data/100%"),
+        ("file:%2Fdata/x.csv", "/data/x.csv"),
+        ("file:/data/what?#1", "/data/what?#1"),
+        ("/data/x.csv", "/data/x.csv"),
+        ("/data/a%20b ü", "/data/a%20b ü"),
+        ("/data/file:/x", "/data/file:/x"),
+        ("/", "/"),
+    ],
+)
+def test_a_url_or_a_path_says_where_a_file_is(input_url: str, path: str) -> None:
+    assert find_path(input_url) == path
+
+
+@pytest.mark.parametrize(
+    ("input_url", "reason"),
+    [
+        ("", "no absolute path"),
+        ("data/x.csv", "no absolute path"),
+        ("./x.csv", "no absolute path"),
+        ("~/x.csv", "no absolute path"),
+        (" /x.csv", "no absolute path"),
+        ("file:", "no absolute path"),
+        ("file:x.csv", "no absolute path"),
+        ("file://", "no absolute path"),
+        ("file://localhost", "no absolute path"),
+        ("file://gateway/x.csv", "on another machine, 'gateway'"),
+        ("file://x.csv", "on another machine, 'x.csv'"),
+        ("file://localhost:80/x", "on another machine"),
+        ("http://localhost/x.csv", "no absolute path"),
+        ("s3://bucket/x.csv", "no absolute path"),
+        ("/data/\0", "zero byte"),
+        ("file:/data/%00", "zero byte"),
+        ("/data/\ud800", "characters that no path has"),
+        ("file:/data/\ud800", "characters that no path has"),
+    ],
+)
+def test_anything_else_is_refused_with_what_is_allowed(input_url: str, reason: str) -> None:
+    said = refusal(lambda: find_path(input_url))
+
+    assert said.startswith(f"inputUrl is {input_url!r}: ")
+    assert reason in said
+    assert said.endswith(
+        "expected file:/path, file:///path, file://localhost/path, or a path that starts with /"
+    )
+    said.encode()
+
+
+def test_of_what_is_very_long_not_all_is_shown() -> None:
+    assert len(refusal(lambda: find_path("x" * 100_000))) < 600
+
+
+# Which may be read
+
+
+def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+
+    with EVERYWHERE.open(str(path)) as file:
+        assert (file.path, file.size) == (str(path), 10)
+        assert file.read(0, 10) == b"0123456789"
+        assert file.read(3, 4) == b"3456"
+        assert file.read(10, 0) == b""
+        file.check()
+
+
+def test_an_empty_file_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    assert content(EVERYWHERE, tmp_path / "file") == b""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing", "does not exist"),
+        ("file/x", "does not exist: a part of its path is not a directory"),
+        ("directory", "is a directory, not a file"),
+        ("pipe", "is a named pipe, not a file"),
+        ("to-pipe", "is a named pipe, not a file"),
+        ("socket", "is a socket, not a file"),
+        ("loop", "leads in a circle, or through too many symbolic links"),
+        ("dangling", "does not exist"),
+        ("n" * 300, "cannot be opened: File name too long"),
+    ],
+)
+def test_what_is_no_file_cannot_be_uploaded(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+    for link, target in {"to-pipe": "pipe", "loop": "loop", "dangling": "missing"}.items():
+        (tmp_path / link).symlink_to(target)
+    path = str(tmp_path / name)
+
+    assert refusal(lambda: EVERYWHERE.open(path))[-len(reason) - 1 :] == f" {reason}"
+
+
+def test_a_device_cannot_be_uploaded() -> None:
+    assert refusal(lambda: EVERYWHERE.open("/dev/zero")) == "'/dev/zero' is a device, not a file"
+
+
+def test_what_is_no_path_cannot_be_uploaded() -> None:
+    assert "not an absolute path" in refusal(lambda: EVERYWHERE.open("file"))
+    assert "characters that no path has" in refusal(lambda: EVERYWHERE.open("/a\0"))
+    assert "characters that no path has" in refusal(lambda: EVERYWHERE.open("/\ud800"))
+
+
+def test_what_the_user_may_not_read_cannot_be_uploaded() -> None:
+    with public_directory() as directory:
+        (directory / "closed").mkdir()
+        for name in ("file", "open", "closed/file"):
+            (directory / name).write_bytes(b"content")
+        (directory / "file").chmod(0)
+        (directory / "open").chmod(0o644)
+        (directory / "closed").chmod(0)
+
+        with as_anybody():
+            assert content(EVERYWHERE, directory / "open") == b"content"
+            for name in ("file", "closed/file", "closed/missing"):
+                path = str(directory / name)
+                assert refusal(lambda path=path: EVERYWHERE.open(path)) == (  # type: ignore[misc]
+                    f"'{path}' may not be read by the user that the pipeline runs as"
+                )
+        # Or it could not be removed.
+        (directory / "closed").chmod(0o700)
+
+
+def test_that_descriptors_have_run_out_is_not_said_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        EVERYWHERE.open(str(tmp_path / "file"))
+
+
+# Directories
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """Two directories that may be read, and one that may not."""
+    for name in ("in/deep", "also", "out"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text(name)
+    (tmp_path / "in-other").mkdir()
+    (tmp_path / "in-other" / "file").write_text("in-other")
+    return tmp_path
+
+
+def test_what_is_in_the_directories_may_be_read(house: Path) -> None:
+    enclosure = Enclosure((f"{house}/in/", f"{house}/also"), None)
+    (house / "in" / "up").symlink_to("../also/file")
+    (house / "also" / "around").symlink_to(house / "in" / "deep")
+    (house / "out" / "back").symlink_to(house / "in")
+
+    assert content(enclosure, house / "in" / "deep" / "file") == b"in/deep"
+    assert content(enclosure, house / "also" / "file") == b"also"
+    assert content(enclosure, f"{house}/in/deep/../../also/file") == b"also"
+    # Links are all right if they lead to where files may be read.
+    assert content(enclosure, house / "in" / "up") == b"also"
+    assert content(enclosure, house / "also" / "around" / "file") == b"in/deep"
+    assert content(enclosure, house / "out" / "back" / "deep" / "file") == b"in/deep"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "out/file",
+        "out/missing",
+        "out",
+        "in-other/file",
+        "in/../out/file",
+        "in/to-file",
+        "in/to-directory/file",
+        "in/to-directory/missing",
+        "in/to-above/out/file",
+        "in/to-nothing",
+    ],
+)
+def test_nothing_else_may_be_and_nobody_learns_whether_it_is_there(house: Path, path: str) -> None:
+    enclosure = Enclosure((f"{house}/in", f"{house}/also"), None)
+    for name, target in {
+        "to-file": "../out/file",
+        "to-directory": str(house / "out"),
+        "to-above": "..",
+        "to-nothing": "../out/missing",
+    }.items():
+        (house / "in" / name).symlink_to(target)
+
+    assert refusal(lambda: enclosure.open(f"{house}/{path}")) == (
+        f"'{house}/{path}' is not in a directory that files may be uploaded from, after all links "
+        f"are followed; these are {house}/in, {house}/also (STREAM_MANAGER_READ_ONLY_DIRS)"
+    )
+
+
+def test_a_directory_may_be_a_link_and_may_come_later(house: Path) -> None:
+    enclosure = Enclosure((f"{house}/link", f"{house}/later"), None)
+    assert "does not exist" in refusal(lambda: enclosure.open(f"{house}/later/file"))
+
+    (house / "link").symlink_to("in")
+    (house / "later").mkdir()
+    (house / "later" / "file").write_text("later")
+
+    assert content(enclosure, house / "link" / "deep" / "file") == b"in/deep"
+    assert content(enclosure, house / "in" / "deep" / "file") == b"in/deep"
+    assert content(enclosure, house / "later" / "file") == b"later"
+
+
+def test_the_directory_of_all_directories_allows_everything(house: Path) -> None:
+    assert content(Enclosure(("/",), None), house / "out" / "file") == b"out"
+
+
+def test_no_swap_of_a_directory_leads_out(house: Path) -> None:
+    enclosure = Enclosure((f"{house}/in",), None)
+    (house / "in" / "link").symlink_to(house / "out")
+    is_over = threading.Event()
+
+    def swap() -> None:
+        directory, link, aside = (house / "in" / name for name in ("deep", "link", "aside"))
+        while not is_over.is_set():
+            directory.rename(aside)
+            link.rename(directory)
+            directory.rename(link)
+            aside.rename(directory)
+
+    read: list[bytes] = []
+    refused: list[str] = []
+
+    def has_seen_enough() -> bool:
+        for _ in range(50):
+            try:
+                read.append(content(enclosure, house / "in" / "deep" / "file"))
+            except InputError as error:
+                refused.append(str(error))
+        return len(read) > 20 and any("may be uploaded from" in text for text in refused)
+
+    with ThreadPoolExecutor() as threads:
+        swapping = threads.submit(swap)
+        try:
+            wait_until(has_seen_enough)
+        finally:
+            is_over.set()
+        swapping.result()
+    assert set(read) == {b"in/deep"}
+
+
+# The broker's own
+
+
+def test_nothing_of_the_broker_is_uploaded_but_channels(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "channels" / "c").mkdir(parents=True)
+    (root / "channels-of-others").mkdir()
+    (tmp_path / "root-of-others").mkdir()
+    for path in (
+        root / "token",
+        root / "channels" / "c" / "file",
+        root / "channels-of-others" / "file",
+        tmp_path / "root-of-others" / "file",
+    ):
+        path.write_text(path.name)
+    (tmp_path / "link").symlink_to(root / "token")
+    (tmp_path / "linked-root").symlink_to(root)
+
+    for given in (str(root), f"{root}/", f"{tmp_path}/linked-root"):
+        for enclosure in (Enclosure((), given), Enclosure((str(tmp_path), str(root)), given)):
+            for name in (
+                "root/token",
+                "root/missing",
+                "root",
+                "link",
+                "linked-root/token",
+                "root/channels/../token",
+                "root/channels-of-others/file",
+            ):
+                said = refusal(lambda e=enclosure, n=name: e.open(f"{tmp_path}/{n}"))  # type: ignore[misc]
+                assert said == (
+                    f"'{tmp_path}/{name}' is in the directory of the broker, {given}, from which "
+                    "only channels are uploaded"
+                )
+            assert content(enclosure, root / "channels" / "c" / "file") == b"file"
+            assert content(enclosure, tmp_path / "linked-root" / "channels" / "c" / "file")
+            assert content(enclosure, tmp_path / "root-of-others" / "file") == b"file"
+
+
+def test_channels_that_are_a_link_open_no_way_to_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "root" / "data").mkdir(parents=True)
+    (tmp_path / "root" / "data" / "file").touch()
+    (tmp_path / "root" / "channels").symlink_to("data")
+
+    said = refusal(lambda: Enclosure((), f"{tmp_path}/root").open(f"{tmp_path}/root/channels/file"))
+    assert "is in the directory of the broker" in said
+
+
+# Whether it has changed
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    return path
+
+
+@pytest.fixture
+def file(path: Path) -> Iterator[InputFile]:
+    with EVERYWHERE.open(str(path)) as file:
+        yield file
+
+
+CHANGED = "changed while it was uploaded"
+
+
+def test_what_is_only_read_does_not_change(path: Path, file: InputFile) -> None:
+    path.read_bytes()
+    os.utime(path.parent)
+    (path.parent / "other").touch()
+
+    file.check()
+    with EVERYWHERE.open(str(path)) as again:
+        assert again.fingerprint == file.fingerprint
+
+
+def test_a_change_that_leaves_the_size_is_noticed(path: Path, file: InputFile) -> None:
+    with path.open("r+b") as other:
+        other.write(b"x")
+
+    assert refusal(file.check) == f"'{path}' {CHANGED}"
+    with EVERYWHERE.open(str(path)) as again:
+        assert again.fingerprint != file.fingerprint
+
+
+def test_a_change_is_noticed_even_if_the_time_is_set_back(path: Path, file: InputFile) -> None:
+    before = path.stat()
+    path.write_bytes(b"9876543210")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+    assert refusal(file.check) == f"'{path}' {CHANGED}"
+
+
+def test_a_file_that_grows_is_noticed_and_read_as_long_as_it_was(
+    path: Path, file: InputFile
+) -> None:
+    with path.open("ab") as other:
+        other.write(b"more")
+
+    assert file.read(0, file.size) == b"0123456789"
+    assert refusal(file.check) == f"'{path}' {CHANGED}"
+
+
+def test_a_file_that_shrinks_is_noticed_by_who_reads(path: Path, file: InputFile) -> None:
+    os.truncate(path, 5)
+
+    assert file.read(0, 5) == b"01234"
+    for start, length in ((0, 10), (5, 1), (9, 1)):
+        said = refusal(lambda start=start, length=length: file.read(start, length))  # type: ignore[misc]
+        assert said == f"'{path}' {CHANGED}: it has become shorter"
+    assert refusal(file.check) == f"'{path}' {CHANGED}"
+
+
+def test_a_file_that_is_replaced_is_noticed(path: Path, file: InputFile) -> None:
+    other = path.with_name("other")
+    other.write_bytes(b"9876543210")
+    other.replace(path)
+
+    assert file.read(0, 10) == b"0123456789"
+    assert refusal(file.check) == f"'{path}' was replaced by another file while it was uploaded"
+
+
+def test_a_file_that_becomes_a_link_is_replaced(path: Path, file: InputFile) -> None:
+    other = path.with_name("other")
+    other.write_bytes(b"9876543210")
+    path.unlink()
+    path.symlink_to(other)
+
+    assert "was replaced" in refusal(file.check)
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_file_that_vanishes_is_noticed(path: Path, file: InputFile, is_moved: bool) -> None:
+    if is_moved:
+        path.rename(path.with_name("other"))
+    else:
+        path.unlink()
+
+    assert file.read(0, 10) == b"0123456789"
+    assert refusal(file.check) == (
+        f"'{path}' is gone: it was deleted or moved while it was uploaded"
+    )
+
+
+def test_a_path_that_cannot_be_followed_any_more_is_noticed(path: Path, file: InputFile) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+    assert "can no longer be reached: Too many levels" in refusal(file.check)
+
+
+def test_a_disk_that_fails_is_told(file: InputFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    assert refusal(lambda: file.read(0, 1)).endswith("cannot be read: Input/output error")
+
+
+# The ticks of the clock
+
+
+def test_no_change_is_missed_right_after_another(path: Path) -> None:
+    for turn in range(20):
+        path.write_bytes(b"%010d" % turn)
+        with EVERYWHERE.open(str(path)) as file:
+            path.write_bytes(b"%010d" % (turn + 1))
+            assert refusal(file.check).endswith(CHANGED)
+
+
+class Waiting:
+    """A clock that goes on while somebody sleeps, and what happens then."""
+
+    def __init__(self, now: int, act: Callable[[], object] = lambda: None) -> None:
+        self.now = now
+        self.slept = 0.0
+        self._act = act
+
+    def __call__(self) -> int:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self._act()
+        self.slept += seconds
+        self.now += round(seconds * 1e9)
+
+    def open(self, path: Path) -> None:
+        with Enclosure((), None, self, self.sleep).open(str(path)) as file:
+            file.check()
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "slept_ms"), [(0, 20), (3, 20), (5, 15), (19, 5), (20, 0), (1000, 0), (-1000, 0)]
+)
+def test_a_file_is_left_until_its_times_would_show_a_change(
+    path: Path, age_ms: int, slept_ms: int
+) -> None:
+    os.utime(path, (0, 0))
+    waiting = Waiting(path.stat().st_ctime_ns + age_ms * 1_000_000)
+    waiting.open(path)
+
+    assert round(waiting.slept * 1000) == slept_ms
+
+
+def test_the_time_of_the_content_counts_as_well(path: Path) -> None:
+    later = path.stat().st_ctime_ns + 10**12
+    os.utime(path, ns=(later, later))
+    waiting = Waiting(later)
+    waiting.open(path)
+    assert round(waiting.slept * 1e9) == SETTLED_NANOSECONDS
+
+    # Times in the future are never reached by waiting.
+    waiting = Waiting(later - 1)
+    waiting.open(path)
+    assert waiting.slept == 0
+
+
+def test_a_file_that_is_never_left_alone_is_not_waited_for(path: Path) -> None:
+    def write() -> None:
+        path.write_bytes(b"more")
+        waiting.now = path.stat().st_ctime_ns
+
+    waiting = Waiting(path.stat().st_ctime_ns, write)
+    waiting.open(path)
+
+    assert 0.02 < waiting.slept < 0.05
+
+
+# Threads
+
+
+def test_threads_read_at_once(tmp_path: Path) -> None:
+    data = os.urandom(1_000_000)
+    (tmp_path / "file").write_bytes(data)
+
+    with EVERYWHERE.open(str(tmp_path / "file")) as file, ThreadPoolExecutor(4) as threads:
+        starts = range(0, len(data), 1000)
+        assert b"".join(threads.map(lambda start: file.read(start, 1000), starts)) == data
+
+
+def test_what_the_kernel_gives_in_pieces_is_put_together(
+    file: InputFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, length, start: pread(fd, min(length, 3), start))
+
+    assert file.read(1, 9) == b"123456789"
+
+
+def test_a_file_that_is_closed_while_it_is_read_stays_open_that_long(
+    file: InputFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread
+
+    def close_and_read(descriptor: int, length: int, start: int) -> bytes:
+        file.close()
+        return pread(descriptor, length, start)
+
+    monkeypatch.setattr(os, "pread", close_and_read)
+    assert file.read(0, 10) == b"0123456789"
+    for act in (lambda: file.read(0, 10), file.check):
+        with pytest.raises(ValueError, match="is closed"):
+            act()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file._descriptor)
+    file.close()

@@ -1,0 +1,69 @@
+"""How files are cut, and what becomes of those that cannot be sent as they should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.delivery import Budget
+from penstock.pipeline.uploads import transfer
+from penstock.pipeline.uploads.allowance import Allowance, LeftBehindError
+from penstock.pipeline.uploads.bucket import Bucket
+from penstock.pipeline.uploads.inputs import Enclosure, InputFile
+from penstock.pipeline.uploads.transfer import TooSlowError, choose_part_size, send_whole
+from tests.pipeline.uploads.workbench import FIRST, Workbench
+
+MEBIBYTE = 1024 * 1024
+GIBIBYTE = 1024 * MEBIBYTE
+# It is read while it is sent.
+LARGE = 17 * MEBIBYTE
+
+
+@pytest.mark.parametrize(
+    ("size", "least", "part"),
+    [
+        (5 * MEBIBYTE + 1, 5 * MEBIBYTE, 5 * MEBIBYTE),
+        (100 * MEBIBYTE, 8_000_000, 8_000_000),
+        (50_000 * MEBIBYTE, 5 * MEBIBYTE, 5 * MEBIBYTE),
+        (50_000 * MEBIBYTE + 1, 5 * MEBIBYTE, 6 * MEBIBYTE),
+        (48 * 1024 * GIBIBYTE, 5 * MEBIBYTE, 5034 * MEBIBYTE),
+    ],
+)
+def test_parts_are_small_but_not_too_many(size: int, least: int, part: int) -> None:
+    assert choose_part_size(size, least) == part
+    assert -(-size // part) <= 10_000
+
+
+def open_file(path: Path, size: int) -> InputFile:
+    path.write_bytes(bytes(size))
+    return Enclosure((), None).open(str(path))
+
+
+def test_one_call_that_takes_too_long_is_given_up(
+    in_store: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_MOST_SECONDS_WHOLE", 0.0)
+    allowance = Allowance(Budget(60.0), None)
+    with open_file(tmp_path / "a", LARGE) as file, pytest.raises(TooSlowError):
+        send_whole(file, Bucket(in_store.bucket, 5.0), "a", {}, allowance)
+    assert in_store.list_keys() == []
+
+
+def test_what_takes_too_long_in_one_call_goes_in_parts(
+    in_store: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_MOST_SECONDS_WHOLE", 0.0)
+    in_store.threshold = 64 * MEBIBYTE
+    in_store.add(in_store.write("a", bytes(LARGE)), "a")
+    assert in_store.run().settled_end == FIRST + 1
+    head = in_store.client.head_object(Bucket=in_store.bucket, Key="a")
+    assert (head["ContentLength"], head["ETag"].endswith('-4"')) == (LARGE, True)
+
+
+def test_what_is_left_behind_is_not_sent_to_its_end(in_store: Workbench, tmp_path: Path) -> None:
+    allowance = Allowance(Budget(60.0), None)
+    allowance.leave_behind()
+    with open_file(tmp_path / "a", LARGE) as file, pytest.raises(LeftBehindError):
+        send_whole(file, Bucket(in_store.bucket, 5.0), "a", {}, allowance)
+    assert in_store.list_keys() == []
