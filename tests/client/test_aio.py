@@ -177,7 +177,7 @@ def test_every_operation_does_what_it_says(broker: BrokerProcess, new_loop: NewL
                 first=0,
                 settled_end=3,
             )
-            assert await client.commit_exports([report]) == {found.lease}
+            assert (await client.commit_exports([report])).accepted == {found.lease}
             info = await client.describe_message_stream(described.name)
             assert info.export_statuses[0].last_exported_sequence_number == 2
 

@@ -272,9 +272,9 @@ def test_exports_are_planned_and_committed(
         settled_end=1,
         exported_messages=1,
     )
-    assert client.commit_exports([report]) == {found.lease}
+    assert client.commit_exports([report]).accepted == {found.lease}
     stale = msgspec.structs.replace(report, lease="of another broker")
-    assert client.commit_exports([stale]) == frozenset()
+    assert client.commit_exports([stale]).accepted == frozenset()
     (status,) = client.describe_message_stream(name).export_statuses
     assert (status.last_exported_sequence_number, status.exported_messages_count) == (0, 1)
     plan = client.plan_exports("p", Lane.steady, max_bytes=1024, lease_millis=10_000)

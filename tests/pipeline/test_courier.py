@@ -15,6 +15,7 @@ from penstock.model.exporting import ExportReport
 from penstock.pipeline.courier import Courier
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.lanes import LaneLimits
+from penstock.pipeline.messenger import Echo
 from penstock.sandbox.server import Sandbox
 from tests.pipeline.slices import header_for, messages_of
 from tests.support import PATIENCE_S, wait_until
@@ -61,7 +62,7 @@ def endless() -> Iterator[str]:
 
 
 def courier(limits: LaneLimits = _AMPLE, most_threads: int = 8) -> Courier:
-    return Courier(limits, most_threads, DestinationSettings(), lambda _: True)
+    return Courier(limits, most_threads, DestinationSettings(), lambda _: Echo(True, False))
 
 
 def send(

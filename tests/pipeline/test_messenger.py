@@ -38,6 +38,20 @@ def client(broker: LocalBroker) -> Iterator[StreamManagerClient]:
         yield connected
 
 
+def create(client: StreamManagerClient, name: str) -> None:
+    """A stream with a task."""
+    client.create_message_stream(
+        MessageStreamDefinition(
+            name,
+            strategy_on_full=StrategyOnFull.OverwriteOldestData,
+            export_definition=ExportDefinition(
+                s3_task_executor=[S3ExportTaskExecutorConfig("to-s3")]
+            ),
+        )
+    )
+    client.append_message(name, b"a task")
+
+
 def plan(client: StreamManagerClient) -> ExportSlice:
     (found,) = client.plan_exports(
         "p", Lane.files, max_bytes=1000, lease_millis=60_000, wait_millis=0
@@ -58,29 +72,33 @@ def report_of(found: ExportSlice) -> ExportReport:
     )
 
 
+def was_taken(messenger: Messenger, report: ExportReport) -> bool:
+    return messenger.tell(report).is_taken
+
+
 def test_it_tells_until_the_slice_is_somebody_elses(
     broker: LocalBroker, client: StreamManagerClient
 ) -> None:
-    client.create_message_stream(
-        MessageStreamDefinition(
-            "s",
-            strategy_on_full=StrategyOnFull.OverwriteOldestData,
-            export_definition=ExportDefinition(
-                s3_task_executor=[S3ExportTaskExecutorConfig("to-s3")]
-            ),
-        )
-    )
-    client.append_message("s", b"a task")
+    create(client, "s")
     first = report_of(plan(client))
     with Messenger(Place.find(BrokerOptions(root=str(broker.root)))) as messenger:
-        assert messenger.tell(first)
-        assert messenger.tell(msgspec.structs.replace(first, uploads=[]))
-        assert messenger.tell(first)
+        assert was_taken(messenger, first)
+        assert was_taken(messenger, msgspec.structs.replace(first, uploads=[]))
+        assert was_taken(messenger, first)
         second = plan(client)
         # What was told is known to whoever goes on with it.
         assert second.uploads == [UPLOAD]
-        assert not messenger.tell(first)
-        assert messenger.tell(report_of(second))
+        assert not was_taken(messenger, first)
+        assert was_taken(messenger, report_of(second))
+
+
+def test_it_hears_whether_others_wait(broker: LocalBroker, client: StreamManagerClient) -> None:
+    create(client, "s")
+    first = report_of(plan(client))
+    with Messenger(Place.find(BrokerOptions(root=str(broker.root)))) as messenger:
+        assert not messenger.tell(first).is_awaited
+        create(client, "other")
+        assert messenger.tell(msgspec.structs.replace(first, uploads=[])).is_awaited
 
 
 def test_one_that_has_nothing_to_tell_does_not_connect(broker: LocalBroker) -> None:

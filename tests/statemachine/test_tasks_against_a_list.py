@@ -41,10 +41,8 @@ definitions = st.sampled_from([to_s3(**told_in()), to_s3(priority=1, **told_in()
 class Held:
     """A slice that a pipeline has, and the uploads that it goes on with."""
 
-    def __init__(self, found: ExportSlice, life: int) -> None:
+    def __init__(self, found: ExportSlice) -> None:
         self.slice = found
-        # Of the stream: one that is deleted and created again begins another one.
-        self.life = life
         self.uploads = {each.sequence_number: each for each in found.uploads}
 
 
@@ -53,14 +51,15 @@ class TasksAgainstAList(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="penstock-model-"))
         self.bench = Workbench(self.root)
+        # One that is deleted and created again begins another life.
         self.life = 0
         self.ids = itertools.count()
-        # Tasks of which something has to be told, in which life of the stream, and by which export.
+        # Tasks of which something has to be told, by the life of the stream and their number.
         self.owed: set[tuple[int, int]] = set()
         # The uploads that there are in the bucket.
         self.bucket: set[str] = set()
         self.held: list[Held] = []
-        self.commits: list[tuple[Held, ExportReport, Commit]] = []
+        self.commits: list[Commit] = []
         self.bench.create("status", {})
         self.exports: dict[str, Any] = to_s3(**told_in())
         self._create()
@@ -105,7 +104,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
     @rule(pipeline=pipelines, max_bytes=st.sampled_from([200, 1 << 20]))
     def plan(self, pipeline: str, max_bytes: int) -> None:
         for found in self.bench.plan(Lane.files, pipeline=pipeline, max_bytes=max_bytes):
-            self.held.append(Held(found, self.life))
+            self.held.append(Held(found))
 
     def _draw(self, data: st.DataObject) -> Held:
         held: Held = data.draw(st.sampled_from(self.held[-6:]))
@@ -158,8 +157,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
             abandoned=given_up,
             error=data.draw(st.sampled_from(["", "it is down"])),
         )
-        commit = self.bench.begin_commit(message)
-        self.commits.append((held, message, commit))
+        self.commits.append(self.bench.begin_commit(message))
         if not waits:
             self.disk_answers(works=True)
 
@@ -178,7 +176,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
     @rule(works=st.booleans())
     def disk_answers(self, works: bool) -> None:
         while self.commits:
-            _, _, commit = self.commits.pop(0)
+            commit = self.commits.pop(0)
             if works:
                 self.bench.finish_commit(commit)
             else:

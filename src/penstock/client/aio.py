@@ -31,7 +31,7 @@ from penstock.model import (
     MessageStreamInfo,
     ReadMessagesOptions,
 )
-from penstock.model.exporting import ExportPlan, ExportReport, Lane
+from penstock.model.exporting import CommittedExports, ExportPlan, ExportReport, Lane
 from penstock.model.statistics import Statistics
 from penstock.model.storage import Location, StoredRun, StreamPosition
 
@@ -245,8 +245,8 @@ class AsyncStreamManagerClient(Client):
             )
         )
 
-    async def commit_exports(self, reports: Sequence[ExportReport]) -> frozenset[str]:
-        """What became of slices that were planned; the leases of those reports that counted."""
+    async def commit_exports(self, reports: Sequence[ExportReport]) -> CommittedExports:
+        """What became of slices that were planned; the answer says which of it counted."""
         return await self._call(calls.commit_exports(reports))
 
     async def read_stored(

@@ -29,7 +29,7 @@ from penstock.model import (
     ReadMessagesOptions,
     to_wire,
 )
-from penstock.model.exporting import ExportPlan, ExportReport, Lane
+from penstock.model.exporting import CommittedExports, ExportPlan, ExportReport, Lane
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.statistics import Statistics
 from penstock.model.storage import Location, StoredRun, StreamPosition
@@ -326,10 +326,10 @@ def plan_exports(
     return Call(Operation.PlanExports, fields, _export_plan, may_repeat=True)
 
 
-def commit_exports(reports: Sequence[ExportReport]) -> Call[frozenset[str]]:
+def commit_exports(reports: Sequence[ExportReport]) -> Call[CommittedExports]:
     # What the broker has taken already, it does not take again.
     fields = {"reports": [msgspec.to_builtins(report) for report in reports]}
-    return Call(Operation.CommitExports, fields, _accepted, may_repeat=True)
+    return Call(Operation.CommitExports, fields, _committed, may_repeat=True)
 
 
 def _slice_of(stream_name: str, stream_id: str, start: int, end: int) -> dict[str, Any]:
@@ -457,9 +457,9 @@ def _export_plan(response: Response) -> ExportPlan:
     return msgspec.convert(response, ExportPlan)
 
 
-def _accepted(response: Response) -> frozenset[str]:
+def _committed(response: Response) -> CommittedExports:
     raise_for_status(response)
-    return msgspec.convert(response["accepted"], frozenset[str])
+    return msgspec.convert(response, CommittedExports)
 
 
 def _stored_run(response: Response) -> StoredRun:

@@ -140,3 +140,12 @@ class ExportReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     abandoned: Annotated[list[Upload], Meta(max_length=1024)] = []
     # There is more to come of the slice: what it says is stored, and the lease goes on.
     is_interim: bool = False
+
+
+class CommittedExports(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """What the broker says to reports."""
+
+    # The leases of those that it took.
+    accepted: frozenset[str]
+    # There is something due for which nobody has a lease, in a lane of one that is interim.
+    is_awaited: bool = False

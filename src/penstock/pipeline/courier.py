@@ -36,6 +36,7 @@ from penstock.pipeline.destinations.destination import (
     UnavailableError,
 )
 from penstock.pipeline.lanes import LIMITS, LaneLimits
+from penstock.pipeline.messenger import Echo
 from penstock.pipeline.settlements import Delivery, UploadedFile
 from penstock.spark.mapped import is_here
 
@@ -75,8 +76,8 @@ class Courier:
         limits: LaneLimits,
         threads: int,
         settings: DestinationSettings,
-        # Tells the broker at once; False if it does not want to know.
-        tell: Callable[[ExportReport], bool],
+        # Tells the broker at once.
+        tell: Callable[[ExportReport], Echo],
     ) -> None:
         self._limits = limits
         self._settings = settings
@@ -175,12 +176,18 @@ class Courier:
                 found.uploads,
                 found.time_to_live,
                 Allowance(budget, found.max_sent_bytes),
-                lambda delivery: self._tell(_report_interim(found, delivery)),
+                lambda delivery: self._tell_interim(found, delivery),
             )
         else:
             opened = open_destination(found.kind, self._export(parcel))
             with contextlib.closing(opened):
                 yield Attempt(opened, parcel.messages, found.end, budget)
+
+    def _tell_interim(self, found: ExportSlice, delivery: Delivery) -> Echo:
+        echo = self._tell(_report_interim(found, delivery))
+        with self._condition:
+            # Slices of this task may wait as well.
+            return echo._replace(is_awaited=echo.is_awaited or bool(self._waiting))
 
     def _export(self, parcel: _Parcel) -> Export:
         found, root = parcel.header.slice, parcel.header.root

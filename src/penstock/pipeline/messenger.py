@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from penstock.client.blocking import StreamManagerClient
 from penstock.model.exporting import ExportReport
 from penstock.spark.place import Place
+
+
+class Echo(NamedTuple):
+    """What the broker says to a report."""
+
+    # If it was not taken, the slice is not this task's any more.
+    is_taken: bool
+    # Others wait for the end of the batch.
+    is_awaited: bool
 
 
 class Messenger:
@@ -19,12 +28,12 @@ class Messenger:
         self._lock = threading.Lock()
         self._client: StreamManagerClient | None = None
 
-    def tell(self, report: ExportReport) -> bool:
-        """Whether the broker took it: if not, the slice is not this task's any more."""
+    def tell(self, report: ExportReport) -> Echo:
         with self._lock:
             if self._client is None:
                 self._client = self._place.connect(patient=True)
-        return report.lease in self._client.commit_exports([report])
+        answer = self._client.commit_exports([report])
+        return Echo(report.lease in answer.accepted, answer.is_awaited)
 
     def __enter__(self) -> Self:
         return self

@@ -68,7 +68,7 @@ class LaneWriter(DataSourceStreamArrowWriter):
         if not reports:
             return
         with self._options.place().connect(patient=True) as client:
-            accepted = client.commit_exports(reports)
+            accepted = client.commit_exports(reports).accepted
         settings = self._options.settings
         if settings.s3_delete_uploaded_files:
             from penstock.pipeline.uploads.disposal import delete_files

@@ -368,11 +368,16 @@ def test_a_report_of_another_stream_of_that_name_does_not_count(bench: Workbench
     assert bench.progress("s").last_exported == -1
 
 
-def test_one_whose_kind_changes_keeps_its_progress_and_nothing_else(bench: Workbench) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_one_whose_kind_changes_keeps_its_progress_and_nothing_else(
+    bench: Workbench, restarts: bool
+) -> None:
     bench.create("s", to_http(), 5)
     bench.commit(report(bench.plan_one(), settled_end=1, arrived=[3]))
     found = bench.plan_one()
     bench.update("s", {"kinesis": [{"identifier": "e", "kinesisStreamName": "k"}]})
+    if restarts:
+        bench.restart()
     assert bench.commit(report(found)) == 0
     again = bench.plan_one()
     assert (again.kind, again.first, again.arrived) == ("kinesis", 1, [])

@@ -443,6 +443,25 @@ def test_nothing_is_begun_when_the_time_is_up(in_store: Workbench) -> None:
     assert (delivery.settled_end, delivery.error, delivery.events) == (FIRST, "", [])
 
 
+def test_an_upload_goes_on_for_as_long_as_nobody_waits(
+    in_sandbox: Workbench, cloud: Sandbox
+) -> None:
+    in_sandbox.settings = {"s3_parts_at_once": 1}
+    in_sandbox.add(in_sandbox.write("a", os.urandom(LARGE)), "a")
+    in_sandbox.add(in_sandbox.write("b", b"x"), "b")
+    cloud.set_fault("s3", operation="UploadPart", delay_millis=300)
+    in_sandbox.is_awaited = True
+    awaited = in_sandbox.run(seconds=0.2)
+    assert len(only_upload(awaited).parts) < 2
+    in_sandbox.is_awaited = False
+    delivery = in_sandbox.run(seconds=0.2, uploads=awaited.uploads)
+    assert "a" in in_sandbox.list_keys()
+    # Whoever goes on with it after a crash need not begin where this one did.
+    assert len(only_upload(in_sandbox.told[-1]).parts) == 2
+    # The next task has its turn with others.
+    assert delivery.settled_end in (FIRST + 1, FIRST + 2)
+
+
 def test_what_is_left_behind_ends(in_sandbox: Workbench, cloud: Sandbox) -> None:
     for name in ("a", "b"):
         in_sandbox.add(in_sandbox.write(name, b"x"), name)

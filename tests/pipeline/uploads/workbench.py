@@ -15,6 +15,7 @@ from penstock import S3ExportTaskExecutorConfig
 from penstock.model.exporting import TaskEvent, Upload
 from penstock.pipeline.delivery import Budget
 from penstock.pipeline.destinations.destination import DestinationSettings, Export, Messages
+from penstock.pipeline.messenger import Echo
 from penstock.pipeline.settlements import Delivery
 from penstock.pipeline.uploads.allowance import Allowance
 from penstock.pipeline.uploads.attempt import TasksAttempt
@@ -37,6 +38,7 @@ class Workbench:
         # What the broker was told before the end of an attempt.
         self.told: list[Delivery] = []
         self.wants_to_know: Callable[[Delivery], bool] = lambda _: True
+        self.is_awaited = False
         self.tasks: list[bytes] = []
         self.settings: dict[str, Any] = {}
         self.threshold: int | None = None
@@ -90,9 +92,9 @@ class Workbench:
             self._tell,
         )
 
-    def _tell(self, delivery: Delivery) -> bool:
+    def _tell(self, delivery: Delivery) -> Echo:
         self.told.append(delivery)
-        return self.wants_to_know(delivery)
+        return Echo(self.wants_to_know(delivery), self.is_awaited)
 
     def run(self, **how: Any) -> Delivery:
         attempt = self.attempt(**how)

@@ -151,7 +151,7 @@ class Exports:
         self._turns += 1
         export.turn = self._turns
         export.lease = Lease(
-            f"{export.id}-{self._id}-{self._turns}",
+            f"{export.lease_name}-{self._id}-{self._turns}",
             request.pipeline,
             request.lane,
             first,
@@ -176,6 +176,14 @@ class Exports:
             uploads=[each for each in export.uploads if first <= each.sequence_number < end],
             time_to_live=stream.definition.time_to_live_millis if has_tasks else None,
             max_sent_bytes=int(charged) if has_tasks and charged else None,
+        )
+
+    def is_awaited(self, lane: Lane, sees: Callable[[str], bool], now_millis: int) -> bool:
+        """Whether there is something due that nobody has."""
+        now = self._clock()
+        return any(
+            export.free_at(now) <= now and export.due(now_millis).end > export.next_number
+            for export in self._waiting(lane, sees)
         )
 
     def outlook(self, lane: Lane, sees: Callable[[str], bool], now_millis: int) -> Outlook:
@@ -309,6 +317,6 @@ class Exports:
             return (export.lease.id, export.lease.first) == (report.lease, report.first)
         # A broker before this one gave the lease: it holds if nothing happened since. What this
         # one gave was settled before.
-        export_id, _, rest = report.lease.partition("-")
-        is_earlier = export_id == export.id and not rest.startswith(self._id)
+        name, _, rest = report.lease.partition("-")
+        is_earlier = name == export.lease_name and not rest.startswith(self._id)
         return is_earlier and export.next_number == report.first

@@ -137,6 +137,11 @@ class Export:
         return max(self.position, self.stream.log.oldest)
 
     @property
+    def lease_name(self) -> str:
+        """What its leases begin with: one whose kind changes keeps its id, and not its leases."""
+        return f"{self.id}/{self.kind}"
+
+    @property
     def undone_from(self) -> int:
         """The number of the first message of which nobody has reported yet that it is done."""
         return max(self.next_number, self.settling_end)

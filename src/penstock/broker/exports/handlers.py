@@ -125,8 +125,16 @@ class ExportHandlers:
         for report in request.reports:
             call.access.require(request.operation, report.stream)
         settlement = self._exports.settle(request.reports, self._now_millis())
+
+        def answer() -> None:
+            call.succeed(
+                accepted=settlement.accepted,
+                isAwaited=any(report.is_interim for report in request.reports)
+                and self._exports.is_awaited(Lane.files, call.access.sees, self._now_millis()),
+            )
+
         if not settlement:
-            call.succeed(accepted=settlement.accepted)
+            answer()
             return
         change = self._store.change_progress(settlement.progress(), settlement.uploads())
         sync_letters, sync_statuses = self._dead_letters.sync(), self._statuses.sync()
@@ -143,7 +151,7 @@ class ExportHandlers:
             if error is None:
                 change.apply()
                 self._exports.apply(settlement)
-                call.succeed(accepted=settlement.accepted)
+                answer()
                 self.look_again()
                 return
             self._exports.forget(settlement)

@@ -6,6 +6,9 @@ import threading
 
 from penstock.pipeline.delivery import Budget
 
+# However few wait: what is told of a batch at its end should not be told too late.
+_MOST_RENEWALS = 15
+
 
 class LeftBehindError(Exception):
     """Nobody waits any more for what is being done: it is to end as soon as possible."""
@@ -20,15 +23,29 @@ class Allowance:
         self._lock = threading.Lock()
         self._is_left_behind = False
         self._sent_bytes = 0
+        self._renewals = 0
 
     @property
     def sent_bytes(self) -> int:
         return self._sent_bytes
 
+    def may_renew(self) -> bool:
+        """Whether only the time is up, which others may not need."""
+        has_time = not self._budget.is_over()
+        return not has_time and self._has_room() and self._renewals < _MOST_RENEWALS
+
+    def renew(self) -> None:
+        """As much time again."""
+        self._renewals += 1
+        self._budget.renew()
+
+    def _has_room(self) -> bool:
+        is_spent = self._max_bytes is not None and self._sent_bytes >= self._max_bytes
+        return not is_spent and not self._is_left_behind
+
     def may_begin(self) -> bool:
         """Whether another call may be begun."""
-        has_room = self._max_bytes is None or self._sent_bytes < self._max_bytes
-        return has_room and not self._is_left_behind and not self._budget.is_over()
+        return self._has_room() and not self._budget.is_over()
 
     def begin(self, size: int) -> bool:
         """The same of one with so many bytes, which is begun then."""

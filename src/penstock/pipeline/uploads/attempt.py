@@ -26,6 +26,7 @@ from penstock.pipeline.destinations.destination import (
     RefusedError,
     UnavailableError,
 )
+from penstock.pipeline.messenger import Echo
 from penstock.pipeline.settlements import Delivery, Settlements, UploadedFile
 from penstock.pipeline.uploads.aborting import abort
 from penstock.pipeline.uploads.allowance import Allowance, LeftBehindError
@@ -62,8 +63,8 @@ class TasksAttempt:
         uploads: list[Upload],
         time_to_live: int | None,
         allowance: Allowance,
-        # Tells the broker at once; False if it does not want to know.
-        tell: Callable[[Delivery], bool],
+        # Tells the broker at once.
+        tell: Callable[[Delivery], Echo],
     ) -> None:
         assert isinstance(export.config, S3ExportTaskExecutorConfig)
         settings = export.settings
@@ -280,14 +281,15 @@ class TasksAttempt:
             size=file.size,
             part_size=choose_part_size(file.size, self._export.settings.s3_min_part_bytes),
         )
-        self._keep(upload, at_once=True)
+        self._keep(upload)
+        self._tell_at_once()
         return upload
 
     def _send_parts(self, place: int, task: Task, file: InputFile, upload: Upload) -> bool:
         bucket = Bucket(upload.bucket, self._export.patience)
         if not upload.upload_id:
             upload = self._create(bucket, upload, task.user_metadata or {})
-        transfer = PartsTransfer(file, bucket, upload, self._allowance, self._keep)
+        transfer = PartsTransfer(file, bucket, upload, self._allowance, self._keep, self._renew)
         if not transfer.run(self._export.settings.s3_parts_at_once):
             return False
         with self._lock:
@@ -298,24 +300,36 @@ class TasksAttempt:
         upload_id = bucket.create_upload(upload.key, metadata)
         created = msgspec.structs.replace(upload, upload_id=upload_id)
         try:
-            self._keep(created, at_once=True)
+            self._keep(created)
+            self._tell_at_once()
         except _LostError:
             abort(created, self._export.patience)
             raise
         return created
 
-    def _keep(self, upload: Upload, *, at_once: bool = False) -> None:
+    def _renew(self, upload: Upload) -> bool:
+        """Unless others wait for their turn, nobody is served by an end of the batch."""
+        self._keep(upload)
+        if self._tell_at_once():
+            return False
+        self._allowance.renew()
+        return True
+
+    def _keep(self, upload: Upload) -> None:
         with self._lock:
             self._uploads[upload.sequence_number] = upload
-        if not at_once:
-            return
+
+    def _tell_at_once(self) -> bool:
+        """Whether others wait for the end of the batch; _LostError if nobody waits for this."""
         with self._telling:
             told = self.delivery()
-            if not self._tell(told):
+            echo = self._tell(told)
+            if not echo.is_taken:
                 raise _LostError
             with self._lock:
                 del self._events[: len(told.events)]
                 del self._abandoned[: len(told.abandoned)]
+        return echo.is_awaited
 
 
 def _zone(name: str) -> tzinfo:

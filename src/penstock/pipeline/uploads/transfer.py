@@ -60,7 +60,8 @@ def send_whole(
 class PartsTransfer:
     """A multipart upload, from where it stands.
 
-    `keep` is told whenever there is something that has to be known to whoever goes on with it.
+    `keep` is told how far it got. `renew` is told when the time is up, and says whether there is
+    more of it.
     """
 
     def __init__(
@@ -70,12 +71,14 @@ class PartsTransfer:
         upload: Upload,
         allowance: Allowance,
         keep: Callable[[Upload], None],
+        renew: Callable[[Upload], bool],
     ) -> None:
         self._file = file
         self._bucket = bucket
         self._upload = upload
         self._allowance = allowance
         self._keep = keep
+        self._renew = renew
         self._count = max(-(-upload.size // upload.part_size), 1)
         self._sent = {place: part for place, part in enumerate(upload.parts) if part}
         # The next one is the last.
@@ -97,8 +100,10 @@ class PartsTransfer:
             self._keep(self._state())
         if self._error is not None:
             raise self._error
-        if len(self._sent) < self._count or not self._allowance.may_begin():
+        if len(self._sent) < self._count:
             return False
+        # Whatever the time: this takes little of it, and all of the rest would have to wait.
+        self._allowance.go_on()
         self._file.check()
         state = self._state()
         self._bucket.complete(state.key, state.upload_id, state.parts)
@@ -122,6 +127,8 @@ class PartsTransfer:
         """The place of the next part, which is to be sent now."""
         with self._lock:
             if not self._missing or self._error is not None:
+                return None
+            if self._allowance.may_renew() and not self._renew(self._state()):
                 return None
             place = self._missing[-1]
             return self._missing.pop() if self._allowance.begin(self._size_of(place)) else None
