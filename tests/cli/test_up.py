@@ -85,6 +85,14 @@ class Up:
         return code, said
 
 
+@pytest.fixture(autouse=True)
+def _hears_hangups() -> Iterator[None]:
+    """Whoever runs the tests with nohup has made all that they start deaf to SIGHUP."""
+    handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, handler)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "a root"
@@ -152,6 +160,44 @@ def test_demo_devices_append_until_a_signal_ends_them_and_the_broker(
     assert "Traceback" not in said
     assert "stopped" in said.splitlines()[-1]
     assert is_gone(broker)
+
+
+def test_with_nohup_it_outlives_its_terminal(root: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    up = Up(root, "--no-pipeline", "--demo", "--port", "0")
+    up.read_until("Ctrl-C")
+
+    up.process.send_signal(signal.SIGHUP)
+
+    before = appended_to(up, "turbine-1")
+    # That takes it longer than to notice a signal.
+    wait_until(lambda: appended_to(up, "turbine-1") >= before + 3)
+    up.process.terminate()
+    assert up.end()[0] == 0
+
+
+def test_a_signal_ends_it_also_while_it_begins_to_wait_for_one(
+    start: Callable[..., Up], tmp_path: Path
+) -> None:
+    now = tmp_path / "now"
+    # A condition is locked by whoever waits for it: here a handler that locks it would get stuck.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, signal, sys, threading\n"
+        "wait = threading.Condition.wait\n"
+        "def signal_and_wait(self, timeout=None):\n"
+        "    is_main = threading.current_thread() is threading.main_thread()\n"
+        f"    if is_main and pathlib.Path({str(now)!r}).exists():\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "    return wait(self, timeout)\n"
+        "if 'up' in sys.orig_argv:\n"
+        "    threading.Condition.wait = signal_and_wait\n"
+    )
+    up = start("--no-pipeline", "--demo")
+    up.read_until("Ctrl-C")
+
+    now.touch()
+
+    assert up.end()[0] == 0
 
 
 def test_what_it_says_can_be_evaluated(demo: Up) -> None:

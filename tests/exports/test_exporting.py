@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import boto3
 import pyarrow.parquet as pq
 import pytest
 from mypy_boto3_kinesis.client import KinesisClient
@@ -26,13 +29,16 @@ from penstock import (
     MessageStreamDefinition,
     Persistence,
     ReadMessagesOptions,
+    S3ExportTaskDefinition,
+    S3ExportTaskExecutorConfig,
     StrategyOnFull,
     StreamManagerClient,
+    Util,
 )
 from penstock.sandbox.server import Sandbox
 from tests.exports.backlog import Backlog
 from tests.exports.programs import PipelineProcess, has_exported, status_of
-from tests.support import BrokerProcess, running, wait_until
+from tests.support import MEBIBYTE, BrokerProcess, running, wait_until
 
 Create = Callable[..., str]
 Shard = Callable[[], str]
@@ -203,6 +209,42 @@ def test_messages_reach_a_channel_which_is_parquet(
     assert rows[7]["message_id"] == f"id-{stream}-7"
     assert rows[7]["stream"] == stream
     assert str(rows[7]["ingest_time"].date()) == rows[7]["date"]
+
+
+def test_a_long_upload_delays_neither_other_files_nor_messages(
+    create: Create, shard: Shard, client: StreamManagerClient, cloud: Sandbox, tmp_path: Path
+) -> None:
+    s3 = boto3.Session("key", "secret", region_name="us-east-1").client(
+        "s3", endpoint_url=cloud.url
+    )
+    s3.create_bucket(Bucket="files")
+    long_one, short_one = (
+        create(s3_task_executor=[S3ExportTaskExecutorConfig("s")]) for _ in range(2)
+    )
+    target = shard()
+    stream = create(kinesis=[KinesisConfig("k", kinesis_stream_name=target)])
+    # With a second for each of its 24 parts, of which four are sent at once.
+    cloud.set_fault("s3", operation="UploadPart", delay_millis=1000)
+    content = os.urandom(120 * MEBIBYTE)
+    append_task(client, long_one, tmp_path, "long", content)
+    wait_until(lambda: "UploadPart" in [call["operation"] for call in cloud.calls("s3", "files")])
+
+    append_task(client, short_one, tmp_path, "short", b"x")
+    client.append_message(stream, b"x")
+    wait_until(lambda: has_exported(client, short_one, "s", 0))
+    wait_until(lambda: has_exported(client, stream, "k", 0))
+
+    assert status_of(client, long_one, "s").last_exported_sequence_number == -1
+    wait_until(lambda: has_exported(client, long_one, "s", 0))
+    assert s3.get_object(Bucket="files", Key="long")["Body"].read() == content
+
+
+def append_task(
+    client: StreamManagerClient, stream: str, directory: Path, name: str, content: bytes
+) -> None:
+    (directory / name).write_bytes(content)
+    task = S3ExportTaskDefinition(str(directory / name), "files", name)
+    client.append_message(stream, Util.validate_and_serialize_to_json_bytes(task))
 
 
 def test_two_exports_of_one_type_each_have_their_own_progress(

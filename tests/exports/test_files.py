@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,13 +29,23 @@ from penstock import (
     StreamManagerClient,
     Util,
 )
+from penstock.root import read_token
+from tests.conformance.harness import SDKS
 from tests.exports.programs import PipelineProcess
 from tests.object_store import ObjectStore
-from tests.support import BrokerProcess, wait_until
+from tests.support import (
+    PATIENCE_S,
+    BrokerProcess,
+    clean_environment,
+    run_program,
+    wait_until,
+)
 
 MEBIBYTE = 1024 * 1024
-# In batches of a few seconds it takes several of them, as the bandwidth is limited then.
 LARGE = 40 * MEBIBYTE
+# It takes a second and more: what is done after its upload began is done in the middle of it.
+HUGE = 160 * MEBIBYTE
+HERE = Path(__file__).resolve().parent
 
 _numbers = count()
 
@@ -66,9 +77,12 @@ class Files(NamedTuple):
     bucket: str
     directory: Path
 
+    def path_of(self, key: str) -> Path:
+        return self.directory / f"{self.stream}-{key.replace('/', '-')}"
+
     def upload(self, content: bytes, key: str, **fields: Any) -> int:
         """A file that is to be uploaded; the number of its task."""
-        path = self.directory / f"file-{next(_numbers)}"
+        path = self.path_of(key)
         path.write_bytes(content)
         task = S3ExportTaskDefinition(path.as_uri(), self.bucket, key, **fields)
         return self.client.append_message(
@@ -116,9 +130,16 @@ def files(client: StreamManagerClient, s3: S3Client, tmp_path: Path) -> Files:
     return make_files(client, s3, tmp_path)
 
 
-def make_files(client: StreamManagerClient, s3: S3Client, directory: Path, **config: Any) -> Files:
+def make_files(
+    client: StreamManagerClient,
+    s3: S3Client,
+    directory: Path,
+    level: StatusLevel = StatusLevel.DEBUG,
+    statuses: str | None = None,
+) -> Files:
     number = next(_numbers)
-    made = Files(client, s3, f"tasks-{number}", f"statuses-{number}", f"bucket-{number}", directory)
+    statuses = statuses or f"statuses-{number}"
+    made = Files(client, s3, f"tasks-{number}", statuses, f"bucket-{number}", directory)
     s3.create_bucket(Bucket=made.bucket)
     client.create_message_stream(
         MessageStreamDefinition(
@@ -126,18 +147,15 @@ def make_files(client: StreamManagerClient, s3: S3Client, directory: Path, **con
             strategy_on_full=StrategyOnFull.OverwriteOldestData,
         )
     )
-    client.create_message_stream(definition_of(made, **config))
-    return made
-
-
-def definition_of(files: Files, **config: Any) -> MessageStreamDefinition:
-    statuses = StatusConfig(StatusLevel.DEBUG, files.statuses)
-    export = S3ExportTaskExecutorConfig("to-s3", status_config=statuses, **config)
-    return MessageStreamDefinition(
-        name=files.stream,
-        strategy_on_full=StrategyOnFull.RejectNewData,
-        export_definition=ExportDefinition(s3_task_executor=[export]),
+    config = S3ExportTaskExecutorConfig("to-s3", status_config=StatusConfig(level, statuses))
+    client.create_message_stream(
+        MessageStreamDefinition(
+            name=made.stream,
+            strategy_on_full=StrategyOnFull.RejectNewData,
+            export_definition=ExportDefinition(s3_task_executor=[config]),
+        )
     )
+    return made
 
 
 def test_files_arrive_byte_for_byte_and_in_order(files: Files) -> None:
@@ -168,7 +186,7 @@ def test_a_status_tells_the_whole_of_its_task(files: Files) -> None:
     message, timestamp = plain.pop("message"), plain.pop("timestampEpochMs")
     context = plain["statusContext"]
     assert context.pop("s3ExportTaskDefinition") == {
-        "inputUrl": (files.directory / f"file-{next(_numbers) - 1}").as_uri(),
+        "inputUrl": files.path_of("!{timestamp:yyyy}.txt").as_uri(),
         "bucket": files.bucket,
         "key": "!{timestamp:yyyy}.txt",
         "userMetadata": {"a": "b"},
@@ -207,17 +225,69 @@ def test_what_fails_is_told_and_the_next_goes_on(files: Files) -> None:
     assert status.exported_messages_count == 4
 
 
+def test_programs_wait_for_an_upload_as_the_documentation_does_it(
+    broker: BrokerProcess, client: StreamManagerClient, s3: S3Client, tmp_path: Path
+) -> None:
+    waiting = make_files(client, s3, tmp_path, level=StatusLevel.INFO, statuses="StatusStreamName")
+    variables = clean_environment(
+        STREAM_MANAGER_SERVER_PORT=str(broker.port),
+        AWS_CONTAINER_AUTHORIZATION_TOKEN=read_token(broker.root),
+    )
+    python = [str(SDKS / "greengrasssdk-1.6.1/bin/python"), str(HERE / "monitor_uploads.py"), "u"]
+    node = ["node", str(HERE / "monitor_uploads.js"), str(SDKS / "node"), "u"]
+    with ThreadPoolExecutor() as pool:
+        programs = [
+            pool.submit(run_program, *command, cwd=tmp_path, env=variables, seconds=PATIENCE_S)
+            for command in (python, node)
+        ]
+        wait_until(lambda: is_read_by(client, waiting.statuses, 2), "nobody monitors")
+        waiting.upload(b"x", "k")
+        for program in programs:
+            ended = program.result()
+            printed = ended.stdout.splitlines(), ended.stderr
+            assert "Successfully uploaded file at path u to S3." in printed[0], printed
+
+
+def is_read_by(client: StreamManagerClient, stream: str, programs: int) -> bool:
+    found = {each.name: each.waiting_reads for each in client.statistics().streams}
+    return found[stream] == programs
+
+
+def test_a_task_of_a_stream_that_is_deleted_is_canceled(files: Files) -> None:
+    number = files.upload(bytes(HUGE), "huge")
+    files.upload(b"behind", "behind")
+    wait_until(lambda: bool(files.unfinished()))
+    files.client.delete_message_stream(files.stream)
+    assert files.wait_for(number, Status.Canceled).message == "the stream was deleted"
+    files.wait_for(number + 1, Status.Canceled)
+    wait_until(lambda: not files.unfinished())
+    found = files.s3.list_objects_v2(Bucket=files.bucket).get("Contents", [])
+    assert [each["Key"] for each in found] == []
+
+
+def test_a_file_that_changes_between_two_parts_is_a_failure(files: Files) -> None:
+    number = files.upload(bytes(HUGE), "huge")
+    files.upload(b"behind", "behind")
+    wait_until(lambda: bool(files.unfinished()))
+    with files.path_of("huge").open("r+b") as file:
+        file.write(b"x")
+    assert "changed" in str(files.wait_for(number, Status.Failure).message)
+    files.wait_for(number + 1, Status.Success)
+    assert files.unfinished() == []
+
+
 def test_nothing_is_lost_when_the_pipeline_is_killed_in_the_middle_of_an_upload(
     files: Files, pipeline: PipelineProcess
 ) -> None:
-    content = os.urandom(LARGE)
-    number = files.upload(content, "large")
+    content = os.urandom(HUGE)
+    number = files.upload(content, "huge")
     files.upload(b"behind", "behind")
-    files.wait_for(number, Status.InProgress)
+    wait_until(lambda: bool(files.unfinished()))
     kill_with_children(pipeline)
+    assert files.unfinished() == ["huge"]
     pipeline.start()
     files.wait_for(number + 1, Status.Success)
-    assert files.content("large") == content
+    assert files.content("huge") == content
     assert files.content("behind") == b"behind"
     assert files.unfinished() == []
 
@@ -234,18 +304,12 @@ def kill_with_children(pipeline: PipelineProcess) -> None:
 def test_nothing_is_lost_when_the_broker_is_killed_in_the_middle_of_an_upload(
     files: Files, broker: BrokerProcess
 ) -> None:
-    content = os.urandom(LARGE)
-    number = files.upload(content, "large")
+    content = os.urandom(HUGE)
+    number = files.upload(content, "huge")
     wait_until(lambda: bool(files.unfinished()))
     broker.kill()
+    assert files.unfinished() == ["huge"]
     broker.start()
-    wait_until(
-        lambda: (
-            files.client.describe_message_stream(files.stream)
-            .export_statuses[0]
-            .last_exported_sequence_number
-            == number
-        )
-    )
-    assert files.content("large") == content
+    files.wait_for(number, Status.Success)
+    assert files.content("huge") == content
     assert files.unfinished() == []

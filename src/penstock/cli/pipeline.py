@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from penstock.cli.main import WRONG_USAGE, Failure, config_option, root_option, settings_from
+from penstock.cli.signals import call_at_signal
 
 
 @click.command()
@@ -64,8 +65,7 @@ def pipeline(
         # clearly that a token is not good for this.
         client.commit_exports([])
     running = Pipeline(place, settings, master=master, checkpoint=checkpoint)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: running.ask_to_stop())
+    call_at_signal((signal.SIGTERM, signal.SIGINT), running.ask_to_stop)
     try:
         running.run(lambda: click.echo("penstock pipeline ready"))
     except PipelineFailedError as error:

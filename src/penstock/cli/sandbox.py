@@ -11,6 +11,7 @@ import click
 
 from penstock.cli.main import Failure, json_option
 from penstock.cli.output import echo_json
+from penstock.cli.signals import call_at_signal
 from penstock.sandbox.client import SandboxError
 from penstock.sandbox.server import Sandbox
 
@@ -71,8 +72,7 @@ def sandbox(
     except SandboxError as error:
         raise Failure(str(error)) from None
     is_over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: is_over.set())
+    call_at_signal((signal.SIGTERM, signal.SIGINT), is_over.set)
     click.echo(f"penstock sandbox ready {cloud.url}")
     if as_json:
         echo_json({"url": cloud.url, "variables": cloud.variables})

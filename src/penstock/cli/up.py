@@ -18,6 +18,7 @@ from penstock.cli.access import client_variables
 from penstock.cli.demo import DEVICES, run_demo
 from penstock.cli.main import Failure, config_option, json_option, root_option, settings_from
 from penstock.cli.output import echo_json
+from penstock.cli.signals import call_at_signal
 from penstock.cli.supervision import Program
 from penstock.sandbox.client import SandboxClient
 
@@ -53,10 +54,7 @@ def up(
     settings = settings_from(config, root=root, port=port)
     has_pipeline = not no_pipeline and _has_spark()
     is_over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # With nohup it is to outlive its terminal; else nothing may be left running without it.
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda *_: is_over.set())
+    call_at_signal(_ends(), is_over.set)
     programs: list[Program] = []
     try:
         variables: Mapping[str, str] = {}
@@ -83,6 +81,15 @@ def up(
         # The pipeline tells the broker what it has done before that one ends.
         for program in reversed(programs):
             program.stop()
+
+
+def _ends() -> list[signal.Signals]:
+    """The signals that end it."""
+    ends = [signal.SIGTERM, signal.SIGINT]
+    # With nohup it is to outlive its terminal; else nothing may be left running without it.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    return ends
 
 
 def _start_sandbox(programs: list[Program], is_over: threading.Event) -> Mapping[str, str]:

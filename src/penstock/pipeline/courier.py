@@ -186,8 +186,9 @@ class Courier:
     def _tell_interim(self, found: ExportSlice, delivery: Delivery) -> Echo:
         echo = self._tell(_report_interim(found, delivery))
         with self._condition:
-            # Slices of this task may wait as well.
-            return echo._replace(is_awaited=echo.is_awaited or bool(self._waiting))
+            # Slices of this task may wait as well, or want to be reported.
+            others = bool(self._waiting) or any(parcel.is_over for parcel in self._started)
+            return echo._replace(is_awaited=echo.is_awaited or others)
 
     def _export(self, parcel: _Parcel) -> Export:
         found, root = parcel.header.slice, parcel.header.root

@@ -44,12 +44,11 @@ class Budget:
     ) -> None:
         self.clock = clock
         self._sleep = sleep
-        self._seconds = seconds
         self._end = clock() + seconds
 
-    def renew(self) -> None:
-        """As much again."""
-        self._end = self.clock() + self._seconds
+    def renew(self, seconds: float) -> None:
+        """So much more from now on."""
+        self._end = self.clock() + seconds
 
     def is_over(self) -> bool:
         return self.clock() >= self._end

@@ -38,5 +38,6 @@ LIMITS = {
     # Here are those that hang, or whose connections are slow: they wait, and cost nothing else.
     Lane.recovering: LaneLimits(seconds=5.0, patience=30.0, is_parallel=False, threads=64),
     # A part of a file takes as long as the line needs for it; all that is asked is that it goes on.
-    Lane.files: LaneLimits(seconds=4.0, patience=30.0, is_parallel=False, slow_seconds=600.0),
+    # The time may be renewed, as long as nobody else waits.
+    Lane.files: LaneLimits(seconds=1.0, patience=30.0, is_parallel=False, slow_seconds=600.0),
 }

@@ -200,6 +200,21 @@ def test_with_the_lease_of_a_broker_before_this_one_reports_count(
     assert len(bench.told()) == 2
 
 
+@pytest.mark.parametrize("is_interim", [True, False])
+def test_of_two_leases_of_a_broker_before_this_one_the_first_that_is_reported_counts(
+    bench: Workbench, is_interim: bool
+) -> None:
+    bench.create_tasks("s", 3)
+    first, second = bench.plan_file(), bench.plan_file()
+    bench.restart()
+    assert bench.commit(failure(first, uploads=[upload(0)], is_interim=is_interim)) == 1
+    # Otherwise the upload of the first would be forgotten.
+    assert bench.commit(failure(second, uploads=[upload(1)], is_interim=True)) == 0
+    assert bench.commit(failure(second, uploads=[upload(1)])) == 0
+    assert bench.commit(report(first, uploads=[upload(0)])) == (1 if is_interim else 0)
+    assert bench.store.catalog.uploads()[0].upload == upload(0)
+
+
 # What is answered
 
 

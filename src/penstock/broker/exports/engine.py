@@ -150,6 +150,7 @@ class Exports:
         turn = export.turn
         self._turns += 1
         export.turn = self._turns
+        export.is_untouched = False
         export.lease = Lease(
             f"{export.lease_name}-{self._id}-{self._turns}",
             request.pipeline,
@@ -260,7 +261,10 @@ class Exports:
             export.settling_end = sound.settled_end
         export.is_settling = True
         self._statuses.write(export.origin, sound.events, now_millis)
-        return settle_report(export, report, sound, now_millis)
+        settled = settle_report(export, report, sound, now_millis)
+        if report.is_interim and export.lease is None:
+            export.adopt(report, self._clock())
+        return settled
 
     def apply(self, settlement: Settlement) -> None:
         """What was settled is stored: what is due next is decided by it."""
@@ -319,4 +323,4 @@ class Exports:
         # one gave was settled before.
         name, _, rest = report.lease.partition("-")
         is_earlier = name == export.lease_name and not rest.startswith(self._id)
-        return is_earlier and export.next_number == report.first
+        return is_earlier and export.is_untouched and export.next_number == report.first

@@ -86,6 +86,8 @@ class Export:
         self.config = config
         self.id = self.progress.export_id
         self.lease: Lease | None = None
+        # Nobody was given a slice since the broker was started, nor reported one.
+        self.is_untouched = True
         # What became of its slice is being stored: until then nobody knows where it goes on.
         self.is_settling = False
         # So far the slice is done if that works.
@@ -232,6 +234,11 @@ class Export:
     def take(self, taken: Taken) -> None:
         self._taken = taken
 
+    def adopt(self, report: ExportReport, now: float) -> None:
+        """Whoever has this lease from a broker before this one has it, until it is planned."""
+        end = self.stream.log.end
+        self.lease = Lease(report.lease, "", self.lane, report.first, end, 0.0, now)
+
     def end_settling(self) -> None:
         self.is_settling = False
         self.settling_end = 0
@@ -245,6 +252,7 @@ class Export:
 
     def settle(self, report: ExportReport, lease: Lease | None, now: float, chance: float) -> None:
         """What a delivery means for the next one; its progress is stored elsewhere."""
+        self.is_untouched = False
         self.arrived = sorted(report.arrived)
         self.lane = self._lane(was_slow=report.was_slow)
         # Of what was sent in vain, nobody knows how much it was.

@@ -6,8 +6,7 @@ import threading
 
 from penstock.pipeline.delivery import Budget
 
-# However few wait: what is told of a batch at its end should not be told too late.
-_MOST_RENEWALS = 15
+_RENEWAL_SECONDS = 1.0
 
 
 class LeftBehindError(Exception):
@@ -29,15 +28,13 @@ class Allowance:
     def sent_bytes(self) -> int:
         return self._sent_bytes
 
-    def may_renew(self) -> bool:
-        """Whether only the time is up, which others may not need."""
-        has_time = not self._budget.is_over()
-        return not has_time and self._has_room() and self._renewals < _MOST_RENEWALS
+    def may_renew(self, most: int) -> bool:
+        """Whether only the time is up, which others may not need, and has not been so often."""
+        return self._budget.is_over() and self._has_room() and self._renewals < most
 
     def renew(self) -> None:
-        """As much time again."""
         self._renewals += 1
-        self._budget.renew()
+        self._budget.renew(_RENEWAL_SECONDS)
 
     def _has_room(self) -> bool:
         is_spent = self._max_bytes is not None and self._sent_bytes >= self._max_bytes

@@ -43,6 +43,8 @@ from penstock.pipeline.uploads.transfer import (
 logger = logging.getLogger(__name__)
 
 _DEFAULT_THRESHOLD = 5 * 1024 * 1024
+# Also if nobody waits, a batch of tasks has to end soon: until then they do not count as done.
+_MOST_RENEWALS = 4
 # So many tasks may be done behind one that is not.
 _MOST_AHEAD = 512
 _MESSAGE_LENGTH = 1000
@@ -126,32 +128,42 @@ class TasksAttempt:
         self._allowance.leave_behind()
 
     def _work(self) -> None:
-        while (place := self._take()) is not None:
-            try:
-                self._attempt(place)
-            except UnavailableError as error:
-                self._end(str(error), error)
-            except GoneError:
-                with self._lock:
-                    upload = self._uploads.pop(self._messages.numbers[place])
-                self._end(f"S3 no longer has the upload of {_name(upload)}: it begins anew")
-            except (_LostError, LeftBehindError):
-                self._end("")
-            except Exception as error:
-                # Whatever it is, the broker has to hear of it: it is what the user looks at.
-                logger.exception("an S3 task of stream %r failed", self._export.stream)
-                self._end(f"{type(error).__name__}: {error}")
+        try:
+            while (place := self._take()) is not None:
+                self._try(place)
+        except _LostError:
+            self._end("")
+
+    def _try(self, place: int) -> None:
+        try:
+            self._attempt(place)
+        except UnavailableError as error:
+            self._end(str(error), error)
+        except GoneError:
+            with self._lock:
+                upload = self._uploads.pop(self._messages.numbers[place])
+            self._end(f"S3 no longer has the upload of {_name(upload)}: it begins anew")
+        except (_LostError, LeftBehindError):
+            self._end("")
+        except Exception as error:
+            # Whatever it is, the broker has to hear of it: it is what the user looks at.
+            logger.exception("an S3 task of stream %r failed", self._export.stream)
+            self._end(f"{type(error).__name__}: {error}")
 
     def _take(self) -> int | None:
         """The place of the next task."""
+        if self._allowance.may_renew(_MOST_RENEWALS) and self._has_more():
+            self._renew()
         with self._lock:
-            is_done = self._is_over or self._next == len(self._messages.numbers)
-            if is_done or not self._allowance.may_begin():
+            if not self._has_more() or not self._allowance.may_begin():
                 return None
             if self._settlements.count_ahead() >= _MOST_AHEAD:
                 return None
             self._next += 1
             return self._next - 1
+
+    def _has_more(self) -> bool:
+        return not self._is_over and self._next < len(self._messages.numbers)
 
     def _end(self, error: str, unavailable: UnavailableError | None = None) -> None:
         """Nothing more is begun: tasks are carried out in their order."""
@@ -289,7 +301,9 @@ class TasksAttempt:
         bucket = Bucket(upload.bucket, self._export.patience)
         if not upload.upload_id:
             upload = self._create(bucket, upload, task.user_metadata or {})
-        transfer = PartsTransfer(file, bucket, upload, self._allowance, self._keep, self._renew)
+        transfer = PartsTransfer(
+            file, bucket, upload, self._allowance, self._keep, self._renew_with
+        )
         if not transfer.run(self._export.settings.s3_parts_at_once):
             return False
         with self._lock:
@@ -307,9 +321,15 @@ class TasksAttempt:
             raise
         return created
 
-    def _renew(self, upload: Upload) -> bool:
-        """Unless others wait for their turn, nobody is served by an end of the batch."""
+    def _renew_with(self, upload: Upload) -> bool:
         self._keep(upload)
+        return self._renew()
+
+    def _renew(self) -> bool:
+        """Whether there is more time: unless others wait, no one is served by an end of the batch.
+
+        What happened so far is told at once.
+        """
         if self._tell_at_once():
             return False
         self._allowance.renew()

@@ -19,6 +19,8 @@ from penstock.pipeline.uploads.inputs import InputFile
 
 _MEBIBYTE = 1024 * 1024
 _MOST_PARTS = 10_000
+# However few wait for their turn: a batch has to end some time.
+_MOST_RENEWALS = 60
 # A part that failed is sent again by itself, after so many seconds; then the upload has to wait.
 _PART_PAUSES = (0.1, 0.4)
 # What goes in one call cannot be stopped and gone on with, and others may be waiting: what takes
@@ -128,7 +130,7 @@ class PartsTransfer:
         with self._lock:
             if not self._missing or self._error is not None:
                 return None
-            if self._allowance.may_renew() and not self._renew(self._state()):
+            if self._allowance.may_renew(_MOST_RENEWALS) and not self._renew(self._state()):
                 return None
             place = self._missing[-1]
             return self._missing.pop() if self._allowance.begin(self._size_of(place)) else None
