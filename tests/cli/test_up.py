@@ -194,6 +194,8 @@ def test_a_signal_ends_it_also_while_it_begins_to_wait_for_one(
     )
     up = start("--no-pipeline", "--demo")
     up.read_until("Ctrl-C")
+    # Then all threads are started, which it waits for as well.
+    wait_until(lambda: appended_to(up, "turbine-1"))
 
     now.touch()
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+import pytest
+
 from penstock.model.exporting import Upload
 from penstock.pipeline.uploads.aborting import AbortAttempt, abort
 from penstock.sandbox.server import Sandbox
@@ -37,6 +40,12 @@ def test_an_upload_is_aborted(bench: Workbench) -> None:
 def test_one_whose_name_is_not_known_is_looked_for(in_store: Workbench) -> None:
     abort(begin(in_store, is_known=False), PATIENCE)
     assert in_store.unfinished() == []
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_without_its_bucket_there_is_nothing_to_abort(in_store: Workbench, is_known: bool) -> None:
+    upload = begin(in_store, is_known=is_known)
+    abort(msgspec.structs.replace(upload, bucket="there-is-no-such-bucket"), PATIENCE)
 
 
 def test_an_attempt_tells_what_became_of_it(in_sandbox: Workbench, cloud: Sandbox) -> None:

@@ -128,11 +128,12 @@ def test_what_can_never_be_done_fails_and_the_next_goes_on(
     in_store.add_payload(b"not a task")
     in_store.add("relative/path", "d")
     in_store.add(in_store.write("e", b"x"), "!{date:yyyy}")
-    in_store.add(in_store.write("f", b"x"), "f", bucket="there-is-no-such-bucket")
+    in_store.add(in_store.write("f", bytes(LARGE)), "f", bucket="there-is-no-such-bucket")
     in_store.add(in_store.write("g", b"x"), "g")
     delivery = in_store.run()
     assert in_store.list_keys() == ["g"]
-    failures = [event for event in delivery.events if event.status is Status.Failure]
+    events = in_store.all_events(delivery)
+    failures = [event for event in events if event.status is Status.Failure]
     expected = [
         "exist",
         "directory",
@@ -152,6 +153,8 @@ def test_what_can_never_be_done_fails_and_the_next_goes_on(
     }
     assert (delivery.settled_end, delivery.error) == (FIRST + 7, "")
     assert len(delivery.skipped) == 6
+    assert not any(event.status is Status.Warning for event in events)
+    assert (delivery.uploads, delivery.abandoned) == ([], [])
 
 
 def test_denied_access_is_a_failure(
@@ -165,6 +168,8 @@ def test_denied_access_is_a_failure(
     for _, reason in delivery.skipped:
         assert "denies access" in reason
         assert "s3:PutObject" in reason
+    assert not any(event.status is Status.Warning for event in delivery.events)
+    assert (delivery.uploads, delivery.abandoned) == ([], [])
 
 
 def test_files_outside_of_the_directories_are_refused(in_store: Workbench, tmp_path: Path) -> None:

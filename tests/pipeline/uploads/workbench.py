@@ -101,6 +101,10 @@ class Workbench:
         attempt.run()
         return attempt.delivery()
 
+    def all_events(self, delivery: Delivery) -> list[TaskEvent]:
+        """Those of an attempt, told at once or in the end."""
+        return [event for told in (*self.told, delivery) for event in told.events]
+
     def content(self, key: str) -> bytes:
         return self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
 

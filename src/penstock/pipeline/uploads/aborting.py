@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from penstock.model.exporting import Upload
 from penstock.pipeline.destinations.destination import RefusedError, UnavailableError
 from penstock.pipeline.settlements import Delivery
-from penstock.pipeline.uploads.bucket import Bucket
+from penstock.pipeline.uploads.bucket import Bucket, NoBucketError
 
 
 def abort(upload: Upload, patience: float) -> None:
@@ -15,8 +17,9 @@ def abort(upload: Upload, patience: float) -> None:
         bucket.abort(upload.key, upload.upload_id)
         return
     # It was about to be created when something ended: if there is one, only S3 knows.
-    for upload_id in bucket.find_uploads(upload.key, upload.began):
-        bucket.abort(upload.key, upload_id)
+    with suppress(NoBucketError):
+        for upload_id in bucket.find_uploads(upload.key, upload.began):
+            bucket.abort(upload.key, upload_id)
 
 
 class AbortAttempt:

@@ -311,7 +311,13 @@ class TasksAttempt:
         return True
 
     def _create(self, bucket: Bucket, upload: Upload, metadata: Mapping[str, str]) -> Upload:
-        upload_id = bucket.create_upload(upload.key, metadata)
+        try:
+            upload_id = bucket.create_upload(upload.key, metadata)
+        except RefusedError:
+            # There is nothing to be aborted.
+            with self._lock:
+                del self._uploads[upload.sequence_number]
+            raise
         created = msgspec.structs.replace(upload, upload_id=upload_id)
         try:
             self._keep(created)

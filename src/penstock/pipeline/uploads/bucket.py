@@ -47,6 +47,10 @@ class GoneError(Exception):
     """An upload is not there any more, or not as it was: completed, aborted, or expired."""
 
 
+class NoBucketError(RefusedError):
+    """There is no such bucket, and so nothing in it."""
+
+
 class Bucket:
     """Each call is made once, and raises UnavailableError or RefusedError if it fails."""
 
@@ -99,7 +103,7 @@ class Bucket:
 
     def abort(self, key: str, upload_id: str) -> None:
         # That it is gone is what is wanted.
-        with suppress(GoneError):
+        with suppress(GoneError, NoBucketError):
             self._call("abort_multipart_upload", Key=key, UploadId=upload_id)
 
     def find_uploads(self, key: str, began_millis: int) -> list[str]:
@@ -135,12 +139,12 @@ class Bucket:
                 raise GoneError(code) from None
             if status >= 500 or status in (408, 429) or code in _PASSING:
                 raise
+            if code == "NoSuchBucket":
+                raise NoBucketError(f"the bucket {self._name!r} does not exist") from None
             raise RefusedError(self._explain(code, answer["Error"].get("Message", ""))) from None
 
     def _explain(self, code: str, message: str) -> str:
         match code:
-            case "NoSuchBucket":
-                return f"the bucket {self._name!r} does not exist"
             case "AccessDenied":
                 return (
                     f"S3 denies access to the bucket {self._name!r}: allow s3:PutObject and "
