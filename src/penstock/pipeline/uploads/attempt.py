@@ -43,6 +43,8 @@ from penstock.pipeline.uploads.transfer import (
 logger = logging.getLogger(__name__)
 
 _DEFAULT_THRESHOLD = 5 * 1024 * 1024
+# As much as S3 takes in one call.
+_MOST_WHOLE = 5 * 1024 * 1024 * 1024
 # Also if nobody waits, a batch of tasks has to end soon: until then they do not count as done.
 _MOST_RENEWALS = 4
 # So many tasks may be done behind one that is not.
@@ -76,7 +78,7 @@ class TasksAttempt:
         self._allowance = allowance
         self._tell = tell
         threshold = export.config.size_threshold_for_multipart_upload_bytes or _DEFAULT_THRESHOLD
-        self._threshold = max(threshold, settings.s3_min_part_bytes)
+        self._threshold = min(max(threshold, settings.s3_min_part_bytes), _MOST_WHOLE)
         self._enclosure = Enclosure(settings.read_only_directories, export.root)
         self._settlements = Settlements(messages, end)
         self._uploads = {upload.sequence_number: upload for upload in uploads}
@@ -130,19 +132,9 @@ class TasksAttempt:
     def _work(self) -> None:
         try:
             while (place := self._take()) is not None:
-                self._try(place)
-        except _LostError:
-            self._end("")
-
-    def _try(self, place: int) -> None:
-        try:
-            self._attempt(place)
+                self._attempt(place)
         except UnavailableError as error:
             self._end(str(error), error)
-        except GoneError:
-            with self._lock:
-                upload = self._uploads.pop(self._messages.numbers[place])
-            self._end(f"S3 no longer has the upload of {_name(upload)}: it begins anew")
         except (_LostError, LeftBehindError):
             self._end("")
         except Exception as error:
@@ -201,13 +193,12 @@ class TasksAttempt:
 
     def _dismiss(self, place: int, status: Status, reason: str) -> None:
         """It will never be done: nothing of it is left behind."""
-        number = self._messages.numbers[place]
-        upload = self._uploads.get(number)
+        upload = self._uploads.get(self._messages.numbers[place])
         if upload is not None:
             self._abort(place, upload)
+            self._forget(upload)
         self._say(place, status, reason)
         with self._lock:
-            self._uploads.pop(number, None)
             self._settlements.note_skipped(place, reason)
 
     def _abort(self, place: int, upload: Upload) -> None:
@@ -264,7 +255,7 @@ class TasksAttempt:
             if not upload.upload_id:
                 self._abort_unknown(place, upload)
                 upload = self._plan_upload(place, upload.bucket, upload.key, file)
-        if upload is not None and not self._send_parts(place, task, file, upload):
+        if upload is not None and not self._send_parts(task, file, upload):
             return False
         self._say(place, Status.Success, f"{file.size} bytes were uploaded to {where}")
         return True
@@ -297,26 +288,30 @@ class TasksAttempt:
         self._tell_at_once()
         return upload
 
-    def _send_parts(self, place: int, task: Task, file: InputFile, upload: Upload) -> bool:
+    def _send_parts(self, task: Task, file: InputFile, upload: Upload) -> bool:
         bucket = Bucket(upload.bucket, self._export.patience)
         if not upload.upload_id:
             upload = self._create(bucket, upload, task.user_metadata or {})
         transfer = PartsTransfer(
             file, bucket, upload, self._allowance, self._keep, self._renew_with
         )
-        if not transfer.run(self._export.settings.s3_parts_at_once):
-            return False
-        with self._lock:
-            del self._uploads[self._messages.numbers[place]]
-        return True
+        try:
+            is_there = transfer.run(self._export.settings.s3_parts_at_once)
+        except GoneError:
+            self._forget(upload)
+            raise UnavailableError(
+                f"S3 no longer has the upload of {_name(upload)}: it begins anew"
+            ) from None
+        if is_there:
+            self._forget(upload)
+        return is_there
 
     def _create(self, bucket: Bucket, upload: Upload, metadata: Mapping[str, str]) -> Upload:
         try:
             upload_id = bucket.create_upload(upload.key, metadata)
         except RefusedError:
             # There is nothing to be aborted.
-            with self._lock:
-                del self._uploads[upload.sequence_number]
+            self._forget(upload)
             raise
         created = msgspec.structs.replace(upload, upload_id=upload_id)
         try:
@@ -344,6 +339,10 @@ class TasksAttempt:
     def _keep(self, upload: Upload) -> None:
         with self._lock:
             self._uploads[upload.sequence_number] = upload
+
+    def _forget(self, upload: Upload) -> None:
+        with self._lock:
+            self._uploads.pop(upload.sequence_number, None)
 
     def _tell_at_once(self) -> bool:
         """Whether others wait for the end of the batch; _LostError if nobody waits for this."""
