@@ -162,9 +162,9 @@ def test_demo_devices_append_until_a_signal_ends_them_and_the_broker(
     assert is_gone(broker)
 
 
-def test_with_nohup_it_outlives_its_terminal(root: Path) -> None:
+def test_with_nohup_it_outlives_its_terminal(start: Callable[..., Up]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    up = Up(root, "--no-pipeline", "--demo", "--port", "0")
+    up = start("--no-pipeline", "--demo")
     up.read_until("Ctrl-C")
 
     up.process.send_signal(signal.SIGHUP)

@@ -330,6 +330,17 @@ def test_an_upload_that_is_gone_begins_anew(in_store: Workbench) -> None:
     assert in_store.content("a") == content
 
 
+def test_an_upload_whose_parts_are_not_what_they_were_begins_anew(in_store: Workbench) -> None:
+    in_store.add(in_store.write("a", content := os.urandom(LARGE)), "a")
+    upload = only_upload(in_store.run(max_bytes=1))
+    wrong = f'"{"0" * 32}" AAAAAA=='
+    gone = in_store.run(uploads=[msgspec.structs.replace(upload, parts=[wrong] * 3)])
+    assert "begins anew" in gone.error
+    assert (gone.uploads, in_store.unfinished()) == ([], [])
+    assert in_store.run().settled_end == FIRST + 1
+    assert in_store.content("a") == content
+
+
 def test_an_upload_of_which_the_name_is_not_known_is_looked_for_and_aborted(
     in_store: Workbench,
 ) -> None:

@@ -255,7 +255,7 @@ class TasksAttempt:
             if not upload.upload_id:
                 self._abort_unknown(place, upload)
                 upload = self._plan_upload(place, upload.bucket, upload.key, file)
-        if upload is not None and not self._send_parts(task, file, upload):
+        if upload is not None and not self._send_parts(place, task, file, upload):
             return False
         self._say(place, Status.Success, f"{file.size} bytes were uploaded to {where}")
         return True
@@ -288,7 +288,7 @@ class TasksAttempt:
         self._tell_at_once()
         return upload
 
-    def _send_parts(self, task: Task, file: InputFile, upload: Upload) -> bool:
+    def _send_parts(self, place: int, task: Task, file: InputFile, upload: Upload) -> bool:
         bucket = Bucket(upload.bucket, self._export.patience)
         if not upload.upload_id:
             upload = self._create(bucket, upload, task.user_metadata or {})
@@ -298,6 +298,8 @@ class TasksAttempt:
         try:
             is_there = transfer.run(self._export.settings.s3_parts_at_once)
         except GoneError:
+            # It may be that only some of its parts are.
+            self._abort(place, upload)
             self._forget(upload)
             raise UnavailableError(
                 f"S3 no longer has the upload of {_name(upload)}: it begins anew"
