@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import threading
 import time
 
 from pyspark.sql import DataFrame
@@ -96,17 +95,18 @@ def start(
 
 def run(queries: list[StreamingQuery]) -> None:
     """Until they have ended, or Ctrl-C ends them between two batches."""
-    stopping = threading.Event()
+    signals: list[int] = []
 
     def stop(number: int, _: object) -> None:
-        stopping.set()
+        signals.append(number)
         signal.signal(number, signal.SIG_DFL)  # the next one ends all at once
 
     # In place of Spark's own, which breaks off what runs.
     signal.signal(signal.SIGINT, stop)
-    while any(query.isActive for query in queries) and not stopping.wait(0.2):
+    while any(query.isActive for query in queries) and not signals:
         if any(query.exception() for query in queries):
             break
+        time.sleep(0.2)
     for query in queries:
         while query.status["isTriggerActive"] and not query.exception():
             time.sleep(0.05)

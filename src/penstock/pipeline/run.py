@@ -88,7 +88,7 @@ class Pipeline:
         self._id = secrets.token_hex(8)
 
     def ask_to_stop(self) -> None:
-        """From any thread, or a signal handler."""
+        """From any thread."""
         self._stops.set()
 
     def run(self, ready: Callable[[], None]) -> None:
