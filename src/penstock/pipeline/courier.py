@@ -89,6 +89,7 @@ class Courier:
         self._waiting: deque[_Parcel] = deque()
         self._started: list[_Parcel] = []
         self._threads = 0
+        self._uploaded: dict[str, list[UploadedFile]] = {}
 
     def send(self, header: SliceHeader, messages: Messages) -> None:
         """Delivers it as soon as a thread is free."""
@@ -114,14 +115,10 @@ class Courier:
                     parcel.attempt.leave_behind()
             return [self._report(parcel) for parcel in self._started]
 
+    @property
     def uploaded(self) -> dict[str, list[UploadedFile]]:
-        """By lease: the files that arrived."""
-        with self._condition:
-            return {
-                parcel.header.slice.lease: files
-                for parcel in self._started
-                if parcel.attempt is not None and (files := parcel.attempt.delivery().uploaded)
-            }
+        """By lease: the files that arrived, of what `finish` has told."""
+        return self._uploaded
 
     def _is_done(self) -> bool:
         return not self._waiting and all(parcel.is_over for parcel in self._started)
@@ -207,6 +204,8 @@ class Courier:
             delivery = Delivery(settled_end=found.first, uploads=found.uploads)
         else:
             delivery = parcel.attempt.delivery()
+        if delivery.uploaded:
+            self._uploaded[found.lease] = delivery.uploaded
         elapsed = time.monotonic() - parcel.began
         error = parcel.error or delivery.error
         was_slow = delivery.timed_out or delivery.slowest_call > LIMITS[Lane.steady].patience

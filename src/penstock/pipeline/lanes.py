@@ -39,5 +39,5 @@ LIMITS = {
     Lane.recovering: LaneLimits(seconds=5.0, patience=30.0, is_parallel=False, threads=64),
     # A part of a file takes as long as the line needs for it; all that is asked is that it goes on.
     # The time may be renewed, as long as nobody else waits.
-    Lane.files: LaneLimits(seconds=1.0, patience=30.0, is_parallel=False, slow_seconds=600.0),
+    Lane.files: LaneLimits(seconds=1.0, patience=60.0, is_parallel=False, slow_seconds=3000.0),
 }

@@ -60,7 +60,7 @@ class LaneWriter(DataSourceStreamArrowWriter):
 
             for header, messages in slices_in(iterator, read_large):
                 courier.send(header, messages)
-            return Reports(courier.finish(), courier.uploaded())
+            return Reports(courier.finish(), courier.uploaded)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002
         told = [message for message in messages if isinstance(message, Reports)]

@@ -13,6 +13,7 @@ import pytest
 from penstock.model.exporting import Upload
 from penstock.model.status import Status
 from penstock.pipeline.settlements import Delivery
+from penstock.pipeline.uploads.inputs import InputFile
 from penstock.sandbox.server import Sandbox
 from tests.object_store import ObjectStore
 from tests.pipeline.uploads.conftest import use_variables
@@ -71,8 +72,8 @@ def test_a_large_file_goes_in_parts(bench: Workbench) -> None:
 
 def test_a_file_of_just_the_threshold_goes_in_one_call(in_store: Workbench) -> None:
     in_store.threshold = 8 * MEBIBYTE
-    in_store.add(in_store.write("a", bytes(8 * MEBIBYTE)), "a")
     in_store.add(in_store.write("b", bytes(8 * MEBIBYTE + 1)), "b")
+    in_store.add(in_store.write("a", bytes(8 * MEBIBYTE)), "a")
     assert in_store.run().settled_end == FIRST + 2
     etags = [
         in_store.client.head_object(Bucket=in_store.bucket, Key=key)["ETag"] for key in ("a", "b")
@@ -111,6 +112,31 @@ def test_several_at_once_if_a_setting_asks_for_it(cloud: Sandbox, in_sandbox: Wo
     assert len(in_sandbox.list_keys()) == 5
 
 
+def test_what_is_over_is_told_before_a_long_upload_begins(in_store: Workbench) -> None:
+    small = in_store.add(in_store.write("a", b"x"), "a")
+    in_store.add(in_store.write("b", bytes(LARGE)), "b")
+    delivery = in_store.run()
+    # Or whoever deletes the file now, and is killed with all others, would be told of a Failure.
+    assert said(delivery.events) == [(small, "InProgress"), (small, "Success")]
+    assert delivery.settled_end == FIRST + 1
+    assert (in_store.told, in_store.unfinished()) == ([], [])
+
+
+def test_how_a_task_ended_is_not_told_before_it_counts(
+    in_sandbox: Workbench, cloud: Sandbox
+) -> None:
+    in_sandbox.settings = {"s3_tasks_at_once": 2, "s3_parts_at_once": 1}
+    large = in_sandbox.add(in_sandbox.write("a", bytes(LARGE)), "a")
+    small = in_sandbox.add(in_sandbox.write("b", b"x"), "b")
+    cloud.set_fault("s3", operation="UploadPart", delay_millis=1100)
+    delivery = in_sandbox.run(seconds=1.0)
+    told = [event for told in in_sandbox.told for event in said(told.events)]
+    assert (large, "InProgress") in told
+    assert (small, "Success") not in told
+    assert (small, "Success") in said(delivery.events)
+    assert (delivery.settled_end, delivery.arrived) == (large, [small])
+
+
 def test_keys_have_the_time_of_the_upload(in_store: Workbench) -> None:
     in_store.settings = {"s3_key_time_zone": "Asia/Kolkata"}
     in_store.add(in_store.write("a", b"x"), "!{timestamp:yyyy}/!{timestamp:VV}")
@@ -125,24 +151,24 @@ def test_what_can_never_be_done_fails_and_the_next_goes_on(
     in_store: Workbench, tmp_path: Path
 ) -> None:
     (tmp_path / "directory").mkdir()
-    in_store.add(tmp_path / "missing", "a")
+    in_store.add(in_store.write("f", bytes(LARGE)), "f", bucket="there-is-no-such-bucket")
     in_store.add(tmp_path / "directory", "b")
     in_store.add_payload(b"not a task")
     in_store.add("relative/path", "d")
     in_store.add(in_store.write("e", b"x"), "!{date:yyyy}")
-    in_store.add(in_store.write("f", bytes(LARGE)), "f", bucket="there-is-no-such-bucket")
+    in_store.add(tmp_path / "missing", "a")
     in_store.add(in_store.write("g", b"x"), "g")
     delivery = in_store.run()
     assert in_store.list_keys() == ["g"]
     events = in_store.all_events(delivery)
     failures = [event for event in events if event.status is Status.Failure]
     expected = [
-        "exist",
+        "there-is-no-such-bucket",
         "directory",
         "not JSON",
         "relative/path",
         "date",
-        "there-is-no-such-bucket",
+        "exist",
     ]
     assert [event.sequence_number for event in failures] == [FIRST + n for n in range(6)]
     for event, text in zip(failures, expected, strict=True):
@@ -163,8 +189,8 @@ def test_denied_access_is_a_failure(
     in_store: Workbench, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_variables(object_store.reader_variables, monkeypatch)
-    in_store.add(in_store.write("a", b"x"), "a")
     in_store.add(in_store.write("b", bytes(LARGE)), "b")
+    in_store.add(in_store.write("a", b"x"), "a")
     delivery = in_store.run()
     assert delivery.settled_end == FIRST + 2
     for _, reason in delivery.skipped:
@@ -213,6 +239,23 @@ def test_on_another_machine_nothing_is_tried(in_store: Workbench) -> None:
 
 
 # What changes while it is uploaded
+
+
+def test_a_small_file_that_changes_while_it_is_read_is_not_sent(
+    in_store: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = in_store.write("a", b"one version")
+    number = in_store.add(path, "a")
+    read = InputFile.read
+
+    def change_after(file: InputFile, start: int, length: int) -> bytes:
+        content = read(file, start, length)
+        path.write_bytes(b"two versions")
+        return content
+
+    monkeypatch.setattr(InputFile, "read", change_after)
+    assert said(in_store.run().events)[-1] == (number, "Failure")
+    assert in_store.list_keys() == []
 
 
 @pytest.mark.parametrize("how", ["appended", "overwritten", "replaced", "deleted"])

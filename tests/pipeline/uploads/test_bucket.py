@@ -102,6 +102,8 @@ def test_a_bucket_that_does_not_exist_is_named(in_store: Workbench, tmp_path: Pa
         ({"status": 503, "code": "SlowDown"}, False),
         ({"status": 500, "code": "InternalError"}, False),
         ({"down": True}, False),
+        # Of something on the way to S3.
+        ({"status": 403, "code": "403"}, False),
     ],
 )
 def test_answers_are_sorted(

@@ -212,7 +212,8 @@ def sorting_errors(service: str, operation: str) -> Iterator[None]:
         raise UnavailableError(
             f"{service} {operation}: no region; set AWS_REGION for the pipeline"
         ) from None
-    except BotoCoreError as error:
+    except (BotoCoreError, ValueError) as error:
+        # The latter for an endpoint that is no URL.
         raise UnavailableError(f"{service} {operation}: {error}") from None
 
 

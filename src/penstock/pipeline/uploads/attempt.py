@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from penstock.errors import StreamManagerException
 from penstock.model import S3ExportTaskExecutorConfig
 from penstock.model.exporting import TaskEvent, Upload
 from penstock.model.s3 import find_task
@@ -85,6 +86,8 @@ class TasksAttempt:
         self._abandoned: list[Upload] = []
         self._events: list[TaskEvent] = []
         self._uploaded: list[UploadedFile] = []
+        # The numbers of tasks that are over.
+        self._concluded: set[int] = set()
         self._next = 0
         self._is_over = False
         self._error = ""
@@ -137,6 +140,9 @@ class TasksAttempt:
             self._end(str(error), error)
         except (_LostError, LeftBehindError):
             self._end("")
+        except (OSError, StreamManagerException) as error:
+            # The broker is away, or this machine has no descriptors left.
+            self._end(f"{type(error).__name__}: {error}")
         except Exception as error:
             # Whatever it is, the broker has to hear of it: it is what the user looks at.
             logger.exception("an S3 task of stream %r failed", self._export.stream)
@@ -179,27 +185,37 @@ class TasksAttempt:
             task = parse_task(self._messages.payloads[place])
             path = find_path(task.input_url)
             with self._enclosure.open(path) as file:
-                if not self._upload(place, task, file):
+                where = self._upload(place, task, file)
+                if not where:
                     # There is no time for more.
                     self._end("")
                     return
-                uploaded = UploadedFile(path, file.fingerprint)
+                self._succeed(place, where, file)
         except (TaskError, InputError, RefusedError) as error:
             self._dismiss(place, Status.Failure, str(error))
-            return
+
+    def _succeed(self, place: int, where: str, file: InputFile) -> None:
+        message = f"{file.size} bytes were uploaded to {where}"
         with self._lock:
+            self._conclude(place, Status.Success, message)
             self._settlements.note_arrived((place,))
-            self._uploaded.append(uploaded)
+            self._uploaded.append(UploadedFile(file.path, file.fingerprint))
 
     def _dismiss(self, place: int, status: Status, reason: str) -> None:
         """It will never be done: nothing of it is left behind."""
         upload = self._uploads.get(self._messages.numbers[place])
         if upload is not None:
             self._abort(place, upload)
-            self._forget(upload)
-        self._say(place, status, reason)
         with self._lock:
+            self._conclude(place, status, reason)
             self._settlements.note_skipped(place, reason)
+
+    def _conclude(self, place: int, status: Status, message: str) -> None:
+        """Under the lock, at once with what is settled by it: or it might be told by itself."""
+        number = self._messages.numbers[place]
+        self._concluded.add(number)
+        self._uploads.pop(number, None)
+        self._events.append(self._make_event(place, status, message))
 
     def _abort(self, place: int, upload: Upload) -> None:
         try:
@@ -227,38 +243,40 @@ class TasksAttempt:
             )
 
     def _say(self, place: int, status: Status, message: str) -> None:
-        event = TaskEvent(
+        event = self._make_event(place, status, message)
+        with self._lock:
+            self._events.append(event)
+
+    def _make_event(self, place: int, status: Status, message: str) -> TaskEvent:
+        return TaskEvent(
             sequence_number=self._messages.numbers[place],
             status=status,
             message=message[:_MESSAGE_LENGTH],
             time=_now_millis(),
             task=find_task(self._messages.payloads[place]),
         )
-        with self._lock:
-            self._events.append(event)
 
     # Its file
 
-    def _upload(self, place: int, task: Task, file: InputFile) -> bool:
-        """Whether all of it is there by now."""
+    def _upload(self, place: int, task: Task, file: InputFile) -> str:
+        """Where it is by now; empty if there is more of it to be sent."""
         upload = self._uploads.get(self._messages.numbers[place])
         if upload is None:
+            if file.size > self._threshold and self._concluded:
+                # What is over is told before something is begun that takes long.
+                return ""
             key = self._resolve(task.key)
             where = f"s3://{task.bucket}/{key}"
             self._say(place, Status.InProgress, f"{file.size} bytes are on their way to {where}")
-            is_there = self._put(task, key, file)
-            upload = None if is_there else self._plan_upload(place, task.bucket, key, file)
+            if self._put(task, key, file):
+                return where
+            upload = self._plan_upload(place, task.bucket, key, file)
         elif upload.fingerprint != file.fingerprint:
             raise InputError(f"{file.path!r} has changed since its upload began")
-        else:
-            where = _name(upload)
-            if not upload.upload_id:
-                self._abort_unknown(place, upload)
-                upload = self._plan_upload(place, upload.bucket, upload.key, file)
-        if upload is not None and not self._send_parts(place, task, file, upload):
-            return False
-        self._say(place, Status.Success, f"{file.size} bytes were uploaded to {where}")
-        return True
+        elif not upload.upload_id:
+            self._abort_unknown(place, upload)
+            upload = self._plan_upload(place, upload.bucket, upload.key, file)
+        return _name(upload) if self._send_parts(place, task, file, upload) else ""
 
     def _resolve(self, key: str) -> str:
         return resolve_key(key, time.time_ns(), _zone(self._export.settings.s3_key_time_zone))
@@ -304,8 +322,6 @@ class TasksAttempt:
             raise UnavailableError(
                 f"S3 no longer has the upload of {_name(upload)}: it begins anew"
             ) from None
-        if is_there:
-            self._forget(upload)
         return is_there
 
     def _create(self, bucket: Bucket, upload: Upload, metadata: Mapping[str, str]) -> Upload:
@@ -326,13 +342,11 @@ class TasksAttempt:
 
     def _renew_with(self, upload: Upload) -> bool:
         self._keep(upload)
-        return self._renew()
+        # Tasks that are over want to be told of.
+        return not self._concluded and self._renew()
 
     def _renew(self) -> bool:
-        """Whether there is more time: unless others wait, no one is served by an end of the batch.
-
-        What happened so far is told at once.
-        """
+        """Whether there is more time: if nobody waits, an end of the batch serves nobody."""
         if self._tell_at_once():
             return False
         self._allowance.renew()
@@ -347,15 +361,19 @@ class TasksAttempt:
             self._uploads.pop(upload.sequence_number, None)
 
     def _tell_at_once(self) -> bool:
-        """Whether others wait for the end of the batch; _LostError if nobody waits for this."""
+        """Whether others wait for the end of the batch; _LostError if nobody waits for this.
+
+        How tasks ended is not told before the broker takes them for done.
+        """
         with self._telling:
-            told = self.delivery()
-            echo = self._tell(told)
+            now = self.delivery()
+            events = [each for each in now.events if each.sequence_number not in self._concluded]
+            echo = self._tell(msgspec.structs.replace(now, events=events))
             if not echo.is_taken:
                 raise _LostError
             with self._lock:
-                del self._events[: len(told.events)]
-                del self._abandoned[: len(told.abandoned)]
+                self._events = [each for each in self._events if each not in events]
+                del self._abandoned[: len(now.abandoned)]
         return echo.is_awaited
 
 

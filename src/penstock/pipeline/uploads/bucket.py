@@ -12,12 +12,14 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from penstock.pipeline.destinations import aws
-from penstock.pipeline.destinations.destination import RefusedError
+from penstock.pipeline.destinations.destination import RefusedError, UnavailableError
 from penstock.pipeline.uploads.body import Body
 
 # Answers below 500 that are not about the task: what is sent again may arrive. All others are.
 _PASSING = frozenset(
     (
+        "AuthorizationHeaderMalformed",
+        "AuthorizationQueryParametersError",
         "BadDigest",
         "BandwidthLimitExceeded",
         "ExpiredToken",
@@ -32,11 +34,13 @@ _PASSING = frozenset(
         "ThrottlingException",
         "TokenRefreshRequired",
         "TooManyRequestsException",
+        "XAmzContentChecksumMismatch",
         "XAmzContentSHA256Mismatch",
     )
 )
 # An upload with one of these cannot be gone on with.
 _GONE = frozenset(("InvalidPart", "InvalidPartOrder", "NoSuchUpload"))
+_COMPLETING_FACTOR = 5
 # When an upload may have been created, seen from when somebody was about to do so: times come in
 # whole seconds, and a call may take its time.
 _JUST_BEFORE = timedelta(seconds=-3)
@@ -59,7 +63,7 @@ class Bucket:
         self._patience = patience
 
     def put(self, key: str, body: Body, metadata: Mapping[str, str]) -> None:
-        self._call(
+        answer = self._call(
             "put_object",
             Key=key,
             Body=body.content,
@@ -67,13 +71,13 @@ class Bucket:
             ChecksumCRC32=body.digest,
             Metadata=metadata,
         )
+        _find(answer, "ETag")
 
     def create_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         answer = self._call(
             "create_multipart_upload", Key=key, Metadata=metadata, ChecksumAlgorithm="CRC32"
         )
-        upload_id: str = answer["UploadId"]
-        return upload_id
+        return _find(answer, "UploadId")
 
     def put_part(self, key: str, upload_id: str, number: int, body: Body) -> str:
         """What `complete` is to be told of it. GoneError if there is no such upload."""
@@ -86,7 +90,7 @@ class Bucket:
             ContentLength=body.size,
             ChecksumCRC32=body.digest,
         )
-        return f"{answer['ETag']} {body.digest}"
+        return f"{_find(answer, 'ETag')} {body.digest}"
 
     def complete(self, key: str, upload_id: str, parts: Sequence[str]) -> None:
         """GoneError if there is no such upload, or not with these parts."""
@@ -94,12 +98,15 @@ class Bucket:
         for number, part in enumerate(parts, 1):
             etag, digest = part.split(" ")
             described.append({"PartNumber": number, "ETag": etag, "ChecksumCRC32": digest})
-        self._call(
+        answer = self._call(
             "complete_multipart_upload",
+            # To put thousands of parts together takes its time.
+            patience=_COMPLETING_FACTOR * self._patience,
             Key=key,
             UploadId=upload_id,
             MultipartUpload={"Parts": described},
         )
+        _find(answer, "ETag")
 
     def abort(self, key: str, upload_id: str) -> None:
         # That it is gone is what is wanted.
@@ -119,11 +126,11 @@ class Bucket:
             if upload["Key"] == key and _JUST_BEFORE < upload["Initiated"] - began < _SOON_AFTER
         ]
 
-    def _call(self, operation: str, **fields: Any) -> Any:
+    def _call(self, operation: str, patience: float | None = None, **fields: Any) -> Any:
         with (
             aws.sorting_errors(aws.S3, operation),
             self._sorting_answers(),
-            aws.using_client(aws.S3, self._patience) as client,
+            aws.using_client(aws.S3, patience or self._patience) as client,
         ):
             return getattr(client, operation)(Bucket=self._name, **fields)
 
@@ -137,7 +144,9 @@ class Bucket:
             status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
             if code in _GONE:
                 raise GoneError(code) from None
-            if status >= 500 or status in (408, 429) or code in _PASSING:
+            # One without a code is not of S3, but of something on the way.
+            is_of_s3 = bool(code) and not code.isdecimal()
+            if not is_of_s3 or status >= 500 or status in (408, 429) or code in _PASSING:
                 raise
             if code == "NoSuchBucket":
                 raise NoBucketError(f"the bucket {self._name!r} does not exist") from None
@@ -153,3 +162,10 @@ class Bucket:
             case "PermanentRedirect":
                 return f"the bucket {self._name!r} is in another region; set AWS_REGION"
         return f"S3 refuses it: {code}: {message}".rstrip(": ")
+
+
+def _find(answer: Mapping[str, Any], field: str) -> str:
+    """What S3 always answers: if it is missing, somebody else has, who stands in the way."""
+    if not answer.get(field):
+        raise UnavailableError(f"{aws.S3}: an answer without {field}, which is not of S3")
+    return str(answer[field])

@@ -40,8 +40,8 @@ _REASONS = {
     errno.EPERM: "may not be read by the user that the pipeline runs as",
     errno.ELOOP: "leads in a circle, or through too many symbolic links",
 }
-# These say something about this process, and nothing about the file.
-_EXHAUSTION = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+# These say something about this process or about the way to the file, and nothing about it.
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 
 
 class InputError(Exception):
@@ -181,7 +181,7 @@ def _explaining(path: str) -> Iterator[None]:
     except NotAFileError as error:
         raise InputError(f"{_show(path)} is {error}, not a file") from None
     except OSError as error:
-        if error.errno in _EXHAUSTION:
+        if error.errno in _PASSING:
             raise
         reason = _REASONS.get(error.errno or 0, f"cannot be opened: {error.strerror}")
         raise InputError(f"{_show(path)} {reason}") from None
@@ -225,6 +225,8 @@ class InputFile:
                     # The kernel gives no more than 2 GiB at once, and parts may have 5.
                     piece = os.pread(descriptor, length, start)
                 except OSError as error:
+                    if error.errno in _PASSING:
+                        raise
                     raise InputError(
                         f"{_show(self.path)} cannot be read: {error.strerror}"
                     ) from None

@@ -61,7 +61,10 @@ def parse_task(payload: bytes) -> Task:
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
+    names = [name.lower() for name in metadata]
     for name, value in metadata.items():
+        if names.count(name.lower()) > 1:
+            raise TaskError(f"userMetadata has {name!r} twice: S3 turns names into lower case")
         for prefix in _RESERVED_PREFIXES:
             if name.lower().startswith(prefix):
                 raise TaskError(f"userMetadata has {name!r}: names with {prefix!r} are reserved")
@@ -98,6 +101,8 @@ def resolve_key(key: str, epoch_nanos: int, zone: tzinfo) -> str:
             raise TaskError(f"the key {key!r} has the pattern {pattern!r}: {error}") from None
 
     resolved = _PLACEHOLDER.sub(fill, key)
+    if not resolved:
+        raise TaskError(f"the key {key!r} is empty once it is filled in")
     if len(resolved.encode()) > _MOST_KEY_BYTES:
         raise TaskError(f"the key has more than {_MOST_KEY_BYTES} bytes: {resolved!r}")
     return resolved

@@ -19,6 +19,8 @@ from penstock.pipeline.uploads.inputs import InputFile
 
 _MEBIBYTE = 1024 * 1024
 _MOST_PARTS = 10_000
+# A part that takes longer goes alone.
+_QUICK_SECONDS = 3.0
 # However few wait for their turn: a batch has to end some time.
 _MOST_RENEWALS = 60
 # A part that failed is sent again by itself, after so many seconds; then the upload has to wait.
@@ -53,6 +55,8 @@ def send_whole(
             raise TooSlowError
 
     body = Body(file, 0, file.size, go_on)
+    # What has changed while it was read is not sent. After that its digest tells.
+    file.check()
     allowance.take(file.size)
     with _telling_problems(body):
         bucket.put(key, body, metadata)
@@ -94,11 +98,8 @@ class PartsTransfer:
         UnavailableError if a part did not arrive, GoneError if there is no such upload, InputError
         if the file is not what it was when the upload began.
         """
-        workers = min(threads, len(self._missing))
-        if workers:
-            with ThreadPoolExecutor(workers, "penstock-part") as pool:
-                for _ in range(workers):
-                    pool.submit(self._send_parts)
+        if self._missing:
+            self._send_missing(threads)
             self._keep(self._state())
         if self._error is not None:
             raise self._error
@@ -111,16 +112,31 @@ class PartsTransfer:
         self._bucket.complete(state.key, state.upload_id, state.parts)
         return True
 
+    def _send_missing(self, threads: int) -> None:
+        # On a slow line several at once would take so much longer, and not one might arrive.
+        began = time.monotonic()
+        self._send_parts(most=1)
+        if time.monotonic() - began > _QUICK_SECONDS:
+            threads = 1
+        workers = min(threads, len(self._missing))
+        if workers > 1:
+            with ThreadPoolExecutor(workers, "penstock-part") as pool:
+                for _ in range(workers):
+                    pool.submit(self._send_parts)
+        elif workers:
+            self._send_parts()
+
     def _state(self) -> Upload:
         parts = [self._sent.get(place, "") for place in range(max(self._sent, default=-1) + 1)]
         return msgspec.structs.replace(self._upload, parts=parts)
 
-    def _send_parts(self) -> None:
+    def _send_parts(self, most: int | None = None) -> None:
         try:
-            while (place := self._take()) is not None:
+            while most != 0 and (place := self._take()) is not None:
                 part = self._send_part(place)
                 with self._lock:
                     self._sent[place] = part
+                most = most - 1 if most is not None else None
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
             with self._lock:
                 self._error = self._error or error
