@@ -83,11 +83,11 @@ def test_it_tells_until_the_slice_is_somebody_elses(
     first = report_of(plan(client))
     with Messenger(Place.find(BrokerOptions(root=str(broker.root)))) as messenger:
         assert was_taken(messenger, first)
-        assert was_taken(messenger, msgspec.structs.replace(first, uploads=[]))
-        assert was_taken(messenger, first)
+        created = msgspec.structs.replace(UPLOAD, upload_id="u")
+        assert was_taken(messenger, msgspec.structs.replace(first, uploads=[created]))
         second = plan(client)
         # What was told is known to whoever goes on with it.
-        assert second.uploads == [UPLOAD]
+        assert second.uploads == [created]
         assert not was_taken(messenger, first)
         assert was_taken(messenger, report_of(second))
 

@@ -211,8 +211,18 @@ def test_what_somebody_has_is_not_canceled_before_he_has_reported(bench: Workben
     bench.append_tasks("s", 1)
     expire(bench)
     assert canceled(bench) == [(3, EXPIRED)]
-    bench.commit(failure(found, settled_end=1, arrived=[2]))
+    done = [event(0), event(2)]
+    bench.commit(failure(found, settled_end=1, arrived=[2], events=done))
     assert canceled(bench) == [(3, EXPIRED), (1, EXPIRED)]
+
+
+def test_what_somebody_had_and_did_not_find_any_more_is_canceled(bench: Workbench) -> None:
+    bench.create_tasks("s", 3, timeToLiveMillis=TTL)
+    found = bench.plan_file(lease_millis=3_600_000)
+    expire(bench)
+    # Between the plan and the reading of it: for whoever has it there are no such messages.
+    bench.commit(report(found, events=[event(2)]))
+    assert canceled(bench) == [(0, EXPIRED), (1, EXPIRED)]
 
 
 def test_what_is_just_being_stored_is_waited_for_as_well(bench: Workbench) -> None:

@@ -9,6 +9,7 @@ from penstock.model.exporting import Lane
 from tests.broker.exports.workbench import (
     Workbench,
     failure,
+    interim,
     report,
     skip,
     to_http,
@@ -136,7 +137,10 @@ def test_one_that_gets_on_although_it_fails_does_not_wait_longer_and_longer(
 def test_an_upload_of_which_more_parts_arrive_gets_on(bench: Workbench) -> None:
     bench.create("s", to_s3(), 1)
     for parts in (["a"], ["a", "", "c"], ["a", "b", "c"]):
-        bench.commit(failure(bench.plan_file(), uploads=[upload(0, parts=parts)]))
+        found = bench.plan_file()
+        # Whether it was told in the middle or not.
+        bench.commit(interim(found, uploads=[upload(0, parts=parts)]))
+        bench.commit(failure(found, uploads=[upload(0, parts=parts)]))
         assert bench.export("s").failures == 1
         bench.wait(0.5)
     bench.commit(failure(bench.plan_file(), uploads=[upload(0, parts=["a", "b", "c"])]))

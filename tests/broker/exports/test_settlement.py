@@ -51,11 +51,26 @@ def test_a_report_replaces_what_was_known_of_uploads(bench: Workbench, restarts:
     bench.create_tasks("s", 5)
     bench.commit(failure(bench.plan_file(), uploads=[upload(0, ""), upload(2), upload(3)]))
     bench.wait(1)
-    bench.commit(failure(bench.plan_file(), uploads=[upload(0, "named"), upload(3)]))
+    bench.commit(failure(bench.plan_file(), uploads=[upload(0, "named"), upload(3)], arrived=[2]))
     if restarts:
         bench.restart()
     assert begun(bench) == [(0, "named"), (3, "u")]
     assert abandoned(bench) == []
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_upload_that_is_not_reported_any_more_without_an_end_is_abandoned(
+    bench: Workbench, restarts: bool
+) -> None:
+    """A task that Spark repeats does not know what became of the one before it."""
+    bench.create_tasks("s", 2)
+    found = bench.plan_file()
+    bench.commit(interim(found, uploads=[upload(0, "first")]))
+    bench.commit(interim(found, uploads=[upload(0, "second")]))
+    if restarts:
+        bench.restart()
+    assert begun(bench) == [(0, "second")]
+    assert abandoned(bench) == [(0, "first")]
 
 
 def test_of_uploads_behind_its_slice_a_report_knows_nothing(bench: Workbench) -> None:

@@ -6,7 +6,7 @@ Each of them has a status, and its upload is aborted. What is told of a task is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from penstock.broker.exports.abandoned import AbandonedUploads
 from penstock.broker.exports.export import Export
@@ -70,7 +70,7 @@ class Cancellations:
         def conclude() -> None:
             for export, events in canceled:
                 self._abandoned.abandon(export.track(export.uploads, are_abandoned=True))
-                self.conclude_lease(export, export.settling_end)
+                self.conclude_lease(export, export.settling_told)
                 self._tell(export, events)
             if canceled:
                 self._sync()
@@ -91,9 +91,9 @@ class Cancellations:
 
     # What went while somebody had it
 
-    def conclude_lease(self, export: Export, settled_end: int) -> None:
-        """A slice was reported up to `settled_end`: what went behind that is not carried out."""
-        left = [event for event in export.dropped if event.sequence_number >= settled_end]
+    def conclude_lease(self, export: Export, told: Container[int] = ()) -> None:
+        """How these tasks ended was told. Others that went meanwhile are not carried out."""
+        left = [event for event in export.dropped if event.sequence_number not in told]
         export.dropped = []
         self._tell(export, [event for event in left if event.sequence_number not in export.arrived])
 
@@ -106,7 +106,7 @@ class Cancellations:
         export.lease = None
         export.uploads = [each for each in export.uploads if each not in stale]
         self._abandoned.abandon(export.track(stale, are_abandoned=True))
-        self.conclude_lease(export, 0)
+        self.conclude_lease(export)
 
     def _tell(self, export: Export, events: list[TaskEvent]) -> None:
         self._is_telling = True

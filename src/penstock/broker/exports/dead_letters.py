@@ -22,6 +22,9 @@ from penstock.model.exporting import ExportReport, SkippedMessage
 
 logger = logging.getLogger(__name__)
 
+# As many as a slice is told of; others arrive again.
+_MOST_ARRIVED = 1024
+
 
 class _DeadLetter(msgspec.Struct, rename="camel"):
     stream_name: str
@@ -53,10 +56,13 @@ class DeadLetters:
             except StreamManagerException as error:
                 # They come as they were found, which need not be in order.
                 left = {unkept.sequence_number for unkept in report.skipped[place:]}
+                end = min(report.settled_end, *left)
+                # Those behind it have arrived all the same, and need not arrive twice.
+                behind = {*range(end, report.settled_end), *report.arrived} - left
                 return msgspec.structs.replace(
                     report,
-                    settled_end=min(report.settled_end, *left),
-                    arrived=[number for number in report.arrived if number not in left],
+                    settled_end=end,
+                    arrived=sorted(behind)[:_MOST_ARRIVED],
                     skipped=report.skipped[:place],
                     # They are tried again, and then it happens again.
                     events=[each for each in report.events if each.sequence_number not in left],

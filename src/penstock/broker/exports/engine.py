@@ -22,6 +22,7 @@ from penstock.broker.exports.registry import Registry
 from penstock.broker.exports.settlement import (
     Settled,
     Settlement,
+    concluded_in,
     log_outcome,
     settle_report,
     within_slice,
@@ -81,7 +82,7 @@ class Exports:
         """The broker stops: what would be told later is told now."""
         for export in self._all:
             # A report of it comes too late for the next broker, which does not have the messages.
-            self._cancellations.conclude_lease(export, 0)
+            self._cancellations.conclude_lease(export)
 
     def activities(self, stream: Stream) -> dict[str, ExportActivity]:
         now = self._clock()
@@ -160,6 +161,7 @@ class Exports:
             charged,
             now + request.lease_millis / 1000,
             turn,
+            export.parts,
         )
         stream, log = export.stream, export.stream.log
         has_tasks = export.lane is Lane.files
@@ -259,6 +261,7 @@ class Exports:
         if not report.is_interim:
             sound = self._dead_letters.keep(export.stream, sound, now_millis)
             export.settling_end = sound.settled_end
+            export.settling_told = concluded_in(sound)
         export.is_settling = True
         self._statuses.write(export.origin, sound.events, now_millis)
         settled = settle_report(export, report, sound, now_millis)
@@ -294,7 +297,7 @@ class Exports:
         export.lease = None
         had_failed = export.failures > 0
         export.settle(report, lease, now, random.random())  # noqa: S311 - no secret
-        self._cancellations.conclude_lease(export, report.settled_end)
+        self._cancellations.conclude_lease(export, concluded_in(report))
         log_outcome(export, report, had_failed=had_failed)
 
     def forget(self, settlement: Settlement) -> None:

@@ -62,6 +62,8 @@ class Lease(NamedTuple):
     ends_at: float
     # When the export was served before, in turns of the engine.
     turn: int = 0
+    # How many parts of its uploads had arrived.
+    parts: int = 0
 
 
 class Taken(NamedTuple):
@@ -92,6 +94,7 @@ class Export:
         self.is_settling = False
         # So far the slice is done if that works.
         self.settling_end = 0
+        self.settling_told: frozenset[int] = frozenset()
         # When it was served last, in turns of the engine: those who waited longest come first.
         self.turn = 0
         self.failures = 0
@@ -147,6 +150,11 @@ class Export:
     def undone_from(self) -> int:
         """The number of the first message of which nobody has reported yet that it is done."""
         return max(self.next_number, self.settling_end)
+
+    @property
+    def parts(self) -> int:
+        """How many of its uploads have arrived."""
+        return _count_parts(self.uploads)
 
     @property
     def held_end(self) -> int:
@@ -242,6 +250,7 @@ class Export:
     def end_settling(self) -> None:
         self.is_settling = False
         self.settling_end = 0
+        self.settling_told = frozenset()
 
     def change(self, config: ExportConfig) -> None:
         """Another configuration: whatever was wrong may be right now."""
@@ -263,7 +272,7 @@ class Export:
             got_on = (
                 report.settled_end > report.first
                 or report.exported_messages > 0
-                or _count_parts(report.uploads) > _count_parts(self.uploads)
+                or _count_parts(report.uploads) > (lease.parts if lease is not None else 0)
             )
             self.failures = 1 if got_on else self.failures + 1
             pause = max(pause, backoff_seconds(self.failures, chance))

@@ -11,6 +11,7 @@ import msgspec
 from penstock.broker.exports.abandoned import Attempt
 from penstock.broker.exports.export import Export, Lease, Taken
 from penstock.model.exporting import ExportReport, Lane, Upload
+from penstock.model.status import Status
 from penstock.store.catalog import ExportProgress, UploadChange, UploadProgress
 
 logger = logging.getLogger(__name__)
@@ -89,15 +90,37 @@ def settle_report(
         if tracked.id not in given_up
     ]
     going_on = {each.id for each in export.track(uploads)} | given_up
-    ended = [each.id for each in export.track(export.uploads) if each.id not in going_on]
+    gone = [each for each in export.track(export.uploads) if each.id not in going_on]
+    ended = [each.id for each in gone if _is_over(each.upload, uploads, report)]
+    # Of the others whoever reported did not know: nobody goes on with them.
+    lost = [each.upload for each in gone if each.id not in ended]
+    abandoned += export.track(lost, are_abandoned=True)
     progress = export.advanced(report, now_millis, describe(report))
     return Settled(
         export, export.lease, report, Taken.of(given), progress, uploads, abandoned, ended
     )
 
 
+def _is_over(upload: Upload, uploads: list[Upload], report: ExportReport) -> bool:
+    """Whether an upload that is not reported any more has come to its end."""
+    number = upload.sequence_number
+    if number < report.settled_end or number in report.arrived:
+        return True
+    # One that was about to be created is another one once it has a name.
+    return not upload.upload_id and number in [each.sequence_number for each in uploads]
+
+
 def _end_of(export: Export) -> int:
     return export.lease.end if export.lease is not None else export.stream.log.end
+
+
+def concluded_in(report: ExportReport) -> frozenset[int]:
+    """The tasks of which a report says how they ended."""
+    return frozenset(
+        each.sequence_number
+        for each in report.events
+        if each.status in (Status.Success, Status.Failure, Status.Canceled)
+    )
 
 
 def within_slice(export: Export, report: ExportReport) -> ExportReport:
