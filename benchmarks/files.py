@@ -25,7 +25,12 @@ from benchmarks.timing import Contender, Figure, Scale, measure_rates
 from penstock import (
     ExportDefinition,
     MessageStreamDefinition,
+    NotEnoughMessagesException,
+    Persistence,
+    ReadMessagesOptions,
     S3ExportTaskExecutorConfig,
+    StatusConfig,
+    StatusLevel,
     StrategyOnFull,
     StreamManagerClient,
 )
@@ -39,7 +44,8 @@ _PIECE = bytes(1_000_000)
 _WANTED = 0.9
 _STREAMS = 4
 _PATIENCE_SECONDS = 600.0
-_LOOK_SECONDS = 0.02
+_WAIT_MILLIS = 30_000
+_LOOK_SECONDS = 0.1
 
 
 class Bench:
@@ -70,11 +76,19 @@ class Bench:
         name = f"files-{next(self._names)}"
         self.client.create_message_stream(
             MessageStreamDefinition(
+                name=_statuses_of(name),
+                strategy_on_full=StrategyOnFull.OverwriteOldestData,
+                persistence=Persistence.Memory,
+            )
+        )
+        config = S3ExportTaskExecutorConfig(
+            "s", disabled=True, status_config=StatusConfig(StatusLevel.INFO, _statuses_of(name))
+        )
+        self.client.create_message_stream(
+            MessageStreamDefinition(
                 name=name,
                 strategy_on_full=StrategyOnFull.OverwriteOldestData,
-                export_definition=ExportDefinition(
-                    s3_task_executor=[S3ExportTaskExecutorConfig("s", disabled=True)]
-                ),
+                export_definition=ExportDefinition(s3_task_executor=[config]),
             )
         )
         self.client.append_messages(
@@ -94,24 +108,33 @@ class Bench:
             for config in definition.export_definition.s3_task_executor or []:
                 config.disabled = False
             self.client.update_message_stream(definition)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
         for name in names:
-            while not self._is_done(name):
-                if time.monotonic() > deadline:
-                    raise WrongAnswerError("files do not arrive")
-                time.sleep(_LOOK_SECONDS)
+            self._wait_for(name)
 
-    def _is_done(self, name: str) -> bool:
-        info = self.client.describe_message_stream(name)
-        status = info.export_statuses[0]
-        if status.error_message:
-            raise WrongAnswerError(status.error_message)
-        return status.last_exported_sequence_number == info.storage_status.newest_sequence_number
+    def _wait_for(self, name: str) -> None:
+        """Until all is uploaded: there is a status for each, which is read without looking twice."""
+        last = self.client.describe_message_stream(name).storage_status.newest_sequence_number
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        options = ReadMessagesOptions(
+            desired_start_sequence_number=last, read_timeout_millis=_WAIT_MILLIS
+        )
+        while time.monotonic() < deadline:
+            with suppress(NotEnoughMessagesException):
+                self.client.read_messages(_statuses_of(name), options)
+                break
+        status = self.client.describe_message_stream(name).export_statuses[0]
+        if status.last_exported_sequence_number != last or status.error_message:
+            raise WrongAnswerError(f"files do not arrive: {status.error_message}")
 
     def drop(self, *names: str) -> None:
         for name in names:
             with suppress(Exception):
                 self.client.delete_message_stream(name)
+                self.client.delete_message_stream(_statuses_of(name))
+
+
+def _statuses_of(name: str) -> str:
+    return f"{name}-statuses"
 
 
 def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
@@ -200,7 +223,7 @@ def _measure_memory(bench: Bench, scale: Scale) -> Comparison:
     is_over = threading.Event()
 
     def watch() -> None:
-        while not is_over.wait(_LOOK_SECONDS * 5):
+        while not is_over.wait(_LOOK_SECONDS):
             most.append(_memory(bench))
 
     watcher = threading.Thread(target=watch)

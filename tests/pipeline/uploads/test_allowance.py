@@ -56,6 +56,13 @@ def test_the_time_can_be_renewed_and_the_bytes_cannot() -> None:
     assert not allowance.may_renew(most=2)
 
 
+def test_what_others_need_is_not_renewed() -> None:
+    allowance = Allowance(Budget(100.0), None)
+    allowance.end()
+    assert not allowance.may_begin()
+    assert not allowance.may_renew(most=5)
+
+
 def test_what_nobody_waits_for_ends() -> None:
     allowance = Allowance(Budget(100.0), None)
     allowance.go_on()

@@ -24,9 +24,12 @@ LARGE = 17 * MEBIBYTE
     ("size", "least", "part"),
     [
         (5 * MEBIBYTE + 1, 5 * MEBIBYTE, 5 * MEBIBYTE),
+        (100 * MEBIBYTE, 5 * MEBIBYTE, 5 * MEBIBYTE),
         (100 * MEBIBYTE, 8_000_000, 8_000_000),
-        (50_000 * MEBIBYTE, 5 * MEBIBYTE, 5 * MEBIBYTE),
-        (50_000 * MEBIBYTE + 1, 5 * MEBIBYTE, 6 * MEBIBYTE),
+        (100 * MEBIBYTE + 1, 5 * MEBIBYTE, 8 * MEBIBYTE),
+        (100 * MEBIBYTE + 1, 9_000_000, 9_000_000),
+        (80_000 * MEBIBYTE, 5 * MEBIBYTE, 8 * MEBIBYTE),
+        (80_000 * MEBIBYTE + 1, 5 * MEBIBYTE, 9 * MEBIBYTE),
         (48 * 1024 * GIBIBYTE, 5 * MEBIBYTE, 5034 * MEBIBYTE),
     ],
 )

@@ -23,6 +23,7 @@ class Allowance:
         self._is_left_behind = False
         self._sent_bytes = 0
         self._renewals = 0
+        self._has_ended = False
 
     @property
     def sent_bytes(self) -> int:
@@ -30,11 +31,17 @@ class Allowance:
 
     def may_renew(self, most: int) -> bool:
         """Whether only the time is up, which others may not need, and has not been so often."""
-        return self._budget.is_over() and self._has_room() and self._renewals < most
+        is_late = self._budget.is_over() and not self._has_ended
+        return is_late and self._has_room() and self._renewals < most
 
     def renew(self) -> None:
         self._renewals += 1
         self._budget.renew(_RENEWAL_SECONDS)
+
+    def end(self) -> None:
+        """Others need the time."""
+        self._has_ended = True
+        self._budget.renew(0.0)
 
     def _has_room(self) -> bool:
         is_spent = self._max_bytes is not None and self._sent_bytes >= self._max_bytes

@@ -150,8 +150,9 @@ class TasksAttempt:
 
     def _take(self) -> int | None:
         """The place of the next task."""
-        if self._allowance.may_renew(_MOST_RENEWALS) and self._has_more():
-            self._renew()
+        if self._has_more() and self._allowance.may_renew(_MOST_RENEWALS):
+            self._allowance.renew()
+            self._give_way()
         with self._lock:
             if not self._has_more() or not self._allowance.may_begin():
                 return None
@@ -311,7 +312,7 @@ class TasksAttempt:
         if not upload.upload_id:
             upload = self._create(bucket, upload, task.user_metadata or {})
         transfer = PartsTransfer(
-            file, bucket, upload, self._allowance, self._keep, self._renew_with
+            file, bucket, upload, self._allowance, self._keep, self._tell_progress
         )
         try:
             is_there = transfer.run(self._export.settings.s3_parts_at_once)
@@ -340,17 +341,14 @@ class TasksAttempt:
             raise
         return created
 
-    def _renew_with(self, upload: Upload) -> bool:
+    def _tell_progress(self, upload: Upload) -> None:
         self._keep(upload)
-        # Tasks that are over want to be told of.
-        return not self._concluded and self._renew()
+        self._give_way()
 
-    def _renew(self) -> bool:
-        """Whether there is more time: if nobody waits, an end of the batch serves nobody."""
-        if self._tell_at_once():
-            return False
-        self._allowance.renew()
-        return True
+    def _give_way(self) -> None:
+        """Ends the batch if others wait: exports, or tasks that are over beside a long one."""
+        if self._tell_at_once() or (self._concluded and self._uploads):
+            self._allowance.end()
 
     def _keep(self, upload: Upload) -> None:
         with self._lock:

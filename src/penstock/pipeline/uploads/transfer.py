@@ -19,6 +19,9 @@ from penstock.pipeline.uploads.inputs import InputFile
 
 _MEBIBYTE = 1024 * 1024
 _MOST_PARTS = 10_000
+# Each call costs something beside its bytes: this is what the AWS SDKs choose.
+_LARGE_FILE = 100 * _MEBIBYTE
+_LARGE_PART = 8 * _MEBIBYTE
 # A part that takes longer goes alone.
 _QUICK_SECONDS = 3.0
 # However few wait for their turn: a batch has to end some time.
@@ -35,9 +38,10 @@ class TooSlowError(Exception):
 
 
 def choose_part_size(size: int, least: int) -> int:
-    """The least that may be, unless that makes more parts than S3 takes; in whole mebibytes."""
+    """The least that may be; more of a large file, so that there are not too many parts."""
+    usual = _LARGE_PART if size > _LARGE_FILE else 0
     needed = -(-size // _MOST_PARTS)
-    return max(least, -(-needed // _MEBIBYTE) * _MEBIBYTE)
+    return max(least, usual, -(-needed // _MEBIBYTE) * _MEBIBYTE)
 
 
 def send_whole(
@@ -66,8 +70,7 @@ def send_whole(
 class PartsTransfer:
     """A multipart upload, from where it stands.
 
-    `keep` is told how far it got. `renew` is told when the time is up, and says whether there is
-    more of it.
+    `keep` is told how far it got, `renew` as well, when the time is up: it may give more of it.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class PartsTransfer:
         upload: Upload,
         allowance: Allowance,
         keep: Callable[[Upload], None],
-        renew: Callable[[Upload], bool],
+        renew: Callable[[Upload], object],
     ) -> None:
         self._file = file
         self._bucket = bucket
@@ -144,9 +147,14 @@ class PartsTransfer:
     def _take(self) -> int | None:
         """The place of the next part, which is to be sent now."""
         with self._lock:
+            state = self._state() if self._allowance.may_renew(_MOST_RENEWALS) else None
+            if state is not None:
+                self._allowance.renew()
+        if state is not None:
+            # The others go on meanwhile.
+            self._renew(state)
+        with self._lock:
             if not self._missing or self._error is not None:
-                return None
-            if self._allowance.may_renew(_MOST_RENEWALS) and not self._renew(self._state()):
                 return None
             place = self._missing[-1]
             return self._missing.pop() if self._allowance.begin(self._size_of(place)) else None
