@@ -112,7 +112,7 @@ class Bench:
             self._wait_for(name)
 
     def _wait_for(self, name: str) -> None:
-        """Until all is uploaded: there is a status for each, which is read without looking twice."""
+        """Until all is uploaded: there is a status for each, of which the last is waited for."""
         last = self.client.describe_message_stream(name).storage_status.newest_sequence_number
         deadline = time.monotonic() + _PATIENCE_SECONDS
         options = ReadMessagesOptions(
@@ -122,9 +122,14 @@ class Bench:
             with suppress(NotEnoughMessagesException):
                 self.client.read_messages(_statuses_of(name), options)
                 break
-        status = self.client.describe_message_stream(name).export_statuses[0]
-        if status.last_exported_sequence_number != last or status.error_message:
-            raise WrongAnswerError(f"files do not arrive: {status.error_message}")
+        # The status comes first, and then it is stored that all is done.
+        while time.monotonic() < deadline:
+            status = self.client.describe_message_stream(name).export_statuses[0]
+            if status.error_message:
+                raise WrongAnswerError(status.error_message)
+            if status.last_exported_sequence_number == last:
+                return
+        raise WrongAnswerError("files do not arrive")
 
     def drop(self, *names: str) -> None:
         for name in names:
