@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import InvalidRequestException
 from penstock.model import S3ExportTaskDefinition, from_wire, to_wire
+from penstock.model.s3 import find_task
 
 from .samples import s3_task
 
@@ -40,3 +41,31 @@ def test_metadata_is_text_and_may_be_left_out() -> None:
         from_wire({**task, "userMetadata": {"a": 1}}, S3ExportTaskDefinition)
     with pytest.raises(InvalidRequestException, match="userMetadata: expected str for each key"):
         from_wire({**task, "userMetadata": {1: "a"}}, S3ExportTaskDefinition)
+
+
+def test_a_task_is_found_in_a_message_as_it_was_given() -> None:
+    given = {
+        "inputUrl": "file:/a",
+        "bucket": "No Bucket",
+        "key": "!{x}",
+        "userMetadata": {"A": "b"},
+    }
+    assert find_task(json.dumps({**given, "more": [1]}).encode()) == given
+    del given["userMetadata"]
+    assert find_task(json.dumps({**given, "userMetadata": None}).encode()) == given
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"[" * 100_000,
+        b'{"inputUrl": "file:/a", "bucket": "b"}',
+        b'{"inputUrl": 1, "bucket": "b", "key": "k"}',
+        b'{"inputUrl": "file:/a", "bucket": "b", "key": "k", "userMetadata": {"a": 1}}',
+    ],
+)
+def test_what_clients_could_not_read_as_a_task_is_none(payload: bytes) -> None:
+    assert find_task(payload) is None
