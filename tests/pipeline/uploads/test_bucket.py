@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from penstock.pipeline.uploads.body import Body
 from penstock.pipeline.uploads.bucket import Bucket, GoneError
 from penstock.pipeline.uploads.inputs import Enclosure
 from penstock.sandbox.server import Sandbox
+from tests.pipeline.uploads.conftest import use_variables
 from tests.pipeline.uploads.workbench import Workbench
 
 PATIENCE = 5.0
@@ -117,3 +121,51 @@ def test_answers_are_sorted(
     with pytest.raises((RefusedError, UnavailableError)) as raised:
         Bucket(in_sandbox.bucket, PATIENCE).put("a", body_of(tmp_path / "a", b"x"), {})
     assert isinstance(raised.value, RefusedError) is is_refused
+
+
+@pytest.fixture
+def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Something on the way that answers in place of S3, as in a hotel."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_POST()
+
+        def do_POST(self) -> None:
+            page = b"<html><body>Welcome</body></html>"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever).start()
+        variables = {
+            "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{server.server_port}",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "eu-west-1",
+        }
+        use_variables(variables, monkeypatch)
+        yield
+        server.shutdown()
+
+
+def test_an_answer_that_is_not_of_s3_is_no_success(portal: None, tmp_path: Path) -> None:
+    bucket = Bucket("images", PATIENCE)
+    with pytest.raises(UnavailableError, match="not of S3"):
+        bucket.put("a", body_of(tmp_path / "a", b"x"), {})
+    with pytest.raises(UnavailableError):
+        bucket.create_upload("a", {})
+
+
+def test_an_endpoint_that_is_none_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_variables({"AWS_ENDPOINT_URL_S3": "nonsense", "AWS_REGION": "eu-west-1"}, monkeypatch)
+    with pytest.raises(UnavailableError, match="nonsense"):
+        Bucket("images", PATIENCE).put("a", body_of(tmp_path / "a", b"x"), {})

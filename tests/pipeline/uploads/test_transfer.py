@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.pipeline.uploads.allowance import Allowance, LeftBehindError
 from penstock.pipeline.uploads.bucket import Bucket
 from penstock.pipeline.uploads.inputs import Enclosure, InputFile
 from penstock.pipeline.uploads.transfer import TooSlowError, choose_part_size, send_whole
+from penstock.sandbox.server import Sandbox
 from tests.pipeline.uploads.workbench import FIRST, Workbench
 
 MEBIBYTE = 1024 * 1024
@@ -70,3 +72,16 @@ def test_what_is_left_behind_is_not_sent_to_its_end(in_store: Workbench, tmp_pat
     with open_file(tmp_path / "a", LARGE) as file, pytest.raises(LeftBehindError):
         send_whole(file, Bucket(in_store.bucket, 5.0), "a", {}, allowance)
     assert in_store.list_keys() == []
+
+
+def test_on_a_slow_line_there_is_one_part_at_a_time(
+    in_sandbox: Workbench, cloud: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_QUICK_SECONDS", 0.3)
+    cloud.set_fault("s3", operation="UploadPart", delay_millis=400)
+    in_sandbox.add(in_sandbox.write("a", bytes(16 * MEBIBYTE)), "a")
+    assert in_sandbox.run().settled_end == FIRST + 1
+    began = [call["time"] for call in cloud.calls("s3") if call["operation"] == "UploadPart"]
+    # Each takes 400 milliseconds.
+    assert len(began) == 4
+    assert all(later - earlier >= 350 for earlier, later in pairwise(sorted(began)))
