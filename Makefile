@@ -48,7 +48,7 @@ lint: $(INSTALLED) ## Check style, types and the direction of imports
 test: lint $(SDKS) $(CLASSES) ## Run every check and every test
 	$(BIN)/pytest $(EVERY_TEST)
 
-bench: $(SDKS) ## Measure against Redis Streams, NATS JetStream and Parquet, in the same run
+bench: $(SDKS) ## Measure against Redis Streams, NATS JetStream, Parquet and boto3, in the same run
 	$(BIN)/python -m benchmarks
 
 docs: $(INSTALLED) ## Write the pages that are made from the code

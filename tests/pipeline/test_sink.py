@@ -6,10 +6,21 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
+import msgspec
 import pytest
 
-from penstock import StreamManagerClient
+from penstock import (
+    ExportDefinition,
+    MessageStreamDefinition,
+    S3ExportTaskDefinition,
+    S3ExportTaskExecutorConfig,
+    StrategyOnFull,
+    StreamManagerClient,
+    Util,
+)
 from penstock.model.exporting import Lane
+from penstock.pipeline.destinations import aws
 from penstock.pipeline.options import PipelineOptions
 from penstock.pipeline.planning import DeliveryTask, LaneReader
 from penstock.pipeline.sink import LaneWriter, Reports
@@ -140,3 +151,45 @@ def test_a_large_message_arrives_whole_between_its_neighbours(
         batches.writer.commit([*batches.write()], 0)
 
     assert cloud.payloads("http", stream) == sent
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+def test_a_file_that_was_uploaded_is_deleted_once_that_is_known_if_a_setting_asks_for_it(
+    client: StreamManagerClient,
+    broker: LocalBroker,
+    cloud: Sandbox,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    deletes: bool,
+) -> None:
+    for name, value in cloud.variables.items():
+        monkeypatch.setenv(name, value)
+    aws.forget_clients()
+    boto3.client("s3").create_bucket(Bucket="sink")
+    options = options_for(Lane.files, tmp_path, root=str(broker.root))
+    settings = msgspec.structs.replace(options.settings, s3_delete_uploaded_files=deletes)
+    batches = Batches(msgspec.structs.replace(options, settings=settings))
+    stream, path = new_name(), tmp_path / "file"
+    path.write_bytes(b"x")
+    client.create_message_stream(
+        MessageStreamDefinition(
+            stream,
+            strategy_on_full=StrategyOnFull.OverwriteOldestData,
+            export_definition=ExportDefinition(
+                s3_task_executor=[S3ExportTaskExecutorConfig("to-s3")]
+            ),
+        )
+    )
+    task = S3ExportTaskDefinition(path.as_uri(), "sink", stream)
+    client.append_message(stream, Util.validate_and_serialize_to_json_bytes(task))
+
+    said = batches.write()
+
+    assert [write["key"] for write in cloud.records("s3", "sink")][-1] == stream
+    assert path.exists()
+    batches.writer.commit([*said], 0)
+    assert last_exported(client, stream) == 0
+    assert path.exists() is not deletes
+    batches.reader.stop()
+    client.delete_message_stream(stream)
+    aws.forget_clients()

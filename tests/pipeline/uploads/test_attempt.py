@@ -128,7 +128,9 @@ def test_how_a_task_ended_is_not_told_before_it_counts(
     in_sandbox.settings = {"s3_tasks_at_once": 2, "s3_parts_at_once": 1}
     large = in_sandbox.add(in_sandbox.write("a", bytes(LARGE)), "a")
     small = in_sandbox.add(in_sandbox.write("b", b"x"), "b")
-    cloud.set_fault("s3", operation="UploadPart", delay_millis=1100)
+    # The small one ends while the first part of the large one is on its way.
+    cloud.set_fault("s3", operation="PutObject", delay_millis=1000)
+    cloud.set_fault("s3", operation="UploadPart", delay_millis=2500)
     delivery = in_sandbox.run(seconds=1.0)
     told = [event for told in in_sandbox.told for event in said(told.events)]
     assert (large, "InProgress") in told
