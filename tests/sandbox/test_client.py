@@ -7,6 +7,7 @@ import os
 import boto3
 import pytest
 from mypy_boto3_kinesis.client import KinesisClient
+from mypy_boto3_s3.client import S3Client
 
 from penstock.sandbox.client import SandboxClient, SandboxError
 from penstock.sandbox.server import Sandbox
@@ -95,6 +96,22 @@ def test_the_variables_lead_boto3_to_the_sandbox(
     )
 
     assert [call["service"] for call in client.calls()] == ["kinesis", "s3", "iotsitewise"]
+
+
+def test_a_bucket_is_made_unless_it_is_there(client: SandboxClient, s3: S3Client) -> None:
+    client.create_bucket("made-by-the-client")
+    client.create_bucket("made-by-the-client")
+
+    names = [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]
+    assert names.count("made-by-the-client") == 1
+
+
+def test_a_bucket_that_cannot_be_is_told_with_the_reason(client: SandboxClient) -> None:
+    with pytest.raises(SandboxError, match=r"^bucket 'x': InvalidBucketName$"):
+        client.create_bucket("x")
+    client.set_fault("s3", status=503)
+    with pytest.raises(SandboxError, match=r"^bucket 'out-of-reach': \w+$"):
+        client.create_bucket("out-of-reach")
 
 
 def test_a_sandbox_that_is_not_there_is_not_healthy(client: SandboxClient) -> None:

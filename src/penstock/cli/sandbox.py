@@ -46,6 +46,13 @@ _PORT = 4566
 @click.option(
     "--large-records", is_flag=True, help="Kinesis records of up to 10 MiB instead of 1 MiB."
 )
+@click.option(
+    "--keep-mib",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="How much is kept, in memory, of each stream, channel, property and HTTP sink.",
+)
 @json_option
 def sandbox(
     port: int,
@@ -53,6 +60,7 @@ def sandbox(
     buckets: tuple[str, ...],
     create_streams: bool,
     large_records: bool,
+    keep_mib: int,
     as_json: bool,
 ) -> None:
     """Run a cloud on this machine until Ctrl-C: Kinesis, S3, IoT SiteWise, IoT Analytics.
@@ -66,6 +74,7 @@ def sandbox(
         buckets=buckets,
         create_streams=create_streams,
         large_records=large_records,
+        keep_bytes=keep_mib * 1024 * 1024,
     )
     try:
         cloud.start()

@@ -26,7 +26,7 @@ class SandboxError(Exception):
 
 
 class SandboxClient:
-    """The control API of the sandbox at a URL, for any number of threads."""
+    """The control API of the sandbox at a URL, for any number of threads; and its buckets."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -96,6 +96,20 @@ class SandboxClient:
         """The data alone, of services whose records have data."""
         records = self.records(service, name, first)
         return [base64.b64decode(record["data"]) for record in records]
+
+    def create_bucket(self, name: str) -> None:
+        """Makes an S3 bucket unless it is there; SandboxError with S3's code if it cannot be."""
+        request = urllib.request.Request(  # noqa: S310 - whoever made this object chose the URL
+            f"{self.url}/{urllib.parse.quote(name)}", method="PUT"
+        )
+        try:
+            _OPENER.open(request, timeout=_TIMEOUT_S).close()
+        except urllib.error.HTTPError as error:
+            with error:
+                code = re.search(rb"<Code>(\w+)</Code>", error.read())
+            outcome = code[1].decode() if code else str(error.code)
+            if outcome != "BucketAlreadyOwnedByYou":
+                raise SandboxError(f"bucket {name!r}: {outcome}") from None
 
     def is_healthy(self) -> bool:
         try:
