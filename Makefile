@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name one with make PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,spark,sandbox,java,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,web,spark,sandbox,java,dev]'
 	@touch $@
 
 # The unmodified AWS clients, each in an environment of its own: they pin other versions of cbor2.
@@ -54,6 +54,7 @@ bench: $(SDKS) ## Measure against Redis Streams, NATS JetStream, Parquet and bot
 docs: $(INSTALLED) ## Write the pages that are made from the code
 	$(BIN)/penstock settings > docs/settings.md
 	$(BIN)/python -m penstock.cli.reference > docs/cli.md
+	$(BIN)/python -m penstock.web.reference > docs/metrics.md
 
 clean: ## Remove what was installed and what runs left behind
-	rm -rf $(VENV) .sdks .run wind-farm spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .sdks .run .run-camera wind-farm spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks import (
     appends,
+    dashboard,
     exports,
     files,
     memory,
@@ -40,6 +41,7 @@ PARTS: dict[str, Callable[[Path, Scale], Iterator[Comparison]]] = {
     "spark-latency": spark_latency.measure,
     "exports": exports.measure,
     "files": files.measure,
+    "dashboard": dashboard.measure,
 }
 
 _PACKAGES = ("uvloop", "redis", "hiredis", "nats-py", "pyspark", "pyarrow", "boto3")

@@ -40,6 +40,8 @@ class Address(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     local_port: int | None = None
     unix_socket: str | None = None
     authenticate_client: bool = True
+    # The page for people; metrics and health are below it.
+    http_url: str | None = None
 
     @property
     def local_host(self) -> str:

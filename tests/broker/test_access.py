@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
 import time
 from collections.abc import Iterator
@@ -160,6 +161,48 @@ def test_a_new_token_of_the_same_name_does_not_save_the_old_one(catalog: Catalog
 
     assert gate.admits(fresh)
     assert not gate.admits(old)
+
+
+# Tokens that somebody else knows
+
+
+class Elsewhere:
+    """Knows one token."""
+
+    async def verify(self, secret: str) -> Access:
+        if secret != "theirs":
+            raise UnauthorizedException("nobody knows it")
+        return Access(TokenRow("theirs", Role.admin, ("*",), 0), is_of_catalog=False)
+
+
+def test_who_knows_other_tokens_is_asked_for_those_that_the_catalog_does_not_have(
+    catalog: Catalog,
+) -> None:
+    secret = add_token(catalog, "t", Role.producer, "*")
+    gate = Gate(catalog, is_open=False)
+    gate.verifier = Elsewhere()
+
+    assert asyncio.run(gate.ask(secret)).role is Role.producer
+    theirs = asyncio.run(gate.ask("theirs"))
+    assert theirs.role is Role.admin
+    assert gate.admits(theirs)
+    with pytest.raises(UnauthorizedException, match="nobody knows it"):
+        asyncio.run(gate.ask("wrong"))
+
+
+def test_who_does_not_wait_is_told_what_is_known_at_once(catalog: Catalog) -> None:
+    secret = add_token(catalog, "t", Role.producer, "*")
+    gate = Gate(catalog, is_open=False)
+    gate.verifier = Elsewhere()
+
+    known = gate.find(secret)
+    assert known is not None
+    assert known.role is Role.producer
+    assert gate.find("theirs") is None
+    with pytest.raises(UnauthorizedException, match="not known to this server"):
+        gate.admit("theirs")
+    with pytest.raises(UnauthorizedException, match="a token is required"):
+        gate.find("")
 
 
 # The first token

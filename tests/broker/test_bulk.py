@@ -254,7 +254,7 @@ def test_news_is_answered_in_the_turn_of_who_waits_for_it(
     def append_while_somebody_waits() -> None:
         call = Recorder()
         broker.broker.handlers.handle(call, request)
-        broker.broker._streams.find(stream).append([b"x"], 1)
+        broker.broker.streams.find(stream).append([b"x"], 1)
         assert call.answers == []
         list(call.steps)
         ((answered,),) = [answer["streams"] for answer in call.answers]
@@ -325,7 +325,7 @@ def test_the_time_is_up_a_little_before_the_client_gives_up(
     wait_until(lambda: waiting(other, stream) == 1)
 
     def seconds_left() -> float:
-        ((_, _, waiter),) = broker.broker._streams.find(stream).waiters._heap
+        ((_, _, waiter),) = broker.broker.streams.find(stream).waiters._heap
         assert waiter._done is not None
         timer = waiter._done.__self__._timer  # type: ignore[attr-defined] # a bound method
         return float(timer.when() - broker.loop.time())
@@ -341,12 +341,12 @@ def test_nobody_waits_for_a_client_who_left(
     for _ in range(3):
         wait_for(leaving, f"{prefix}*", **dict.fromkeys(names, 0))
     wait_until(lambda: [waiting(client, name) for name in names] == [3, 3])
-    assert broker.run(lambda: len(broker.broker._streams.changes)) == 3
+    assert broker.run(lambda: len(broker.broker.streams.changes)) == 3
 
     leaving.close()
 
     wait_until(lambda: [waiting(client, name) for name in names] == [0, 0])
-    assert broker.run(lambda: len(broker.broker._streams.changes)) == 0
+    assert broker.run(lambda: len(broker.broker.streams.changes)) == 0
     assert append(client, names[0], b"x") == 0
 
 
@@ -372,18 +372,18 @@ def test_a_stream_that_is_created_is_news_if_it_matches(
 
     create(other, f"another {prefix}")
     assert waiting(other, known) == 1
-    assert broker.run(lambda: len(broker.broker._streams.changes)) == 1
+    assert broker.run(lambda: len(broker.broker.streams.changes)) == 1
     created = create(other, f"{prefix}b")
 
     assert ends(take_streams(client)) == {known: 0, created: 0}
-    assert broker.run(lambda: len(broker.broker._streams.changes)) == 0
+    assert broker.run(lambda: len(broker.broker.streams.changes)) == 0
 
 
 def test_the_first_stream_of_a_pattern_is_waited_for(
     broker: LocalBroker, client: Connection, other: Connection, prefix: str
 ) -> None:
     wait_for(client, f"{prefix}*")
-    wait_until(lambda: broker.run(lambda: len(broker.broker._streams.changes)) == 1)
+    wait_until(lambda: broker.run(lambda: len(broker.broker.streams.changes)) == 1)
 
     created = create(other, f"{prefix}s")
 
@@ -395,7 +395,7 @@ def test_those_who_wait_are_answered_when_the_broker_stops(tmp_path: Path) -> No
         create(client, "s")
         wait_for(client, "s", s=0)
         wait_for(client, "not there yet")
-        wait_until(lambda: broker.run(lambda: len(broker.broker._streams.changes)) == 2)
+        wait_until(lambda: broker.run(lambda: len(broker.broker.streams.changes)) == 2)
 
         broker.stop()
 

@@ -145,7 +145,7 @@ def test_a_read_gives_up_a_little_before_its_time(
     wait_until(lambda: waiting_reads(other, stream) == 1)
 
     def seconds_left() -> float:
-        ((_, _, waiter),) = broker.broker._streams.find(stream).waiters._heap
+        ((_, _, waiter),) = broker.broker.streams.find(stream).waiters._heap
         assert waiter._timer is not None
         return waiter._timer.when() - broker.loop.time()
 
@@ -284,7 +284,7 @@ def test_a_stream_that_is_deleted_in_the_middle_of_a_read_is_gone(
         call = Recorder()
         broker.broker.handlers.handle(call, request)
         assert next(call.steps) is None
-        broker.broker._streams.delete(stream)
+        broker.broker.streams.delete(stream)
         list(call.steps)
         return call
 
@@ -304,7 +304,7 @@ def test_a_read_that_fails_in_an_unforeseen_way_is_answered_all_the_same(
         call = Recorder()
         broker.broker.handlers.handle(call, request)
         # As only a fault of our own could.
-        broker.broker._streams.find(stream).log = None  # type: ignore[assignment]
+        broker.broker.streams.find(stream).log = None  # type: ignore[assignment]
         list(call.steps)
         return call
 
@@ -312,7 +312,7 @@ def test_a_read_that_fails_in_an_unforeseen_way_is_answered_all_the_same(
 
     assert isinstance(call.error, UnknownFailureException)
     assert "AttributeError" in caplog.text
-    broker.run(lambda: broker.broker._streams._streams.pop(stream))
+    broker.run(lambda: broker.broker.streams._streams.pop(stream))
 
 
 def read_frame(name: str, minimum: int) -> bytes:

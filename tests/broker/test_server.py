@@ -97,6 +97,7 @@ def test_the_address_is_written_down_while_the_broker_runs(tmp_path: Path) -> No
             "localPort": None,
             "unixSocket": None,
             "authenticateClient": True,
+            "httpUrl": None,
         }
     assert not file.exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
 import time
@@ -15,8 +16,10 @@ from typing import Any
 import cbor2
 import pytest
 
+from penstock.broker.access import Access, Role
 from penstock.broker.session import Session
-from penstock.errors import ResponseStatusCode
+from penstock.errors import ResponseStatusCode, UnauthorizedException
+from penstock.store.catalog import TokenRow
 from penstock.testing.connection import Connection
 from penstock.wire.frames import LENGTH, MAX_FRAME_BYTES, encode_frame
 from penstock.wire.operations import RESPONSE_TO, Operation
@@ -204,6 +207,104 @@ def test_a_handshake_that_trickles_in_is_not_waited_for(impatient: BrokerProcess
                 sent += 1
         assert 0 < sent < 120
         others_are_served(impatient, calls=1)
+
+
+# Tokens that somebody else is asked for
+
+
+class Elsewhere:
+    """Knows a token, and answers when it may."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.asked = 0
+        self.is_broken = False
+
+    async def verify(self, secret: str) -> Access:
+        self.asked += 1
+        await self.may_answer.wait()
+        if self.is_broken:
+            raise RuntimeError("it is broken")
+        if secret != "theirs":
+            raise UnauthorizedException("nobody knows it")
+        return Access(TokenRow("theirs", Role.admin, ("*",), 0), is_of_catalog=False)
+
+
+@pytest.fixture
+def elsewhere(local: LocalBroker) -> Elsewhere:
+    verifier = Elsewhere()
+    local.broker.gate.verifier = verifier
+    return verifier
+
+
+def test_a_handshake_is_answered_when_it_is_known_whose_token_it_is(
+    local: LocalBroker, elsewhere: Elsewhere
+) -> None:
+    with local.reach() as peer, local.reach() as other:
+        peer.say(b"\x01" + connect_frame("theirs") + frame(Operation.ListStreams) * 2)
+        other.say(b"\x01" + connect_frame("wrong") + frame(Operation.ListStreams))
+        wait_until(lambda: elsewhere.asked == 2)
+        others_are_served(local, calls=1)
+        # What comes meanwhile waits too.
+        peer.say(frame(Operation.ListStreams))
+
+        local.run(elsewhere.may_answer.set)
+
+        assert peer.take_connect_answer()["status"] == 0
+        assert [peer.take_answer()[1]["status"] for _ in range(3)] == [0, 0, 0]
+        answer = other.take_connect_answer()
+        assert (answer["status"], answer["errorMessage"]) == (
+            Status.Unauthorized,
+            "nobody knows it",
+        )
+        assert is_closed(other)
+
+
+def test_a_token_is_not_asked_for_longer_than_a_handshake_may_take(
+    local: LocalBroker, elsewhere: Elsewhere
+) -> None:
+    with local.reach() as peer:
+        peer.say(b"\x01" + connect_frame("theirs"))
+        wait_until(lambda: elsewhere.asked)
+        session = session_of(local, peer)
+
+        check_pace(local, session, local.loop.time() + 11)
+
+        assert peer.take_connect_answer()["status"] == Status.ServerTimeout
+        assert is_closed(peer)
+        local.run(elsewhere.may_answer.set)
+        others_are_served(local, calls=1)
+
+
+def test_a_broker_that_stops_does_not_wait_for_the_answer(
+    local: LocalBroker, elsewhere: Elsewhere
+) -> None:
+    with local.reach() as peer:
+        peer.say(b"\x01" + connect_frame("theirs"))
+        wait_until(lambda: elsewhere.asked)
+
+        local.stop()
+
+        assert is_closed(peer)
+
+
+def test_who_is_asked_and_breaks_costs_one_connection(
+    local: LocalBroker, elsewhere: Elsewhere
+) -> None:
+    elsewhere.is_broken = True
+    with local.reach() as peer:
+        peer.say(b"\x01" + connect_frame("theirs"))
+        wait_until(lambda: elsewhere.asked)
+
+        local.run(elsewhere.may_answer.set)
+
+        answer = peer.take_connect_answer()
+        assert (answer["status"], answer["errorMessage"]) == (
+            Status.FailedToConnect,
+            "the server failed to check the token",
+        )
+        assert is_closed(peer)
+        others_are_served(local, calls=1)
 
 
 # Frames that nobody should send

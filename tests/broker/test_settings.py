@@ -135,6 +135,17 @@ def test_an_empty_variable_is_not_set() -> None:
     assert load({"STREAM_MANAGER_SERVER_PORT": "", "PENSTOCK_PORT": "5"}).port == 5
 
 
+def test_words_of_a_greengrass_recipe_that_had_no_value_are_not_set() -> None:
+    left = {
+        variable: f"{{configuration:/{variable}}}"
+        for name in Settings.__struct_fields__
+        for variable in variables_of(name)
+    }
+
+    assert load(left) == load()
+    assert load({**left, "PENSTOCK_PORT": "5"}).port == 5
+
+
 def test_the_name_of_the_original_goes_before_our_own() -> None:
     assert load({"STREAM_MANAGER_SERVER_PORT": "1", "PENSTOCK_PORT": "2"}).port == 1
 

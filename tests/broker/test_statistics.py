@@ -39,6 +39,9 @@ def test_what_happens_is_counted(tmp_path: Path) -> None:
         statistics = client.call(Operation.Statistics)["statistics"]
 
     assert statistics.pop("uptimeMillis") >= 0
+    now = statistics.pop("time")
+    for stream in statistics["streams"]:
+        assert now - 60_000 < stream.pop("oldestTime") <= stream.pop("newestTime") <= now
     assert statistics == {
         "version": __version__,
         "connections": 1,
@@ -60,6 +63,8 @@ def test_what_happens_is_counted(tmp_path: Path) -> None:
                 "segments": 2,
                 "waitingReads": 0,
                 "exports": [],
+                "messagesAppended": 3,
+                "bytesAppended": 1500,
             },
             {
                 "name": "b",
@@ -70,6 +75,8 @@ def test_what_happens_is_counted(tmp_path: Path) -> None:
                 "segments": 1,
                 "waitingReads": 0,
                 "exports": [],
+                "messagesAppended": 6,
+                "bytesAppended": 15,
             },
         ],
     }

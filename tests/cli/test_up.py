@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from penstock import StreamManagerClient
+from penstock.demo.devices import STREAMS
 from penstock.sandbox.client import SandboxClient
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
@@ -149,7 +150,7 @@ def test_demo_devices_append_until_a_signal_ends_them_and_the_broker(
     with demo.connect() as client:
         (message,) = read(client, "turbine-1")
         assert b'"windSpeed": ' in message["payload"]
-        assert len(client.call(Operation.ListStreams)["streams"]) == 4
+        assert len(client.call(Operation.ListStreams)["streams"]) == len(STREAMS)
     broker = demo.broker_pid
     assert not is_gone(broker)
 

@@ -9,6 +9,7 @@ import time
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Protocol
 
 from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
 from penstock.root import TOKEN_FILE
@@ -16,6 +17,8 @@ from penstock.store.catalog import Catalog, TokenRow
 from penstock.wire.operations import Operation
 
 FIRST_TOKEN_ID = "first"  # noqa: S105 - a name, not a secret
+
+_UNKNOWN_TOKEN = "the token is not known to this server"  # noqa: S105 - a message
 
 _LOOK = frozenset(
     (
@@ -63,12 +66,17 @@ ALLOWED = {
 class Access:
     """What the holder of one token may do."""
 
-    def __init__(self, token: TokenRow) -> None:
+    def __init__(self, token: TokenRow, *, is_of_catalog: bool = True) -> None:
         self.token = token
+        self.is_of_catalog = is_of_catalog
         self.role = Role(token.role)
         self._patterns = token.patterns
         self._operations = ALLOWED[self.role]
         self._sees_all = "*" in self._patterns
+
+    @property
+    def sees_all(self) -> bool:
+        return self._sees_all
 
     def sees(self, stream_name: str) -> bool:
         return self._sees_all or any(
@@ -92,14 +100,40 @@ EVERYTHING = Access(TokenRow("none", Role.admin, ("*",), 0))
 NOTHING = Access(TokenRow("none", Role.consumer, (), 0))
 
 
+class Verifier(Protocol):
+    """Somebody who knows tokens that are not in the catalog."""
+
+    async def verify(self, secret: str) -> Access:
+        """UnauthorizedException if the token is not good, ConnectFailedException if it cannot be
+        told. It must not take for ever; the handshake ends when its time is over."""
+
+
 class Gate:
     """Turns the token of a handshake into an access."""
 
     def __init__(self, catalog: Catalog, *, is_open: bool) -> None:
         self._catalog = catalog
         self._is_open = is_open
+        # Whom to ask for tokens that are not in the catalog.
+        self.verifier: Verifier | None = None
+
+    async def ask(self, secret: str) -> Access:
+        """The access of any token; UnauthorizedException if it is not good."""
+        access = self.find(secret)
+        if access is not None:
+            return access
+        assert self.verifier is not None
+        return await self.verifier.verify(secret)
 
     def admit(self, secret: str) -> Access:
+        """The access of a token that is known here; UnauthorizedException if it is not."""
+        access = self.find(secret)
+        if access is None:
+            raise UnauthorizedException(_UNKNOWN_TOKEN)
+        return access
+
+    def find(self, secret: str) -> Access | None:
+        """What is known at once: None if the verifier has to be asked."""
         if self._is_open:
             return EVERYTHING
         if not secret:
@@ -113,14 +147,16 @@ class Gate:
             raise ConnectFailedException(
                 f"tokens cannot be looked up: {error}", ResponseStatusCode.FailedToConnect
             ) from None
-        if row is None:
-            raise UnauthorizedException("the token is not known to this server")
-        return Access(row)
+        if row is not None:
+            return Access(row)
+        if self.verifier is None:
+            raise UnauthorizedException(_UNKNOWN_TOKEN)
+        return None
 
     def admits(self, access: Access) -> bool:
         """Whether the token of an open connection still stands."""
         # The whole row: another token may have got the name of one that was revoked.
-        return self._is_open or access.token in self._catalog.tokens()
+        return self._is_open or not access.is_of_catalog or access.token in self._catalog.tokens()
 
 
 def ensure_first_token(root: Path, catalog: Catalog) -> None:

@@ -8,21 +8,38 @@ import gc
 import logging
 import os
 import signal
+from collections.abc import Sequence
+from typing import Protocol
 
 from penstock.broker.logs import set_up_logs
 from penstock.broker.server import Broker
 from penstock.broker.settings import Settings
+from penstock.errors import SettingError
 
 logger = logging.getLogger(__name__)
 
 
-def serve(settings: Settings) -> None:
+class Companion(Protocol):
+    """Something that runs in the broker's loop as long as it does."""
+
+    async def start(self, broker: Broker) -> None:
+        """The broker listens; SettingError if this one cannot."""
+
+    async def stop(self) -> None:
+        """The broker is about to stop."""
+
+    @property
+    def news(self) -> str | None:
+        """A line for whoever started the broker, behind the one that it is ready."""
+
+
+def serve(settings: Settings, companions: Sequence[Companion] = ()) -> None:
     """Runs until SIGTERM or SIGINT; StoreError or SettingError if it cannot start."""
     # Whatever is created from here on, also by SQLite, is for its owner only.
     os.umask(0o077)
     set_up_logs(settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(settings))
+        runner.run(_serve(settings, companions))
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -33,11 +50,17 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, companions: Sequence[Companion]) -> None:
     broker = Broker(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     await broker.start()
+    try:
+        for companion in companions:
+            await companion.start(broker)
+    except SettingError:
+        await broker.stop()
+        raise
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     # What lives now lives until the end: the collector need not look at it again.
@@ -47,7 +70,12 @@ async def _serve(settings: Settings) -> None:
     logger.info("Stream Manager reporting the state: RUNNING")
     with contextlib.suppress(BrokenPipeError):
         print(f"penstock ready {settings.host}:{broker.port}", flush=True)
+        for companion in companions:
+            if companion.news:
+                print(companion.news, flush=True)
     await stop.wait()
+    for companion in reversed(companions):
+        await companion.stop()
     await broker.stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         # It is as good as over: one more signal must not make a clean end look like a crash.

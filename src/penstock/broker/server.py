@@ -22,6 +22,7 @@ from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.engine import Exports
 from penstock.broker.exports.handlers import ExportHandlers
 from penstock.broker.exports.pacing import Bandwidth
+from penstock.broker.exports.pipelines import Pipelines
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.handlers import Handlers, now_millis
 from penstock.broker.memory import FrameMemory
@@ -54,11 +55,12 @@ class Broker:
     """
 
     def __init__(self, settings: Settings, disk: Disk | None = None) -> None:
-        self._settings = settings
+        self.settings = settings
         self._disk = disk
         self._sessions: set[Session] = set()
         self._servers: list[asyncio.Server] = []
         self._started = time.monotonic()
+        self.started_millis = now_millis()
         self._instance = secrets.token_hex(16)
         self._is_stopping = threading.Event()
         self.counters = Counters()
@@ -67,9 +69,15 @@ class Broker:
         self.handshake_timeout = settings.handshake_timeout_ms / 1000
         self.port = 0
         self.local_port: int | None = None
+        # Where the page is; whoever serves it sets this.
+        self.http_url: str | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping.is_set()
 
     async def start(self) -> None:
-        settings = self._settings
+        settings = self.settings
         root = settings.root_path
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         tls = _tls_context(settings) if settings.uses_tls else None
@@ -78,31 +86,37 @@ class Broker:
             ensure_first_token(root, self._store.catalog)
             self.gate = Gate(self._store.catalog, is_open=not settings.authenticate_client)
             self._sync_threads = ThreadPoolExecutor(_SYNC_THREADS, "penstock-sync")
-            self._streams = Streams(self._store, settings, self._sync_threads)
+            self.streams = Streams(
+                self._store, settings, self._sync_threads, self.counters.flushes.note
+            )
             premises = Premises(str(root.absolute()), self._instance)
-            dead_letters = DeadLetters(self._streams, settings.dead_letter_stream)
-            statuses = Statuses(self._streams)
-            self._exports = Exports(
+            dead_letters = DeadLetters(self.streams, settings.dead_letter_stream)
+            statuses = Statuses(self.streams)
+            clock = asyncio.get_running_loop().time
+            self.recent_tasks = statuses.recent
+            self.pipelines = Pipelines(clock, now_millis)
+            self.exports = Exports(
                 self._store,
-                self._streams,
+                self.streams,
                 Bandwidth(settings.exporter_max_bandwidth),
                 dead_letters,
                 statuses,
-                asyncio.get_running_loop().time,
+                clock,
                 now_millis,
             )
             export_handlers = ExportHandlers(
                 self._store,
-                self._streams,
-                self._exports,
+                self.streams,
+                self.exports,
                 dead_letters,
                 statuses,
+                self.pipelines,
                 premises,
                 self._sync_threads,
                 now_millis,
             )
             self.handlers = Handlers(
-                self._streams,
+                self.streams,
                 settings,
                 self.counters,
                 self.statistics,
@@ -119,10 +133,10 @@ class Broker:
         self._background.start()
         self._catalog_version = self._store.catalog.data_version()
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
-        self._write_address()
+        self.publish()
         logger.info(
             "%d streams in %s are served on %s:%d%s",
-            len(self._streams.names()),
+            len(self.streams.names()),
             root,
             settings.host,
             self.port,
@@ -130,7 +144,7 @@ class Broker:
         )
 
     async def _listen(self, tls: ssl.SSLContext | None) -> None:
-        settings = self._settings
+        settings = self.settings
         self.port = await self._listen_on(settings.host, settings.port, tls)
         if settings.local_port is not None:
             self.local_port = await self._listen_on("127.0.0.1", settings.local_port, None)
@@ -171,8 +185,9 @@ class Broker:
         Path(path).chmod(0o600)
         self._servers.append(server)
 
-    def _write_address(self) -> None:
-        settings = self._settings
+    def publish(self) -> None:
+        """Writes down where it is, for programs that know its root."""
+        settings = self.settings
         write_address(
             settings.root_path,
             Address(
@@ -185,6 +200,7 @@ class Broker:
                 local_port=self.local_port,
                 unix_socket=_absolute(settings.unix_socket),
                 authenticate_client=settings.authenticate_client,
+                http_url=self.http_url,
             ),
         )
 
@@ -210,7 +226,7 @@ class Broker:
         now = loop.time()
         for session in tuple(self._sessions):
             session.check_pace(now)
-        self._streams.trim(now_millis())
+        self.streams.trim(now_millis())
         _attempt(self._revoke)
 
     def _revoke(self) -> None:
@@ -223,17 +239,20 @@ class Broker:
             self._catalog_version = version
 
     def _work(self) -> None:
-        interval = self._settings.sync_interval_ms / 1000
+        interval = self.settings.sync_interval_ms / 1000
         next_sync = time.monotonic() + interval
         while not self._is_stopping.is_set():
             self._store.wait_for_work(max(0.0, next_sync - time.monotonic()))
             _attempt(self._store.work)
             if time.monotonic() >= next_sync:
-                next_sync = time.monotonic() + interval
+                began = time.monotonic()
+                next_sync = began + interval
                 _attempt(self._store.sync)
+                self.counters.syncs.note(time.monotonic() - began)
 
     def statistics(self) -> Statistics:
         counters = self.counters
+        now = now_millis()
         return Statistics(
             version=__version__,
             uptime_millis=int((time.monotonic() - self._started) * 1000),
@@ -247,8 +266,9 @@ class Broker:
             connections_refused=counters.connections_refused,
             connections_dropped=counters.connections_dropped,
             streams=[
-                stream.statistics(self._exports.activities(stream)) for stream in self._streams
+                stream.statistics(self.exports.activities(stream), now) for stream in self.streams
             ],
+            time=now,
         )
 
     # The end
@@ -261,8 +281,8 @@ class Broker:
         self._sweeper.cancel()
         for session in tuple(self._sessions):
             session.stop()
-        self._streams.finish_waits()
-        deadline = time.monotonic() + self._settings.stop_timeout_ms / 1000
+        self.streams.finish_waits()
+        deadline = time.monotonic() + self.settings.stop_timeout_ms / 1000
         while time.monotonic() < deadline and not all(s.is_idle for s in self._sessions):
             await asyncio.sleep(0.01)
         for session in tuple(self._sessions):
@@ -274,11 +294,11 @@ class Broker:
         self._store.request_work()
         await asyncio.to_thread(self._background.join)
         await asyncio.to_thread(self._sync_threads.shutdown)
-        self._exports.finish()
+        self.exports.finish()
         # While the lock is still held: the next broker on this root has files of the same names.
         for path in (
-            self._settings.root_path / ADDRESS_FILE,
-            *([Path(self._settings.unix_socket)] if self._settings.unix_socket else []),
+            self.settings.root_path / ADDRESS_FILE,
+            *([Path(self.settings.unix_socket)] if self.settings.unix_socket else []),
         ):
             path.unlink(missing_ok=True)
         self._store.close()

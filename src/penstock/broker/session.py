@@ -12,6 +12,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import Any, Protocol, cast
 
 from penstock import __version__
@@ -79,6 +80,8 @@ class Session(asyncio.Protocol):
         self._unsent_when_paused = 0
         self._version = SUPPORTED_VERSIONS[-1]
         self._requests = REQUESTS
+        # The question whose token it is, while somebody else is asked.
+        self._question: asyncio.Task[None] | None = None
         self._open_calls = 0
         self._work: deque[Iterator[None]] = deque()
         self._cancellations: set[Call] = set()
@@ -105,6 +108,8 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         self._is_closing = True
+        if self._question is not None:
+            self._question.cancel()
         for call in tuple(self._cancellations):
             call.cancel()
         for say_farewell in self._farewells.values():
@@ -166,6 +171,7 @@ class Session(asyncio.Protocol):
             or self._is_closing
             or self._gives_way
             or self._is_stopping
+            or self._question is not None
             or self._open_calls >= _MAX_OPEN_CALLS
         )
 
@@ -232,16 +238,46 @@ class Session(asyncio.Protocol):
             assert isinstance(request, ConnectRequest)
             request_id = request.request_id
             self._version = choose_version(request)
-            self.access = self._host.gate.admit(request.auth_token)
+            access = self._host.gate.find(request.auth_token)
         except UnreadableRequestError as error:
             self._refuse(ResponseStatusCode.InvalidRequest, f"the handshake is malformed: {error}")
             return
         except StreamManagerException as error:
-            status = error.status or ResponseStatusCode.FailedToConnect
-            if not isinstance(error, (UnauthorizedException, ConnectFailedException)):
-                request_id = error.request_id or request_id
-            self._refuse(status, error.message, request_id)
+            self._refuse_because(error, request_id)
             return
+        if access is None:
+            self._question = self.loop.create_task(self._ask(request))
+        else:
+            self._welcome(request, access)
+
+    async def _ask(self, request: ConnectRequest) -> None:
+        """Answers the handshake when it is known whose token this is. Meanwhile nothing is read."""
+        try:
+            access = await self._host.gate.ask(request.auth_token)
+        except StreamManagerException as error:
+            self._settle(partial(self._refuse_because, error, request.request_id))
+        except Exception:
+            logger.exception("%s: its token cannot be checked", self.peer)
+            reason = "the server failed to check the token"
+            refuse = partial(self._refuse, ResponseStatusCode.FailedToConnect, reason)
+            self._settle(partial(refuse, request.request_id))
+        else:
+            self._settle(partial(self._welcome, request, access))
+
+    def _settle(self, answer: Callable[[], None]) -> None:
+        self._question = None
+        # The time for the handshake may be over, or the server stops.
+        if not self._is_closing:
+            answer()
+            self._go_on()
+
+    def _refuse_because(self, error: StreamManagerException, request_id: str) -> None:
+        if not isinstance(error, (UnauthorizedException, ConnectFailedException)):
+            request_id = error.request_id or request_id
+        self._refuse(error.status or ResponseStatusCode.FailedToConnect, error.message, request_id)
+
+    def _welcome(self, request: ConnectRequest, access: Access) -> None:
+        self.access = access
         extensions: dict[str, Any] = {}
         if request.penstock_extensions >= 1:
             self._requests = EXTENDED_REQUESTS

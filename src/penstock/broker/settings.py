@@ -32,6 +32,12 @@ class LogLevel(StrEnum):
     ERROR = "ERROR"
 
 
+class LoopbackAccess(StrEnum):
+    NONE = "none"
+    STATISTICS = "statistics"
+    MESSAGES = "messages"
+
+
 class LogFormat(StrEnum):
     HUMAN = "human"
     JSON = "json"
@@ -88,6 +94,40 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
     unix_socket: Annotated[str, _doc("the path of a Unix socket to listen on as well")] = ""
+    http_port: (
+        Annotated[
+            int,
+            _doc(
+                "the port for the dashboard, `/metrics` and `/healthz`; 0 picks a free one, and "
+                "`penstock up` takes 8089 where none is set",
+                ge=0,
+                le=65_535,
+            ),
+        ]
+        | None
+    ) = None
+    http_host: Annotated[
+        str,
+        _doc(
+            "the address for the same; on another one than loopback it speaks TLS, by "
+            "`tls_certificate` and `tls_key`"
+        ),
+    ] = "127.0.0.1"
+    http_loopback_access: Annotated[
+        LoopbackAccess,
+        _doc(
+            "what the dashboard shows to programs on this machine that have no token: `none`; "
+            "`statistics`, all but messages and S3 tasks; `messages`, all; changes always need a "
+            "token"
+        ),
+    ] = LoopbackAccess.STATISTICS
+    spark_page: Annotated[
+        bool,
+        _doc(
+            "whether a pipeline on this machine has Spark's own page, on a free port of loopback, "
+            "to which the dashboard has a link"
+        ),
+    ] = True
     sync_interval_ms: Annotated[
         int, _doc("how often streams without flush on write are synced", ge=10, le=3_600_000)
     ] = 1000
@@ -185,6 +225,11 @@ _ORIGINAL_VARIABLES = {
 }
 
 
+# An empty variable is how many a deployment tool says that it is not set. Greengrass leaves the
+# words of a recipe as they are where the configuration has no such key.
+_NO_VALUE = re.compile(r"\{configuration:[^{}]*\}")
+
+
 def variables_of(name: str) -> tuple[str, ...]:
     """The environment variables that set it, the preferred one first."""
     return (*_ORIGINAL_VARIABLES.get(name, ()), f"PENSTOCK_{name.upper()}")
@@ -246,9 +291,9 @@ def _from_file(path: Path | None) -> Iterator[tuple[str, _Value]]:
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, _Value]]:
     for name in Settings.__struct_fields__:
         for variable in variables_of(name):
-            # An empty variable is how many a deployment tool says that it is not set.
-            if environment.get(variable):
-                yield name, _Value(environment[variable].strip(), variable)
+            value = environment.get(variable, "").strip()
+            if value and not _NO_VALUE.fullmatch(value):
+                yield name, _Value(value, variable)
                 break
 
 
@@ -264,17 +309,9 @@ def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
         path = getattr(settings, name)
         if path and not Path(path).is_file():
             raise SettingError(f"{sources[name]} is {path!r}: there is no such file")
-    if not is_loopback(settings.host) and not settings.uses_tls:
-        raise SettingError(
-            f"{sources['host']} is {settings.host!r}: a listener on another address than "
-            "loopback (127.0.0.1, ::1, localhost) needs TLS; set tls_certificate and tls_key "
-            "(PENSTOCK_TLS_CERTIFICATE, PENSTOCK_TLS_KEY)"
-        )
-    if not is_loopback(settings.host) and not settings.authenticate_client:
-        raise SettingError(
-            f"{sources['host']} is {settings.host!r}: a listener on another address than "
-            "loopback needs authenticate_client = true (STREAM_MANAGER_AUTHENTICATE_CLIENT)"
-        )
+    for name, host in (("host", settings.host), ("http_host", settings.http_host)):
+        if not is_loopback(host):
+            _check_listener(f"{sources[name]} is {host!r}", settings)
     letters = settings.dead_letter_stream
     if letters and not (len(letters) <= 255 and re.match(NAME_PATTERN, letters)):
         raise SettingError(
@@ -286,6 +323,21 @@ def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
             f"{sources['channels']} is {settings.channels!r}: expected an absolute path"
         )
     _check_uploads(settings, sources)
+
+
+def _check_listener(what: str, settings: Settings) -> None:
+    """One that other machines can reach."""
+    if not settings.uses_tls:
+        raise SettingError(
+            f"{what}: a listener on another address than loopback (127.0.0.1, ::1, localhost) "
+            "needs TLS; set tls_certificate and tls_key (PENSTOCK_TLS_CERTIFICATE, "
+            "PENSTOCK_TLS_KEY)"
+        )
+    if not settings.authenticate_client:
+        raise SettingError(
+            f"{what}: a listener on another address than loopback needs authenticate_client = "
+            "true (STREAM_MANAGER_AUTHENTICATE_CLIENT)"
+        )
 
 
 def _check_uploads(settings: Settings, sources: Mapping[str, str]) -> None:

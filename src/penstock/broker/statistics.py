@@ -2,12 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# Of a disk that is idle, and of one that struggles.
+_SYNC_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Distribution(NamedTuple):
+    """How long things took: counts of those up to each bound, and of all."""
+
+    bounds: tuple[float, ...]
+    # One more than bounds: the last is for those beyond.
+    counts: tuple[int, ...]
+    sum: float
+
+
+class Durations:
+    """Counted by any thread."""
+
+    def __init__(self, bounds: tuple[float, ...] = _SYNC_SECONDS) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._lock = threading.Lock()
+
+    def note(self, seconds: float) -> None:
+        with self._lock:
+            self._counts[bisect_left(self._bounds, seconds)] += 1
+            self._sum += seconds
+
+    def look(self) -> Distribution:
+        with self._lock:
+            return Distribution(self._bounds, tuple(self._counts), self._sum)
+
+
+@dataclass(slots=True)
+class ExportTotals:
+    """Of all exports of one kind, since the start."""
+
+    deliveries: int = 0
+    failures: int = 0
+    messages: int = 0
+    bytes: int = 0
+    skipped_messages: int = 0
+    # Put on the wire, in vain or not; of files, not of the tasks that name them.
+    sent_bytes: int = 0
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counted since the start, by the event loop only."""
+    """Counted since the start; numbers by the event loop only."""
 
     messages_appended: int = 0
     bytes_appended: int = 0
@@ -17,3 +64,6 @@ class Counters:
     connections_accepted: int = 0
     connections_refused: int = 0
     connections_dropped: int = 0
+    # Of all streams in the background, and of appends that wait for the disk.
+    syncs: Durations = field(default_factory=Durations)
+    flushes: Durations = field(default_factory=Durations)

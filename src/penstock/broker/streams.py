@@ -56,12 +56,21 @@ _NAME = re.compile(NAME_PATTERN)
 class Stream:
     """One stream while the broker runs."""
 
-    def __init__(self, stored: StoredStream, executor: Executor, reclaims: bool) -> None:
+    def __init__(
+        self,
+        stored: StoredStream,
+        executor: Executor,
+        reclaims: bool,
+        note_flush: Callable[[float], None],
+    ) -> None:
         self._stored = stored
         self._reclaims = reclaims
         self.log = stored.log
         self.waiters = Waiters()
-        self._commit = GroupCommit(executor, stored.log.flush, stored.log.flush_is_short)
+        self._end_at_start = stored.log.end
+        self._commit = GroupCommit(
+            executor, stored.log.flush, stored.log.flush_is_short, note_flush
+        )
 
     @property
     def stored(self) -> StoredStream:
@@ -162,7 +171,7 @@ class Stream:
             ],
         )
 
-    def statistics(self, activities: Mapping[str, ExportActivity]) -> StreamStatistics:
+    def statistics(self, activities: Mapping[str, ExportActivity], now: int) -> StreamStatistics:
         """How it stands; the activities are those of its exports, by identifier."""
         log = self.log
         return StreamStatistics(
@@ -174,14 +183,19 @@ class Stream:
             segments=log.segment_count,
             waiting_reads=self.waiters.count_readers(),
             exports=[
-                self._export_statistics(kind, export, activities[export.identifier])
+                self._export_statistics(kind, export, activities[export.identifier], now)
                 for kind, export in self.definition.export_definition.configs_by_kind()
             ],
+            messages_appended=log.end - self._end_at_start,
+            bytes_appended=log.appended_bytes,
+            oldest_time=log.oldest_time,
+            newest_time=log.newest_time,
         )
 
     def _export_statistics(
-        self, kind: str, export: ExportConfig, activity: ExportActivity
+        self, kind: str, export: ExportConfig, activity: ExportActivity, now: int
     ) -> ExportStatistics:
+        since = activity.waiting_since
         progress = self._stored.progress[export.identifier]
         return ExportStatistics(
             identifier=export.identifier,
@@ -199,6 +213,9 @@ class Stream:
             failures=activity.failures,
             retry_in_millis=activity.retry_in_millis,
             lane=activity.lane,
+            # A clock may have been set back since.
+            seconds_behind=max(now - since, 0) / 1000 if since is not None else 0.0,
+            is_leased=activity.is_leased,
         )
 
 
@@ -217,8 +234,16 @@ class Witness(Protocol):
 class Streams:
     """All of them, by name."""
 
-    def __init__(self, store: Store, settings: Settings, executor: Executor) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        executor: Executor,
+        note_flush: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """`note_flush` is told by any thread how many seconds a flush took."""
         self._store = store
+        self._note_flush = note_flush
         self._settings = settings
         self._executor = executor
         self._witness: Witness | None = None
@@ -230,7 +255,7 @@ class Streams:
         self.changes = Waiters()
 
     def _serve(self, stored: StoredStream) -> Stream:
-        stream = Stream(stored, self._executor, self._settings.reclaim_exported)
+        stream = Stream(stored, self._executor, self._settings.reclaim_exported, self._note_flush)
         stored.log.before_drop = partial(self._before_drop, stream)
         return stream
 
@@ -253,6 +278,11 @@ class Streams:
 
     def names(self) -> list[str]:
         return sorted({*self._streams, *self._store.unreadable})
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """Streams whose files are damaged so that they cannot be served, and why."""
+        return {name: reason for name, (_, reason) in self._store.unreadable.items()}
 
     def find(self, name: str) -> Stream:
         try:

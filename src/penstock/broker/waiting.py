@@ -106,8 +106,10 @@ class GroupCommit:
         executor: Executor,
         flush: Callable[[], None],
         is_short: Callable[[], bool] = lambda: True,
+        note_seconds: Callable[[float], None] = lambda _: None,
     ) -> None:
         """`is_short` tells whether the next flush is a small one that waits for nobody."""
+        self._note_seconds = note_seconds
         self._executor = executor
         self._flush = flush
         self._is_short = is_short
@@ -139,7 +141,9 @@ class GroupCommit:
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
             return error
         finally:
-            self._seconds += 0.2 * (time.perf_counter() - began - self._seconds)
+            seconds = time.perf_counter() - began
+            self._seconds += 0.2 * (seconds - self._seconds)
+            self._note_seconds(seconds)
         return None
 
     def _finish(

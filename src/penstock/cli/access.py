@@ -43,6 +43,40 @@ def env(root: str | None, as_json: bool, config: Path | None) -> None:
         click.echo(f"export {name}={shlex.quote(value)}")
 
 
+@click.command()
+@root_option
+@json_option
+@config_option
+def dashboard(root: str | None, as_json: bool, config: Path | None) -> None:
+    """Print the link to the dashboard, with the token in it.
+
+    Whoever has the link may do everything: it is for one's own browser.
+    """
+    settings = settings_from(config, root=root)
+    link = dashboard_link(settings)
+    if link is None:
+        raise Failure(
+            f"the broker of {settings.root} has no dashboard: start it with --http-port, or set "
+            "http_port (PENSTOCK_HTTP_PORT)",
+            NOT_FOUND,
+        )
+    if as_json:
+        echo_json({"url": link})
+    else:
+        click.echo(link)
+
+
+def dashboard_link(settings: Settings) -> str | None:
+    """None if the broker has no dashboard."""
+    address = require_address(settings)
+    if address.http_url is None:
+        return None
+    if not address.authenticate_client:
+        return address.http_url
+    # Behind the #, where a browser keeps it to itself.
+    return f"{address.http_url}#token={_read_token(settings)}"
+
+
 def client_variables(settings: Settings) -> dict[str, str]:
     address = require_address(settings)
     # The SDKs speak no TLS: they use the plain listener where there is one.
@@ -51,11 +85,15 @@ def client_variables(settings: Settings) -> dict[str, str]:
         "STREAM_MANAGER_SERVER_PORT": str(address.local_port or address.port),
     }
     if address.authenticate_client:
-        try:
-            variables["AWS_CONTAINER_AUTHORIZATION_TOKEN"] = read_token(settings.root_path)
-        except OSError as error:
-            raise Failure(f"the token cannot be read: {error}") from None
+        variables["AWS_CONTAINER_AUTHORIZATION_TOKEN"] = _read_token(settings)
     return variables
+
+
+def _read_token(settings: Settings) -> str:
+    try:
+        return read_token(settings.root_path)
+    except OSError as error:
+        raise Failure(f"the token cannot be read: {error}") from None
 
 
 def require_address(settings: Settings) -> Address:

@@ -6,7 +6,7 @@ import importlib
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,9 @@ from penstock.errors import (
     StoreError,
     StreamManagerException,
 )
+
+if TYPE_CHECKING:
+    from penstock.broker.run import Companion
 
 # Exit codes, as docs/cli.md has them. A command line or a setting that is wrong is 2, Click's own.
 FAILED = 1
@@ -48,6 +51,7 @@ _MODULES = {
     "append": "append",
     "bench": "bench",
     "completion": "completion",
+    "dashboard": "access",
     "doctor": "doctor",
     "env": "access",
     "pipeline": "pipeline",
@@ -106,6 +110,12 @@ config_option = click.option(
     type=click.Path(path_type=Path),
     help="A penstock.toml; the one in this directory by default.",
 )
+http_port_option = click.option(
+    "--http-port",
+    type=int,
+    metavar="PORT",
+    help="The port for the dashboard, /metrics and /healthz; 0 picks a free one.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON for programs.")
 
 
@@ -126,6 +136,7 @@ def main() -> None:
 @root_option
 @click.option("--host", help="The address to listen on; without TLS a loopback one.")
 @click.option("--port", type=int, help="The port for clients; 0 picks a free one.")
+@http_port_option
 @click.option("--unix-socket", metavar="PATH", help="Listen on a Unix socket as well.")
 @click.option("--log-level", help="TRACE, DEBUG, INFO, WARN or ERROR.")
 @click.option("--log-format", help="human, or json for programs.")
@@ -140,10 +151,28 @@ def serve(config: Path | None, as_json: bool, **flags: Any) -> None:
     from penstock.broker.run import serve as run
 
     try:
-        run(settings)
+        run(settings, _companions(settings))
     except SettingError as error:
         # The settings are well-formed, and yet it cannot be done: the port is taken, say.
         raise Failure(str(error)) from None
+
+
+def _companions(settings: Settings) -> list[Companion]:
+    """What runs in the broker's loop beside it; each needs packages that a broker does not."""
+    from penstock.greengrass.component import find_component
+
+    # First of all: whose token it knows gets in from the beginning.
+    component = find_component(os.environ)
+    companions: list[Companion] = [component] if component is not None else []
+    if settings.http_port is not None:
+        try:
+            from penstock.web.server import WebServer
+        except ImportError as error:
+            raise Failure(
+                f"the dashboard needs more packages: pip install 'penstock[web]' ({error})"
+            ) from None
+        companions.append(WebServer())
+    return companions
 
 
 @main.command()

@@ -10,24 +10,40 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
-from penstock.broker.settings import Settings
-from penstock.cli.access import client_variables
-from penstock.cli.demo import DEVICES, run_demo
-from penstock.cli.main import Failure, config_option, json_option, root_option, settings_from
+from penstock.broker.settings import LoopbackAccess, Settings, variables_of
+from penstock.cli.access import client_variables, dashboard_link, require_address
+from penstock.cli.main import (
+    Failure,
+    config_option,
+    http_port_option,
+    json_option,
+    root_option,
+    settings_from,
+)
 from penstock.cli.output import echo_json
 from penstock.cli.signals import call_at_signal
 from penstock.cli.supervision import Program
+from penstock.demo.camera import CAMERA_STREAMS
+from penstock.demo.devices import STREAMS
+from penstock.demo.run import run_demo
 from penstock.sandbox.client import SandboxClient
 
 _LOOK_SECONDS = 0.1
+# Of what arrives in the sandbox a little is enough to look at, and it may run for weeks.
+_KEEP = ("--keep-mib", "16")
+# Where nobody has chosen one.
+_HTTP_PORT = 8089
 
 
 @click.command()
 @root_option
 @click.option("--port", type=int, help="The port for clients; 0 picks a free one.")
+@http_port_option
+@click.option("--no-dashboard", is_flag=True, help="Leave out the dashboard, and with it metrics.")
 @click.option("--no-pipeline", is_flag=True, help="Leave out the exports, and with them Spark.")
 @click.option(
     "--sandbox",
@@ -40,6 +56,8 @@ _LOOK_SECONDS = 0.1
 def up(
     root: str | None,
     port: int | None,
+    http_port: int | None,
+    no_dashboard: bool,
     no_pipeline: bool,
     sandbox: bool,
     demo: bool,
@@ -49,9 +67,15 @@ def up(
     """Run the broker and the pipeline that exports its streams, until Ctrl-C.
 
     Whichever of them dies is started again. With --json the line of readiness is followed by one
-    with what `penstock env --json` prints, and logs are JSON.
+    with what `penstock env --json` prints, and logs are JSON. The dashboard is on port 8089, or on
+    a free one with --port 0.
     """
-    settings = settings_from(config, root=root, port=port)
+    settings = settings_from(config, root=root, port=port, http_port=http_port)
+    if no_dashboard and settings.http_port is not None:
+        raise click.UsageError(
+            f"--no-dashboard, and yet http_port is {settings.http_port}: leave out one of them"
+        )
+    chosen_http_port = None if no_dashboard else _choose_http_port(settings)
     has_pipeline = not no_pipeline and _has_spark()
     is_over = threading.Event()
     call_at_signal(_ends(), is_over.set)
@@ -60,18 +84,18 @@ def up(
         variables: Mapping[str, str] = {}
         if sandbox:
             variables = _start_sandbox(programs, is_over)
-        _start_broker(programs, settings, config, as_json, is_over)
+        broker = _Broker(settings, config, as_json, chosen_http_port, is_demo=demo)
+        broker.start(programs, is_over)
         if as_json:
             echo_json(client_variables(settings))
         else:
-            click.echo(_summary(settings.root, demo, has_pipeline, variables))
+            click.echo(_summary(settings, demo, has_pipeline, variables))
         if has_pipeline:
             _start_pipeline(programs, settings, config, as_json, variables)
         if demo:
-            arguments = (settings.root_path, is_over)
-            threading.Thread(
-                target=run_demo, args=arguments, kwargs={"exports": sandbox}, daemon=True
-            ).start()
+            cloud = SandboxClient(variables["AWS_ENDPOINT_URL"]) if sandbox else None
+            arguments = (settings.root_path, is_over, cloud)
+            threading.Thread(target=run_demo, args=arguments, daemon=True).start()
         while not is_over.wait(_LOOK_SECONDS):
             for program in programs:
                 news = program.look()
@@ -97,7 +121,7 @@ def _start_sandbox(programs: list[Program], is_over: threading.Event) -> Mapping
     chosen = "0"
     cloud = Program(
         "sandbox",
-        lambda: _penstock("sandbox", "--port", chosen, "--create-streams"),
+        lambda: _penstock("sandbox", "--port", chosen, "--create-streams", *_KEEP),
         "penstock sandbox ready",
     )
     cloud.start()
@@ -108,25 +132,53 @@ def _start_sandbox(programs: list[Program], is_over: threading.Event) -> Mapping
     return SandboxClient(url).variables
 
 
-def _start_broker(
-    programs: list[Program],
-    settings: Settings,
-    config: Path | None,
-    as_json: bool,
-    is_over: threading.Event,
-) -> None:
-    port = settings.port
-    broker = Program(
-        "broker",
-        lambda: _penstock("serve", *_shared(settings, config, as_json), "--port", str(port)),
-        "penstock ready",
-    )
-    broker.start()
-    programs.append(broker)
-    ready = _wait_for(broker, is_over)
-    # Its clients look for it where it was.
-    port = int(ready.rpartition(":")[2])
-    click.echo(ready)
+def _choose_http_port(settings: Settings) -> int | None:
+    if importlib.util.find_spec("starlette") is None:
+        click.echo("there is no dashboard: that needs pip install 'penstock[web]'", err=True)
+        return None
+    if settings.http_port is not None:
+        return settings.http_port
+    return 0 if settings.port == 0 else _HTTP_PORT
+
+
+class _Broker:
+    """How the broker is started: one that is started again is where it was before."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        config: Path | None,
+        as_json: bool,
+        http_port: int | None,
+        *,
+        is_demo: bool,
+    ) -> None:
+        self._settings = settings
+        self._shared = _shared(settings, config, as_json)
+        self._port = settings.port
+        self._http_port = http_port
+        environment = dict(os.environ)
+        if is_demo and settings.http_loopback_access is LoopbackAccess.STATISTICS:
+            # There is nothing to hide in what the devices of a demo measure.
+            variable = variables_of("http_loopback_access")[0]
+            environment[variable] = LoopbackAccess.MESSAGES.value
+        self._environment = environment
+
+    def start(self, programs: list[Program], is_over: threading.Event) -> None:
+        broker = Program("broker", self._command, "penstock ready", self._environment)
+        broker.start()
+        programs.append(broker)
+        ready = _wait_for(broker, is_over)
+        self._port = int(ready.rpartition(":")[2])
+        click.echo(ready)
+        url = require_address(self._settings).http_url
+        if url is not None:
+            self._http_port = urlsplit(url).port
+            click.echo(f"penstock dashboard {url}")
+
+    def _command(self) -> list[str]:
+        http = () if self._http_port is None else ("--http-port", str(self._http_port))
+        return _penstock("serve", *self._shared, "--port", str(self._port), *http)
 
 
 def _wait_for(program: Program, is_over: threading.Event) -> str:
@@ -175,23 +227,31 @@ def _has_spark() -> bool:
     return False
 
 
-def _summary(root: str, demo: bool, has_pipeline: bool, cloud: Mapping[str, str]) -> str:
-    names = [device.stream for device in DEVICES]
-    here = f"--root {shlex.quote(root)}"
-    demo_lines = f"""\
-  demo streams           {", ".join(names)}
-  see them               {_program()} status --watch {here}
-                         {_program()} tail -f {names[0]} {here}
-"""
-    exports = f"exports go to          {cloud.get('AWS_ENDPOINT_URL') or 'AWS'}"
-    return f"""
-  streams are stored in  {root}
-{f"  {exports}{chr(10)}" if has_pipeline else ""}\
-{demo_lines if demo else ""}\
-  in another terminal    eval "$({_program()} env {here})"
-                         and your Stream Manager program talks to this broker
-  stop                   Ctrl-C
-"""
+def _summary(
+    settings: Settings, is_demo: bool, has_pipeline: bool, cloud: Mapping[str, str]
+) -> str:
+    here = f"--root {shlex.quote(settings.root)}"
+    link = dashboard_link(settings)
+    lines: list[tuple[str, str]] = []
+    if link is not None:
+        # With the token in it where nothing is at stake; a log is read by many.
+        lines.append(("dashboard", link if is_demo else f"{_program()} dashboard {here}"))
+    lines.append(("streams are stored in", settings.root))
+    if has_pipeline:
+        lines.append(("exports go to", cloud.get("AWS_ENDPOINT_URL") or "AWS"))
+    if is_demo:
+        names = [*STREAMS, *(CAMERA_STREAMS if cloud else ())]
+        lines += [
+            ("demo streams", ", ".join(names)),
+            ("see them", f"{_program()} status --watch {here}"),
+            ("", f"{_program()} tail -f {names[0]} {here}"),
+        ]
+    lines += [
+        ("in another terminal", f'eval "$({_program()} env {here})"'),
+        ("", "and your Stream Manager program talks to this broker"),
+        ("stop", "Ctrl-C"),
+    ]
+    return "".join(("\n", *(f"  {what:<22} {value}\n" for what, value in lines)))
 
 
 def _program() -> str:

@@ -31,7 +31,13 @@ from penstock.model import (
     MessageStreamInfo,
     ReadMessagesOptions,
 )
-from penstock.model.exporting import CommittedExports, ExportPlan, ExportReport, Lane
+from penstock.model.exporting import (
+    CommittedExports,
+    ExportPlan,
+    ExportReport,
+    Lane,
+    PipelineDescription,
+)
 from penstock.model.statistics import Statistics
 from penstock.model.storage import Location, StoredRun, StreamPosition
 
@@ -231,7 +237,14 @@ class AsyncStreamManagerClient(Client):
         )
 
     async def plan_exports(
-        self, pipeline: str, lane: Lane, *, max_bytes: int, lease_millis: int, wait_millis: int = 0
+        self,
+        pipeline: str,
+        lane: Lane,
+        *,
+        max_bytes: int,
+        lease_millis: int,
+        wait_millis: int = 0,
+        about: PipelineDescription | None = None,
     ) -> ExportPlan:
         """What is due in a lane, leased to this pipeline for so long; waits for something."""
         return await self._call(
@@ -241,6 +254,7 @@ class AsyncStreamManagerClient(Client):
                 max_bytes=max_bytes,
                 lease_millis=lease_millis,
                 wait_millis=wait_millis,
+                about=about,
                 request_timeout=self.request_timeout,
             )
         )

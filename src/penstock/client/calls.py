@@ -29,7 +29,13 @@ from penstock.model import (
     ReadMessagesOptions,
     to_wire,
 )
-from penstock.model.exporting import CommittedExports, ExportPlan, ExportReport, Lane
+from penstock.model.exporting import (
+    CommittedExports,
+    ExportPlan,
+    ExportReport,
+    Lane,
+    PipelineDescription,
+)
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.statistics import Statistics
 from penstock.model.storage import Location, StoredRun, StreamPosition
@@ -313,16 +319,19 @@ def plan_exports(
     max_bytes: int,
     lease_millis: int,
     wait_millis: int,
+    about: PipelineDescription | None = None,
     request_timeout: float,
 ) -> Call[ExportPlan]:
     _check_wait("wait_millis", wait_millis, request_timeout)
-    fields = {
+    fields: dict[str, Any] = {
         "pipeline": pipeline,
         "lane": lane.value,
         "maxBytes": max_bytes,
         "leaseMillis": lease_millis,
         "waitMillis": wait_millis,
     }
+    if about is not None:
+        fields["about"] = msgspec.to_builtins(about)
     return Call(Operation.PlanExports, fields, _export_plan, may_repeat=True)
 
 

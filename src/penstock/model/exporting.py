@@ -60,6 +60,18 @@ class TaskEvent(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     task: dict[str, Any] | None = None
 
 
+class PipelineDescription(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """What a pipeline tells of itself, for people who look at it."""
+
+    # In milliseconds since 1970.
+    started: int
+    spark_version: Annotated[str, Meta(max_length=64)] = ""
+    # Where Spark runs.
+    master: Annotated[str, Meta(max_length=255)] = ""
+    # Spark's own page; None if there is none.
+    spark_page: Annotated[str, Meta(max_length=255)] | None = None
+
+
 class ExportSlice(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Messages [first, end) of a stream, leased to one pipeline, which sends them to one export."""
 

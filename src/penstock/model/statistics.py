@@ -24,6 +24,10 @@ class ExportStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     retry_in_millis: int | None = None
     # The exports it waits for; see `penstock.model.exporting`.
     lane: str = "steady"
+    # Of the oldest message that it has not exported: how long that one waits.
+    seconds_behind: float = 0.0
+    # Somebody is delivering.
+    is_leased: bool = False
 
 
 class ExportActivity(NamedTuple):
@@ -32,6 +36,9 @@ class ExportActivity(NamedTuple):
     lane: str
     failures: int
     retry_in_millis: int | None
+    # When the oldest message that it has not exported was appended; None if there is none.
+    waiting_since: int | None
+    is_leased: bool
 
 
 class StreamStatistics(msgspec.Struct, frozen=True, rename="camel"):
@@ -43,6 +50,12 @@ class StreamStatistics(msgspec.Struct, frozen=True, rename="camel"):
     segments: int
     waiting_reads: int
     exports: list[ExportStatistics]
+    # Since the broker was started.
+    messages_appended: int = 0
+    bytes_appended: int = 0
+    # In milliseconds since 1970; None if there is no message.
+    oldest_time: int | None = None
+    newest_time: int | None = None
 
 
 class Statistics(msgspec.Struct, frozen=True, rename="camel"):
@@ -58,3 +71,5 @@ class Statistics(msgspec.Struct, frozen=True, rename="camel"):
     connections_refused: int
     connections_dropped: int
     streams: list[StreamStatistics]
+    # When it was looked at, in milliseconds since 1970.
+    time: int = 0

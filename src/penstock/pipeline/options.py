@@ -9,6 +9,7 @@ from typing import Self
 
 import msgspec
 
+from penstock.model.exporting import PipelineDescription
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.spark.place import Place
 
@@ -26,6 +27,8 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
     signals: str
     # How many exports a task delivers at once.
     threads: int
+    # What the broker is told of the pipeline.
+    about: PipelineDescription | None = None
     settings: DestinationSettings
 
     def to_spark(self) -> dict[str, str]:

@@ -81,6 +81,7 @@ class LaneReader(DataSourceStreamReader):
             max_bytes=_PLAN_BYTES,
             lease_millis=LIMITS[self._lane].lease_millis,
             wait_millis=0 if keeps_warm else _WAIT_MILLIS,
+            about=self._options.about,
         )
         signals.want(plan.lanes)
         if not plan.slices and not keeps_warm:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import penstock.spark
 from penstock.broker.settings import Settings
 from penstock.client.backoff import delays
-from penstock.model.exporting import Lane
+from penstock.model.exporting import Lane, PipelineDescription
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.lanes import LIMITS
 from penstock.pipeline.options import PipelineOptions, encode_place
@@ -47,8 +47,20 @@ _SETTINGS = {
     # A query that waits for a broker that is away does not notice that it is to stop.
     "spark.sql.streaming.stopTimeout": "5s",
 }
+# Spark's own page keeps what it shows in memory: the last minutes are enough.
+_PAGE_SETTINGS = {
+    "spark.ui.enabled": "true",
+    "spark.ui.port": "0",
+    "spark.ui.killEnabled": "false",
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "500",
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.sql.streaming.ui.retainedQueries": "10",
+}
 _HEAP = "512m"
 _JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_LOOPBACK = "127.0.0.1"
 _LOOK_SECONDS = 0.2
 # What is under way when it stops may take so long; one that hangs is not waited for.
 _FINISH_SECONDS = LIMITS[Lane.steady].longest + 5
@@ -86,6 +98,8 @@ class Pipeline:
         self._stops = threading.Event()
         self._checkpoint = checkpoint
         self._id = secrets.token_hex(8)
+        self._started = time.time_ns() // 1_000_000
+        self._about: PipelineDescription | None = None
 
     def ask_to_stop(self) -> None:
         """From any thread."""
@@ -118,6 +132,10 @@ class Pipeline:
         # One more for each lane beside the first: what hangs in one must not hold up another.
         master = self._master or f"local[{cores + len(LIMITS) - 1}]"
         config = {**_SETTINGS, **self._config}
+        if self._settings.spark_page and master.startswith("local"):
+            config = {**_PAGE_SETTINGS, **config}
+            # Nothing else decides where the page listens, which asks nobody who they are.
+            os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         with _keeping_interrupts():
             spark = penstock.spark.session("penstock-pipeline", master=master, config=config)
         # What ends a query is told by us, in one line.
@@ -126,6 +144,12 @@ class Pipeline:
         server = spark.sparkContext._accumulatorServer  # noqa: SLF001
         server.handle_error = _ignore  # type: ignore[assignment,method-assign]
         spark.dataSource.register(ExportsDataSource)
+        self._about = PipelineDescription(
+            started=self._started,
+            spark_version=spark.version,
+            master=master,
+            spark_page=spark.sparkContext.uiWebUrl,
+        )
         return spark
 
     def _start(self, spark: SparkSession, lane: Lane) -> _Running:
@@ -149,6 +173,7 @@ class Pipeline:
             broker=encode_place(self._place),
             signals=str(self._directory),
             threads=LIMITS[lane].threads or settings.exporter_thread_pool_size,
+            about=self._about,
             settings=DestinationSettings(
                 kinesis_inter_call_delay_ms=settings.exporter_kinesis_inter_call_delay_ms,
                 kinesis_partition_key=settings.kinesis_partition_key,

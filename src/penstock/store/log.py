@@ -81,6 +81,8 @@ class Log(ABC):
         self._sealed: list[Segment] = list(sealed)
         self._active = active
         self._total_bytes = sum(segment.size for segment in sealed) + active.size
+        # Since it was opened.
+        self.appended_bytes = 0
 
     @property
     def oldest(self) -> int:
@@ -94,6 +96,17 @@ class Log(ABC):
     @property
     def total_bytes(self) -> int:
         return self._total_bytes
+
+    @property
+    def oldest_time(self) -> int | None:
+        """Of the oldest segment; None if there is no message."""
+        segments = (*self._sealed[:1], self._active)
+        return next((each.oldest_time for each in segments if each.end > each.first), None)
+
+    @property
+    def newest_time(self) -> int | None:
+        segments = (self._active, *self._sealed[-1:])
+        return next((each.newest_time for each in segments if each.end > each.first), None)
 
     @property
     def segment_count(self) -> int:
@@ -119,6 +132,7 @@ class Log(ABC):
         self._reserve(first + len(payloads))
         self._appended(self._active.append(payloads, now))
         self._total_bytes += needed
+        self.appended_bytes += needed
         return first
 
     def count_fitting(self, payloads: Sequence[bytes]) -> int:

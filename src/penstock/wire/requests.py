@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.model import MessageStreamDefinition, ReadMessagesOptions
-from penstock.model.exporting import ExportReport, Lane
+from penstock.model.exporting import ExportReport, Lane, PipelineDescription
 from penstock.model.limits import Name, Payload, ReadTimeoutMillis, RequestId, SequenceNumber
 from penstock.wire.operations import Operation
 
@@ -151,6 +151,7 @@ class PlanExportsRequest(Request):
     lease_millis: Annotated[int, Meta(ge=100, le=3_600_000)]
     max_slices: Annotated[int, Meta(ge=1, le=4096)] = 256
     wait_millis: ReadTimeoutMillis = 0
+    about: PipelineDescription | None = None
 
 
 class CommitExportsRequest(Request):

@@ -76,7 +76,7 @@ def export_statistics(connection: Connection) -> list[Json]:
 
 def waiting(broker: LocalBroker) -> int:
     """How many plans wait: each of them waits for changes of streams."""
-    return broker.run(lambda: len(broker.broker._streams.changes))
+    return broker.run(lambda: len(broker.broker.streams.changes))
 
 
 class Waiting:
@@ -216,8 +216,8 @@ def test_a_pipeline_that_has_come_back_keeps_its_slices_when_its_old_connection_
         plan(old)
         (found,) = plan(client, leaseMillis=3_600_000)
     wait_until(lambda: len(broker.sessions) == 1)
-    exports = broker.broker._exports
-    served = broker.run(lambda: exports._all.of(broker.broker._streams.find(stream))["e"])
+    exports = broker.broker.exports
+    served = broker.run(lambda: exports._all.of(broker.broker.streams.find(stream))["e"])
     assert served.lease is not None
     assert served.lease.id == found["lease"]
     assert broker.run(lambda: served.free_at(0.0)) > broker.run(broker.loop.time) + 1000
@@ -247,7 +247,7 @@ def test_a_plan_whose_client_left_waits_no_longer(broker: LocalBroker, stream: s
     wait_until(lambda: waiting(broker) == 1)
     peer.close()
     wait_until(lambda: waiting(broker) == 0)
-    assert stream in broker.run(broker.broker._streams.names)
+    assert stream in broker.run(broker.broker.streams.names)
 
 
 def test_a_plan_that_waits_is_answered_when_its_stream_is_deleted(
@@ -364,7 +364,7 @@ def test_a_task_from_its_plan_to_its_status(
 
 
 def waits_for_messages(broker: LocalBroker, name: str) -> bool:
-    stream = broker.broker._streams.find(name)
+    stream = broker.broker.streams.find(name)
     return broker.run(stream.waiters.count_readers) > 0
 
 
@@ -395,7 +395,7 @@ def test_a_status_is_on_the_disk_before_its_report_is_answered(tmp_path: Path) -
         event = {"sequenceNumber": 0, "status": 0, "message": "done", "time": 5}
         commit(client, report(found, events=[event]))
         logs: dict[str, Any] = {
-            name: broker.broker._streams.find(name).log for name in ("s", "status")
+            name: broker.broker.streams.find(name).log for name in ("s", "status")
         }
         assert logs["s"].has_unsynced
         assert not logs["status"].has_unsynced
@@ -410,8 +410,8 @@ def test_what_was_dropped_while_somebody_had_it_is_told_when_the_broker_stops(
         create(client, "s", exportDefinition=exports, timeToLiveMillis=60_000)
         append(client, "s", json.dumps(task(0)).encode())
         (found,) = plan(client, lane="files")
-        broker.run(lambda: broker.broker._streams.trim(now_millis() + 120_000))
-        assert broker.run(lambda: broker.broker._streams.find("status").log.end) == 0
+        broker.run(lambda: broker.broker.streams.trim(now_millis() + 120_000))
+        assert broker.run(lambda: broker.broker.streams.find("status").log.end) == 0
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         (status,) = read(client, "status")
         assert json.loads(status["payload"])["message"] == "its time to live is over"

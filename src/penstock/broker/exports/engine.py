@@ -10,7 +10,8 @@ import logging
 import math
 import random
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.broker.exports.abandoned import AbandonedUploads
@@ -28,6 +29,7 @@ from penstock.broker.exports.settlement import (
     within_slice,
 )
 from penstock.broker.exports.statuses import Statuses
+from penstock.broker.statistics import ExportTotals
 from penstock.broker.streams import Stream, Streams
 from penstock.errors import StreamManagerException
 from penstock.model.exporting import ExportReport, ExportSlice, Lane
@@ -69,6 +71,8 @@ class Exports:
         self._statuses = statuses
         self._clock = clock
         self._turns = 0
+        # By kind.
+        self.totals: defaultdict[str, ExportTotals] = defaultdict(ExportTotals)
         # In the leases that it gives.
         self._id = secrets.token_hex(4)
         uploads = store.uploads()
@@ -83,6 +87,10 @@ class Exports:
         for export in self._all:
             # A report of it comes too late for the next broker, which does not have the messages.
             self._cancellations.conclude_lease(export)
+
+    def of(self, stream: Stream) -> Mapping[str, Export]:
+        """Those of one stream, by identifier."""
+        return self._all.of(stream)
 
     def activities(self, stream: Stream) -> dict[str, ExportActivity]:
         now = self._clock()
@@ -292,6 +300,7 @@ class Exports:
 
     def _apply_delivery(self, settled: Settled, now: float) -> None:
         export, lease, report = settled.export, settled.lease, settled.report
+        self._count(export.kind, report)
         charged = lease.charged if lease is not None else 0
         self._account(export.lane).take(report.sent_bytes - charged)
         export.lease = None
@@ -299,6 +308,15 @@ class Exports:
         export.settle(report, lease, now, random.random())  # noqa: S311 - no secret
         self._cancellations.conclude_lease(export, concluded_in(report))
         log_outcome(export, report, had_failed=had_failed)
+
+    def _count(self, kind: str, report: ExportReport) -> None:
+        totals = self.totals[kind]
+        totals.deliveries += 1
+        totals.failures += bool(report.error)
+        totals.messages += report.exported_messages
+        totals.bytes += report.exported_bytes
+        totals.skipped_messages += len(report.skipped)
+        totals.sent_bytes += report.sent_bytes
 
     def forget(self, settlement: Settlement) -> None:
         """What was settled could not be stored: it may be reported again."""

@@ -109,6 +109,8 @@ class Export:
         # On the loop's clock.
         self._not_before = -math.inf
         self._allowance = _FIRST_ALLOWANCE
+        # A number, and when that message was appended.
+        self._looked_up: tuple[int, int | None] = (-1, None)
         # What was due once stays due, also if only a part of it has left.
         self._due_end = 0
         # It may have been slow when the broker was stopped: in this lane that harms nobody.
@@ -193,7 +195,18 @@ class Export:
 
     def activity(self, now: float) -> ExportActivity:
         retry_in = int(max(self._not_before - now, 0.0) * 1000) if self.failures else None
-        return ExportActivity(self.lane.value, self.failures, retry_in)
+        return ExportActivity(
+            self.lane.value, self.failures, retry_in, self._waiting_since(), self.is_leased(now)
+        )
+
+    def _waiting_since(self) -> int | None:
+        number = self.next_number
+        if number >= self.stream.log.end:
+            return None
+        # Whoever looks every second need not read it from the disk every second.
+        if self._looked_up[0] != number:
+            self._looked_up = number, self.stream.log.time_of(number) or None
+        return self._looked_up[1]
 
     def due(self, now_millis: int) -> Due:
         log = self.stream.log

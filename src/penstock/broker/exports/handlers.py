@@ -12,6 +12,7 @@ from penstock.broker.access import Access
 from penstock.broker.bulk import Premises
 from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.engine import Exports, Outlook
+from penstock.broker.exports.pipelines import Pipelines, Work
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.streams import Streams
 from penstock.broker.waiting import Waiter, seconds_to_wait
@@ -41,6 +42,7 @@ class ExportHandlers:
         exports: Exports,
         dead_letters: DeadLetters,
         statuses: Statuses,
+        pipelines: Pipelines,
         premises: Premises,
         executor: Executor,
         now_millis: Callable[[], int],
@@ -50,6 +52,7 @@ class ExportHandlers:
         self._exports = exports
         self._dead_letters = dead_letters
         self._statuses = statuses
+        self._pipelines = pipelines
         self._premises = premises
         self._executor = executor
         self._now_millis = now_millis
@@ -67,6 +70,7 @@ class ExportHandlers:
         lane, key = request.lane, (request.pipeline, request.lane)
         is_repeated = key in self._latest
         self._latest[key] = request
+        self._pipelines.note_asking(request.pipeline, lane, request.about)
         call.on_departure(key, lambda: self._depart(request))
         is_answered = self._answer_plan(call, request, may_be_empty=not request.wait_millis)
         if is_repeated:
@@ -97,6 +101,8 @@ class ExportHandlers:
             slices = self._exports.plan(request, call.access.sees, self._now_millis())
             if not slices and not may_be_empty:
                 return False
+            work = Work(len(slices), sum(found.end - found.first for found in slices))
+            self._pipelines.note_given(request.pipeline, request.lane, work)
         call.succeed(
             root=self._premises.root,
             instance=self._premises.instance,
@@ -111,6 +117,7 @@ class ExportHandlers:
         if self._latest.get(key) is request:
             del self._latest[key]
             self._exports.depart(*key)
+            self._pipelines.note_departure(*key)
             self.look_again()
 
     def look_again(self) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.broker.exports.recent_tasks import RecentTasks
 from penstock.broker.streams import Stream, Streams
 from penstock.errors import StreamManagerException
 from penstock.model.exporting import TaskEvent
@@ -49,11 +50,13 @@ class Statuses:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._unsynced: set[Stream] = set()
+        self.recent = RecentTasks()
         # Exports whose status stream takes nothing: that is said once.
         self._unheard: set[tuple[str, str]] = set()
 
     def write(self, origin: Origin, events: Sequence[TaskEvent], now: int) -> None:
         """Those that the export wants; whoever reads its status stream is woken."""
+        self.recent.note(origin.stream, origin.identifier, events)
         payloads = [_encode(origin, event) for event in events if origin.wants(event.status)]
         if not payloads:
             return

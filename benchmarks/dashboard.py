@@ -1,0 +1,195 @@
+"""What the dashboard costs: a broker with 200 streams, watched, beside one without a dashboard.
+
+At full speed, by what clients notice; and at a million messages a minute, by the processor's time.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from benchmarks.report import Comparison, Target, Unit
+from benchmarks.servers import Penstock, running
+from benchmarks.systems import MESSAGE_BYTES, make_payloads
+from benchmarks.timing import Contender, Figure, Scale, measure_rates
+from penstock import (
+    ExportDefinition,
+    KinesisConfig,
+    MessageStreamDefinition,
+    StrategyOnFull,
+    StreamManagerClient,
+)
+from penstock.root import read_address
+
+STREAMS = 200
+MESSAGES_A_MINUTE = 1_000_000
+# Slower by at most so much.
+LARGEST_COST = 0.05
+
+_A_STREAM_AT_ONCE = 100
+_PACED_ROUNDS = 3
+_MAX_SIZE = 4 * 1024 * 1024
+
+
+class WatchedPenstock(Penstock):
+    name = "Penstock, watched"
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--http-port", "0"]
+
+    @property
+    def url(self) -> str:
+        address = read_address(self.root)
+        assert address is not None
+        assert address.http_url is not None
+        return address.http_url
+
+
+class UnwatchedPenstock(Penstock):
+    name = "Penstock without a dashboard"
+
+
+class Devices:
+    """A client that appends to all streams in turn."""
+
+    def __init__(self, server: Penstock) -> None:
+        self.server = server
+        self._client = StreamManagerClient(root=server.root)
+        self._names = [f"dashboard-{number}" for number in range(STREAMS)]
+        for name in self._names:
+            self._client.create_message_stream(
+                MessageStreamDefinition(
+                    name=name,
+                    max_size=_MAX_SIZE,
+                    stream_segment_size=_MAX_SIZE // 4,
+                    strategy_on_full=StrategyOnFull.OverwriteOldestData,
+                    export_definition=ExportDefinition(
+                        kinesis=[KinesisConfig("to-kinesis", kinesis_stream_name="k")]
+                    ),
+                )
+            )
+
+    def append(self, payloads: list[bytes]) -> None:
+        """As fast as it gets."""
+        for place, start in enumerate(range(0, len(payloads), _A_STREAM_AT_ONCE)):
+            name = self._names[place % STREAMS]
+            self._client.append_messages(name, payloads[start : start + _A_STREAM_AT_ONCE])
+
+    def append_for(self, seconds: float, payloads: list[bytes]) -> float:
+        """A million messages a minute; the seconds of processor time that the server took."""
+        began, used = time.perf_counter(), self._processor_seconds()
+        sent = 0
+        while (passed := time.perf_counter() - began) < seconds:
+            if sent < passed * MESSAGES_A_MINUTE / 60:
+                name = self._names[sent // _A_STREAM_AT_ONCE % STREAMS]
+                self._client.append_messages(name, payloads[:_A_STREAM_AT_ONCE])
+                sent += _A_STREAM_AT_ONCE
+            else:
+                time.sleep(0.001)
+        return self._processor_seconds() - used
+
+    def _processor_seconds(self) -> float:
+        times = self.server.process().cpu_times()
+        return times.user + times.system
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Viewer:
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._process: subprocess.Popen[str] | None = None
+
+    def begin(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.viewer", self._url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline():
+            raise RuntimeError("the viewer sees nothing")
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
+            if self._process.returncode:
+                raise RuntimeError("the viewer could not see all")
+            self._process = None
+
+
+def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
+    watched = WatchedPenstock(directory / "watched")
+    plain = UnwatchedPenstock(directory / "plain")
+    with running(watched, plain), _devices(watched) as ours, _devices(plain) as theirs:
+        viewer = Viewer(watched.url)
+        yield _at_full_speed(ours, theirs, viewer, scale)
+        yield _at_a_pace(ours, theirs, viewer, scale)
+        yield Comparison(
+            "dashboard memory",
+            f"Memory of a broker with {STREAMS} streams",
+            Unit.MEGABYTES,
+            {server.name: Figure((server.resident_bytes() / 1e6,)) for server in (watched, plain)},
+        )
+
+
+@contextmanager
+def _devices(server: Penstock) -> Iterator[Devices]:
+    devices = Devices(server)
+    yield devices
+    devices.close()
+
+
+def _at_full_speed(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale) -> Comparison:
+    # Seconds of work: somebody who looks once a second must be seen in it.
+    payloads = make_payloads(scale.many) * 5
+
+    def watched() -> None:
+        ours.append(payloads)
+
+    contenders = [
+        Contender(ours.server.name, watched, viewer.begin),
+        Contender(theirs.server.name, partial(theirs.append, payloads), viewer.end),
+    ]
+    figures = measure_rates(contenders, len(payloads), scale.repetitions)
+    return Comparison.of_rates(
+        "dashboard",
+        f"Appends of {MESSAGE_BYTES} bytes to {STREAMS} streams, in batches",
+        figures,
+        {theirs.server.name: 1 - LARGEST_COST},
+    )
+
+
+def _at_a_pace(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale) -> Comparison:
+    payloads = make_payloads(_A_STREAM_AT_ONCE)
+    shares: dict[str, list[float]] = {ours.server.name: [], theirs.server.name: []}
+    seconds = scale.idle_seconds
+    for _ in range(_PACED_ROUNDS):
+        viewer.begin()
+        shares[ours.server.name].append(100 * ours.append_for(seconds, payloads) / seconds)
+        viewer.end()
+        shares[theirs.server.name].append(100 * theirs.append_for(seconds, payloads) / seconds)
+    figures = {name: Figure(tuple(runs)) for name, runs in shares.items()}
+    added = figures[ours.server.name].median - figures[theirs.server.name].median
+    return Comparison(
+        "dashboard processor",
+        f"A broker at {MESSAGES_A_MINUTE:,} messages a minute in {STREAMS} streams",
+        Unit.CORE_SHARE,
+        figures,
+        {
+            ours.server.name: Target(
+                figures[theirs.server.name].median + 100 * LARGEST_COST,
+                figures[ours.server.name].median,
+                is_maximum=True,
+                is_ratio=False,
+            )
+        },
+        (f"Watching takes {added:.1f} % of a core.",),
+    )

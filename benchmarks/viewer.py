@@ -1,0 +1,53 @@
+"""Somebody who watches a broker: what a browser with the page asks for, and Prometheus.
+
+A program of its own, `python -m benchmarks.viewer URL`: it must not take time from the client that
+is measured. It prints a line for each round, and ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import http.client
+import select
+import sys
+import time
+from urllib.parse import urlsplit
+
+PAGE_SECONDS = 1.0
+# Prometheus asks every 15 seconds or so: this is a busy one.
+SCRAPE_SECONDS = 5.0
+
+# The overview, the plots of all, and a stream's page beside them.
+_PAGE = (
+    "/api/overview",
+    "/api/history?since={since}",
+    "/api/streams/dashboard-0",
+    "/api/history?stream=dashboard-0&since={since}",
+    "/api/pipeline",
+    "/api/events?since=0",
+)
+
+
+def main(url: str) -> None:
+    address = urlsplit(url).netloc
+    browser, prometheus = http.client.HTTPConnection(address), http.client.HTTPConnection(address)
+    scraped = 0.0
+    while not select.select([sys.stdin], [], [], PAGE_SECONDS)[0]:
+        since = int((time.time() - 2) * 1000)
+        size = sum(_get(browser, path.format(since=since)) for path in _PAGE)
+        if time.monotonic() - scraped >= SCRAPE_SECONDS:
+            scraped = time.monotonic()
+            size += _get(prometheus, "/metrics")
+        print(size, flush=True)
+
+
+def _get(connection: http.client.HTTPConnection, path: str) -> int:
+    connection.request("GET", path)
+    response = connection.getresponse()
+    body = response.read()
+    if response.status != http.HTTPStatus.OK:
+        raise RuntimeError(f"{path}: {response.status} {body[:200]!r}")
+    return len(body)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

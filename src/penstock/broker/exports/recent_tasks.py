@@ -1,0 +1,43 @@
+"""What became of the S3 tasks of late, for people who look: it is not stored anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from penstock.model.exporting import TaskEvent
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+# Of each export; and of so many exports.
+_MOST_TASKS = 100
+_MOST_EXPORTS = 256
+
+
+class RecentTasks:
+    """The last event of each task, by stream and export; called from the event loop only."""
+
+    def __init__(self) -> None:
+        self._by_export: dict[tuple[str, str], dict[int, TaskEvent]] = {}
+
+    def note(self, stream: str, identifier: str, events: Sequence[TaskEvent]) -> None:
+        if not events:
+            return
+        # The one that is heard of comes last, and the first one is forgotten.
+        tasks = self._by_export.pop((stream, identifier), {})
+        self._by_export[stream, identifier] = tasks
+        for event in events[-_MOST_TASKS:]:
+            tasks.pop(event.sequence_number, None)
+            tasks[event.sequence_number] = event
+        _forget_first(tasks, _MOST_TASKS)
+        _forget_first(self._by_export, _MOST_EXPORTS)
+
+    def of(self, stream: str, identifier: str) -> Iterator[TaskEvent]:
+        """The latest first."""
+        return reversed(self._by_export.get((stream, identifier), {}).values())
+
+
+def _forget_first(known: dict[K, V], most: int) -> None:
+    while len(known) > most:
+        del known[next(iter(known))]

@@ -1,0 +1,280 @@
+"""What the page asks for, as JSON; scripts may ask for it too."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from penstock.broker.server import Broker
+from penstock.broker.streams import Stream
+from penstock.errors import (
+    InvalidRequestException,
+    MessageStoreReadErrorException,
+    ResourceNotFoundException,
+    StreamManagerException,
+    UpdateNotAllowedException,
+)
+from penstock.model import MessageStreamDefinition
+from penstock.web import metrics, picture
+from penstock.web.access import Door, Visitor
+from penstock.web.events import Events
+from penstock.web.history import STEP_MILLIS
+from penstock.web.picture import Plain
+from penstock.web.pulse import Pulse
+from penstock.web.tasks import draw_tasks
+
+_MOST_MESSAGES = 100
+_USUAL_MESSAGES = 20
+# Of a payload so much is shown, and of all so much is read.
+_SHOWN_BYTES = 4096
+_PEEKED_BYTES = 4 * 1024 * 1024
+
+_STATUSES: dict[type[StreamManagerException], int] = {
+    ResourceNotFoundException: 404,
+    InvalidRequestException: 400,
+    UpdateNotAllowedException: 409,
+}
+
+Answer = Callable[[Request, Visitor], "Plain | Response"]
+
+
+class Api:
+    """Answers requests; all of it in the broker's loop."""
+
+    def __init__(self, broker: Broker, pulse: Pulse, events: Events, door: Door) -> None:
+        self._broker = broker
+        self._pulse = pulse
+        self._events = events
+        self._door = door
+
+    def routes(self) -> list[BaseRoute]:
+        stream = "/api/streams/{name:path}"
+        looks: dict[str, Answer] = {
+            "/api/overview": self._overview,
+            "/api/history": self._history,
+            "/api/tasks": self._tasks,
+            "/api/pipeline": self._pipeline,
+            "/api/events": self._recent_events,
+            f"{stream}/messages/{{number:int}}": self._message,
+            f"{stream}/messages": self._messages,
+            stream: self._stream,
+        }
+        changes: dict[str, Answer] = {
+            f"{stream}/exports/{{identifier:path}}/pause": self._pause,
+            f"{stream}/exports/{{identifier:path}}/resume": self._resume,
+        }
+        return [
+            *(
+                Route(path, self._answering(each), methods=["POST"])
+                for path, each in changes.items()
+            ),
+            *(Route(path, self._answering(each), methods=["GET"]) for path, each in looks.items()),
+            Route("/metrics", self._metrics, methods=["GET"]),
+        ]
+
+    def _answering(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
+            try:
+                found = answer(request, self._door.admit(request))
+            except StreamManagerException as error:
+                status = _STATUSES.get(type(error), 500)
+                raise HTTPException(status, error.message) from None
+            return found if isinstance(found, Response) else json_response(found)
+
+        return respond
+
+    # The broker
+
+    def _overview(self, request: Request, visitor: Visitor) -> Plain:  # noqa: ARG002
+        return picture.draw_overview(self._broker, self._pulse.look(), self._pulse.history, visitor)
+
+    def _history(self, request: Request, visitor: Visitor) -> Plain:
+        name = request.query_params.get("stream")
+        if name is not None:
+            self._find(name, visitor)
+        points = self._pulse.history.points(name, _number(request, "since", 0))
+        return {
+            "stepMillis": STEP_MILLIS,
+            "times": points.times if points else [],
+            "series": {
+                _camel(key): values for key, values in (points.series if points else {}).items()
+            },
+        }
+
+    def _pipeline(self, request: Request, visitor: Visitor) -> Plain:  # noqa: ARG002
+        pipelines = self._broker.pipelines
+        return {
+            "pipelines": [picture.draw_pipeline(each) for each in pipelines],
+            "batches": [picture.draw_batch(each) for each in pipelines.batches],
+        }
+
+    def _recent_events(self, request: Request, visitor: Visitor) -> Plain:
+        if not visitor.sees_all:
+            raise HTTPException(403, "events are about all streams, and the token is not")
+        events = self._events.since(_number(request, "since", 0))
+        return {"events": [event._asdict() for event in events]}
+
+    async def _metrics(self, request: Request) -> Response:
+        visitor = self._door.admit(request)
+        scene = metrics.look(self._broker, self._pulse.look(), self._events.counts, visitor.sees)
+        # With many streams it takes a while to write them all down, in which others are served.
+        text = await asyncio.to_thread(metrics.render, scene)
+        return Response(text, media_type=metrics.MEDIA_TYPE)
+
+    # Streams
+
+    def _find(self, name: str, visitor: Visitor) -> Stream:
+        visitor.require_sight(name)
+        return self._broker.streams.find(name)
+
+    def _stream(self, request: Request, visitor: Visitor) -> Plain:
+        stream = self._find(request.path_params["name"], visitor)
+        statistics = next(each for each in self._pulse.look().streams if each.name == stream.name)
+        return {
+            **picture.draw_stream(stream, statistics, self._pulse.history),
+            "definition": picture.draw_definition(stream),
+        }
+
+    def _messages(self, request: Request, visitor: Visitor) -> Plain:
+        name = request.path_params["name"]
+        stream = self._find(name, visitor)
+        visitor.require_reading(name)
+        log = stream.log
+        if "from" in request.query_params:
+            first = _number(request, "from", 0)
+            count = _number(request, "count", _USUAL_MESSAGES, _MOST_MESSAGES)
+        else:
+            count = _number(request, "last", _USUAL_MESSAGES, _MOST_MESSAGES)
+            first = log.end - count
+        messages: list[Plain] = []
+        problem = None
+        try:
+            # What could be read before something that cannot is shown.
+            messages.extend(_peek(stream, max(first, log.oldest), count))
+        except MessageStoreReadErrorException as error:
+            problem = error.message
+        return {
+            "oldestSequenceNumber": log.oldest,
+            "newestSequenceNumber": log.end - 1,
+            "messages": messages,
+            "problem": problem,
+        }
+
+    def _message(self, request: Request, visitor: Visitor) -> Response:
+        name, number = request.path_params["name"], request.path_params["number"]
+        stream = self._find(name, visitor)
+        visitor.require_reading(name)
+        if not stream.log.oldest <= number < stream.log.end:
+            raise HTTPException(
+                404,
+                f"the stream has no message {number}: it has {stream.log.oldest} to "
+                f"{stream.log.end - 1}",
+            )
+        payload = stream.read(number, number + 1, 1).payloads[0]
+        return Response(
+            payload,
+            media_type="application/octet-stream",
+            headers={
+                "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}-{number}.bin"
+            },
+        )
+
+    def _tasks(self, request: Request, visitor: Visitor) -> Plain:
+        name = request.query_params.get("stream")
+        streams = list(self._broker.streams) if name is None else [self._find(name, visitor)]
+        tasks: list[Plain] = []
+        waiting = 0
+        for stream in streams:
+            if not visitor.sees(stream.name):
+                continue
+            for export in self._broker.exports.of(stream).values():
+                if export.kind == "s3_task_executor":
+                    visitor.require_reading(stream.name)
+                    waiting += max(stream.log.end - export.undone_from, 0)
+                    tasks += draw_tasks(export, self._broker.recent_tasks)
+        return {"tasks": tasks, "waiting": waiting}
+
+    # Changes
+
+    def _pause(self, request: Request, visitor: Visitor) -> Plain:
+        return self._disable(request, visitor, is_disabled=True)
+
+    def _resume(self, request: Request, visitor: Visitor) -> Plain:
+        return self._disable(request, visitor, is_disabled=False)
+
+    def _disable(self, request: Request, visitor: Visitor, *, is_disabled: bool) -> Plain:
+        name, identifier = request.path_params["name"], request.path_params["identifier"]
+        stream = self._find(name, visitor)
+        visitor.require_change(name)
+        self._broker.streams.update(_with_disabled(stream.definition, identifier, is_disabled))
+        return {"isPaused": is_disabled}
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _with_disabled(
+    definition: MessageStreamDefinition, identifier: str, is_disabled: bool
+) -> MessageStreamDefinition:
+    exports = definition.export_definition
+    for kind, config in exports.configs_by_kind():
+        if config.identifier == identifier:
+            changed = [
+                msgspec.structs.replace(each, disabled=is_disabled) if each is config else each
+                for each in getattr(exports, kind)
+            ]
+            return msgspec.structs.replace(
+                definition, export_definition=msgspec.structs.replace(exports, **{kind: changed})
+            )
+    known = ", ".join(repr(each.identifier) for each in definition.exports()) or "none"
+    raise ResourceNotFoundException(
+        f"the stream {definition.name!r} has no export {identifier!r}: it has {known}"
+    )
+
+
+def _peek(stream: Stream, first: int, count: int) -> Iterator[Plain]:
+    stop = min(first + count, stream.log.end)
+    room = _PEEKED_BYTES
+    while first < stop and room > 0:
+        run = stream.read(first, stop, room)
+        for number, (time, payload) in enumerate(
+            zip(run.ingest_times, run.payloads, strict=True), run.first_sequence_number
+        ):
+            room -= len(payload)
+            yield {
+                "sequenceNumber": number,
+                "ingestTime": time,
+                "size": len(payload),
+                "payload": base64.b64encode(payload[:_SHOWN_BYTES]).decode(),
+                "isCut": len(payload) > _SHOWN_BYTES,
+            }
+        first = run.first_sequence_number + len(run.payloads)
+
+
+def _number(request: Request, name: str, default: int, most: int | None = None) -> int:
+    """A number of the query: 0 or more, or 1 to so many."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    least = 0 if most is None else 1
+    # Longer ones are no sequence numbers, and take their time.
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else -1
+    if number < least or (most is not None and number > most):
+        allowed = "a whole number, 0 or more" if most is None else f"a whole number, 1 to {most}"
+        raise HTTPException(400, f"{name} is {text[:80]!r}: expected {allowed}")
+    return number
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)

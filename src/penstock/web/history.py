@@ -1,0 +1,174 @@
+"""The last minutes, second by second: what plots are made of.
+
+Numbers are kept as they are counted, in one flat array for each stream; rates are differences, and
+are worked out when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+STEP_MILLIS = 1000
+_SLOTS = 301
+# With more streams than this the newest have no plot of their own: each takes 12 kB.
+_MOST_STREAMS = 1000
+# A rate is shown as it was over so many steps: one alone jumps too much to be read.
+_RATE_STEPS = 5
+
+
+class Counts(NamedTuple):
+    """What is counted, of one stream or of all."""
+
+    messages_appended: int = 0
+    bytes_appended: int = 0
+    messages_read: int = 0
+    bytes_read: int = 0
+    messages_exported: int = 0
+    bytes_exported: int = 0
+    # Not a count: how many are to be exported at that moment.
+    messages_behind: int = 0
+
+
+_WIDTH = len(Counts._fields)
+_BEHIND = Counts._fields.index("messages_behind")
+_ABSENT = -1
+
+Rates = dict[str, float]
+# The name of a stream, and the identifier of one of its exports.
+ExportKey = tuple[str, str]
+_NO_RATES: Rates = dict.fromkeys(Counts._fields[:_BEHIND], 0.0)
+
+
+class Points(NamedTuple):
+    """What a plot shows. Where nobody counted there is None."""
+
+    times: list[int]
+    # By the names of `Counts`: rates a second, but for messages_behind.
+    series: dict[str, list[float | None]]
+
+
+class Track:
+    """One array of counts, in which the oldest are overwritten."""
+
+    def __init__(self) -> None:
+        self._cells = array("q", [_ABSENT]) * (_SLOTS * _WIDTH)
+
+    def put(self, slot: int, counts: Counts | None) -> None:
+        start = slot * _WIDTH
+        self._cells[start : start + _WIDTH] = array("q", counts or (_ABSENT,) * _WIDTH)
+
+    def get(self, slot: int) -> Sequence[int] | None:
+        start = slot * _WIDTH
+        cells = self._cells[start : start + _WIDTH]
+        return None if cells[0] == _ABSENT else cells
+
+
+class ExportRates:
+    """How fast single exports are. Called from the event loop only."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, dict[ExportKey, int]]] = deque(maxlen=_RATE_STEPS + 1)
+
+    def add(self, time: int, exported: dict[ExportKey, int]) -> None:
+        """How many messages each has exported so far."""
+        self._samples.append((time, exported))
+
+    def rate(self, stream: str, identifier: str) -> float:
+        """Messages a second, in the last seconds."""
+        key = stream, identifier
+        known = [(time, counts[key]) for time, counts in self._samples if key in counts]
+        if len(known) < 2:
+            return 0.0
+        (first, before), (last, after) = known[0], known[-1]
+        return max(after - before, 0) / _seconds_between(first, last)
+
+
+class History:
+    """Called from the event loop only."""
+
+    def __init__(self) -> None:
+        self._times = array("q", [0]) * _SLOTS
+        # How many samples there were.
+        self._taken = 0
+        self._totals = Track()
+        self._streams: dict[str, Track] = {}
+        # Streams that were there when there was no room for a track.
+        self._untracked: set[str] = set()
+        self.exports = ExportRates()
+
+    def add(self, time: int, totals: Counts, streams: Iterable[tuple[str, Counts]]) -> None:
+        slot = self._taken % _SLOTS
+        self._taken += 1
+        self._times[slot] = time
+        self._totals.put(slot, totals)
+        missing = set(self._streams)
+        for name, counts in streams:
+            missing.discard(name)
+            track = self._streams.get(name)
+            if track is None:
+                if len(self._streams) >= _MOST_STREAMS:
+                    self._untracked.add(name)
+                    continue
+                track = self._streams[name] = Track()
+                if self._taken > 1 and name not in self._untracked:
+                    # It was created since, with nothing in it.
+                    track.put((slot - 1) % _SLOTS, Counts())
+            track.put(slot, counts)
+        for name in missing:
+            # It was deleted.
+            del self._streams[name]
+
+    def rates(self, stream: str | None = None) -> Rates:
+        """Of the last seconds, by the names of `Counts`."""
+        track = self._totals if stream is None else self._streams.get(stream)
+        if track is not None:
+            last = self._taken - 1
+            for first in range(max(last - _RATE_STEPS, 0), last):
+                before, after = track.get(first % _SLOTS), track.get(last % _SLOTS)
+                if before is not None and after is not None:
+                    times = self._times[first % _SLOTS], self._times[last % _SLOTS]
+                    return _rates(before, after, _seconds_between(*times))
+        return dict(_NO_RATES)
+
+    def points(self, stream: str | None = None, since: int = 0) -> Points | None:
+        """Those after a moment; None if there is no such stream."""
+        track = self._totals if stream is None else self._streams.get(stream)
+        if track is None:
+            return None
+        times: list[int] = []
+        series: dict[str, list[float | None]] = {name: [] for name in Counts._fields}
+        for number in range(max(self._taken - _SLOTS, 0) + 1, self._taken):
+            before, slot = (number - 1) % _SLOTS, number % _SLOTS
+            if self._times[slot] <= since:
+                continue
+            times.append(self._times[slot])
+            step = _seconds_between(self._times[before], self._times[slot])
+            values = _point(track.get(before), track.get(slot), step)
+            for name, value in zip(Counts._fields, values, strict=True):
+                series[name].append(value)
+        return Points(times, series)
+
+
+def _seconds_between(first: int, last: int) -> float:
+    # How long it was if the clock was set back nobody knows.
+    return (last - first if last > first else STEP_MILLIS) / 1000
+
+
+def _rates(before: Sequence[int], after: Sequence[int], seconds: float) -> Rates:
+    return {
+        name: max(after[place] - before[place], 0) / seconds for place, name in enumerate(_NO_RATES)
+    }
+
+
+def _point(
+    before: Sequence[int] | None, after: Sequence[int] | None, seconds: float
+) -> Sequence[float | None]:
+    if before is None or after is None:
+        return (None,) * _WIDTH
+    # A count that went back is one that began anew.
+    rates = [round(max(new - old, 0) / seconds, 2) for old, new in zip(before, after, strict=True)]
+    rates[_BEHIND] = after[_BEHIND]
+    return rates

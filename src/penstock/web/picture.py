@@ -1,0 +1,245 @@
+"""A broker as its page shows it: plain values under the names that the page knows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from penstock.broker.exports.pipelines import Batch, Pipeline
+from penstock.broker.server import Broker
+from penstock.broker.streams import Stream
+from penstock.model import (
+    ExportConfig,
+    HTTPConfig,
+    IoTAnalyticsConfig,
+    KinesisConfig,
+    MessageStreamDefinition,
+)
+from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
+from penstock.model.validation import to_wire
+from penstock.web.access import Visitor
+from penstock.web.history import History
+
+Plain = dict[str, Any]
+
+_SHOWN_RATES = {
+    "messages_appended": "messagesAppended",
+    "bytes_appended": "bytesAppended",
+    "messages_read": "messagesRead",
+    "bytes_read": "bytesRead",
+    "messages_exported": "messagesExported",
+    "bytes_exported": "bytesExported",
+}
+
+
+def draw_overview(
+    broker: Broker, statistics: Statistics, history: History, visitor: Visitor
+) -> Plain:
+    totals = broker.exports.totals.values()
+    seen = [stream for stream in statistics.streams if visitor.sees(stream.name)]
+    disk = look_at_disk(broker.settings.root_path)
+    return {
+        "now": statistics.time,
+        "version": statistics.version,
+        "startedAt": broker.started_millis,
+        "root": broker.settings.root,
+        "access": {
+            "role": visitor.role,
+            "mayReadMessages": visitor.may_read_messages,
+            "mayChange": visitor.may_change,
+        },
+        "connections": statistics.connections,
+        "waitingReads": sum(stream.waiting_reads for stream in seen),
+        "totals": {
+            "messagesAppended": statistics.messages_appended,
+            "bytesAppended": statistics.bytes_appended,
+            "messagesRead": statistics.messages_read,
+            "bytesRead": statistics.bytes_read,
+            "messagesExported": sum(each.messages for each in totals),
+            "bytesExported": sum(each.bytes for each in totals),
+            "messagesSkipped": sum(each.skipped_messages for each in totals),
+            "requestsFailed": statistics.requests_failed,
+            "connectionsAccepted": statistics.connections_accepted,
+            "connectionsRefused": statistics.connections_refused,
+            "connectionsDropped": statistics.connections_dropped,
+        },
+        "rates": _rates(history.rates(), *_SHOWN_RATES),
+        "store": {
+            "totalBytes": sum(stream.total_bytes for stream in seen),
+            "maxBytes": sum(stream.max_size for stream in seen),
+            "segments": sum(stream.segments for stream in seen),
+            "diskFreeBytes": disk[0],
+            "diskTotalBytes": disk[1],
+        },
+        "pipelines": [draw_pipeline(each) for each in broker.pipelines],
+        "streams": [
+            *(
+                draw_stream(broker.streams.find(each.name), each, history)
+                for each in sorted(seen, key=lambda stream: stream.name)
+            ),
+            *(
+                _draw_unreadable(name, problem)
+                for name, problem in broker.streams.unreadable.items()
+                if visitor.sees(name)
+            ),
+        ],
+    }
+
+
+def look_at_disk(root: Path) -> tuple[int, int]:
+    """What is free for the broker, and how large it is."""
+    found = os.statvfs(root)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def _rates(rates: dict[str, float], *names: str) -> Plain:
+    return {_SHOWN_RATES[name]: round(rates[name], 2) for name in names}
+
+
+def draw_stream(stream: Stream, statistics: StreamStatistics, history: History) -> Plain:
+    return _draw(
+        stream.definition,
+        statistics,
+        _rates(
+            history.rates(statistics.name),
+            "messages_appended",
+            "bytes_appended",
+            "messages_exported",
+        ),
+    )
+
+
+def _draw(definition: MessageStreamDefinition, found: StreamStatistics, rates: Plain) -> Plain:
+    configs = {config.identifier: config for config in definition.exports()}
+    return {
+        "name": found.name,
+        "problem": None,
+        "persistence": definition.persistence.name,
+        "strategyOnFull": definition.strategy_on_full.name,
+        "flushOnWrite": definition.flush_on_write,
+        "maxSize": found.max_size,
+        "segmentSize": definition.stream_segment_size,
+        "timeToLiveMillis": definition.time_to_live_millis,
+        "oldestSequenceNumber": found.oldest_sequence_number,
+        "newestSequenceNumber": found.newest_sequence_number,
+        "messages": found.newest_sequence_number - found.oldest_sequence_number + 1,
+        "totalBytes": found.total_bytes,
+        "segments": found.segments,
+        "waitingReads": found.waiting_reads,
+        "oldestTime": found.oldest_time,
+        "newestTime": found.newest_time,
+        "rates": rates,
+        "exports": [_draw_export(each, configs[each.identifier]) for each in found.exports],
+    }
+
+
+def _draw_unreadable(name: str, problem: str) -> Plain:
+    return {
+        "name": name,
+        "problem": problem,
+        "persistence": "File",
+        "strategyOnFull": None,
+        "flushOnWrite": False,
+        "maxSize": 0,
+        "segmentSize": 0,
+        "timeToLiveMillis": None,
+        "oldestSequenceNumber": 0,
+        "newestSequenceNumber": -1,
+        "messages": 0,
+        "totalBytes": 0,
+        "segments": 0,
+        "waitingReads": 0,
+        "oldestTime": None,
+        "newestTime": None,
+        "rates": dict.fromkeys(("messagesAppended", "bytesAppended", "messagesExported"), 0.0),
+        "exports": [],
+    }
+
+
+def _draw_export(found: ExportStatistics, config: ExportConfig) -> Plain:
+    return {
+        "identifier": found.identifier,
+        "kind": found.kind,
+        "destination": _destination(found.kind, config),
+        "priority": config.priority,
+        "isPaused": found.is_paused,
+        "lane": found.lane,
+        "state": state_of(found),
+        "lastExportedSequenceNumber": found.last_exported_sequence_number,
+        "messagesBehind": found.messages_behind,
+        "secondsBehind": found.seconds_behind,
+        "lastExportTime": found.last_export_time,
+        "errorMessage": found.error_message,
+        "failures": found.failures,
+        "retryInMillis": found.retry_in_millis,
+        "exportedMessages": found.exported_messages,
+        "exportedBytes": found.exported_bytes,
+        "skippedMessages": found.skipped_messages,
+    }
+
+
+def state_of(export: ExportStatistics) -> str:
+    if export.is_paused:
+        return "paused"
+    if export.failures:
+        return "failing"
+    if not export.messages_behind:
+        return "up-to-date"
+    return "exporting" if export.is_leased else "waiting"
+
+
+def _destination(kind: str, config: ExportConfig) -> str:
+    match config:
+        case KinesisConfig():
+            return f"Kinesis {config.kinesis_stream_name}"
+        case IoTAnalyticsConfig():
+            return f"channel {config.iot_channel}"
+        case HTTPConfig():
+            return f"HTTP {config.uri}"
+    return "S3" if kind == "s3_task_executor" else "SiteWise"
+
+
+def draw_definition(stream: Stream) -> Plain:
+    """As it would be sent by a client."""
+    plain: Plain = to_wire(stream.describe().definition)
+    return plain
+
+
+def draw_pipeline(pipeline: Pipeline) -> Plain:
+    about = pipeline.about
+    return {
+        "id": pipeline.name,
+        "isConnected": pipeline.is_connected,
+        "lastSeen": pipeline.last_seen,
+        "startedAt": about.started if about else None,
+        "sparkVersion": about.spark_version if about else None,
+        "master": about.master if about else None,
+        "sparkPage": about.spark_page if about else None,
+        "lanes": [
+            {
+                "lane": lane.value,
+                "isConnected": activity.is_connected,
+                "batches": activity.batches,
+                "lastBatchAt": activity.last.started if activity.last else None,
+                "lastDurationMillis": _millis(activity.last) if activity.last else None,
+            }
+            for lane, activity in pipeline.lanes.items()
+        ],
+    }
+
+
+def draw_batch(batch: Batch) -> Plain:
+    return {
+        "pipeline": batch.pipeline,
+        "lane": batch.lane.value,
+        "batch": batch.number,
+        "startedAt": batch.started,
+        "durationMillis": _millis(batch),
+        "slices": batch.work.slices,
+        "messages": batch.work.messages,
+    }
+
+
+def _millis(batch: Batch) -> int:
+    return round(batch.seconds * 1000)

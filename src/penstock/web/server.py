@@ -1,0 +1,183 @@
+"""The HTTP server in the broker's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.broker.server import Broker
+from penstock.broker.settings import is_loopback
+from penstock.errors import SettingError
+from penstock.web.access import Door
+from penstock.web.api import Api, json_response
+from penstock.web.events import Events
+from penstock.web.pulse import Pulse
+
+logger = logging.getLogger(__name__)
+
+PAGE = Path(__file__).with_name("page")
+
+# What starlette says where no route leads.
+_NOT_FOUND = "Not Found"
+_MOST_CONNECTIONS = 256
+_KEEP_ALIVE_SECONDS = 15
+_STOP_SECONDS = 2
+
+# The page needs nothing from elsewhere, and nobody may put it into a page of his own. What it shows
+# is of this moment.
+_HEADERS = [
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+]
+
+
+class WebServer:
+    """A companion of the broker."""
+
+    def __init__(self) -> None:
+        self._url = ""
+        self._events = Events()
+
+    @property
+    def news(self) -> str | None:
+        return f"penstock dashboard {self._url}"
+
+    async def start(self, broker: Broker) -> None:
+        settings = broker.settings
+        listener = _listen(settings.http_host, settings.http_port or 0)
+        host, port = listener.getsockname()[:2]
+        uses_tls = not is_loopback(settings.http_host)
+        shown = f"[{host}]" if ":" in host else host
+        self._url = f"{'https' if uses_tls else 'http'}://{shown}:{port}/"
+        logging.getLogger().addHandler(self._events)
+        self._pulse = Pulse(broker)
+        door = Door(broker.gate, settings)
+        application = make_application(broker, Api(broker, self._pulse, self._events, door))
+        self._server = _QuietServer(
+            uvicorn.Config(
+                application,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                # Who asks is who is connected: a proxy's word for it is not taken.
+                proxy_headers=False,
+                limit_concurrency=_MOST_CONNECTIONS,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_STOP_SECONDS,
+                ssl_certfile=settings.tls_certificate if uses_tls else None,
+                ssl_keyfile=settings.tls_key if uses_tls else None,
+            )
+        )
+        # Of what it does it tells nothing that people would want to know.
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started and not self._serving.done():
+            await asyncio.sleep(0.005)
+        broker.http_url = self._url
+        broker.publish()
+        logger.info("the dashboard is on %s", self._url)
+
+    async def stop(self) -> None:
+        self._pulse.stop()
+        self._server.should_exit = True
+        await self._serving
+        logging.getLogger().removeHandler(self._events)
+
+
+class _QuietServer(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are for the broker."""
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise SettingError(
+            f"cannot listen on {host}:{port} for the dashboard: "
+            f"{os.strerror(error.errno) if error.errno else error}; choose another port with "
+            "--http-port (0 picks a free one)"
+        ) from None
+    return listener
+
+
+def make_application(broker: Broker, api: Api) -> ASGIApp:
+    async def page(_: Request) -> Response:
+        return FileResponse(PAGE / "index.html")
+
+    async def health(_: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def readiness(_: Request) -> Response:
+        if broker.is_stopping:
+            return json_response({"status": "stopping"}, 503)
+        return json_response({"status": "ready"})
+
+    application = Starlette(
+        routes=[
+            Route("/", page),
+            Route("/healthz", health),
+            Route("/readyz", readiness),
+            *api.routes(),
+            Mount("/page", StaticFiles(directory=PAGE)),
+        ],
+        exception_handlers={HTTPException: _refuse, Exception: _fail},
+    )
+    return _with_headers(application)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = error.detail
+    if error.status_code == 404 and detail == _NOT_FOUND:
+        detail = f"there is nothing at {request.url.path}"
+    response = json_response({"error": detail}, error.status_code)
+    response.headers.update(error.headers or {})
+    if error.status_code == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="penstock"'
+    return response
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    logger.error("%s %s failed: %r", request.method, request.url.path, error)
+    return json_response({"error": "the server failed; its log says how"}, 500)
+
+
+def _with_headers(application: ASGIApp) -> ASGIApp:
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        await application(scope, receive, send_with_headers)
+
+    return serve
