@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SDKS := .sdks/.installed
 CLASSES := $(VENV)/spark.jsa
+BROWSER := $(VENV)/.browser
 
 # Two at a time, in their order, in which the slow ones are not the last, and with the same made-up
 # examples each time: pytest alone makes up new ones.
@@ -36,6 +37,11 @@ $(SDKS): tests/conformance/install_sdks.py $(INSTALLED)
 $(CLASSES): tests/spark/archive_classes.py $(INSTALLED)
 	$(BIN)/python -m tests.spark.archive_classes
 
+# A browser for the tests of the page. Without one they are left out, and say so.
+$(BROWSER): tests/web/install_chromium.sh $(INSTALLED)
+	@tests/web/install_chromium.sh
+	@touch $@
+
 run: $(INSTALLED) ## Run broker, exports, a sandboxed cloud and demo devices
 	$(BIN)/penstock up --sandbox --demo --root "$(CURDIR)/.run"
 
@@ -45,7 +51,7 @@ lint: $(INSTALLED) ## Check style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint $(SDKS) $(CLASSES) ## Run every check and every test
+test: lint $(SDKS) $(CLASSES) $(BROWSER) ## Run every check and every test
 	$(BIN)/pytest $(EVERY_TEST)
 
 bench: $(SDKS) ## Measure against Redis Streams, NATS JetStream, Parquet and boto3, in the same run
