@@ -8,6 +8,7 @@ and the export moves to a lane where nobody else is kept waiting.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import math
 import threading
@@ -28,7 +29,7 @@ from penstock.model.exporting import (
     SliceHeader,
 )
 from penstock.pipeline.delivery import Attempt, Budget
-from penstock.pipeline.destinations import open_destination
+from penstock.pipeline.destinations import import_destination, open_destination
 from penstock.pipeline.destinations.destination import (
     DestinationSettings,
     Export,
@@ -68,6 +69,16 @@ class _Parcel:
         self.is_over = False
 
 
+def _get_ready(kind: str) -> None:
+    """What a process imports for its first delivery is not the time of that delivery."""
+    # What is wrong is found again, and told, when it is delivered.
+    with contextlib.suppress(KeyError, ImportError):
+        if kind in (ABANDONED_UPLOAD, "s3_task_executor"):
+            importlib.import_module("penstock.pipeline.uploads.attempt")
+        else:
+            import_destination(kind)
+
+
 class Courier:
     """Delivers what it is given, the first given first. For one task, whose thread calls it."""
 
@@ -93,6 +104,7 @@ class Courier:
 
     def send(self, header: SliceHeader, messages: Messages) -> None:
         """Delivers it as soon as a thread is free."""
+        _get_ready(header.slice.kind)
         with self._condition:
             self._began = min(self._began, time.monotonic())
             self._waiting.append(_Parcel(header, messages))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 
 from penstock.pipeline.destinations.destination import Destination, Export
 
@@ -16,7 +17,13 @@ _DESTINATIONS = {
 
 
 def open_destination(kind: str, export: Export) -> Destination:
+    return import_destination(kind)(export)
+
+
+def import_destination(kind: str) -> Callable[[Export], Destination]:
+    """The first time may take a second: boto3 is large."""
     module, name = _DESTINATIONS[kind]
-    found = importlib.import_module(f"{__name__}.{module}")
-    destination: Destination = getattr(found, name)(export)
-    return destination
+    found: Callable[[Export], Destination] = getattr(
+        importlib.import_module(f"{__name__}.{module}"), name
+    )
+    return found
