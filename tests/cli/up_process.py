@@ -1,0 +1,64 @@
+"""`penstock up` while it runs, for tests."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from penstock.testing.connection import Connection
+from tests.support import PATIENCE_S, PENSTOCK, clean_environment, drain
+
+
+class Up:
+    """The command while it runs."""
+
+    def __init__(self, root: Path, *flags: str, **environment: str) -> None:
+        self.root = root
+        self.process = subprocess.Popen(
+            [str(PENSTOCK), "up", "--root", str(root), *flags],
+            env=clean_environment(PYTHONUNBUFFERED="1", **environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.lines = drain(self.process.stdout)
+        self.errors = drain(self.process.stderr)
+        self.port = 0
+
+    def read_until(self, text: str, seconds: float = PATIENCE_S) -> str:
+        shown = ""
+        while text not in shown:
+            line = self.lines.get(timeout=seconds)
+            assert line, f"{text!r} was not printed, but:\n{shown}"
+            shown += line
+        ready = re.search(r"penstock ready \S+:(\d+)", shown)
+        if ready:
+            self.port = int(ready[1])
+        return shown
+
+    def connect(self) -> Connection:
+        return Connection.open("127.0.0.1", self.port, (self.root / "token").read_text().strip())
+
+    @property
+    def broker_pid(self) -> int:
+        return int((self.root / "lock").read_text())
+
+    def children(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and all that it said on standard error."""
+        code = self.process.wait(PATIENCE_S)
+        said = ""
+        while line := self.errors.get(timeout=PATIENCE_S):
+            said += line
+        return code, said

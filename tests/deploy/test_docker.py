@@ -1,0 +1,78 @@
+"""The image and its compose file: commands, ports and directories agree with the code."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+from penstock.broker.settings import Settings, variables_of
+from penstock.cli.supervision import _STOP_SECONDS
+from penstock.cli.up import _HTTP_PORT
+from tests.deploy.project import DEPLOY, PROJECT, extras, parse
+
+DOCKERFILE = re.sub(r"\\\n\s*", "", (DEPLOY / "docker" / "Dockerfile").read_text())
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+
+def instruction(name: str) -> str:
+    """What stands behind the last one of that name."""
+    found: list[str] = re.findall(rf"^{name} (.*)$", DOCKERFILE, re.MULTILINE)
+    return found[-1]
+
+
+def test_the_image_runs_broker_and_exports_where_its_volume_is() -> None:
+    assert json.loads(instruction("ENTRYPOINT")) == ["penstock"]
+    assert parse(json.loads(instruction("CMD")))["http_port"] == _HTTP_PORT
+    variables = dict(word.split("=", 1) for word in instruction("ENV").split())
+    (root,) = (variables[name] for name in variables_of("root") if name in variables)
+    assert root == instruction("VOLUME") == instruction("WORKDIR")
+    assert f"useradd --system --uid {instruction('USER')} " in DOCKERFILE
+
+
+def test_its_ports_are_those_that_it_listens_on_and_its_health_is_asked_for_there() -> None:
+    assert instruction("EXPOSE").split() == [str(Settings().port), str(_HTTP_PORT)]
+    assert f"http://127.0.0.1:{_HTTP_PORT}/healthz" in instruction("HEALTHCHECK")
+
+
+def test_what_is_copied_into_it_exists_and_is_not_ignored() -> None:
+    ignored = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().split()
+    sources = re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE)
+    for name in {word for line in sources for word in line.split()[:-1]}:
+        assert (PROJECT / name).exists()
+        assert f"!{name}" in ignored
+
+
+def test_the_extras_that_it_installs_exist() -> None:
+    chosen = [
+        re.findall(r"^ARG EXTRAS=(.*)$", DOCKERFILE, re.MULTILINE)[0],
+        SERVICES["sandbox"]["build"]["args"]["EXTRAS"],
+    ]
+    for names in chosen:
+        assert set(names.split(",")) <= extras()
+
+
+def test_the_services_run_commands_of_ours_on_the_network_of_the_host() -> None:
+    for name in ("penstock", "sandbox"):
+        service = SERVICES[name]
+        words = service.get("command") or json.loads(instruction("CMD"))
+        assert parse(words)["http_port"] == _HTTP_PORT
+        assert service["network_mode"] == "host"
+        assert service["build"]["dockerfile"] == "deploy/docker/Dockerfile"
+        # Pipeline, broker and sandbox, one after the other.
+        assert int(service["stop_grace_period"].removesuffix("s")) >= 3 * _STOP_SECONDS
+        (volume,) = service["volumes"]
+        assert volume.endswith(f":{instruction('VOLUME')}")
+
+
+def test_what_is_mounted_exists() -> None:
+    for service in SERVICES.values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / "docker" / source).exists()
+            else:
+                assert source in COMPOSE["volumes"]

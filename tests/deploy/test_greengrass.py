@@ -1,0 +1,130 @@
+"""The Greengrass component: its recipe fits the code, and what it starts tells the nucleus."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock import __version__
+from penstock.broker.settings import Settings, load_settings, variables_of
+from penstock.cli.up import _HTTP_PORT
+from penstock.greengrass.component import SOCKET_VARIABLE, TOKEN_VARIABLE
+from penstock.testing.connection import Connection
+from tests.deploy.project import DEPLOY, extras, parse
+from tests.greengrass.ipc_server import STREAM_MANAGER, NucleusServer
+from tests.support import PATIENCE_S, PENSTOCK, clean_environment, wait_until
+
+RECIPE: dict[str, Any] = yaml.safe_load((DEPLOY / "greengrass" / "recipe.yaml").read_text())
+DEFAULTS: dict[str, str] = RECIPE["ComponentConfiguration"]["DefaultConfiguration"]
+(MANIFEST,) = RECIPE["Manifests"]
+LIFECYCLE: dict[str, Any] = MANIFEST["Lifecycle"]
+SCRIPTS = [LIFECYCLE["install"]["Script"], LIFECYCLE["startup"]["Script"]]
+
+# What a deployment of the original may set.
+ORIGINAL_KEYS = {
+    "STREAM_MANAGER_STORE_ROOT_DIR",
+    "STREAM_MANAGER_SERVER_PORT",
+    "STREAM_MANAGER_AUTHENTICATE_CLIENT",
+    "STREAM_MANAGER_EXPORTER_MAX_BANDWIDTH",
+    "STREAM_MANAGER_EXPORTER_THREAD_POOL_SIZE",
+    "STREAM_MANAGER_EXPORTER_S3_DESTINATION_MULTIPART_UPLOAD_MIN_PART_SIZE_BYTES",
+    "STREAM_MANAGER_EXPORTER_KINESIS_INTER_CALL_DELAY_MS",
+    "LOG_LEVEL",
+    "JVM_ARGS",
+    "startupTimeoutSeconds",
+}
+
+
+def interpolate(text: str, values: dict[str, str]) -> str:
+    """As the nucleus does it: what has no value is left as it is."""
+    return re.sub(r"\{([.\w-]+:[^:}]*)\}", lambda found: values.get(found[1], found[0]), text)
+
+
+def test_the_component_takes_the_place_of_the_original() -> None:
+    assert RECIPE["ComponentName"] == STREAM_MANAGER
+    version = tuple(map(int, RECIPE["ComponentVersion"].split(".")))
+    assert (2, 3, 1) < version < (3, 0, 0)
+    assert "aws.greengrass.TokenExchangeService" in RECIPE["ComponentDependencies"]
+
+
+def test_the_configuration_has_the_keys_of_the_original_as_text() -> None:
+    assert set(DEFAULTS) >= ORIGINAL_KEYS
+    assert all(isinstance(value, str) for value in DEFAULTS.values())
+
+
+def test_the_defaults_of_the_recipe_are_those_of_the_settings() -> None:
+    variables = {name: DEFAULTS[name] for name in LIFECYCLE["Setenv"]}
+    assert int(variables.pop("PENSTOCK_HTTP_PORT")) == _HTTP_PORT
+
+    assert load_settings(variables, {}) == load_settings({}, {})
+
+
+def test_every_variable_that_is_set_is_one_of_a_setting_and_has_the_value_of_its_key() -> None:
+    known = {variable for name in Settings.__struct_fields__ for variable in variables_of(name)}
+    for variable, value in LIFECYCLE["Setenv"].items():
+        assert variable in known
+        assert value == f"{{configuration:/{variable}}}"
+
+
+def test_every_brace_begins_a_variable_that_has_a_value() -> None:
+    known = {f"{{configuration:/{key}}}" for key in DEFAULTS} | {"{work:path}", "{artifacts:path}"}
+    texts = [*SCRIPTS, *LIFECYCLE["Setenv"].values(), LIFECYCLE["startup"]["Timeout"]]
+    for text in texts:
+        assert set(re.findall(r"\{[^}]*\}?", text)) <= known
+
+
+def test_the_wheel_is_the_one_of_this_version_and_its_extras_exist() -> None:
+    (artifact,) = MANIFEST["Artifacts"]
+    wheel = f"penstock-{__version__}-py3-none-any.whl"
+    assert artifact["Uri"].endswith(f"/{wheel}")
+    assert wheel in LIFECYCLE["install"]["Script"]
+    assert f'"penstock-{__version__} {{' in LIFECYCLE["install"]["Script"]
+    assert {"greengrass", *DEFAULTS["extras"].split(",")} <= extras()
+
+
+def test_the_steps_have_the_names_that_nucleus_lite_knows() -> None:
+    assert set(LIFECYCLE) == {"Setenv", "install", "startup"}
+    assert set(LIFECYCLE["install"]) | set(LIFECYCLE["startup"]) == {"Script", "Timeout"}
+    assert MANIFEST["Platform"]["runtime"] == "*"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_scripts_are_those_of_a_shell(script: str) -> None:
+    subprocess.run(["sh", "-n", "-c", script], check=True)
+
+
+def test_what_the_component_starts_serves_other_components(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    program = work / "venv" / "bin" / "penstock"
+    program.parent.mkdir(parents=True)
+    program.symlink_to(PENSTOCK)
+    configuration = {**DEFAULTS, "STREAM_MANAGER_SERVER_PORT": "0", "PENSTOCK_HTTP_PORT": "0"}
+    values = {f"configuration:/{key}": value for key, value in configuration.items()}
+    values["work:path"] = str(work)
+    command = LIFECYCLE["startup"]["Script"].rpartition('penstock" ')[2]
+    assert parse(command.split())["root"] is None
+    with NucleusServer(tmp_path / "ipc.socket", press="press-token") as server:
+        process = subprocess.Popen(
+            # Exports, and with them Java, are tried elsewhere.
+            ["sh", "-c", interpolate(f"{LIFECYCLE['startup']['Script']} --no-pipeline", values)],
+            cwd=work,
+            env=clean_environment(
+                **{name: interpolate(text, values) for name, text in LIFECYCLE["Setenv"].items()},
+                **{SOCKET_VARIABLE: str(server.path), TOKEN_VARIABLE: "svcuid"},
+            ),
+        )
+        try:
+            wait_until(lambda: server.states or process.poll() is not None)
+            port = server.configurations[STREAM_MANAGER]["port"]
+            Connection.open("127.0.0.1", port, "press-token").close()
+            assert (work / "penstock" / "token").exists()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(PATIENCE_S)
+    assert code == 0

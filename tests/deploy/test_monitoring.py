@@ -1,0 +1,325 @@
+"""Alert rules, dashboard and their page name metrics, labels and sections that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from penstock.model.exporting import Lane
+from penstock.web.metrics import DECLARED, TELEMETRY, Kind
+from tests.deploy.project import DEPLOY, PROJECT
+
+Json = dict[str, Any]
+
+PROMETHEUS = DEPLOY / "prometheus"
+GRAFANA = DEPLOY / "grafana"
+ALERTS = PROMETHEUS / "alerts.yml"
+PAGE = PROJECT / "docs" / "monitoring.md"
+
+SUFFIXES = {
+    Kind.counter: ("_total",),
+    Kind.gauge: ("",),
+    Kind.histogram: ("_bucket", "_sum", "_count"),
+}
+# What Prometheus adds to whatever it reads.
+TARGET_LABELS = {"job", "instance"}
+# Of Prometheus itself.
+OWN_SERIES = {
+    "up": set[str](),
+    "ALERTS": {"alertname", "alertstate", "severity"},
+}
+_FUNCTIONS = {
+    *("abs", "changes", "clamp_min", "count", "deriv", "histogram_quantile", "increase", "max"),
+    *("max_over_time", "min", "min_over_time", "predict_linear", "rate", "sort_desc", "sum"),
+    *("time", "vector"),
+}
+_WORDS = _FUNCTIONS | {
+    *("and", "by", "group_left", "ignoring", "offset", "on", "or", "unless", "without")
+}
+
+
+def _process_metrics() -> set[str]:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return {sample.name for family in registry.collect() for sample in family.samples}
+
+
+def _series() -> dict[str, set[str]]:
+    """Everything that a scrape of a broker gives, with its labels."""
+    found = {name: set[str]() for name in _process_metrics()}
+    for each in DECLARED:
+        for suffix in SUFFIXES[each.kind]:
+            labels = {*each.labels, *(("le",) if suffix == "_bucket" else ())}
+            found[each.name + suffix] = labels
+    return found
+
+
+KNOWN = {name: labels | TARGET_LABELS for name, labels in (_series() | OWN_SERIES).items()}
+
+
+class Used(NamedTuple):
+    """What one expression names."""
+
+    # Metrics, each with the labels that its selector has.
+    selectors: list[tuple[str, set[str]]]
+    # Labels that are grouped and matched by.
+    labels: set[str]
+
+    @property
+    def known_labels(self) -> set[str]:
+        return set[str]().union(*(KNOWN[name] for name, _ in self.selectors))
+
+
+def read_expression(expression: str) -> Used:
+    """No parser of PromQL: enough of one for expressions whose selectors begin with a name."""
+    # Words in strings are none, and neither are durations.
+    plain = re.sub(r'"[^"]*"', '""', expression)
+    plain = re.sub(r"\[[^\]]*\]", "", plain)
+    labels = {
+        label
+        for group in re.findall(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)", plain)
+        for label in re.findall(r"\w+", group)
+    }
+    plain = re.sub(r"\b(?:by|without|on|ignoring)\s*\([^)]*\)", "", plain)
+    plain = re.sub(r"\boffset\s+\w+", "", plain)
+    selectors = [
+        (name, set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", inside or "")))
+        for name, inside in re.findall(r"\b([a-zA-Z_]\w*)\s*(?:\{([^}]*)\})?", plain)
+        if name not in _WORDS
+    ]
+    return Used(selectors, labels)
+
+
+def alerts() -> list[Json]:
+    return [
+        rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+    ]
+
+
+def dashboard() -> Json:
+    found: Json = json.loads((GRAFANA / "penstock.json").read_text())
+    return found
+
+
+def panels() -> list[Json]:
+    found: list[Json] = dashboard()["panels"]
+    return found
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """All of them, each with where it stands."""
+    for alert in alerts():
+        yield alert["alert"], alert["expr"]
+    for panel in panels():
+        for target in panel.get("targets", []):
+            yield f"panel {panel['title']!r}", target["expr"]
+    for annotation in dashboard()["annotations"]["list"]:
+        if "expr" in annotation:
+            yield f"annotation {annotation['name']!r}", annotation["expr"]
+    for line in re.findall(r"^ *expr: (.*)$", PAGE.read_text(), re.MULTILINE):
+        yield PAGE.name, line
+
+
+def test_an_expression_is_read_as_it_is_meant() -> None:
+    read = read_expression(
+        'sum by (le) (rate(a_bucket{lane="b{c}", x=~"$y"}[5m] offset 30m)) > 1e3 '
+        "unless on (z) d == 1"
+    )
+
+    assert read == Used([("a_bucket", {"lane", "x"}), ("d", set())], {"le", "z"})
+
+
+def test_every_metric_and_label_of_an_expression_is_there() -> None:
+    assert len(list(expressions())) > 80
+    for where, expression in expressions():
+        used = read_expression(expression)
+        assert used.selectors, where
+        for name, labels in used.selectors:
+            assert name in KNOWN, f"{where} uses {name}, which the broker does not have"
+            assert labels <= KNOWN[name], f"{where}: {name} has no label {labels - KNOWN[name]}"
+        assert used.labels <= used.known_labels, where
+
+
+def test_lanes_and_kinds_that_expressions_choose_are_there() -> None:
+    kinds = set(re.findall(r'kind="(\w+)"', " ".join(TELEMETRY.values())))
+    for where, expression in expressions():
+        assert set(re.findall(r'lane="(\w+)"', expression)) <= set(Lane), where
+        assert set(re.findall(r'kind="(\w+)"', expression)) <= kinds, where
+
+
+def test_every_metric_is_in_the_dashboard() -> None:
+    text = (GRAFANA / "penstock.json").read_text()
+    for each in DECLARED:
+        # Of connections the dashboard shows how many there are.
+        if each.name != "penstock_connections_accepted":
+            assert re.search(rf"\b{each.name}(?:_total|_bucket|_count)?\b", text), each.name
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    names = [alert["alert"] for alert in alerts()]
+    assert len(names) == len(set(names)) > 15
+    for alert in alerts():
+        assert alert["alert"].startswith("Penstock")
+        assert alert["labels"]["severity"] in ("critical", "warning", "info"), alert["alert"]
+        assert set(alert["annotations"]) == {"summary", "description", "action", "runbook"}
+
+
+def test_the_section_that_an_alert_leads_to_is_there() -> None:
+    for alert in alerts():
+        runbook = alert["annotations"]["runbook"]
+        found = re.fullmatch(r'(docs/[\w-]+\.md), "(.+)"', runbook)
+        assert found, runbook
+        page = (PROJECT / found[1]).read_text()
+        assert f"\n## {found[2]}\n" in page, f"{alert['alert']}: no section {runbook}"
+
+
+def test_labels_that_an_alert_puts_into_words_are_those_it_has() -> None:
+    for alert in alerts():
+        known = read_expression(alert["expr"]).known_labels
+        named = set(re.findall(r"\$labels\.(\w+)", " ".join(alert["annotations"].values())))
+        assert named <= known, alert["alert"]
+
+
+def test_the_page_has_every_alert_with_its_severity_and_time() -> None:
+    rows = re.findall(r"^\| `(Penstock\w+)` \| (\w+) \|([^|]*)\|", PAGE.read_text(), re.MULTILINE)
+
+    assert sorted((name, severity, time.strip()) for name, severity, time in rows) == sorted(
+        (alert["alert"], alert["labels"]["severity"], alert.get("for", "")) for alert in alerts()
+    )
+
+
+def test_every_alert_is_tested_to_fire() -> None:
+    tested = (PROMETHEUS / "alerts_test.yml").read_text()
+    for alert in alerts():
+        assert f'alertname="{alert["alert"]}"' in tested, alert["alert"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "config", "prometheus.yml"),
+        ("check", "rules", "alerts.yml"),
+        ("test", "rules", "alerts_test.yml"),
+    ],
+    ids=" ".join,
+)
+def test_promtool_takes_the_rules(words: tuple[str, ...]) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian has it in the package prometheus)")
+    _run_promtool(promtool, *words)
+
+
+def test_promtool_takes_the_expressions_of_the_dashboard(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian has it in the package prometheus)")
+    rules = [
+        {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "1m")}
+        for number, (_, expression) in enumerate(expressions())
+    ]
+    path = tmp_path / "panels.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    _run_promtool(promtool, "check", "rules", str(path))
+
+
+def _run_promtool(promtool: str, *words: str) -> None:
+    finished = subprocess.run(
+        [promtool, *words],
+        cwd=PROMETHEUS,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_prometheus_reads_the_rules_and_the_usual_port() -> None:
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+
+    assert config["rule_files"] == [ALERTS.name]
+    [job] = config["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["127.0.0.1:8089"]}]
+    # The alert for a broker that is down knows it by this name.
+    assert f'up{{job="{job["job_name"]}"}}' in ALERTS.read_text()
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    ids = [panel["id"] for panel in panels()]
+    assert len(set(ids)) == len(ids)
+    places = [(panel["title"], panel["gridPos"]) for panel in panels()]
+    for title, place in places:
+        assert place["x"] + place["w"] <= 24, title
+    for (one, here), (other, there) in combinations(places, 2):
+        is_beside = here["x"] + here["w"] <= there["x"] or there["x"] + there["w"] <= here["x"]
+        is_below = here["y"] + here["h"] <= there["y"] or there["y"] + there["h"] <= here["y"]
+        assert is_beside or is_below, f"{one} and {other}"
+
+
+def test_panels_say_what_they_show_in_which_unit() -> None:
+    for panel in panels():
+        if panel["type"] != "row":
+            assert panel["description"], panel["title"]
+            assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+
+
+def test_everything_in_the_dashboard_follows_its_variables() -> None:
+    board = dashboard()
+    variables = {each["name"] for each in board["templating"]["list"]}
+    assert variables == {"datasource", "instance", "stream"}
+    for panel in panels():
+        for target in panel.get("targets", []):
+            assert target["datasource"]["uid"] == "${datasource}", panel["title"]
+            assert "$instance" in target["expr"], panel["title"]
+            named = set(re.findall(r"\$(?!__)(\w+)", target["expr"]))
+            assert named <= variables, panel["title"]
+
+
+def test_the_dashboard_has_the_telemetry_of_the_original() -> None:
+    shown = {
+        target["legendFormat"]: target["expr"]
+        for panel in panels()
+        for target in panel.get("targets", [])
+        if "[1d]" in target["expr"]
+    }
+    for name, metric in TELEMETRY.items():
+        # The same number under another name.
+        if name != "BytesUploadedToS3ExportTaskExecutor":
+            is_here = metric.removesuffix("}").replace("{", '{instance=~"$instance", ')
+            assert is_here in shown[name], name
+
+
+def test_grafana_finds_the_dashboard_and_the_prometheus_of_these_files() -> None:
+    [source] = yaml.safe_load(
+        (GRAFANA / "provisioning" / "datasources" / "penstock.yml").read_text()
+    )["datasources"]
+    [provider] = yaml.safe_load(
+        (GRAFANA / "provisioning" / "dashboards" / "penstock.yml").read_text()
+    )["providers"]
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    services = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())["services"]
+
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
+    address = source["url"].removeprefix("http://")
+    assert f"--web.listen-address={address}" in services["prometheus"]["command"]
+    mounted = {
+        inside: (DEPLOY / "docker" / outside).resolve()
+        for outside, inside, *_ in (each.split(":") for each in services["grafana"]["volumes"])
+    }
+    assert mounted["/etc/grafana/provisioning"] == GRAFANA / "provisioning"
+    directory = provider["options"]["path"]
+    assert GRAFANA / "penstock.json" in (
+        mounted.get(f"{directory}/penstock.json"),
+        mounted.get(directory, Path()) / "penstock.json",
+    )

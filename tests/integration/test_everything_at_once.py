@@ -1,0 +1,221 @@
+"""What `make run` starts, looked at in a browser: devices, streams, Spark and a cloud.
+
+One run for all of these tests, which leave it as they found it. The pictures in the documentation
+are taken here.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from penstock import StreamManagerClient
+from penstock.broker.settings import Settings
+from penstock.cli.access import dashboard_link
+from penstock.root import is_served
+from penstock.sandbox.client import SandboxClient
+from tests.cli.up_process import Up
+from tests.support import QUICK_JAVA, wait_until
+from tests.web.browser import NO_ANSWER, Tab, go, open_browser, take_picture
+
+# Spark takes its time on a machine that does other things as well.
+SPARK_SECONDS = 90.0
+
+
+class Farm:
+    """All of it, while it runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.up = Up(root, "--sandbox", "--demo", "--port", "0", SPARK_SUBMIT_OPTS=QUICK_JAVA)
+        shown = self.up.read_until("Ctrl-C")
+        (line,) = [line for line in shown.splitlines() if "exports go to" in line]
+        self.cloud = SandboxClient(line.split()[-1])
+        # While others have faults the demo has no outages of its own; nobody calls this service.
+        self.cloud.set_fault("iotanalytics", status=503)
+        self.link = dashboard_link(Settings(root=str(root)))
+
+    def arrived(self) -> set[bytes]:
+        return set(self.cloud.payloads("kinesis", "wind-farm"))
+
+    def find(self, command: str) -> psutil.Process:
+        (found,) = [
+            child
+            for child in psutil.Process(self.up.process.pid).children()
+            if command in child.cmdline()
+        ]
+        return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def farm(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    farm = Farm(tmp_path_factory.mktemp("farm") / "root")
+    children = farm.up.children()
+    try:
+        farm.up.read_until("penstock pipeline ready", SPARK_SECONDS)
+        yield farm
+    finally:
+        children += farm.up.children()
+        if farm.up.process.poll() is None:
+            farm.up.process.kill()
+        for child in children:
+            if child.is_running():
+                child.kill()
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, farm: Farm) -> Iterator[Tab]:
+    assert farm.link is not None
+    tab = Tab(browser, farm.link, viewport={"width": 1280, "height": 860})
+    yield tab
+    tab.close()
+
+
+@pytest.fixture
+def page(tab: Tab) -> Iterator[Page]:
+    yield tab.page
+    tab.check()
+
+
+def export_of(page: Page, stream: str) -> Locator:
+    go(page, f"/streams/{stream}")
+    return page.get_by_test_id("export")
+
+
+def behind(export: Locator) -> int:
+    """How many messages, as the page says."""
+    text = export.locator(".lag-value").inner_text()
+    return 0 if text == "Nothing behind" else int(text.split()[0].replace(",", ""))
+
+
+def is_above_zero(rate: Locator) -> bool:
+    return rate.inner_text()[0] in "123456789"
+
+
+def test_devices_append_and_exports_arrive_while_plots_move(page: Page, farm: Farm) -> None:
+    plot = page.get_by_test_id("plot-messages")
+    expect(plot.locator("canvas")).to_be_visible()
+    newest = plot.get_attribute("data-newest") or ""
+    appended, exported = plot.locator(".legend-value").all()
+    wait_until(lambda: is_above_zero(appended))
+    wait_until(lambda: is_above_zero(exported), seconds=SPARK_SECONDS)
+    expect(plot).not_to_have_attribute("data-newest", newest)
+    wait_until(lambda: len(farm.arrived()) > 10)
+    wait_until(lambda: farm.cloud.names("iotsitewise"))
+    wait_until(lambda: farm.cloud.records("s3", "wind-farm"), seconds=SPARK_SECONDS)
+
+
+def test_batches_of_spark_are_shown_with_a_link_to_its_own_page(page: Page) -> None:
+    go(page, "/pipeline")
+    pipeline = page.get_by_test_id("pipeline")
+    expect(pipeline.get_by_test_id("lane").first).to_contain_text("batches")
+    link = pipeline.get_by_role("link").get_attribute("href")
+    assert link is not None
+    assert link.startswith("http://127.0.0.1:")
+    answer = page.context.request.get(link)
+    assert "Spark" in answer.text()
+
+
+def test_uploads_of_the_camera_are_listed_as_tasks(page: Page) -> None:
+    go(page, "/tasks")
+    expect(page.get_by_text("success").first).to_be_visible(timeout=SPARK_SECONDS * 1000)
+    take_picture(page, "dashboard-tasks")
+
+
+def test_an_export_that_is_paused_stops_and_one_that_is_resumed_catches_up(
+    page: Page, farm: Farm
+) -> None:
+    export = export_of(page, "turbine-2")
+    expect(page.get_by_test_id("messages")).to_contain_text("windSpeed")
+    export.get_by_role("button", name="Pause to-kinesis").click()
+    expect(export).to_have_attribute("data-state", "paused")
+    wait_until(lambda: behind(export) >= 30)
+    with StreamManagerClient(root=farm.up.root) as client:
+        (status,) = client.describe_message_stream("turbine-2").export_statuses
+        newest = client.describe_message_stream("turbine-2").storage_status.newest_sequence_number
+        assert status.last_exported_sequence_number <= newest - 30
+        assert client.describe_message_stream("turbine-2").export_statuses == [status]
+
+        export.get_by_role("button", name="Resume to-kinesis").click()
+
+        wait_until(
+            lambda: (
+                client.describe_message_stream("turbine-2")
+                .export_statuses[0]
+                .last_exported_sequence_number
+                >= newest
+            )
+        )
+    wait_until(lambda: behind(export) < 30)
+    take_picture(page, "dashboard-stream")
+
+
+def test_an_outage_shows_as_lag_and_goes_away(page: Page, farm: Farm) -> None:
+    export = export_of(page, "turbine-1")
+    farm.cloud.set_fault("kinesis", status=503)
+    expect(export).to_have_attribute("data-state", "failing")
+    expect(export).to_contain_text("ServiceUnavailable")
+    wait_until(lambda: behind(export) >= 30)
+    go(page, "/")
+    expect(page.get_by_label("Needs attention")).to_contain_text("turbine-1")
+
+    farm.cloud.clear_faults("kinesis")
+
+    expect(page.get_by_label("Needs attention")).not_to_contain_text("turbine-1")
+    export = export_of(page, "turbine-1")
+    wait_until(lambda: behind(export) < 30)
+    go(page, "/")
+    expect(page.get_by_test_id("plot-behind").locator("canvas")).to_be_visible()
+    take_picture(page, "dashboard")
+
+
+def test_a_broker_and_a_pipeline_that_are_killed_come_back_and_nothing_is_lost(
+    page: Page, tab: Tab, farm: Farm
+) -> None:
+    tab.expect(NO_ANSWER)
+    with StreamManagerClient(root=farm.up.root) as client:
+        before = [message.payload for message in client.read_all("turbine-1")]
+    farm.find("pipeline").kill()
+    farm.find("serve").kill()
+    farm.up.read_until("penstock ready")
+    farm.up.read_until("penstock pipeline ready", SPARK_SECONDS)
+
+    with StreamManagerClient(root=farm.up.root) as client:
+        wait_until(
+            lambda: (
+                client.describe_message_stream("turbine-1").storage_status.newest_sequence_number
+                > len(before)
+            )
+        )
+        after = [message.payload for message in client.read_all("turbine-1")]
+    assert after[: len(before)] == before
+    wait_until(lambda: set(after) <= farm.arrived(), seconds=SPARK_SECONDS)
+    # The page has found the broker where it was.
+    expect(page.get_by_test_id("plot-messages")).to_be_visible()
+    wait_until(lambda: page.get_by_text("Live").is_visible())
+
+
+def test_a_signal_ends_all_of_it(tab: Tab, farm: Farm) -> None:
+    tab.close()
+    children = farm.up.children()
+    assert len(children) > 3
+
+    farm.up.process.send_signal(signal.SIGTERM)
+
+    code, said = farm.up.end()
+    assert code == 0
+    assert "Traceback" not in said
+    wait_until(lambda: not any(child.is_running() for child in children))
+    assert not list(farm.up.root.parent.glob("root-camera"))
+    # Nor does anybody hold the lock of the root.
+    assert not is_served(farm.up.root)
