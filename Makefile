@@ -10,9 +10,9 @@ SDKS := .sdks/.installed
 CLASSES := $(VENV)/spark.jsa
 BROWSER := $(VENV)/.browser
 
-# Two at a time, in their order, in which the slow ones are not the last, and with the same made-up
-# examples each time: pytest alone makes up new ones.
-EVERY_TEST := --numprocesses 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci
+# Three at a time, as each waits for a disk or a clock now and then; in their order, in which the slow
+# ones are not the last; and with the same made-up examples each time: pytest alone makes up new ones.
+EVERY_TEST := --numprocesses 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci
 
 .PHONY: help install run test lint bench docs clean
 

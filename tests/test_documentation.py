@@ -11,6 +11,7 @@ import pytest
 
 from penstock.broker.reference import settings_page
 from penstock.cli.reference import cli_page
+from penstock.web.reference import metrics_page
 from tests.support import PENSTOCK, BrokerProcess, clean_environment
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -24,6 +25,11 @@ def test_the_settings_page_is_the_one_that_the_code_makes() -> None:
 def test_the_page_about_the_command_line_is_the_one_that_the_code_makes() -> None:
     page = (PROJECT / "docs" / "cli.md").read_text()
     assert page == cli_page(), "run `make docs`"
+
+
+def test_the_page_about_metrics_is_the_one_that_the_code_makes() -> None:
+    page = (PROJECT / "docs" / "metrics.md").read_text()
+    assert page == metrics_page(), "run `make docs`"
 
 
 def test_the_example_of_the_readme_works_when_it_is_pasted(tmp_path: Path) -> None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import PATIENCE_S, BrokerProcess, append, create, frame, wait_until
+from tests.support import (
+    PATIENCE_S,
+    BrokerProcess,
+    append,
+    clean_environment,
+    create,
+    frame,
+    wait_until,
+)
 
 READY = "Stream Manager reporting the state: RUNNING"
 
@@ -90,3 +100,86 @@ def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
         assert broker.process.wait(PATIENCE_S) == 0
         broker.process = None
     wait_until(lambda: broker.log_lines[-1].endswith("stopped"))
+
+
+# Companions
+
+
+# Two that tell what happens to them, and one that cannot start if the last word is "fails".
+WITH_COMPANIONS = """
+import os
+import signal
+import sys
+
+from penstock.broker.run import serve
+from penstock.broker.settings import Settings
+from penstock.errors import SettingError
+
+
+class Loud:
+    def __init__(self, name):
+        self.name = name
+
+    async def start(self, broker):
+        print(f"{self.name} starts while the broker listens: {broker.port > 0}", flush=True)
+        if self.name == "fails":
+            raise SettingError("it cannot start")
+
+    async def stop(self):
+        print(f"{self.name} stops before the broker", flush=True)
+
+    @property
+    def news(self):
+        if self.name == "quiet":
+            return None
+        os.kill(os.getpid(), signal.SIGTERM)
+        return f"news of {self.name}"
+
+
+root, *names = sys.argv[1:]
+try:
+    serve(Settings(root=root, port=0), [Loud(name) for name in names])
+except SettingError as error:
+    print(f"refused: {error}")
+"""
+
+
+def run_with_companions(root: Path, *names: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITH_COMPANIONS, str(root), *names],
+        env=clean_environment(),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def test_companions_run_as_long_as_the_broker(tmp_path: Path) -> None:
+    finished = run_with_companions(tmp_path / "root", "quiet", "loud")
+
+    assert finished.returncode == 0
+    first, second, ready, *rest = finished.stdout.splitlines()
+    assert [first, second] == [
+        "quiet starts while the broker listens: True",
+        "loud starts while the broker listens: True",
+    ]
+    assert re.fullmatch(r"penstock ready 127\.0\.0\.1:\d+", ready)
+    assert rest == [
+        "news of loud",
+        "loud stops before the broker",
+        "quiet stops before the broker",
+    ]
+    assert finished.stderr.splitlines()[-1].endswith("broker.server: stopped")
+
+
+def test_a_companion_that_cannot_start_ends_the_broker_well(tmp_path: Path) -> None:
+    finished = run_with_companions(tmp_path / "root", "fails", "never")
+
+    assert finished.stdout.splitlines() == [
+        "fails starts while the broker listens: True",
+        "refused: it cannot start",
+    ]
+    assert finished.stderr.splitlines()[-1].endswith("broker.server: stopped")
+    assert "RUNNING" not in finished.stderr
+    assert not (tmp_path / "root" / "broker.json").exists()

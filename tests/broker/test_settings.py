@@ -14,6 +14,7 @@ import pytest
 from penstock.broker.settings import (
     LogFormat,
     LogLevel,
+    LoopbackAccess,
     Settings,
     is_loopback,
     load_settings,
@@ -68,6 +69,8 @@ def test_nothing_needs_to_be_set() -> None:
     assert settings.exporter_s3_destination_multipart_upload_min_part_size_bytes == 5_242_880
     assert settings.exporter_kinesis_inter_call_delay_ms == 1000
     assert settings.log_level is LogLevel.INFO
+    assert (settings.http_port, settings.http_host) == (None, "127.0.0.1")
+    assert settings.http_loopback_access is LoopbackAccess.STATISTICS
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,10 @@ def test_nothing_needs_to_be_set() -> None:
         ("PENSTOCK_LOG_FORMAT", "json", "log_format", LogFormat.JSON),
         ("PENSTOCK_LOCAL_PORT", "7", "local_port", 7),
         ("PENSTOCK_UNIX_SOCKET", "/run/p.sock", "unix_socket", "/run/p.sock"),
+        ("PENSTOCK_HTTP_PORT", "0", "http_port", 0),
+        ("PENSTOCK_HTTP_HOST", "::1", "http_host", "::1"),
+        ("PENSTOCK_HTTP_LOOPBACK_ACCESS", "none", "http_loopback_access", LoopbackAccess.NONE),
+        ("PENSTOCK_SPARK_PAGE", "false", "spark_page", False),
         ("PENSTOCK_SYNC_INTERVAL_MS", "10", "sync_interval_ms", 10),
         ("PENSTOCK_RECLAIM_EXPORTED", "false", "reclaim_exported", False),
         ("PENSTOCK_S3_TASKS_AT_ONCE", "64", "s3_tasks_at_once", 64),
@@ -175,12 +182,12 @@ def test_another_file_can_be_named(tmp_path: Path) -> None:
     [
         ("STREAM_MANAGER_STORE_ROOT_DIR", "data", "expected an absolute path"),
         ("STREAM_MANAGER_STORE_ROOT_DIR", "~/data", "expected an absolute path"),
-        ("STREAM_MANAGER_SERVER_PORT", "x", "expected int"),
+        ("STREAM_MANAGER_SERVER_PORT", "x", "expected a whole number"),
         ("STREAM_MANAGER_SERVER_PORT", "65536", "expected int <= 65535"),
         ("STREAM_MANAGER_SERVER_PORT", "-1", "expected int >= 0"),
         ("STREAM_MANAGER_AUTHENTICATE_CLIENT", "maybe", "expected bool"),
         ("STREAM_MANAGER_EXPORTER_MAX_BANDWIDTH", "0", "expected int >= 1"),
-        ("STREAM_MANAGER_EXPORTER_MAX_BANDWIDTH", "fast", "expected int"),
+        ("STREAM_MANAGER_EXPORTER_MAX_BANDWIDTH", "fast", "expected a whole number"),
         ("STREAM_MANAGER_EXPORTER_THREAD_POOL_SIZE", "0", "expected int >= 1"),
         ("STREAM_MANAGER_THREAD_POOL_SIZE", "1025", "expected int <= 1024"),
         (S3_PART, "5242879", "expected int >= 5242880"),
@@ -188,6 +195,16 @@ def test_another_file_can_be_named(tmp_path: Path) -> None:
         ("LOG_LEVEL", "LOUD", "expected one of TRACE, DEBUG, INFO, WARN, ERROR"),
         ("PENSTOCK_LOG_FORMAT", "xml", "expected one of human, json"),
         ("PENSTOCK_LOCAL_PORT", "65536", "expected int <= 65535"),
+        ("PENSTOCK_HTTP_PORT", "65536", "expected int <= 65535"),
+        ("PENSTOCK_HTTP_PORT", "eighty", "expected a whole number"),
+        ("PENSTOCK_HTTP_HOST", "0.0.0.0", "needs TLS"),
+        ("PENSTOCK_HTTP_HOST", "gateway.example", "needs TLS"),
+        (
+            "PENSTOCK_HTTP_LOOPBACK_ACCESS",
+            "all",
+            "expected one of none, statistics, messages",
+        ),
+        ("PENSTOCK_SPARK_PAGE", "maybe", "expected bool"),
         ("PENSTOCK_SYNC_INTERVAL_MS", "9", "expected int >= 10"),
         ("PENSTOCK_RECLAIM_EXPORTED", "2", "expected bool"),
         ("PENSTOCK_S3_TASKS_AT_ONCE", "0", "expected int >= 1"),
@@ -217,7 +234,7 @@ def test_a_wrong_value_is_refused_by_its_source_and_by_what_is_allowed(
 @pytest.mark.parametrize(
     ("toml", "problem"),
     [
-        ('port = "x"', "port in penstock.toml is 'x': expected int"),
+        ('port = "x"', "port in penstock.toml is 'x': expected a whole number"),
         ("port = 70000", "port in penstock.toml is 70000: expected int <= 65535"),
         ("port = [1]", "port in penstock.toml is a list: expected int"),
         ("root = 5", "root in penstock.toml is 5: expected str"),
@@ -257,10 +274,11 @@ def test_a_certificate_and_its_key_belong_together(certificate: dict[str, str]) 
         assert missing == f"{name} is '/nowhere': there is no such file"
 
 
+@pytest.mark.parametrize("variable", ["PENSTOCK_HOST", "PENSTOCK_HTTP_HOST"])
 def test_with_tls_another_address_is_allowed_but_not_without_tokens(
-    certificate: dict[str, str],
+    certificate: dict[str, str], variable: str
 ) -> None:
-    variables = {**certificate, "PENSTOCK_HOST": "0.0.0.0"}
+    variables = {**certificate, variable: "0.0.0.0"}
 
     assert load(variables).uses_tls
     assert "needs authenticate_client" in refusal(

@@ -7,9 +7,20 @@ from pathlib import Path
 import pytest
 
 from penstock import __version__
+from penstock.broker.statistics import Distribution, Durations
 from penstock.errors import ResourceNotFoundException
 from penstock.wire.operations import Operation
-from tests.support import LocalBroker, append, append_frame, create, read, wait_until
+from tests.broker.exports.workbench import to_http, to_s3
+from tests.support import (
+    LocalBroker,
+    append,
+    append_frame,
+    create,
+    read,
+    running,
+    wait_until,
+)
+from tests.web.site import commit, plan
 
 
 def test_what_happens_is_counted(tmp_path: Path) -> None:
@@ -103,3 +114,79 @@ def test_exports_say_how_far_behind_they_are(tmp_path: Path) -> None:
         ("s3_task_executor", "s", True, 5),
     ]
     assert {e["lastExportedSequenceNumber"] for e in stream["exports"]} == {-1}
+
+
+def test_exports_say_how_long_the_oldest_message_waits_and_who_has_it(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        create(client, "a", exportDefinition=to_http())
+
+        def export() -> dict[str, object]:
+            (stream,) = client.call(Operation.Statistics)["statistics"]["streams"]
+            found: dict[str, object]
+            (found,) = stream["exports"]
+            return found
+
+        assert (export()["secondsBehind"], export()["isLeased"]) == (0.0, False)
+        append(client, "a", b"x")
+        wait_until(lambda: export()["secondsBehind"])
+        (found,) = plan(client)
+        assert export()["isLeased"]
+        commit(client, found)
+        assert (export()["secondsBehind"], export()["isLeased"]) == (0.0, False)
+
+
+def test_exports_are_counted_by_their_kind(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        exports = {"http": [*to_http("a")["http"], *to_http("b")["http"]], **to_s3("c")}
+        create(client, "s", exportDefinition=exports)
+        client.append_many("s", [b"1", b"22"])
+        skipped = [{"sequenceNumber": 1, "reason": "malformed"}]
+        for found in plan(client):
+            commit(client, found, exportedMessages=1, exportedBytes=1, skipped=skipped, sentBytes=9)
+        (found,) = plan(client, lane="files")
+        interim = {"settledEnd": 0, "exportedMessages": 0, "isInterim": True, "sentBytes": 5}
+        commit(client, found, **interim)
+        failed = {"settledEnd": 0, "exportedMessages": 0, "sentBytes": 7, "error": "down"}
+        commit(client, found, **failed)
+
+        totals = broker.run(lambda: dict(broker.broker.exports.totals))
+
+    assert totals.keys() == {"http", "s3_task_executor"}
+    http, files = totals["http"], totals["s3_task_executor"]
+    assert (http.deliveries, http.failures, http.messages, http.bytes) == (2, 0, 2, 2)
+    assert (http.skipped_messages, http.sent_bytes) == (2, 18)
+    # What is still under way is counted when it is over.
+    assert (files.deliveries, files.failures, files.messages, files.sent_bytes) == (1, 1, 0, 7)
+
+
+def test_what_waits_for_the_disk_is_measured(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root", sync_interval_ms=10) as broker, broker.connect() as client:
+        create(client, "s", flushOnWrite=True)
+        append(client, "s", b"x")
+        counters = broker.broker.counters
+
+        assert sum(counters.flushes.look().counts) == 1
+        assert counters.flushes.look().sum > 0
+        wait_until(lambda: sum(counters.syncs.look().counts))
+
+
+def test_durations_are_counted_up_to_their_bounds() -> None:
+    durations = Durations((0.1, 1.0))
+    assert durations.look() == Distribution((0.1, 1.0), (0, 0, 0), 0.0)
+    for seconds in (0.0, 0.1, 0.11, 1.0, 1.01, 100.0):
+        durations.note(seconds)
+
+    assert durations.look() == Distribution((0.1, 1.0), (2, 2, 2), 102.22)
+
+
+def test_durations_are_counted_by_any_thread() -> None:
+    durations = Durations((1.0,))
+
+    def note() -> None:
+        for _ in range(2000):
+            durations.note(1.0)
+
+    with running(note), running(note):
+        note()
+
+    assert durations.look() == Distribution((1.0,), (6000, 0), 6000.0)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.errors import ConnectFailedException, UnauthorizedException
+from penstock.root import Address, read_address, write_address
 from penstock.wire.operations import Operation
-from tests.support import BrokerProcess, append, clean_environment, create
+from tests.support import PATIENCE_S, BrokerProcess, append, clean_environment, create
 
 from .command import Finished, penstock
 
@@ -106,6 +109,70 @@ def test_an_address_file_that_is_damaged_is_told_in_a_line(tmp_path: Path) -> No
     assert finished.code == 1
     assert "broker.json cannot be read" in finished.error_lines[0]
     assert len(finished.error_lines) == 1
+
+
+# penstock dashboard
+
+
+@pytest.fixture(scope="module")
+def with_dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    root = tmp_path_factory.mktemp("dashboard") / "root"
+    with BrokerProcess(root, "--http-port", "0") as broker:
+        yield broker
+
+
+def address_of(broker: BrokerProcess) -> Address:
+    address = read_address(broker.root)
+    assert address is not None
+    return address
+
+
+def test_the_link_to_the_dashboard_has_the_token_in_it(with_dashboard: BrokerProcess) -> None:
+    finished = penstock("dashboard", "--root", str(with_dashboard.root))
+
+    link = f"{address_of(with_dashboard).http_url}#token={with_dashboard.token}"
+    assert (finished.code, finished.output) == (0, f"{link}\n")
+    as_json = penstock("dashboard", "--json", "--root", str(with_dashboard.root))
+    assert json.loads(as_json.output) == {"url": link}
+
+
+def test_the_token_of_the_link_lets_in(with_dashboard: BrokerProcess) -> None:
+    link = penstock("dashboard", "--root", str(with_dashboard.root)).output.strip()
+    url, _, token = link.partition("#token=")
+    request = urllib.request.Request(
+        f"{url}api/overview", headers={"Authorization": f"Bearer {token}"}
+    )
+
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        assert json.loads(answer.read())["access"]["mayChange"]
+
+
+def test_there_is_no_token_in_the_link_where_none_is_needed(with_dashboard: BrokerProcess) -> None:
+    address = address_of(with_dashboard)
+    write_address(with_dashboard.root, msgspec.structs.replace(address, authenticate_client=False))
+    try:
+        finished = penstock("dashboard", "--root", str(with_dashboard.root))
+        assert finished.output == f"{address.http_url}\n"
+    finally:
+        write_address(with_dashboard.root, address)
+
+
+def test_where_there_is_no_dashboard_it_says_how_to_get_one(broker: BrokerProcess) -> None:
+    finished = penstock("dashboard", "--root", str(broker.root))
+
+    assert finished.code == 5
+    assert finished.output == ""
+    assert finished.error_lines == [
+        f"penstock: the broker of {broker.root} has no dashboard: start it with --http-port, or "
+        "set http_port (PENSTOCK_HTTP_PORT)"
+    ]
+
+
+def test_where_no_broker_runs_there_is_no_dashboard(tmp_path: Path) -> None:
+    finished = penstock("dashboard", "--root", str(tmp_path))
+
+    assert finished.code == 3
+    assert "no broker serves" in finished.error
 
 
 # penstock tokens

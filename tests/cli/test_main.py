@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
+import signal
+import socket
 import sqlite3
+import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from penstock import __version__
+from penstock.root import read_address
+from tests.support import PATIENCE_S, PENSTOCK, clean_environment, drain
 
-from .command import penstock, penstock_process
+from .command import hide_module, penstock, penstock_process
 
 
 def test_the_version_is_printed() -> None:
@@ -31,6 +39,7 @@ def test_help_lists_the_commands() -> None:
     ("words", "message"),
     [
         (["--port", "70000"], "--port is 70000: expected int <= 65535"),
+        (["--http-port", "70000"], "--http-port is 70000: expected int <= 65535"),
         (["--log-level", "loud"], "--log-level is 'LOUD': expected one of TRACE, DEBUG, INFO"),
         (["--log-format", "xml"], "--log-format is 'xml': expected one of human, json"),
         (["--host", "0.0.0.0"], "--host is '0.0.0.0': a listener on another address"),
@@ -92,3 +101,75 @@ def test_a_store_of_a_newer_version_is_told_in_a_line(tmp_path: Path) -> None:
     assert finished.code == 1
     assert len(finished.error_lines) == 1
     assert "written by a newer Penstock" in finished.error
+
+
+# The dashboard
+
+
+def test_a_broker_with_a_dashboard_says_where_it_is(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with subprocess.Popen(
+        [str(PENSTOCK), "serve", "--root", str(root), "--port", "0", "--http-port", "0"],
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = drain(process.stdout)
+        try:
+            assert lines.get(timeout=PATIENCE_S).startswith("penstock ready 127.0.0.1:")
+            told = re.fullmatch(
+                r"penstock dashboard (http://127\.0\.0\.1:\d+/)\n", lines.get(timeout=PATIENCE_S)
+            )
+            assert told is not None
+            with urllib.request.urlopen(f"{told[1]}healthz", timeout=PATIENCE_S) as answer:
+                assert json.loads(answer.read()) == {"status": "ok"}
+            address = read_address(root)
+            assert address is not None
+            assert address.http_url == told[1]
+
+            # A client that stays connected does not keep it.
+            port = int(told[1].rstrip("/").rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as kept:
+                kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert kept.recv(1) == b"H"
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+    assert not (root / "broker.json").exists()
+
+
+def test_a_port_of_the_dashboard_that_is_taken_is_told_in_a_line(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ("--root", str(root), "--port", "0", "--http-port", str(port))
+        finished = penstock_process("serve", *words)
+
+    assert finished.code == 1
+    assert finished.output == ""
+    assert finished.error_lines[-1] == (
+        f"penstock: cannot listen on 127.0.0.1:{port} for the dashboard: Address already in use; "
+        "choose another port with --http-port (0 picks a free one)"
+    )
+    assert "Traceback" not in finished.error
+    assert not (root / "broker.json").exists()
+
+
+def test_without_its_packages_the_dashboard_says_what_to_install(tmp_path: Path) -> None:
+    hide_module(tmp_path, "starlette")
+    words = ("--root", str(tmp_path / "root"), "--port", "0", "--http-port", "0")
+
+    finished = penstock_process("serve", *words, PYTHONPATH=str(tmp_path))
+
+    assert finished.code == 1
+    assert finished.output == ""
+    assert len(finished.error_lines) == 1
+    assert finished.error.startswith(
+        "penstock: the dashboard needs more packages: pip install 'penstock[web]' ("
+    )
+    assert "starlette" in finished.error
+    assert not (tmp_path / "root").exists()

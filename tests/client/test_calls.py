@@ -33,7 +33,7 @@ from penstock.model import (
     ReadMessagesOptions,
     StrategyOnFull,
 )
-from penstock.model.exporting import ExportReport, Lane, SkippedMessage
+from penstock.model.exporting import ExportReport, Lane, PipelineDescription, SkippedMessage
 from penstock.model.storage import Location, SegmentSummary, StoredRun, StreamPosition
 from penstock.wire.codec import decode_request
 from penstock.wire.frames import HEADER
@@ -111,6 +111,9 @@ def append_batch(*payloads: bytes) -> Call[Any]:
 # Requests
 
 READ_OR_NONE = calls.read_messages_or_none("s", 4, 9, 500)
+ABOUT = PipelineDescription(
+    started=5, spark_version="4.1.0", master="local[3]", spark_page="http://127.0.0.1:4040"
+)
 REQUESTS: list[tuple[Call[Any], Request]] = [
     (
         calls.create_message_stream(DEFINITION),
@@ -214,6 +217,25 @@ REQUESTS: list[tuple[Call[Any], Request]] = [
             max_bytes=1024,
             lease_millis=5000,
             wait_millis=60_000,
+        ),
+    ),
+    (
+        calls.plan_exports(
+            "p",
+            Lane.files,
+            max_bytes=1024,
+            lease_millis=5000,
+            wait_millis=0,
+            about=ABOUT,
+            request_timeout=60,
+        ),
+        PlanExportsRequest(
+            request_id=ID,
+            pipeline="p",
+            lane=Lane.files,
+            max_bytes=1024,
+            lease_millis=5000,
+            about=ABOUT,
         ),
     ),
     (calls.commit_exports([REPORT]), CommitExportsRequest(request_id=ID, reports=[REPORT])),

@@ -27,6 +27,7 @@ from penstock.store.recovery import open_file_log
 from penstock.store.retention import Limits
 from penstock.store.segment import DamagedError
 from penstock.testing.faults import FaultyDisk
+from tests.support import MEMORY
 
 LIMITS = Limits(10_000, 1024, overwrites=True, time_to_live_millis=None)
 REJECTS = LIMITS._replace(overwrites=False)
@@ -169,6 +170,47 @@ def test_what_outlived_its_time_goes_and_the_numbers_go_on(
     log.trim(200_000)
     assert (log.oldest, log.end, log.total_bytes) == (5, 5, 0)
     assert log.append([b"x"], 200_000) == 5
+
+
+def test_the_times_of_the_oldest_and_the_newest_message_are_known(
+    make_log: Callable[[Limits], Log],
+) -> None:
+    log = make_log(LIMITS._replace(time_to_live_millis=60_000))
+    assert (log.oldest_time, log.newest_time) == (None, None)
+    for number in range(5):
+        log.append([bytes(600)], 10_000 + number)
+        assert (log.oldest_time, log.newest_time) == (10_000, 10_000 + number)
+    # The newest segment may be one that was just begun.
+    log.apply(log.limits._replace(segment_size=2048))
+    assert (log.oldest_time, log.newest_time) == (10_000, 10_004)
+    log.trim(70_002)
+    assert (log.oldest_time, log.newest_time) == (10_002, 10_004)
+    log.trim(200_000)
+    assert (log.oldest_time, log.newest_time) == (None, None)
+    log.append([b"x"], 200_000)
+    assert (log.oldest_time, log.newest_time) == (200_000, 200_000)
+
+
+def test_bytes_are_counted_as_they_are_appended(make_log: Callable[[Limits], Log]) -> None:
+    log = make_log(REJECTS)
+    log.append([b"1", b"22"], 1)
+    for _ in range(9):
+        log.append([bytes(1000)], 1)
+    assert log.appended_bytes == 9003
+    with pytest.raises(StreamFullError):
+        log.append([bytes(1000)], 1)
+    assert log.appended_bytes == 9003
+    log.append([bytes(500)], 1, lambda: log.end)
+    assert log.appended_bytes == 9503
+
+
+def test_what_was_appended_before_it_was_opened_is_not_counted(files: Files) -> None:
+    files.create().append([b"123"], 7)
+
+    again = files.open()
+
+    assert again.appended_bytes == 0
+    assert (again.oldest_time, again.newest_time) == (7, 7)
 
 
 def test_a_new_segment_size_is_for_new_segments(make_log: Callable[[Limits], Log]) -> None:
@@ -430,7 +472,7 @@ def test_what_is_not_dropped_is_not_told(make_log: Callable[[Limits], Log]) -> N
 def filled(kind: str, batches: list[list[int]], max_size: int = 1 << 20) -> Iterator[Log]:
     """A log of segments of 1024 bytes, with messages of these sizes."""
     limits = LIMITS._replace(max_size=max_size)
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory(dir=MEMORY) as directory:
         catalog = Catalog(Path(directory) / "catalog.sqlite")
         files = Files(catalog, Path(directory) / "stream")
         log: Log = files.create(limits) if kind == "file" else MemoryLog(limits, catalog, "id", 0)

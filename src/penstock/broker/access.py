@@ -52,6 +52,7 @@ class Role(StrEnum):
     producer = "producer"
     consumer = "consumer"
     pipeline = "pipeline"
+    observer = "observer"
 
 
 ALLOWED = {
@@ -60,6 +61,8 @@ ALLOWED = {
     Role.consumer: _LOOK | _READ,
     # The pipeline reads what it exports and appends to status streams.
     Role.pipeline: _LOOK | _READ | _APPEND | _EXPORT,
+    # Somebody who watches, such as Prometheus, has no business with messages.
+    Role.observer: _LOOK,
 }
 
 
@@ -124,13 +127,6 @@ class Gate:
             return access
         assert self.verifier is not None
         return await self.verifier.verify(secret)
-
-    def admit(self, secret: str) -> Access:
-        """The access of a token that is known here; UnauthorizedException if it is not."""
-        access = self.find(secret)
-        if access is None:
-            raise UnauthorizedException(_UNKNOWN_TOKEN)
-        return access
 
     def find(self, secret: str) -> Access | None:
         """What is known at once: None if the verifier has to be asked."""

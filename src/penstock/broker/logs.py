@@ -50,5 +50,7 @@ def set_up_logs(level: LogLevel, log_format: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else HumanFormatter())
     logger = logging.getLogger()
-    logger.handlers[:] = [handler]
+    # Those that are for programs stay.
+    others = [each for each in logger.handlers if not isinstance(each, logging.StreamHandler)]
+    logger.handlers[:] = [handler, *others]
     logger.setLevel(_LEVELS[level])

@@ -14,7 +14,6 @@ from typing import Protocol
 from penstock.broker.logs import set_up_logs
 from penstock.broker.server import Broker
 from penstock.broker.settings import Settings
-from penstock.errors import SettingError
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +54,13 @@ async def _serve(settings: Settings, companions: Sequence[Companion]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     await broker.start()
+    started: list[Companion] = []
     try:
         for companion in companions:
             await companion.start(broker)
-    except SettingError:
-        await broker.stop()
+            started.append(companion)
+    except BaseException:
+        await _stop(broker, started)
         raise
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -74,10 +75,18 @@ async def _serve(settings: Settings, companions: Sequence[Companion]) -> None:
             if companion.news:
                 print(companion.news, flush=True)
     await stop.wait()
-    for companion in reversed(companions):
-        await companion.stop()
-    await broker.stop()
+    await _stop(broker, companions)
     for number in (signal.SIGTERM, signal.SIGINT):
         # It is as good as over: one more signal must not make a clean end look like a crash.
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
+
+
+async def _stop(broker: Broker, companions: Sequence[Companion]) -> None:
+    for companion in reversed(companions):
+        try:
+            await companion.stop()
+        except Exception:
+            # Whatever is wrong with it, the broker ends as it should.
+            logger.exception("%s does not end as it should", type(companion).__name__)
+    await broker.stop()

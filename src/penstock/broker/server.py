@@ -79,7 +79,10 @@ class Broker:
     async def start(self) -> None:
         settings = self.settings
         root = settings.root_path
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise SettingError(f"the root {root} is not a directory, or below a file") from None
         tls = _tls_context(settings) if settings.uses_tls else None
         self._store = Store(root, self._disk)
         try:
@@ -136,7 +139,7 @@ class Broker:
         self.publish()
         logger.info(
             "%d streams in %s are served on %s:%d%s",
-            len(self.streams.names()),
+            len(list(self.streams)),
             root,
             settings.host,
             self.port,

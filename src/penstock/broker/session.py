@@ -339,7 +339,9 @@ class Session(asyncio.Protocol):
             self.loop.call_soon(self._go_on)
 
     def count_failure(self, error: StreamManagerException) -> None:
-        self._host.counters.requests_failed += 1
+        counters = self._host.counters
+        counters.requests_failed += 1
+        counters.failures[ResponseStatusCode(error.status or 1).name] += 1
         logger.debug("%s: %s", self.peer, error)
 
     def defer(self) -> Callable[[bytes], None]:

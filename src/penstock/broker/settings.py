@@ -269,7 +269,9 @@ def load_settings(
     except msgspec.ValidationError as error:
         problem = find_problem(error, plain, Settings)
         source = values[problem.path].source
-        raise SettingError(f"{source} is {problem.shown}: {problem.expected}") from None
+        # What stands in a variable is text, whatever it should be.
+        expected = re.sub(r"int( \| null)?, got str", "a whole number", problem.expected)
+        raise SettingError(f"{source} is {problem.shown}: {expected}") from None
     if not settings.root:
         settings = msgspec.structs.replace(settings, root=str(default_root()))
     sources = {name: found.source for name, found in values.items()}

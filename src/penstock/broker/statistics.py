@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from penstock.errors import ResponseStatusCode
 
 # Of a disk that is idle, and of one that struggles.
 _SYNC_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -52,6 +55,12 @@ class ExportTotals:
     sent_bytes: int = 0
 
 
+def _no_failures() -> Counter[str]:
+    # All of them from the start: whoever looks at differences sees the first one as well.
+    statuses = set(ResponseStatusCode) - {ResponseStatusCode.Success}
+    return Counter({status.name: 0 for status in sorted(statuses)})
+
+
 @dataclass(slots=True)
 class Counters:
     """Counted since the start; numbers by the event loop only."""
@@ -61,6 +70,8 @@ class Counters:
     messages_read: int = 0
     bytes_read: int = 0
     requests_failed: int = 0
+    # The same by the name of their status.
+    failures: Counter[str] = field(default_factory=_no_failures)
     connections_accepted: int = 0
     connections_refused: int = 0
     connections_dropped: int = 0

@@ -119,6 +119,7 @@ def tokens() -> None:
     producer  list, describe, append
     consumer  list, describe, read
     pipeline  list, describe, read, append
+    observer  list, describe
     """
 
 

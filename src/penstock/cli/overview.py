@@ -23,9 +23,17 @@ ALARM = {"fg": "red"}
 # Fewer lines than this are for the streams and exports alone.
 _TALL = 12
 # What StreamStatistics has and a server without extensions does not tell.
-_UNTOLD = ("segments", "waitingReads")
+_UNTOLD = ("segments", "waitingReads", "messagesAppended", "bytesAppended")
 # The same for ExportStatistics.
-_UNTOLD_OF_EXPORTS = ("skippedMessages", "failures", "retryInMillis", "lane")
+_UNTOLD_OF_EXPORTS = (
+    "skippedMessages",
+    "failures",
+    "retryInMillis",
+    "lane",
+    "secondsBehind",
+    "isLeased",
+    "lostMessages",
+)
 
 
 class Picture(NamedTuple):
@@ -92,7 +100,9 @@ class ExportState(StrEnum):
 def export_state(export: ExportStatistics) -> ExportState:
     if export.is_paused:
         return ExportState.paused
-    if export.error_message:
+    # One that only skipped what its destination never takes works well; a broker that is not ours
+    # tells no failures.
+    if export.failures or (export.error_message and not export.skipped_messages):
         return ExportState.failing
     return ExportState.behind if export.messages_behind else ExportState.idle
 
@@ -105,9 +115,9 @@ def plain_picture(picture: Picture) -> dict[str, Any]:
     is_penstock = picture.broker is not None
     return {
         "address": picture.address,
-        "time": picture.epoch_millis,
         "version": picture.version,
         **(to_wire(picture.broker) if picture.broker is not None else {}),
+        "time": picture.epoch_millis,
         "streams": [_plain_stream(stream, is_penstock) for stream in picture.streams],
         "unreadableStreams": [
             {"name": name, "errorMessage": message} for name, message in picture.unreadable.items()

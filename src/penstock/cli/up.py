@@ -67,8 +67,8 @@ def up(
     """Run the broker and the pipeline that exports its streams, until Ctrl-C.
 
     Whichever of them dies is started again. With --json the line of readiness is followed by one
-    with what `penstock env --json` prints, and logs are JSON. The dashboard is on port 8089, or on
-    a free one with --port 0.
+    with what `penstock env --json` prints and what leads to the sandbox, and logs are JSON. The
+    dashboard is on port 8089, or on a free one with --port 0.
     """
     settings = settings_from(config, root=root, port=port, http_port=http_port)
     if no_dashboard and settings.http_port is not None:
@@ -87,7 +87,7 @@ def up(
         broker = _Broker(settings, config, as_json, chosen_http_port, is_demo=demo)
         broker.start(programs, is_over)
         if as_json:
-            echo_json(client_variables(settings))
+            echo_json({**client_variables(settings), **variables})
         else:
             click.echo(_summary(settings, demo, has_pipeline, variables))
         if has_pipeline:

@@ -28,6 +28,8 @@ class ExportStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     seconds_behind: float = 0.0
     # Somebody is delivering.
     is_leased: bool = False
+    # Since the broker was started: messages that the stream dropped before they were exported.
+    lost_messages: int = 0
 
 
 class ExportActivity(NamedTuple):
@@ -39,6 +41,7 @@ class ExportActivity(NamedTuple):
     # When the oldest message that it has not exported was appended; None if there is none.
     waiting_since: int | None
     is_leased: bool
+    lost_messages: int
 
 
 class StreamStatistics(msgspec.Struct, frozen=True, rename="camel"):

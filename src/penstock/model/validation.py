@@ -18,6 +18,7 @@ from penstock.errors import (
     StreamManagerException,
     ValidationException,
 )
+from penstock.model.limits import NAME_PATTERN
 
 T = TypeVar("T")
 
@@ -153,6 +154,8 @@ def find_problem(error: msgspec.ValidationError, value: Any, kind: type) -> Prob
     expected = expected[0].lower() + expected[1:]
     if expected.startswith("invalid enum value"):
         expected = f"expected one of {_allowed_at(path, kind)}"
+    if NAME_PATTERN in expected:
+        expected = "expected letters, digits, spaces or any of _ , . -"
     if match["key"]:
         return Problem(path.lstrip("."), None, "expected str for each key")
     if expected.startswith("object missing"):

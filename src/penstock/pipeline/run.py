@@ -107,7 +107,11 @@ class Pipeline:
 
     def run(self, ready: Callable[[], None]) -> None:
         """Exports until it is asked to stop; PipelineFailedError if that is not possible."""
-        with tempfile.TemporaryDirectory(prefix="penstock-pipeline-") as directory:
+        with tempfile.TemporaryDirectory(
+            prefix="penstock-pipeline-",
+            # What Spark leaves running for a moment may still write to it.
+            ignore_cleanup_errors=True,
+        ) as directory:
             self._directory = Path(directory)
             try:
                 self._run(ready)

@@ -67,13 +67,13 @@ class Door:
         self._gate = gate
         self._settings = settings
 
-    def admit(self, request: HTTPConnection) -> Visitor:
+    async def admit(self, request: HTTPConnection) -> Visitor:
         said = request.headers.get("authorization", "")
         # Where tokens are not looked at, none makes a request anybody else's.
         if said and self._settings.authenticate_client:
             if not said.lower().startswith(_SCHEME):
                 raise HTTPException(401, f"the Authorization header is not a bearer token: {_HINT}")
-            return self._admit_token(said[len(_SCHEME) :].strip())
+            return await self._admit_token(said[len(_SCHEME) :].strip())
         if not self._is_local(request):
             raise HTTPException(401, f"a token is needed: {_HINT}")
         if not self._settings.authenticate_client:
@@ -89,9 +89,9 @@ class Door:
             may_change=False,
         )
 
-    def _admit_token(self, secret: str) -> Visitor:
+    async def _admit_token(self, secret: str) -> Visitor:
         try:
-            access = self._gate.admit(secret)
+            access = await self._gate.ask(secret)
         except UnauthorizedException as error:
             raise HTTPException(401, error.message) from None
         except ConnectFailedException as error:

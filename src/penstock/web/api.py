@@ -43,6 +43,19 @@ _STATUSES: dict[type[StreamManagerException], int] = {
     InvalidRequestException: 400,
     UpdateNotAllowedException: 409,
 }
+# All else is the fault of this server: what is damaged, or has no room.
+_OTHER_STATUS = 503
+
+# By the names of `Counts`. Who reads a stream is not counted for each.
+_SERIES = {
+    "messages_appended": "messagesAppended",
+    "bytes_appended": "bytesAppended",
+    "messages_exported": "messagesExported",
+    "bytes_exported": "bytesExported",
+    "messages_read": "messagesRead",
+    "messages_behind": "messagesBehind",
+}
+_STREAM_SERIES = {key: shown for key, shown in _SERIES.items() if key != "messages_read"}
 
 Answer = Callable[[Request, Visitor], "Plain | Response"]
 
@@ -57,20 +70,20 @@ class Api:
         self._door = door
 
     def routes(self) -> list[BaseRoute]:
-        stream = "/api/streams/{name:path}"
+        stream = "/api/streams/{name}"
         looks: dict[str, Answer] = {
             "/api/overview": self._overview,
             "/api/history": self._history,
             "/api/tasks": self._tasks,
             "/api/pipeline": self._pipeline,
             "/api/events": self._recent_events,
-            f"{stream}/messages/{{number:int}}": self._message,
+            f"{stream}/messages/{{number}}": self._message,
             f"{stream}/messages": self._messages,
             stream: self._stream,
         }
         changes: dict[str, Answer] = {
-            f"{stream}/exports/{{identifier:path}}/pause": self._pause,
-            f"{stream}/exports/{{identifier:path}}/resume": self._resume,
+            f"{stream}/exports/{{identifier}}/pause": self._pause,
+            f"{stream}/exports/{{identifier}}/resume": self._resume,
         }
         return [
             *(
@@ -84,9 +97,9 @@ class Api:
     def _answering(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             try:
-                found = answer(request, self._door.admit(request))
+                found = answer(request, await self._door.admit(request))
             except StreamManagerException as error:
-                status = _STATUSES.get(type(error), 500)
+                status = _STATUSES.get(type(error), _OTHER_STATUS)
                 raise HTTPException(status, error.message) from None
             return found if isinstance(found, Response) else json_response(found)
 
@@ -101,12 +114,14 @@ class Api:
         name = request.query_params.get("stream")
         if name is not None:
             self._find(name, visitor)
-        points = self._pulse.history.points(name, _number(request, "since", 0))
+        since = _query_number(request, "since", 0)
+        points = self._pulse.history.points(name, since)
         return {
             "stepMillis": STEP_MILLIS,
             "times": points.times if points else [],
             "series": {
-                _camel(key): values for key, values in (points.series if points else {}).items()
+                shown: points.series[key] if points else []
+                for key, shown in (_SERIES if name is None else _STREAM_SERIES).items()
             },
         }
 
@@ -120,11 +135,11 @@ class Api:
     def _recent_events(self, request: Request, visitor: Visitor) -> Plain:
         if not visitor.sees_all:
             raise HTTPException(403, "events are about all streams, and the token is not")
-        events = self._events.since(_number(request, "since", 0))
+        events = self._events.since(_query_number(request, "since", 0))
         return {"events": [event._asdict() for event in events]}
 
     async def _metrics(self, request: Request) -> Response:
-        visitor = self._door.admit(request)
+        visitor = await self._door.admit(request)
         scene = metrics.look(self._broker, self._pulse.look(), self._events.counts, visitor.sees)
         # With many streams it takes a while to write them all down, in which others are served.
         text = await asyncio.to_thread(metrics.render, scene)
@@ -150,16 +165,19 @@ class Api:
         visitor.require_reading(name)
         log = stream.log
         if "from" in request.query_params:
-            first = _number(request, "from", 0)
-            count = _number(request, "count", _USUAL_MESSAGES, _MOST_MESSAGES)
+            first = max(_query_number(request, "from", 0), log.oldest)
+            count = _query_number(request, "count", _USUAL_MESSAGES, _MOST_MESSAGES)
         else:
-            count = _number(request, "last", _USUAL_MESSAGES, _MOST_MESSAGES)
-            first = log.end - count
+            count = _query_number(request, "last", _USUAL_MESSAGES, _MOST_MESSAGES)
+            first = max(log.end - count, log.oldest)
+            # If not all of them can be shown, it is the newest that are wanted.
+            while log.end - first > 1 and log.size_of(first, log.end) > _PEEKED_BYTES:
+                first += 1
         messages: list[Plain] = []
         problem = None
         try:
             # What could be read before something that cannot is shown.
-            messages.extend(_peek(stream, max(first, log.oldest), count))
+            messages.extend(_peek(stream, first, count))
         except MessageStoreReadErrorException as error:
             problem = error.message
         return {
@@ -170,7 +188,8 @@ class Api:
         }
 
     def _message(self, request: Request, visitor: Visitor) -> Response:
-        name, number = request.path_params["name"], request.path_params["number"]
+        name = request.path_params["name"]
+        number = _number("the number of the message", request.path_params["number"])
         stream = self._find(name, visitor)
         visitor.require_reading(name)
         if not stream.log.oldest <= number < stream.log.end:
@@ -261,11 +280,13 @@ def _peek(stream: Stream, first: int, count: int) -> Iterator[Plain]:
         first = run.first_sequence_number + len(run.payloads)
 
 
-def _number(request: Request, name: str, default: int, most: int | None = None) -> int:
-    """A number of the query: 0 or more, or 1 to so many."""
+def _query_number(request: Request, name: str, default: int, most: int | None = None) -> int:
     text = request.query_params.get(name)
-    if text is None:
-        return default
+    return default if text is None else _number(name, text, most)
+
+
+def _number(name: str, text: str, most: int | None = None) -> int:
+    """0 or more, or 1 to so many."""
     least = 0 if most is None else 1
     # Longer ones are no sequence numbers, and take their time.
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else -1
@@ -273,8 +294,3 @@ def _number(request: Request, name: str, default: int, most: int | None = None) 
         allowed = "a whole number, 0 or more" if most is None else f"a whole number, 1 to {most}"
         raise HTTPException(400, f"{name} is {text[:80]!r}: expected {allowed}")
     return number
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(word.capitalize() for word in rest)

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from penstock.broker.server import Broker
 from penstock.broker.statistics import Distribution, ExportTotals
-from penstock.model import ExportDefinition
+from penstock.model import ExportDefinition, MessageStreamDefinition
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 from penstock.web.picture import look_at_disk
 
@@ -35,12 +35,19 @@ MEDIA_TYPE = CONTENT_TYPE_LATEST
 _NOTHING = ExportTotals()
 
 
+Labels = tuple[str, ...]
+
+
 class Scene(NamedTuple):
     """All that metrics are read from, at one moment."""
 
     statistics: Statistics
     started: float
     unreadable_streams: int
+    # By name: strategy, persistence, whether it flushes.
+    stream_labels: Mapping[str, Labels]
+    failures: Mapping[str, int]
+    tasks: Mapping[str, int]
     disk_free: int
     disk_size: int
     log_records: Mapping[str, int]
@@ -57,7 +64,6 @@ class Kind(StrEnum):
     histogram = "histogram"
 
 
-Labels = tuple[str, ...]
 Samples = Iterable[tuple[Labels, "float | Distribution"]]
 
 
@@ -114,7 +120,7 @@ _counter, _gauge, _histogram = Kind.counter, Kind.gauge, Kind.histogram
 
 DECLARED = (
     Declared(
-        "penstock_info",
+        "penstock_build_info",
         _gauge,
         "always 1; its label tells the version",
         lambda scene: [((scene.statistics.version,), 1)],
@@ -153,8 +159,10 @@ DECLARED = (
     Declared(
         "penstock_requests_failed",
         _counter,
-        "requests that were answered with an error",
-        _one(lambda scene: scene.statistics.requests_failed),
+        "requests that were answered with an error, by the name of its status; NotEnoughMessages "
+        "is what somebody gets who reads when there is nothing",
+        lambda scene: [((status,), count) for status, count in scene.failures.items()],
+        ("status",),
     ),
     Declared(
         "penstock_appended_messages",
@@ -228,6 +236,13 @@ DECLARED = (
         _gauge,
         "streams that cannot be served, because their files are damaged",
         _one(lambda scene: scene.unreadable_streams),
+    ),
+    Declared(
+        "penstock_stream_info",
+        _gauge,
+        "always 1; its labels tell what a full stream does and where it is kept",
+        lambda scene: [((name, *told), 1) for name, told in scene.stream_labels.items()],
+        ("stream", "strategy_on_full", "persistence", "flush_on_write"),
     ),
     Declared(
         "penstock_stream_messages",
@@ -342,6 +357,14 @@ DECLARED = (
         _EXPORT,
     ),
     Declared(
+        "penstock_export_lost_messages",
+        _counter,
+        "messages that the stream dropped before they were exported: it was full, or they were too "
+        "old; since the broker was started",
+        _of_exports(lambda export: export.lost_messages),
+        _EXPORT,
+    ),
+    Declared(
         "penstock_export_bytes",
         _counter,
         "bytes of messages that the export has sent, since it was made",
@@ -375,6 +398,13 @@ DECLARED = (
         "bytes that were put on the wire, in vain or not; for S3 those of the files",
         _of_kinds(lambda totals: totals.sent_bytes),
         ("kind",),
+    ),
+    Declared(
+        "penstock_s3_tasks",
+        _counter,
+        "what was told of S3 tasks, by status",
+        lambda scene: [((status,), count) for status, count in scene.tasks.items()],
+        ("status",),
     ),
     Declared(
         "penstock_pipelines",
@@ -417,6 +447,13 @@ def look(
         ),
         started=broker.started_millis / 1000,
         unreadable_streams=len(broker.streams.unreadable),
+        stream_labels={
+            stream.name: _labels_of(stream.definition)
+            for stream in broker.streams
+            if sees(stream.name)
+        },
+        failures=dict(broker.counters.failures),
+        tasks=dict(broker.recent_tasks.counts),
         disk_free=free,
         disk_size=size,
         log_records=dict(log_records),
@@ -431,6 +468,14 @@ def look(
         batches={
             lane.value: durations.look() for lane, durations in broker.pipelines.durations.items()
         },
+    )
+
+
+def _labels_of(definition: MessageStreamDefinition) -> Labels:
+    return (
+        definition.strategy_on_full.name,
+        definition.persistence.name,
+        str(definition.flush_on_write).lower(),
     )
 
 

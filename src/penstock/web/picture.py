@@ -14,7 +14,6 @@ from penstock.model import (
     HTTPConfig,
     IoTAnalyticsConfig,
     KinesisConfig,
-    MessageStreamDefinition,
 )
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 from penstock.model.validation import to_wire
@@ -98,20 +97,9 @@ def _rates(rates: dict[str, float], *names: str) -> Plain:
 
 
 def draw_stream(stream: Stream, statistics: StreamStatistics, history: History) -> Plain:
-    return _draw(
-        stream.definition,
-        statistics,
-        _rates(
-            history.rates(statistics.name),
-            "messages_appended",
-            "bytes_appended",
-            "messages_exported",
-        ),
-    )
-
-
-def _draw(definition: MessageStreamDefinition, found: StreamStatistics, rates: Plain) -> Plain:
+    definition, found = stream.definition, statistics
     configs = {config.identifier: config for config in definition.exports()}
+    rates = history.rates(found.name)
     return {
         "name": found.name,
         "problem": None,
@@ -129,8 +117,13 @@ def _draw(definition: MessageStreamDefinition, found: StreamStatistics, rates: P
         "waitingReads": found.waiting_reads,
         "oldestTime": found.oldest_time,
         "newestTime": found.newest_time,
-        "rates": rates,
-        "exports": [_draw_export(each, configs[each.identifier]) for each in found.exports],
+        "rates": _rates(rates, "messages_appended", "bytes_appended", "messages_exported"),
+        "exports": [
+            _draw_export(
+                each, configs[each.identifier], history.exports.rate(found.name, each.identifier)
+            )
+            for each in found.exports
+        ],
     }
 
 
@@ -157,7 +150,7 @@ def _draw_unreadable(name: str, problem: str) -> Plain:
     }
 
 
-def _draw_export(found: ExportStatistics, config: ExportConfig) -> Plain:
+def _draw_export(found: ExportStatistics, config: ExportConfig, rate: float) -> Plain:
     return {
         "identifier": found.identifier,
         "kind": found.kind,
@@ -176,6 +169,8 @@ def _draw_export(found: ExportStatistics, config: ExportConfig) -> Plain:
         "exportedMessages": found.exported_messages,
         "exportedBytes": found.exported_bytes,
         "skippedMessages": found.skipped_messages,
+        "lostMessages": found.lost_messages,
+        "rates": {"messagesExported": round(rate, 2)},
     }
 
 
@@ -196,14 +191,24 @@ def _destination(kind: str, config: ExportConfig) -> str:
         case IoTAnalyticsConfig():
             return f"channel {config.iot_channel}"
         case HTTPConfig():
-            return f"HTTP {config.uri}"
+            return f"HTTP {_without_password(config.uri)}"
     return "S3" if kind == "s3_task_executor" else "SiteWise"
 
 
 def draw_definition(stream: Stream) -> Plain:
     """As it would be sent by a client."""
     plain: Plain = to_wire(stream.describe().definition)
+    for config in plain["exportDefinition"]["http"]:
+        config["uri"] = _without_password(config["uri"])
     return plain
+
+
+def _without_password(uri: str) -> str:
+    """Not everybody who may see where messages go may send there himself."""
+    scheme, colon, rest = uri.partition("://")
+    address, slash, path = rest.partition("/")
+    user, at, host = address.rpartition("@")
+    return f"{scheme}{colon}{'…' if user else ''}{at}{host}{slash}{path}"
 
 
 def draw_pipeline(pipeline: Pipeline) -> Plain:

@@ -10,8 +10,8 @@ _HEAD = """# Metrics
 
 Made from the code by `make docs`. They are at `/metrics` on the HTTP port, in the text format of
 Prometheus. Counters begin at 0 when the broker is started, but for those of single exports, which
-go on where they were. [operations.md](operations.md#monitoring) says what to watch, and `deploy/`
-has alert rules and a dashboard for Grafana.
+go on where they were. [monitoring.md](monitoring.md) says what to watch: it has alert rules and a
+dashboard for Grafana.
 
 | name | kind | labels | what it is |
 |---|---|---|---|

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.broker.server import Broker
-from penstock.broker.settings import is_loopback
+from penstock.broker.settings import Settings, is_loopback
 from penstock.errors import SettingError
 from penstock.web.access import Door
 from penstock.web.api import Api, json_response
@@ -34,11 +35,11 @@ PAGE = Path(__file__).with_name("page")
 # What starlette says where no route leads.
 _NOT_FOUND = "Not Found"
 _MOST_CONNECTIONS = 256
+# Also for the first request of a connection.
 _KEEP_ALIVE_SECONDS = 15
 _STOP_SECONDS = 2
 
-# The page needs nothing from elsewhere, and nobody may put it into a page of his own. What it shows
-# is of this moment.
+# The page needs nothing from elsewhere, and nobody may put it into a page of his own.
 _HEADERS = [
     (
         b"content-security-policy",
@@ -47,8 +48,13 @@ _HEADERS = [
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-cache"),
+    (b"cross-origin-resource-policy", b"same-origin"),
 ]
+# The page is asked for again each time, but not sent if it is the same; what it shows is not kept.
+_OF_PAGE = (b"cache-control", b"no-cache")
+_OF_DATA = (b"cache-control", b"no-store")
+# Who listens on all addresses is reached on this one from here.
+_REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 class WebServer:
@@ -57,6 +63,8 @@ class WebServer:
     def __init__(self) -> None:
         self._url = ""
         self._events = Events()
+        # From now on: what the broker says while it starts is to be seen as well.
+        logging.getLogger().addHandler(self._events)
 
     @property
     def news(self) -> str | None:
@@ -66,35 +74,37 @@ class WebServer:
         settings = broker.settings
         listener = _listen(settings.http_host, settings.http_port or 0)
         host, port = listener.getsockname()[:2]
+        host = _REACHED.get(host, host)
         uses_tls = not is_loopback(settings.http_host)
         shown = f"[{host}]" if ":" in host else host
         self._url = f"{'https' if uses_tls else 'http'}://{shown}:{port}/"
-        logging.getLogger().addHandler(self._events)
         self._pulse = Pulse(broker)
         door = Door(broker.gate, settings)
         application = make_application(broker, Api(broker, self._pulse, self._events, door))
-        self._server = _QuietServer(
-            uvicorn.Config(
-                application,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                server_header=False,
-                # Who asks is who is connected: a proxy's word for it is not taken.
-                proxy_headers=False,
-                limit_concurrency=_MOST_CONNECTIONS,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_STOP_SECONDS,
-                ssl_certfile=settings.tls_certificate if uses_tls else None,
-                ssl_keyfile=settings.tls_key if uses_tls else None,
-            )
+        config = uvicorn.Config(
+            application,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            http=_Connection,
+            ws="none",
+            server_header=False,
+            # Who asks is who is connected: a proxy's word for it is not taken.
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_STOP_SECONDS,
         )
+        config.load()
+        # Which ciphers uvicorn takes depends on its version; these are those of Python.
+        config.ssl = _tls_context(settings) if uses_tls else None
+        self._server = _QuietServer(config)
         # Of what it does it tells nothing that people would want to know.
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.005)
+        if self._serving.done():
+            self._serving.result()
         broker.http_url = self._url
         broker.publish()
         logger.info("the dashboard is on %s", self._url)
@@ -106,11 +116,31 @@ class WebServer:
         logging.getLogger().removeHandler(self._events)
 
 
+def _tls_context(settings: Settings) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    # The broker has found them good when it started.
+    context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+    return context
+
+
 class _QuietServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are for the broker."""
         yield
+
+
+class _Connection(H11Protocol):
+    """There are only so many, and one that says nothing is not waited for."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            transport.abort()
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -119,12 +149,12 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()
     except OSError as error:
         listener.close()
         raise SettingError(
             f"cannot listen on {host}:{port} for the dashboard: "
-            f"{os.strerror(error.errno) if error.errno else error}; choose another port with "
-            "--http-port (0 picks a free one)"
+            f"{error.strerror or error}; choose another port with --http-port (0 picks a free one)"
         ) from None
     return listener
 
@@ -151,6 +181,8 @@ def make_application(broker: Broker, api: Api) -> ASGIApp:
         ],
         exception_handlers={HTTPException: _refuse, Exception: _fail},
     )
+    # There is one address for each thing.
+    application.router.redirect_slashes = False
     return _with_headers(application)
 
 
@@ -173,9 +205,12 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 def _with_headers(application: ASGIApp) -> ASGIApp:
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        is_page = scope["path"] == "/" or scope["path"].startswith("/page/")
+        keeping = _OF_PAGE if is_page else _OF_DATA
+
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS]
+                message["headers"] = [*message["headers"], *_HEADERS, keeping]
             await send(message)
 
         await application(scope, receive, send_with_headers)

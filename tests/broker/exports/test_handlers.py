@@ -12,12 +12,14 @@ import msgspec
 import pytest
 
 from penstock.broker.access import Role, new_secret
+from penstock.broker.exports.pipelines import Work
 from penstock.broker.handlers import now_millis
 from penstock.errors import (
     InvalidRequestException,
     UnauthorizedException,
     UnknownFailureException,
 )
+from penstock.model.exporting import Lane
 from penstock.store.catalog import TokenRow
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
@@ -432,3 +434,43 @@ def test_statuses_uploads_and_progress_are_there_after_a_restart(tmp_path: Path)
         (again,) = plan(client, lane="files")
         assert (again["first"], again["uploads"]) == (1, [going_on])
         assert len(read(client, "status")) == 1
+
+
+def test_a_pipeline_is_known_from_its_first_plan_to_its_end(
+    broker: LocalBroker, stream: str
+) -> None:
+    name = f"of {stream}"
+    about = {"started": 5, "sparkVersion": "4.1.0", "master": "local[3]", "sparkPage": None}
+
+    def known() -> Any:
+        pipelines = broker.broker.pipelines
+        return broker.run(lambda: next((each for each in pipelines if each.name == name), None))
+
+    with broker.connect() as leaving:
+        append(leaving, stream, b"x")
+        assert known() is None
+        (found,) = plan(leaving, pipeline=name, about=about)
+        assert known().is_connected
+        assert msgspec.to_builtins(known().about) == about
+        commit(leaving, report(found))
+        plan(leaving, pipeline=name)
+        batch = known().lanes[Lane.steady].last
+        assert (batch.number, batch.work) == (1, Work(slices=1, messages=1))
+    wait_until(lambda: not known().is_connected)
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({}, "about"),
+        ({"started": "now"}, "about.started"),
+        ({"started": 1, "sparkVersion": "x" * 65}, "about.sparkVersion"),
+        ({"started": 1, "sparkPage": "http://" + "x" * 255}, "about.sparkPage"),
+        ("4.1.0", "about"),
+    ],
+)
+def test_what_a_pipeline_tells_of_itself_is_checked(
+    client: Connection, about: Any, message: str
+) -> None:
+    with pytest.raises(InvalidRequestException, match=message):
+        plan(client, about=about)

@@ -40,6 +40,8 @@ class Cancellations:
     # What goes
 
     def before_drop(self, stream: Stream, end: int, are_expired: bool) -> None:
+        for export in self._exports.of(stream).values():
+            export.note_loss(end)
         # A status stream may have to drop something to take a status. Of that nothing is told, or
         # it might come back to a stream that is just about to drop something.
         if self._is_telling:
@@ -72,6 +74,7 @@ class Cancellations:
                 self._abandoned.abandon(export.track(export.uploads, are_abandoned=True))
                 self.conclude_lease(export, export.settling_told)
                 self._tell(export, events)
+                self._statuses.recent.forget(export.stream.name, export.identifier)
             if canceled:
                 self._sync()
 

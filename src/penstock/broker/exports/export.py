@@ -109,6 +109,8 @@ class Export:
         # On the loop's clock.
         self._not_before = -math.inf
         self._allowance = _FIRST_ALLOWANCE
+        # Messages that went before they were exported.
+        self._lost = 0
         # A number, and when that message was appended.
         self._looked_up: tuple[int, int | None] = (-1, None)
         # What was due once stays due, also if only a part of it has left.
@@ -196,8 +198,17 @@ class Export:
     def activity(self, now: float) -> ExportActivity:
         retry_in = int(max(self._not_before - now, 0.0) * 1000) if self.failures else None
         return ExportActivity(
-            self.lane.value, self.failures, retry_in, self._waiting_since(), self.is_leased(now)
+            self.lane.value,
+            self.failures,
+            retry_in,
+            self._waiting_since(),
+            self.is_leased(now),
+            self._lost,
         )
+
+    def note_loss(self, end: int) -> None:
+        """The messages below are about to go; those that somebody has may arrive all the same."""
+        self._lost += max(end - max(self.next_number, self.held_end), 0)
 
     def _waiting_since(self) -> int | None:
         number = self.next_number

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from penstock.model.exporting import TaskEvent
+from penstock.model.status import Status
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -20,10 +22,13 @@ class RecentTasks:
 
     def __init__(self) -> None:
         self._by_export: dict[tuple[str, str], dict[int, TaskEvent]] = {}
+        # By status, of all that was ever told.
+        self.counts: Counter[str] = Counter({status.name: 0 for status in Status})
 
     def note(self, stream: str, identifier: str, events: Sequence[TaskEvent]) -> None:
         if not events:
             return
+        self.counts.update(event.status.name for event in events)
         # The one that is heard of comes last, and the first one is forgotten.
         tasks = self._by_export.pop((stream, identifier), {})
         self._by_export[stream, identifier] = tasks
@@ -32,6 +37,10 @@ class RecentTasks:
             tasks[event.sequence_number] = event
         _forget_first(tasks, _MOST_TASKS)
         _forget_first(self._by_export, _MOST_EXPORTS)
+
+    def forget(self, stream: str, identifier: str) -> None:
+        """The export is gone: another one of its name has tasks of its own."""
+        self._by_export.pop((stream, identifier), None)
 
     def of(self, stream: str, identifier: str) -> Iterator[TaskEvent]:
         """The latest first."""

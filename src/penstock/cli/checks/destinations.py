@@ -15,7 +15,6 @@ from penstock.model import ExportConfig, HTTPConfig, MessageStreamDefinition
 
 # By kind of export: the service in the names of variables, and the host of its endpoint.
 _AWS_SERVICES = {
-    "iot_analytics": ("IOTANALYTICS", "iotanalytics.{region}"),
     "iot_sitewise": ("IOTSITEWISE", "data.iotsitewise.{region}"),
     "kinesis": ("KINESIS", "kinesis.{region}"),
     "s3_task_executor": ("S3", "s3.{region}"),
@@ -67,7 +66,8 @@ def plan_routes(
     routes: dict[Route, list[str]] = {}
     for definition in definitions:
         for kind, export in definition.export_definition.configs_by_kind():
-            if not export.disabled:
+            # A channel is a directory: exports to it need no network.
+            if not export.disabled and kind != "iot_analytics":
                 name = f"{definition.name}/{export.identifier}"
                 routes.setdefault(_route(kind, export, environment), []).append(name)
     return routes

@@ -1,0 +1,145 @@
+"""A broker with its HTTP side in a thread of this process, and how to ask it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.parse
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from penstock.broker.access import Role, new_secret
+from penstock.model.exporting import ExportReport
+from penstock.store.catalog import TokenRow
+from penstock.testing.connection import Connection
+from penstock.web.server import WebServer
+from penstock.wire.operations import Operation
+from tests.support import PATIENCE_S, Json, LocalBroker
+
+_numbers = count()
+
+
+class Answer(NamedTuple):
+    status: int
+    # By their names in small letters.
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Json:
+        assert self.headers["content-type"] == "application/json"
+        value: Json = json.loads(self.body)
+        return value
+
+    @property
+    def refusal(self) -> tuple[int, str]:
+        """The status and the sentence of an error."""
+        assert self.json.keys() == {"error"}
+        return self.status, self.json["error"]
+
+
+class Site(LocalBroker):
+    """A `LocalBroker` whose page is served."""
+
+    def __init__(self, root: Path, **settings: Any) -> None:
+        super().__init__(root, **settings)
+        self.web = WebServer()
+        self._is_served = False
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            self.finish(self.web.start(self.broker))
+        except BaseException:
+            super().__exit__()
+            raise
+        self._is_served = True
+        assert self.broker.http_url is not None
+        self.url = self.broker.http_url
+        self.netloc = urllib.parse.urlsplit(self.url).netloc
+        return self
+
+    def stop(self) -> None:
+        if self._is_served:
+            self._is_served = False
+            self.finish(self.web.stop())
+        super().stop()
+
+    def open(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.netloc, timeout=PATIENCE_S)
+
+    def ask(
+        self, method: str, path: str, token: str = "", headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Without a token, as a program on this machine."""
+        connection = self.open()
+        try:
+            return ask(connection, method, path, token, headers)
+        finally:
+            connection.close()
+
+    def get(self, path: str, token: str = "", headers: Mapping[str, str] | None = None) -> Answer:
+        return self.ask("GET", path, token, headers)
+
+    def see(self, path: str, token: str | None = None) -> Json:
+        """What the admin sees, or who else has this token."""
+        answer = self.get(path, self.token if token is None else token)
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    def change(self, path: str, token: str | None = None) -> Answer:
+        return self.ask("POST", path, self.token if token is None else token)
+
+    def make_token(self, role: Role, *patterns: str, name: str = "") -> str:
+        secret = new_secret()
+        row = TokenRow(name or f"t{next(_numbers)}", role, patterns or ("*",), 1)
+        self.run(lambda: self.broker._store.catalog.add_token(row, secret))
+        return secret
+
+    def revoke_token(self, name: str) -> None:
+        assert self.run(lambda: self.broker._store.catalog.remove_token(name))
+
+
+def ask(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    token: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    said = dict(headers or {})
+    if token:
+        said["Authorization"] = f"Bearer {token}"
+    connection.request(method, path, headers=said)
+    answer = connection.getresponse()
+    names = {name.lower(): value for name, value in answer.getheaders()}
+    return Answer(answer.status, names, answer.read())
+
+
+def quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
+
+
+def plan(connection: Connection, **fields: Any) -> list[Json]:
+    """What is due in the steady lane, or in another one."""
+    plain = {"pipeline": "p", "lane": "steady", "maxBytes": 1 << 20, "leaseMillis": 60_000}
+    slices: list[Json] = connection.call(Operation.PlanExports, **{**plain, **fields})["slices"]
+    return slices
+
+
+def commit(connection: Connection, found: Json, **fields: Any) -> None:
+    """Reports a slice as exported, but for what the fields say, which are those of a report."""
+    plain = {
+        "lease": found["lease"],
+        "stream": found["stream"],
+        "streamId": found["streamId"],
+        "identifier": found["config"]["identifier"],
+        "first": found["first"],
+        "settledEnd": found["end"],
+        "exportedMessages": found["end"] - found["first"],
+    }
+    assert fields.keys() <= set(ExportReport.__struct_encode_fields__)
+    answer = connection.call(Operation.CommitExports, reports=[{**plain, **fields}])
+    assert answer["accepted"] == [found["lease"]]

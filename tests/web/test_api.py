@@ -1,0 +1,591 @@
+"""What the page asks for: each address, what it answers, and what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import __version__
+from penstock.model import from_wire
+from penstock.model.stream import MessageStreamDefinition
+from penstock.testing.connection import Connection
+from penstock.wire.operations import Operation
+from tests.broker.exports.workbench import to_http, to_s3, told_in
+from tests.support import Json, append, create, wait_until
+from tests.web.site import Site, commit, plan, quoted
+
+numbers = count()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with Site(tmp_path_factory.mktemp("site") / "root") as site:
+        yield site
+
+
+@pytest.fixture
+def client(site: Site) -> Iterator[Connection]:
+    with site.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def name() -> str:
+    return f"s{next(numbers)}"
+
+
+def messages(site: Site, name: str, query: str = "") -> Json:
+    return site.see(f"/api/streams/{quoted(name)}/messages{query}")
+
+
+def shown_numbers(site: Site, name: str, query: str = "") -> list[int]:
+    return [each["sequenceNumber"] for each in messages(site, name, query)["messages"]]
+
+
+# The broker
+
+
+def test_the_overview_tells_how_the_broker_is_doing(tmp_path: Path) -> None:
+    with Site(tmp_path / "root") as site, site.connect() as client:
+        create(client, "a", exportDefinition=to_http(priority=3))
+        create(client, "b", persistence=1, flushOnWrite=True, timeToLiveMillis=60_000)
+        client.append_many("a", [b"1", b"22", b"333"])
+        (found,) = plan(client)
+        commit(client, found, settledEnd=2, exportedMessages=2, exportedBytes=3)
+
+        overview = site.see("/api/overview")
+
+    streams = {stream["name"]: stream for stream in overview.pop("streams")}
+    now = overview.pop("now")
+    assert now - 60_000 < overview.pop("startedAt") <= now
+    assert overview.pop("store").keys() == {
+        "totalBytes",
+        "maxBytes",
+        "segments",
+        "diskFreeBytes",
+        "diskTotalBytes",
+    }
+    (pipeline,) = overview.pop("pipelines")
+    assert (pipeline["id"], pipeline["isConnected"]) == ("p", True)
+    assert set(overview.pop("rates")) == {
+        "messagesAppended",
+        "bytesAppended",
+        "messagesRead",
+        "bytesRead",
+        "messagesExported",
+        "bytesExported",
+    }
+    assert overview == {
+        "version": __version__,
+        "root": str(tmp_path / "root"),
+        "access": {"role": "admin", "mayReadMessages": True, "mayChange": True},
+        "connections": 1,
+        "waitingReads": 0,
+        "totals": {
+            "messagesAppended": 3,
+            "bytesAppended": 6,
+            "messagesRead": 0,
+            "bytesRead": 0,
+            "messagesExported": 2,
+            "bytesExported": 3,
+            "messagesSkipped": 0,
+            "requestsFailed": 0,
+            "connectionsAccepted": 1,
+            "connectionsRefused": 0,
+            "connectionsDropped": 0,
+        },
+    }
+    assert [streams["b"][key] for key in ("persistence", "flushOnWrite", "timeToLiveMillis")] == [
+        "Memory",
+        True,
+        60_000,
+    ]
+    (export,) = streams["a"]["exports"]
+    assert export["messagesBehind"] == 1
+    assert export["priority"] == 3
+
+
+def test_one_who_is_connected_but_asks_for_nothing_changes_nothing(site: Site) -> None:
+    before = site.see("/api/overview")["totals"]
+    site.see("/api/overview")
+    assert site.see("/api/overview")["totals"] == before
+
+
+def test_the_past_is_told_of_the_broker_and_of_streams(site: Site, name: str) -> None:
+    with site.connect() as client:
+        append(client, create(client, name), b"xx")
+    path = f"/api/history?stream={name}"
+    past = wait_until(lambda: any_points(site, path))
+
+    shared = {"messagesAppended", "bytesAppended", "messagesExported", "bytesExported"}
+    assert past["stepMillis"] == 1000
+    assert past["series"].keys() == {*shared, "messagesBehind"}
+    assert {len(values) for values in past["series"].values()} == {len(past["times"])}
+    totals = site.see("/api/history")
+    assert totals["series"].keys() == {*shared, "messagesBehind", "messagesRead"}
+
+    last = totals["times"][-1]
+    assert all(time > last for time in site.see(f"/api/history?since={last}")["times"])
+    assert site.see(f"/api/history?since={2**63}")["times"] == []
+
+
+def any_points(site: Site, path: str) -> Json:
+    """Nothing as long as there is none."""
+    past = site.see(path)
+    return past if any(past["series"]["messagesAppended"]) else {}
+
+
+def test_events_are_what_was_logged(
+    site: Site, client: Connection, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        create(client, name)
+    events = site.see("/api/events")["events"]
+
+    created = next(event for event in events if event["message"] == f"stream {name!r} created")
+    assert created.keys() == {"id", "time", "level", "source", "message"}
+    assert (created["level"], created["source"]) == ("INFO", "broker.streams")
+    later = site.see(f"/api/events?since={created['id']}")["events"]
+    assert all(event["id"] > created["id"] for event in later)
+
+
+def test_pipelines_tell_what_they_did(site: Site, client: Connection, name: str) -> None:
+    create(client, name, exportDefinition=to_http())
+    append(client, name, b"x")
+    about = {
+        "started": 5,
+        "sparkVersion": "4.1",
+        "master": "local[3]",
+        "sparkPage": "http://127.0.0.1:4040",
+    }
+    (found,) = plan(client, pipeline=name, about=about)
+    commit(client, found)
+    plan(client, pipeline=name)
+
+    answer = site.see("/api/pipeline")
+
+    pipeline = next(each for each in answer["pipelines"] if each["id"] == name)
+    (lane,) = pipeline.pop("lanes")
+    assert pipeline.pop("lastSeen") > 0
+    assert pipeline == {
+        "id": name,
+        "isConnected": True,
+        "startedAt": 5,
+        "sparkVersion": "4.1",
+        "master": "local[3]",
+        "sparkPage": "http://127.0.0.1:4040",
+    }
+    assert (lane["lane"], lane["batches"]) == ("steady", 1)
+    batch = answer["batches"][-1]
+    assert lane["lastBatchAt"] == batch["startedAt"]
+    assert lane["lastDurationMillis"] == batch["durationMillis"]
+    assert [batch[key] for key in ("pipeline", "lane", "batch", "slices", "messages")] == [
+        name,
+        "steady",
+        1,
+        1,
+        1,
+    ]
+    client.call(Operation.DeleteMessageStream, name=name)
+
+
+# One stream
+
+
+def test_a_stream_is_told_with_its_definition(site: Site, client: Connection, name: str) -> None:
+    create(client, "status of it")
+    exports = {
+        **to_http("h", exportFormat=1),
+        "kinesis": [{"identifier": "k", "kinesisStreamName": "cloud", "batchSize": 3}],
+        "s3TaskExecutor": [{"identifier": "s", **told_in("status of it")}],
+    }
+    create(client, name, exportDefinition=exports)
+    append(client, name, b"x")
+
+    stream = site.see(f"/api/streams/{name}")
+
+    definition = stream.pop("definition")
+    overview = site.see("/api/overview")
+    shown = next(each for each in overview["streams"] if each["name"] == name)
+    assert shown.keys() == stream.keys()
+    assert definition["exportDefinition"]["kinesis"][0]["batchSize"] == 3
+    wire = client.call(Operation.DescribeMessageStream, name=name)["messageStreamInfo"]
+    assert definition == wire["definition"]
+    assert from_wire(definition, MessageStreamDefinition).name == name
+    client.call(Operation.DeleteMessageStream, name=name)
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", " ", ",", "a.b,c-d_e", "..", ".", "messages", "exports", "pause", "x" * 255]
+)
+def test_any_name_that_a_stream_may_have_leads_to_it(
+    site: Site, client: Connection, name: str
+) -> None:
+    identifier = "e e,.-_"
+    create(client, name, exportDefinition=to_http(identifier))
+    append(client, name, b"x")
+    path = f"/api/streams/{quoted(name)}".replace("..", "%2E%2E")
+
+    assert site.see(path)["name"] == name
+    assert len(site.see(f"{path}/messages")["messages"]) == 1
+    assert site.get(f"{path}/messages/0", site.token).body == b"x"
+    assert site.see(f"/api/history?stream={quoted(name)}")["stepMillis"] == 1000
+    assert site.see(f"/api/tasks?stream={quoted(name)}")["tasks"] == []
+    assert site.change(f"{path}/exports/{quoted(identifier)}/pause").json == {"isPaused": True}
+    client.call(Operation.DeleteMessageStream, name=name)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "sentence"),
+    [
+        ("/api/streams/nowhere", 404, "the message stream 'nowhere' does not exist"),
+        ("/api/streams/nowhere/messages", 404, "the message stream 'nowhere' does not exist"),
+        ("/api/streams/nowhere/messages/0", 404, "the message stream 'nowhere' does not exist"),
+        ("/api/history?stream=nowhere", 404, "the message stream 'nowhere' does not exist"),
+        ("/api/tasks?stream=nowhere", 404, "the message stream 'nowhere' does not exist"),
+        ("/api/history?stream=", 400, "name is '': expected 1 to 255 letters"),
+        ("/api/streams/a%3Cb", 400, "name is 'a<b': expected 1 to 255 letters"),
+        ("/api/streams/%C3%A9", 400, "name is 'é': expected 1 to 255 letters"),
+        ("/api/streams/%ff%00", 400, "name is '"),
+        ("/api/streams/a%2Fmessages%2F", 404, "there is nothing at /api/streams/a/messages/"),
+        ("/api/streams/a/b/c", 404, "there is nothing at /api/streams/a/b/c"),
+        ("/api/streams/", 404, "there is nothing at /api/streams/"),
+        ("/api", 404, "there is nothing at /api"),
+        ("/nowhere", 404, "there is nothing at /nowhere"),
+        ("/API/overview", 404, "there is nothing at /API/overview"),
+        ("/api/streams/x/messages/5" + "0" * 5000, 400, "the number of the message is '500"),
+        ("/api/streams/x/messages/-1", 400, "the number of the message is '-1': expected a whole"),
+        ("/api/streams/x/messages/x", 400, "the number of the message is 'x': expected a whole"),
+    ],
+)
+def test_what_is_not_there_is_told(site: Site, path: str, status: int, sentence: str) -> None:
+    found, told = site.get(path, site.token).refusal
+
+    assert found == status
+    assert told.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("last=0", "last is '0': expected a whole number, 1 to 100"),
+        ("last=101", "last is '101': expected a whole number, 1 to 100"),
+        ("last=-1", "last is '-1': expected a whole number, 1 to 100"),
+        ("last=", "last is '': expected a whole number, 1 to 100"),
+        ("last=1.5", "last is '1.5': expected a whole number, 1 to 100"),
+        ("last=%D9%A3", "last is '٣': expected a whole number, 1 to 100"),
+        ("last=1_0", "last is '1_0': expected a whole number, 1 to 100"),
+        ("last=" + "9" * 5000, f"last is '{'9' * 80}': expected a whole number, 1 to 100"),
+        ("from=-1", "from is '-1': expected a whole number, 0 or more"),
+        ("from=abc", "from is 'abc': expected a whole number, 0 or more"),
+        ("from=" + "1" * 20, f"from is '{'1' * 20}': expected a whole number, 0 or more"),
+        ("from=0&count=0", "count is '0': expected a whole number, 1 to 100"),
+        ("from=0&count=101", "count is '101': expected a whole number, 1 to 100"),
+    ],
+)
+def test_a_number_that_is_none_is_refused(
+    site: Site, client: Connection, query: str, sentence: str
+) -> None:
+    name = create(client, f"s{next(numbers)}")
+    assert site.get(f"/api/streams/{name}/messages?{query}", site.token).refusal == (400, sentence)
+
+
+@pytest.mark.parametrize("path", ["/api/history", "/api/events"])
+@pytest.mark.parametrize("since", ["abc", "-1", "1e3", "", "0x1"])
+def test_a_moment_that_is_none_is_refused(site: Site, path: str, since: str) -> None:
+    assert site.get(f"{path}?since={since}").refusal == (
+        400,
+        f"since is {since!r}: expected a whole number, 0 or more",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/overview"),
+        ("DELETE", "/api/streams/x"),
+        ("PUT", "/api/streams/x/messages"),
+        ("POST", "/api/streams/x/messages/0"),
+        ("GET", "/api/streams/x/exports/e/pause"),
+        ("GET", "/api/streams/x/exports/e/resume"),
+        ("DELETE", "/api/streams/x/exports/e/resume"),
+        ("OPTIONS", "/api/overview"),
+        ("POST", "/metrics"),
+        ("POST", "/healthz"),
+        ("POST", "/page/index.html"),
+    ],
+)
+def test_a_method_that_is_not_allowed_is_refused(site: Site, method: str, path: str) -> None:
+    answer = site.ask(method, path, site.token)
+
+    assert answer.refusal == (405, "Method Not Allowed")
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_head_is_answered_without_a_body(site: Site) -> None:
+    answer = site.ask("HEAD", "/api/overview", site.token)
+
+    assert (answer.status, answer.body) == (200, b"")
+    assert int(answer.headers["content-length"]) > 100
+
+
+# Messages
+
+
+def test_the_newest_messages_are_shown_unless_others_are_asked_for(
+    site: Site, client: Connection, name: str
+) -> None:
+    create(client, name)
+    client.append_many(name, [b"%d" % number for number in range(150)])
+
+    assert shown_numbers(site, name) == list(range(130, 150))
+    assert shown_numbers(site, name, "?last=1") == [149]
+    assert shown_numbers(site, name, "?last=100") == list(range(50, 150))
+    assert shown_numbers(site, name, "?from=3&count=2") == [3, 4]
+    assert shown_numbers(site, name, "?from=3") == list(range(3, 23))
+    assert shown_numbers(site, name, "?from=148&count=100") == [148, 149]
+    assert shown_numbers(site, name, "?from=150") == []
+    assert shown_numbers(site, name, "?from=9999999999999999999&count=100") == []
+
+
+def test_of_a_stream_that_dropped_something_only_the_rest_is_shown(
+    site: Site, client: Connection, name: str
+) -> None:
+    create(client, name, maxSize=4096, streamSegmentSize=1024)
+    assert messages(site, name) == {
+        "oldestSequenceNumber": 0,
+        "newestSequenceNumber": -1,
+        "messages": [],
+        "problem": None,
+    }
+    for _ in range(20):
+        append(client, name, bytes(500))
+
+    answer = messages(site, name, "?from=0&count=100")
+
+    oldest = answer["oldestSequenceNumber"]
+    assert oldest > 0
+    assert [each["sequenceNumber"] for each in answer["messages"]] == list(range(oldest, 20))
+    assert site.get(f"/api/streams/{name}/messages/0", site.token).refusal == (
+        404,
+        f"the stream has no message 0: it has {oldest} to 19",
+    )
+
+
+HOSTILE = [
+    b"\x00\xff\xfe",
+    b"<script>alert(1)</script>",
+    b"</pre><img src=x onerror=alert(1)>",
+    b'{"a": NaN}',
+    "\u202e\u0000".encode(),
+    b'"}]}',
+    b"\r\nSet-Cookie: a=b\r\n\r\n",
+]
+
+
+def test_a_payload_is_shown_byte_for_byte_whatever_it_is(
+    site: Site, client: Connection, name: str
+) -> None:
+    create(client, name)
+    client.append_many(name, HOSTILE)
+
+    answer = messages(site, name)
+
+    shown = [base64.b64decode(each["payload"]) for each in answer["messages"]]
+    assert shown == HOSTILE
+    assert [each["size"] for each in answer["messages"]] == list(map(len, HOSTILE))
+    assert not any(each["isCut"] for each in answer["messages"])
+    assert all(each["ingestTime"] > 1_700_000_000_000 for each in answer["messages"])
+    for number, payload in enumerate(HOSTILE):
+        whole = site.get(f"/api/streams/{name}/messages/{number}", site.token)
+        assert whole.body == payload
+        assert whole.headers["content-type"] == "application/octet-stream"
+        assert whole.headers["x-content-type-options"] == "nosniff"
+        assert whole.headers["cache-control"] == "no-store"
+        assert "set-cookie" not in whole.headers
+
+
+def test_a_large_payload_is_cut_where_it_is_listed_and_whole_by_itself(
+    site: Site, client: Connection, name: str
+) -> None:
+    create(client, name)
+    exact, large = b"a" * 4096, b"b" * 4097
+    client.append_many(name, [exact, large])
+
+    first, second = messages(site, name)["messages"]
+
+    assert (first["isCut"], first["size"]) == (False, 4096)
+    assert (second["isCut"], second["size"]) == (True, 4097)
+    assert base64.b64decode(second["payload"]) == large[:4096]
+    assert site.get(f"/api/streams/{name}/messages/1", site.token).body == large
+
+
+def test_of_very_large_messages_the_newest_are_shown(
+    site: Site, client: Connection, name: str
+) -> None:
+    create(client, name)
+    for number in range(6):
+        append(client, name, bytes([number]) * 1_500_000)
+
+    assert shown_numbers(site, name, "?last=6") == [4, 5]
+    assert shown_numbers(site, name, "?from=0") == [0, 1, 2]
+    append(client, name, bytes(6_000_000))
+    assert shown_numbers(site, name) == [6]
+
+
+def test_the_file_of_a_message_is_named_after_it(site: Site, client: Connection) -> None:
+    name = create(client, "a, b.c")
+    append(client, name, b"x")
+
+    answer = site.get(f"/api/streams/{quoted(name)}/messages/0", site.token)
+
+    disposition = answer.headers["content-disposition"]
+    assert disposition == "attachment; filename*=UTF-8''a%2C%20b.c-0.bin"
+
+
+def test_damage_is_told_beside_what_can_be_read(tmp_path: Path) -> None:
+    with Site(tmp_path / "root") as site, site.connect() as client:
+        create(client, "s")
+        client.append_many("s", [b"first", b"second", b"third"])
+        (data,) = tmp_path.glob("root/streams/*/*.data")
+        data.write_bytes(data.read_bytes().replace(b"second", b"SECOND"))
+
+        answer = messages(site, "s")
+
+        assert [base64.b64decode(each["payload"]) for each in answer["messages"]] == [b"first"]
+        assert "message 1 is damaged" in answer["problem"]
+        assert messages(site, "s", "?from=2")["problem"] is None
+        assert site.get("/api/streams/s/messages/0", site.token).body == b"first"
+        status, sentence = site.get("/api/streams/s/messages/1", site.token).refusal
+        assert status == 503
+        assert "message 1 is damaged" in sentence
+        assert site.see("/api/overview")["streams"][0]["problem"] is None
+
+
+# Changes
+
+
+def definition_of(client: Connection, name: str) -> Json:
+    info = client.call(Operation.DescribeMessageStream, name=name)["messageStreamInfo"]
+    definition: Json = info["definition"]
+    return definition
+
+
+def disabled(definition: Json, kind: str, identifier: str, value: bool) -> Json:
+    """The same definition, but for one field."""
+    changed: Json = json.loads(json.dumps(definition))
+    for config in changed["exportDefinition"][kind]:
+        if config["identifier"] == identifier:
+            config["disabled"] = value
+    return changed
+
+
+EXPORTS: list[tuple[str, dict[str, Any]]] = [
+    ("http", {"identifier": "e", "uri": "http://127.0.0.1/", "startSequenceNumber": 2}),
+    (
+        "kinesis",
+        {"identifier": "e", "kinesisStreamName": "c", "batchSize": 7, "startSequenceNumber": 1},
+    ),
+    ("iotAnalytics", {"identifier": "e", "iotChannel": "c", "priority": 2}),
+    ("IotSitewise", {"identifier": "e", "batchIntervalMillis": 60_000}),
+    ("s3TaskExecutor", {"identifier": "e", **told_in("statuses")}),
+]
+
+
+@pytest.mark.parametrize(("kind", "config"), EXPORTS)
+def test_pausing_and_resuming_change_nothing_else(
+    site: Site, client: Connection, name: str, kind: str, config: dict[str, Any]
+) -> None:
+    exports: dict[str, list[dict[str, Any]]] = {kind: [config, {**config, "identifier": "f"}]}
+    exports.setdefault("http", []).append({"identifier": "g", "uri": "http://127.0.0.1/"})
+    path = f"/api/streams/{name}/exports/e"
+    create(client, "statuses")
+    create(client, name, maxSize=8192, streamSegmentSize=4096, timeToLiveMillis=70_000)
+    client.append_many(name, [b"%d" % number for number in range(5)])
+    definition = {**definition_of(client, name), "exportDefinition": exports}
+    client.call(Operation.UpdateMessageStream, definition=definition)
+    before = definition_of(client, name)
+
+    assert site.change(f"{path}/pause").json == {"isPaused": True}
+    assert definition_of(client, name) == disabled(before, kind, "e", True)
+    assert {state["identifier"]: state["state"] for state in exports_of(site, name)} == {
+        "e": "paused",
+        "f": "waiting",
+        "g": "waiting",
+    }
+    assert site.change(f"{path}/pause").json == {"isPaused": True}
+
+    assert site.change(f"{path}/resume").json == {"isPaused": False}
+    assert definition_of(client, name) == disabled(before, kind, "e", False)
+    for created in (name, "statuses"):
+        client.call(Operation.DeleteMessageStream, name=created)
+
+
+def exports_of(site: Site, name: str) -> list[Json]:
+    exports: list[Json] = site.see(f"/api/streams/{name}")["exports"]
+    return exports
+
+
+def test_an_export_goes_on_where_it_was_when_it_is_resumed(
+    site: Site, client: Connection, name: str
+) -> None:
+    create(client, name)
+    client.append_many(name, [b"1", b"2", b"3", b"4"])
+    definition = {**definition_of(client, name), "exportDefinition": to_http(startSequenceNumber=1)}
+    client.call(Operation.UpdateMessageStream, definition=definition)
+    (found,) = plan(client)
+    assert (found["first"], found["end"]) == (1, 4)
+    commit(client, found, settledEnd=3, exportedMessages=2, exportedBytes=2)
+    (before,) = exports_of(site, name)
+    path = f"/api/streams/{name}/exports/e"
+
+    site.change(f"{path}/pause")
+    assert plan(client) == []
+    (paused,) = exports_of(site, name)
+    site.change(f"{path}/resume")
+    (after,) = exports_of(site, name)
+    (found,) = plan(client)
+
+    kept = ("lastExportedSequenceNumber", "exportedMessages", "exportedBytes", "messagesBehind")
+    for key in kept:
+        assert before[key] == paused[key] == after[key]
+    assert (found["first"], found["end"]) == (3, 4)
+    client.call(Operation.DeleteMessageStream, name=name)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "sentence"),
+    [
+        ("nowhere/exports/e", 404, "the message stream 'nowhere' does not exist"),
+        ("{name}/exports/E", 404, "the stream '{name}' has no export 'E': it has 'e', 'f'"),
+        ("{name}/exports/%3Cb%3E", 404, "the stream '{name}' has no export '<b>': it has"),
+    ],
+)
+def test_what_cannot_be_paused_is_told(
+    site: Site, client: Connection, name: str, path: str, status: int, sentence: str
+) -> None:
+    create(client, name, exportDefinition={"http": [*to_http()["http"], *to_http("f")["http"]]})
+    answer = site.change(f"/api/streams/{path.format(name=name)}/pause")
+
+    assert answer.status == status
+    assert answer.json["error"].startswith(sentence.format(name=name))
+    assert site.change(f"/api/streams/{name}/exports//pause").status == 404
+    client.call(Operation.DeleteMessageStream, name=name)
+
+
+def test_a_change_that_the_rules_forbid_is_told(site: Site, client: Connection, name: str) -> None:
+    create(client, f"{name} statuses")
+    create(client, name, exportDefinition=to_s3(**told_in(f"{name} statuses")))
+    client.call(Operation.DeleteMessageStream, name=f"{name} statuses")
+
+    status, sentence = site.change(f"/api/streams/{name}/exports/e/pause").refusal
+
+    assert status == 400
+    assert "does not exist; create it first" in sentence
+    client.call(Operation.DeleteMessageStream, name=name)

@@ -1,0 +1,616 @@
+"""The page, in a real browser, on a real broker."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, ViewportSize, expect
+
+from penstock.client.blocking import StreamManagerClient
+from penstock.model import (
+    ExportDefinition,
+    HTTPConfig,
+    KinesisConfig,
+    MessageStreamDefinition,
+    StrategyOnFull,
+)
+from penstock.web.server import PAGE
+from tests.support import PATIENCE_S, wait_until
+
+from .browser import (
+    NO_ANSWER,
+    NO_TOKEN,
+    NOT_FOUND,
+    Dashboard,
+    Tab,
+    go,
+    open_browser,
+    open_page,
+    take_picture,
+)
+
+expect.set_options(timeout=PATIENCE_S * 1000)
+
+SCREEN: ViewportSize = {"width": 1280, "height": 900}
+PHONE: ViewportSize = {"width": 360, "height": 740}
+ATTACK = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
+ROUTES = {
+    "/": "Overview",
+    "/streams": "Streams",
+    "/streams/plain": "plain",
+    "/streams/hall%20B%2C%20press%204": "hall B, press 4",
+    f"/streams/{'long-' * 50}": "long-" * 50,
+    "/tasks": "S3 tasks",
+    "/pipeline": "Pipeline",
+    "/events": "Events",
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def dashboard(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    """One for all tests; who kills it starts it again."""
+    with Dashboard(tmp_path_factory.mktemp("broker") / "root") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(dashboard: Dashboard) -> Iterator[StreamManagerClient]:
+    with StreamManagerClient(root=dashboard.root) as opened:
+        for definition in _definitions():
+            opened.create_message_stream(definition)
+        for number in range(50):
+            reading = f'{{"number": {number}, "deep": {{"list": [1, 2.50]}}, "empty": {{}}}}'
+            opened.append_message("plain", reading.encode())
+        opened.append_message("attacked", ATTACK.encode())
+        opened.append_message("attacked", "back\u202eward".encode())
+        opened.append_message("binary", bytes(range(256)) * 20)
+        yield opened
+
+
+def _definitions() -> Iterator[MessageStreamDefinition]:
+    exports = ExportDefinition(
+        http=[HTTPConfig("to-attack", uri=f"http://127.0.0.1:1/{ATTACK}", disabled=True)],
+        kinesis=[KinesisConfig("to-kinesis", kinesis_stream_name="wind-farm", priority=3)],
+    )
+    for name in ("plain", "attacked", "binary", "hall B, press 4", "long-" * 50):
+        yield MessageStreamDefinition(
+            name,
+            strategy_on_full=StrategyOnFull.OverwriteOldestData,
+            export_definition=exports if name == "attacked" else ExportDefinition(),
+        )
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, dashboard: Dashboard, client: StreamManagerClient) -> Iterator[Tab]:
+    """The tab of an admin, which he keeps open."""
+    opened = Tab(browser, dashboard.link())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def page(tab: Tab) -> Iterator[Page]:
+    """The page of an admin: the overview, on a large screen, to begin with."""
+    tab.page.set_viewport_size(SCREEN)
+    go(tab.page, "/")
+    yield tab.page
+    tab.check()
+
+
+def _heading(page: Page, text: str) -> None:
+    expect(page.get_by_role("heading", level=1)).to_have_text(text)
+    expect(page.get_by_role("main")).to_have_attribute("aria-busy", "false")
+
+
+def _payloads(page: Page) -> Any:
+    return page.get_by_test_id("messages").locator("pre")
+
+
+# What it shows
+
+
+def test_the_overview_is_live_and_the_token_left_the_address(
+    page: Page, dashboard: Dashboard
+) -> None:
+    _heading(page, "Overview")
+    expect(page.get_by_role("status").first).to_have_text("Live")
+    expect(page.get_by_test_id("tile-streams")).to_contain_text("5")
+    expect(page.get_by_role("button", name="Token: admin")).to_be_visible()
+    assert dashboard.token not in page.url
+    expect(page.get_by_role("contentinfo")).to_contain_text(str(dashboard.root))
+    take_picture(page, "page-overview")
+
+
+def test_plots_move_when_messages_are_appended(page: Page, client: StreamManagerClient) -> None:
+    plot = page.get_by_test_id("plot-messages")
+    expect(plot.locator("canvas")).to_be_visible()
+    newest = plot.get_attribute("data-newest") or ""
+    appended = plot.locator(".legend-value").first
+
+    def is_moving() -> bool:
+        client.append_message("binary", b"one more")
+        return appended.inner_text() not in ("\u2013", "0/s")
+
+    wait_until(is_moving)
+    expect(plot).not_to_have_attribute("data-newest", newest)
+
+
+def test_all_streams_are_listed_with_what_is_stored_of_them(page: Page) -> None:
+    go(page, "/streams")
+    _heading(page, "Streams")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="plain"))
+    expect(row).to_contain_text("of 256 MiB")
+    expect(row).to_contain_text("drops oldest")
+    expect(row.locator(".cell-messages")).to_have_text("50")
+    expect(row.get_by_role("meter")).to_have_attribute("aria-valuenow", "0")
+    exported = page.get_by_role("row").filter(has=page.get_by_role("link", name="attacked"))
+    expect(exported).to_contain_text("to-kinesis")
+    expect(exported).to_contain_text("paused, 2 behind")
+
+
+def test_streams_are_filtered_and_sorted(page: Page) -> None:
+    go(page, "/streams")
+    names = page.locator(".stream-name")
+    expect(names).to_have_text(["attacked", "binary", "hall B, press 4", "long-" * 50, "plain"])
+    page.keyboard.press("/")
+    page.keyboard.type("press hall")
+    expect(names).to_have_text(["hall B, press 4"])
+    expect(page.get_by_text("1 of 5 streams")).to_be_visible()
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("paused")
+    expect(names).to_have_text(["attacked"])
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("nothing like it")
+    expect(page.get_by_text("No stream matches the filter.")).to_be_visible()
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.press("Delete")
+    page.get_by_role("button", name="Name").click()
+    expect(names.first).to_have_text("plain")
+    page.get_by_role("button", name="Exports").click()
+    expect(page.get_by_role("columnheader", name="Exports")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+    expect(names.first).to_have_text("attacked")
+    page.get_by_role("button", name="Name").click()
+    page.get_by_role("button", name="Name").click()
+    expect(page.get_by_role("columnheader", name="Name")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+    expect(names.first).to_have_text("plain")
+    expect(names.last).to_have_text("attacked")
+
+
+def test_a_row_keeps_its_element_while_its_numbers_change(
+    page: Page, client: StreamManagerClient
+) -> None:
+    go(page, "/streams")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="binary"))
+    before = row.locator(".cell-messages").inner_text()
+    row.evaluate("row => { window.kept = row; }")
+    client.append_message("binary", b"one more")
+    expect(row.locator(".cell-messages")).not_to_have_text(before)
+    assert row.evaluate("row => window.kept === row")
+
+
+def test_messages_are_shown_as_text_json_and_hex(page: Page) -> None:
+    go(page, "/streams/plain")
+    _heading(page, "plain")
+    text = '{"number": 49, "deep": {"list": [1, 2.50]}, "empty": {}}'
+    expect(_payloads(page).first).to_have_text(text)
+    expect(_payloads(page)).to_have_count(20)
+    page.get_by_role("radio", name="JSON").check(force=True)
+    lines = [
+        "{",
+        '  "number": 49,',
+        '  "deep": {',
+        '    "list": [',
+        "      1,",
+        "      2.50",
+        "    ]",
+        "  },",
+        '  "empty": {}',
+        "}",
+    ]
+    # Line by line, and with numbers as they were written.
+    assert _payloads(page).first.inner_text() == "\n".join(lines)
+    page.get_by_role("radio", name="Hex").check(force=True)
+    first = _payloads(page).first.inner_text().splitlines()[0]
+    assert first == '0000  7b 22 6e 75 6d 62 65 72 22 3a 20 34 39 2c 20 22  {"number": 49, "'
+    page.get_by_text("Definition", exact=True).click()
+    expect(page.get_by_test_id("definition")).to_contain_text('"maxSize": 268435456')
+
+
+def test_one_goes_through_the_messages_from_any_number(page: Page) -> None:
+    go(page, "/streams/plain")
+    numbers = page.locator(".message-number")
+    expect(numbers.first).to_have_text("49")
+    page.get_by_role("button", name="Older").click()
+    expect(numbers.first).to_have_text("29")
+    expect(numbers.last).to_have_text("10")
+    page.get_by_role("button", name="Older").click()
+    expect(numbers.first).to_have_text("9")
+    expect(page.get_by_role("button", name="Older")).to_be_disabled()
+    page.get_by_label("From number").fill("45")
+    page.get_by_role("button", name="Go").click()
+    expect(numbers).to_have_text(["49", "48", "47", "46", "45"])
+    page.get_by_label("From number").fill("1000")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("There is no message from 1,000 on.")).to_be_visible()
+    page.get_by_role("button", name="Newest").click()
+    expect(numbers.first).to_have_text("49")
+
+
+def test_one_who_follows_sees_what_comes(page: Page, client: StreamManagerClient) -> None:
+    go(page, "/streams/hall B, press 4")
+    expect(page.get_by_text("No messages are stored.")).to_be_visible()
+    page.get_by_role("switch", name="Follow").check()
+    client.append_message("hall B, press 4", b"first")
+    expect(_payloads(page)).to_have_text(["first"])
+    client.append_messages("hall B, press 4", [b"second", b"third"])
+    expect(_payloads(page)).to_have_text(["third", "second", "first"])
+    page.get_by_role("switch", name="Follow").uncheck()
+    client.append_message("hall B, press 4", b"fourth")
+    page.get_by_role("button", name="1 newer message").click()
+    expect(_payloads(page).first).to_have_text("fourth")
+
+
+def test_a_large_payload_is_cut_and_can_be_had_whole(
+    page: Page, client: StreamManagerClient
+) -> None:
+    payload = bytes(range(256)) * 30
+    number = client.append_message("binary", payload)
+    go(page, f"/streams/binary?from={number}")
+    message = page.locator(f'[data-number="{number}"]')
+    # No text: shown as hex without being asked.
+    expect(message).to_contain_text("00 01 02 03")
+    expect(message).to_contain_text("the first 4 KiB")
+    with page.expect_download() as download:
+        message.get_by_role("button", name="Download all of it").click()
+    assert download.value.path().read_bytes() == payload
+
+
+def test_what_strangers_wrote_is_text_and_nothing_else(page: Page) -> None:
+    go(page, "/streams/attacked")
+    _heading(page, "attacked")
+    expect(_payloads(page)).to_have_text(["back<U+202E>ward", ATTACK])
+    for name in ("JSON", "Text"):
+        page.get_by_role("radio", name=name).check(force=True)
+    export = page.locator('[data-identifier="to-attack"]')
+    expect(export).to_contain_text(ATTACK)
+    expect(page).to_have_title("attacked · Penstock")
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_where_there_is_nothing_the_page_says_what_to_do(page: Page) -> None:
+    go(page, "/tasks")
+    expect(page.get_by_text("No tasks.")).to_be_visible()
+    go(page, "/pipeline")
+    expect(page.get_by_text("No pipeline has connected.")).to_be_visible()
+    go(page, "/streams/plain")
+    expect(page.get_by_text("This stream is not exported.")).to_be_visible()
+    go(page, "/nowhere")
+    _heading(page, "There is no such page")
+
+
+def test_a_stream_that_does_not_exist_is_said_to_be_missing(page: Page, tab: Tab) -> None:
+    tab.expect(NOT_FOUND)
+    go(page, "/streams/never-created")
+    expect(page.get_by_role("alert").filter(has_text="never-created")).to_be_visible()
+
+
+def test_events_are_listed_by_their_level(page: Page, dashboard: Dashboard) -> None:
+    go(page, "/events")
+    expect(page.get_by_test_id("events")).to_contain_text(dashboard.url)
+    page.get_by_role("radio", name="Errors").check(force=True)
+    expect(page.get_by_text("No event matches.")).to_be_visible()
+    page.get_by_role("radio", name="All").check(force=True)
+    page.get_by_label("Filter events").fill("dashboard")
+    expect(page.get_by_test_id("events").get_by_role("listitem")).to_have_count(1)
+
+
+# Changes and tokens
+
+
+def test_an_admin_pauses_and_resumes_an_export(page: Page, client: StreamManagerClient) -> None:
+    def is_disabled() -> bool:
+        definition = client.describe_message_stream("attacked").definition
+        return bool((definition.export_definition.kinesis or [])[0].disabled)
+
+    go(page, "/streams/attacked")
+    export = page.locator('[data-identifier="to-kinesis"]')
+    expect(export).to_contain_text("2 behind")
+    export.get_by_role("button", name="Pause to-kinesis").click()
+    expect(export).to_have_attribute("data-state", "paused")
+    assert is_disabled()
+    # The button is still the same, and has the focus.
+    page.keyboard.press("Enter")
+    expect(export.get_by_role("button", name="Pause to-kinesis")).to_be_visible()
+    expect(export).not_to_have_attribute("data-state", "paused")
+    assert not is_disabled()
+
+
+def test_who_has_no_token_sees_numbers_and_is_told_how_to_get_one(
+    browser: Browser, dashboard: Dashboard, client: StreamManagerClient
+) -> None:
+    with open_page(browser, f"{dashboard.url}#/streams/attacked") as page:
+        _heading(page, "attacked")
+        export = page.locator('[data-identifier="to-kinesis"]')
+        export.get_by_role("button", name="Pause to-kinesis").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("That needs a token with the role admin")
+        expect(dialog).to_contain_text("penstock env")
+        expect(dialog).to_contain_text(str(dashboard.root / "token"))
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+        expect(_payloads(page)).to_have_count(0)
+        page.get_by_role("button", name="Enter a token").click()
+        dialog.get_by_label("Token", exact=True).fill(dashboard.token)
+        page.keyboard.press("Enter")
+        expect(_payloads(page)).to_have_count(2)
+        # The tab keeps it.
+        page.reload()
+        expect(_payloads(page)).to_have_count(2)
+
+
+def test_an_unknown_token_brings_up_a_form_for_another(
+    browser: Browser, dashboard: Dashboard, client: StreamManagerClient
+) -> None:
+    with open_page(browser, dashboard.link("made-up"), NO_TOKEN) as page:
+        _heading(page, "A token is needed")
+        expect(page.get_by_text("The broker does not know this token.")).to_be_visible()
+        expect(page.get_by_role("status").first).to_have_text("Token needed")
+        page.get_by_test_id("access").get_by_label("Token", exact=True).fill(dashboard.token)
+        page.get_by_role("button", name="Use the token").click()
+        _heading(page, "Overview")
+        expect(page.get_by_role("status").first).to_have_text("Live")
+
+
+# However one looks at it
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_enough_contrast(page: Page, scheme: Any) -> None:
+    page.emulate_media(color_scheme=scheme)
+    for text in ("text", "muted", "link", "good", "warn", "bad"):
+        for ground in ("ground", "surface", "raised"):
+            assert _contrast(page, f"--{text}", f"--{ground}") >= 4.5, (text, ground)
+    assert _contrast(page, "--bad", "--bad-ground") >= 4.5
+    assert _contrast(page, "--on-accent", "--accent") >= 4.5
+    for line in ("appended", "exported", "behind", "focus"):
+        assert _contrast(page, f"--{line}", "--surface") >= 3, line
+
+
+def _contrast(page: Page, one: str, other: str) -> float:
+    """How far two colours of the page are apart, by the formula of WCAG."""
+    light, dark = sorted((_luminance(page, one), _luminance(page, other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(page: Page, name: str) -> float:
+    channels: list[float] = page.evaluate(
+        """name => {
+            const probe = document.body.appendChild(document.createElement("span"));
+            probe.style.color = `var(${name})`;
+            return getComputedStyle(probe).color.match(/\\d+/g).slice(0, 3).map(Number);
+        }""",
+        name,
+    )
+    red, green, blue = (
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4
+        for part in (channel / 255 for channel in channels)
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_the_theme_is_the_systems_until_somebody_chooses(page: Page) -> None:
+    page.emulate_media(color_scheme="dark")
+    assert _luminance(page, "--ground") < 0.1
+    page.get_by_role("button", name="Theme: system").click()
+    expect(page.get_by_role("button", name="Theme: light")).to_be_visible()
+    assert _luminance(page, "--ground") > 0.9
+    page.reload()
+    expect(page.get_by_role("button", name="Theme: light")).to_be_visible()
+    assert _luminance(page, "--ground") > 0.9
+    page.get_by_role("button", name="Theme: light").click()
+    assert _luminance(page, "--ground") < 0.1
+    page.get_by_role("button", name="Theme: dark").click()
+    page.emulate_media(color_scheme="light")
+    assert _luminance(page, "--ground") > 0.9
+
+
+def test_on_a_phone_no_page_is_wider_than_the_screen(page: Page) -> None:
+    page.set_viewport_size(PHONE)
+    for route, heading in ROUTES.items():
+        go(page, route)
+        _heading(page, heading)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], route
+    go(page, "/streams")
+    page.get_by_label("Sort by").select_option("Name ↓")
+    expect(page.locator(".stream-name").first).to_have_text("plain")
+
+
+def test_every_page_can_be_reached_with_the_keyboard(page: Page) -> None:
+    page.reload()
+    _heading(page, "Overview")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("main")).to_be_focused()
+    for name, heading in (("Streams", "Streams"), ("Events", "Events")):
+        link = page.get_by_role("navigation", name="Pages").get_by_role("link", name=name)
+        link.focus()
+        outline = link.evaluate("link => getComputedStyle(link).outlineStyle")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1, name=heading)).to_be_focused()
+        expect(link).to_have_attribute("aria-current", "page")
+        assert outline == "solid"
+
+
+def test_a_page_that_is_hidden_asks_nothing_and_catches_up_when_it_is_seen(
+    browser: Browser, dashboard: Dashboard, client: StreamManagerClient
+) -> None:
+    with open_page(browser, dashboard.link()) as page:
+        _heading(page, "Overview")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.clock.install()
+        # The clock stands still from here, and with it the pause between two rounds.
+        page.reload()
+        _heading(page, "Overview")
+        _show(page, is_hidden=True)
+        page.clock.run_for(1000)
+        asked.clear()
+        page.clock.run_for(60_000)
+        assert asked == []
+        _show(page, is_hidden=False)
+        wait_until(lambda: page.evaluate("1") and asked)
+
+
+def _show(page: Page, *, is_hidden: bool) -> None:
+    page.evaluate(
+        """isHidden => {
+            Object.defineProperty(document, "hidden", { value: isHidden, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        is_hidden,
+    )
+
+
+# Its parts
+
+
+def test_no_text_is_ever_taken_for_html() -> None:
+    modules = [path for path in PAGE.rglob("*.js") if "vendor" not in path.parts]
+    assert len(modules) > 20
+    for path in modules:
+        found = re.search(r"(inner|outer|Adjacent)HTML|document\.write|eval\(", path.read_text())
+        assert found is None, f"{path.name} has {found}"
+
+
+def test_numbers_are_readable(page: Page) -> None:
+    wanted: dict[str, dict[float, str]] = {
+        "formatBytes": {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 2**28: "256 MiB"},
+        "formatRate": {0: "0/s", 0.25: "0.25/s", 12.34: "12.3/s", 1500: "1.5 k/s", 2e6: "2 M/s"},
+        "formatDuration": {
+            0: "0 ms",
+            999: "999 ms",
+            59_000: "59 s",
+            61_000: "1 min 1 s",
+            7_200_000: "2 h",
+            604_800_000: "7 d",
+        },
+        "formatElapsed": {240: "240 ms", 1449: "1.4 s", 61_000: "1 min 1 s"},
+        "formatCount": {1204332: "1,204,332"},
+    }
+    for function, values in wanted.items():
+        got: list[str] = page.evaluate(
+            """async ([name, values]) => {
+                const format = await import("/page/format.js");
+                return values.map((value) => format[name](value));
+            }""",
+            [function, list(values)],
+        )
+        assert [text.replace("\u00a0", " ") for text in got] == list(values.values()), function
+
+
+def test_the_history_has_gaps_where_nothing_is_known_and_forgets_what_is_old(page: Page) -> None:
+    columns = page.evaluate(
+        """async () => {
+            const { History } = await import("/page/history.js");
+            const answers = [
+                { times: [1000, 2000], series: { messagesAppended: [1, 2] } },
+                { times: [9000], series: { messagesAppended: [9], bytesAppended: [90] } },
+                { times: [], series: {} },
+                { times: Array.from({ length: 298 }, (_, place) => 10000 + 1000 * place),
+                  series: { messagesAppended: Array(298).fill(5) } },
+            ];
+            const history = new History("a stream");
+            const asked = [];
+            const fetched = window.fetch;
+            window.fetch = async (url) => {
+                asked.push(url);
+                return new Response(JSON.stringify({ stepMillis: 1000, ...answers.shift() }));
+            };
+            const seen = [];
+            for (let round = 0; round < 4; round += 1) {
+                await history.refresh();
+                seen.push(history.columns("messagesAppended", "bytesAppended"));
+            }
+            window.fetch = fetched;
+            return { asked, seen, means: history.means("messagesAppended")[1] };
+        }"""
+    )
+    assert columns["asked"][:2] == [
+        "/api/history?stream=a+stream",
+        "/api/history?stream=a+stream&since=2000",
+    ]
+    assert columns["seen"][1] == [
+        [1, 2, 3, 9],
+        [1, 2, None, 9],
+        [None, None, None, 90],
+    ]
+    assert columns["seen"][2] == columns["seen"][1]
+    times, appended, _ = columns["seen"][3]
+    assert len(times) == len(appended) == 300
+    assert times[:3] == [3, 9, 10]
+    assert columns["means"][:4] == [None, 9, 7, 19 / 3]
+    assert columns["means"][-1] == 5
+
+
+# When the broker goes
+
+
+def test_a_broker_that_dies_is_told_of_and_found_again(
+    page: Page, tab: Tab, dashboard: Dashboard, client: StreamManagerClient
+) -> None:
+    tab.expect(NO_ANSWER)
+    go(page, "/streams/plain")
+    _heading(page, "plain")
+    expect(page.get_by_test_id("tile-messages")).to_contain_text("50")
+    dashboard.kill()
+    banner = page.get_by_text("The broker does not answer; trying again")
+    expect(banner).to_be_visible()
+    expect(page.get_by_role("status").first).to_have_text("No answer")
+    # What was known is still there, and looks as old as it is.
+    expect(page.get_by_test_id("tile-messages")).to_contain_text("50")
+    expect(page.get_by_role("main")).not_to_have_css("opacity", "1")
+    dashboard.start()
+    expect(banner).to_be_hidden()
+    expect(page.get_by_role("status").first).to_have_text("Live")
+    expect(page.get_by_role("main")).to_have_css("opacity", "1")
+    client.append_message("plain", b"{}")
+    expect(page.get_by_test_id("tile-messages")).to_contain_text("51")
+
+
+def test_a_stream_that_cannot_be_read_is_listed_with_the_reason(
+    page: Page, tab: Tab, dashboard: Dashboard
+) -> None:
+    tab.expect(NO_ANSWER)
+    dashboard.stop()
+    _damage(dashboard.root, "binary")
+    dashboard.start()
+    expect(page.get_by_role("region", name="Needs attention")).to_contain_text("binary")
+    go(page, "/streams")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="binary"))
+    expect(row).to_have_attribute("data-state", "bad")
+    row.get_by_role("link").click()
+    expect(page.get_by_role("alert").filter(has_text="This stream cannot be read")).to_be_visible()
+
+
+def _damage(root: Path, name: str) -> None:
+    with sqlite3.connect(root / "catalog.sqlite") as catalog:
+        catalog.execute("UPDATE stream SET definition = CAST('{' AS BLOB) WHERE name = ?", [name])
+        ((directory,),) = catalog.execute("SELECT id FROM stream WHERE name = ?", [name]).fetchall()
+    catalog.close()
+    (root / "streams" / directory / "stream.json").unlink()
