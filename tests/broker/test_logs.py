@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from penstock.broker.logs import HumanFormatter, JsonFormatter
+from penstock.broker.logs import HumanFormatter, JsonFormatter, set_up_logs
+from penstock.broker.settings import LogFormat, LogLevel
 
 HOSTILE = "a\nb\r\nc \x1b[31m ü \u2028 \0"
 
@@ -55,3 +56,17 @@ def test_a_traceback_stays_on_its_line() -> None:
         line = formatter.format(failed)
         assert "ValueError: why" in line
         assert "\n" not in line
+
+
+def test_handlers_that_are_not_for_people_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, replaced = logging.NullHandler(), logging.StreamHandler()
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [replaced, kept])
+    monkeypatch.setattr(root, "level", root.level)
+
+    set_up_logs(LogLevel.INFO, LogFormat.JSON)
+
+    made, other = root.handlers
+    assert other is kept
+    assert made is not replaced
+    assert isinstance(made.formatter, JsonFormatter)

@@ -127,6 +127,8 @@ class Loud:
 
     async def stop(self):
         print(f"{self.name} stops before the broker", flush=True)
+        if self.name == "clumsy":
+            raise ValueError("it cannot stop")
 
     @property
     def news(self):
@@ -183,3 +185,17 @@ def test_a_companion_that_cannot_start_ends_the_broker_well(tmp_path: Path) -> N
     assert finished.stderr.splitlines()[-1].endswith("broker.server: stopped")
     assert "RUNNING" not in finished.stderr
     assert not (tmp_path / "root" / "broker.json").exists()
+
+
+def test_whatever_is_wrong_with_a_companion_the_others_and_the_broker_end_well(
+    tmp_path: Path,
+) -> None:
+    finished = run_with_companions(tmp_path / "root", "quiet", "clumsy", "fails")
+
+    assert finished.stdout.splitlines()[-3:] == [
+        "clumsy stops before the broker",
+        "quiet stops before the broker",
+        "refused: it cannot start",
+    ]
+    assert "Loud does not end as it should" in finished.stderr
+    assert finished.stderr.splitlines()[-1].endswith("broker.server: stopped")

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from penstock.broker.access import Role
+from penstock.broker.access import Access, Role
 from penstock.broker.settings import LoopbackAccess
+from penstock.errors import UnauthorizedException
+from penstock.store.catalog import TokenRow
 from tests.broker.exports.workbench import to_http, to_s3
 from tests.support import append, create
 from tests.web.site import Answer, Site
@@ -216,6 +218,7 @@ def test_the_word_bearer_may_be_written_as_one_likes(site: Site) -> None:
         (Role.producer, False, False),
         (Role.consumer, True, False),
         (Role.pipeline, True, False),
+        (Role.observer, False, False),
     ],
 )
 def test_a_role_allows_what_it_allows_on_the_wire(
@@ -304,3 +307,19 @@ def test_tokens_that_cannot_be_looked_up_are_no_reason_to_let_anybody_in(
     answers: list[Answer] = [site.get(path, site.token) for path in ("/metrics", MESSAGES)]
     for answer in answers:
         assert answer.refusal == (503, "tokens cannot be looked up: database is locked")
+
+
+def test_tokens_that_others_know_are_good_here_too(site: Site) -> None:
+    class Elsewhere:
+        async def verify(self, secret: str) -> Access:
+            if secret != "theirs":
+                raise UnauthorizedException("nobody knows it")
+            return Access(TokenRow("theirs", Role.admin, ("*",), 0), is_of_catalog=False)
+
+    gate = site.broker.gate
+    gate.verifier = Elsewhere()
+    try:
+        assert site.see("/api/overview", "theirs")["access"]["role"] == "admin"
+        assert site.get("/api/overview", "wrong").refusal == (401, "nobody knows it")
+    finally:
+        gate.verifier = None

@@ -136,6 +136,7 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(tmp_path: Path) -
     ("definition", "kind", "destination"),
     [
         (to_http(), "http", "HTTP http://127.0.0.1/"),
+        (to_http(uri="http://me:secret@host/in"), "http", "HTTP http://…@host/in"),
         (to_s3(), "s3_task_executor", "S3"),
         (
             {"kinesis": [{"identifier": "e", "kinesisStreamName": "wind-farm"}]},

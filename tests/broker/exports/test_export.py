@@ -41,6 +41,27 @@ def test_what_was_dropped_is_passed_over(bench: Workbench) -> None:
     assert bench.plan_one().first == stream.log.oldest
 
 
+def test_what_was_dropped_before_it_was_exported_is_counted(bench: Workbench) -> None:
+    stream = bench.create("s", to_http(), 0, maxSize=4096, streamSegmentSize=1024)
+
+    def lost() -> int:
+        return bench.exports.activities(stream)["e"].lost_messages
+
+    bench.append("s", 8, size=500)
+    assert lost() == 0
+    bench.append("s", 12, size=500)
+    assert lost() == stream.log.oldest
+    # What somebody has may arrive all the same, and what has arrived is not lost.
+    before = lost()
+    found = bench.plan_one()
+    bench.append("s", 2, size=500)
+    bench.commit(report(found))
+    bench.append("s", 6, size=500)
+    assert lost() == before
+    bench.append("s", 20, size=500)
+    assert lost() == before + stream.log.oldest - found.end
+
+
 def test_what_was_due_once_stays_due(bench: Workbench) -> None:
     bench.create("s", to_http(batchSize=4, batchIntervalMillis=60_000), 5)
     found = bench.plan_one()

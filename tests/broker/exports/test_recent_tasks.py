@@ -53,3 +53,21 @@ def test_exports_of_which_nothing_was_heard_for_long_are_forgotten() -> None:
     assert numbers(recent, "s", "0") == [1, 0]
     assert numbers(recent, "s", "1") == []
     assert numbers(recent, "s", "2") == [0]
+
+
+def test_an_export_that_is_gone_is_forgotten_and_all_are_counted() -> None:
+    recent = RecentTasks()
+    recent.note("s", "e", [event(0, Status.InProgress), event(0, Status.Success)])
+    recent.note("s", "f", [event(1, Status.Success)])
+    recent.forget("s", "e")
+    recent.forget("s", "nobody")
+
+    assert numbers(recent) == []
+    assert numbers(recent, "s", "f") == [1]
+    assert recent.counts == {
+        "Success": 2,
+        "Failure": 0,
+        "InProgress": 1,
+        "Warning": 0,
+        "Canceled": 0,
+    }
