@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from enum import Enum
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,11 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from penstock.broker.access import Role
+from penstock.errors import ResponseStatusCode
+from penstock.model import Persistence, StrategyOnFull
 from penstock.model.exporting import Lane
+from penstock.model.status import Status
 from penstock.web.metrics import DECLARED, TELEMETRY, Kind
 from tests.deploy.project import DEPLOY, PROJECT
 
@@ -38,13 +43,11 @@ OWN_SERIES = {
     "up": set[str](),
     "ALERTS": {"alertname", "alertstate", "severity"},
 }
-_FUNCTIONS = {
-    *("abs", "changes", "clamp_min", "count", "deriv", "histogram_quantile", "increase", "max"),
-    *("max_over_time", "min", "min_over_time", "predict_linear", "rate", "sort_desc", "sum"),
-    *("time", "vector"),
-}
-_WORDS = _FUNCTIONS | {
-    *("and", "by", "group_left", "ignoring", "offset", "on", "or", "unless", "without")
+# Of PromQL, those that are used here.
+_WORDS = {
+    *("and", "by", "ignoring", "offset", "on", "or", "unless", "without"),
+    *("changes", "clamp_min", "count", "histogram_quantile", "increase", "max", "max_over_time"),
+    *("min", "min_over_time", "predict_linear", "rate", "sort_desc", "sum", "time", "vector"),
 }
 
 
@@ -157,12 +160,26 @@ def test_lanes_and_kinds_that_expressions_choose_are_there() -> None:
         assert set(re.findall(r'kind="(\w+)"', expression)) <= kinds, where
 
 
-def test_every_metric_is_in_the_dashboard() -> None:
-    text = (GRAFANA / "penstock.json").read_text()
-    for each in DECLARED:
-        # Of connections the dashboard shows how many there are.
-        if each.name != "penstock_connections_accepted":
-            assert re.search(rf"\b{each.name}(?:_total|_bucket|_count)?\b", text), each.name
+# Values of labels of which each metric has its own.
+CHOICES: dict[tuple[str, str], type[Enum]] = {
+    ("penstock_requests_failed_total", "status"): ResponseStatusCode,
+    ("penstock_s3_tasks_total", "status"): Status,
+    ("penstock_stream_info", "strategy_on_full"): StrategyOnFull,
+    ("penstock_stream_info", "persistence"): Persistence,
+}
+
+
+@pytest.mark.parametrize(("metric", "label"), CHOICES)
+def test_statuses_and_strategies_that_expressions_choose_are_there(metric: str, label: str) -> None:
+    chosen = {
+        value
+        for _, expression in expressions()
+        for inside in re.findall(rf"\b{metric}{{([^}}]*)}}", expression)
+        for value in re.findall(rf'\b{label}!?="([^"]*)"', inside)
+    }
+
+    assert chosen
+    assert chosen <= set(CHOICES[metric, label].__members__)
 
 
 def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
@@ -243,6 +260,12 @@ def _run_promtool(promtool: str, *words: str) -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_prometheus_is_given_a_token_that_reads_no_messages() -> None:
+    words = f"penstock tokens create prometheus --role {Role.observer}"
+    for path in (PROMETHEUS / "prometheus.yml", PAGE):
+        assert words in path.read_text(), path.name
 
 
 def test_prometheus_reads_the_rules_and_the_usual_port() -> None:

@@ -30,6 +30,7 @@ from penstock import (
 )
 from penstock.sandbox.server import Sandbox
 from penstock.spark.java import find_java, java_home_for_spark
+from penstock.spark.python import worker_python
 from tests.exports.programs import PipelineProcess, has_exported
 from tests.support import (
     QUICK_JAVA,
@@ -132,7 +133,8 @@ def environment(directory: Path) -> dict[str, str]:
     java_home = java_home_for_spark(find_java(variables).home, variables)
     return variables | {
         "JAVA_HOME": str(java_home),
-        "PYSPARK_PYTHON": sys.executable,
+        # Without the zipped PySpark, which each of a dozen processes would compile.
+        "PYSPARK_PYTHON": str(worker_python(sys.executable, variables)),
         "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_HOME": str(SPARK_HOME),

@@ -29,17 +29,12 @@ def test_a_query_that_is_killed_reads_each_message_once(
 ) -> None:
     stream, output, checkpoint = create(), tmp_path / "output", tmp_path / "checkpoint"
     client.append_messages(stream, [b"%d" % number for number in range(1000)])
-    program = [sys.executable, copy_stream.__file__]
-    arguments = [str(broker.root), stream, str(output), str(checkpoint)]
-
-    def begin(*flags: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [*program, *arguments, *flags],
-            env=clean_environment(SPARK_SUBMIT_OPTS=QUICK_JAVA),
-            start_new_session=True,
-        )
-
-    query = begin()
+    words = [str(broker.root), stream, str(output), str(checkpoint)]
+    query = subprocess.Popen(
+        [sys.executable, copy_stream.__file__, *words],
+        env=clean_environment(SPARK_SUBMIT_OPTS=QUICK_JAVA),
+        start_new_session=True,
+    )
     try:
         wait_until((checkpoint / "commits" / "2").exists, "three batches", START_SECONDS)
     finally:
@@ -48,6 +43,7 @@ def test_a_query_that_is_killed_reads_each_message_once(
         query.wait()
     assert not (checkpoint / "commits" / "9").exists()
     client.append_messages(stream, [b"%d" % number for number in range(1000, 1100)])
-    assert begin("once").wait(START_SECONDS) == 0
+    rest = copy_stream.copying(spark, *words).trigger(availableNow=True).start()
+    assert rest.awaitTermination(int(START_SECONDS))
     rows = rows_of(spark.read.parquet(str(output)))
     assert sorted(rows, key=lambda row: row.sequence_number) == messages_of(client, stream)

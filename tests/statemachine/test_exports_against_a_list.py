@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.broker.streams import Stream
 from penstock.model.exporting import ExportReport, ExportSlice, Lane
 from tests.broker.exports.workbench import Commit, Workbench, report, skip
+from tests.support import MEMORY
 
 PIPELINES = ("p", "q")
 LANES = (Lane.steady, Lane.recovering)
@@ -101,7 +102,7 @@ class Parcel:
 class ExportsAgainstAList(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="penstock-model-"))
+        self.root = Path(tempfile.mkdtemp(prefix="penstock-model-", dir=MEMORY))
         self.fields = {
             name: {identifier: dict(fields) for identifier, fields in exports.items()}
             for name, exports in EXPORTS.items()

@@ -23,6 +23,7 @@ from penstock.store.log import FileLog, MessageTooLargeError, StreamFullError
 from penstock.store.segment import DamagedError, LostError
 from penstock.store.store import Store, StoredStream
 from penstock.testing.faults import FaultyDisk
+from tests.support import MEMORY
 
 NAME = "a stream, with .."
 TIME_TO_LIVE = 60_000
@@ -33,7 +34,7 @@ payloads = st.lists(st.binary(min_size=1, max_size=700), min_size=1, max_size=6)
 class StoreAgainstAList(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="penstock-model-"))
+        self.root = Path(tempfile.mkdtemp(prefix="penstock-model-", dir=MEMORY))
         self.disk = FaultyDisk()
         self.store = Store(self.root, self.disk)
         self.now = 1_700_000_000_000

@@ -30,6 +30,7 @@ from tests.broker.exports.workbench import (
     told_in,
     upload,
 )
+from tests.support import MEMORY
 
 TTL = 60_000
 
@@ -49,7 +50,7 @@ class Held:
 class TasksAgainstAList(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="penstock-model-"))
+        self.root = Path(tempfile.mkdtemp(prefix="penstock-model-", dir=MEMORY))
         self.bench = Workbench(self.root)
         # One that is deleted and created again begins another life.
         self.life = 0

@@ -24,6 +24,7 @@ from penstock.store.segment import (
     SegmentFiles,
 )
 from penstock.testing.faults import FaultyDisk
+from tests.support import MEMORY
 
 
 @pytest.fixture
@@ -229,7 +230,7 @@ def test_wrong_ends_cost_their_own_messages_and_the_next_ones(
 ) -> None:
     """Whoever goes on behind what was handed over meets all others as they were written."""
     payloads = [bytes((place,)) * size for place, size in enumerate(sizes)]
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory(dir=MEMORY) as directory:
         active = ActiveSegment(SegmentFiles.create(Disk(), Path(directory), 100))
         active.append(payloads, 7)
         for place, end in wrong_ends.items():

@@ -60,6 +60,20 @@ def test_why_a_large_one_cannot_be_read_is_kept(tmp_path: Path) -> None:
         assert isinstance(body.problem, InputError)
 
 
+def test_a_large_one_can_be_read_into_a_buffer(tmp_path: Path) -> None:
+    content = bytes(range(256)) * (LARGE // 256)
+    with open_file(tmp_path / "a", content) as file:
+        window = Body(file, 10, LARGE - 10).content
+        assert isinstance(window, io.RawIOBase)
+        buffer = bytearray(1000)
+        assert window.readinto(buffer) == 1000
+        assert buffer == content[10:1010]
+        window.seek(-3, io.SEEK_END)
+        assert window.readinto(buffer) == 3
+        assert buffer[:3] == content[-3:]
+        assert window.readinto(buffer) == 0
+
+
 def test_a_large_one_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     class EnoughError(Exception):
         pass

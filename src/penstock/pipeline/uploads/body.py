@@ -9,10 +9,13 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from penstock.pipeline.uploads.inputs import InputFile
 from penstock.store.record import crc32
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _MOST_IN_MEMORY = 16 * 1024 * 1024
 _PIECE = 1024 * 1024
@@ -84,3 +87,10 @@ class _Window(io.RawIOBase):
             raise
         self._place += length
         return piece
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Where awscrt is installed, boto3 lets it read what it signs."""
+        view = memoryview(buffer).cast("B")
+        piece = self.read(len(view))
+        view[: len(piece)] = piece
+        return len(piece)
