@@ -60,7 +60,7 @@ def test_a_wrong_variable_is_told_in_a_line(tmp_path: Path) -> None:
 
     assert finished.code == 2
     assert finished.error_lines == [
-        "penstock: STREAM_MANAGER_SERVER_PORT is 'eighty': expected int, got str"
+        "penstock: STREAM_MANAGER_SERVER_PORT is 'eighty': expected a whole number"
     ]
 
 

@@ -21,7 +21,9 @@ class PipelineProcess(PenstockProcess):
     what = "pipeline"
 
     def __init__(self, root: Path, *flags: str, **environment: str) -> None:
-        variables = bare_environment(**environment, SPARK_SUBMIT_OPTS=QUICK_JAVA)
+        # Spark's own page takes a second to start, and nobody looks at it here.
+        usual = {"SPARK_SUBMIT_OPTS": QUICK_JAVA, "PENSTOCK_SPARK_PAGE": "false"}
+        variables = bare_environment(**usual, **environment)
         super().__init__(root.with_name(f"{root.name}-pipeline.log"), variables)
         self._words = ("pipeline", "--root", str(root), *flags)
         self._starts = 0
