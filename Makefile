@@ -12,9 +12,9 @@ BROWSER := $(VENV)/.browser
 
 # Two at a time, in their order, in which the slow ones are not the last, and with the same made-up
 # examples each time: pytest alone makes up new ones.
-EVERY_TEST := --numprocesses 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci
+EVERY_TEST := --durations 15 --numprocesses 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci
 
-.PHONY: help install run test lint style types bench docs clean
+.PHONY: help install run test lint style types bench docs pictures clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ docs: $(INSTALLED) ## Write the pages that are made from the code
 	$(BIN)/penstock settings > docs/settings.md
 	$(BIN)/python -m penstock.cli.reference > docs/cli.md
 	$(BIN)/python -m penstock.web.reference > docs/metrics.md
+
+pictures: $(BROWSER) $(CLASSES) ## Take the pictures of the dashboard in the documentation
+	DASHBOARD_PICTURES=docs/images $(BIN)/pytest tests/integration/test_everything_at_once.py
 
 clean: ## Remove what was installed and what runs left behind
 	rm -rf $(VENV) .sdks .run .run-camera wind-farm spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

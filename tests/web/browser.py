@@ -137,7 +137,12 @@ def go(page: Page, route: str) -> None:
     page.evaluate("route => { location.hash = `#${route}`; }", route)
 
 
+def wants_pictures() -> bool:
+    return bool(os.environ.get(PICTURES_VARIABLE))
+
+
 def take_picture(page: Page, name: str) -> None:
     """Keeps what the page looks like now, if pictures are wanted."""
-    if directory := os.environ.get(PICTURES_VARIABLE):
-        page.screenshot(path=Path(directory) / f"{name}.png", animations="disabled")
+    if wants_pictures():
+        path = Path(os.environ[PICTURES_VARIABLE], f"{name}.png")
+        page.screenshot(path=path, animations="disabled")
