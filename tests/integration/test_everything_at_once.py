@@ -32,12 +32,10 @@ from tests.web.browser import (
     wants_pictures,
 )
 
-# What the documentation shows, by route.
+# What the documentation shows, by route: pages on which no path of the machine is to be seen.
 PICTURES = {
     "/": "dashboard",
-    "/streams": "dashboard-streams",
     "/streams/turbine-1": "dashboard-stream",
-    "/tasks": "dashboard-tasks",
     "/pipeline": "dashboard-pipeline",
 }
 PLOTTED_SECONDS = 280
