@@ -219,8 +219,8 @@ def test_a_broker_and_a_pipeline_that_are_killed_come_back_and_nothing_is_lost(
     tab.expect(NO_ANSWER)
     with StreamManagerClient(root=farm.up.root) as client:
         before = [message.payload for message in client.read_all("turbine-1")]
-    farm.find("pipeline").kill()
-    farm.find("serve").kill()
+    for process in [farm.find("pipeline"), farm.find("serve")]:
+        process.kill()
     farm.up.read_until("penstock ready")
     farm.up.read_until("penstock pipeline ready", SPARK_SECONDS)
 
