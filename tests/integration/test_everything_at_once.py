@@ -217,6 +217,7 @@ def test_a_broker_and_a_pipeline_that_are_killed_come_back_and_nothing_is_lost(
     page: Page, tab: Tab, farm: Farm
 ) -> None:
     tab.expect(NO_ANSWER)
+    go(page, "/")
     with StreamManagerClient(root=farm.up.root) as client:
         before = [message.payload for message in client.read_all("turbine-1")]
     for process in [farm.find("pipeline"), farm.find("serve")]:

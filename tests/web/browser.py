@@ -16,7 +16,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Error,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from penstock.root import Address, read_address
 from tests.support import PATIENCE_S, BrokerProcess
@@ -43,6 +51,8 @@ def open_browser() -> Iterator[Browser]:
         pytest.skip("the tests in a browser were left out: chromium is not installed")
     # Chromium refuses to be shut in by root, who can do everything anyway.
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+    # What is expected of a page may take as long as anything else that is waited for.
+    expect.set_options(timeout=PATIENCE_S * 1000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=flags)
         try:
