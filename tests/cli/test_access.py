@@ -78,7 +78,7 @@ def test_where_no_broker_runs_it_says_how_to_start_one(tmp_path: Path) -> None:
     assert finished.code == 3
     assert finished.output == ""
     assert finished.error_lines == [
-        f"penstock: no broker serves {tmp_path}: start one with `penstock serve --root {tmp_path}`"
+        f"penstock: no broker serves {tmp_path}: start one with `penstock up --root {tmp_path}`"
     ]
 
 

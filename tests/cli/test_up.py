@@ -341,3 +341,17 @@ def test_it_says_where_exports_go(start: Callable[..., Up], tmp_path: Path) -> N
 
     up.process.terminate()
     assert up.end()[0] == 0
+
+
+def test_a_signal_ends_it_also_while_spark_starts(start: Callable[..., Up]) -> None:
+    up = start()
+    up.read_until("Ctrl-C")
+    wait_until(lambda: [it for it in up.children() if it.name() == "java"])
+    children = up.children()
+
+    up.process.send_signal(signal.SIGINT)
+
+    code, said = up.end()
+    assert code == 0
+    assert "Traceback" not in said
+    wait_until(lambda: not any(it.is_running() for it in children))

@@ -351,6 +351,10 @@ def test_the_newest_messages_are_shown_unless_others_are_asked_for(
     assert shown_numbers(site, name, "?from=3") == list(range(3, 23))
     assert shown_numbers(site, name, "?from=148&count=100") == [148, 149]
     assert shown_numbers(site, name, "?from=150") == []
+    assert shown_numbers(site, name, "?before=130&count=3") == [127, 128, 129]
+    assert shown_numbers(site, name, "?before=2") == [0, 1]
+    assert shown_numbers(site, name, "?before=0") == []
+    assert shown_numbers(site, name, "?before=9999&count=1") == [149]
     assert shown_numbers(site, name, "?from=9999999999999999999&count=100") == []
 
 
@@ -435,6 +439,8 @@ def test_of_very_large_messages_the_newest_are_shown(
 
     assert shown_numbers(site, name, "?last=6") == [4, 5]
     assert shown_numbers(site, name, "?from=0") == [0, 1, 2]
+    # Who goes back misses none.
+    assert shown_numbers(site, name, "?before=4") == [2, 3]
     append(client, name, bytes(6_000_000))
     assert shown_numbers(site, name) == [6]
 
@@ -458,9 +464,12 @@ def test_damage_is_told_beside_what_can_be_read(tmp_path: Path) -> None:
 
         answer = messages(site, "s")
 
-        assert [base64.b64decode(each["payload"]) for each in answer["messages"]] == [b"first"]
+        payloads = [base64.b64decode(each["payload"]) for each in answer["messages"]]
+        assert payloads == [b"first", b"third"]
         assert "message 1 is damaged" in answer["problem"]
         assert messages(site, "s", "?from=2")["problem"] is None
+        nothing = messages(site, "s", "?from=1&count=1")
+        assert (nothing["messages"], nothing["problem"]) == ([], answer["problem"])
         assert site.get("/api/streams/s/messages/0", site.token).body == b"first"
         status, sentence = site.get("/api/streams/s/messages/1", site.token).refusal
         assert status == 503

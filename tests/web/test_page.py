@@ -252,6 +252,7 @@ def test_one_goes_through_the_messages_from_any_number(page: Page) -> None:
     page.get_by_label("From number").fill("1000")
     page.keyboard.press("Enter")
     expect(page.get_by_text("There is no message from 1,000 on.")).to_be_visible()
+    expect(numbers).to_have_text(["49", "48", "47", "46", "45"])
     page.get_by_role("button", name="Newest").click()
     expect(numbers.first).to_have_text("49")
 

@@ -275,6 +275,23 @@ def test_a_connection_that_says_nothing_is_closed(narrow: Site) -> None:
     kept.close()
 
 
+def test_a_connection_that_takes_nothing_of_its_answer_is_closed(narrow: Site) -> None:
+    with narrow.connect() as client:
+        create(client, "s")
+        append(client, "s", bytes(16_000_000))
+    question = f"GET /api/streams/s/messages/0 HTTP/1.1\r\nHost: {narrow.netloc}\r\n"
+    with reach(narrow) as stuck, reach(narrow) as slow:
+        for connection in (stuck, slow):
+            said = f"{question}Authorization: Bearer {narrow.token}\r\nConnection: close\r\n\r\n"
+            connection.sendall(said.encode())
+
+        # Whoever goes on reading gets all of it, however little at a time.
+        assert len(take_rest(slow)) > 16_000_000
+
+        wait_until(lambda: not narrow.run(lambda: narrow.web._server.server_state.connections))
+        assert len(take_rest(stuck)) < 16_000_000
+
+
 # Its beginning
 
 

@@ -104,7 +104,7 @@ def require_address(settings: Settings) -> Address:
     if address is None:
         raise Failure(
             f"no broker serves {settings.root}: start one with "
-            f"`penstock serve --root {shlex.quote(settings.root)}`",
+            f"`penstock up --root {shlex.quote(settings.root)}`",
             UNREACHABLE,
         )
     return address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from pathlib import Path
 
@@ -65,7 +66,16 @@ def pipeline(
         # clearly that a token is not good for this.
         client.commit_exports([])
     running = Pipeline(place, settings, master=master, checkpoint=checkpoint)
-    call_at_signal((signal.SIGTERM, signal.SIGINT), running.ask_to_stop)
+
+    def stop() -> None:
+        running.ask_to_stop()
+        if not running.has_begun:
+            # Spark cannot be interrupted while it starts, and nothing waits to be finished. Java
+            # ends with the process that started it.
+            running.discard()
+            os._exit(0)
+
+    call_at_signal((signal.SIGTERM, signal.SIGINT), stop)
     try:
         running.run(lambda: click.echo("penstock pipeline ready"))
     except PipelineFailedError as error:

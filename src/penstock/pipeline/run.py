@@ -96,6 +96,13 @@ class Pipeline:
         self._master = master
         self._config = dict(config or {})
         self._stops = threading.Event()
+        self._has_begun = threading.Event()
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="penstock-pipeline-",
+            # What Spark leaves running for a moment may still write to it.
+            ignore_cleanup_errors=True,
+        )
+        self._directory = Path(self._temporary.name)
         self._checkpoint = checkpoint
         self._id = secrets.token_hex(8)
         self._started = time.time_ns() // 1_000_000
@@ -105,14 +112,18 @@ class Pipeline:
         """From any thread."""
         self._stops.set()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether something may be under way that should come to its end."""
+        return self._has_begun.is_set()
+
+    def discard(self) -> None:
+        """Leaves nothing behind of one that has not begun; from any thread."""
+        self._temporary.cleanup()
+
     def run(self, ready: Callable[[], None]) -> None:
         """Exports until it is asked to stop; PipelineFailedError if that is not possible."""
-        with tempfile.TemporaryDirectory(
-            prefix="penstock-pipeline-",
-            # What Spark leaves running for a moment may still write to it.
-            ignore_cleanup_errors=True,
-        ) as directory:
-            self._directory = Path(directory)
+        with self._temporary:
             try:
                 self._run(ready)
             except (Py4JError, PySparkException, OSError) as error:
@@ -125,6 +136,7 @@ class Pipeline:
         queries: dict[Lane, _Running] = {}
         try:
             queries[Lane.steady] = self._start(spark, Lane.steady)
+            self._has_begun.set()
             self._watch(spark, queries, ready)
             self._finish(queries)
         finally:

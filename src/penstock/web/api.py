@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -18,12 +18,12 @@ from penstock.broker.server import Broker
 from penstock.broker.streams import Stream
 from penstock.errors import (
     InvalidRequestException,
-    MessageStoreReadErrorException,
     ResourceNotFoundException,
     StreamManagerException,
     UpdateNotAllowedException,
 )
 from penstock.model import MessageStreamDefinition
+from penstock.store.segment import DamagedError
 from penstock.web import metrics, picture
 from penstock.web.access import Door, Visitor
 from penstock.web.events import Events
@@ -164,27 +164,23 @@ class Api:
         stream = self._find(name, visitor)
         visitor.require_reading(name)
         log = stream.log
+        count = _query_number(request, "count", _USUAL_MESSAGES, _MOST_MESSAGES)
         if "from" in request.query_params:
             first = max(_query_number(request, "from", 0), log.oldest)
-            count = _query_number(request, "count", _USUAL_MESSAGES, _MOST_MESSAGES)
+            stop = min(first + count, log.end)
         else:
-            count = _query_number(request, "last", _USUAL_MESSAGES, _MOST_MESSAGES)
-            first = max(log.end - count, log.oldest)
+            count = _query_number(request, "last", count, _MOST_MESSAGES)
+            stop = min(_query_number(request, "before", log.end), log.end)
+            first = max(stop - count, log.oldest)
             # If not all of them can be shown, it is the newest that are wanted.
-            while log.end - first > 1 and log.size_of(first, log.end) > _PEEKED_BYTES:
+            while stop - first > 1 and log.size_of(first, stop) > _PEEKED_BYTES:
                 first += 1
-        messages: list[Plain] = []
-        problem = None
-        try:
-            # What could be read before something that cannot is shown.
-            messages.extend(_peek(stream, first, count))
-        except MessageStoreReadErrorException as error:
-            problem = error.message
+        peek = _peek(stream, first, stop)
         return {
             "oldestSequenceNumber": log.oldest,
             "newestSequenceNumber": log.end - 1,
-            "messages": messages,
-            "problem": problem,
+            "messages": peek.messages,
+            "problem": peek.problem,
         }
 
     def _message(self, request: Request, visitor: Visitor) -> Response:
@@ -261,23 +257,38 @@ def _with_disabled(
     )
 
 
-def _peek(stream: Stream, first: int, count: int) -> Iterator[Plain]:
-    stop = min(first + count, stream.log.end)
+class _Peek(NamedTuple):
+    messages: list[Plain]
+    # Why some are missing among them.
+    problem: str | None
+
+
+def _peek(stream: Stream, first: int, stop: int) -> _Peek:
+    messages: list[Plain] = []
+    problem = None
     room = _PEEKED_BYTES
     while first < stop and room > 0:
-        run = stream.read(first, stop, room)
+        try:
+            run = stream.log.read(first, stop, room)
+        except DamagedError as error:
+            problem = problem or str(error)
+            first = error.next_number
+            continue
         for number, (time, payload) in enumerate(
             zip(run.ingest_times, run.payloads, strict=True), run.first_sequence_number
         ):
             room -= len(payload)
-            yield {
-                "sequenceNumber": number,
-                "ingestTime": time,
-                "size": len(payload),
-                "payload": base64.b64encode(payload[:_SHOWN_BYTES]).decode(),
-                "isCut": len(payload) > _SHOWN_BYTES,
-            }
+            messages.append(
+                {
+                    "sequenceNumber": number,
+                    "ingestTime": time,
+                    "size": len(payload),
+                    "payload": base64.b64encode(payload[:_SHOWN_BYTES]).decode(),
+                    "isCut": len(payload) > _SHOWN_BYTES,
+                }
+            )
         first = run.first_sequence_number + len(run.payloads)
+    return _Peek(messages, problem)
 
 
 def _query_number(request: Request, name: str, default: int, most: int | None = None) -> int:

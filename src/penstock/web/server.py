@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Iterator
@@ -99,7 +100,7 @@ class WebServer:
         config.ssl = _tls_context(settings) if uses_tls else None
         self._server = _QuietServer(config)
         # Of what it does it tells nothing that people would want to know.
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.005)
@@ -131,16 +132,43 @@ class _QuietServer(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """There are only so many, and one that says nothing is not waited for."""
+    """There are only so many, and one that says nothing, or takes nothing, is not waited for."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._patience: asyncio.TimerHandle | None = None
         if len(self.connections) > _MOST_CONNECTIONS:
             transport.abort()
             return
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader(math.inf)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_waiting()
+
+    def _wait_for_reader(self, unsent_before: float) -> None:
+        """Whoever takes nothing of his answer for so long makes room for others."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent < unsent_before:
+            self._patience = self.loop.call_later(
+                _KEEP_ALIVE_SECONDS, self._wait_for_reader, unsent
+            )
+        else:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -48,7 +48,7 @@ function exportPart(app, name, { identifier, kind }, accessOf) {
   const error = element("p", { class: "error-text" });
   const retry = element("p", { class: "retry" });
   const remark = element("p", { class: "note bad", role: "alert", hidden: true });
-  const facts = factsPart("Rate", "Last exported", "Exported", "Skipped", "Lost", "Priority", "Lane");
+  const facts = factsPart("Rate", "Last exported", "Last try", "Exported", "Skipped", "Lost", "Priority", "Lane");
   const change = pauseButton(app, name, identifier, accessOf, remark);
   const tasks =
     kind === "s3_task_executor" ? element("a", { href: tasksLink(name) }, "Its tasks") : null;
@@ -115,10 +115,10 @@ function retrySentence({ retryInMillis, failures }) {
 
 function exportFacts(it, now) {
   const last = it.lastExportedSequenceNumber;
-  const when = it.lastExportTime === null ? "" : `, ${formatAgo(it.lastExportTime, now)}`;
   return {
     Rate: formatRate(it.rates.messagesExported),
-    "Last exported": last < 0 ? "nothing yet" : `number ${formatCount(last)}${when}`,
+    "Last exported": last < 0 ? "nothing yet" : `number ${formatCount(last)}`,
+    "Last try": it.lastExportTime === null ? null : formatAgo(it.lastExportTime, now),
     Exported: `${formatCount(it.exportedMessages)} messages, ${formatBytes(it.exportedBytes)}`,
     Skipped:
       it.skippedMessages > 0

@@ -44,11 +44,7 @@ export class MessagesPart {
     choice.append(this.#nodes.choose.element);
     tools.newest.onclick = () => this.#want({ last: PAGE });
     tools.fresh.onclick = () => this.#want({ last: PAGE });
-    tools.older.onclick = () =>
-      this.#want({
-        from: Math.max(this.#oldest, this.#last() - PAGE),
-        count: Math.min(PAGE, this.#last() - this.#oldest),
-      });
+    tools.older.onclick = () => this.#want({ before: this.#last(), count: PAGE });
     tools.newer.onclick = () => this.#want({ from: this.#first() + 1, count: PAGE });
     tools.from.onsubmit = (event) => {
       event.preventDefault();
@@ -68,6 +64,11 @@ export class MessagesPart {
     setHidden(this.#nodes.barred, access.mayReadMessages);
     setHidden(this.#nodes.inside, !access.mayReadMessages);
     if (!access.mayReadMessages) return;
+    // It was deleted and created again: what is shown is not of this stream.
+    if (stream.newestSequenceNumber < this.#first()) {
+      this.#messages = [];
+      this.#wanted = { last: PAGE };
+    }
     if (this.#isFollowing && this.#wanted === null) this.#wanted = this.#next(stream);
     const wanted = this.#wanted;
     if (wanted !== null) {
@@ -103,7 +104,9 @@ export class MessagesPart {
       .reverse()
       .map((message) => ({ ...message, bytes: decodeBase64(message.payload) }));
     const goesOn = this.#isFollowing && taken.at(-1)?.sequenceNumber === this.#first() + 1;
-    this.#messages = goesOn ? [...taken, ...this.#messages].slice(0, MOST) : taken;
+    // Where there is nothing to be seen, what was shown shows the way.
+    if (goesOn) this.#messages = [...taken, ...this.#messages].slice(0, MOST);
+    else if (taken.length > 0) this.#messages = taken;
     this.#say(
       problem ??
         (taken.length === 0 && wanted.from !== undefined

@@ -106,11 +106,11 @@ function tilesPart() {
       const late = exports.filter((it) => it.messagesBehind > 0);
       appended.update(
         formatRate(rates.messagesAppended),
-        `${formatByteRate(rates.bytesAppended)} · ${formatShort(totals.messagesAppended)} in all`,
+        `${formatByteRate(rates.bytesAppended)} · ${formatShort(totals.messagesAppended)} since its start`,
       );
       exported.update(
         formatRate(rates.messagesExported),
-        `${formatByteRate(rates.bytesExported)} · ${formatShort(totals.messagesExported)} in all`,
+        `${formatByteRate(rates.bytesExported)} · ${formatShort(totals.messagesExported)} since its start`,
       );
       behind.update(
         formatShort(sum(exports, (it) => it.messagesBehind)),
@@ -129,7 +129,7 @@ function tilesPart() {
       );
       clients.update(
         formatCount(connections),
-        `${plural(waitingReads, "read")} waiting · ${formatCount(totals.requestsFailed)} failed`,
+        `${plural(waitingReads, "read")} waiting · ${plural(totals.requestsFailed, "refused request")}`,
       );
     },
   };
