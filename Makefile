@@ -10,9 +10,9 @@ SDKS := .sdks/.installed
 CLASSES := $(VENV)/spark.jsa
 BROWSER := $(VENV)/.browser
 
-# Two at a time, in their order, in which the slow ones are not the last, and with the same made-up
+# Three at a time, as each waits for something now and then, in their order, in which the slow ones are not the last, and with the same made-up
 # examples each time: pytest alone makes up new ones.
-EVERY_TEST := --durations 15 --numprocesses 2 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci
+EVERY_TEST := --durations 15 --numprocesses 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci
 
 .PHONY: help install run test lint style types bench docs pictures clean
 

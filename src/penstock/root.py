@@ -76,8 +76,11 @@ def read_config(path: Path | None) -> dict[str, Any]:
 
 def write_address(root: Path, address: Address) -> None:
     path = root / ADDRESS_FILE
-    path.write_bytes(msgspec.json.encode(address) + b"\n")
-    path.chmod(0o600)
+    # Whoever looks meanwhile finds all of it, or what was there before.
+    written = path.with_suffix(".new")
+    written.write_bytes(msgspec.json.encode(address) + b"\n")
+    written.chmod(0o600)
+    written.replace(path)
 
 
 def read_address(root: Path) -> Address | None:

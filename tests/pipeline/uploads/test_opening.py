@@ -56,7 +56,8 @@ def place_of(path: Path | str) -> str:
 def no_descriptor_is_left() -> Iterator[None]:
     before = len(list(Path("/dev/fd").iterdir()))
     yield
-    assert len(list(Path("/dev/fd").iterdir())) == before
+    # What tests before this one have left may be closed meanwhile.
+    assert len(list(Path("/dev/fd").iterdir())) <= before
 
 
 # Places
