@@ -10,8 +10,8 @@ SDKS := .sdks/.installed
 CLASSES := $(VENV)/spark.jsa
 BROWSER := $(VENV)/.browser
 
-# Three at a time, as each waits for something now and then, in their order, in which the slow ones are not the last, and with the same made-up
-# examples each time: pytest alone makes up new ones.
+# Three at a time, as each waits for something now and then; in their order, in which the slow ones
+# are not the last; and with the same made-up examples each time: pytest alone makes up new ones.
 EVERY_TEST := --durations 15 --numprocesses 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci
 
 .PHONY: help install run test lint style types bench docs pictures clean
