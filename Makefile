@@ -42,7 +42,7 @@ $(BROWSER): tests/web/install_chromium.sh $(INSTALLED)
 	@tests/web/install_chromium.sh
 	@touch $@
 
-run: $(INSTALLED) ## Run broker, exports, a sandboxed cloud and demo devices
+run: $(INSTALLED) ## Run broker, exports, a sandboxed cloud, demo devices and the dashboard
 	$(BIN)/penstock up --sandbox --demo --root "$(CURDIR)/.run"
 
 lint: style types ## Check style, types and the direction of imports

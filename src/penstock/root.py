@@ -45,8 +45,12 @@ class Address(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
 
     @property
     def local_host(self) -> str:
-        """The host to connect to from this machine: one may listen on all addresses at once."""
-        return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104
+        return reached_from_here(self.host)
+
+
+def reached_from_here(host: str) -> str:
+    """The host to connect to from this machine: one may listen on all addresses at once."""
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
 
 
 def default_root() -> Path:

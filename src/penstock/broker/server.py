@@ -83,7 +83,7 @@ class Broker:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise SettingError(f"the root {root} is not a directory, or below a file") from None
-        tls = _tls_context(settings) if settings.uses_tls else None
+        tls = tls_context(settings) if settings.uses_tls else None
         self._store = Store(root, self._disk)
         try:
             ensure_first_token(root, self._store.catalog)
@@ -325,7 +325,7 @@ def _attempt(work: Callable[[], None]) -> None:
         logger.exception("background work failed")
 
 
-def _tls_context(settings: Settings) -> ssl.SSLContext:
+def tls_context(settings: Settings) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(settings.tls_certificate, settings.tls_key)

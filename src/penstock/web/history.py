@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 STEP_MILLIS = 1000
 _SLOTS = 301
-# With more streams than this the newest have no plot of their own: each takes 12 kB.
+# With more streams than this the newest have no plot of their own: each takes 17 kB.
 _MOST_STREAMS = 1000
 # A rate is shown as it was over so many steps: one alone jumps too much to be read.
 _RATE_STEPS = 5
@@ -104,9 +104,9 @@ class History:
         self._taken += 1
         self._times[slot] = time
         self._totals.put(slot, totals)
-        missing = set(self._streams)
+        seen = set()
         for name, counts in streams:
-            missing.discard(name)
+            seen.add(name)
             track = self._streams.get(name)
             if track is None:
                 if len(self._streams) >= _MOST_STREAMS:
@@ -117,9 +117,10 @@ class History:
                     # It was created since, with nothing in it.
                     track.put((slot - 1) % _SLOTS, Counts())
             track.put(slot, counts)
-        for name in missing:
-            # It was deleted.
+        # Others were deleted.
+        for name in self._streams.keys() - seen:
             del self._streams[name]
+        self._untracked &= seen
 
     def rates(self, stream: str | None = None) -> Rates:
         """Of the last seconds, by the names of `Counts`."""

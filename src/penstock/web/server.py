@@ -7,7 +7,6 @@ import contextlib
 import logging
 import math
 import socket
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,9 +20,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.broker.server import Broker
-from penstock.broker.settings import Settings, is_loopback
+from penstock.broker.server import Broker, tls_context
+from penstock.broker.settings import is_loopback
 from penstock.errors import SettingError
+from penstock.root import reached_from_here
 from penstock.web.access import Door
 from penstock.web.api import Api, json_response
 from penstock.web.events import Events
@@ -54,8 +54,6 @@ _HEADERS = [
 # The page is asked for again each time, but not sent if it is the same; what it shows is not kept.
 _OF_PAGE = (b"cache-control", b"no-cache")
 _OF_DATA = (b"cache-control", b"no-store")
-# Who listens on all addresses is reached on this one from here.
-_REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 class WebServer:
@@ -75,7 +73,7 @@ class WebServer:
         settings = broker.settings
         listener = _listen(settings.http_host, settings.http_port or 0)
         host, port = listener.getsockname()[:2]
-        host = _REACHED.get(host, host)
+        host = reached_from_here(host)
         uses_tls = not is_loopback(settings.http_host)
         shown = f"[{host}]" if ":" in host else host
         self._url = f"{'https' if uses_tls else 'http'}://{shown}:{port}/"
@@ -97,7 +95,7 @@ class WebServer:
         )
         config.load()
         # Which ciphers uvicorn takes depends on its version; these are those of Python.
-        config.ssl = _tls_context(settings) if uses_tls else None
+        config.ssl = tls_context(settings) if uses_tls else None
         self._server = _QuietServer(config)
         # Of what it does it tells nothing that people would want to know.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -115,13 +113,6 @@ class WebServer:
         self._server.should_exit = True
         await self._serving
         logging.getLogger().removeHandler(self._events)
-
-
-def _tls_context(settings: Settings) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    # The broker has found them good when it started.
-    context.load_cert_chain(settings.tls_certificate, settings.tls_key)
-    return context
 
 
 class _QuietServer(uvicorn.Server):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from penstock.broker.exports.export import Export
 from penstock.broker.exports.recent_tasks import RecentTasks
@@ -11,8 +10,7 @@ from penstock.errors import StreamManagerException
 from penstock.model.exporting import TaskEvent, Upload
 from penstock.model.s3 import find_task
 from penstock.model.status import Status
-
-Plain = dict[str, Any]
+from penstock.web.picture import Plain
 
 # Of each export; others follow when these are done.
 _MOST_WAITING = 20
