@@ -264,6 +264,18 @@ def test_a_sandbox_that_is_killed_is_started_again_where_it_was(start: Callable[
     wait_until(lambda: not any(it.is_running() for it in children))
 
 
+def test_when_it_is_killed_what_it_runs_ends_cleanly(start: Callable[..., Up], root: Path) -> None:
+    up = start("--sandbox", "--no-pipeline")
+    up.read_until("Ctrl-C")
+    children = up.children()
+    assert len(children) == 2
+
+    up.process.kill()
+
+    wait_until(lambda: not any(it.is_running() for it in children))
+    assert not (root / "broker.json").exists()
+
+
 def test_a_sandbox_that_cannot_be_is_told_with_its_reason(
     start: Callable[..., Up], tmp_path: Path
 ) -> None:

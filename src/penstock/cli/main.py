@@ -128,8 +128,13 @@ def settings_from(config: Path | None, **flags: Any) -> Settings:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="penstock")
-def main() -> None:
+@click.option("--supervised", is_flag=True, hidden=True)
+def main(supervised: bool) -> None:
     """An open stream manager: device data stored at the edge, read back, exported."""
+    if supervised:
+        from penstock.cli.supervision import end_with_supervisor
+
+        end_with_supervisor()
 
 
 @main.command()

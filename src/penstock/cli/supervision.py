@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import queue
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,10 +51,11 @@ class Program:
         self._pauses = delays(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
 
     def start(self) -> None:
-        # A session of its own: Ctrl-C is for whoever supervises, who then stops it.
+        # A session of its own: Ctrl-C is for whoever supervises, who then stops it. Its standard
+        # input ends when the supervisor does, however that ends.
         self._process = subprocess.Popen(
             self._command(),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -91,7 +94,7 @@ class Program:
         if time.monotonic() - self._began > _WELL_SECONDS:
             self._pauses = delays(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         pause = next(self._pauses)
-        _end_group(self._process)
+        _clear_up(self._process)
         self._process = None
         self._starts_at = time.monotonic() + pause
         return f"the {self.name} ended ({_describe(code)}); it starts again in {pause:.1f} s"
@@ -107,14 +110,29 @@ class Program:
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-        _end_group(process)
+        _clear_up(process)
         return code
 
 
-def _end_group(process: subprocess.Popen[str]) -> None:
+def _clear_up(process: subprocess.Popen[str]) -> None:
     """Nothing that it started outlives it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def end_with_supervisor() -> None:
+    """For a program that a Program runs: one whose supervisor is killed ends cleanly too."""
+
+    def wait_for_end() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        # Nobody else sees any more to what it has started.
+        atexit.register(os.killpg, 0, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
 
 
 def _describe(code: int) -> str:

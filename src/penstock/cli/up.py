@@ -217,7 +217,7 @@ def _shared(settings: Settings, config: Path | None, as_json: bool) -> list[str]
 
 
 def _penstock(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "penstock", *arguments]
+    return [sys.executable, "-m", "penstock", "--supervised", *arguments]
 
 
 def _has_spark() -> bool:
