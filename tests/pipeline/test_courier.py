@@ -226,7 +226,23 @@ def test_numbers_that_had_arrived_are_forgotten_once_all_before_them_have(cloud:
     (report,) = sent.finish()
 
     assert cloud.payloads("http", "fills up") == [b"0", b"1", b"3"]
-    assert (report.settled_end, report.arrived) == (5, [])
+    assert (report.settled_end, report.arrived, report.missing) == (5, [], 0)
+
+
+def test_those_that_could_not_be_read_are_counted_once_they_are_passed(cloud: Sandbox) -> None:
+    header = header_for(cloud.http_url("torn"), "torn", end=6, arrived=(3,))
+    # Damaged: 1 and 5.
+    left = messages_of(header).pick([0, 2, 3])
+    assert left.numbers == [0, 2, 4]
+    sent, refused = courier(), courier()
+    sent.send(header, left)
+    (report,) = sent.finish()
+    assert (report.settled_end, report.missing) == (6, 2)
+
+    cloud.set_fault("http", name="torn", status=503)
+    refused.send(header, left.pick([1, 2]))
+    (report,) = refused.finish()
+    assert (report.settled_end, report.missing) == (2, 2)
 
 
 def test_that_a_destination_wants_to_be_left_alone_is_passed_on(cloud: Sandbox) -> None:

@@ -136,6 +136,8 @@ class ExportReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     exported_messages: Annotated[int, Meta(ge=0)] = 0
     exported_bytes: Annotated[int, Meta(ge=0)] = 0
     skipped: Annotated[list[SkippedMessage], Meta(max_length=4096)] = []
+    # Of those below `settled_end`: how many could not be read, damaged or dropped by then.
+    missing: Annotated[int, Meta(ge=0)] = 0
     # What was put on the wire, also in vain.
     sent_bytes: Annotated[int, Meta(ge=0)] = 0
     # Why it ended before its end; empty if the time was up, or nothing was wrong.

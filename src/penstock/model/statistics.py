@@ -28,7 +28,8 @@ class ExportStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     seconds_behind: float = 0.0
     # Somebody is delivering.
     is_leased: bool = False
-    # Since the broker was started: messages that the stream dropped before they were exported.
+    # Since the broker was started: messages that the stream dropped, or that were damaged, before
+    # they were exported.
     lost_messages: int = 0
 
 

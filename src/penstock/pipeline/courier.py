@@ -13,6 +13,7 @@ import logging
 import math
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -223,7 +224,9 @@ class Courier:
         was_slow = delivery.timed_out or delivery.slowest_call > LIMITS[Lane.steady].patience
         if not parcel.is_over:
             error, was_slow = f"no answer in {elapsed:.1f} seconds", True
-        known = [number for number in found.arrived if number >= delivery.settled_end]
+        end = delivery.settled_end
+        known = [number for number in found.arrived if number >= end]
+        read = bisect_left(parcel.messages.numbers, end)
         pause = max(delivery.retry_after or 0.0, delivery.pause)
         return ExportReport(
             lease=found.lease,
@@ -231,7 +234,7 @@ class Courier:
             stream_id=found.stream_id,
             identifier=found.config["identifier"],
             first=found.first,
-            settled_end=delivery.settled_end,
+            settled_end=end,
             arrived=sorted({*known, *delivery.arrived})[:_MOST_ARRIVED],
             exported_messages=delivery.exported_messages,
             exported_bytes=delivery.exported_bytes,
@@ -239,6 +242,7 @@ class Courier:
                 SkippedMessage(number, reason[:_REASON_LENGTH])
                 for number, reason in delivery.skipped
             ],
+            missing=max(end - found.first - read - (len(found.arrived) - len(known)), 0),
             sent_bytes=delivery.sent_bytes,
             error=error[:_REASON_LENGTH],
             pause_millis=int(pause * 1000),

@@ -359,8 +359,8 @@ DECLARED = (
     Declared(
         "penstock_export_lost_messages",
         _counter,
-        "messages that the stream dropped before they were exported: it was full, or they were too "
-        "old; since the broker was started",
+        "messages that the stream dropped before they were exported, because it was full or they "
+        "were too old, and those that the disk has damaged; since the broker was started",
         _of_exports(lambda export: export.lost_messages),
         _EXPORT,
     ),

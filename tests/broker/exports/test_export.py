@@ -62,6 +62,17 @@ def test_what_was_dropped_before_it_was_exported_is_counted(bench: Workbench) ->
     assert lost() == before + stream.log.oldest - found.end
 
 
+def test_what_could_not_be_read_is_lost_and_said(
+    bench: Workbench, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = bench.create("s", to_http(), 5)
+
+    bench.commit(report(bench.plan_one(), missing=2))
+
+    assert bench.exports.activities(stream)["e"].lost_messages == 2
+    assert "stream 's', export 'e': messages that cannot be read are left out: 2" in caplog.text
+
+
 def test_what_was_due_once_stays_due(bench: Workbench) -> None:
     bench.create("s", to_http(batchSize=4, batchIntervalMillis=60_000), 5)
     found = bench.plan_one()

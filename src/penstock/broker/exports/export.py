@@ -109,7 +109,7 @@ class Export:
         # On the loop's clock.
         self._not_before = -math.inf
         self._allowance = _FIRST_ALLOWANCE
-        # Messages that went before they were exported.
+        # Messages that went, or were damaged, before they were exported.
         self._lost = 0
         # A number, and when that message was appended.
         self._looked_up: tuple[int, int | None] = (-1, None)
@@ -287,6 +287,7 @@ class Export:
         """What a delivery means for the next one; its progress is stored elsewhere."""
         self.is_untouched = False
         self.arrived = sorted(report.arrived)
+        self._lost += report.missing
         self.lane = self._lane(was_slow=report.was_slow)
         # Of what was sent in vain, nobody knows how much it was.
         if report.exported_bytes and report.sent_bytes and not report.error:

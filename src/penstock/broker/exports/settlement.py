@@ -166,3 +166,5 @@ def log_outcome(export: Export, report: ExportReport, *, had_failed: bool) -> No
         logger.info("%s: it works again", who)
     if report.skipped:
         logger.warning("%s: %s", who, describe(msgspec.structs.replace(report, error="")))
+    if report.missing:
+        logger.warning("%s: messages that cannot be read are left out: %d", who, report.missing)

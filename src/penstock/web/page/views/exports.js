@@ -126,7 +126,7 @@ function exportFacts(it, now) {
         : null,
     Lost:
       it.lostMessages > 0
-        ? `${formatCount(it.lostMessages)} that the stream dropped before`
+        ? `${formatCount(it.lostMessages)} dropped or damaged before`
         : null,
     Priority: it.priority === null ? "none" : String(it.priority),
     Lane: it.lane,
