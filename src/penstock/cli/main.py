@@ -103,6 +103,9 @@ def _exit_code(error: StreamManagerException) -> int:
     return FAILED
 
 
+# That of the dashboard with `penstock up`, where nobody has chosen one.
+USUAL_HTTP_PORT = 8089
+
 root_option = click.option("--root", metavar="DIR", help="Where streams are stored.")
 config_option = click.option(
     "--config",

@@ -17,6 +17,7 @@ import click
 from penstock.broker.settings import LoopbackAccess, Settings, variables_of
 from penstock.cli.access import client_variables, dashboard_link, require_address
 from penstock.cli.main import (
+    USUAL_HTTP_PORT,
     Failure,
     config_option,
     http_port_option,
@@ -35,8 +36,6 @@ from penstock.sandbox.client import SandboxClient
 _LOOK_SECONDS = 0.1
 # Of what arrives in the sandbox a little is enough to look at, and it may run for weeks.
 _KEEP = ("--keep-mib", "16")
-# Where nobody has chosen one.
-_HTTP_PORT = 8089
 
 
 @click.command()
@@ -138,7 +137,7 @@ def _choose_http_port(settings: Settings) -> int | None:
         return None
     if settings.http_port is not None:
         return settings.http_port
-    return 0 if settings.port == 0 else _HTTP_PORT
+    return 0 if settings.port == 0 else USUAL_HTTP_PORT
 
 
 class _Broker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import socket
 from collections.abc import Iterator
@@ -14,13 +15,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock.cli.checks.check import State
+from penstock.cli.checks.check import State, ok
 from penstock.cli.checks.listeners import (
+    check_dashboard,
     check_port,
     check_tls,
     check_unix_socket,
     judge_descriptors,
 )
+from penstock.cli.main import USUAL_HTTP_PORT
 from tests.support import LocalBroker, Reachable
 
 from .examination import examine
@@ -67,6 +70,38 @@ def test_a_port_that_the_broker_itself_has_is_as_it_should_be(broker: Reachable)
 
     assert outcome.state is State.ok
     assert outcome.found == f"the broker of this root listens on 127.0.0.1:{broker.port}"
+
+
+def test_a_dashboard_whose_port_somebody_else_has_fails(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        outcome = examine(check_dashboard, tmp_path, PENSTOCK_HTTP_PORT=str(port))
+
+    assert outcome.state is State.fail
+    assert outcome.found == f"127.0.0.1:{port} is taken by another program"
+    assert "PENSTOCK_HTTP_PORT" in outcome.mend
+
+
+def test_of_the_usual_port_of_the_dashboard_there_is_a_warning(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        # If somebody has it already, all the better.
+        with contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", USUAL_HTTP_PORT))
+        outcome = examine(check_dashboard, tmp_path)
+
+    assert outcome.state is State.warn
+    assert str(USUAL_HTTP_PORT) in outcome.found
+
+
+def test_a_dashboard_could_listen_where_nobody_does(tmp_path: Path) -> None:
+    outcome = examine(check_dashboard, tmp_path, PENSTOCK_HTTP_PORT="0")
+
+    assert outcome == ok("127.0.0.1:any port is free")
+
+
+def test_a_broker_need_not_have_a_dashboard(broker: Reachable) -> None:
+    assert examine(check_dashboard, broker.root).state is State.skip
 
 
 def test_an_address_of_another_machine_fails(tmp_path: Path) -> None:

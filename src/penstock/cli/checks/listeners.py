@@ -9,9 +9,11 @@ import socket
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
-from penstock.cli.checks.check import Check, Outcome, fail, ok, skip, warn
+from penstock.cli.checks.check import Check, Outcome, State, fail, ok, skip, warn
 from penstock.cli.checks.patient import CONNECT_SECONDS, Patient
+from penstock.cli.main import USUAL_HTTP_PORT
 from penstock.root import read_address
 
 # Descriptors that a broker wants for other things than connections.
@@ -19,6 +21,17 @@ _OWN_DESCRIPTORS = 256
 _EXPIRY_DAYS = 30
 # What the address of a Unix socket has room for, with the zero at its end.
 _UNIX_PATH_BYTES = 108
+
+
+class _Hint(NamedTuple):
+    """How one chooses where it listens."""
+
+    host: str
+    port: str
+
+
+_PORT_HINT = _Hint("--host or PENSTOCK_HOST", "--port or STREAM_MANAGER_SERVER_PORT")
+_HTTP_PORT_HINT = _Hint("PENSTOCK_HTTP_HOST", "--http-port or PENSTOCK_HTTP_PORT")
 
 
 def check_descriptors(patient: Patient) -> Outcome:
@@ -50,13 +63,28 @@ def check_port(patient: Patient) -> Outcome:
     if settings.local_port is not None:
         listeners.append(("127.0.0.1", settings.local_port))
     for host, port in listeners:
-        problem = _try_listen(host, port)
+        problem = _try_listen(host, port, _PORT_HINT)
         if problem is not None:
             return problem
     return ok(", ".join(f"{host}:{port or 'any port'}" for host, port in listeners) + " is free")
 
 
-def _try_listen(host: str, port: int) -> Outcome | None:
+def check_dashboard(patient: Patient) -> Outcome:
+    settings = patient.settings
+    address = read_address(settings.root_path)
+    if address is not None:
+        return ok(address.http_url) if address.http_url else skip("this broker has none")
+    port = USUAL_HTTP_PORT if settings.http_port is None else settings.http_port
+    problem = _try_listen(settings.http_host, port, _HTTP_PORT_HINT)
+    if problem is None:
+        return ok(f"{settings.http_host}:{port or 'any port'} is free")
+    if settings.http_port is None:
+        # Only `penstock up` wants it then.
+        return problem._replace(state=State.warn)
+    return problem
+
+
+def _try_listen(host: str, port: int, hint: _Hint) -> Outcome | None:
     place = f"{host}:{port}"
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
@@ -69,14 +97,14 @@ def _try_listen(host: str, port: int) -> Outcome | None:
         if error.errno == errno.EADDRINUSE:
             return fail(
                 f"{place} is taken by another program",
-                f"`ss -ltnp 'sport = :{port}'` shows by which; or choose another port with --port "
-                "or STREAM_MANAGER_SERVER_PORT",
+                f"`ss -ltnp 'sport = :{port}'` shows by which; or choose another port with "
+                f"{hint.port}",
             )
         if error.errno == errno.EACCES:
             return fail(f"{place} is for the superuser", "choose a port above 1023")
         return fail(
             f"{place}: {error.strerror or error}",
-            "choose an address of this machine with --host or PENSTOCK_HOST",
+            f"choose an address of this machine with {hint.host}",
         )
     return None
 
@@ -154,6 +182,7 @@ def check_unix_socket(patient: Patient) -> Outcome:
 CHECKS: dict[str, Check] = {
     "file descriptors": check_descriptors,
     "port": check_port,
+    "dashboard": check_dashboard,
     "TLS": check_tls,
     "Unix socket": check_unix_socket,
 }
