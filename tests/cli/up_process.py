@@ -35,7 +35,7 @@ class Up:
         shown = ""
         while text not in shown:
             line = self.lines.get(timeout=seconds)
-            assert line, f"{text!r} was not printed, but:\n{shown}"
+            assert line, f"{text!r} was not printed, but:\n{shown}{self.end()}"
             shown += line
         ready = re.search(r"penstock ready \S+:(\d+)", shown)
         if ready:

@@ -63,6 +63,36 @@ def test_definitions_and_progress_survive_a_restart(
     assert without_ids(stored) == {"k": ExportProgress("k", 41, 5, "", 6, 7)}
 
 
+def test_what_was_dropped_stays_dropped_although_it_was_not_removed_yet(
+    restartable: Restartable, define: Define
+) -> None:
+    log = restartable.store.create(define(max_size=4096)).log
+    for number in range(20):
+        log.append([b"x" * 500], number)
+    before = (log.oldest, log.end, log.total_bytes)
+    assert log.oldest > 0
+
+    # As one finds it that is killed before anything that was put off is done.
+    killed = shutil.copytree(restartable.root, restartable.root.with_name("killed"))
+    store = Store(killed)
+
+    again = store.streams["s"].log
+    assert (again.oldest, again.end, again.total_bytes) == before
+    store.close()
+
+
+def test_one_that_rejects_new_data_keeps_all_when_it_has_grown_too_large_for_its_size(
+    restartable: Restartable, define: Define
+) -> None:
+    reject = StrategyOnFull.RejectNewData
+    stream = restartable.store.create(define(strategy_on_full=reject))
+    for number in range(20):
+        stream.log.append([b"x" * 500], number)
+    restartable.store.update(stream, define(strategy_on_full=reject, max_size=4096))
+
+    assert restartable.restart().streams["s"].log.total_bytes == 10_000
+
+
 def test_progress_of_unknown_streams_and_exports_is_ignored(
     restartable: Restartable, define: Define
 ) -> None:

@@ -58,6 +58,8 @@ def test_the_overview_tells_how_the_broker_is_doing(tmp_path: Path) -> None:
         client.append_many("a", [b"1", b"22", b"333"])
         (found,) = plan(client)
         commit(client, found, settledEnd=2, exportedMessages=2, exportedBytes=3)
+        # Who looks is shown the same for a moment.
+        wait_until(lambda: site.see("/api/overview")["totals"]["messagesExported"])
 
         overview = site.see("/api/overview")
 

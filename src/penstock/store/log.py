@@ -232,6 +232,12 @@ class Log(ABC):
         if expired:
             self._drop(expired, are_expired=True)
 
+    def trim_to_size(self) -> None:
+        """Drop again what was dropped before and is back, because nobody had time to remove it."""
+        dropped = plan_room(self._sealed, self._total_bytes, 0, self.limits, exported_end=0)
+        if dropped:
+            self._drop(dropped, are_expired=False)
+
     def apply(self, limits: Limits) -> None:
         """New limits; a new segment size is that of the segment begun next."""
         if limits.segment_size != self.limits.segment_size and self._active.size:

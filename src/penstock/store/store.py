@@ -465,6 +465,7 @@ class Store:
                     lowest_end=max(row.reserved, exported),
                 )
                 log.journals = definition.flush_on_write
+                log.trim_to_size()
                 if not (directory / DEFINITION_FILE).exists():
                     self._write_definition(row.id, definition)
         except (OSError, msgspec.DecodeError, sqlite3.Error) as error:
