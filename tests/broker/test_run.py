@@ -25,11 +25,12 @@ READY = "Stream Manager reporting the state: RUNNING"
 
 
 def test_the_log_has_the_line_that_the_field_waits_for(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "root") as broker:
+    with BrokerProcess(tmp_path / "root", PENSTOCK_HTP_PORT="1") as broker:
         line = next(line for line in broker.log_lines if READY in line)
 
     assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z INFO  broker\.run: {READY}", line)
     assert broker.log_lines[-1].endswith("broker.server: stopped")
+    assert "WARN  broker.run: PENSTOCK_HTP_PORT is no setting" in broker.log_lines[0]
 
 
 def test_a_log_for_programs_is_one_json_object_a_line(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from penstock.broker.settings import (
     Settings,
     is_loopback,
     load_settings,
+    unknown_variables,
     variables_of,
 )
 from penstock.errors import SettingError
@@ -185,7 +186,7 @@ def test_another_file_can_be_named(tmp_path: Path) -> None:
         ("STREAM_MANAGER_SERVER_PORT", "x", "expected a whole number"),
         ("STREAM_MANAGER_SERVER_PORT", "65536", "expected int <= 65535"),
         ("STREAM_MANAGER_SERVER_PORT", "-1", "expected int >= 0"),
-        ("STREAM_MANAGER_AUTHENTICATE_CLIENT", "maybe", "expected bool"),
+        ("STREAM_MANAGER_AUTHENTICATE_CLIENT", "maybe", "expected true or false"),
         ("STREAM_MANAGER_EXPORTER_MAX_BANDWIDTH", "0", "expected int >= 1"),
         ("STREAM_MANAGER_EXPORTER_MAX_BANDWIDTH", "fast", "expected a whole number"),
         ("STREAM_MANAGER_EXPORTER_THREAD_POOL_SIZE", "0", "expected int >= 1"),
@@ -204,15 +205,15 @@ def test_another_file_can_be_named(tmp_path: Path) -> None:
             "all",
             "expected one of none, statistics, messages",
         ),
-        ("PENSTOCK_SPARK_PAGE", "maybe", "expected bool"),
+        ("PENSTOCK_SPARK_PAGE", "maybe", "expected true or false"),
         ("PENSTOCK_SYNC_INTERVAL_MS", "9", "expected int >= 10"),
-        ("PENSTOCK_RECLAIM_EXPORTED", "2", "expected bool"),
+        ("PENSTOCK_RECLAIM_EXPORTED", "2", "expected true or false"),
         ("PENSTOCK_S3_TASKS_AT_ONCE", "0", "expected int >= 1"),
         ("PENSTOCK_S3_TASKS_AT_ONCE", "65", "expected int <= 64"),
         ("PENSTOCK_S3_PARTS_AT_ONCE", "0", "expected int >= 1"),
         ("PENSTOCK_S3_PARTS_AT_ONCE", "65", "expected int <= 64"),
         ("PENSTOCK_S3_KEY_TIME_ZONE", "Europe/Atlantis", "expected UTC, or a time zone"),
-        ("PENSTOCK_S3_DELETE_UPLOADED_FILES", "perhaps", "expected bool"),
+        ("PENSTOCK_S3_DELETE_UPLOADED_FILES", "perhaps", "expected true or false"),
         ("PENSTOCK_MAX_CONNECTIONS", "0", "expected int >= 1"),
         ("PENSTOCK_MAX_FRAME_BYTES", "1073741825", "expected int <= 1073741824"),
         ("PENSTOCK_MAX_RESPONSE_BYTES", "1", "expected int >= 65536"),
@@ -243,7 +244,10 @@ def test_a_wrong_value_is_refused_by_its_source_and_by_what_is_allowed(
         ("log_levl = 1", "there is no setting log_levl; did you mean log_level?"),
         ("handshake_timeout = 1", "did you mean handshake_timeout_ms?"),
         ("[server]\nport = 1", "penstock.toml: there is no setting server"),
+        ("prot = 1", "there is no setting prot; did you mean root or port?"),
         ("quux = 1", "penstock.toml: there is no setting quux"),
+        ('read_only_dirs = ["/data"]', "expected one text, with commas between its parts"),
+        ('kinesis_partition_key = "x"', "expected random, stream-name, or field: and a name"),
         ("port = ", "penstock.toml cannot be read: "),
     ],
 )
@@ -414,3 +418,14 @@ def test_without_a_list_of_time_zones_there_is_utc() -> None:
             )
     finally:
         zoneinfo.reset_tzpath(known)
+
+
+def test_variables_that_look_like_settings_and_are_none_are_told() -> None:
+    names = [each for name in Settings.__struct_fields__ for each in variables_of(name)]
+    names += ["PENSTOCK_CONFIG", "PENSTOCK_TLS_CA", "_PENSTOCK_COMPLETE", "HOME"]
+
+    assert unknown_variables(dict.fromkeys(names, "x")) == []
+    assert unknown_variables({"PENSTOCK_HTP_PORT": "1", "PENSTOCK_X": ""}) == [
+        "PENSTOCK_HTP_PORT is no setting; did you mean PENSTOCK_HTTP_PORT or PENSTOCK_PORT?",
+        "PENSTOCK_X is no setting",
+    ]

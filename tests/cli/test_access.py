@@ -190,6 +190,13 @@ def test_a_token_that_is_made_lets_in_for_what_it_is_for(broker: BrokerProcess) 
             append(client, "other", b"x")
 
 
+def test_a_token_has_a_name(broker: BrokerProcess) -> None:
+    finished = penstock("tokens", "create", " ", "--role", "admin", "--root", str(broker.root))
+
+    assert finished.code == 2
+    assert "NAME is empty" in finished.error
+
+
 def test_tokens_are_listed_without_their_secrets(broker: BrokerProcess) -> None:
     made = tokens(
         broker,

@@ -160,7 +160,7 @@ def test_a_merge_key_of_yaml_gives_what_is_not_given(tmp_path: Path) -> None:
         ),
         ({"strategy_on_full": None}, "object missing required field strategyOnFull"),
         ({"name": None}, "object missing required field name"),
-        ({"name": "a/b"}, "name is 'a/b': expected str matching"),
+        ({"name": "a/b"}, "name is 'a/b': expected letters, digits"),
         (
             {"export_definition": {"kinesis": {"identifier": "k"}}},
             "exportDefinition.kinesis is a map: expected array",

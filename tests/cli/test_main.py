@@ -55,6 +55,21 @@ def test_a_wrong_flag_is_told_in_a_line(words: list[str], message: str) -> None:
     assert finished.output == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["stream", "list"], "'streams'?)"),
+        (["--root", "x", "status"], "No such option '--root'. Options stand behind the command."),
+        (["append", "s", "-3.5"], "A message that begins with a dash stands behind --."),
+    ],
+)
+def test_a_slip_of_the_command_line_gets_a_hint(words: list[str], hint: str) -> None:
+    finished = penstock(*words)
+
+    assert finished.code == 2
+    assert hint in finished.error
+
+
 def test_a_wrong_variable_is_told_in_a_line(tmp_path: Path) -> None:
     finished = penstock_process("serve", STREAM_MANAGER_SERVER_PORT="eighty")
 

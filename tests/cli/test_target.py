@@ -88,3 +88,6 @@ def test_who_wants_to_know_soon_is_told_soon_and_in_silence(
 def test_a_broker_that_is_not_there_is_started_with_what_named_it() -> None:
     assert NOWHERE.serve_command == "penstock serve"
     assert NOWHERE._replace(root="/my root").serve_command == "penstock serve --root '/my root'"
+    assert NOWHERE.is_here
+    assert NOWHERE._replace(host="localhost").is_here
+    assert not NOWHERE._replace(host="edge-7.example.com").is_here

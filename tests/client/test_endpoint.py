@@ -353,7 +353,10 @@ def test_an_unknown_setting_is_told_with_the_nearest_one(text: str, message: str
     [
         ("port = 0", "client.port in penstock.toml is 0: expected int >= 1"),
         ("port = 65536", "client.port in penstock.toml is 65536: expected int <= 65535"),
-        ("port = '1'", "client.port in penstock.toml is '1': expected int | null, got str"),
+        (
+            "port = '1'",
+            "client.port in penstock.toml is '1': expected a whole number, unquoted",
+        ),
         ("host = 5", "client.host in penstock.toml is 5: expected str | null, got int"),
     ],
 )

@@ -71,7 +71,7 @@ def between(low: int, high: int) -> tuple[list[Any], list[tuple[Any, str]]]:
 
 
 def named(longest: int = 255) -> tuple[list[Any], list[tuple[Any, str]]]:
-    pattern = "expected str matching regex"
+    pattern = "expected letters, digits, spaces or any of _ , . -"
     return ["a", ".", "..", NAME_LETTERS, "x" * longest], [
         ("", "expected str of length >= 1"),
         ("x" * (longest + 1), f"expected str of length <= {longest}"),

@@ -19,6 +19,18 @@ The table `[client]` of the same file is for clients and commands, and the broke
 `host`, `port`, `unix_socket`, `token`, `tls_ca` ([the cookbook](cookbook.md#connecting) says when
 each is used).
 
+```toml
+root = "/var/lib/penstock"              # settings stand at the top, in no table
+exporter_max_bandwidth = 10000
+read_only_dirs = "/srv/camera,/var/log/press"
+
+[client]
+host = "127.0.0.1"
+port = 8088
+```
+
+A variable that begins with `PENSTOCK_` and is no setting is told in the broker's log.
+
 | in `penstock.toml` | in the environment | default | allowed | what it is |
 |---|---|---|---|---|
 """

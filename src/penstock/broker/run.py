@@ -13,7 +13,7 @@ from typing import Protocol
 
 from penstock.broker.logs import set_up_logs
 from penstock.broker.server import Broker
-from penstock.broker.settings import Settings
+from penstock.broker.settings import Settings, unknown_variables
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ def serve(settings: Settings, companions: Sequence[Companion] = ()) -> None:
     # Whatever is created from here on, also by SQLite, is for its owner only.
     os.umask(0o077)
     set_up_logs(settings.log_level, settings.log_format)
+    for problem in unknown_variables(os.environ):
+        logger.warning("%s", problem)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(settings, companions))
 

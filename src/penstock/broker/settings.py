@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -225,6 +225,9 @@ _ORIGINAL_VARIABLES = {
 }
 
 
+# Of clients, and of the file that the settings stand in.
+_OTHER_VARIABLES = {"PENSTOCK_CONFIG", "PENSTOCK_TLS_CA"}
+
 # An empty variable is how many a deployment tool says that it is not set. Greengrass leaves the
 # words of a recipe as they are where the configuration has no such key.
 _NO_VALUE = re.compile(r"\{configuration:[^{}]*\}")
@@ -269,8 +272,7 @@ def load_settings(
     except msgspec.ValidationError as error:
         problem = find_problem(error, plain, Settings)
         source = values[problem.path].source
-        # What stands in a variable is text, whatever it should be.
-        expected = re.sub(r"int( \| null)?, got str", "a whole number", problem.expected)
+        expected = _say_plainly(problem.path, problem.expected)
         raise SettingError(f"{source} is {problem.shown}: {expected}") from None
     if not settings.root:
         settings = msgspec.structs.replace(settings, root=str(default_root()))
@@ -279,13 +281,38 @@ def load_settings(
     return settings
 
 
+def _say_plainly(name: str, expected: str) -> str:
+    """What stands in a variable is text, whatever it should be: its type says nothing to people."""
+    if name == "kinesis_partition_key":
+        return "expected random, stream-name, or field: and a name"
+    expected = re.sub(r"int( \| null)?, got str", "a whole number", expected)
+    expected = re.sub(r"bool, got \w+", "true or false", expected)
+    return re.sub(r"str, got array", "one text, with commas between its parts", expected)
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Variables that look like settings of ours and are none, each with what may be meant."""
+    known = {variable for name in Settings.__struct_fields__ for variable in variables_of(name)}
+    known |= _OTHER_VARIABLES
+    return [
+        # Their beginning is the same, and makes all of them a little alike.
+        f"{variable} is no setting{_suggest(variable, known, alike=0.8)}"
+        for variable in sorted(environment)
+        if variable.startswith("PENSTOCK_") and variable not in known
+    ]
+
+
+def _suggest(wrong: str, known: Iterable[str], alike: float = 0.6) -> str:
+    near = difflib.get_close_matches(wrong, sorted(known), n=2, cutoff=alike)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
 def _from_file(path: Path | None) -> Iterator[tuple[str, _Value]]:
     for name, value in read_config(path).items():
         if name == CLIENT_TABLE:
             continue
         if name not in Settings.__struct_fields__:
-            near = difflib.get_close_matches(name, Settings.__struct_fields__, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = _suggest(name, Settings.__struct_fields__)
             raise SettingError(f"{path}: there is no setting {name}{hint}")
         yield name, _Value(value, f"{name} in {path}")
 

@@ -118,8 +118,10 @@ def tokens() -> None:
     admin     everything
     producer  list, describe, append
     consumer  list, describe, read
-    pipeline  list, describe, read, append
+    pipeline  list, describe, read, append, export
     observer  list, describe
+
+    All of them may see statistics.
     """
 
 
@@ -146,6 +148,8 @@ def create_token(
     config: Path | None,
 ) -> None:
     """Make a token and print it, once: only its digest is stored."""
+    if not name.strip():
+        raise click.UsageError("NAME is empty: expected one that tells whose token it is")
     catalog = _open_catalog(settings_from(config, root=root))
     if any(row.id == name for row in catalog.tokens()):
         raise Failure(f"there is a token {name!r} already: revoke it, or choose another name")

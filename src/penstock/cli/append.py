@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import click
 
 from penstock.cli.completion import complete_streams
-from penstock.cli.main import INTERRUPTED, Failure, json_option
+from penstock.cli.main import INTERRUPTED, Failure, explained, json_option
 from penstock.cli.output import echo_json
 from penstock.cli.payload import Encoding
 from penstock.cli.progress import make_progress
@@ -21,6 +21,15 @@ from penstock.errors import (
     UnansweredException,
 )
 from penstock.model import MessageStreamDefinition, StrategyOnFull
+
+
+class _Append(click.Command):
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        try:
+            return super().parse_args(context, arguments)
+        except click.NoSuchOption as error:
+            raise explained(error, "A message that begins with a dash stands behind --.") from None
+
 
 _WHAT_TO_TYPE = {False: "messages, each on a line", True: "the message"}
 
@@ -91,7 +100,7 @@ def _number_of(count: int, thing: str) -> str:
     return f"{count:,} {thing} was" if count == 1 else f"{count:,} {thing}s were"
 
 
-@click.command()
+@click.command(cls=_Append)
 @click.argument("stream", shell_complete=complete_streams)
 @click.argument("messages", metavar="[MESSAGE]...", nargs=-1)
 @click.option(

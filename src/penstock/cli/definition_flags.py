@@ -26,6 +26,7 @@ from penstock.model import (
     S3ExportTaskExecutorConfig,
     StrategyOnFull,
 )
+from penstock.model.limits import MIN_TIME_TO_LIVE_MILLIS
 from penstock.model.validation import validate
 
 FOREVER = "none"
@@ -84,7 +85,12 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[..., Any]:
 
 
 def _parse_time_to_live(text: str) -> int | str:
-    return FOREVER if text.strip().lower() == FOREVER else parse_duration(text)
+    if text.strip().lower() == FOREVER:
+        return FOREVER
+    millis = parse_duration(text)
+    if millis < MIN_TIME_TO_LIVE_MILLIS:
+        raise ValueError(f"{text!r}: expected a minute at least")
+    return millis
 
 
 def _parse_export(flag: _ExportFlag) -> Callable[[str], ExportConfig]:
@@ -95,6 +101,8 @@ def _parse_export(flag: _ExportFlag) -> Callable[[str], ExportConfig]:
         given = text.split("=", parts - 1)
         if len(given) < parts or not all(given):
             raise ValueError(f"{text!r}: expected {flag.metavar}")
+        if flag.config is HTTPConfig and not re.match(r"https?://[^/]", given[1], re.IGNORECASE):
+            raise ValueError(f"{given[1]!r}: expected a URI that begins with http:// or https://")
         return flag.config(*given)
 
     return parse
@@ -117,19 +125,26 @@ def short_name(choice: StrategyOnFull | Persistence) -> str:
 
 
 def _choice_option(flag: str, field: str, kind: Any, text: str) -> Callable[..., Any]:
-    members = {name(choice): choice for name in (short_name, _name) for choice in kind}
+    members = {short_name(choice): choice for choice in kind}
     return click.option(
         flag,
         field,
-        type=click.Choice(list(members), case_sensitive=False),
-        metavar=f"[{'|'.join(short_name(choice) for choice in kind)}]",
+        type=_ShortName(members),
+        metavar=f"[{'|'.join(members)}]",
         callback=_parsed(members.__getitem__),
         help=text,
     )
 
 
-def _name(choice: Enum) -> str:
-    return choice.name
+class _ShortName(click.Choice[str]):
+    """Takes the long names too, which are those of the SDKs, and shows the short ones."""
+
+    def __init__(self, members: Mapping[str, Enum]) -> None:
+        super().__init__(list(members), case_sensitive=False)
+        self._short_names = {member.name.lower(): name for name, member in members.items()}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert(self._short_names.get(value.lower(), value), param, ctx)
 
 
 _OPTIONS = (
@@ -151,7 +166,8 @@ _OPTIONS = (
         "time_to_live_millis",
         metavar="DURATION",
         callback=_parsed(_parse_time_to_live),
-        help="How long messages are kept, such as 90s, 2h or 7d, or none (new streams: none).",
+        help="How long messages are kept, such as 2h or 7d and a minute at least, or none (new "
+        "streams: none).",
     ),
     _choice_option(
         "--on-full",

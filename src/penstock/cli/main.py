@@ -46,6 +46,13 @@ class Failure(click.ClickException):
         click.echo(f"penstock: {self.format_message()}", err=True, file=file)
 
 
+def explained(error: click.NoSuchOption, hint: str) -> click.NoSuchOption:
+    """The same with a hint."""
+    return click.NoSuchOption(
+        error.option_name, f"{error.message} {hint}", error.possibilities, error.ctx
+    )
+
+
 # The module of each command that does not stand here: it is imported when the command is used.
 _MODULES = {
     "append": "append",
@@ -77,6 +84,22 @@ class Commands(click.Group):
             command: click.Command = getattr(module, name)
             return command
         return super().get_command(context, name)
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        try:
+            return super().parse_args(context, arguments)
+        except click.NoSuchOption as error:
+            raise explained(error, "Options stand behind the command.") from None
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(context, arguments)
+        except click.NoSuchCommand as error:
+            # click knows only those that are imported.
+            name, names = error.command_name, self.list_commands(context)
+            raise click.NoSuchCommand(name, possibilities=names, ctx=context) from None
 
     def invoke(self, context: click.Context) -> Any:
         try:

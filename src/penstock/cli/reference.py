@@ -19,9 +19,9 @@ and may change. This page is made from the commands (`make docs`).
 
 Commands that talk to a broker find it as the client does: what is passed (`--root`, `--host` and
 `--port`, `--unix-socket`), then the environment, then `[client]` in `penstock.toml`, then the
-broker of `~/.penstock`. The token comes from `AWS_CONTAINER_AUTHORIZATION_TOKEN`, from
-`penstock.toml`, or from the broker's root if you may read it. [The
-cookbook](cookbook.md#connecting) has all of it.
+broker of the root that is set, or of `~/.penstock`, then 127.0.0.1:8088. The token comes from
+`AWS_CONTAINER_AUTHORIZATION_TOKEN`, from `penstock.toml`, or from the broker's root if you may
+read it. [The cookbook](cookbook.md#connecting) has all of it.
 
 ## Exit codes
 
@@ -52,11 +52,10 @@ def _sections(group: click.Group, context: click.Context) -> Iterator[str]:
         command = group.get_command(context, name)
         assert command is not None
         inner = click.Context(command, info_name=name, parent=context)
+        yield f"## {inner.command_path}\n"
+        yield f"```\n{_help(command, inner)}\n```\n"
         if isinstance(command, click.Group):
             yield from _sections(command, inner)
-        else:
-            yield f"## {inner.command_path}\n"
-            yield f"```\n{_help(command, inner)}\n```\n"
 
 
 def _help(command: click.Command, context: click.Context) -> str:

@@ -54,7 +54,8 @@ def status(target: Target, watch: bool, interval: float | None, as_json: bool) -
     try:
         client = target.connect_briefly(_CONNECT_SECONDS, _REQUEST_SECONDS)
     except (ConnectionError, TimeoutError) as error:
-        raise Failure(f"{error}; `{target.serve_command}` starts one", UNREACHABLE) from None
+        hint = f"; `{target.serve_command}` starts one" if target.is_here else ""
+        raise Failure(f"{error}{hint}", UNREACHABLE) from None
     with client:
         if watch:
             with contextlib.suppress(KeyboardInterrupt):

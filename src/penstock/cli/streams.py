@@ -40,7 +40,17 @@ def streams() -> None:
 
     A definition file has the fields of the SDKs' MessageStreamDefinition, in the spelling of
     Python (max_size, export_definition) or of the wire (maxSize, exportDefinition). What `describe
-    --json` prints under "definition" is one.
+    --json` prints under "definition" is one. In TOML:
+
+    \b
+    name = "sensors"
+    max_size = 67108864
+    strategy_on_full = "OverwriteOldestData"
+    [[export_definition.kinesis]]
+    identifier = "cloud"
+    kinesis_stream_name = "plant-7"
+    batch_size = 100
+    priority = 1
     """
 
 

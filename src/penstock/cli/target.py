@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from penstock.broker.settings import is_loopback
 from penstock.client.blocking import StreamManagerClient
 
 
@@ -44,6 +45,11 @@ class Target(NamedTuple):
             # Above every level: a line of the log would stand in the middle of the screen.
             logger=logging.Logger(__name__, logging.CRITICAL + 1),
         )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it would be a broker of this machine."""
+        return self.host is None or is_loopback(self.host)
 
     @property
     def serve_command(self) -> str:

@@ -142,7 +142,8 @@ def _client_settings(table: object, config: Path | None) -> ClientSettings:
                 ) from None
         problem = find_problem(error, table, ClientSettings)
         name = f"{CLIENT_TABLE}.{problem.path}" if problem.path else CLIENT_TABLE
-        raise SettingError(f"{name} in {config} is {problem.shown}: {problem.expected}") from None
+        expected = problem.expected.replace("int | null, got str", "a whole number, unquoted")
+        raise SettingError(f"{name} in {config} is {problem.shown}: {expected}") from None
 
 
 def find_root(environment: Mapping[str, str], table: Mapping[str, object]) -> Path:

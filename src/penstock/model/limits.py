@@ -21,7 +21,8 @@ Text = Annotated[str, Meta(min_length=1)]
 
 MaxSize = Annotated[int, Meta(ge=1024, le=INT64_MAX)]
 SegmentSize = Annotated[int, Meta(ge=1024, le=INT32_MAX)]
-TimeToLiveMillis = Annotated[int, Meta(ge=60_000, le=MILLIS_MAX)]
+MIN_TIME_TO_LIVE_MILLIS = 60_000
+TimeToLiveMillis = Annotated[int, Meta(ge=MIN_TIME_TO_LIVE_MILLIS, le=MILLIS_MAX)]
 
 Priority = Annotated[int, Meta(ge=1, le=10)]
 SequenceNumber = Annotated[int, Meta(ge=0, le=INT64_MAX)]

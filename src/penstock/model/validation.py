@@ -154,7 +154,7 @@ def find_problem(error: msgspec.ValidationError, value: Any, kind: type) -> Prob
     expected = expected[0].lower() + expected[1:]
     if expected.startswith("invalid enum value"):
         expected = f"expected one of {_allowed_at(path, kind)}"
-    if NAME_PATTERN in expected:
+    if repr(NAME_PATTERN) in expected:
         expected = "expected letters, digits, spaces or any of _ , . -"
     if match["key"]:
         return Problem(path.lstrip("."), None, "expected str for each key")

@@ -93,6 +93,15 @@ def test_where_no_region_is_set_that_is_worth_a_warning(broker: Reachable) -> No
     assert credentials.state is State.warn
 
 
+def test_what_works_needs_no_variables_here(broker: Reachable) -> None:
+    with patient(broker.root) as examined:
+        examined.contact = examined.contact._replace(working=frozenset({"s/cloud"}))
+        *_, kinesis, credentials = check_destinations(examined)
+
+    assert (kinesis.state, credentials.state) == (State.ok, State.ok)
+    assert kinesis.found == "kinesis: it works, with what its pipeline is told, for s/cloud"
+
+
 def test_without_a_broker_the_store_says_where_exports_go(tmp_path: Path) -> None:
     root = tmp_path / "root"
     exports = {"http": [{"identifier": "e", "uri": "http://127.0.0.1:1/"}]}

@@ -10,7 +10,9 @@ import pytest
 
 from penstock.cli.checks.patient import Contact, Inventory
 from penstock.errors import SettingError
+from tests.broker.exports.workbench import to_http
 from tests.support import LocalBroker, Reachable, append, create
+from tests.web.site import commit, plan
 
 from .examination import patient
 
@@ -33,6 +35,18 @@ def test_a_broker_that_answers_tells_its_streams(broker: Reachable) -> None:
     assert contact.server is not None
     assert contact.server.has_extensions
     assert [definition.name for definition in contact.definitions] == ["a", "b"]
+
+
+def test_exports_that_work_are_known(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker:
+        with broker.connect() as client:
+            for name in ("well", "ill", "new"):
+                append(client, create(client, name, exportDefinition=to_http()), b"x")
+            for found in plan(client):
+                if found["stream"] != "new":
+                    commit(client, found, error="down" if found["stream"] == "ill" else "")
+        with patient(broker.root) as examined:
+            assert examined.contact.working == {"well/e"}
 
 
 def test_a_broker_that_refuses_the_token_is_there(broker: Reachable) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from penstock import __version__
+from penstock.broker.settings import unknown_variables
 from penstock.cli.checks.check import Check, Outcome, fail, ok, warn
 from penstock.cli.checks.patient import Patient
 from penstock.errors import SettingError
 
 
 def check_settings(patient: Patient) -> Outcome:
+    mend = "`penstock settings` lists what is allowed"
     try:
-        return ok(f"the root is {patient.settings.root}")
+        found = f"the root is {patient.settings.root}"
     except SettingError as error:
-        return fail(str(error), "`penstock settings` lists what is allowed")
+        return fail(str(error), mend)
+    unknown = unknown_variables(patient.environment)
+    return warn("; ".join(unknown), mend) if unknown else ok(found)
 
 
 def check_broker(patient: Patient) -> Outcome:
@@ -25,9 +29,8 @@ def check_broker(patient: Patient) -> Outcome:
         )
     if contact.server is None:
         is_expected = target.host or target.port or target.unix_socket or patient.is_served
-        return (fail if is_expected else warn)(
-            contact.error, f"`{target.serve_command}` starts one"
-        )
+        mend = f"`{target.serve_command}` starts one" if target.is_here else "is it running there?"
+        return (fail if is_expected else warn)(contact.error, mend)
     if not contact.server.has_extensions:
         name = f"a stream manager {contact.server.version}".strip()
         return ok(f"{name} at {contact.address}, no Penstock; the token is accepted")

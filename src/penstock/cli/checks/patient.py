@@ -16,6 +16,7 @@ import msgspec
 from penstock.broker.settings import Settings
 from penstock.cli.main import settings_from
 from penstock.cli.target import Target
+from penstock.client.blocking import StreamManagerClient
 from penstock.client.protocol import ServerInfo
 from penstock.errors import (
     MessageStoreReadErrorException,
@@ -39,6 +40,8 @@ class Contact(NamedTuple):
     address: str = ""
     server: ServerInfo | None = None
     definitions: tuple[MessageStreamDefinition, ...] = ()
+    # Exports, as `stream/identifier`, whose last delivery has arrived.
+    working: frozenset[str] = frozenset()
     error: str = ""
     is_refused: bool = False
 
@@ -95,13 +98,24 @@ def _meet(target: Target) -> Contact:
                     definitions.append(client.describe_message_stream(name).definition)
                 except (MessageStoreReadErrorException, ResourceNotFoundException):
                     continue
-            return Contact(client.address, client.server, tuple(definitions))
+            return Contact(client.address, client.server, tuple(definitions), _find_working(client))
     except (StreamManagerException, OSError, SettingError) as error:
         is_refused = (
             isinstance(error, StreamManagerException)
             and error.status == ResponseStatusCode.Unauthorized
         )
         return Contact(error=str(error) or type(error).__name__, is_refused=is_refused)
+
+
+def _find_working(client: StreamManagerClient) -> frozenset[str]:
+    if not client.server.has_extensions:
+        return frozenset()
+    return frozenset(
+        f"{stream.name}/{export.identifier}"
+        for stream in client.statistics().streams
+        for export in stream.exports
+        if export.exported_messages and not export.error_message
+    )
 
 
 def _look_into(root: Path) -> Inventory:
