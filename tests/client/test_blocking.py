@@ -56,6 +56,7 @@ from tests.support import (
     PATIENCE_S,
     PROMPT_S,
     BrokerProcess,
+    LocalBroker,
     clean_environment,
     wait_until,
 )
@@ -626,6 +627,28 @@ def test_a_broker_that_stays_away_is_an_error_after_the_time_for_that(
         # It is as good as new when the broker is back.
         mortal.start()
         assert client.append_message(name, b"somebody") == 0
+
+
+@pytest.mark.parametrize(
+    "variable", ["STREAM_MANAGER_STORE_ROOT_DIR", "STREAM_MANAGER_SERVER_PORT"]
+)
+def test_a_client_whose_broker_is_away_does_not_move_to_another(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lead_to(broker: LocalBroker) -> None:
+        is_root = variable.endswith("DIR")
+        monkeypatch.setenv(variable, str(broker.root if is_root else broker.port))
+
+    with LocalBroker(tmp_path / "other", authenticate_client=False) as other:
+        with LocalBroker(tmp_path / "its", authenticate_client=False) as its:
+            lead_to(its)
+            client = StreamManagerClient(reconnect_timeout=0)
+            make_stream(client)
+        lead_to(other)
+
+        with pytest.raises(ConnectionError):
+            client.list_streams()
+        client.close()
 
 
 def test_no_time_to_reconnect_is_one_attempt() -> None:

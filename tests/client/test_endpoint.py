@@ -222,14 +222,23 @@ def test_an_address_that_makes_no_sense_is_none(machine_root: Path, text: str) -
 def test_a_root_that_is_none_is_not_served(root: str) -> None:
     with pytest.raises(ConnectionRefusedError):
         found(Search(root=root))
-    assert place(PENSTOCK_ROOT=root) == "127.0.0.1:8088"
+
+
+@pytest.mark.parametrize("variable", ["STREAM_MANAGER_STORE_ROOT_DIR", "PENSTOCK_ROOT"])
+def test_nor_is_one_that_is_named_otherwise(variable: str, tmp_path: Path) -> None:
+    for environment in ({variable: str(tmp_path)}, {}):
+        with pytest.raises(ConnectionRefusedError, match=f"no stream manager serves {tmp_path}"):
+            found(**environment)
+        assert place(Search(port=4000), **environment) == "127.0.0.1:4000"
+        configure(f"root = '{tmp_path}'\n")
 
 
 def test_a_running_broker_is_found_by_its_root(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker:
         endpoint = found(Search(root=tmp_path / "root"))
 
-        assert endpoint == Endpoint("127.0.0.1", broker.port, None, None, broker.token)
+        root = tmp_path / "root"
+        assert endpoint == Endpoint("127.0.0.1", broker.port, None, None, broker.token, root)
 
 
 # The token
@@ -327,7 +336,7 @@ def test_a_token_that_cannot_be_read_is_none(machine_root: Path, token: bytes | 
         else:
             (machine_root / "token").write_bytes(token)
 
-        assert found() == Endpoint("127.0.0.1", 4000)
+        assert found() == Endpoint("127.0.0.1", 4000, root=machine_root)
 
 
 # The table [client]
@@ -543,9 +552,10 @@ def test_without_its_certificate_it_is_trusted_like_any_other(
 
 def test_a_plain_way_to_the_broker_of_this_machine_is_taken(machine_root: Path) -> None:
     with served(machine_root, tls=True, local_port=4001, unix_socket="/s"):
-        assert found() == Endpoint("127.0.0.1", 4001, None, None, "token of 4000")
+        token = "token of 4000"
+        assert found() == Endpoint("127.0.0.1", 4001, token=token, root=machine_root)
     with served(machine_root, tls=True, unix_socket="/s"):
-        assert found() == Endpoint("", 0, "/s", None, "token of 4000")
+        assert found() == Endpoint("", 0, "/s", token=token, root=machine_root)
 
 
 def test_unless_tls_is_wanted(machine_root: Path, certificates: Certificates) -> None:

@@ -352,6 +352,7 @@ class AsyncStreamManagerClient(Client):
             await connection.shake_hands(endpoint.token, self.request_timeout)
         except OSError as error:
             raise explain(error, endpoint) from error
-        self._connection, self._endpoint = connection, endpoint
+        self._connection = connection
+        self._note_endpoint(endpoint)
         self.logger.debug("connected to %s, %s", endpoint, connection.server)
         return connection

@@ -61,6 +61,16 @@ class Client(ABC):
     def _find_endpoint(self) -> Endpoint:
         return self._search.find(os.environ)
 
+    def _note_endpoint(self, endpoint: Endpoint) -> None:
+        """It is connected there now, and comes back to the same: no other is a substitute."""
+        self._endpoint = endpoint
+        if endpoint.root is not None:
+            # It may have another port then.
+            self._search = self._search._replace(root=endpoint.root)
+        else:
+            host, port, unix_socket = endpoint[:3]
+            self._search = self._search._replace(host=host, port=port, unix_socket=unix_socket)
+
     @property
     @abstractmethod
     def connected(self) -> bool: ...

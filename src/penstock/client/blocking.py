@@ -358,6 +358,6 @@ class StreamManagerClient(Client):
             raise
         except OSError as error:
             raise explain(error, endpoint) from error
-        self._endpoint = endpoint
+        self._note_endpoint(endpoint)
         self.logger.debug("connected to %s, %s", endpoint, connection.server)
         return connection

@@ -49,6 +49,8 @@ class Endpoint(NamedTuple):
     unix_socket: str | None = None
     tls: ssl.SSLContext | None = None
     token: str = ""
+    # By which it was found, if it was.
+    root: Path | None = None
 
     def __str__(self) -> str:
         return f"unix:{self.unix_socket}" if self.unix_socket else f"{self.host}:{self.port}"
@@ -83,12 +85,16 @@ class Search(NamedTuple):
         config = find_config(environment, Path(self.config) if self.config else None)
         table = read_config(config)
         settings = _client_settings(table.get(CLIENT_TABLE, {}), config)
-        root = Path(self.root) if self.root else find_root(environment, table)
+        named = Path(self.root) if self.root else find_root(environment, table)
+        root = named or default_root()
         address = _try_address(root)
         tls = self.tls
         if tls is None:
             tls = environment.get(_TLS_VARIABLE) or settings.tls_ca or None
-        place = self._place(environment, settings, address, bool(tls))
+        place = self._place(environment, settings) or _place_of(root, address, bool(tls))
+        if place is None and named is not None:
+            raise ConnectionRefusedError(f"no stream manager serves {root}")
+        place = place or Endpoint(DEFAULT_HOST, DEFAULT_PORT)
         is_local = address is not None and _is_of(address, place)
         token = self.token
         if token is None:
@@ -103,29 +109,22 @@ class Search(NamedTuple):
             context = _pinned_context(address)
         return place._replace(tls=context, token=token)
 
-    def _place(
-        self,
-        environment: Mapping[str, str],
-        settings: ClientSettings,
-        address: Address | None,
-        wants_tls: bool,
-    ) -> Endpoint:
+    def _place(self, environment: Mapping[str, str], settings: ClientSettings) -> Endpoint | None:
+        """Where it was said to be; None if that of a root is meant."""
         if self.unix_socket:
             return Endpoint("", 0, self.unix_socket)
         if self.host or self.port is not None:
             port = _port_from(environment) if self.port is None else _checked_port(self.port)
             return Endpoint(self.host or DEFAULT_HOST, port or settings.port or DEFAULT_PORT)
         if self.root:
-            if address is None:
-                raise ConnectionRefusedError(f"no stream manager serves {self.root}")
-            return _local_place(address, wants_tls)
+            return None
         host, port = environment.get(_HOST_VARIABLE), _port_from(environment)
         if not host and port is None:
             if settings.unix_socket:
                 return Endpoint("", 0, settings.unix_socket)
             host, port = settings.host, settings.port
-        if not host and port is None and address is not None:
-            return _local_place(address, wants_tls)
+        if not host and port is None:
+            return None
         return Endpoint(host or DEFAULT_HOST, port or DEFAULT_PORT)
 
 
@@ -146,13 +145,13 @@ def _client_settings(table: object, config: Path | None) -> ClientSettings:
         raise SettingError(f"{name} in {config} is {problem.shown}: {expected}") from None
 
 
-def find_root(environment: Mapping[str, str], table: Mapping[str, object]) -> Path:
-    """The root of this machine's broker; `table` is what the configuration file has."""
+def find_root(environment: Mapping[str, str], table: Mapping[str, object]) -> Path | None:
+    """The root that somebody has named; `table` is what the configuration file has."""
     for variable in _ROOT_VARIABLES:
         if environment.get(variable):
             return Path(environment[variable])
     root = table.get("root")
-    return Path(root) if isinstance(root, str) and root else default_root()
+    return Path(root) if isinstance(root, str) and root else None
 
 
 def _port_from(environment: Mapping[str, str]) -> int | None:
@@ -186,15 +185,16 @@ def _try_token(root: Path) -> str:
         return ""
 
 
-def _local_place(address: Address, wants_tls: bool) -> Endpoint:
-    """The simplest way to a broker on this machine."""
-    if wants_tls or not address.tls:
-        return Endpoint(address.local_host, address.port)
-    if address.local_port:
-        return Endpoint(DEFAULT_HOST, address.local_port)
-    if address.unix_socket:
-        return Endpoint("", 0, address.unix_socket)
-    return Endpoint(address.local_host, address.port)
+def _place_of(root: Path, address: Address | None, wants_tls: bool) -> Endpoint | None:
+    """The simplest way to the broker of a root on this machine; None if nobody serves it."""
+    if address is None:
+        return None
+    if address.tls and not wants_tls:
+        if address.local_port:
+            return Endpoint(DEFAULT_HOST, address.local_port, root=root)
+        if address.unix_socket:
+            return Endpoint("", 0, address.unix_socket, root=root)
+    return Endpoint(address.local_host, address.port, root=root)
 
 
 def _is_of(address: Address, place: Endpoint) -> bool:

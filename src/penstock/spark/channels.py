@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from penstock.client.endpoint import find_root
 from penstock.errors import ResourceNotFoundException, SettingError
 from penstock.model.channel import CHANNELS_DIRECTORY, DATE_PREFIX, ChannelFile, is_channel_name
-from penstock.root import find_config, read_config
+from penstock.root import default_root, find_config, read_config
 from penstock.spark.options import ChannelReadOptions
 from penstock.spark.python import settle_worker
 
@@ -78,7 +78,8 @@ def find_channels(options: ChannelReadOptions, environment: Mapping[str, str]) -
     channels = environment.get(_CHANNELS_VARIABLE) or table.get("channels")
     if isinstance(channels, str) and channels:
         return Path(channels).absolute()
-    return find_root(environment, table).absolute() / CHANNELS_DIRECTORY
+    root = find_root(environment, table) or default_root()
+    return root.absolute() / CHANNELS_DIRECTORY
 
 
 def list_parts(channels: Path, name: str) -> list[Part]:
