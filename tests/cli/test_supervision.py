@@ -137,6 +137,20 @@ def test_one_that_ends_again_and_again_waits_longer_each_time(make: Make) -> Non
     assert 1.0 <= pauses[2] <= 2.0
 
 
+def test_one_that_cannot_be_started_again_is_tried_until_it_can() -> None:
+    commands = [["/bin/sh", "-c", _RUNS], ["/nowhere/program"], ["/bin/sh", "-c", _RUNS]]
+    program = Program("thing", lambda: commands.pop(0), "ready")
+    (pid,) = start(program)
+
+    os.kill(pid, signal.SIGKILL)
+
+    assert "ended (SIGKILL)" in news_of(program)
+    told = news_of(program)
+    assert re.fullmatch(r"the thing cannot be started \(.*/nowhere.*\); again in \d\.\d s", told)
+    assert len(ids_in(news_of(program))) == 1
+    program.stop()
+
+
 def test_what_a_program_has_started_does_not_outlive_it(make: Make) -> None:
     program = make(_HAS_A_CHILD, _RUNS)
     pid, child = start(program)

@@ -19,12 +19,15 @@ import pytest
 
 from penstock import StreamManagerClient
 from penstock.demo.devices import STREAMS
+from penstock.root import is_served
 from penstock.sandbox.client import SandboxClient
 from penstock.wire.operations import Operation
 from tests.cli.command import hide_module
 from tests.cli.up_process import Up
 from tests.support import (
     PATIENCE_S,
+    PENSTOCK,
+    clean_environment,
     read,
     wait_until,
 )
@@ -274,6 +277,26 @@ def test_when_it_is_killed_what_it_runs_ends_cleanly(start: Callable[..., Up], r
 
     wait_until(lambda: not any(it.is_running() for it in children))
     assert not (root / "broker.json").exists()
+
+
+def test_it_goes_on_when_nobody_listens_any_more(root: Path) -> None:
+    reader, writer = os.pipe()
+    with subprocess.Popen(
+        [str(PENSTOCK), "up", "--root", str(root), "--port", "0", "--no-pipeline"],
+        env=clean_environment(),
+        stdout=writer,
+        stderr=writer,
+    ) as up:
+        os.close(writer)
+        with os.fdopen(reader) as said:
+            assert any(line.startswith("penstock ready") for line in said)
+        broker = int((root / "lock").read_text())
+
+        os.kill(broker, signal.SIGKILL)
+
+        wait_until(lambda: is_served(root) and int((root / "lock").read_text()) != broker)
+        up.terminate()
+        assert up.wait(PATIENCE_S) == 0
 
 
 def test_a_sandbox_that_cannot_be_is_told_with_its_reason(

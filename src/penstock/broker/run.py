@@ -71,7 +71,8 @@ async def _serve(settings: Settings, companions: Sequence[Companion]) -> None:
     gc.freeze()
     # Acceptance tests in the field wait for this line of the original's log.
     logger.info("Stream Manager reporting the state: RUNNING")
-    with contextlib.suppress(BrokenPipeError):
+    # Nobody may be listening any more, or a disk may be full.
+    with contextlib.suppress(OSError):
         print(f"penstock ready {settings.host}:{broker.port}", flush=True)
         for companion in companions:
             if companion.news:

@@ -16,6 +16,19 @@ _NUMBER, _UNIT = r"\d[\d,]*(?:\.\d+)?", "[A-Za-z]+"
 _NUMERIC = re.compile(rf"-|[-<]?{_NUMBER}(?:%|\.\.{_NUMBER}| {_UNIT}(?: {_NUMBER} {_UNIT})*)?")
 
 
+def tell(line: str, *, err: bool = False) -> None:
+    """For whoever still listens: that nobody does, or that a disk is full, is no reason to end."""
+    try:
+        click.echo(line, err=err)
+    except BrokenPipeError:
+        # What is left in its buffer would be written at the end, and fail again.
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nobody, (sys.stderr if err else sys.stdout).fileno())
+        os.close(nobody)
+    except OSError:
+        pass
+
+
 def echo_json(value: Any) -> None:
     """One line: a program reads it as it stands, and line by line where there are several."""
     click.echo(json.dumps(value))

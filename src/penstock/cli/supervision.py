@@ -83,9 +83,7 @@ class Program:
     def look(self) -> str | None:
         """What there is to tell: that it is ready, that it ended. Starts it again in time."""
         if self._process is None:
-            if time.monotonic() >= self._starts_at:
-                self.start()
-            return None
+            return self._start_again() if time.monotonic() >= self._starts_at else None
         code = self._process.poll()
         if code is None:
             with contextlib.suppress(queue.Empty):
@@ -93,11 +91,24 @@ class Program:
             return None
         if time.monotonic() - self._began > _WELL_SECONDS:
             self._pauses = delays(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        pause = next(self._pauses)
         _clear_up(self._process)
         self._process = None
+        return (
+            f"the {self.name} ended ({_describe(code)}); it starts again in {self._pause():.1f} s"
+        )
+
+    def _start_again(self) -> str | None:
+        try:
+            self.start()
+        except OSError as error:
+            # Its program is being replaced, or the machine has no room: the others go on.
+            return f"the {self.name} cannot be started ({error}); again in {self._pause():.1f} s"
+        return None
+
+    def _pause(self) -> float:
+        pause = next(self._pauses)
         self._starts_at = time.monotonic() + pause
-        return f"the {self.name} ended ({_describe(code)}); it starts again in {pause:.1f} s"
+        return pause
 
     def stop(self) -> int:
         """Its exit code; 0 if it was not running."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shlex
 import signal
@@ -25,7 +26,7 @@ from penstock.cli.main import (
     root_option,
     settings_from,
 )
-from penstock.cli.output import echo_json
+from penstock.cli.output import tell
 from penstock.cli.signals import call_at_signal
 from penstock.cli.supervision import Program
 from penstock.demo.camera import CAMERA_STREAMS
@@ -86,9 +87,9 @@ def up(
         broker = _Broker(settings, config, as_json, chosen_http_port, is_demo=demo)
         broker.start(programs, is_over)
         if as_json:
-            echo_json({**client_variables(settings), **variables})
+            tell(json.dumps({**client_variables(settings), **variables}))
         else:
-            click.echo(_summary(settings, demo, has_pipeline, variables))
+            tell(_summary(settings, demo, has_pipeline, variables))
         if has_pipeline:
             _start_pipeline(programs, settings, config, as_json, variables)
         if demo:
@@ -99,7 +100,7 @@ def up(
             for program in programs:
                 news = program.look()
                 if news:
-                    click.echo(news, err=news.startswith("the "))
+                    tell(news, err=news.startswith("the "))
     finally:
         # The pipeline tells the broker what it has done before that one ends.
         for program in reversed(programs):
@@ -133,7 +134,7 @@ def _start_sandbox(programs: list[Program], is_over: threading.Event) -> Mapping
 
 def _choose_http_port(settings: Settings) -> int | None:
     if importlib.util.find_spec("starlette") is None:
-        click.echo("there is no dashboard: that needs pip install 'penstock[web]'", err=True)
+        tell("there is no dashboard: that needs pip install 'penstock[web]'", err=True)
         return None
     if settings.http_port is not None:
         return settings.http_port
@@ -169,11 +170,11 @@ class _Broker:
         programs.append(broker)
         ready = _wait_for(broker, is_over)
         self._port = int(ready.rpartition(":")[2])
-        click.echo(ready)
+        tell(ready)
         url = require_address(self._settings).http_url
         if url is not None:
             self._http_port = urlsplit(url).port
-            click.echo(f"penstock dashboard {url}")
+            tell(f"penstock dashboard {url}")
 
     def _command(self) -> list[str]:
         http = () if self._http_port is None else ("--http-port", str(self._http_port))
@@ -222,7 +223,7 @@ def _penstock(*arguments: str) -> list[str]:
 def _has_spark() -> bool:
     if importlib.util.find_spec("pyspark") is not None:
         return True
-    click.echo("nothing is exported: that needs Spark, pip install 'penstock[spark]'", err=True)
+    tell("nothing is exported: that needs Spark, pip install 'penstock[spark]'", err=True)
     return False
 
 
