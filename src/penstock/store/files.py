@@ -70,6 +70,11 @@ class Disk:
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
+    def free_bytes(self, directory: Path) -> int:
+        """What is left for programs without special rights."""
+        system = os.statvfs(directory)
+        return system.f_bavail * system.f_frsize
+
     def replace(self, path: Path, data: bytes) -> None:
         """The file holds either what it held before or `data`, whatever happens meanwhile."""
         temporary = path.with_suffix(path.suffix + ".new")

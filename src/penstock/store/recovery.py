@@ -169,6 +169,8 @@ def _list_segments(home: Home, oldest: int) -> tuple[list[int], list[Path]]:
         first = first_of_name(path.name)
         if first is not None:
             files.setdefault(first, []).append(path)
+        elif path.name == f"{DEFINITION_FILE}.new":
+            home.disk.remove(path)
         elif path.name != DEFINITION_FILE:
             logger.warning("%s is not a file of Penstock's and is left alone", path)
     whole, halves = [], []

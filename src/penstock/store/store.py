@@ -9,6 +9,7 @@ A stream that cannot be opened is set aside with the reason, and the others are 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -46,6 +47,7 @@ from penstock.store.log import (
 )
 from penstock.store.record import first_of_name
 from penstock.store.recovery import open_file_log
+from penstock.store.reserve import give_up_reserve, is_full, keep_reserve
 from penstock.store.retention import Limits
 
 logger = logging.getLogger(__name__)
@@ -142,6 +144,7 @@ class Store:
         self._streams_directory = root / "streams"
         self._disk.make_directory(self._streams_directory)
         self._lock = _lock_root(root)
+        give_up_reserve(self._disk, root)
         self._work_wanted = threading.Event()
         self.streams: dict[str, StoredStream] = {}
         # By name: the id, and why it cannot be read.
@@ -157,6 +160,7 @@ class Store:
             for row in self.catalog.streams():
                 if row.name not in self.unreadable:
                     self._open_stream(row)
+            keep_reserve(self._disk, root)
         except BaseException:
             os.close(self._lock)
             raise
@@ -379,7 +383,8 @@ class Store:
             return Catalog(path)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
-                raise StoreError(f"{path} cannot be opened: {error}") from None
+                hint = "; the disk is full: make room" if is_full(self._disk, self.root) else ""
+                raise StoreError(f"{path} cannot be opened: {error}{hint}") from None
             moved = path.with_name(f"catalog.sqlite.damaged-{time.time_ns()}")
             path.rename(moved)
             for suffix in ("-wal", "-shm"):
@@ -505,6 +510,8 @@ def _lock_root(root: Path) -> int:
             f"another broker (process {owner or 'unknown'}) serves {root}: "
             "stop it, or choose another root with --root"
         )
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    # Whose it is, for people: on a full disk they do without.
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
