@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from penstock.pipeline.run import _choose_java, first_line
@@ -31,10 +33,11 @@ def test_of_what_spark_says_one_line_is_told(text: str, line: str) -> None:
 
 def test_java_is_small_unless_the_user_says_otherwise() -> None:
     environment = {"SPARK_SUBMIT_OPTS": "-XX:+UseG1GC"}
-    _choose_java(environment)
+    _choose_java(environment, Path("/some where"))
     assert environment["SPARK_DRIVER_MEMORY"] == "512m"
+    assert '-Djava.io.tmpdir="/some where"' in environment["SPARK_SUBMIT_OPTS"]
     # Of two the last one counts.
     assert environment["SPARK_SUBMIT_OPTS"].endswith("-XX:+UseG1GC")
     environment["SPARK_DRIVER_MEMORY"] = "2g"
-    _choose_java(environment)
+    _choose_java(environment, Path("/some where"))
     assert environment["SPARK_DRIVER_MEMORY"] == "2g"

@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -26,6 +25,7 @@ from penstock.model.exporting import Lane, PipelineDescription
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.lanes import LIMITS
 from penstock.pipeline.options import PipelineOptions, encode_place
+from penstock.pipeline.scratch import make_scratch
 from penstock.pipeline.signals import Signals
 from penstock.pipeline.source import FORMAT, ExportsDataSource
 from penstock.spark.place import Place
@@ -97,11 +97,7 @@ class Pipeline:
         self._config = dict(config or {})
         self._stops = threading.Event()
         self._has_begun = threading.Event()
-        self._temporary = tempfile.TemporaryDirectory(
-            prefix="penstock-pipeline-",
-            # What Spark leaves running for a moment may still write to it.
-            ignore_cleanup_errors=True,
-        )
+        self._temporary = make_scratch()
         self._directory = Path(self._temporary.name)
         self._checkpoint = checkpoint
         self._id = secrets.token_hex(8)
@@ -143,11 +139,13 @@ class Pipeline:
             _stop(spark)
 
     def _start_spark(self) -> SparkSession:
-        _choose_java(os.environ)
+        _choose_java(os.environ, self._directory)
         cores = os.cpu_count() or 1
         # One more for each lane beside the first: what hangs in one must not hold up another.
         master = self._master or f"local[{cores + len(LIMITS) - 1}]"
         config = {**_SETTINGS, **self._config}
+        if master.startswith("local"):
+            config.setdefault("spark.local.dir", str(self._directory))
         if self._settings.spark_page and master.startswith("local"):
             config = {**_PAGE_SETTINGS, **config}
             # Nothing else decides where the page listens, which asks nobody who they are.
@@ -275,16 +273,18 @@ def _stop(spark: SparkSession) -> None:
         logger.debug("Spark was gone already")
 
 
-def _choose_java(environment: MutableMapping[str, str]) -> None:
+def _choose_java(environment: MutableMapping[str, str], scratch: Path) -> None:
     """A Java that is small and soon as fast as it gets; what the user has set is kept.
 
     Nearly all that a pipeline does is done in Python: better code and more memory for Java's part
     would go unnoticed, and cost a small machine a good share of what it has.
     """
     environment.setdefault("SPARK_DRIVER_MEMORY", _HEAP)
+    # Java leaves libraries there that it has unpacked.
+    usual = f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{scratch}"'
     # Of two the last one counts.
     chosen = environment.get("SPARK_SUBMIT_OPTS", "")
-    environment["SPARK_SUBMIT_OPTS"] = f"{_JAVA_OPTIONS} {chosen}".rstrip()
+    environment["SPARK_SUBMIT_OPTS"] = f"{usual} {chosen}".rstrip()
 
 
 def _ignore(*_: object) -> None:

@@ -1,0 +1,43 @@
+"""The directory that a pipeline has while it runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.scratch import make_scratch
+
+
+def test_it_is_gone_with_its_pipeline_and_so_are_those_of_killed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os, tempfile; from penstock.pipeline.scratch import make_scratch\n"
+            "kept = make_scratch(); print(kept.name, flush=True); os.kill(os.getpid(), 9)",
+        ],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    left = Path(killed.stdout.strip())
+    assert left.is_dir()
+    # Of somebody else, of a process that runs, and of nobody in particular.
+    others = [tmp_path / f"penstock-pipeline-{name}" for name in ("1-x", f"{os.getpid()}-x", "x")]
+    for other in others:
+        other.mkdir()
+
+    with make_scratch() as mine:
+        assert Path(mine).is_dir()
+        assert not left.exists()
+        assert all(other.exists() for other in others)
+    assert not Path(mine).exists()
