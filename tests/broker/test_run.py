@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.root import read_address, read_token
+from penstock.testing.connection import Connection
 from tests.support import (
     PATIENCE_S,
+    PENSTOCK,
     BrokerProcess,
     append,
     clean_environment,
@@ -89,6 +93,20 @@ def test_a_signal_ends_it_well(tmp_path: Path, number: signal.Signals) -> None:
 
     assert "Traceback" not in broker.log
     assert broker.log_lines[-1].endswith("stopped")
+
+
+def test_it_runs_and_ends_well_without_standard_streams(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    command = shlex.join([str(PENSTOCK), "serve", "--root", str(root), "--port", "0"])
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"exec {command} <&- >&- 2>&-"], env=clean_environment()
+    ) as broker:
+        address = wait_until(lambda: read_address(root))
+        assert address is not None
+        with Connection.open("127.0.0.1", address.port, read_token(root)) as client:
+            append(client, create(client, "s"), b"x")
+        broker.terminate()
+        assert broker.wait(PATIENCE_S) == 0
 
 
 def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:

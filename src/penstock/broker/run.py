@@ -34,6 +34,7 @@ class Companion(Protocol):
 
 def serve(settings: Settings, companions: Sequence[Companion] = ()) -> None:
     """Runs until SIGTERM or SIGINT; StoreError or SettingError if it cannot start."""
+    _fill_standard_streams()
     # Whatever is created from here on, also by SQLite, is for its owner only.
     os.umask(0o077)
     set_up_logs(settings.log_level, settings.log_format)
@@ -41,6 +42,16 @@ def serve(settings: Settings, companions: Sequence[Companion] = ()) -> None:
         logger.warning("%s", problem)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(settings, companions))
+
+
+def _fill_standard_streams() -> None:
+    """Where they were closed, files of the store would take their numbers, and be written to."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It gets the lowest number that is free: this one.
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
