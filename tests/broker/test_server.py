@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import ipaddress
 import json
+import resource
 import socket
 import ssl
 import stat
@@ -21,7 +23,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock.errors import ResponseStatusCode, StoreError
+from penstock.api import StreamManagerClient
+from penstock.errors import ConnectFailedException, ResponseStatusCode, StoreError
 from penstock.store.files import Disk
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
@@ -216,6 +219,12 @@ def connect_with_tls(broker: BrokerProcess, certificate: Certificate) -> Connect
     return Connection(context.wrap_socket(plain, server_hostname="127.0.0.1"), broker.token)
 
 
+def connect_to(broker: BrokerProcess, certificate: Certificate) -> StreamManagerClient:
+    return StreamManagerClient(
+        "127.0.0.1", broker.port, token=broker.token, tls=certificate.certificate
+    )
+
+
 def local_port(broker: BrokerProcess) -> int:
     return int(json.loads((broker.root / "broker.json").read_text())["localPort"])
 
@@ -244,8 +253,61 @@ def test_a_tls_handshake_that_does_not_come_is_not_waited_for(with_tls: BrokerPr
     with with_tls.reach() as peer:
         assert peer.take_rest() == b""
 
-    # Less than the minute that is usual: such a connection is counted by nobody.
+    # Less than the minute that is usual.
     assert time.monotonic() - began < 10
+
+
+def test_those_who_do_not_shake_hands_take_no_descriptors_from_others(
+    certificate: Certificate, tmp_path: Path
+) -> None:
+    # They stay longer than the test waits: nobody may have to wait for their end.
+    patient = {
+        **certificate.environment(),
+        "PENSTOCK_LOCAL_PORT": "0",
+        "PENSTOCK_MAX_CONNECTIONS": "40",
+        "PENSTOCK_HANDSHAKE_TIMEOUT_MS": "600000",
+    }
+    with (
+        BrokerProcess(tmp_path / "root", **patient) as broker,
+        connect_with_tls(broker, certificate) as client,
+        contextlib.ExitStack() as flood,
+    ):
+        assert broker.process is not None
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.prlimit(broker.process.pid, resource.RLIMIT_NOFILE, (200, hard))
+        create(client, "before", streamSegmentSize=4096)
+        for _ in range(250):
+            flood.enter_context(broker.reach())
+        # Each append begins a segment, which is two files.
+        assert [append(client, "before", bytes(4000)) for _ in range(20)] == list(range(20))
+        create(client, "meanwhile")
+
+        # Whoever does shake hands, or need not, gets in also now.
+        with (
+            connect_to(broker, certificate) as newcomer,
+            Connection.open("127.0.0.1", local_port(broker), broker.token) as plain,
+        ):
+            assert newcomer.append_message("meanwhile", b"x") == 0
+            assert append(plain, "meanwhile", b"y") == 1
+        # What was refused is counted, and the client that was there first is there still.
+        refused = client.call(Operation.Statistics)["statistics"]["connectionsRefused"]
+        assert refused > 250 - 40 - 20
+        assert "it has not done its TLS handshake, and the server has its 40 connections" in (
+            broker.log
+        )
+
+
+def test_one_connection_with_tls_too_many_is_told_so(
+    certificate: Certificate, tmp_path: Path
+) -> None:
+    few = {**certificate.environment(), "PENSTOCK_MAX_CONNECTIONS": "1"}
+    with (
+        BrokerProcess(tmp_path / "root", **few) as broker,
+        connect_with_tls(broker, certificate) as client,
+    ):
+        with pytest.raises(ConnectFailedException, match="the server has its 1 connections"):
+            connect_to(broker, certificate)
+        assert client.call(Operation.ListStreams)["status"] == 0
 
 
 def test_a_plain_listener_for_the_sdks_stands_beside_it(with_tls: BrokerProcess) -> None:

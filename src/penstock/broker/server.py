@@ -11,7 +11,7 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from penstock.broker.session import Session
 from penstock.broker.settings import Settings
 from penstock.broker.statistics import Counters
 from penstock.broker.streams import Streams
+from penstock.broker.tls import TlsListener, listen
 from penstock.errors import SettingError
 from penstock.model.statistics import Statistics
 from penstock.root import ADDRESS_FILE, Address, write_address
@@ -43,8 +44,6 @@ _SWEEP_SECONDS = 1.0
 # many, or a quarter of all.
 _OWN_DESCRIPTORS = 256
 _SYNC_THREADS = 4
-# An idle client does not answer that TLS ends, and is not to hold up a stop.
-_TLS_END_SECONDS = 0.5
 
 
 class Broker:
@@ -59,6 +58,7 @@ class Broker:
         self._disk = disk
         self._sessions: set[Session] = set()
         self._servers: list[asyncio.Server] = []
+        self._tls_listener: TlsListener | None = None
         self._started = time.monotonic()
         self.started_millis = now_millis()
         self._instance = secrets.token_hex(16)
@@ -148,32 +148,44 @@ class Broker:
 
     async def _listen(self, tls: ssl.SSLContext | None) -> None:
         settings = self.settings
-        self.port = await self._listen_on(settings.host, settings.port, tls)
+        with _listening_on(settings.host, settings.port):
+            if tls is None:
+                self.port = await self._listen_plainly(settings.host, settings.port)
+            else:
+                self.port = await self._listen_with_tls(settings.host, settings.port, tls)
         if settings.local_port is not None:
-            self.local_port = await self._listen_on("127.0.0.1", settings.local_port, None)
+            with _listening_on("127.0.0.1", settings.local_port):
+                self.local_port = await self._listen_plainly("127.0.0.1", settings.local_port)
         if settings.unix_socket:
             await self._listen_on_unix_socket(settings.unix_socket)
 
-    async def _listen_on(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+    async def _listen_plainly(self, host: str, port: int) -> int:
         loop = asyncio.get_running_loop()
-        try:
-            server = await loop.create_server(
-                lambda: Session(self),
-                host,
-                port,
-                ssl=tls,
-                ssl_handshake_timeout=self.handshake_timeout if tls else None,
-                ssl_shutdown_timeout=_TLS_END_SECONDS if tls else None,
-                backlog=1024,
-            )
-        except OSError as error:
-            raise SettingError(
-                f"cannot listen on {host}:{port}: "
-                f"{os.strerror(error.errno) if error.errno else error}; choose another port "
-                "with --port (0 picks a free one)"
-            ) from None
+        server = await loop.create_server(lambda: Session(self), host, port, backlog=1024)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
+
+    async def _listen_with_tls(self, host: str, port: int, tls: ssl.SSLContext) -> int:
+        sockets = await listen(host, port)
+        self._tls_listener = TlsListener(
+            sockets,
+            tls,
+            lambda: Session(self),
+            connections=self._sessions,
+            most=self._max_connections,
+            handshake_seconds=self.handshake_timeout,
+            on_refusal=self._note_refusal,
+        )
+        return int(sockets[0].getsockname()[1])
+
+    def _note_refusal(self, peer: str) -> None:
+        """Of one whose TLS handshake was ended, as a session does it of its own."""
+        self.counters.connections_refused += 1
+        logger.warning(
+            "%s refused: it has not done its TLS handshake, and the server has its %d connections",
+            peer,
+            self._max_connections,
+        )
 
     async def _listen_on_unix_socket(self, path: str) -> None:
         loop = asyncio.get_running_loop()
@@ -212,6 +224,8 @@ class Broker:
     def opened(self, session: Session) -> str | None:
         self._sessions.add(session)
         self.counters.connections_accepted += 1
+        if self._tls_listener is not None:
+            self._tls_listener.make_room()
         if self._is_stopping.is_set():
             return "the server is stopping"
         if len(self._sessions) > self._max_connections:
@@ -311,6 +325,21 @@ class Broker:
         for server in self._servers:
             server.close()
         self._servers.clear()
+        if self._tls_listener is not None:
+            await self._tls_listener.close()
+            self._tls_listener = None
+
+
+@contextlib.contextmanager
+def _listening_on(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SettingError(
+            f"cannot listen on {host}:{port}: "
+            f"{os.strerror(error.errno) if error.errno else error}; choose another port "
+            "with --port (0 picks a free one)"
+        ) from None
 
 
 def _absolute(path: str) -> str | None:

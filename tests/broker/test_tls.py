@@ -1,0 +1,283 @@
+"""Handshakes that count, in the loop that the broker has and in the one of asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from penstock.broker import tls
+from penstock.broker.tls import TlsListener, listen
+from tests.client.servers import Certificates, make_certificates
+from tests.support import PATIENCE_S, Json
+
+# What may be in a handshake above the limit.
+SPARE = 16
+MOST = 2
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("tls"))
+
+
+class Echo(asyncio.Protocol):
+    def __init__(self, connections: set[object]) -> None:
+        self._connections = connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+
+
+class Hall:
+    """A listener with whatever comes to it, and how its clients fare."""
+
+    def __init__(
+        self,
+        certificates: Certificates,
+        sockets: list[socket.socket],
+        handshake_seconds: float = 10 * PATIENCE_S,
+    ) -> None:
+        self._client_context = certificates.client_context()
+        self._address = sockets[0].getsockname()
+        self.connections: set[object] = set()
+        self.refused: list[str] = []
+        self.listener = TlsListener(
+            sockets,
+            certificates.server_context(),
+            lambda: Echo(self.connections),
+            connections=self.connections,
+            most=MOST,
+            handshake_seconds=handshake_seconds,
+            on_refusal=self.refused.append,
+        )
+        self._clients = AsyncExitStack()
+
+    def reach(self) -> socket.socket:
+        """A connection on which nothing is said."""
+        silent = self._clients.enter_context(closing(socket.create_connection(self._address)))
+        silent.setblocking(False)
+        return silent
+
+    async def connect(self) -> Client:
+        reader, writer = await asyncio.open_connection(*self._address, ssl=self._client_context)
+        self._clients.callback(writer.close)
+        return Client(reader, writer)
+
+    async def close(self) -> None:
+        await self.listener.close()
+        await self._clients.aclose()
+        await until(lambda: not any(isinstance(each, Echo) for each in self.connections))
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def hears_itself(self) -> bool:
+        self._writer.write(b"echo")
+        return await self._reader.readexactly(4) == b"echo"
+
+
+@asynccontextmanager
+async def opened(certificates: Certificates, **options: Any) -> AsyncIterator[Hall]:
+    hall = Hall(certificates, await listen("127.0.0.1", 0), **options)
+    try:
+        yield hall
+    finally:
+        await hall.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
+async def is_ended(connection: socket.socket) -> bool:
+    """Waits for the end of a connection on which nothing came."""
+    try:
+        return await asyncio.get_running_loop().sock_recv(connection, 1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def is_open(connection: socket.socket) -> bool:
+    try:
+        connection.recv(1)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def in_both_loops(
+    test: Callable[[Certificates], Coroutine[Any, Any, None]],
+) -> Callable[[Callable[[], asyncio.AbstractEventLoop], Certificates], None]:
+    """Runs it in loops that may not have anything to complain about."""
+
+    @pytest.mark.parametrize(
+        "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+    )
+    def run(new_loop: Callable[[], asyncio.AbstractEventLoop], certificates: Certificates) -> None:
+        complaints: list[Json] = []
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.get_loop().set_exception_handler(lambda _, context: complaints.append(context))
+            runner.run(asyncio.wait_for(test(certificates), PATIENCE_S))
+        assert not complaints
+
+    return run
+
+
+@in_both_loops
+async def test_a_protocol_is_connected_when_the_handshake_is_done(
+    certificates: Certificates,
+) -> None:
+    async with opened(certificates) as hall:
+        client = await hall.connect()
+        assert await client.hears_itself()
+        (echo,) = hall.connections
+        assert isinstance(echo, Echo)
+        assert echo.transport.get_extra_info("sslcontext") is not None
+        # Small answers leave at once.
+        plain = echo.transport.get_extra_info("socket")
+        assert plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@in_both_loops
+async def test_the_oldest_handshakes_make_room_for_others(certificates: Certificates) -> None:
+    async with opened(certificates) as hall:
+        established = await hall.connect()
+        silent = [hall.reach() for _ in range(MOST + SPARE + 2)]
+        peers = ["{}:{}".format(*each.getsockname()) for each in silent]
+
+        # One is connected, and all but one of the others have room beside it.
+        assert [await is_ended(each) for each in silent[:3]] == [True] * 3
+        assert hall.refused == peers[:3]
+        assert await established.hears_itself()
+
+        newcomer = await hall.connect()
+        assert await newcomer.hears_itself()
+        assert await is_ended(silent[3])
+        assert hall.refused == peers[:4]
+        assert all(map(is_open, silent[4:]))
+
+
+@in_both_loops
+async def test_where_there_is_no_room_at_all_nobody_shakes_hands(
+    certificates: Certificates,
+) -> None:
+    async with opened(certificates) as hall:
+        hall.connections.update(range(MOST + SPARE))
+
+        with pytest.raises(OSError):  # noqa: PT011 - closed or reset, whatever is noticed first
+            await hall.connect()
+        assert await is_ended(hall.reach())
+
+        hall.connections.remove(0)
+        assert await (await hall.connect()).hears_itself()
+
+
+@in_both_loops
+async def test_handshakes_make_room_for_those_who_come_another_way(
+    certificates: Certificates,
+) -> None:
+    async with opened(certificates) as hall:
+        first, second = hall.reach(), hall.reach()
+        client = await hall.connect()
+        hall.connections.update(range(MOST + SPARE - 2))
+
+        hall.listener.make_room()
+
+        assert await is_ended(first)
+        assert is_open(second)
+        assert await client.hears_itself()
+
+
+@in_both_loops
+async def test_a_handshake_that_does_not_come_is_not_waited_for(
+    certificates: Certificates,
+) -> None:
+    async with opened(certificates, handshake_seconds=0.05) as hall:
+        assert await is_ended(hall.reach())
+        assert not hall.refused
+
+
+@in_both_loops
+async def test_what_is_no_handshake_is_turned_away(certificates: Certificates) -> None:
+    async with opened(certificates) as hall:
+        plain = hall.reach()
+        plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        await until(lambda: not is_open(plain))
+
+        assert await (await hall.connect()).hears_itself()
+
+
+@in_both_loops
+async def test_its_end_is_the_end_of_handshakes_but_not_of_connections(
+    certificates: Certificates,
+) -> None:
+    async with opened(certificates) as hall:
+        silent = hall.reach()
+        client = await hall.connect()
+        late = hall.reach()
+
+        await hall.listener.close()
+
+        assert await is_ended(silent)
+        assert await is_ended(late)
+        assert await client.hears_itself()
+        with pytest.raises(ConnectionRefusedError):
+            hall.reach()
+
+
+class ExhaustedSocket(socket.socket):
+    """Cannot accept at first, as if there were no descriptors left."""
+
+    is_exhausted = True
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.is_exhausted:
+            self.is_exhausted = False
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "_PAUSE_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("no_pause")
+@in_both_loops
+async def test_that_nothing_can_be_accepted_for_now_is_survived(
+    certificates: Certificates,
+) -> None:
+    (plain,) = await listen("127.0.0.1", 0)
+    exhausted = ExhaustedSocket(fileno=plain.detach())
+    hall = Hall(certificates, [exhausted])
+
+    assert await (await hall.connect()).hears_itself()
+
+    assert not exhausted.is_exhausted
+    await hall.close()
+
+
+def test_an_address_that_is_taken_is_an_error() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(OSError, match="in use"),
+    ):
+        asyncio.run(listen("127.0.0.1", taken.getsockname()[1]))
