@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 WEED = Path(sysconfig.get_path("scripts")) / "weed"
 
 REGION = "eu-west-1"
-# What it does in a second when asked to end: more would be a store that hangs.
-END_S = 10.0
 LOG_TAIL_LINES = 40
 
 # Its servers, each of which has a port for HTTP and another for gRPC. One that is not given a free
@@ -69,7 +67,10 @@ class ObjectStore:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        # It would take its time to end, and nobody wants what it has stored.
+        if self.process is not None:
+            self.kill()
+        self._clear_up()
 
     @property
     def url(self) -> str:
@@ -148,14 +149,7 @@ class ObjectStore:
         process.kill()
         process.wait(PATIENCE_S)
 
-    def stop(self) -> None:
-        """Asks it to end, and ends it where it does not."""
-        if self.process is None:
-            return
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_S)
-        self.kill()
+    def _clear_up(self) -> None:
         for port in self._ports.values():
             for left_behind in SOCKETS.glob(f"seaweedfs-*-{port}.sock"):
                 left_behind.unlink()

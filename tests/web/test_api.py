@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from penstock import __version__
+from penstock.broker.access import Role
 from penstock.model import from_wire
 from penstock.model.stream import MessageStreamDefinition
 from penstock.testing.connection import Connection
+from penstock.web import metrics, picture, pulse
 from penstock.wire.operations import Operation
 from tests.broker.exports.workbench import to_http, to_s3, told_in
 from tests.support import Json, append, create, wait_until
@@ -195,6 +197,77 @@ def test_pipelines_tell_what_they_did(site: Site, client: Connection, name: str)
         1,
     ]
     client.call(Operation.DeleteMessageStream, name=name)
+
+
+# What is shown to many
+
+
+T = TypeVar("T")
+
+
+def counted(function: Callable[..., T], calls: list[T]) -> Callable[..., T]:
+    """The same, but whatever it gives is noted."""
+
+    def call(*arguments: object) -> T:
+        calls.append(function(*arguments))
+        return calls[-1]
+
+    return call
+
+
+@pytest.fixture
+def still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """One that is not looked at again as long as no stream changes."""
+    monkeypatch.setattr(pulse, "_FRESH_SECONDS", 3600)
+    monkeypatch.setattr(pulse, "STEP_MILLIS", 3_600_000)
+    with Site(tmp_path / "root") as site, site.connect() as client:
+        create(client, "a")
+        yield site
+
+
+def test_the_overview_is_drawn_once_for_all_who_are_shown_the_same(
+    still: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Json] = []
+    monkeypatch.setattr(picture, "draw_overview", counted(picture.draw_overview, drawn))
+
+    assert len({still.get("/api/overview").body for _ in range(3)}) == 1
+    assert len(drawn) == 1
+    # Who may do more is told so.
+    roles = [still.see("/api/overview", token)["access"]["role"] for token in (None, "", None)]
+    assert roles == ["admin", None, "admin"]
+    assert len(drawn) == 2
+    with still.connect() as client:
+        create(client, "b")
+    assert [each["name"] for each in still.see("/api/overview")["streams"]] == ["a", "b"]
+
+
+def test_metrics_are_written_once_for_all_who_are_shown_the_same(
+    still: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    monkeypatch.setattr(metrics, "render", counted(metrics.render, written))
+    tokens = ["", still.token, still.make_token(Role.observer)]
+
+    assert [still.get("/metrics", token).body for token in tokens] == written * 3
+    with still.connect() as client:
+        create(client, "b")
+    assert b'{stream="b"}' in still.get("/metrics").body
+
+
+@pytest.mark.parametrize("path", ["/api/overview", "/metrics"])
+def test_nobody_is_shown_what_was_made_for_one_who_sees_more(still: Site, path: str) -> None:
+    with still.connect() as client:
+        create(client, "hidden")
+    seeing = [still.make_token(role, "a*") for role in (Role.admin, Role.observer)]
+    blind = still.make_token(Role.admin, "none")
+    for _ in range(2):
+        assert b'"hidden"' in still.get(path, still.token).body
+        for token in seeing:
+            body = still.get(path, token).body
+            assert b'"a"' in body
+            assert b'"hidden"' not in body
+        assert b'"a"' not in still.get(path, blind).body
 
 
 # One stream

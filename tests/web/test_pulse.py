@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from penstock.model.statistics import Statistics
 from penstock.testing.connection import Connection
 from penstock.web import pulse as pulses
-from penstock.web.pulse import Pulse
+from penstock.web.pulse import Copies, Pulse
 from tests.broker.exports.workbench import to_http
 from tests.support import LocalBroker, append, create, read, wait_until
 from tests.web.site import commit, plan
@@ -135,3 +136,97 @@ def test_it_begins_also_if_the_first_look_fails(
     assert "too early" in caplog.text
     assert broker.run(pulse.look).version
     broker.run(pulse.stop)
+
+
+# Copies
+
+
+class Scribe:
+    """Writes down the names of streams, when it is let."""
+
+    def __init__(self) -> None:
+        self.may_write = asyncio.Event()
+        self.begun = 0
+        self.written = 0
+
+    async def write(self, statistics: Statistics) -> bytes:
+        assert self.begun == self.written, "there is another one at work"
+        self.begun += 1
+        await self.may_write.wait()
+        self.written += 1
+        return ",".join(stream.name for stream in statistics.streams).encode()
+
+
+@pytest.fixture
+def copies(broker: LocalBroker, pulse: Pulse) -> Copies:
+    return broker.run(lambda: Copies(pulse))
+
+
+@pytest.fixture
+def scribe(broker: LocalBroker) -> Scribe:
+    return broker.run(Scribe)
+
+
+def ask_for(
+    broker: LocalBroker, copies: Copies, scribe: Scribe, *sights: str
+) -> asyncio.Future[list[bytes]]:
+    """All of them at the same time."""
+    return broker.run(
+        lambda: asyncio.gather(*(copies.get(sight, scribe.write) for sight in sights))
+    )
+
+
+async def told(asked: asyncio.Future[list[bytes]]) -> list[bytes]:
+    return await asked
+
+
+def test_all_who_see_the_same_are_handed_one_copy(
+    broker: LocalBroker, copies: Copies, scribe: Scribe
+) -> None:
+    asked = ask_for(broker, copies, scribe, "a", "a", "a")
+    broker.run(scribe.may_write.set)
+
+    first, *others = broker.finish(told(asked))
+    assert all(other is first for other in others)
+    assert scribe.written == 1
+
+
+def test_who_sees_something_else_waits_for_his_turn(
+    broker: LocalBroker, copies: Copies, scribe: Scribe
+) -> None:
+    asked = ask_for(broker, copies, scribe, "a", "b", "a", "c")
+    wait_until(lambda: scribe.begun)
+    broker.run(scribe.may_write.set)
+
+    broker.finish(told(asked))
+    assert scribe.written == 3
+
+
+def test_who_asks_after_a_change_is_not_handed_what_was_begun_before(
+    broker: LocalBroker, copies: Copies, scribe: Scribe, client: Connection
+) -> None:
+    early = ask_for(broker, copies, scribe, "a")
+    wait_until(lambda: scribe.begun)
+    name = create(client, "begun too late").encode()
+    late = ask_for(broker, copies, scribe, "a", "a")
+    broker.run(scribe.may_write.set)
+
+    assert all(name not in copy.split(b",") for copy in broker.finish(told(early)))
+    assert all(name in copy.split(b",") for copy in broker.finish(told(late)))
+    assert scribe.written == 2
+    # Now it takes no time, and is there at once.
+    name = create(client, "the next").encode()
+    (copy,) = broker.finish(told(ask_for(broker, copies, scribe, "a")))
+    assert name in copy.split(b",")
+
+
+def test_a_copy_that_fails_is_written_again_for_the_next(
+    broker: LocalBroker, copies: Copies, scribe: Scribe
+) -> None:
+    async def fail(_: Statistics) -> bytes:
+        raise RuntimeError("no ink")
+
+    with pytest.raises(RuntimeError, match="no ink"):
+        broker.finish(copies.get("a", fail))
+    broker.run(scribe.may_write.set)
+    assert broker.finish(copies.get("a", scribe.write))

@@ -8,11 +8,13 @@ import http.client
 import ipaddress
 import json
 import logging
+import os
 import re
 import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -20,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.errors import SettingError
 from penstock.web import server
@@ -34,9 +37,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-def reach(site: Site) -> socket.socket:
+def address(site: Site) -> tuple[str, int]:
     host, _, port = site.netloc.rpartition(":")
-    return socket.create_connection((host, int(port)), PATIENCE_S)
+    return host, int(port)
+
+
+def reach(site: Site) -> socket.socket:
+    return socket.create_connection(address(site), PATIENCE_S)
 
 
 def say(site: Site, request: bytes) -> bytes:
@@ -198,6 +205,9 @@ def test_a_fault_of_the_server_is_told_without_its_inside(
         raise RuntimeError("the inside")
 
     monkeypatch.setattr("penstock.web.picture.draw_overview", fail)
+    with site.connect() as client:
+        # What was drawn before is not shown any more.
+        create(client, "another")
 
     answer = site.get("/api/overview")
 
@@ -206,6 +216,25 @@ def test_a_fault_of_the_server_is_told_without_its_inside(
     assert answer.headers["x-content-type-options"] == "nosniff"
     monkeypatch.undo()
     assert site.get("/api/overview").status == 200
+
+
+CHUNKED = b"GET /api/overview HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_body_that_is_none_is_not_taken_for_a_fault_of_the_server(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert say(site, CHUNKED + b"zz\r\n").startswith(b"HTTP/1.1 400 ")
+    with reach(site) as answered:
+        answered.sendall(CHUNKED)
+        assert answered.recv(12) == b"HTTP/1.1 401"
+        answered.sendall(b"zz\r\n")
+        take_rest(answered)
+
+    state = site.web._server.server_state
+    wait_until(lambda: not site.run(lambda: state.connections or state.tasks))
+    assert [each for each in caplog.records if each.levelno > logging.DEBUG] == []
+    assert site._failures == []
 
 
 # Health
@@ -225,6 +254,26 @@ def test_one_that_stops_is_healthy_but_not_ready(tmp_path: Path) -> None:
         assert site.get("/healthz").status == 200
 
 
+def test_one_whose_root_is_gone_is_not_ready(tmp_path: Path) -> None:
+    with Site(tmp_path / "root") as site:
+        site.root.rename(tmp_path / "elsewhere")
+        answer = site.get("/readyz")
+        (tmp_path / "elsewhere").rename(site.root)
+
+        assert answer.status == 503
+        assert answer.json == {"status": "the root cannot be looked at: No such file or directory"}
+        assert site.get("/readyz").status == 200
+
+
+def test_one_that_has_no_room_is_not_ready(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(f_bavail=0, f_frsize=4096, f_blocks=1000)
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+
+    assert site.get("/readyz").status == 503
+    assert site.get("/readyz").json == {"status": "the disk is full"}
+    assert site.get("/healthz").status == 200
+
+
 # Connections
 
 
@@ -237,15 +286,20 @@ def test_a_connection_takes_one_request_after_another(site: Site) -> None:
 
 @pytest.fixture
 def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """One that has little patience, and room for few."""
+    """One that has room for few."""
     monkeypatch.setattr(server, "_MOST_CONNECTIONS", 3)
+    with Site(tmp_path / "root") as site:
+        yield site
+
+
+@pytest.fixture
+def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(server, "_KEEP_ALIVE_SECONDS", 0.2)
     with Site(tmp_path / "root") as site:
         yield site
 
 
 def test_there_is_room_for_so_many_connections(narrow: Site) -> None:
-    # They say something, so that they are not closed for their silence.
     held = [reach(narrow) for _ in range(3)]
     for connection in held:
         connection.sendall(b"GET /healthz HTTP/1.1\r\n")
@@ -266,30 +320,97 @@ def test_there_is_room_for_so_many_connections(narrow: Site) -> None:
     wait_until(is_served)
 
 
-def test_a_connection_that_says_nothing_is_closed(narrow: Site) -> None:
-    with reach(narrow) as silent:
-        assert take_rest(silent) == b""
-    kept = narrow.open()
+PART_OF_A_HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize("part", [b"", b"G", PART_OF_A_HEAD], ids=range(3))
+def test_a_connection_that_asks_nothing_is_closed(impatient: Site, part: bytes) -> None:
+    with reach(impatient) as new:
+        new.sendall(part)
+        assert take_rest(new) == b""
+    kept = impatient.open()
     assert ask(kept, "GET", "/healthz").status == 200
-    assert kept.sock.recv(1) == b""
+    kept.sock.sendall(part)
+    assert take_rest(kept.sock) == b""
     kept.close()
 
 
-def test_a_connection_that_takes_nothing_of_its_answer_is_closed(narrow: Site) -> None:
-    with narrow.connect() as client:
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"GET /",
+        PART_OF_A_HEAD + b"\r\n" + PART_OF_A_HEAD + b"X: ",
+        # A body that nobody waited for with the answer.
+        b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n",
+    ],
+    ids=range(3),
+)
+def test_a_connection_that_never_comes_to_an_end_is_closed(
+    impatient: Site, beginning: bytes
+) -> None:
+    with reach(impatient) as connection:
+        connection.sendall(beginning)
+
+        def is_closed() -> bool:
+            try:
+                connection.sendall(b"x")
+            except ConnectionError:
+                return True
+            return False
+
+        wait_until(is_closed)
+
+
+def question(site: Site, path: str) -> bytes:
+    """That of the admin, after whose answer the connection ends."""
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: {site.netloc}\r\n"
+        f"Authorization: Bearer {site.token}\r\nConnection: close\r\n\r\n"
+    ).encode()
+
+
+def test_a_connection_that_takes_nothing_of_its_answer_is_closed(impatient: Site) -> None:
+    with impatient.connect() as client:
         create(client, "s")
         append(client, "s", bytes(16_000_000))
-    question = f"GET /api/streams/s/messages/0 HTTP/1.1\r\nHost: {narrow.netloc}\r\n"
-    with reach(narrow) as stuck, reach(narrow) as slow:
+    with reach(impatient) as stuck, reach(impatient) as slow:
         for connection in (stuck, slow):
-            said = f"{question}Authorization: Bearer {narrow.token}\r\nConnection: close\r\n\r\n"
-            connection.sendall(said.encode())
+            connection.sendall(question(impatient, "/api/streams/s/messages/0"))
 
         # Whoever goes on reading gets all of it, however little at a time.
         assert len(take_rest(slow)) > 16_000_000
 
-        wait_until(lambda: not narrow.run(lambda: narrow.web._server.server_state.connections))
+        wait_until(lambda: not connections_of(impatient))
         assert len(take_rest(stuck)) < 16_000_000
+
+
+def test_a_connection_that_leaves_a_little_of_its_answer_is_closed(impatient: Site) -> None:
+    with impatient.connect() as client:
+        create(client, "s")
+        append(client, "s", bytes(50_000))
+    with socket.socket() as stuck:
+        # The system keeps next to nothing for either side.
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        stuck.connect(address(impatient))
+        (server_side,) = wait_until(lambda: connections_of(impatient))
+        kept = server_side.transport.get_extra_info("socket")
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+
+        stuck.sendall(question(impatient, "/api/streams/s/messages/0"))
+
+        wait_until(lambda: not connections_of(impatient))
+        assert len(take_rest(stuck)) < 50_000
+
+
+def connections_of(site: Site) -> list[H11Protocol]:
+    def look() -> list[H11Protocol]:
+        return [
+            each
+            for each in site.web._server.server_state.connections
+            if isinstance(each, H11Protocol)
+        ]
+
+    return site.run(look)
 
 
 # Its beginning
@@ -387,6 +508,24 @@ def test_beyond_loopback_it_speaks_tls(tmp_path: Path, certificate: Certificate)
         assert name is not None
         assert "GCM" in name[0] or "CHACHA20" in name[0]
         older.close()
+
+
+def test_with_tls_those_who_say_nothing_keep_nobody_out(
+    tmp_path: Path, certificate: Certificate
+) -> None:
+    files = {"tls_certificate": str(certificate.certificate), "tls_key": str(certificate.key)}
+    with Site(tmp_path / "root", http_host="127.1", **files) as site:
+        silent = [reach(site) for _ in range(300)]
+        context = ssl.create_default_context(cafile=certificate.certificate)
+        connection = http.client.HTTPSConnection(site.netloc, timeout=PATIENCE_S, context=context)
+
+        assert ask(connection, "GET", "/healthz").status == 200
+
+        # The first have made room.
+        assert take_rest(silent[0]) == b""
+        connection.close()
+        for each in silent:
+            each.close()
 
 
 # Its end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -23,13 +23,14 @@ from penstock.errors import (
     UpdateNotAllowedException,
 )
 from penstock.model import MessageStreamDefinition
+from penstock.model.statistics import Statistics
 from penstock.store.segment import DamagedError
 from penstock.web import metrics, picture
 from penstock.web.access import Door, Visitor
 from penstock.web.events import Events
 from penstock.web.history import STEP_MILLIS
 from penstock.web.picture import Plain
-from penstock.web.pulse import Pulse
+from penstock.web.pulse import Copies, Pulse
 from penstock.web.tasks import draw_tasks
 
 _MOST_MESSAGES = 100
@@ -57,6 +58,9 @@ _SERIES = {
 }
 _STREAM_SERIES = {key: shown for key, shown in _SERIES.items() if key != "messages_read"}
 
+_JSON = "application/json"
+_encode = msgspec.json.encode
+
 Answer = Callable[[Request, Visitor], "Plain | Response"]
 
 
@@ -68,11 +72,12 @@ class Api:
         self._pulse = pulse
         self._events = events
         self._door = door
+        self._overviews = Copies(pulse)
+        self._metrics_texts = Copies(pulse)
 
     def routes(self) -> list[BaseRoute]:
         stream = "/api/streams/{name}"
         looks: dict[str, Answer] = {
-            "/api/overview": self._overview,
             "/api/history": self._history,
             "/api/tasks": self._tasks,
             "/api/pipeline": self._pipeline,
@@ -91,6 +96,7 @@ class Api:
                 for path, each in changes.items()
             ),
             *(Route(path, self._answering(each), methods=["GET"]) for path, each in looks.items()),
+            Route("/api/overview", self._overview, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
 
@@ -107,8 +113,17 @@ class Api:
 
     # The broker
 
-    def _overview(self, request: Request, visitor: Visitor) -> Plain:  # noqa: ARG002
-        return picture.draw_overview(self._broker, self._pulse.look(), self._pulse.history, visitor)
+    async def _overview(self, request: Request) -> Response:
+        visitor = await self._door.admit(request)
+
+        async def draw(statistics: Statistics) -> bytes:
+            history = self._pulse.history
+            return _encode(picture.draw_overview(self._broker, statistics, history, visitor))
+
+        # It tells as well what he may do.
+        sight = (_sight(visitor), visitor.role, visitor.may_read_messages, visitor.may_change)
+        text = await self._overviews.get(sight, draw)
+        return Response(text, media_type=_JSON)
 
     def _history(self, request: Request, visitor: Visitor) -> Plain:
         name = request.query_params.get("stream")
@@ -140,9 +155,13 @@ class Api:
 
     async def _metrics(self, request: Request) -> Response:
         visitor = await self._door.admit(request)
-        scene = metrics.look(self._broker, self._pulse.look(), self._events.counts, visitor.sees)
-        # With many streams it takes a while to write them all down, in which others are served.
-        text = await asyncio.to_thread(metrics.render, scene)
+
+        async def render(statistics: Statistics) -> bytes:
+            scene = metrics.look(self._broker, statistics, self._events.counts, visitor.sees)
+            # In a thread, so that others are served meanwhile.
+            return await asyncio.to_thread(metrics.render, scene)
+
+        text = await self._metrics_texts.get(_sight(visitor), render)
         return Response(text, media_type=metrics.MEDIA_TYPE)
 
     # Streams
@@ -235,7 +254,12 @@ class Api:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return Response(_encode(value), status, media_type=_JSON)
+
+
+def _sight(visitor: Visitor) -> Hashable:
+    """The same for all who see the same streams."""
+    return None if visitor.sees_all else visitor.access.token.patterns
 
 
 def _with_disabled(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Hashable
+from typing import NamedTuple
 
 from penstock.broker.server import Broker
 from penstock.model.statistics import Statistics, StreamStatistics
@@ -21,6 +23,8 @@ class Pulse:
         self._loop = asyncio.get_running_loop()
         self._looked_at = -1.0
         self._changed = -1
+        # How often it was looked: of two looks the one with the larger number is newer.
+        self.looks = 0
         self.history = History()
         self._beat()
 
@@ -51,9 +55,43 @@ class Pulse:
         self._statistics = self._broker.statistics()
         self._looked_at = self._loop.time()
         self._changed = self._broker.streams.changed
+        self.looks += 1
 
     def stop(self) -> None:
         self._timer.cancel()
+
+
+class _Copy(NamedTuple):
+    look: int
+    text: bytes
+
+
+class Copies:
+    """What is written down of a look: once for all who see the same, and never two at a time.
+
+    Nobody is shown anything older than `Pulse.look` would have shown him when he asked.
+    """
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+        self._copies: dict[Hashable, _Copy] = {}
+        self._writing = asyncio.Lock()
+
+    async def get(self, sight: Hashable, write: Callable[[Statistics], Awaitable[bytes]]) -> bytes:
+        """The sight is the same for all for whom the same would be written."""
+        self._pulse.look()
+        wanted = self._pulse.looks
+        async with self._writing:
+            copy = self._copies.get(sight)
+            if copy is None or copy.look < wanted:
+                # Not that of before: others may have been waited for.
+                statistics = self._pulse.look()
+                look = self._pulse.looks
+                copy = _Copy(look, await write(statistics))
+                # Nobody will ask for what is older.
+                newest = {key: each for key, each in self._copies.items() if each.look == look}
+                self._copies = {**newest, sight: copy}
+            return copy.text
 
 
 def _counts(stream: StreamStatistics) -> Counts:

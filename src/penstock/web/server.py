@@ -7,9 +7,11 @@ import contextlib
 import logging
 import math
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,11 +24,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.broker.server import Broker, tls_context
 from penstock.broker.settings import is_loopback
+from penstock.broker.tls import TlsListener
 from penstock.errors import SettingError
 from penstock.root import reached_from_here
 from penstock.web.access import Door
 from penstock.web.api import Api, json_response
 from penstock.web.events import Events
+from penstock.web.picture import look_at_disk
 from penstock.web.pulse import Pulse
 
 logger = logging.getLogger(__name__)
@@ -36,7 +40,7 @@ PAGE = Path(__file__).with_name("page")
 # What starlette says where no route leads.
 _NOT_FOUND = "Not Found"
 _MOST_CONNECTIONS = 256
-# Also for the first request of a connection.
+# In so long a request is to be there, beginning with the connection or the last answer.
 _KEEP_ALIVE_SECONDS = 15
 _STOP_SECONDS = 2
 
@@ -61,6 +65,7 @@ class WebServer:
 
     def __init__(self) -> None:
         self._url = ""
+        self._tls_listener: TlsListener | None = None
         self._events = Events()
         # From now on: what the broker says while it starts is to be seen as well.
         logging.getLogger().addHandler(self._events)
@@ -94,22 +99,42 @@ class WebServer:
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
         config.load()
-        # Which ciphers uvicorn takes depends on its version; these are those of Python.
-        config.ssl = tls_context(settings) if uses_tls else None
+        context = tls_context(settings) if uses_tls else None
         self._server = _QuietServer(config)
         # Of what it does it tells nothing that people would want to know.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        self._serving = asyncio.create_task(
+            self._server.serve(sockets=[] if uses_tls else [listener])
+        )
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.005)
         if self._serving.done():
             self._serving.result()
+        if context is not None:
+            self._listen_with_tls(listener, context, broker.handshake_timeout)
         broker.http_url = self._url
         broker.publish()
         logger.info("the dashboard is on %s", self._url)
 
+    def _listen_with_tls(
+        self, listener: socket.socket, context: ssl.SSLContext, handshake_seconds: float
+    ) -> None:
+        """In place of uvicorn, to which connections that never shake hands would not count."""
+        server = self._server
+        self._tls_listener = TlsListener(
+            [listener],
+            context,
+            lambda: _Connection(server.config, server.server_state, server.lifespan.state),
+            connections=server.server_state.connections,
+            most=_MOST_CONNECTIONS,
+            handshake_seconds=handshake_seconds,
+            on_refusal=lambda peer: logger.debug("%s: it makes room for others", peer),
+        )
+
     async def stop(self) -> None:
         self._pulse.stop()
+        if self._tls_listener is not None:
+            await self._tls_listener.close()
         self._server.should_exit = True
         await self._serving
         logging.getLogger().removeHandler(self._events)
@@ -123,7 +148,7 @@ class _QuietServer(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """There are only so many, and one that says nothing, or takes nothing, is not waited for."""
+    """There are only so many, and one that asks nothing, or takes nothing, is not waited for."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -131,9 +156,29 @@ class _Connection(H11Protocol):
         if len(self.connections) > _MOST_CONNECTIONS:
             transport.abort()
             return
+        if self.scheme == "http":
+            # So that no byte is left of which nobody is told. With TLS there is a limit to an end.
+            transport.set_write_buffer_limits(high=0)
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
+
+    def data_received(self, data: bytes) -> None:
+        # Any byte would end the wait for a request; only the last one of its head is to.
+        timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        super().data_received(data)
+        if self.conn.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY):
+            self.timeout_keep_alive_task = timer
+        elif timer is not None:
+            timer.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        # It may be the body that is wrong, of a request that is being answered, or has been.
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        self.transport.close()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -186,9 +231,8 @@ def make_application(broker: Broker, api: Api) -> ASGIApp:
         return json_response({"status": "ok"})
 
     async def readiness(_: Request) -> Response:
-        if broker.is_stopping:
-            return json_response({"status": "stopping"}, 503)
-        return json_response({"status": "ready"})
+        problem = _why_not_ready(broker)
+        return json_response({"status": problem or "ready"}, 503 if problem else 200)
 
     application = Starlette(
         routes=[
@@ -203,6 +247,16 @@ def make_application(broker: Broker, api: Api) -> ASGIApp:
     # There is one address for each thing.
     application.router.redirect_slashes = False
     return _with_headers(application)
+
+
+def _why_not_ready(broker: Broker) -> str | None:
+    if broker.is_stopping:
+        return "stopping"
+    try:
+        free, _ = look_at_disk(broker.settings.root_path)
+    except OSError as error:
+        return f"the root cannot be looked at: {error.strerror}"
+    return None if free else "the disk is full"
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
