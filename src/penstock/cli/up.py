@@ -80,6 +80,7 @@ def up(
     is_over = threading.Event()
     call_at_signal(_ends(), is_over.set)
     programs: list[Program] = []
+    devices: threading.Thread | None = None
     try:
         variables: Mapping[str, str] = {}
         if sandbox:
@@ -95,13 +96,17 @@ def up(
         if demo:
             cloud = SandboxClient(variables["AWS_ENDPOINT_URL"]) if sandbox else None
             arguments = (settings.root_path, is_over, cloud)
-            threading.Thread(target=run_demo, args=arguments, daemon=True).start()
+            devices = threading.Thread(target=run_demo, args=arguments, daemon=True)
+            devices.start()
         while not is_over.wait(_LOOK_SECONDS):
             for program in programs:
                 news = program.look()
                 if news:
                     tell(news, err=news.startswith("the "))
     finally:
+        is_over.set()
+        if devices is not None:
+            devices.join()
         # The pipeline tells the broker what it has done before that one ends.
         for program in reversed(programs):
             program.stop()
