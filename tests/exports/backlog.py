@@ -18,7 +18,7 @@ from penstock.sandbox.server import Sandbox
 from tests.exports.programs import has_exported, status_of
 from tests.support import BrokerProcess, wait_until
 
-COUNT = 30_000
+COUNT = 12_000
 _numbers = count()
 
 
@@ -29,7 +29,7 @@ class Backlog:
         self.name = f"backlog-{next(_numbers)}"
         self._cloud = cloud
         kinesis.create_stream(StreamName=self.name, ShardCount=1)
-        cloud.set_fault("kinesis", name=self.name, operation="PutRecords", delay_millis=150)
+        cloud.set_fault("kinesis", name=self.name, operation="PutRecords", delay_millis=300)
         self.client = StreamManagerClient(root=broker.root)
         self.client.create_message_stream(
             MessageStreamDefinition(

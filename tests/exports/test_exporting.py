@@ -223,9 +223,9 @@ def test_a_long_upload_delays_neither_other_files_nor_messages(
     )
     target = shard()
     stream = create(kinesis=[KinesisConfig("k", kinesis_stream_name=target)])
-    # With a second for each of its 24 parts, of which four are sent at once.
-    cloud.set_fault("s3", operation="UploadPart", delay_millis=1000)
-    content = os.urandom(120 * MEBIBYTE)
+    # With three seconds for each of its 10 parts, as long as others are looked at.
+    cloud.set_fault("s3", operation="UploadPart", delay_millis=3000)
+    content = os.urandom(50 * MEBIBYTE)
     append_task(client, long_one, tmp_path, "long", content)
     wait_until(lambda: "UploadPart" in [call["operation"] for call in cloud.calls("s3", "files")])
 
@@ -235,6 +235,7 @@ def test_a_long_upload_delays_neither_other_files_nor_messages(
     wait_until(lambda: has_exported(client, stream, "k", 0))
 
     assert status_of(client, long_one, "s").last_exported_sequence_number == -1
+    cloud.clear_faults()
     wait_until(lambda: has_exported(client, long_one, "s", 0))
     assert s3.get_object(Bucket="files", Key="long")["Body"].read() == content
 
@@ -497,8 +498,8 @@ def test_a_python_worker_that_is_killed_costs_nothing_but_a_repetition(
 ) -> None:
     target = shard()
     stream = create(kinesis=[KinesisConfig("k", kinesis_stream_name=target)])
-    cloud.set_fault("kinesis", name=target, delay_millis=50)
-    messages = numbered(20_000)
+    cloud.set_fault("kinesis", name=target, delay_millis=200)
+    messages = numbered(6_000)
     client.append_messages(stream, messages)
     wait_until(lambda: cloud.payloads("kinesis", target))
 
