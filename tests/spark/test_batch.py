@@ -306,27 +306,27 @@ def test_damaged_messages_fail_a_query_or_are_left_out(
 def test_rows_are_right_while_the_broker_appends_rolls_and_deletes(
     via: str, create: Create, read: Read, client: StreamManagerClient
 ) -> None:
-    stream = create("busy", max_size=16 * MEBIBYTE, stream_segment_size=SEGMENT)
+    stream = create("busy", max_size=8 * MEBIBYTE, stream_segment_size=SEGMENT)
     numbers = count()
 
     def append(messages: int) -> None:
         batch = [b"%09d" % number * 40 for number in islice(numbers, messages)]
         client.append_messages(stream, batch)
 
-    append(60_000)
+    append(30_000)
     assert client.describe_message_stream(stream).storage_status.oldest_sequence_number > 0
     # For each query so many batches: the broker drops half of what is planned at most.
     batches = threading.Semaphore(0)
 
     def append_on() -> None:
-        for _ in range(4 * 150):
+        for _ in range(3 * 75):
             batches.acquire()
             append(150)
 
     writer = threading.Thread(target=append_on)
     writer.start()
-    for _ in range(4):
-        batches.release(150)
+    for _ in range(3):
+        batches.release(75)
         rows = rows_of(read(stream, via=via, failOnDataLoss="false"))
         found = [row.sequence_number for row in rows]
         assert all(row.payload == b"%09d" % row.sequence_number * 40 for row in rows)
