@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock.cli.checks.check import State, ok
+from penstock.cli.checks.check import Check, State, ok
 from penstock.cli.checks.listeners import (
     check_dashboard,
     check_port,
@@ -54,15 +54,19 @@ def test_a_port_that_nobody_has_is_free(tmp_path: Path) -> None:
     assert outcome.found.endswith(" is free")
 
 
-def test_a_port_that_somebody_else_has_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("check", "variable"),
+    [(check_port, "STREAM_MANAGER_SERVER_PORT"), (check_dashboard, "PENSTOCK_HTTP_PORT")],
+)
+def test_a_port_that_somebody_else_has_fails(check: Check, variable: str, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        outcome = examine(check_port, tmp_path, STREAM_MANAGER_SERVER_PORT=str(port))
+        outcome = examine(check, tmp_path, **{variable: str(port)})
 
     assert outcome.state is State.fail
     assert outcome.found == f"127.0.0.1:{port} is taken by another program"
-    assert "STREAM_MANAGER_SERVER_PORT" in outcome.mend
+    assert variable in outcome.mend
 
 
 def test_a_port_that_the_broker_itself_has_is_as_it_should_be(broker: Reachable) -> None:
@@ -70,17 +74,6 @@ def test_a_port_that_the_broker_itself_has_is_as_it_should_be(broker: Reachable)
 
     assert outcome.state is State.ok
     assert outcome.found == f"the broker of this root listens on 127.0.0.1:{broker.port}"
-
-
-def test_a_dashboard_whose_port_somebody_else_has_fails(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        outcome = examine(check_dashboard, tmp_path, PENSTOCK_HTTP_PORT=str(port))
-
-    assert outcome.state is State.fail
-    assert outcome.found == f"127.0.0.1:{port} is taken by another program"
-    assert "PENSTOCK_HTTP_PORT" in outcome.mend
 
 
 def test_of_the_usual_port_of_the_dashboard_there_is_a_warning(tmp_path: Path) -> None:
