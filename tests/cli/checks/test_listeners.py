@@ -62,7 +62,7 @@ def test_a_port_that_somebody_else_has_fails(check: Check, variable: str, tmp_pa
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        outcome = examine(check, tmp_path, **{variable: str(port)})
+        outcome = examine(check, tmp_path, None, **{variable: str(port)})
 
     assert outcome.state is State.fail
     assert outcome.found == f"127.0.0.1:{port} is taken by another program"
