@@ -77,6 +77,7 @@ def test_what_was_dropped_stays_dropped_although_it_was_not_removed_yet(
     store = Store(killed)
 
     again = store.streams["s"].log
+    again.trim(0)
     assert (again.oldest, again.end, again.total_bytes) == before
     store.close()
 
@@ -90,7 +91,9 @@ def test_one_that_rejects_new_data_keeps_all_when_it_has_grown_too_large_for_its
         stream.log.append([b"x" * 500], number)
     restartable.store.update(stream, define(strategy_on_full=reject, max_size=4096))
 
-    assert restartable.restart().streams["s"].log.total_bytes == 10_000
+    again = restartable.restart().streams["s"].log
+    again.trim(0)
+    assert again.total_bytes == 10_000
 
 
 def test_progress_of_unknown_streams_and_exports_is_ignored(

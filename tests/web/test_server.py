@@ -293,8 +293,11 @@ def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 @pytest.fixture
-def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(server, "_KEEP_ALIVE_SECONDS", 0.2)
+def impatient(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Site]:
+    """Waits for so many seconds."""
+    monkeypatch.setattr(server, "_KEEP_ALIVE_SECONDS", getattr(request, "param", 0.2))
     with Site(tmp_path / "root") as site:
         yield site
 
@@ -369,26 +372,20 @@ def question(site: Site, path: str) -> bytes:
     ).encode()
 
 
-@pytest.fixture
-def less_impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """Waits for one that reads on a busy machine."""
-    monkeypatch.setattr(server, "_KEEP_ALIVE_SECONDS", 1.5)
-    with Site(tmp_path / "root") as site:
-        yield site
-
-
-def test_a_connection_that_takes_nothing_of_its_answer_is_closed(less_impatient: Site) -> None:
-    with less_impatient.connect() as client:
+# Longer than usual: one that reads on a busy machine is waited for.
+@pytest.mark.parametrize("impatient", [1.5], indirect=True)
+def test_a_connection_that_takes_nothing_of_its_answer_is_closed(impatient: Site) -> None:
+    with impatient.connect() as client:
         create(client, "s")
         append(client, "s", bytes(16_000_000))
-    with reach(less_impatient) as stuck, reach(less_impatient) as slow:
+    with reach(impatient) as stuck, reach(impatient) as slow:
         for connection in (stuck, slow):
-            connection.sendall(question(less_impatient, "/api/streams/s/messages/0"))
+            connection.sendall(question(impatient, "/api/streams/s/messages/0"))
 
         # Whoever goes on reading gets all of it, however little at a time.
         assert len(take_rest(slow)) > 16_000_000
 
-        wait_until(lambda: not connections_of(less_impatient))
+        wait_until(lambda: not connections_of(impatient))
         assert len(take_rest(stuck)) < 16_000_000
 
 

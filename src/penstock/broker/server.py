@@ -126,6 +126,8 @@ class Broker:
                 premises,
                 export_handlers.table(),
             )
+            # Before anybody can look: what is too old, or was dropped before, is not to be seen.
+            self.streams.trim(now_millis())
             self._max_connections = min(settings.max_connections, _allow_descriptors())
             await self._listen(tls)
         except BaseException:

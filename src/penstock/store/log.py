@@ -227,16 +227,16 @@ class Log(ABC):
         return total
 
     def trim(self, now: int) -> None:
-        """Drop what outlived the stream's TTL."""
+        """Drop what outlived the stream's TTL.
+
+        And what was dropped before a crash and is back, because there was no time to remove it.
+        """
         expired = count_expired(self.segments(), self.limits, now)
         if expired:
             self._drop(expired, are_expired=True)
-
-    def trim_to_size(self) -> None:
-        """Drop again what was dropped before and is back, because nobody had time to remove it."""
-        dropped = plan_room(self._sealed, self._total_bytes, 0, self.limits, exported_end=0)
-        if dropped:
-            self._drop(dropped, are_expired=False)
+        excess = plan_room(self._sealed, self._total_bytes, 0, self.limits, exported_end=0)
+        if excess:
+            self._drop(excess, are_expired=False)
 
     def apply(self, limits: Limits) -> None:
         """New limits; a new segment size is that of the segment begun next."""

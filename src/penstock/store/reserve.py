@@ -37,9 +37,11 @@ def give_up_reserve(disk: Disk, root: Path) -> None:
 def keep_reserve(disk: Disk, root: Path) -> None:
     """Once the store is open: keeps room for the next time, if there is plenty."""
     path = root / RESERVE_FILE
-    if path.exists() or disk.free_bytes(root) < _AMPLE_BYTES:
+    if path.exists():
         return
     try:
+        if disk.free_bytes(root) < _AMPLE_BYTES:
+            return
         descriptor = disk.create(path)
         try:
             disk.write(descriptor, bytes(_RESERVE_BYTES), 0)

@@ -144,7 +144,6 @@ class Store:
         self._streams_directory = root / "streams"
         self._disk.make_directory(self._streams_directory)
         self._lock = _lock_root(root)
-        give_up_reserve(self._disk, root)
         self._work_wanted = threading.Event()
         self.streams: dict[str, StoredStream] = {}
         # By name: the id, and why it cannot be read.
@@ -152,6 +151,7 @@ class Store:
         self._troubles: dict[tuple[str, str], str] = {}
         self._journal_is_needed = False
         try:
+            give_up_reserve(self._disk, root)
             self.catalog = self._open_catalog()
             self._finish_removals()
             self._adopt_strangers()
@@ -470,7 +470,6 @@ class Store:
                     lowest_end=max(row.reserved, exported),
                 )
                 log.journals = definition.flush_on_write
-                log.trim_to_size()
                 if not (directory / DEFINITION_FILE).exists():
                     self._write_definition(row.id, definition)
         except (OSError, msgspec.DecodeError, sqlite3.Error) as error:

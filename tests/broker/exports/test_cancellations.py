@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import UnknownFailureException
+from penstock.model import MessageStreamDefinition, StrategyOnFull, from_wire
 from penstock.model.exporting import ABANDONED_UPLOAD, Lane
 from penstock.model.status import Status, StatusLevel
 from penstock.store.log import FileLog
 from penstock.store.record import data_path
+from penstock.store.store import Store
+from penstock.wire.operations import Operation
 from tests.broker.exports.workbench import (
     Workbench,
     event,
     failure,
     interim,
     report,
+    task,
     to_http,
     to_s3,
     told_in,
     upload,
 )
+from tests.support import LocalBroker, read
 
 TTL = 60_000
 SMALL = {"maxSize": 4096, "streamSegmentSize": 1024}
@@ -292,3 +300,31 @@ def test_statuses_of_status_streams_are_told_of_reports(bench: Workbench) -> Non
     found = next(each for each in bench.plan(Lane.files) if each.stream == "s")
     bench.commit(report(found, events=events))
     assert {status for status, _, _ in bench.told("last")} == {"Canceled"}
+
+
+# A broker that is killed
+
+
+def test_what_was_dropped_and_not_removed_is_not_seen_again_and_its_tasks_are_told(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path / "root")
+    overwrites = {"strategyOnFull": StrategyOnFull.OverwriteOldestData}
+    store.create(from_wire({"name": "status", **overwrites}, MessageStreamDefinition))
+    tasks = {"name": "s", "exportDefinition": to_s3(**told_in()), **overwrites, **SMALL}
+    log = store.create(from_wire(tasks, MessageStreamDefinition)).log
+    for number in range(100):
+        log.append([json.dumps(task(number)).encode()], number)
+    assert log.oldest > 0
+    # As one finds it that is killed before anything is removed, or told.
+    killed = shutil.copytree(tmp_path / "root", tmp_path / "killed")
+    store.close()
+
+    with LocalBroker(killed) as broker, broker.connect() as client:
+        info = client.call(Operation.DescribeMessageStream, name="s")["messageStreamInfo"]
+        statuses = read(client, "status", minMessageCount=log.oldest, maxMessageCount=1000)
+
+    assert info["storageStatus"]["oldestSequenceNumber"] == log.oldest
+    told = [json.loads(each["payload"]) for each in statuses]
+    assert [each["statusContext"]["sequenceNumber"] for each in told] == [*range(log.oldest)]
+    assert {(each["status"], each["message"]) for each in told} == {(Status.Canceled, FULL)}
