@@ -31,7 +31,7 @@ from penstock import (
 )
 from penstock.root import read_token
 from tests.conformance.harness import SDKS
-from tests.exports.programs import PipelineProcess
+from tests.exports.programs import PipelineProcess, has_exported, status_of
 from tests.object_store import ObjectStore
 from tests.support import (
     PATIENCE_S,
@@ -220,9 +220,9 @@ def test_what_fails_is_told_and_the_next_goes_on(files: Files) -> None:
     assert "not JSON" in texts[0]
     assert "/there/is/none" in texts[1]
     assert "no-such-bucket-here" in texts[2]
-    status = client.describe_message_stream(files.stream).export_statuses[0]
-    assert status.last_exported_sequence_number == number
-    assert status.exported_messages_count == 4
+    # What became of tasks is told first, so that a crash loses none of it.
+    wait_until(lambda: has_exported(client, files.stream, "to-s3", number))
+    assert status_of(client, files.stream, "to-s3").exported_messages_count == 4
 
 
 def test_programs_wait_for_an_upload_as_the_documentation_does_it(
