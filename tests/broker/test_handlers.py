@@ -52,6 +52,8 @@ Status = ResponseStatusCode
 
 _numbers = count()
 
+TIMED_OUT = "not enough messages to return before time out"
+
 
 @pytest.fixture
 def stream(client: Connection) -> str:
@@ -125,7 +127,7 @@ def test_a_read_gives_up_when_its_time_is_over(client: Connection, stream: str) 
     append(client, stream, b"one")
     began = time.monotonic()
 
-    with pytest.raises(NotEnoughMessagesException, match="minMessageCount is 2"):
+    with pytest.raises(NotEnoughMessagesException, match=f"^{TIMED_OUT}$"):
         read(client, stream, minMessageCount=2, readTimeoutMillis=100)
 
     assert time.monotonic() - began >= 0.09
@@ -150,6 +152,31 @@ def test_a_read_gives_up_a_little_before_its_time(
         return waiter._timer.when() - broker.loop.time()
 
     assert 0 < broker.run(seconds_left) <= at_most
+
+
+@pytest.mark.parametrize("start", [0, 1, 5])
+def test_read_that_timed_out_has_the_text_that_programs_compare(
+    client: Connection, stream: str, start: int
+) -> None:
+    append(client, stream, b"one")
+
+    with pytest.raises(NotEnoughMessagesException, match=f"^{TIMED_OUT}$"):
+        read(
+            client,
+            stream,
+            desiredStartSequenceNumber=start,
+            minMessageCount=2,
+            readTimeoutMillis=1,
+        )
+
+
+def test_read_without_timeout_says_how_many_messages_there_are(
+    client: Connection, stream: str
+) -> None:
+    append(client, stream, b"one")
+
+    with pytest.raises(NotEnoughMessagesException, match="minMessageCount is 2"):
+        read(client, stream, minMessageCount=2)
 
 
 def test_a_read_behind_the_end_says_so(client: Connection, stream: str) -> None:

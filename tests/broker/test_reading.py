@@ -135,18 +135,24 @@ def test_what_is_dropped_between_two_steps_leaves_no_gap(
     assert numbers_of(too_few) == list(range(10, 28))
 
 
-def test_too_much_is_dropped_between_two_steps(make_stream: MakeStream) -> None:
+@pytest.mark.parametrize(
+    ("waits", "text"),
+    [(False, "minMessageCount is 15"), (True, "not enough messages to return before time out")],
+)
+def test_too_much_is_dropped_between_two_steps(
+    make_stream: MakeStream, waits: bool, text: str
+) -> None:
     size = STEP_BYTES // 2
     stream = make_stream(streamSegmentSize=2 * size, maxSize=20 * size)
     append(stream, 20, size)
-    reader = MessageReader(stream, 0, 15, 20, NO_LIMIT)
+    reader = MessageReader(stream, 0, 15, 20, NO_LIMIT, waits=waits)
     steps = reader.steps()
     next(steps)
 
     # One that needs nearly all the room there is.
     stream.append([bytes(19 * size)], 1)
 
-    with pytest.raises(NotEnoughMessagesException, match="minMessageCount is 15"):
+    with pytest.raises(NotEnoughMessagesException, match=text):
         list(steps)
 
 

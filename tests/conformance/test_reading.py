@@ -20,6 +20,7 @@ from .harness import (
 )
 
 BEYOND = "greater than the last sequence number"
+TIMED_OUT = "not enough messages to return before time out"
 
 
 def stream_of(client: Client, count: int, **fields: int) -> str:
@@ -164,6 +165,21 @@ def test_a_read_waits_as_long_as_it_was_told(client: Client, present: int) -> No
 
     # The server may answer a little early, so that the client's own timeout never wins.
     assert 0.4 < time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("start", [0, 2, 9], ids=["too few", "at the end", "behind the end"])
+def test_read_that_timed_out_has_exactly_the_text_that_programs_compare(
+    client: Client, start: int
+) -> None:
+    name = stream_of(client, 2)
+
+    with pytest.raises(SdkError) as caught:
+        client.read(
+            name, desiredStartSequenceNumber=start, minMessageCount=3, readTimeoutMillis=100
+        )
+
+    assert caught.value.error == "NotEnoughMessagesException"
+    assert caught.value.message == TIMED_OUT
 
 
 def test_a_read_that_needs_no_waiting_does_not_wait(client: Client) -> None:

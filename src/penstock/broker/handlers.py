@@ -209,14 +209,14 @@ class Handlers:
         options = request.read_messages_options
         minimum, maximum = options.message_counts()
         wanted_start = options.desired_start_sequence_number or 0
+        waits = options.read_timeout_millis > 0
 
         def start() -> int:
             return max(wanted_start, stream.log.oldest)
 
         def read() -> Iterator[None]:
-            reader = MessageReader(
-                stream, start(), minimum, maximum, self._settings.max_response_bytes
-            )
+            limit = self._settings.max_response_bytes
+            reader = MessageReader(stream, start(), minimum, maximum, limit, waits=waits)
             yield from reader.steps()
             self._answer_read(call, reader)
 
@@ -226,7 +226,7 @@ class Handlers:
             options.read_timeout_millis,
             needed_end=lambda: start() + minimum,
             read=read,
-            give_up=lambda: call.fail(stream.not_enough(start(), minimum)),
+            give_up=lambda: call.fail(stream.not_enough(start(), minimum, waited=waits)),
         )
 
     def _read_columns(self, call: PendingCall, request: ReadColumnsRequest) -> None:

@@ -28,9 +28,17 @@ class MessageReader:
     """
 
     def __init__(
-        self, stream: Stream, start: int, minimum: int, maximum: int, soft_limit: int
+        self,
+        stream: Stream,
+        start: int,
+        minimum: int,
+        maximum: int,
+        soft_limit: int,
+        *,
+        waits: bool = False,
     ) -> None:
         self._stream = stream
+        self._waits = waits
         self._minimum = minimum
         self._maximum = maximum
         self._soft_limit = min(soft_limit, MAX_FRAME_BYTES - _ROOM_FOR_A_STEP)
@@ -78,7 +86,7 @@ class MessageReader:
         """What was to be read next was dropped between two steps: an answer has no gaps."""
         oldest = self._stream.log.oldest
         if self._stream.log.end - oldest < self._minimum:
-            raise self._stream.not_enough(oldest, self._minimum)
+            raise self._stream.not_enough(oldest, self._minimum, waited=self._waits)
         self._begin(oldest)
 
     def _is_done(self) -> bool:

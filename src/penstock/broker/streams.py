@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 ALREADY_EXISTS = "the message stream already exists"  # clients in the field compare this text
 
 _NAME = re.compile(NAME_PATTERN)
+# Programs compare this text to recognize the end of a stream.
+_TIMED_OUT = "not enough messages to return before time out"
 
 
 class Stream:
@@ -124,7 +126,9 @@ class Stream:
                 f"stream {self.name!r}: {error}; reading can go on from {error.next_number}"
             ) from None
 
-    def not_enough(self, start: int, wanted: int) -> NotEnoughMessagesException:
+    def not_enough(self, start: int, wanted: int, *, waited: bool) -> NotEnoughMessagesException:
+        if waited:
+            return NotEnoughMessagesException(_TIMED_OUT)
         newest = self.log.end - 1
         if start > newest:
             return NotEnoughMessagesException(
