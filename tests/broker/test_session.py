@@ -396,6 +396,7 @@ def test_a_peer_may_leave_at_any_time(broker: BrokerProcess, said: bytes) -> Non
         cbor2.dumps({"requestId": ""}),
         cbor2.dumps(["requestId", "r"]),
         b"GET / HTTP/1.1\r\n\r\n",
+        b"\xa3irequestIdb\xff\xfednamedworkgpayloadA1",
     ],
 )
 @pytest.mark.parametrize("operation", [4, 5, 11, 99])
@@ -435,6 +436,17 @@ def test_a_broken_request_with_an_id_is_answered_and_forgiven(
         assert operation == Operation.CreateMessageStreamResponse
         assert (answer["requestId"], answer["status"]) == ("r", Status.InvalidRequest)
         assert peer.ask(Operation.ListStreams)[1]["status"] == 0
+
+
+def test_append_with_characters_that_no_request_id_has_is_rejected(broker: BrokerProcess) -> None:
+    with broker.meet() as peer:
+        peer.say(append_frame("work", b"x", request_id="a/b") + append_frame("work", b"x"))
+
+        _, answer = peer.take_answer()
+
+        assert (answer["requestId"], answer["status"]) == ("a/b", Status.InvalidRequest)
+        assert "requestId" in answer["errorMessage"]
+        assert peer.take_answer()[1]["status"] == Status.Success
 
 
 REQUESTS: dict[Operation, Json] = {

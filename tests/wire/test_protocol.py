@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import ResponseStatusCode
+from penstock.errors import ResponseStatusCode, StreamManagerException
+from penstock.wire.codec import UnreadableRequestError, decode_request
 from penstock.wire.frames import LENGTH, MAX_FRAME_BYTES, encode_frame
 from penstock.wire.operations import Operation
 from penstock.wire.protocol import (
@@ -23,6 +24,7 @@ from penstock.wire.protocol import (
     ServerProtocol,
     Violation,
 )
+from penstock.wire.requests import REQUESTS, AppendMessageRequest
 
 from .captured import (
     CAPTURED,
@@ -373,31 +375,113 @@ def test_frames_are_the_same_byte_by_byte(frames: list[bytes]) -> None:
     assert said_by(events_of(connected(), pieces)) == list(map(meant_by, frames))
 
 
-@given(st.data())
-def test_a_damaged_append_is_no_append_unless_it_still_says_one(data: st.DataObject) -> None:
+# The ids, names and payloads of a frame as bytes: most of them valid, some of them not.
+raw_ids = st.sampled_from(
+    [b" ", b"r", b"q-1", b"x" * 23, b"x" * 36, b"z" * 200, b"\xff", b"a\xc3\xa9", b"a/b", b"$" * 24]
+) | st.binary(max_size=40)
+raw_names = st.sampled_from([b"S", b"SomeStream", b"n" * 255, b"a/b", b"\xc3\xa9"]) | st.binary(
+    max_size=20
+)
+raw_payloads = st.sampled_from([b"a", b"hello", b"x" * 300]) | st.binary(max_size=30)
+widths = st.integers(0, 4)
+
+
+def string(major: int, width: int, content: bytes) -> bytes:
+    """A CBOR string whose head has so many bytes for the length, or as few as possible."""
+    if width == 0:
+        return smallest_head(major, content)
+    size = 1 << (width - 1)
+    length = len(content) % (1 << 8 * size)
+    return bytes((major << 5 | 23 + width,)) + length.to_bytes(size, "big") + content
+
+
+def smallest_head(major: int, content: bytes) -> bytes:
+    head = bytearray(cbor2.dumps(len(content)))
+    head[0] |= major << 5
+    return bytes(head) + content
+
+
+raw_appends = st.builds(
+    lambda is_definite, request_id, id_width, name, name_width, payload, payload_width: (
+        encode_frame(
+            Operation.AppendMessage,
+            (b"\xa3" if is_definite else b"\xbf")
+            + b"irequestId"
+            + string(3, id_width, request_id)
+            + b"dname"
+            + string(3, name_width, name)
+            + b"gpayload"
+            + string(2, payload_width, payload)
+            + (b"" if is_definite else b"\xff"),
+        )
+    ),
+    st.booleans(),
+    raw_ids,
+    widths,
+    raw_names,
+    widths,
+    raw_payloads,
+    widths,
+)
+
+
+@st.composite
+def damaged_appends(draw: st.DrawFn) -> bytes:
     frame = bytearray(
-        data.draw(st.sampled_from([c.frame for c in CAPTURED if c.operation == "AppendMessage"]))
+        draw(raw_appends | st.sampled_from([c.frame for c in CAPTURED if c.frame[4] == 4]))
     )
-    place = data.draw(st.integers(4, len(frame) - 1))
-    frame[place] = data.draw(st.integers(0, 255))
-    protocol = connected()
-    # Two of the same shape before it, so that it is compared with them.
-    before = [c.frame for c in captured_from("javascript") if c.operation == "AppendMessage"]
+    place = draw(st.integers(5, len(frame) - 1))
+    frame[place] = draw(st.integers(0, 255))
+    return bytes(frame)
 
-    events = list(one_by_one(events_of(protocol, [b"".join(before) + bytes(frame)])))
 
-    assert len(events) == len(before) + 1
-    last = events[-1]
-    if isinstance(last, AppendRun):
-        # An id is echoed as it came, also where it is no text.
-        try:
-            meant = cbor2.loads(bytes(frame[5:]))
-        except cbor2.CBORDecodeError:
-            return
-        assert (last.stream_name, last.payloads[0]) == (meant["name"], meant["payload"])
-        assert cbor2.dumps(meant["requestId"]) == last.request_ids[0]
-    else:
-        assert last == Frame(frame[4] if frame[4] < 128 else frame[4] - 256, bytes(frame[5:]))
+def decoded_by_general_path(frame: bytes) -> tuple[str, str, bytes] | None:
+    """What an append frame says; None for a frame that is rejected."""
+    try:
+        request = decode_request(frame[4], frame[5:], REQUESTS)
+    except (UnreadableRequestError, StreamManagerException):
+        return None
+    assert isinstance(request, AppendMessageRequest)
+    return request.request_id, request.name, request.payload
+
+
+@given(
+    st.lists(appends | raw_appends | damaged_appends(), min_size=1, max_size=12).map(
+        # Equal frames one after the other are cut out together.
+        lambda frames: [each for frame in frames for each in [frame] * (1 + len(frame) % 3)]
+    ),
+    st.lists(st.integers(0, 10_000), max_size=4),
+)
+def test_fast_path_accepts_only_appends_that_the_general_decoder_accepts(
+    frames: list[bytes], places: list[int]
+) -> None:
+    events = list(one_by_one(events_of(connected(), cut(b"".join(frames), places))))
+
+    assert len(events) == len(frames)
+    for event, frame in zip(events, frames, strict=True):
+        if isinstance(event, AppendRun):
+            request_id = cbor2.loads(event.request_ids[0])
+            cut_out = (request_id, event.stream_name, event.payloads[0])
+            assert cut_out == decoded_by_general_path(frame)
+        else:
+            assert event == Frame(frame[4], frame[5:])
+
+
+@pytest.mark.parametrize("request_id", [b"\xff", b"a/b", b"\xc3\xa9", b"$" * 24, b"x" * 30 + b"\n"])
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_append_with_invalid_request_id_is_left_to_the_general_decoder(
+    request_id: bytes, before: int
+) -> None:
+    def append(text: bytes) -> bytes:
+        body = b"\xa3irequestId" + smallest_head(3, text) + b"dnameaSgpayloadA1"
+        return encode_frame(Operation.AppendMessage, body)
+
+    good, bad = append(b"x" * len(request_id)), append(request_id)
+
+    events = list(one_by_one(events_of(connected(), [good * before + bad + good])))
+
+    assert events[before] == Frame(Operation.AppendMessage, bad[5:])
+    assert decoded_by_general_path(bad) is None
 
 
 # Whatever comes

@@ -370,15 +370,7 @@ def _answering(call: PendingCall, steps: Iterator[None]) -> Iterator[None]:
 
 def _fail_appends(caller: Caller, request_ids: list[bytes], error: StreamManagerException) -> None:
     for request_id in request_ids:
-        caller.open_call(_decode_id(request_id), Operation.AppendMessage).fail(error)
-
-
-def _decode_id(request_id: bytes) -> str:
-    try:
-        return str(cbor2.loads(request_id))
-    except (cbor2.CBORDecodeError, ValueError):
-        # Not UTF-8: whoever sent such an id will not miss its echo.
-        return "unknown"
+        caller.open_call(cbor2.loads(request_id), Operation.AppendMessage).fail(error)
 
 
 def _not_synced(error: BaseException) -> UnknownFailureException:

@@ -10,12 +10,15 @@ comparing the bytes between them with those of the frame before.
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
 import msgspec
 
 from penstock.errors import ResponseStatusCode
+from penstock.model.limits import NAME_PATTERN
 from penstock.wire.cbor import peek_request_id
 from penstock.wire.frames import CONNECT_VERSION, LENGTH, MAX_FRAME_BYTES
 from penstock.wire.operations import RESPONSE_TO, Operation
@@ -29,6 +32,14 @@ _PIECE_BYTES = 16 * 1024
 # As much of a refused frame as is waited for to find its request id.
 _PEEK_BYTES = 512
 _MAX_SHAPES = 128
+
+_is_name = re.compile(NAME_PATTERN).match
+# The bytes of a request id, which has the characters of a name.
+_ID_BYTES = bytes(byte for byte in range(128) if _is_name(chr(byte)))
+_INVALID = 0
+_ID_TABLE = bytes(byte if byte in _ID_BYTES else _INVALID for byte in range(256))
+# The first byte of a CBOR text of 24 to 255 bytes; the second one is its length.
+_LONG_TEXT = 0x78
 
 
 class Frame(NamedTuple):
@@ -90,6 +101,7 @@ class ServerProtocol:
         self._connected = False
         self._broken = False
         self._shapes: dict[int, _Shape] = {}
+        self._cuts_appends = True
 
     @property
     def in_handshake(self) -> bool:
@@ -168,7 +180,7 @@ class ServerProtocol:
                     ResponseStatusCode.UnexpectedOperation,
                     request_id=peek_request_id(buffer[position + 5 : stop]) or "unknown",
                 )
-        elif operation == Operation.AppendMessage:
+        elif operation == Operation.AppendMessage and self._cuts_appends:
             run = self._cut_appends()
             if run is not None:
                 return run
@@ -251,6 +263,11 @@ class ServerProtocol:
                 position += self._cut_equal(shape, position, request_ids, payloads)
         if stream_name is None:
             return None
+        if not _are_valid_ids(request_ids):
+            # The decoder answers each append of this connection from here on. To try again behind
+            # every invalid id would take time that is quadratic in the size of the buffer.
+            self._cuts_appends = False
+            return None
         self._position = position
         return AppendRun(stream_name, request_ids, payloads)
 
@@ -283,7 +300,8 @@ def _parse_append(buffer: bytes, start: int, stop: int) -> _Shape | None:
     """The shape of an append frame as the three AWS clients write it, or None.
 
     Keys in the order requestId, name, payload; a map of definite length (Python, JavaScript)
-    or an indefinite one (Java). Everything else is left to the real decoder.
+    or an indefinite one (Java). Everything else is left to the real decoder. The request id is
+    not checked here, since it is not a part of the shape.
     """
     body = start + 5
     if buffer[start + 4] != Operation.AppendMessage or stop - body < 24:
@@ -305,13 +323,13 @@ def _parse_append(buffer: bytes, start: int, stop: int) -> _Shape | None:
     payload_start, payload_size = _bytes_bounds(buffer, name_stop + 8)
     if payload_size == 0 or payload_start + payload_size != last:
         return None
-    name = buffer[name_text:name_stop]
-    if not name.isascii():
+    name = _decode_name(buffer[name_text:name_stop])
+    if name is None:
         return None
     head, middle = buffer[start:id_text], buffer[id_stop:payload_start]
     tail = buffer[last:stop]
     return _Shape(
-        name.decode("ascii"),
+        name,
         Struct(f"{len(head)}s{id_stop - id_text}s{len(middle)}s{payload_size}s{len(tail)}s"),
         head,
         middle,
@@ -322,12 +340,33 @@ def _parse_append(buffer: bytes, start: int, stop: int) -> _Shape | None:
     )
 
 
+@lru_cache(maxsize=1024)
+def _decode_name(data: bytes) -> str | None:
+    name = data.decode("latin-1")
+    return name if _is_name(name) else None
+
+
+def _are_valid_ids(request_ids: list[bytes]) -> bool:
+    """Whether all ids, which are CBOR texts of 1 to 255 bytes, have only allowed characters."""
+    if len(request_ids) == 1:
+        (request_id,) = request_ids
+        text = request_id[2:] if request_id[0] == _LONG_TEXT else request_id[1:]
+        return _INVALID not in text.translate(_ID_TABLE)
+    # The CBOR head of a text of up to 23 bytes is a letter. The length byte of a longer one may
+    # be invalid as a character, and all other invalid bytes stand in the texts.
+    invalid = len(b"".join(request_ids).translate(None, _ID_BYTES))
+    if not invalid:
+        return True
+    lengths = bytes([each[1] for each in request_ids if each[0] == _LONG_TEXT])
+    return invalid == len(lengths.translate(None, _ID_BYTES))
+
+
 def _text_bounds(buffer: bytes, start: int) -> tuple[int, int]:
     """Where a text of 1 to 255 bytes that begins here has its first byte and its end, or 0."""
     head = buffer[start]
     if 0x60 < head < 0x78:
         return start + 1, start + 1 + head - 0x60
-    if head == 0x78 and buffer[start + 1]:
+    if head == _LONG_TEXT and buffer[start + 1]:
         return start + 2, start + 2 + buffer[start + 1]
     return 0, 0
 
