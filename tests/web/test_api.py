@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,8 @@ from penstock.broker.access import Role
 from penstock.model import from_wire
 from penstock.model.stream import MessageStreamDefinition
 from penstock.testing.connection import Connection
-from penstock.web import metrics, picture, pulse
+from penstock.web import metrics, picture
+from penstock.web.sampler import SharedAnswers
 from penstock.wire.operations import Operation
 from tests.broker.exports.workbench import to_http, to_s3, told_in
 from tests.support import Json, append, create, wait_until
@@ -199,14 +201,14 @@ def test_pipelines_tell_what_they_did(site: Site, client: Connection, name: str)
     client.call(Operation.DeleteMessageStream, name=name)
 
 
-# What is shown to many
+# Answers about all streams
 
 
 T = TypeVar("T")
 
 
 def counted(function: Callable[..., T], calls: list[T]) -> Callable[..., T]:
-    """The same, but whatever it gives is noted."""
+    """The same function, which records its results."""
 
     def call(*arguments: object) -> T:
         calls.append(function(*arguments))
@@ -216,58 +218,88 @@ def counted(function: Callable[..., T], calls: list[T]) -> Callable[..., T]:
 
 
 @pytest.fixture
-def still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """One that is not looked at again as long as no stream changes."""
-    monkeypatch.setattr(pulse, "_FRESH_SECONDS", 3600)
-    monkeypatch.setattr(pulse, "STEP_MILLIS", 3_600_000)
+def own_site(tmp_path: Path) -> Iterator[Site]:
     with Site(tmp_path / "root") as site, site.connect() as client:
         create(client, "a")
         yield site
 
 
-def test_the_overview_is_drawn_once_for_all_who_are_shown_the_same(
-    still: Site, monkeypatch: pytest.MonkeyPatch
+def get_at_once(site: Site, path: str, tokens: list[str]) -> list[bytes]:
+    """The answers to requests that all arrive before the first one is answered."""
+    api = site.web._api
+    answers: SharedAnswers = {"/api/overview": api._overviews, "/metrics": api._metrics_texts}[path]
+    site.finish(answers._writing.acquire())
+    with ThreadPoolExecutor(len(tokens)) as pool:
+        bodies = [pool.submit(site.get, path, token) for token in tokens]
+        wait_until(lambda: answers._requests == len(tokens))
+        site.run(answers._writing.release)
+        return [body.result().body for body in bodies]
+
+
+def test_concurrent_overviews_with_the_same_rights_share_one_answer(
+    own_site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Json] = []
     monkeypatch.setattr(picture, "draw_overview", counted(picture.draw_overview, drawn))
+    admin = own_site.token
 
-    assert len({still.get("/api/overview").body for _ in range(3)}) == 1
-    assert len(drawn) == 1
-    # Who may do more is told so.
-    roles = [still.see("/api/overview", token)["access"]["role"] for token in (None, "", None)]
-    assert roles == ["admin", None, "admin"]
+    bodies = get_at_once(own_site, "/api/overview", [admin, "", admin, admin])
+
     assert len(drawn) == 2
-    with still.connect() as client:
-        create(client, "b")
-    assert [each["name"] for each in still.see("/api/overview")["streams"]] == ["a", "b"]
+    assert len(set(bodies)) == 2
+    roles = [json.loads(body)["access"]["role"] for body in bodies]
+    assert roles == ["admin", None, "admin", "admin"]
 
 
-def test_metrics_are_written_once_for_all_who_are_shown_the_same(
-    still: Site, monkeypatch: pytest.MonkeyPatch
+def test_concurrent_scrapes_with_the_same_sight_share_one_answer(
+    own_site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[bytes] = []
     monkeypatch.setattr(metrics, "render", counted(metrics.render, written))
-    tokens = ["", still.token, still.make_token(Role.observer)]
+    tokens = ["", own_site.token, own_site.make_token(Role.observer)]
 
-    assert [still.get("/metrics", token).body for token in tokens] == written * 3
-    with still.connect() as client:
-        create(client, "b")
-    assert b'{stream="b"}' in still.get("/metrics").body
+    assert get_at_once(own_site, "/metrics", tokens) == written * 3
 
 
 @pytest.mark.parametrize("path", ["/api/overview", "/metrics"])
-def test_nobody_is_shown_what_was_made_for_one_who_sees_more(still: Site, path: str) -> None:
-    with still.connect() as client:
+def test_a_shared_answer_shows_no_stream_that_the_token_may_not_see(
+    own_site: Site, path: str
+) -> None:
+    with own_site.connect() as client:
         create(client, "hidden")
-    seeing = [still.make_token(role, "a*") for role in (Role.admin, Role.observer)]
-    blind = still.make_token(Role.admin, "none")
-    for _ in range(2):
-        assert b'"hidden"' in still.get(path, still.token).body
-        for token in seeing:
-            body = still.get(path, token).body
-            assert b'"a"' in body
-            assert b'"hidden"' not in body
-        assert b'"a"' not in still.get(path, blind).body
+    seeing = [own_site.make_token(role, "a*") for role in (Role.admin, Role.observer)]
+    blind = own_site.make_token(Role.admin, "none")
+    tokens = [own_site.token, *seeing, blind]
+
+    everything, *some, nothing = get_at_once(own_site, path, tokens * 2)[: len(tokens)]
+
+    assert b'"hidden"' in everything
+    for body in some:
+        assert b'"a"' in body
+        assert b'"hidden"' not in body
+    assert b'"a"' not in nothing
+
+
+def test_answers_are_never_older_than_what_the_caller_was_told_before(
+    site: Site, client: Connection, name: str
+) -> None:
+    create(client, name, exportDefinition=to_http())
+
+    def shown_in(stream: Json) -> tuple[int, int]:
+        (export,) = stream["exports"]
+        return stream["newestSequenceNumber"], export["lastExportedSequenceNumber"]
+
+    for number in range(5):
+        append(client, name, b"x")
+        (found,) = plan(client)
+        commit(client, found)
+        overview = site.see("/api/overview")
+        in_overview = next(each for each in overview["streams"] if each["name"] == name)
+        assert shown_in(in_overview) == (number, number)
+        assert shown_in(site.see(f"/api/streams/{name}")) == (number, number)
+        appended = f'penstock_stream_appended_messages_total{{stream="{name}"}} {number + 1}.0\n'
+        assert appended in site.get("/metrics").body.decode()
+    client.call(Operation.DeleteMessageStream, name=name)
 
 
 # One stream

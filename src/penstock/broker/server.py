@@ -29,10 +29,10 @@ from penstock.broker.memory import FrameMemory
 from penstock.broker.session import Session
 from penstock.broker.settings import Settings
 from penstock.broker.statistics import Counters
-from penstock.broker.streams import Streams
+from penstock.broker.streams import Stream, Streams
 from penstock.broker.tls import TlsListener, listen
 from penstock.errors import SettingError
-from penstock.model.statistics import Statistics
+from penstock.model.statistics import Statistics, StreamStatistics
 from penstock.root import ADDRESS_FILE, Address, write_address
 from penstock.store.files import Disk
 from penstock.store.store import Store
@@ -284,11 +284,12 @@ class Broker:
             connections_accepted=counters.connections_accepted,
             connections_refused=counters.connections_refused,
             connections_dropped=counters.connections_dropped,
-            streams=[
-                stream.statistics(self.exports.activities(stream), now) for stream in self.streams
-            ],
+            streams=[self.statistics_of(stream, now) for stream in self.streams],
             time=now,
         )
+
+    def statistics_of(self, stream: Stream, now: int | None = None) -> StreamStatistics:
+        return stream.statistics(self.exports.activities(stream), now or now_millis())
 
     # The end
 

@@ -30,7 +30,7 @@ from penstock.web.access import Door, Visitor
 from penstock.web.events import Events
 from penstock.web.history import STEP_MILLIS
 from penstock.web.picture import Plain
-from penstock.web.pulse import Copies, Pulse
+from penstock.web.sampler import Sampler, SharedAnswers
 from penstock.web.tasks import draw_tasks
 
 _MOST_MESSAGES = 100
@@ -67,13 +67,13 @@ Answer = Callable[[Request, Visitor], "Plain | Response"]
 class Api:
     """Answers requests; all of it in the broker's loop."""
 
-    def __init__(self, broker: Broker, pulse: Pulse, events: Events, door: Door) -> None:
+    def __init__(self, broker: Broker, sampler: Sampler, events: Events, door: Door) -> None:
         self._broker = broker
-        self._pulse = pulse
+        self._sampler = sampler
         self._events = events
         self._door = door
-        self._overviews = Copies(pulse)
-        self._metrics_texts = Copies(pulse)
+        self._overviews = SharedAnswers(sampler)
+        self._metrics_texts = SharedAnswers(sampler)
 
     def routes(self) -> list[BaseRoute]:
         stream = "/api/streams/{name}"
@@ -117,7 +117,7 @@ class Api:
         visitor = await self._door.admit(request)
 
         async def draw(statistics: Statistics) -> bytes:
-            history = self._pulse.history
+            history = self._sampler.history
             return _encode(picture.draw_overview(self._broker, statistics, history, visitor))
 
         # It tells as well what he may do.
@@ -130,7 +130,7 @@ class Api:
         if name is not None:
             self._find(name, visitor)
         since = _query_number(request, "since", 0)
-        points = self._pulse.history.points(name, since)
+        points = self._sampler.history.points(name, since)
         return {
             "stepMillis": STEP_MILLIS,
             "times": points.times if points else [],
@@ -172,9 +172,9 @@ class Api:
 
     def _stream(self, request: Request, visitor: Visitor) -> Plain:
         stream = self._find(request.path_params["name"], visitor)
-        statistics = next(each for each in self._pulse.look().streams if each.name == stream.name)
+        statistics = self._broker.statistics_of(stream)
         return {
-            **picture.draw_stream(stream, statistics, self._pulse.history),
+            **picture.draw_stream(stream, statistics, self._sampler.history),
             "definition": picture.draw_definition(stream),
         }
 

@@ -31,7 +31,7 @@ from penstock.web.access import Door
 from penstock.web.api import Api, json_response
 from penstock.web.events import Events
 from penstock.web.picture import look_at_disk
-from penstock.web.pulse import Pulse
+from penstock.web.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,10 @@ class WebServer:
         uses_tls = not is_loopback(settings.http_host)
         shown = f"[{host}]" if ":" in host else host
         self._url = f"{'https' if uses_tls else 'http'}://{shown}:{port}/"
-        self._pulse = Pulse(broker)
+        self._sampler = Sampler(broker)
         door = Door(broker.gate, settings)
-        application = make_application(broker, Api(broker, self._pulse, self._events, door))
+        self._api = Api(broker, self._sampler, self._events, door)
+        application = make_application(broker, self._api)
         config = uvicorn.Config(
             application,
             log_config=None,
@@ -132,7 +133,7 @@ class WebServer:
         )
 
     async def stop(self) -> None:
-        self._pulse.stop()
+        self._sampler.stop()
         if self._tls_listener is not None:
             await self._tls_listener.close()
         self._server.should_exit = True

@@ -1,0 +1,129 @@
+"""Statistics of the broker: a sample each second for the history, and fresh ones for answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Hashable
+from typing import NamedTuple
+
+from penstock.broker.server import Broker
+from penstock.model.statistics import Statistics, StreamStatistics
+from penstock.web.history import STEP_MILLIS, Counts, ExportKey, History
+
+logger = logging.getLogger(__name__)
+
+# Answers about all streams take at most this share of the event loop's time, and a request waits
+# for no longer than this: a broker of thousands of streams must not slow down for its scrapers.
+_MAX_SHARE = 0.1
+_MAX_PAUSE_SECONDS = 1.0
+
+
+class Sampler:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._loop = asyncio.get_running_loop()
+        self.history = History()
+        self._record()
+
+    def _record(self) -> None:
+        # By the clock, so that samples are a second apart although each takes a moment.
+        seconds = STEP_MILLIS / 1000
+        now = self._loop.time()
+        self._timer = self._loop.call_at((now // seconds + 1) * seconds, self._record)
+        try:
+            statistics = self.sample()
+            self.history.add(
+                statistics.time,
+                _all_counts(self._broker, statistics),
+                ((stream.name, _counts(stream)) for stream in statistics.streams),
+            )
+            self.history.exports.add(statistics.time, _exported(statistics))
+        except Exception:
+            logger.exception("cannot sample the broker's statistics")
+
+    def sample(self) -> Statistics:
+        return self._broker.statistics()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
+class _Answer(NamedTuple):
+    sample: int
+    text: bytes
+
+
+class SharedAnswers:
+    """Answers about all streams, which concurrent requests share. One is written at a time.
+
+    An answer is never older than its request: it is written from a sample that was taken after
+    the request arrived. So it contains everything that the caller knew when it asked.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._answers: dict[Hashable, _Answer] = {}
+        self._writing = asyncio.Lock()
+        self._requests = 0
+        self._samples = 0
+        self._next_write = 0.0
+
+    async def get(self, key: Hashable, write: Callable[[Statistics], Awaitable[bytes]]) -> bytes:
+        """Requests with the same key get the same answer."""
+        arrived_after = self._samples
+        self._requests += 1
+        try:
+            async with self._writing:
+                answer = self._answers.get(key)
+                if answer is None or answer.sample <= arrived_after:
+                    answer = await self._write(write)
+                    self._answers[key] = answer
+                return answer.text
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._answers.clear()
+
+    async def _write(self, write: Callable[[Statistics], Awaitable[bytes]]) -> _Answer:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(self._next_write - loop.time(), 0))
+        began = loop.time()
+        self._samples += 1
+        answer = _Answer(self._samples, await write(self._sampler.sample()))
+        ended = loop.time()
+        pause = (ended - began) * (1 / _MAX_SHARE - 1)
+        self._next_write = ended + min(pause, _MAX_PAUSE_SECONDS)
+        return answer
+
+
+def _counts(stream: StreamStatistics) -> Counts:
+    exports = stream.exports
+    return Counts(
+        messages_appended=stream.messages_appended,
+        bytes_appended=stream.bytes_appended,
+        messages_exported=sum(each.exported_messages for each in exports),
+        bytes_exported=sum(each.exported_bytes for each in exports),
+        messages_behind=sum(each.messages_behind for each in exports),
+    )
+
+
+def _exported(statistics: Statistics) -> dict[ExportKey, int]:
+    return {
+        (stream.name, export.identifier): export.exported_messages
+        for stream in statistics.streams
+        for export in stream.exports
+    }
+
+
+def _all_counts(broker: Broker, statistics: Statistics) -> Counts:
+    totals = broker.exports.totals.values()
+    return Counts(
+        statistics.messages_appended,
+        statistics.bytes_appended,
+        statistics.messages_read,
+        statistics.bytes_read,
+        sum(each.messages for each in totals),
+        sum(each.bytes for each in totals),
+        sum(each.messages_behind for stream in statistics.streams for each in stream.exports),
+    )
