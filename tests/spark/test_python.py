@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pyspark
+import pytest
 
 from penstock.spark.python import settle_worker, worker_python
 
@@ -59,3 +60,34 @@ def test_a_worker_is_settled_once() -> None:
         assert settled > len(later)
     finally:
         gc.unfreeze()
+
+
+SOURCE_PROCESS = """
+from penstock.spark.python import end_source_process
+
+try:
+    raise {error}
+finally:
+    end_source_process()
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "is_reported"),
+    [
+        ("EOFError", False),
+        ("BrokenPipeError", False),
+        ("ConnectionResetError", False),
+        ("ValueError", True),
+        ("PermissionError", True),
+    ],
+)
+def test_a_source_process_reports_everything_but_a_closed_connection(
+    error: str, is_reported: bool
+) -> None:
+    program = SOURCE_PROCESS.format(error=error)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert (error in ended.stderr) == is_reported
+    assert (ended.returncode != 0) == is_reported

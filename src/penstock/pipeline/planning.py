@@ -24,7 +24,7 @@ from penstock.pipeline.signals import Signals
 from penstock.spark.filters import Bounds
 from penstock.spark.place import Place
 from penstock.spark.planning import Piece, plan_pieces
-from penstock.spark.python import settle_worker
+from penstock.spark.python import end_source_process, settle_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,6 +122,7 @@ class LaneReader(DataSourceStreamReader):
     def stop(self) -> None:
         if self._client is not None:
             self._client.close()
+        end_source_process()
 
     def _connected(self) -> StreamManagerClient:
         if self._client is None:

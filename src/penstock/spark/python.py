@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import shlex
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -62,3 +64,13 @@ def settle_worker() -> None:
     one. Once for a process: garbage that was settled would stay for good.
     """
     gc.freeze()
+
+
+def end_source_process() -> None:
+    """Ends the process of a streaming source once Java has closed the connection to it.
+
+    For a source's `stop`, which PySpark calls last. PySpark would try to report the closed
+    connection to Java, fail, and print a traceback, unless Java kills the process before that.
+    """
+    if isinstance(sys.exc_info()[1], (EOFError, BrokenPipeError, ConnectionResetError)):
+        os._exit(0)

@@ -26,6 +26,7 @@ from penstock.spark.offsets import Offsets, Reached
 from penstock.spark.options import StreamReadOptions
 from penstock.spark.place import Place
 from penstock.spark.planning import Piece, Task, plan_tasks
+from penstock.spark.python import end_source_process
 from penstock.spark.reading import read_task
 from penstock.spark.selection import Positions, parse_streams, require_found
 
@@ -206,6 +207,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._client is not None:
             self._client.close()
+        end_source_process()
 
     def _locator(self) -> Locator:
         return Locator(self._connected(), fails_on_loss=self._options.fail_on_data_loss)
