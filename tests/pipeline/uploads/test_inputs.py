@@ -342,6 +342,32 @@ def test_nothing_of_the_broker_is_uploaded_but_channels(tmp_path: Path) -> None:
             assert content(enclosure, tmp_path / "root-of-others" / "file") == b"file"
 
 
+def test_hard_links_to_files_of_the_broker_are_refused(tmp_path: Path) -> None:
+    root, allowed = tmp_path / "root", tmp_path / "allowed"
+    segment = root / "streams" / "0123456789abcdef" / "0.data"
+    channel = root / "channels" / "c" / "file"
+    for path in (root / "token", segment, channel, allowed / "own"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name)
+    for number, path in enumerate((root / "token", segment)):
+        (allowed / f"link-{number}").hardlink_to(path)
+    (allowed / "channel").hardlink_to(channel)
+    (allowed / "other-name").hardlink_to(allowed / "own")
+
+    for directories in ((), (str(allowed),)):
+        enclosure = Enclosure(directories, str(root))
+        for number in range(2):
+            said = refusal(lambda e=enclosure, n=number: e.open(f"{allowed}/link-{n}"))  # type: ignore[misc]
+            assert said == (
+                f"'{allowed}/link-{number}' is a hard link to a file of the broker, in {root}, "
+                "from which only channels are uploaded"
+            )
+        assert content(enclosure, allowed / "own") == b"own"
+        assert content(enclosure, allowed / "channel") == b"file"
+    # Files of a root that is on another machine cannot be linked to.
+    assert content(Enclosure((), str(tmp_path / "missing")), allowed / "own") == b"own"
+
+
 def test_channels_that_are_a_link_open_no_way_to_the_rest(tmp_path: Path) -> None:
     (tmp_path / "root" / "data").mkdir(parents=True)
     (tmp_path / "root" / "data" / "file").touch()

@@ -260,3 +260,36 @@ def test_a_file_of_another_container_is_not_taken_for_ours(here: Path) -> None:
             open_file(path, asked)
 
     assert asked == [f"{here}/d/file"]
+
+
+# Hard links
+
+
+def test_other_names_are_checked_for_files_that_have_them(here: Path) -> None:
+    (here / "linked").write_text("linked")
+    (here / "alone").write_text("alone")
+    (here / "other").hardlink_to(here / "linked")
+    checked: list[int] = []
+    for name in ("linked", "alone", "other"):
+        os.close(open_file(f"{here}/{name}", Asked(), lambda status: checked.append(status.st_ino)))
+    assert checked == [(here / "linked").stat().st_ino] * 2
+
+
+def test_a_link_removed_after_opening_is_checked(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "secret").write_text("secret")
+    (here / "link").hardlink_to(here / "secret")
+    fstat = os.fstat
+
+    def unlink_first(descriptor: int) -> os.stat_result:
+        (here / "link").unlink(missing_ok=True)
+        return fstat(descriptor)
+
+    def refuse(status: os.stat_result) -> None:
+        assert status.st_nlink == 1
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fstat", unlink_first)
+    with pytest.raises(PermissionError):
+        open_file(f"{here}/link", Asked(), refuse)

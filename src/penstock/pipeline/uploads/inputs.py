@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -92,7 +92,8 @@ class Enclosure:
     """Which files may be read.
 
     They are in the directories, or anywhere if there are none. What is in the broker's own
-    directory is never read, but for its channels: the token and the catalog are there.
+    directory is never read, but for its channels: the token and the catalog are there. Neither are
+    hard links to these files.
     """
 
     def __init__(
@@ -127,7 +128,11 @@ class Enclosure:
             raise InputError(f"{_show(path)} has changed since it was uploaded")
 
     def _open(self, path: str) -> InputFile:
-        descriptor = open_file(path, lambda place: self._check_place(path, place))
+        descriptor = open_file(
+            path,
+            lambda place: self._check_place(path, place),
+            lambda status: self._check_links(path, status),
+        )
         try:
             return InputFile(path, descriptor, self._wait_until_settled(descriptor))
         except BaseException:
@@ -151,6 +156,17 @@ class Enclosure:
             raise InputError(
                 f"{_show(path)} is in the directory of the broker, {self._root}, from which only "
                 "channels are uploaded"
+            )
+
+    def _check_links(self, path: str, status: os.stat_result) -> None:
+        """A hard link gives a file of the broker another name, in a directory that is allowed."""
+        if self._root is None or not Path(self._root).exists():
+            return
+        root = os.path.realpath(self._root)
+        if status.st_dev == Path(root).stat().st_dev and status.st_ino in _inodes_of(root):
+            raise InputError(
+                f"{_show(path)} is a hard link to a file of the broker, in {self._root}, from "
+                "which only channels are uploaded"
             )
 
     def _wait_until_settled(self, descriptor: int) -> os.stat_result:
@@ -187,6 +203,19 @@ def _explaining(path: str) -> Iterator[None]:
         raise InputError(f"{_show(path)} {reason}") from None
     except ValueError:
         raise InputError(f"{_show(path)} has characters that no path has") from None
+
+
+def _inodes_of(root: str) -> Iterator[int]:
+    """The inodes of the broker's files, except those of channels."""
+    directories = [root]
+    while directories:
+        # The broker removes directories of deleted streams meanwhile.
+        with suppress(FileNotFoundError), os.scandir(directories.pop()) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    yield entry.inode()
+                elif entry.path != os.path.join(root, CHANNELS_DIRECTORY):  # noqa: PTH118
+                    directories.append(entry.path)
 
 
 def _is_in(place: str, directory: str) -> bool:

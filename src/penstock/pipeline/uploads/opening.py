@@ -39,13 +39,41 @@ class NotAFileError(Exception):
     """Something else is there; its text says what, such as `a directory`."""
 
 
-def open_file(path: str, permit: Callable[[str], None]) -> int:
+def open_file(
+    path: str,
+    permit: Callable[[str], None],
+    permit_linked: Callable[[os.stat_result], None] = lambda _: None,
+) -> int:
     """A descriptor for reading; OSError if there is no such file, NotAFileError if it is no file.
 
     `permit` is told the place, which is the path without links and dots, and raises if nothing may
     be opened there. It is asked first: who may not read a file is not told whether there is one.
+    `permit_linked` is called for a file that has, or may have, other names (hard links), which can
+    be anywhere on the same file system. It raises if one of them may not be opened.
     """
-    return _reach(path, permit, _open)
+
+    def open_checked(name: str, mode: int, directory: int) -> int:
+        descriptor = _open(name, mode, directory)
+        try:
+            opened = os.fstat(descriptor)
+            # One call returns the name's file and its link count: the name may be gone by now, and
+            # a link count of 1 then belongs to another name.
+            named = _stat_if_there(name, directory)
+            if named is None or not os.path.samestat(named, opened) or named.st_nlink > 1:
+                permit_linked(opened)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    return _reach(path, permit, open_checked)
+
+
+def _stat_if_there(name: str, directory: int) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def delete_file(
