@@ -181,3 +181,27 @@ def test_a_report_that_comes_again_is_not_told_again(bench: Workbench) -> None:
     bench.commit(failed)
     assert bench.commit(failed) == 0
     assert len(bench.told()) == 1
+
+
+def test_a_retry_does_not_repeat_in_progress(bench: Workbench) -> None:
+    bench.create("status", {})
+    debug = origin(StatusLevel.DEBUG)
+    for events in (
+        [event(7, Status.Warning), event(7, Status.InProgress)],
+        [event(7, Status.InProgress), event(8, Status.InProgress)],
+        [event(7, Status.InProgress), event(7, Status.Warning)],
+        [event(7, Status.InProgress), event(7, Status.Success)],
+    ):
+        bench.statuses.write(debug, events, bench.now)
+    written = [
+        (message["statusContext"]["sequenceNumber"], Status(message["status"]).name)
+        for message in bench.status_messages()
+    ]
+    assert written == [
+        (7, "Warning"),
+        (7, "InProgress"),
+        (8, "InProgress"),
+        (7, "Warning"),
+        (7, "Success"),
+    ]
+    assert bench.statuses.recent.counts["InProgress"] == 2

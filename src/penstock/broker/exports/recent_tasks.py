@@ -22,6 +22,8 @@ class RecentTasks:
 
     def __init__(self) -> None:
         self._by_export: dict[tuple[str, str], dict[int, TaskEvent]] = {}
+        # Tasks in progress; an export has few of them at once.
+        self._begun: dict[tuple[str, str], set[int]] = {}
         # By status, of all that was ever told.
         self.counts: Counter[str] = Counter({status.name: 0 for status in Status})
 
@@ -38,9 +40,29 @@ class RecentTasks:
         _forget_first(tasks, _MOST_TASKS)
         _forget_first(self._by_export, _MOST_EXPORTS)
 
+    def drop_repeats(
+        self, stream: str, identifier: str, events: Sequence[TaskEvent]
+    ) -> list[TaskEvent]:
+        """The events without those that report again, at a retry, that a task is in progress."""
+        begun = self._begun.setdefault((stream, identifier), set())
+        kept = []
+        for event in events:
+            number = event.sequence_number
+            if event.status is Status.InProgress:
+                if number in begun:
+                    continue
+                begun.add(number)
+            elif event.status is not Status.Warning:
+                begun.discard(number)
+            kept.append(event)
+        if not begun:
+            del self._begun[stream, identifier]
+        return kept
+
     def forget(self, stream: str, identifier: str) -> None:
         """The export is gone: another one of its name has tasks of its own."""
         self._by_export.pop((stream, identifier), None)
+        self._begun.pop((stream, identifier), None)
 
     def of(self, stream: str, identifier: str) -> Iterator[TaskEvent]:
         """The latest first."""

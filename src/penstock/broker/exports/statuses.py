@@ -56,6 +56,7 @@ class Statuses:
 
     def write(self, origin: Origin, events: Sequence[TaskEvent], now: int) -> None:
         """Those that the export wants; whoever reads its status stream is woken."""
+        events = self.recent.drop_repeats(origin.stream, origin.identifier, events)
         self.recent.note(origin.stream, origin.identifier, events)
         payloads = [_encode(origin, event) for event in events if origin.wants(event.status)]
         if not payloads:
