@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,6 +143,10 @@ def test_batches_of_spark_are_shown_with_a_link_to_its_own_page(page: Page) -> N
     assert link.startswith("http://127.0.0.1:")
     answer = page.context.request.get(link)
     assert "Spark" in answer.text()
+    rebound = urllib.request.Request(link, headers={"Host": "rebound.example"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(rebound)
+    assert refused.value.code == 403
 
 
 def test_uploads_of_the_camera_are_listed_as_tasks(page: Page) -> None:

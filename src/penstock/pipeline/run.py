@@ -28,6 +28,7 @@ from penstock.pipeline.options import PipelineOptions, encode_place
 from penstock.pipeline.scratch import make_scratch
 from penstock.pipeline.signals import Signals
 from penstock.pipeline.source import FORMAT, ExportsDataSource
+from penstock.pipeline.spark_page import SparkPage
 from penstock.spark.place import Place
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Pipeline:
         self._id = secrets.token_hex(8)
         self._started = time.time_ns() // 1_000_000
         self._about: PipelineDescription | None = None
+        self._page = SparkPage()
 
     def ask_to_stop(self) -> None:
         """From any thread."""
@@ -136,6 +138,7 @@ class Pipeline:
             self._watch(spark, queries, ready)
             self._finish(queries)
         finally:
+            self._page.close()
             _stop(spark)
 
     def _start_spark(self) -> SparkSession:
@@ -147,8 +150,8 @@ class Pipeline:
         if master.startswith("local"):
             config.setdefault("spark.local.dir", str(self._directory))
         if self._settings.spark_page and master.startswith("local"):
-            config = {**_PAGE_SETTINGS, **config}
-            # Nothing else decides where the page listens, which asks nobody who they are.
+            config = {**_PAGE_SETTINGS, **self._page.settings, **config}
+            # Nothing else decides where the page listens.
             os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         with _keeping_interrupts():
             spark = penstock.spark.session("penstock-pipeline", master=master, config=config)
@@ -158,11 +161,14 @@ class Pipeline:
         server = spark.sparkContext._accumulatorServer  # noqa: SLF001
         server.handle_error = _ignore  # type: ignore[assignment,method-assign]
         spark.dataSource.register(ExportsDataSource)
+        page = spark.sparkContext.uiWebUrl
+        if page is not None and master.startswith("local"):
+            page = self._page.open(page)
         self._about = PipelineDescription(
             started=self._started,
             spark_version=spark.version,
             master=master,
-            spark_page=spark.sparkContext.uiWebUrl,
+            spark_page=page,
         )
         return spark
 
