@@ -6,7 +6,7 @@ import pytest
 
 from penstock.store.files import Disk
 from penstock.store.record import data_path, index_path
-from penstock.store.recovery import recover_segment
+from penstock.store.recovery import Recovered, recover_segment
 from penstock.store.segment import ActiveSegment, SegmentFiles
 
 
@@ -19,40 +19,41 @@ def active(tmp_path: Path) -> ActiveSegment:
 
 
 def test_an_intact_segment_is_what_it_was(active: ActiveSegment) -> None:
-    recovered = recover_segment(active.files, None)
-    assert recovered.summary == active.summary()
-    assert (recovered.damaged, recovered.torn_messages) == ([], 0)
+    assert recover_segment(active.files, None) == Recovered(active.summary(), [])
 
 
 @pytest.mark.parametrize("cut", range(1, 16))
-def test_a_torn_index_entry_is_cut_off_with_its_data(
+def test_torn_index_entry_and_its_data_stay_in_the_files(
     active: ActiveSegment, tmp_path: Path, cut: int
 ) -> None:
     with index_path(tmp_path, 0).open("r+b") as file:
         file.truncate(16 * 10 - cut)
     recovered = recover_segment(active.files, None)
-    assert recovered.summary.end == 9
-    assert data_path(tmp_path, 0).stat().st_size == recovered.summary.size == 9 * 9
-    assert index_path(tmp_path, 0).stat().st_size == 16 * 9
+    assert (recovered.summary.end, recovered.summary.size) == (9, 9 * 9)
+    assert recovered.kept_bytes[0] == 9
+    assert not recovered.is_appendable
+    assert data_path(tmp_path, 0).stat().st_size == 9 * 10
+    assert index_path(tmp_path, 0).stat().st_size in (16 * 10 - cut, 16 * 9)
 
 
-def test_data_without_an_entry_was_never_answered_for(
+def test_data_without_an_entry_is_no_message_and_stays(
     active: ActiveSegment, tmp_path: Path
 ) -> None:
     with data_path(tmp_path, 0).open("ab") as file:
         file.write(b"half a mess")
     recovered = recover_segment(active.files, None)
-    assert recovered.summary == active.summary()
-    assert data_path(tmp_path, 0).stat().st_size == active.size
+    assert recovered == Recovered(active.summary(), [], kept_bytes=(11, 0))
+    assert data_path(tmp_path, 0).stat().st_size == active.size + 11
 
 
-def test_entries_whose_data_never_arrived_are_cut_off(
+def test_entries_without_data_are_no_messages_and_stay(
     active: ActiveSegment, tmp_path: Path
 ) -> None:
     with data_path(tmp_path, 0).open("r+b") as file:
         file.truncate(9 * 7 + 3)
     recovered = recover_segment(active.files, None)
-    assert (recovered.summary.end, recovered.torn_messages) == (7, 3)
+    assert (recovered.summary.end, recovered.kept_bytes) == (7, (3, 3 * 16))
+    assert index_path(tmp_path, 0).stat().st_size == 16 * 10
 
 
 def test_damage_with_intact_messages_behind_it_stays(active: ActiveSegment, tmp_path: Path) -> None:
@@ -60,8 +61,9 @@ def test_damage_with_intact_messages_behind_it_stays(active: ActiveSegment, tmp_
     contents[9 * 4] ^= 1
     data_path(tmp_path, 0).write_bytes(bytes(contents))
     recovered = recover_segment(active.files, None)
-    assert recovered.damaged == [4]
+    assert recovered.damaged == [range(4, 5)]
     assert recovered.summary.end == 10
+    assert recovered.is_appendable
 
 
 def test_what_a_checkpoint_covers_is_not_verified_again(
@@ -77,14 +79,31 @@ def test_what_a_checkpoint_covers_is_not_verified_again(
     assert recovered.summary == active.summary()
 
 
-def test_a_checkpoint_that_the_files_do_not_reach_is_not_believed(
-    active: ActiveSegment, tmp_path: Path
-) -> None:
+def test_data_cut_below_the_checkpoint_is_damage(active: ActiveSegment, tmp_path: Path) -> None:
     checkpoint = active.summary()
+    active.append([b"behind the checkpoint"], 2000)
     with data_path(tmp_path, 0).open("r+b") as file:
         file.truncate(20)
     recovered = recover_segment(active.files, checkpoint)
-    assert recovered.summary.end == 2
+    assert (recovered.summary.end, recovered.damaged) == (11, [range(2, 11)])
+    assert not recovered.is_appendable
+    assert index_path(tmp_path, 0).stat().st_size == 16 * 11
+
+
+@pytest.mark.parametrize("size", [0, 15, 16 * 7, 16 * 10 - 1])
+def test_index_cut_below_the_checkpoint_is_damage(
+    active: ActiveSegment, tmp_path: Path, size: int
+) -> None:
+    checkpoint = active.summary()
+    active.append([b"behind", b"it"], 2000)
+    with index_path(tmp_path, 0).open("r+b") as file:
+        file.truncate(size)
+    recovered = recover_segment(active.files, checkpoint)
+    assert (recovered.summary.end, recovered.damaged) == (10, [range(size // 16, 10)])
+    # Eight bytes behind the checkpoint: eight messages at most, whose numbers are not used again.
+    assert recovered.lowest_end == 18
+    assert not recovered.is_appendable
+    assert data_path(tmp_path, 0).stat().st_size == active.size
 
 
 def test_zeros_at_the_end_are_not_messages(active: ActiveSegment, tmp_path: Path) -> None:
@@ -103,5 +122,5 @@ def test_a_wrong_end_position_costs_two_messages_and_no_more(
     contents[16 * 4 + byte] ^= 0x04
     index_path(tmp_path, 0).write_bytes(bytes(contents))
     recovered = recover_segment(active.files, None)
-    assert recovered.damaged == [4, 5]
+    assert recovered.damaged == [range(4, 6)]
     assert recovered.summary.end == 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -507,3 +508,111 @@ def test_a_stop_leaves_nothing_to_verify(
     restartable.store = Store(restartable.root, CountingDisk())
     assert restartable.store.streams["s"].log.end == 100
     assert reads == []
+
+
+@pytest.mark.parametrize(
+    ("suffix", "cut", "readable"), [("index", 16_000, 0), ("index", 16, 999), ("data", 1, 999)]
+)
+def test_shortened_file_costs_no_numbers_and_no_bytes(
+    restartable: Restartable,
+    define: Define,
+    caplog: pytest.LogCaptureFixture,
+    suffix: str,
+    cut: int,
+    readable: int,
+) -> None:
+    stream = restartable.store.create(define(stream_segment_size=1 << 18, flush_on_write=True))
+    stream.log.append([b"message %03d" % number for number in range(1000)], 1)
+    stream.log.flush()
+    restartable.stop()
+    directory = restartable.root / "streams" / stream.id
+    path = directory / f"{0:020d}.{suffix}"
+    os.truncate(path, path.stat().st_size - cut)
+    sizes = {each.name: each.stat().st_size for each in directory.iterdir()}
+
+    log = restartable.start().streams["s"].log
+    assert log.append([b"next"], 1) == 1000
+    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
+        f"stream 's': messages {readable} to 999 are damaged"
+    ]
+    for _ in range(2):
+        for number in range(readable):
+            assert log.read(number, number + 1, 1).payloads == [b"message %03d" % number]
+        for number in range(readable, 1000):
+            with pytest.raises(DamagedError):
+                log.read(number, 1000, 1)
+        assert log.read(1000, 1001, 1).payloads == [b"next"]
+        assert (
+            sizes.items()
+            <= {each.name: each.stat().st_size for each in directory.iterdir()}.items()
+        )
+        log = restartable.restart().streams["s"].log
+
+
+@pytest.mark.parametrize("suffix", ["index", "data"])
+def test_missing_half_of_the_active_segment_can_be_restored(
+    restartable: Restartable, define: Define, suffix: str
+) -> None:
+    stream = restartable.store.create(define())
+    stream.log.append([b"one", b"two"], 1)
+    restartable.stop()
+    path = restartable.root / "streams" / stream.id / f"{0:020d}.{suffix}"
+    path.rename(path.with_suffix(".away"))
+
+    log = restartable.start().streams["s"].log
+    assert log.append([b"three"], 1) == 2
+    with pytest.raises(DamagedError):
+        log.read(0, 2, 1000)
+    restartable.stop()
+    path.with_suffix(".away").rename(path)
+    assert read_all(restartable.start().streams["s"].log) == [b"one", b"two", b"three"]
+
+
+def test_data_without_any_index_entry_is_set_aside(
+    restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a kill before the first checkpoint: the numbers of such messages are unknown."""
+    stream = restartable.store.create(define())
+    stream.log.append([b"one", b"two"], 1)
+    killed = shutil.copytree(restartable.root, restartable.root.with_name("killed"))
+    index = killed / "streams" / stream.id / f"{0:020d}.index"
+    os.truncate(index, 0)
+    store = Store(killed)
+    assert index.with_suffix(".data.lost").read_bytes() == b"onetwo"
+    assert "6 bytes at the end of the data" in caplog.text
+    store.close()
+
+
+def test_every_sync_moves_the_checkpoint(restartable: Restartable, define: Define) -> None:
+    stream = restartable.store.create(define())
+    for end in (1, 2):
+        stream.log.append([b"x"], 1)
+        restartable.store.sync()
+        checkpoint = restartable.store.catalog.checkpoint(stream.id)
+        assert checkpoint is not None
+        assert checkpoint.end == end
+
+
+def test_replay_reports_a_shortened_index_and_restores_what_the_journal_holds(
+    restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = restartable.store
+    stream = store.create(define(flush_on_write=True))
+    stream.log.append([b"one", b"two"], 1)
+    stream.log.flush()
+    store.sync()
+    stream.log.append([b"three"], 1)
+    stream.log.flush()
+    killed = shutil.copytree(restartable.root, restartable.root.with_name("killed"))
+    os.truncate(killed / "streams" / stream.id / f"{0:020d}.index", 0)
+    # The first file of the journal is not needed any more, but still there.
+    (killed / "journal.0").unlink()
+    store = Store(killed)
+    log = store.streams["s"].log
+    assert log.end == 3
+    assert log.read(2, 3, 10).payloads == [b"three"]
+    for number in (0, 1):
+        with pytest.raises(DamagedError):
+            log.read(number, 3, 10)
+    assert "stream 's': messages 0 to 1 are damaged" in caplog.text
+    store.close()

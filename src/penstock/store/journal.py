@@ -28,6 +28,7 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple, Protocol
 
+from penstock.model.storage import SegmentSummary
 from penstock.store.files import Disk
 from penstock.store.record import ENTRY, crc32, data_path, index_path
 from penstock.store.segment import SegmentFiles, Written
@@ -213,13 +214,32 @@ def journal_paths(root: Path) -> list[Path]:
     return [path for path in (root / "journal.0", root / "journal.1") if path.exists()]
 
 
-def replay(disk: Disk, directory: Path, records: list[Record]) -> None:
-    """Write again to the segments below a stream's directory what a crash may have taken."""
+def replay(
+    disk: Disk, directory: Path, records: list[Record], checkpoint: SegmentSummary | None = None
+) -> list[range]:
+    """Write again to the segments below a stream's directory what a crash may have taken.
+
+    Answers the messages below the checkpoint that neither the files nor the records hold: writing
+    behind the end of a shortened file fills it with zeros, which would hide that they are gone.
+    """
+    # The two files of the journal are not in the order in which they were filled.
+    firsts: dict[int, Written] = {}
+    for record in records:
+        known = firsts.setdefault(record.segment, record.written)
+        if record.written.number < known.number:
+            firsts[record.segment] = record.written
     segments: dict[int, SegmentFiles] = {}
+    missing: list[range] = []
     try:
+        for segment, written in firsts.items():
+            files = segments[segment] = _open_or_create(disk, directory, segment)
+            if checkpoint is not None and checkpoint.first == segment:
+                missing += _find_missing(files, written, checkpoint)
+            if disk.size(files.index) < written.number * ENTRY.size:
+                # The entry before says where the payload begins; its own message stays damaged.
+                entry = ENTRY.pack(written.position, 0, 0)
+                disk.write(files.index, entry, (written.number - 1) * ENTRY.size)
         for record in records:
-            if record.segment not in segments:
-                segments[record.segment] = _open_or_create(disk, directory, record.segment)
             files, written = segments[record.segment], record.written
             disk.write(files.data, written.data, written.position)
             disk.write(files.index, written.entries, written.number * ENTRY.size)
@@ -228,6 +248,16 @@ def replay(disk: Disk, directory: Path, records: list[Record]) -> None:
     finally:
         for files in segments.values():
             files.close()
+    return missing
+
+
+def _find_missing(
+    files: SegmentFiles, replayed: Written, checkpoint: SegmentSummary
+) -> list[range]:
+    """Messages between what a shortened segment holds and the first that is replayed."""
+    stored = files.count_stored(files.disk.size(files.index) // ENTRY.size)
+    end = min(checkpoint.end - checkpoint.first, replayed.number)
+    return [range(files.first + stored, files.first + end)] if stored < end else []
 
 
 def _open_or_create(disk: Disk, directory: Path, first: int) -> SegmentFiles:

@@ -41,8 +41,6 @@ DEFINITION_FILE = "stream.json"
 
 # So many numbers of a memory stream are reserved with one write to the catalog.
 _RESERVED_AT_ONCE = 1 << 20
-# A checkpoint costs a transaction: it is worth one when recovery would have this much to verify.
-_CHECKPOINT_BYTES = 4 * 1024 * 1024
 # Each segment that waits to be sealed holds two descriptors.
 _MAX_PUT_OFF = 128
 
@@ -473,15 +471,15 @@ class FileLog(Log):
     def flush_is_short(self) -> bool:
         return self.journals and not self.needs_sync and self._home.journal.is_idle()
 
-    def checkpoint(self) -> None:
-        """Sync, and remember how much of the active segment need not be verified again."""
+    def checkpoint(self) -> SegmentSummary | None:
+        """Sync; how much of the active segment is on the disk then, if the catalog has to know."""
         summary = self._file.summary()
         self.sync()
-        last = self._checkpointed
-        known = last.size if last is not None and last.first == summary.first else 0
-        if summary.size - known >= _CHECKPOINT_BYTES:
-            self._home.catalog.set_checkpoints([(self.stream_id, summary)])
-            self._checkpointed = summary
+        return summary if summary != self._checkpointed else None
+
+    def checkpointed(self, summary: SegmentSummary) -> None:
+        """The catalog has a checkpoint: recovery need not verify what it covers."""
+        self._checkpointed = summary
 
     def finish(self) -> SegmentSummary | None:
         """Leave nothing to do; a checkpoint, if the catalog does not have it yet."""

@@ -1,15 +1,22 @@
-"""A log as the disk and the catalog have it, after whatever happened to them.
+"""Opens a log after a stop, a crash or damage, from the files and the catalog.
 
-Of a segment that was not sealed, only entries behind the checkpoint are verified; before it
-everything was synced. A broken entry with intact ones behind it is damage and stays, so that the
-rest can be served; broken entries at the end were being written when the power went, and go.
-Where a whole segment is gone, a lost one stands in its place and reads as damaged.
+The catalog gives lower bounds: the rows of sealed segments, and the checkpoint of the segment that
+was written to. Numbers below them are never handed out again, and bytes below them are never cut
+off. If the files no longer reach a checkpoint, the segment is sealed as it is: what is missing
+reads as damaged, and the stream continues in a new segment.
+
+Behind the checkpoint every entry is verified. A broken entry with intact ones behind it is damage
+and stays. Broken entries at the end are those that were being written when the power failed: their
+numbers are free. If such a tail holds anything but zeros, its bytes stay in the files, and the
+stream continues in a new segment. Recovery cuts off nothing but zeros.
+
+Where a whole segment is gone, a lost one takes its place and reads as damaged.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -32,49 +39,71 @@ from penstock.store.segment import ActiveSegment, SealedSegment, SegmentFiles
 logger = logging.getLogger(__name__)
 
 _ENTRIES_A_READ = 4096
+_BYTES_A_READ = 1 << 20
 
 
 class Recovered(NamedTuple):
     summary: SegmentSummary
-    damaged: list[int]
-    torn_messages: int
+    # Ranges of messages below `summary.end` that cannot be read.
+    damaged: Sequence[range]
+    # Bytes behind the last message that are kept in the files, of the data and of the index.
+    # Nothing can be appended to a segment that has any, or that is shorter than its checkpoint.
+    kept_bytes: tuple[int, int] = (0, 0)
+    is_short: bool = False
+    # Below this number messages may have been stored of which nothing is left.
+    lowest_end: int = 0
+
+    @property
+    def is_appendable(self) -> bool:
+        return not self.is_short and self.kept_bytes == (0, 0)
 
 
 def recover_segment(files: SegmentFiles, checkpoint: SegmentSummary | None) -> Recovered:
-    """Verifies and cuts the two files; what they hold then is in the summary."""
+    """Verifies what is behind the checkpoint, and cuts off zeros at the end."""
     disk = files.disk
     index_size, data_size = disk.size(files.index), disk.size(files.data)
     count = index_size // ENTRY.size
     verified = SegmentSummary(files.first, files.first, 0, 0, 0, 0, 0)
-    if (
-        checkpoint is not None
-        and checkpoint.first == files.first
-        and checkpoint.end - checkpoint.first <= count
-        and checkpoint.size <= data_size
-    ):
+    if checkpoint is not None and checkpoint.first == files.first:
+        if count < checkpoint.end - checkpoint.first or data_size < checkpoint.size:
+            return _recover_short(files, checkpoint, count, data_size)
         verified = checkpoint
     intact, bad = _verify(files, verified, count)
-    kept = intact.end - files.first
-    if index_size != kept * ENTRY.size:
-        disk.truncate(files.index, kept * ENTRY.size)
-    if data_size != intact.size:
-        disk.truncate(files.data, intact.size)
-    damaged = [number for number in bad if number < intact.end]
+    index_end = (intact.end - files.first) * ENTRY.size
+    kept_bytes = (
+        _cut_zeros(files, files.data, intact.size, data_size),
+        _cut_zeros(files, files.index, index_end, index_size),
+    )
+    damaged = _join(number for number in bad if number < intact.end)
     data_crc = _continue_crc(files, files.data, verified.data_crc, verified.size, intact.size)
     summary = msgspec.structs.replace(
         intact,
-        # What is damaged was not written: the checksum of all must not say that it was, now or
-        # after whatever is appended.
+        # The checksum must not match damaged data, now or after further appends.
         data_crc=data_crc ^ bool(damaged),
         index_crc=_continue_crc(
             files,
             files.index,
             verified.index_crc,
             (verified.end - files.first) * ENTRY.size,
-            kept * ENTRY.size,
+            index_end,
         ),
     )
-    return Recovered(summary, damaged, count - kept)
+    return Recovered(summary, damaged, kept_bytes)
+
+
+def _recover_short(
+    files: SegmentFiles, checkpoint: SegmentSummary, count: int, data_size: int
+) -> Recovered:
+    """A segment that has lost messages below its checkpoint."""
+    end = max(checkpoint.end, files.first + count)
+    # An entry that is gone had a payload of one byte at least.
+    lowest_end = end
+    if files.first + count < checkpoint.end:
+        lowest_end += max(data_size - checkpoint.size, 0)
+    readable = files.count_stored(count)
+    summary = msgspec.structs.replace(checkpoint, end=end)
+    damaged = [range(files.first + readable, end)]
+    return Recovered(summary, damaged, is_short=True, lowest_end=lowest_end)
 
 
 def _verify(
@@ -107,56 +136,216 @@ def _verify(
     return intact, bad
 
 
+def _cut_zeros(files: SegmentFiles, descriptor: int, start: int, stop: int) -> int:
+    """Truncates a file to `start` if only zeros follow; else how many bytes do."""
+    position = start
+    while position < stop:
+        data = files.disk.read(descriptor, min(_BYTES_A_READ, stop - position), position)
+        if data.strip(b"\0"):
+            return stop - start
+        position += len(data)
+    if start < stop:
+        files.disk.truncate(descriptor, start)
+    return 0
+
+
 def _continue_crc(files: SegmentFiles, descriptor: int, crc: int, start: int, stop: int) -> int:
     while start < stop:
-        data = files.disk.read(descriptor, min(1 << 20, stop - start), start)
+        data = files.disk.read(descriptor, min(_BYTES_A_READ, stop - start), start)
         crc = crc32(data, crc)
         start += len(data)
     return crc
 
 
-def open_file_log(home: Home, limits: Limits, *, oldest: int, lowest_end: int) -> FileLog:
-    """The log as the disk and the catalog have it, after whatever happened to them.
+def _join(numbers: Iterable[int]) -> list[range]:
+    """Rising numbers as ranges."""
+    ranges: list[range] = []
+    for number in numbers:
+        if ranges and ranges[-1].stop == number:
+            ranges[-1] = range(ranges[-1].start, number + 1)
+        else:
+            ranges.append(range(number, number + 1))
+    return ranges
+
+
+def open_file_log(
+    home: Home, limits: Limits, *, name: str, oldest: int, lowest_end: int
+) -> FileLog:
+    """The log of a stream, from its files and the catalog.
 
     `oldest` and `lowest_end` are what the catalog knows: below the one everything was removed on
     purpose, and no number below the other may be handed out again.
     """
-    home.disk.make_directory(home.directory)
-    found, halves = _list_segments(home, oldest)
-    sealed = [
-        SealedSegment(home.disk, home.directory, summary)
-        for summary in home.catalog.segments(home.stream_id)
-    ]
-    _report_missing(home.directory, sealed)
-    known = {segment.first for segment in sealed}
-    newest_half = _set_halves_aside(halves, known)
-    checkpoint = home.catalog.checkpoint(home.stream_id)
-    active: ActiveSegment | None = None
-    for first in found:
-        if first not in known:
+    return _Opening(home, limits, name, oldest, lowest_end).open()
+
+
+class _Opening:
+    """One log while it is opened."""
+
+    def __init__(self, home: Home, limits: Limits, name: str, oldest: int, lowest_end: int) -> None:
+        self._home = home
+        self._limits = limits
+        self._name = name
+        self._oldest = oldest
+        self._end = max(oldest, lowest_end)
+        self._sealed = [
+            SealedSegment(home.disk, home.directory, summary)
+            for summary in home.catalog.segments(home.stream_id)
+        ]
+        self._known = {segment.first for segment in self._sealed}
+        checkpoint = home.catalog.checkpoint(home.stream_id)
+        # A segment may be sealed while its checkpoint is stored.
+        is_stale = checkpoint is not None and checkpoint.first in self._known
+        self._checkpoint = None if is_stale else checkpoint
+        # Segments that the catalog does not list yet; without files if one of them is missing.
+        self._unlisted: list[tuple[SegmentFiles | None, SegmentSummary]] = []
+
+    def open(self) -> FileLog:
+        home = self._home
+        home.disk.make_directory(home.directory)
+        whole, halves = _list_segments(home, self._oldest)
+        _report_damaged_files(self._name, home.directory, self._sealed)
+        unsealed = [first for first in whole if first not in self._known]
+        newest_half = self._keep_halves(halves)
+        active = self._recover_unsealed(unsealed)
+        ends = [segment.end for segment in self._sealed]
+        ends += [summary.end for _, summary in self._unlisted]
+        newest = max((summary.first for _, summary in self._unlisted), default=-1)
+        if active is not None:
+            if active.first < max(self._known, default=-1):
+                # A newer segment is sealed: the catalog has lost the row of this one.
+                self._retire(active)
+                active = None
+            else:
+                ends.append(active.end)
+                newest = max(newest, active.first)
+        if self._checkpoint is not None:
+            ends.append(self._checkpoint.end)
+        self._end = max([self._end, *ends])
+        if newest_half > newest or newest <= max(self._known, default=-1):
+            # The segment that was written to is gone. Each message takes a byte at least, so that
+            # it cannot have held more of them than bytes: no number of it is used again.
+            self._end = max(self._end, newest_half) + self._limits.segment_size
+        if active is not None and active.end < self._end:
+            self._retire(active)
+            active = None
+        if active is None:
+            active = ActiveSegment(SegmentFiles.create(home.disk, home.directory, self._end))
+        self._seal_unlisted()
+        self._sealed.sort(key=attrgetter("first"))
+        filled = _fill_gaps(home, self._name, self._sealed, self._oldest, active.first)
+        return FileLog(home, self._limits, filled, active, self._checkpoint)
+
+    def _recover_unsealed(self, firsts: Sequence[int]) -> ActiveSegment | None:
+        """Recovers all segments that the catalog does not list; the newest may be appended to."""
+        active: ActiveSegment | None = None
+        for first in firsts:
             if active is not None:
-                sealed += _seal_now(home, active)
-            active = _recover(home, first, checkpoint)
-    is_lost = active is None or newest_half > active.first
-    sealed.sort(key=attrgetter("first"))
-    if active is not None and sealed and sealed[-1].first > active.first:
-        # Sealed behind an unsealed one: that one only lost its place in the catalog.
-        sealed += _seal_now(home, active)
-        active = None
-    end = max([oldest, *(segment.end for segment in sealed), active.end if active else 0])
-    if is_lost:
-        # The segment that was written to is gone. Each message takes a byte at least, so that it
-        # cannot have held more of them than bytes: no number of it is used again.
-        begun = checkpoint.first if checkpoint is not None else end
-        end = max(end, begun, newest_half) + limits.segment_size
-    end = max(end, lowest_end)
-    if active is not None and active.end < end:
-        sealed += _seal_now(home, active)
-        active = None
-    if active is None:
-        active = ActiveSegment(SegmentFiles.create(home.disk, home.directory, end))
-    sealed.sort(key=attrgetter("first"))
-    return FileLog(home, limits, _fill_gaps(home, sealed, oldest, active.first), active, checkpoint)
+                self._retire(active)
+                active = None
+            files = SegmentFiles.open(self._home.disk, self._home.directory, first)
+            recovered = recover_segment(files, self._checkpoint)
+            self._report(files, recovered)
+            if first == firsts[-1]:
+                self._end = max(self._end, recovered.lowest_end)
+            if recovered.is_appendable:
+                active = ActiveSegment(files, recovered.summary)
+            elif recovered.summary.end == first:
+                # Not a message in it, and another segment needs its name.
+                files.close()
+                for path in (data_path(files.directory, first), index_path(files.directory, first)):
+                    _set_aside(path)
+                self._end = max(self._end, first)
+                if first == firsts[-1]:
+                    return ActiveSegment(
+                        SegmentFiles.create(self._home.disk, self._home.directory, first)
+                    )
+            else:
+                self._unlisted.append((files, recovered.summary))
+        return active
+
+    def _report(self, files: SegmentFiles, recovered: Recovered) -> None:
+        path = data_path(files.directory, files.first)
+        for numbers in recovered.damaged:
+            logger.error(
+                "stream %r: messages %d to %d are damaged (%s)",
+                self._name,
+                numbers.start,
+                numbers.stop - 1,
+                path,
+            )
+        if recovered.kept_bytes != (0, 0):
+            logger.warning(
+                "stream %r: %s: %d bytes at the end of the data and %d of the index are not "
+                "messages; they are kept, and message %d begins a new segment",
+                self._name,
+                path,
+                *recovered.kept_bytes,
+                recovered.summary.end,
+            )
+
+    def _keep_halves(self, halves: Sequence[Path]) -> int:
+        """Files whose other half is gone; the first number of the newest set aside, or -1.
+
+        Those of sealed segments stay, and so does one that has a checkpoint: the catalog knows
+        which messages they held. Reading one gives an error until the other half is restored.
+        """
+        newest = -1
+        for path in halves:
+            first = first_of_name(path.name)
+            if first is None or first in self._known:
+                continue
+            if self._checkpoint is not None and self._checkpoint.first == first:
+                self._keep_half(path, self._checkpoint)
+            else:
+                newest = max(newest, first)
+                logger.error(
+                    "stream %r: %s has lost its other half, and its messages; it is set aside",
+                    self._name,
+                    path,
+                )
+                _set_aside(path)
+        return newest
+
+    def _keep_half(self, path: Path, checkpoint: SegmentSummary) -> None:
+        first, end, size = checkpoint.first, checkpoint.end, path.stat().st_size
+        if path == data_path(path.parent, first):
+            self._end = max(self._end, end + max(size - checkpoint.size, 0))
+        else:
+            end = max(end, first + size // ENTRY.size)
+        if first == end:
+            _set_aside(path)
+            return
+        logger.error(
+            "stream %r: messages %d to %d are damaged (of their files only %s is left)",
+            self._name,
+            first,
+            end - 1,
+            path,
+        )
+        self._unlisted.append((None, msgspec.structs.replace(checkpoint, end=end)))
+
+    def _retire(self, active: ActiveSegment) -> None:
+        """Nothing more is appended to a segment; one that is empty is removed."""
+        if active.first == active.end:
+            active.files.remove()
+        else:
+            self._unlisted.append((active.files, active.summary()))
+
+    def _seal_unlisted(self) -> None:
+        if not self._unlisted:
+            return
+        home = self._home
+        for files, _ in self._unlisted:
+            if files is not None:
+                files.sync()
+        # The segment that follows must be listed before these are known to have ended.
+        home.disk.sync_directory(home.directory)
+        home.catalog.add_segments(home.stream_id, [summary for _, summary in self._unlisted])
+        for files, summary in self._unlisted:
+            if files is not None:
+                files.close()
+            self._sealed.append(SealedSegment(home.disk, home.directory, summary))
 
 
 def _list_segments(home: Home, oldest: int) -> tuple[list[int], list[Path]]:
@@ -185,86 +374,60 @@ def _list_segments(home: Home, oldest: int) -> tuple[list[int], list[Path]]:
     return whole, halves
 
 
-def _set_halves_aside(halves: Sequence[Path], known: Container[int]) -> int:
-    """Renames files that are no segment any more; the first number of the newest, or -1.
-
-    Those of sealed segments stay: the catalog knows what they were, and reading them says so.
-    """
-    newest = -1
-    for path in halves:
-        first = first_of_name(path.name)
-        if first is not None and first not in known:
-            newest = max(newest, first)
-            logger.error("%s has lost its other half, and its messages; it is set aside", path)
-            path.rename(path.with_name(path.name + ".lost"))
-    return newest
+def _set_aside(path: Path) -> None:
+    """Renames a file that is no part of a segment any more; never over another one."""
+    number, target = 1, path.with_name(path.name + ".lost")
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{path.name}.lost-{number}")
+    path.rename(target)
 
 
-def _report_missing(directory: Path, sealed: Sequence[SealedSegment]) -> None:
+def _report_damaged_files(name: str, directory: Path, sealed: Sequence[SealedSegment]) -> None:
     for segment in sealed:
         for path, size in (
             (data_path(directory, segment.first), segment.size),
-            (index_path(directory, segment.first), None),
+            (index_path(directory, segment.first), (segment.end - segment.first) * ENTRY.size),
         ):
             try:
                 found = path.stat().st_size
             except FileNotFoundError:
                 logger.error(
-                    "%s is missing: messages %d to %d cannot be read",
+                    "stream %r: %s is missing: messages %d to %d cannot be read",
+                    name,
                     path,
                     segment.first,
                     segment.end - 1,
                 )
                 continue
-            if size is not None and found < size:
+            if found < size:
                 logger.error(
-                    "%s is cut off: %d of %d bytes are there, the messages behind them are lost",
+                    "stream %r: %s is cut off: %d of %d bytes are there, the messages behind them "
+                    "are damaged (of messages %d to %d)",
+                    name,
                     path,
                     found,
                     size,
+                    segment.first,
+                    segment.end - 1,
                 )
 
 
-def _recover(home: Home, first: int, checkpoint: SegmentSummary | None) -> ActiveSegment:
-    files = SegmentFiles.open(home.disk, home.directory, first)
-    recovered = recover_segment(files, checkpoint)
-    if recovered.torn_messages:
-        logger.warning(
-            "%s: cut %d torn entries off its end",
-            index_path(home.directory, first),
-            recovered.torn_messages,
-        )
-    for sequence_number in recovered.damaged:
-        logger.error("%s: message %d is damaged", data_path(home.directory, first), sequence_number)
-    return ActiveSegment(files, recovered.summary)
-
-
-def _seal_now(home: Home, active: ActiveSegment) -> list[SealedSegment]:
-    """The sealed segment that an unsealed one becomes; none if it is empty."""
-    if active.first == active.end:
-        active.files.remove()
-        return []
-    active.files.sync()
-    home.catalog.add_segments(home.stream_id, [active.summary()])
-    active.close()
-    return [SealedSegment(home.disk, home.directory, active.summary())]
-
-
 def _fill_gaps(
-    home: Home, sealed: Sequence[SealedSegment], oldest: int, end: int
+    home: Home, name: str, sealed: Sequence[SealedSegment], oldest: int, end: int
 ) -> list[SealedSegment]:
     """Segments without gaps: a lost one stands where files are missing, and reads as damaged."""
     filled: list[SealedSegment] = []
     for segment in sealed:
-        filled += _lost(home, oldest, segment.first)
+        filled += _lost(home, name, oldest, segment.first)
         filled.append(segment)
         oldest = segment.end
-    return filled + _lost(home, oldest, end)
+    return filled + _lost(home, name, oldest, end)
 
 
-def _lost(home: Home, first: int, end: int) -> list[SealedSegment]:
+def _lost(home: Home, name: str, first: int, end: int) -> list[SealedSegment]:
     if first >= end:
         return []
-    logger.error("%s: messages %d to %d are lost", home.directory, first, end - 1)
+    logger.error("stream %r: messages %d to %d are lost (%s)", name, first, end - 1, home.directory)
     summary = SegmentSummary(first, end, 0, 0, 0, 0, 0)
     return [SealedSegment(home.disk, home.directory, summary)]

@@ -160,6 +160,14 @@ class SegmentFiles:
             raise DamagedError(number, "its index entry is missing") from None
         return ingest_time
 
+    def count_stored(self, count: int) -> int:
+        """How many of the first `count` messages end within the data file, by their entries."""
+        numbers = range(self.first + 1, self.first + count + 1)
+        try:
+            return bisect_right(numbers, self.disk.size(self.data), key=self.position_of)
+        except DamagedError:
+            return 0
+
     def _read_index(self, start: int, stop: int) -> tuple[bytes, int, int]:
         """Packed entries, how many of them precede `start`, and where its payload begins."""
         before = 1 if start > self.first else 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 import re
@@ -26,6 +27,7 @@ import msgspec
 
 from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, Persistence, to_wire
+from penstock.model.storage import SegmentSummary
 from penstock.root import LOCK_FILE
 from penstock.store.catalog import (
     NO_UPLOADS,
@@ -150,6 +152,7 @@ class Store:
         self.unreadable: dict[str, tuple[str, str]] = {}
         self._troubles: dict[tuple[str, str], str] = {}
         self._journal_is_needed = False
+        self._checkpoint_error = ""
         try:
             give_up_reserve(self._disk, root)
             self.catalog = self._open_catalog()
@@ -303,18 +306,35 @@ class Store:
     def sync(self) -> None:
         """Everything appended so far is on the disk after it; in the background."""
         is_draining = self._journal.drain()
+        checkpoints: list[tuple[FileLog, SegmentSummary]] = []
         for stream in list(self.streams.values()):
             log = stream.log
-            if (
-                isinstance(log, FileLog)
-                and log.has_unsynced
-                and not self._attempt(stream, "it cannot be synced", log.checkpoint)
-            ):
+            if not isinstance(log, FileLog) or not log.has_unsynced:
+                continue
+            checkpoint = functools.partial(_add_checkpoint, log, checkpoints)
+            if not self._attempt(stream, "it cannot be synced", checkpoint):
                 # The system may forget what it could not write, and say later that all is well:
                 # the journal keeps it until the next start writes it again.
                 self._journal_is_needed = True
         if is_draining and not self._journal_is_needed:
             self._journal.drained()
+        self._store_checkpoints(checkpoints)
+
+    def _store_checkpoints(self, checkpoints: Sequence[tuple[FileLog, SegmentSummary]]) -> None:
+        """In one transaction for all streams: one commit in a sync interval."""
+        if not checkpoints:
+            return
+        try:
+            self.catalog.set_checkpoints([(log.stream_id, summary) for log, summary in checkpoints])
+        except sqlite3.Error as error:
+            # A full disk fails every second: it is logged once.
+            if self._checkpoint_error != str(error):
+                self._checkpoint_error = str(error)
+                logger.error("the checkpoints cannot be stored: %s", error)
+            return
+        self._checkpoint_error = ""
+        for log, summary in checkpoints:
+            log.checkpointed(summary)
 
     def _attempt(self, stream: StoredStream, trouble: str, work: Callable[[], None]) -> bool:
         try:
@@ -368,7 +388,15 @@ class Store:
             directory = self._streams_directory / row.id
             try:
                 if wanted and directory.is_dir():
-                    replay(self._disk, directory, wanted)
+                    checkpoint = self.catalog.checkpoint(row.id)
+                    for numbers in replay(self._disk, directory, wanted, checkpoint):
+                        logger.error(
+                            "stream %r: messages %d to %d are damaged (%s)",
+                            row.name,
+                            numbers.start,
+                            numbers.stop - 1,
+                            directory,
+                        )
             except OSError as error:
                 self._set_aside(row, error)
         # For a stream that is set aside, the journal stays until it can be written.
@@ -466,6 +494,7 @@ class Store:
                 log = open_file_log(
                     self._home(row.id),
                     Limits.of(definition),
+                    name=row.name,
                     oldest=row.oldest,
                     lowest_end=max(row.reserved, exported),
                 )
@@ -491,6 +520,12 @@ class Store:
 
     def _read_definition(self, directory: Path) -> MessageStreamDefinition:
         return _decode_definition((directory / DEFINITION_FILE).read_bytes())
+
+
+def _add_checkpoint(log: FileLog, checkpoints: list[tuple[FileLog, SegmentSummary]]) -> None:
+    summary = log.checkpoint()
+    if summary is not None:
+        checkpoints.append((log, summary))
 
 
 def _lock_root(root: Path) -> int:
