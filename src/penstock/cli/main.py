@@ -31,6 +31,7 @@ WRONG_USAGE = click.UsageError.exit_code
 UNREACHABLE = 3
 NOT_ALLOWED = 4
 NOT_FOUND = 5
+DAMAGED = 6
 # As a shell has it for what a signal ended.
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -69,6 +70,7 @@ _MODULES = {
     "tail": "read",
     "tokens": "access",
     "up": "up",
+    "verify": "verify",
 }
 
 

@@ -33,6 +33,7 @@ read it. [The cookbook](cookbook.md#connecting) has all of it.
 | 3 | no broker could be reached |
 | 4 | the token is wrong, or its role does not allow it |
 | 5 | there is no such stream, token or export |
+| 6 | `penstock verify` found damage |
 | 130 | it was interrupted (Ctrl-C) |
 
 ## Shell completion

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
@@ -187,7 +188,25 @@ def encode_record(epoch: int, record: Record) -> bytes:
 
 def decode_records(contents: bytes) -> Iterator[Record]:
     """The records of one filling, as far as they are whole."""
-    position, filling = 0, None
+    return (record for record, _, _ in _decode(contents, 0))
+
+
+def has_records_behind(contents: bytes) -> bool:
+    """Whether there are whole records of the same filling behind one that is not."""
+    records = deque(_decode(contents, 0), maxlen=1)
+    if not records:
+        return False
+    _, epoch, stop = records[0]
+    while (stop := contents.find(_MAGIC, stop + 1)) >= 0:
+        found = next(_decode(contents, stop), None)
+        if found is not None:
+            return found[1] == epoch
+    return False
+
+
+def _decode(contents: bytes, position: int) -> Iterator[tuple[Record, int, int]]:
+    """Records, each with its epoch and where it ends."""
+    filling = None
     while position + _CHECKED.size + _HEAD.size <= len(contents):
         magic, checksum = _CHECKED.unpack_from(contents, position)
         start = position + _CHECKED.size
@@ -206,7 +225,7 @@ def decode_records(contents: bytes) -> Iterator[Record]:
         filling = epoch
         data = contents[data_start : data_start + data_size]
         entries = contents[data_start + data_size : stop]
-        yield Record(stream_id.decode(), segment, Written(at, number, data, entries))
+        yield Record(stream_id.decode(), segment, Written(at, number, data, entries)), epoch, stop
         position = stop
 
 

@@ -28,6 +28,7 @@ except ImportError:  # the same values, three times slower
 __all__ = [
     "ENTRY",
     "checksum",
+    "checksum_seed",
     "count_intact",
     "crc32",
     "data_path",
@@ -59,10 +60,11 @@ def first_of_name(name: str) -> int | None:
 
 
 def checksum(payload: bytes, ingest_time: int) -> int:
-    return crc32(payload, _seed(ingest_time))
+    return crc32(payload, checksum_seed(ingest_time))
 
 
-def _seed(ingest_time: int) -> int:
+def checksum_seed(ingest_time: int) -> int:
+    """What the CRC-32 of a payload begins with."""
     return (ingest_time ^ (ingest_time >> 32)) & 0xFFFFFFFF
 
 
@@ -70,7 +72,7 @@ def count_intact(
     payloads: Sequence[bytes], ingest_times: Sequence[int], checksums: Sequence[int]
 ) -> int:
     """How many of the first payloads are what was written; a message has a byte at least."""
-    seeds = {ingest_time: _seed(ingest_time) for ingest_time in set(ingest_times)}
+    seeds = {ingest_time: checksum_seed(ingest_time) for ingest_time in set(ingest_times)}
     found = tuple(map(crc32, payloads, map(seeds.__getitem__, ingest_times)))
     if found == tuple(checksums) and all(payloads):
         return len(payloads)
@@ -88,5 +90,5 @@ def pack_entries(payloads: Sequence[bytes], position: int, ingest_time: int) -> 
         return ENTRY.pack(position + len(payload), crc32(payload, seed), ingest_time)
     ends = accumulate(map(len, payloads), initial=position)
     next(ends)
-    checksums = map(crc32, payloads, repeat(_seed(ingest_time)))
+    checksums = map(crc32, payloads, repeat(checksum_seed(ingest_time)))
     return b"".join(map(ENTRY.pack, ends, checksums, repeat(ingest_time)))

@@ -1,0 +1,200 @@
+"""`penstock verify`: whether every stored message can be read, and a copy of those that can."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+import msgspec
+
+from penstock.cli.main import (
+    DAMAGED,
+    NOT_FOUND,
+    Failure,
+    config_option,
+    json_option,
+    root_option,
+    settings_from,
+)
+from penstock.cli.output import echo_table, printable
+from penstock.cli.units import human_bytes, parse_size
+from penstock.root import is_served
+from penstock.store.verification import Pace, Report, Verification
+
+# Beside a running broker, so that its disk has time for it.
+_SHARED_BYTES_PER_SECOND = 32 * 1024**2
+# What takes no longer needs no progress bar.
+_MOMENT_SECONDS = 1.0
+# Many bytes are read in a second; a bar that follows each piece would be what takes the time.
+_SHOWN_BYTES = 4 * 1024**2
+
+
+def _parse_rate(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        rate = parse_size(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, option) from None
+    if rate < 1:
+        raise click.BadParameter("it must be at least 1 byte per second", context, option)
+    return rate
+
+
+@click.command()
+@root_option
+@click.option(
+    "--stream",
+    "patterns",
+    metavar="NAME",
+    multiple=True,
+    help="Check only streams of this name; * and ? are allowed. May be repeated.",
+)
+@click.option(
+    "--rate",
+    callback=_parse_rate,
+    metavar="BYTES",
+    help="Read at most this much per second, such as 10MiB. By default 32MiB beside a running "
+    "broker, and no limit otherwise.",
+)
+@json_option
+@config_option
+def verify(
+    root: str | None,
+    patterns: tuple[str, ...],
+    rate: int | None,
+    as_json: bool,
+    config: Path | None,
+) -> None:
+    """Check every stored message, and report damage by stream and sequence numbers.
+
+    It reads the files of the root, and changes none of them. The broker may run meanwhile. The
+    exit code is 6 if something is damaged.
+    """
+    path = settings_from(config, root=root).root_path
+    if rate is None and is_served(path):
+        rate = _SHARED_BYTES_PER_SECOND
+    is_shown = not as_json and sys.stderr.isatty()
+    with _Bar(sys.stderr if is_shown else None) as bar:
+        pace = Pace(rate) if rate else None
+
+        def meter(count: int) -> None:
+            if pace is not None:
+                pace(count)
+            bar.update(count)
+
+        verification = Verification(path, patterns=patterns, meter=meter)
+        bar.size = verification.total_bytes() if is_shown and not patterns else 0
+        report = verification.run()
+    if patterns and not report.streams:
+        raise Failure(f"no stream in {path} is named {' or '.join(patterns)}", NOT_FOUND)
+    if as_json:
+        click.echo(msgspec.json.encode(_document(report)))
+    else:
+        _print(report)
+    if report.has_damage:
+        raise click.exceptions.Exit(DAMAGED)
+
+
+class _Bar(ExitStack):
+    """How much was read: a bar if it is known how much there is, else a count."""
+
+    def __init__(self, file: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.size = 0
+        self._file = file
+        self._clock = clock
+        self._shown_from = clock() + _MOMENT_SECONDS
+        self._bytes = 0
+        self._shown = 0
+        self._bar: Any = None
+
+    def update(self, count: int) -> None:
+        self._bytes += count
+        if self._file is None or self._bytes - self._shown < _SHOWN_BYTES:
+            return
+        if self._clock() < self._shown_from:
+            return
+        self._shown = self._bytes
+        if self._bar is None:
+            if self.size:
+                bar = click.progressbar(length=self.size, label="checking", file=self._file)
+                self._bar = self.enter_context(bar)
+            else:
+                self._bar = self.callback(click.echo, file=self._file)
+        if self.size:
+            self._bar.update(self._bytes - self._bar.pos)
+        else:
+            click.echo(f"\rchecked {human_bytes(self._bytes)}", file=self._file, nl=False)
+
+
+def _document(report: Report) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(report)
+    return {
+        **document,
+        "damagedMessages": report.damaged_messages,
+        "intactMessages": sum(stream.intact_messages for stream in report.streams),
+        "hasDamage": report.has_damage,
+    }
+
+
+def _print(report: Report) -> None:
+    if report.streams:
+        echo_table(
+            ("stream", "numbers", "intact", "damaged", "size", "segments"),
+            [
+                (
+                    stream.name,
+                    _numbers(stream.oldest_sequence_number, stream.end_sequence_number - 1),
+                    f"{stream.intact_messages:,}" if not stream.is_in_memory else "-",
+                    f"{stream.damaged_messages:,}" if not stream.is_in_memory else "-",
+                    human_bytes(stream.bytes) if not stream.is_in_memory else "-",
+                    stream.segments if not stream.is_in_memory else "-",
+                )
+                for stream in report.streams
+            ],
+        )
+    damage = [
+        (
+            stream.name,
+            _numbers(each.first_sequence_number, each.last_sequence_number),
+            f"{each.count:,}",
+            each.reason,
+            each.file or "-",
+        )
+        for stream in report.streams
+        for each in stream.damage
+    ]
+    if damage:
+        click.echo("\nDamaged messages:")
+        echo_table(("stream", "numbers", "count", "reason", "file"), damage)
+    unlisted = sum(stream.unlisted_ranges for stream in report.streams)
+    if unlisted:
+        click.echo(f"... and {unlisted:,} more ranges")
+    for heading, problems in (("Other damage", report.problems), ("Notes", report.notes)):
+        if problems:
+            click.echo(f"\n{heading}:")
+            for problem in problems:
+                click.echo(f"  {problem.file}: {printable(problem.reason)}")
+    click.echo(("\n" if report.streams or report.problems or report.notes else "") + _sum(report))
+
+
+def _numbers(first: int, last: int) -> str:
+    return "-" if last < first else f"{first}..{last}" if first < last else f"{first}"
+
+
+def _sum(report: Report) -> str:
+    intact = sum(stream.intact_messages for stream in report.streams)
+    checked = f"{intact:,} messages are intact"
+    if not report.has_damage:
+        return f"{checked}. No damage found."
+    found = [
+        f"{report.damaged_messages:,} messages are damaged" if report.damaged_messages else "",
+        f"{len(report.problems):,} other findings" if report.problems else "",
+    ]
+    return f"{checked}, {', '.join(filter(None, found))}."

@@ -1,0 +1,140 @@
+"""The catalog for programs that must not change anything: verification and salvage.
+
+`mode=ro` alone is not read-only. SQLite creates `-wal` and `-shm` beside a database in WAL mode if
+they are missing, and `immutable=1` ignores a log that a killed broker left. So beside a running
+broker, whose files exist, the database is opened with `mode=ro`; otherwise a copy is opened.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from penstock.errors import StoreError
+from penstock.model.storage import SegmentSummary
+from penstock.root import is_served
+from penstock.store.catalog import SCHEMA_VERSION, StreamRow
+
+CATALOG_FILE = "catalog.sqlite"
+_LOG_SUFFIXES = ("-wal", "-shm")
+
+_SUMMARY = "first, end, size, oldest_time, newest_time, data_crc, index_crc"
+
+
+class StreamFacts(NamedTuple):
+    """All that the catalog knows of the messages of one stream, as of one moment."""
+
+    row: StreamRow
+    segments: Sequence[SegmentSummary]
+    checkpoint: SegmentSummary | None
+    # No number below it was unused when the catalog was written.
+    lowest_end: int
+
+
+def copy_catalog(root: Path, directory: Path) -> Path:
+    """Copies the catalog of a stopped broker, with what its log holds."""
+    shutil.copyfile(root / CATALOG_FILE, directory / CATALOG_FILE)
+    log = root / f"{CATALOG_FILE}-wal"
+    if log.exists():
+        shutil.copyfile(log, directory / log.name)
+    return directory / CATALOG_FILE
+
+
+class CatalogReader:
+    """A catalog that is only read. OSError, StoreError or sqlite3.Error if that is impossible."""
+
+    def __init__(self, root: Path) -> None:
+        with ExitStack() as opened:
+            path = root / CATALOG_FILE
+            if not path.is_file():
+                raise FileNotFoundError(f"{path} is missing")
+            are_there = all((root / f"{CATALOG_FILE}{each}").exists() for each in _LOG_SUFFIXES)
+            if not (are_there and is_served(root)):
+                directory = opened.enter_context(tempfile.TemporaryDirectory(prefix="penstock-"))
+                path = copy_catalog(root, Path(directory))
+            self._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=10
+            )
+            opened.callback(self._connection.close)
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA_VERSION:
+                raise StoreError(
+                    f"the store was written by a newer Penstock (catalog version {version}, this "
+                    f"one supports {SCHEMA_VERSION})"
+                )
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def find_damage(self) -> list[str]:
+        """What SQLite finds wrong with the pages and indices of the database."""
+        try:
+            found = [line for (line,) in self._select("PRAGMA quick_check(20)")]
+        except sqlite3.Error as error:
+            return [str(error)]
+        return [] if found == ["ok"] else found
+
+    def streams(self) -> list[StreamRow]:
+        return [
+            StreamRow(*row)
+            for row in self._select("SELECT id, name, definition, oldest, reserved FROM stream")
+        ]
+
+    def removed_directories(self) -> set[str]:
+        return {stream_id for (stream_id,) in self._select("SELECT * FROM removed_directory")}
+
+    def facts(self, stream_id: str) -> StreamFacts | None:
+        """None if there is no such stream."""
+        with self._snapshot():
+            rows = self._select(
+                "SELECT id, name, definition, oldest, reserved FROM stream WHERE id = ?", stream_id
+            )
+            if not rows:
+                return None
+            segments = self._select(
+                f"SELECT {_SUMMARY} FROM segment WHERE stream_id = ? ORDER BY first",  # noqa: S608
+                stream_id,
+            )
+            checkpoints = self._select(
+                f"SELECT {_SUMMARY} FROM checkpoint WHERE stream_id = ?",  # noqa: S608
+                stream_id,
+            )
+            [(exported,)] = self._select(
+                "SELECT max(last_exported) FROM export_progress WHERE stream_id = ?", stream_id
+            )
+        row = StreamRow(*rows[0])
+        return StreamFacts(
+            row,
+            [SegmentSummary(*each) for each in segments],
+            SegmentSummary(*checkpoints[0]) if checkpoints else None,
+            max(row.reserved, (-1 if exported is None else exported) + 1),
+        )
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
+
+    def _select(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        return self._connection.execute(query, arguments).fetchall()

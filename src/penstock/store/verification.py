@@ -1,0 +1,600 @@
+"""Verification: every stored message is checked, and nothing in the store is changed.
+
+A sealed segment is intact if its two files have the checksums that the catalog has of them. All
+other segments are checked message by message, with the journal's records in their places, as the
+next start would write them. The catalog is compared with the files: segments that are missing or
+short, gaps in the numbers, files without a stream.
+
+Beside a running broker segments are appended to, sealed and removed meanwhile. So a stream that
+seems damaged is checked again with what the catalog and the directory hold then, and only what is
+still damaged is reported.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.errors import StoreError
+from penstock.model import MessageStreamDefinition, Persistence
+from penstock.model.storage import SegmentSummary
+from penstock.root import is_served
+from penstock.store.catalog import StreamRow
+from penstock.store.catalog_reader import CatalogReader, StreamFacts
+from penstock.store.journal import Record, decode_records, has_records_behind, journal_paths
+from penstock.store.log import DEFINITION_FILE
+from penstock.store.record import data_path, first_of_name, index_path
+from penstock.store.segment_check import (
+    Meter,
+    SegmentSource,
+    Span,
+    check_messages,
+    has_checksums,
+    ignore_bytes,
+    require_damage,
+)
+
+# A stream in which every other message is damaged must not fill the memory.
+_MAX_RANGES = 1000
+# How long a running broker gets to finish what looked like damage, and how often.
+_CONFIRM_PAUSE_SECONDS = 0.5
+_CONFIRMATIONS = 2
+
+_decode_definition = msgspec.json.Decoder(MessageStreamDefinition).decode
+
+
+class DamagedRange(msgspec.Struct, frozen=True, rename="camel"):
+    """Consecutive messages that cannot be read, for one reason."""
+
+    first_sequence_number: int
+    last_sequence_number: int
+    reason: str
+    # The segment, relative to the root; empty where there is none.
+    file: str = ""
+
+    @property
+    def count(self) -> int:
+        return self.last_sequence_number - self.first_sequence_number + 1
+
+
+class Problem(msgspec.Struct, frozen=True, rename="camel"):
+    """Something else in the root that is damaged, or worth knowing."""
+
+    file: str
+    reason: str
+
+
+class StreamReport(msgspec.Struct, rename="camel", kw_only=True):
+    name: str
+    stream_id: str
+    is_in_memory: bool = False
+    oldest_sequence_number: int = 0
+    end_sequence_number: int = 0
+    segments: int = 0
+    intact_messages: int = 0
+    damaged_messages: int = 0
+    bytes: int = 0
+    damage: list[DamagedRange] = []
+    # Ranges that did not fit the list above; their messages are counted.
+    unlisted_ranges: int = 0
+
+
+class Report(msgspec.Struct, rename="camel", kw_only=True):
+    root: str
+    is_served: bool
+    streams: list[StreamReport] = []
+    problems: list[Problem] = []
+    # What is not damage: leftovers that the broker removes, files that recovery set aside.
+    notes: list[Problem] = []
+    seconds: float = 0.0
+
+    @property
+    def damaged_messages(self) -> int:
+        return sum(stream.damaged_messages for stream in self.streams)
+
+    @property
+    def has_damage(self) -> bool:
+        return bool(self.damaged_messages or self.problems)
+
+
+class SegmentCheck(NamedTuple):
+    """What became known of one segment: its messages up to `end`, without gaps."""
+
+    first: int
+    end: int
+    size: int
+    summary: SegmentSummary | None
+    records: Sequence[Record]
+    spans: Sequence[Span]
+    problems: Sequence[Problem] = ()
+    notes: Sequence[Problem] = ()
+
+    @property
+    def is_intact(self) -> bool:
+        return not self.problems and all(span.reason is None for span in self.spans)
+
+
+class StreamCheck(NamedTuple):
+    report: StreamReport
+    facts: StreamFacts
+    definition: MessageStreamDefinition | None
+    segments: Sequence[SegmentCheck]
+    problems: Sequence[Problem]
+    notes: Sequence[Problem]
+
+
+class _Segment(NamedTuple):
+    """A segment as it is to be checked."""
+
+    first: int
+    # None if it is not sealed.
+    summary: SegmentSummary | None
+    # Messages below this number must be there.
+    required_end: int
+    # Whether it is the one that is appended to.
+    is_newest: bool
+    records: Sequence[Record] = ()
+
+
+class Verification:
+    """Checks one root; `run` does it, and `streams` gives the streams one by one."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        patterns: Sequence[str] = (),
+        meter: Meter = ignore_bytes,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not (root / "streams").is_dir() and not (root / "catalog.sqlite").exists():
+            raise StoreError(f"{root} holds no store: neither streams/ nor catalog.sqlite is there")
+        self._root = root
+        self._patterns = patterns
+        self._meter = meter
+        self._pause = pause
+        self.report = Report(root=str(root), is_served=is_served(root))
+        self._records: dict[str, list[Record]] = {}
+        self._catalog: CatalogReader | None = None
+
+    def total_bytes(self) -> int:
+        """About how much there is to read, in all streams."""
+        size = 0
+        for suffix in ("data", "index"):
+            for path in self._root.glob(f"streams/*/*.{suffix}"):
+                with suppress(OSError):
+                    size += path.stat().st_size
+        return size
+
+    def run(self) -> Report:
+        for _ in self.streams():
+            pass
+        return self.report
+
+    def streams(self) -> Iterator[StreamCheck]:
+        """Checks one stream after the other; the report is complete at the end."""
+        began = time.monotonic()
+        try:
+            yield from self._check_streams()
+        finally:
+            if self._catalog is not None:
+                self._catalog.close()
+        self.report.seconds = round(time.monotonic() - began, 3)
+
+    def _check_streams(self) -> Iterator[StreamCheck]:
+        self._find_leftovers()
+        rows, removed = self._read_catalog()
+        if not self.report.is_served:
+            self._read_journal()
+        for row in sorted(rows, key=lambda row: row.name):
+            if self._is_wanted(row.name):
+                check = self._check_until_certain(row.id)
+                if check is not None:
+                    yield self._add(check)
+        for directory in self._find_strangers({row.id for row in rows} | removed):
+            check = self._check_stranger(directory)
+            if check is not None:
+                yield self._add(check)
+
+    def _add(self, check: StreamCheck) -> StreamCheck:
+        self.report.streams.append(check.report)
+        self.report.problems += check.problems
+        self.report.notes += check.notes
+        return check
+
+    def _is_wanted(self, name: str) -> bool:
+        return not self._patterns or any(fnmatchcase(name, each) for each in self._patterns)
+
+    def _relative(self, path: Path) -> str:
+        return str(path.relative_to(self._root))
+
+    def _find_leftovers(self) -> None:
+        for path in sorted(self._root.glob("catalog.sqlite.damaged-*")):
+            self.report.notes.append(Problem(path.name, "set aside by recovery"))
+
+    def _read_catalog(self) -> tuple[list[StreamRow], set[str]]:
+        try:
+            catalog = self._reopen_catalog()
+            self.report.problems += [
+                Problem("catalog.sqlite", reason) for reason in catalog.find_damage()
+            ]
+            return catalog.streams(), catalog.removed_directories()
+        except (OSError, sqlite3.Error) as error:
+            if isinstance(error, OSError):
+                require_damage(error)
+            self.report.problems.append(Problem("catalog.sqlite", f"cannot be read: {error}"))
+            return [], set()
+
+    def _reopen_catalog(self) -> CatalogReader:
+        """The catalog as it is now, also if a broker has replaced it meanwhile."""
+        if self._catalog is not None:
+            self._catalog.close()
+            self._catalog = None
+        self._catalog = CatalogReader(self._root)
+        return self._catalog
+
+    def _read_journal(self) -> None:
+        for path in journal_paths(self._root):
+            try:
+                contents = path.read_bytes()
+            except OSError as error:
+                require_damage(error)
+                self.report.problems.append(Problem(path.name, f"cannot be read: {error}"))
+                continue
+            for record in decode_records(contents):
+                self._records.setdefault(record.stream_id, []).append(record)
+            if has_records_behind(contents):
+                self.report.notes.append(
+                    Problem(path.name, "holds a damaged record with intact ones behind it")
+                )
+
+    def _check_until_certain(self, stream_id: str) -> StreamCheck | None:
+        """None if the stream was deleted meanwhile."""
+        intact: dict[int, SegmentCheck] = {}
+        try:
+            assert self._catalog is not None
+            check = self._check_known(self._catalog, stream_id, intact)
+            for _ in range(_CONFIRMATIONS):
+                if check is None or not (check.problems or check.report.damaged_messages):
+                    break
+                if not (self.report.is_served or is_served(self._root)):
+                    break
+                if not self.report.is_served:
+                    # It was started meanwhile, and has replayed the journal.
+                    self.report.is_served = True
+                    self._records.clear()
+                self._pause(_CONFIRM_PAUSE_SECONDS)
+                check = self._check_known(self._reopen_catalog(), stream_id, intact)
+            return check
+        except sqlite3.Error as error:
+            self.report.problems.append(
+                Problem("catalog.sqlite", f"rows of stream {stream_id} cannot be read: {error}")
+            )
+            return self._check_stranger(self._root / "streams" / stream_id)
+
+    def _check_known(
+        self, catalog: CatalogReader, stream_id: str, intact: dict[int, SegmentCheck]
+    ) -> StreamCheck | None:
+        facts = catalog.facts(stream_id)
+        if facts is None:
+            return None
+        check = self._check_stream(facts, intact)
+        if self.report.is_served and check.report.damaged_messages:
+            # Segments are removed from the catalog first.
+            facts = catalog.facts(stream_id)
+            if facts is None:
+                return None
+            _forget_below(check.report, facts.row.oldest)
+        return check
+
+    def _check_stream(self, facts: StreamFacts, intact: dict[int, SegmentCheck]) -> StreamCheck:
+        row = facts.row
+        report = StreamReport(name=row.name, stream_id=row.id)
+        directory = self._root / "streams" / row.id
+        problems: list[Problem] = []
+        notes: list[Problem] = []
+        definition = self._check_definition(row, directory, problems)
+        if definition is not None and definition.persistence is Persistence.Memory:
+            report.is_in_memory = True
+            report.oldest_sequence_number = report.end_sequence_number = row.reserved
+            return StreamCheck(report, facts, definition, (), problems, notes)
+        if not directory.is_dir():
+            problems.append(Problem(self._relative(directory), "directory is missing"))
+        segments = self._plan(facts, directory, problems, notes)
+        report.oldest_sequence_number = min([row.oldest, *(segment.first for segment in segments)])
+        end = report.oldest_sequence_number
+        checks = []
+        for segment in segments:
+            _add_damage(report, end, segment.first, "no segment holds this number")
+            check = intact.get(segment.first)
+            if check is None or check.summary is None or check.summary != segment.summary:
+                check = self._check_segment(directory, segment)
+            if check.is_intact:
+                intact[segment.first] = check
+            checks.append(check)
+            report.segments += 1
+            report.bytes += check.size
+            for span in check.spans:
+                if span.reason is None:
+                    report.intact_messages += span.end - span.first
+                else:
+                    file = self._relative(data_path(directory, segment.first))
+                    _add_damage(report, span.first, span.end, span.reason, file)
+            problems += check.problems
+            notes += check.notes
+            end = check.end
+        _add_damage(report, end, facts.lowest_end, "no segment holds this number")
+        report.end_sequence_number = max(end, facts.lowest_end)
+        return StreamCheck(report, facts, definition, checks, problems, notes)
+
+    def _check_definition(
+        self, row: StreamRow, directory: Path, problems: list[Problem]
+    ) -> MessageStreamDefinition | None:
+        path = directory / DEFINITION_FILE
+        copy = None
+        try:
+            copy = _decode_definition(path.read_bytes())
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            require_damage(error)
+            problems.append(Problem(self._relative(path), f"cannot be read: {error}"))
+        except msgspec.DecodeError as error:
+            problems.append(Problem(self._relative(path), f"is damaged: {error}"))
+        if not row.definition:
+            return copy
+        try:
+            definition = _decode_definition(row.definition)
+        except msgspec.DecodeError as error:
+            problems.append(
+                Problem("catalog.sqlite", f"definition of {row.name!r} is damaged: {error}")
+            )
+            return copy
+        if definition.name != row.name:
+            problems.append(
+                Problem("catalog.sqlite", f"{row.name!r} has the definition of {definition.name!r}")
+            )
+        return definition
+
+    def _plan(
+        self, facts: StreamFacts, directory: Path, problems: list[Problem], notes: list[Problem]
+    ) -> list[_Segment]:
+        """The segments that the catalog, the directory and the journal have between them."""
+        rows = {summary.first: summary for summary in facts.segments}
+        oldest = min([facts.row.oldest, *rows])
+        if oldest < facts.row.oldest:
+            problems.append(
+                Problem(
+                    "catalog.sqlite",
+                    f"oldest number of {facts.row.name!r} is {facts.row.oldest}, but there are "
+                    f"segments from {oldest} on",
+                )
+            )
+        files = self._list_files(directory, notes)
+        records: dict[int, list[Record]] = {}
+        for record in self._records.get(facts.row.id, ()):
+            # A sealed segment was synced as a whole.
+            if record.segment >= oldest and record.segment not in rows:
+                records.setdefault(record.segment, []).append(record)
+        checkpoint = facts.checkpoint
+        firsts = {*rows, *records}
+        for first, paths in files.items():
+            if first < oldest:
+                notes += [
+                    Problem(self._relative(path), "left over from a removal") for path in paths
+                ]
+            elif len(paths) == 2 or first in firsts:
+                firsts.add(first)
+            elif checkpoint is None or checkpoint.first != first:
+                # One that was about to begin is empty; any other held messages.
+                found = problems if _size_of(paths[0]) else notes
+                found.append(Problem(self._relative(paths[0]), "other file of the segment is gone"))
+        if checkpoint is not None and checkpoint.first >= oldest:
+            firsts.add(checkpoint.first)
+        ordered = sorted(firsts)
+        if (not ordered or ordered[-1] in rows) and directory.is_dir() and facts.row.definition:
+            problems.append(Problem(self._relative(directory), "active segment is missing"))
+        return [
+            self._bound(facts, first, rows.get(first), following, records.get(first, ()), problems)
+            for first, following in zip(ordered, [*ordered[1:], None], strict=True)
+        ]
+
+    def _bound(
+        self,
+        facts: StreamFacts,
+        first: int,
+        summary: SegmentSummary | None,
+        following: int | None,
+        records: Sequence[Record],
+        problems: list[Problem],
+    ) -> _Segment:
+        """The segment that begins with this number, and up to where it must have messages."""
+        checkpoint = facts.checkpoint
+        if summary is not None and not first < summary.end <= (following or summary.end):
+            problems.append(
+                Problem(
+                    "catalog.sqlite",
+                    f"segment {first} of {facts.row.name!r} cannot end at {summary.end}",
+                )
+            )
+            summary = None
+        if summary is not None:
+            required = summary.end
+        elif following is not None:
+            required = following
+        elif checkpoint is not None and checkpoint.first == first:
+            required = checkpoint.end
+        else:
+            required = first
+        is_newest = following is None and summary is None
+        return _Segment(first, summary, required, is_newest, records)
+
+    def _list_files(self, directory: Path, notes: list[Problem]) -> dict[int, list[Path]]:
+        files: dict[int, list[Path]] = {}
+        with suppress(FileNotFoundError):
+            for path in sorted(directory.iterdir()):
+                first = first_of_name(path.name)
+                if first is not None:
+                    files.setdefault(first, []).append(path)
+                elif first_of_name(path.stem) is not None:
+                    notes.append(Problem(self._relative(path), "set aside by recovery"))
+                elif path.name not in (DEFINITION_FILE, f"{DEFINITION_FILE}.new"):
+                    notes.append(Problem(self._relative(path), "not a file of Penstock"))
+        return files
+
+    def _check_segment(self, directory: Path, segment: _Segment) -> SegmentCheck:
+        first, summary, required = segment.first, segment.summary, segment.required_end
+        try:
+            source = SegmentSource(directory, first, segment.records)
+        except OSError as error:
+            require_damage(error)
+            name = Path(error.filename).name
+            is_gone = isinstance(error, FileNotFoundError)
+            reason = f"{name} is missing" if is_gone else f"the disk reports: {error.strerror}"
+            lost = [Span(first, required, 0, 0, reason)] if first < required else []
+            return SegmentCheck(first, required, 0, summary, segment.records, lost)
+        with source:
+            if summary is not None and has_checksums(source, summary, self._meter):
+                spans = [Span(first, summary.end, 0, summary.size)]
+                return SegmentCheck(
+                    first, summary.end, summary.size, summary, segment.records, spans
+                )
+            count = source.count
+            if not segment.is_newest:
+                count = min(count, required - first)
+            spans = list(check_messages(source, first, count, self._meter))
+            size = min(source.data_size, summary.size) if summary else source.data_size
+        notes = []
+        torn = 0
+        while segment.is_newest and not self.report.is_served and spans and spans[-1].reason:
+            # Behind what is known to be on the disk, a crash interrupted the appends.
+            if spans[-1].end <= required:
+                break
+            last = spans.pop()
+            torn += last.end - max(last.first, required)
+            if last.first < required:
+                spans.append(last._replace(end=required))
+        if torn:
+            place = self._relative(index_path(directory, first))
+            notes.append(Problem(place, f"{torn} messages at its end were not written completely"))
+        problems = []
+        end = spans[-1].end if spans else first
+        if end < required:
+            spans.append(Span(end, required, 0, 0, "index entry is missing"))
+            end = required
+        elif summary is not None and all(span.reason is None for span in spans):
+            problems.append(
+                Problem(
+                    "catalog.sqlite",
+                    f"checksums of {self._relative(data_path(directory, first))} do not match the "
+                    "files, whose messages are intact",
+                )
+            )
+        return SegmentCheck(first, end, size, summary, segment.records, spans, problems, notes)
+
+    def _find_strangers(self, known: set[str]) -> list[Path]:
+        """Directories of streams that the catalog does not list."""
+        try:
+            found = [
+                path
+                for path in sorted((self._root / "streams").iterdir())
+                if path.name not in known and path.is_dir()
+            ]
+        except FileNotFoundError:
+            self.report.problems.append(Problem("streams", "directory is missing"))
+            return []
+        if found and is_served(self._root):
+            # Created or deleted meanwhile.
+            self._pause(_CONFIRM_PAUSE_SECONDS)
+            with suppress(OSError, sqlite3.Error):
+                catalog = self._reopen_catalog()
+                known = known | {row.id for row in catalog.streams()}
+                known |= catalog.removed_directories()
+        return [path for path in found if path.name not in known and path.is_dir()]
+
+    def _check_stranger(self, directory: Path) -> StreamCheck | None:
+        """A directory without a row in the catalog; None if it holds no stream that is wanted."""
+        place = self._relative(directory)
+        notes: list[Problem] = []
+        files = self._list_files(directory, notes)
+        paths = [path for paths in files.values() for path in paths]
+        name = place
+        with suppress(OSError, msgspec.DecodeError):
+            name = _decode_definition((directory / DEFINITION_FILE).read_bytes()).name
+        if not self._is_wanted(name):
+            return None
+        if not any(map(_size_of, paths)) and not (directory / DEFINITION_FILE).exists():
+            # A creation that was never finished.
+            self.report.notes.append(Problem(place, "empty, and not in the catalog"))
+            return None
+        if not any(problem.file == "catalog.sqlite" for problem in self.report.problems):
+            self.report.problems.append(Problem(place, "not in the catalog"))
+        row = StreamRow(directory.name, name, b"", min(files, default=0), 0)
+        return self._check_stream(StreamFacts(row, (), None, 0), {})
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _add_damage(report: StreamReport, first: int, end: int, reason: str, file: str = "") -> None:
+    if first >= end:
+        return
+    report.damaged_messages += end - first
+    last = report.damage[-1] if report.damage else None
+    if last is not None and (last.reason, last.file, last.last_sequence_number + 1) == (
+        reason,
+        file,
+        first,
+    ):
+        report.damage[-1] = DamagedRange(last.first_sequence_number, end - 1, reason, file)
+    elif len(report.damage) < _MAX_RANGES:
+        report.damage.append(DamagedRange(first, end - 1, reason, file))
+    else:
+        report.unlisted_ranges += 1
+
+
+def _forget_below(report: StreamReport, oldest: int) -> None:
+    """Removes damage of messages that were dropped meanwhile."""
+    damage = report.damage
+    report.damage, report.damaged_messages = [], 0
+    for each in damage:
+        first = max(each.first_sequence_number, oldest)
+        _add_damage(report, first, each.last_sequence_number + 1, each.reason, each.file)
+    report.oldest_sequence_number = max(report.oldest_sequence_number, oldest)
+
+
+def verify(root: Path, *, patterns: Sequence[str] = (), meter: Meter = ignore_bytes) -> Report:
+    """Checks everything below a root that belongs to streams of these names, or to all."""
+    return Verification(root, patterns=patterns, meter=meter).run()
+
+
+class Pace:
+    """A meter that waits, so that no more than so many bytes are read in a second."""
+
+    def __init__(
+        self,
+        bytes_a_second: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate = bytes_a_second
+        self._clock = clock
+        self._sleep = sleep
+        self._due = clock()
+
+    def __call__(self, count: int) -> None:
+        now = self._clock()
+        self._due = max(self._due, now - 1.0) + count / self._rate
+        if self._due > now:
+            self._sleep(self._due - now)
