@@ -1,0 +1,84 @@
+"""The catalog, read without changing the root."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StoreError
+from penstock.store.catalog import SCHEMA_VERSION, ExportProgress
+from penstock.store.catalog_reader import CatalogReader
+from penstock.store.store import Store
+from tests.store.conftest import Define
+
+
+def names(root: Path) -> list[str]:
+    with CatalogReader(root) as catalog:
+        return [row.name for row in catalog.streams()]
+
+
+def listing(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_no_file_is_created_beside_a_closed_catalog(root: Path, define: Define) -> None:
+    store = Store(root)
+    store.create(define("s"))
+    store.close()
+    before = listing(root)
+    assert "catalog.sqlite-wal" not in before
+    assert names(root) == ["s"]
+    assert listing(root) == before
+
+
+def test_log_of_a_killed_broker_is_read(root: Path, define: Define) -> None:
+    store = Store(root)
+    store.create(define("s"))
+    killed = shutil.copytree(root, root.with_name("killed"))
+    store.close()
+    log = killed / "catalog.sqlite-wal"
+    before = (listing(killed), log.read_bytes())
+    assert names(killed) == ["s"]
+    assert (listing(killed), log.read_bytes()) == before
+
+
+def test_reader_beside_a_running_broker_follows_it(root: Path, define: Define) -> None:
+    store = Store(root)
+    with CatalogReader(root) as catalog:
+        assert catalog.streams() == []
+        stream = store.create(define("s"))
+        facts = catalog.facts(stream.id)
+        assert facts is not None
+        assert (facts.row.name, facts.segments, facts.checkpoint) == ("s", [], None)
+        store.delete("s")
+        assert catalog.facts(stream.id) is None
+        assert catalog.removed_directories() == {stream.id}
+    store.close()
+
+
+def test_exported_numbers_were_used(root: Path, define: Define) -> None:
+    store = Store(root)
+    stream = store.create(define("s"))
+    store.catalog.commit_progress([(stream.id, ExportProgress("k", last_exported=41))])
+    store.close()
+    with CatalogReader(root) as catalog:
+        facts = catalog.facts(stream.id)
+    assert facts is not None
+    assert facts.lowest_end == 42
+
+
+def test_unreadable_catalogs_are_refused(root: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is missing"):
+        CatalogReader(root)
+    Store(root).close()
+    connection = sqlite3.connect(root / "catalog.sqlite")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(StoreError, match="newer Penstock"):
+        CatalogReader(root)
+    (root / "catalog.sqlite").write_bytes(b"no database" * 500)
+    with pytest.raises(sqlite3.DatabaseError):
+        CatalogReader(root)
