@@ -14,7 +14,7 @@ BROWSER := $(VENV)/.browser
 # are not the last; and with the same made-up examples each time: pytest alone makes up new ones.
 EVERY_TEST := --durations 15 --numprocesses 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci
 
-.PHONY: help install run test lint style types bench docs pictures clean
+.PHONY: help install run test lint style types bench soak docs pictures clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -65,6 +65,11 @@ test: style $(SDKS) $(CLASSES) $(BROWSER) ## Run every check and every test
 
 bench: $(SDKS) ## Measure against Redis Streams, NATS JetStream, Parquet and boto3, in the same run
 	$(BIN)/python -m benchmarks
+
+# MINUTES is how long, SEED repeats the plan of an earlier run.
+MINUTES ?= 30
+soak: $(SDKS) $(CLASSES) ## Load, kill, damage and cut the power for MINUTES=30, and check every message
+	$(BIN)/python -m soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 docs: $(INSTALLED) ## Write the pages that are made from the code
 	$(BIN)/penstock settings > docs/settings.md

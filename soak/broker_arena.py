@@ -1,0 +1,351 @@
+"""A broker under load: kills, full disks, damaged files, hostile clients, definition churn."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from random import Random
+
+from penstock.errors import MessageStoreReadErrorException, StreamManagerException
+from penstock.testing.connection import Connection
+from penstock.wire.operations import Operation
+from soak.checks import Fault, Finding, compare
+from soak.churn import Churn
+from soak.damage import DamageKind, find_stream_directory, list_segments, plan_damage
+from soak.hostile import DECOY, HostileClients
+from soak.ledger import Ledger, Source, StreamLedger
+from soak.load import (
+    SDK_PYTHON,
+    ClientProducer,
+    Load,
+    PipelinedProducer,
+    Producer,
+    SdkProducer,
+)
+from soak.messages import make_payload
+from soak.plan import BrokerEvent, BrokerRound, Extent, plan_broker_rounds
+from soak.processes import BrokerProgram, SoakError
+from soak.reading import read_stream
+from soak.report import Tally
+from soak.small_disk import SmallDisk
+
+DISK_BYTES = 512 * 1024 * 1024
+# Streams are checked, deleted and replaced by new ones when less is free.
+_MIN_FREE_BYTES = 256 * 1024 * 1024
+_MAX_ANSWERS = 400_000
+
+_STREAMS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "flushed": {"flushOnWrite": True},
+    # Segments that roll all the time, so that kills hit the moment between two of them.
+    "small-segments": {"streamSegmentSize": 16_384},
+    "sdk": {"streamSegmentSize": 1 << 20},
+    # Drops its oldest messages.
+    "overwriting": {"strategyOnFull": 1, "maxSize": 1 << 20, "streamSegmentSize": 65_536},
+}
+_PROMPT_SECONDS = 10.0
+
+
+class BrokerArena:
+    def __init__(
+        self, scratch: Path, seed: int, tally: Tally, extent: Extent, disk: SmallDisk | None
+    ) -> None:
+        self._seed = seed
+        self._tally = tally
+        self._extent = extent
+        self._disk = disk
+        home = disk.directory if disk is not None else scratch
+        self.broker = BrokerProgram(home / "root", scratch / "broker.log")
+        self._ledger = Ledger()
+        self._load = Load()
+        self._churn = Churn(self.broker, tally, "churn", seed, 0.02)
+        self._producers: dict[str, list[Producer]] = {}
+        self._generation = 0
+        self._streams: dict[str, StreamLedger] = {}
+        # By stream, the number up to which it was checked.
+        self._checked: dict[str, int] = {}
+        self._victims: list[StreamLedger] = []
+        self._victim_sources: list[Source] = []
+        self._log_position = 0
+
+    def run(self) -> None:
+        self.broker.start()
+        try:
+            self._begin()
+            rounds = plan_broker_rounds(
+                self._seed,
+                has_small_disk=self._disk is not None,
+                max_load_seconds=self._extent.max_load_seconds,
+            )
+            for planned in self._extent.limit(rounds):
+                self._run_round(planned)
+            self._finish()
+        finally:
+            self._load.end()
+            self._churn.end()
+            if self.broker.is_running:
+                self.broker.kill()
+
+    def _begin(self) -> None:
+        with self.broker.connect() as connection:
+            self._create(connection, DECOY, {"strategyOnFull": 1, "maxSize": 1 << 20})
+            self._make_generation(connection)
+            self._make_victim(connection, Random(self._seed))
+        for name, producer in (
+            ("plain", PipelinedProducer(self.broker, [], 400)),
+            ("plain", ClientProducer(self.broker, [], 150, self._seed)),
+            ("flushed", PipelinedProducer(self.broker, [], 200)),
+            ("small-segments", PipelinedProducer(self.broker, [], 200)),
+            ("overwriting", ClientProducer(self.broker, [], 150, self._seed + 1)),
+        ):
+            self._add_producer(name, producer)
+        if SDK_PYTHON.exists():
+            self._add_producer("sdk", SdkProducer(self.broker, [], 100))
+        else:
+            self._tally.note("no load by an AWS SDK: none is installed below .sdks")
+        self._churn.start()
+
+    def _add_producer(self, stream: str, producer: Producer) -> None:
+        producer.sources = [self._streams[stream].add_source()]
+        self._producers.setdefault(stream, []).append(producer)
+        self._load.add(producer)
+
+    # Streams
+
+    def _create(self, connection: Connection, name: str, fields: dict[str, object]) -> None:
+        definition = {"name": name, "strategyOnFull": 0, "maxSize": 1 << 30, **fields}
+        connection.call(Operation.CreateMessageStream, definition=definition)
+        self._tally.count("definition changes")
+
+    def _make_generation(self, connection: Connection) -> None:
+        """New streams in place of those that were checked and deleted. The load is paused."""
+        self._generation += 1
+        for kind, fields in _STREAMS.items():
+            name = f"{kind}-{self._generation}"
+            self._create(connection, name, fields)
+            self._streams[kind] = self._ledger.add(name, drops=kind == "overwriting")
+            self._checked[kind] = 0
+            for producer in self._producers.get(kind, ()):
+                producer.sources = [self._streams[kind].add_source()]
+
+    def _make_victim(self, connection: Connection, random: Random) -> None:
+        name = f"victim-{len(self._victims) + 1}"
+        fields: dict[str, object] = {
+            "streamSegmentSize": random.choice((4096, 16_384, 65_536)),
+            "flushOnWrite": random.random() < 0.5,
+        }
+        self._create(connection, name, fields)
+        victim = self._ledger.add(name)
+        self._victims.append(victim)
+        self._victim_sources.append(victim.add_source())
+
+    def _append_to_victim(self, connection: Connection, place: int, count: int) -> None:
+        source = self._victim_sources[place]
+        first = source.send(count)
+        payloads = [make_payload(source.name, first + each) for each in range(count)]
+        number = connection.append_many(source.stream, payloads)
+        for each in range(count):
+            source.answer(first + each, number + each)
+
+    # Rounds
+
+    def _run_round(self, planned: BrokerRound) -> None:
+        random = Random(planned.seed)
+        self._tally.count("rounds of the broker arena")
+        with self.broker.connect() as connection:
+            for _ in range(random.randint(1, 4)):
+                self._append_to_victim(connection, -1, random.randint(1, 200))
+        hostile = HostileClients(
+            self.broker.port, self.broker.token, self._streams["small-segments"].name
+        )
+        self._load.go()
+        self._churn.open_gate()
+        began = time.monotonic()
+        for kind in planned.hostile:
+            hostile.attack(kind, random)
+        self._tally.count("hostile connections", hostile.connections)
+        while time.monotonic() - began < planned.load_seconds:
+            time.sleep(0.02)
+        self._check_prompt()
+        self._tally.raise_to(
+            "largest memory of the broker, MB", self.broker.resident_bytes() // 1_000_000
+        )
+        self._perform(planned.event, random)
+        hostile.close()
+        self._pause()
+        if not self.broker.is_running:
+            self.broker.start()
+        self._check_all(tail_only=True)
+        self._check_log()
+        self._renew_if_large()
+
+    def _pause(self) -> None:
+        self._load.pause()
+        self._churn.pause()
+
+    def _check_prompt(self) -> None:
+        """A well-behaved client is served while others misbehave."""
+        began = time.monotonic()
+        try:
+            with self.broker.connect(_PROMPT_SECONDS) as connection:
+                connection.call(Operation.ListStreams)
+        except (OSError, StreamManagerException) as error:
+            self._tally.find([Finding(Fault.WRONG, "broker", f"a client is not served: {error}")])
+        millis = int((time.monotonic() - began) * 1000)
+        self._tally.raise_to("longest answer to a new client, ms", millis)
+
+    def _perform(self, event: BrokerEvent, random: Random) -> None:
+        match event:
+            case BrokerEvent.KILL:
+                self.broker.kill()
+                self._tally.count(event)
+            case BrokerEvent.TERMINATE:
+                self._terminate()
+                self._tally.count(event)
+            case BrokerEvent.DAMAGE:
+                self._pause()
+                self._terminate()
+                self._damage(random)
+            case BrokerEvent.FULL_DISK | BrokerEvent.FULL_DISK_KILL:
+                self._fill_disk(random, is_killed=event is BrokerEvent.FULL_DISK_KILL)
+            case BrokerEvent.NOTHING:
+                pass
+
+    def _terminate(self) -> None:
+        code = self.broker.terminate()
+        if code:
+            self._tally.find([Finding(Fault.WRONG, "broker", f"exit code {code} after SIGTERM")])
+
+    def _damage(self, random: Random) -> None:
+        """The broker has ended cleanly: all that it answered is below its checkpoints."""
+        victim = self._victims[-1]
+        directory = find_stream_directory(self.broker.root, victim.name)
+        segments = list_segments(directory)
+        places = random.sample(segments, k=min(len(segments), random.randint(1, 3)))
+        # The active segment is the one that a start looks at.
+        if segments[-1] not in places and random.random() < 0.5:
+            places[0] = segments[-1]
+        for segment in places:
+            damage = plan_damage(segment, random.choice(list(DamageKind)), random)
+            damage.apply()
+            victim.damaged |= damage.hits
+            self._tally.count("damaged places")
+            self._tally.count(f"damage: {damage.kind}")
+        self.broker.start()
+        with self.broker.connect() as connection:
+            # Further messages get numbers of their own.
+            self._append_to_victim(connection, -1, 50)
+            self._check(connection, victim)
+            self._make_victim(connection, random)
+
+    def _fill_disk(self, random: Random, *, is_killed: bool) -> None:
+        assert self._disk is not None
+        refused = self._load.refusals
+        self._disk.fill(random.choice((0, 0, 4096, 100_000, 300_000)))
+        self._tally.count("full-disk episodes")
+        time.sleep(random.uniform(0.5, 2.0))
+        if is_killed:
+            self.broker.kill()
+            self._tally.count("kill -9 on a full disk")
+            self._pause()
+            try:
+                self.broker.start()
+            except SoakError as error:
+                detail = f"does not start on a full disk: {error}"
+                self._tally.find([Finding(Fault.WRONG, "broker", detail)])
+            else:
+                # What was stored can be read on a full disk.
+                self._check_all(tail_only=True)
+        self._pause()
+        self._tally.count("appends refused on a full disk", self._load.refusals - refused)
+        self._disk.free()
+        if not self.broker.is_running:
+            self.broker.start()
+        self._check_appends_work()
+
+    def _check_appends_work(self) -> None:
+        """Once there is room again, appends succeed without a restart."""
+        deadline = time.monotonic() + _PROMPT_SECONDS
+        with self.broker.connect() as connection:
+            while True:
+                try:
+                    self._append_to_victim(connection, -1, 1)
+                    return
+                except StreamManagerException as error:
+                    if time.monotonic() > deadline:
+                        detail = f"appends fail although there is room again: {error}"
+                        self._tally.find([Finding(Fault.WRONG, "broker", detail)])
+                        return
+                    time.sleep(0.1)
+
+    # Checks
+
+    def _check_all(self, *, tail_only: bool) -> None:
+        with self.broker.connect() as connection:
+            self._check_prefix_free(connection)
+            for kind, stream in self._streams.items():
+                first = self._checked[kind] if tail_only else 0
+                self._checked[kind] = self._check(connection, stream, first)
+            for victim in self._victims[-1:] if tail_only else self._victims:
+                self._check(connection, victim)
+            self._churn.check(connection)
+
+    def _check_prefix_free(self, connection: Connection) -> None:
+        names = set(connection.call(Operation.ListStreams)["streams"])
+        lost = [stream.name for stream in self._ledger.streams() if stream.name not in names]
+        self._tally.find(Finding(Fault.LOST, name, "the stream is not listed") for name in lost)
+
+    def _check(self, connection: Connection, stream: StreamLedger, first: int = 0) -> int:
+        """The number from which the next check goes on."""
+        expected = stream.expected(first)
+        try:
+            found = read_stream(connection, stream.name, first)
+        except (MessageStoreReadErrorException, StreamManagerException) as error:
+            detail = f"the stream cannot be read: {error}"
+            self._tally.find([Finding(Fault.LOST, stream.name, detail)])
+            return first
+        self._tally.add(compare(stream.name, expected, found))
+        return found.end
+
+    def _check_log(self) -> None:
+        """A traceback in the log is a defect, whatever the broker answered."""
+        with self.broker.log.open() as log:
+            log.seek(self._log_position)
+            lines = log.read()
+            self._log_position = log.tell()
+        if "Traceback" in lines:
+            place = lines.index("Traceback")
+            detail = lines[place : place + 2000]
+            self._tally.find([Finding(Fault.WRONG, "broker.log", detail)])
+
+    def _renew_if_large(self) -> None:
+        is_large = sum(stream.answers for stream in self._streams.values()) > _MAX_ANSWERS
+        if self._disk is not None:
+            is_large |= self._disk.free_bytes() < _MIN_FREE_BYTES
+        if not is_large:
+            return
+        with self.broker.connect() as connection:
+            for stream in self._streams.values():
+                self._check(connection, stream)
+                connection.call(Operation.DeleteMessageStream, name=stream.name)
+                self._tally.count("definition changes")
+                self._ledger.remove(stream.name)
+            self._make_generation(connection)
+
+    def _finish(self) -> None:
+        """A clean stop and a start, and then everything once more."""
+        self._pause()
+        self._terminate()
+        self.broker.start()
+        self._check_all(tail_only=False)
+        self._check_log()
+        self._terminate()
+        self._tally.count("appends answered", self._ledger.answers + self._churn.answers)
+        self._tally.count("appends refused", self._load.refusals)
+        for kind, answers in self._load.answers_by_kind().items():
+            self._tally.count(f"of these by {kind}", answers)
+        with contextlib.suppress(OSError):
+            self._tally.count(
+                "bytes of the broker's log, KB", self.broker.log.stat().st_size // 1000
+            )

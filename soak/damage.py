@@ -1,0 +1,134 @@
+"""Damage to the files of a stream, and which messages it hits.
+
+The layout is that of docs/file-format.md: `<first>.data` holds payloads, `<first>.index` an entry
+of 16 bytes for each. The broker does not run meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+_ENTRY = struct.Struct("<IIq")
+# Of an entry, where the end position of the payload stands: it is also where the next one begins.
+_END_BYTES = 4
+
+
+class DamageKind(StrEnum):
+    FLIP_DATA = "bit flip in .data"
+    FLIP_INDEX = "bit flip in .index"
+    ZERO_DATA = "zeros in .data"
+    TRUNCATE_DATA = "truncated .data"
+    TRUNCATE_INDEX = "truncated .index"
+
+
+class Damage(NamedTuple):
+    kind: DamageKind
+    path: Path
+    position: int
+    # Bytes that replace those at the position; none for a truncation there.
+    replacement: bytes | None
+    # The sequence numbers of messages that cannot be read any more.
+    hits: frozenset[int]
+
+    def apply(self) -> None:
+        with self.path.open("r+b") as file:
+            if self.replacement is None:
+                file.truncate(self.position)
+            else:
+                file.seek(self.position)
+                file.write(self.replacement)
+
+
+class Segment(NamedTuple):
+    first: int
+    data_path: Path
+    index_path: Path
+
+    def ends(self) -> list[int]:
+        """End positions of the payloads."""
+        return [entry[0] for entry in _ENTRY.iter_unpack(self.index_path.read_bytes())]
+
+
+def find_stream_directory(root: Path, name: str) -> Path:
+    for definition in (root / "streams").glob("*/stream.json"):
+        if json.loads(definition.read_bytes())["name"] == name:
+            return definition.parent
+    raise FileNotFoundError(f"{root} has no stream {name!r}")
+
+
+def list_segments(directory: Path) -> list[Segment]:
+    """Those with messages in them, by their numbers."""
+    segments = [
+        Segment(int(path.stem), path, path.with_suffix(".index"))
+        for path in sorted(directory.glob("*.data"))
+    ]
+    return [
+        each for each in segments if each.index_path.exists() and each.index_path.stat().st_size
+    ]
+
+
+def plan_damage(segment: Segment, kind: DamageKind, random: Random) -> Damage:
+    """One place of a segment. Nothing is changed yet."""
+    ends = segment.ends()
+    numbers = range(segment.first, segment.first + len(ends))
+    if kind is DamageKind.TRUNCATE_INDEX:
+        position = random.randrange(len(ends) * _ENTRY.size)
+        hits = frozenset(numbers[position // _ENTRY.size :])
+        return Damage(kind, segment.index_path, position, None, hits)
+    if kind is DamageKind.FLIP_INDEX:
+        position = random.randrange(len(ends) * _ENTRY.size)
+        flipped = _flip(segment.index_path, position, random)
+        place = position // _ENTRY.size
+        reach = 2 if position % _ENTRY.size < _END_BYTES else 1
+        return Damage(
+            kind, segment.index_path, position, flipped, frozenset(numbers[place : place + reach])
+        )
+    position = random.randrange(ends[-1])
+    if kind is DamageKind.TRUNCATE_DATA:
+        hits = frozenset(n for n, end in zip(numbers, ends, strict=True) if end > position)
+        return Damage(kind, segment.data_path, position, None, hits)
+    if kind is DamageKind.FLIP_DATA:
+        flipped = _flip(segment.data_path, position, random)
+        return Damage(
+            kind,
+            segment.data_path,
+            position,
+            flipped,
+            _covering(numbers, ends, position, position + 1),
+        )
+    size = min(random.randint(64, 700), ends[-1] - position)
+    before = _read(segment.data_path, position, size)
+    # Bytes that are zeros already are not damaged.
+    changed = [position + place for place, byte in enumerate(before) if byte]
+    hits = frozenset[int]()
+    if changed:
+        hits = frozenset(
+            number
+            for number, begin, end in zip(numbers, [0, *ends], ends, strict=False)
+            if any(begin <= place < end for place in changed)
+        )
+    return Damage(kind, segment.data_path, position, bytes(size), hits)
+
+
+def _covering(numbers: range, ends: list[int], start: int, stop: int) -> frozenset[int]:
+    begins = [0, *ends]
+    return frozenset(
+        number
+        for number, begin, end in zip(numbers, begins, ends, strict=False)
+        if begin < stop and end > start
+    )
+
+
+def _flip(path: Path, position: int, random: Random) -> bytes:
+    return bytes([_read(path, position, 1)[0] ^ 1 << random.randrange(8)])
+
+
+def _read(path: Path, position: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(position)
+        return file.read(size)

@@ -1,0 +1,115 @@
+"""Clients that a broker must survive: garbage, fuzz, half-open connections, readers of nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable
+from random import Random
+
+from penstock.wire.frames import HEADER
+from penstock.wire.operations import Operation
+from soak.plan import Hostility
+from tests.support import append_frame, connect_frame, frame
+
+# A stream that only hostile clients append to; its content is not checked.
+DECOY = "decoy"
+
+_CONNECT_SECONDS = 5.0
+_FRAMES = 60
+
+
+class HostileClients:
+    """Opens hostile connections to one broker and keeps those that stay open."""
+
+    def __init__(self, port: int, token: str, large_stream: str) -> None:
+        self._port = port
+        self._token = token
+        self._large_stream = large_stream
+        self._open: list[socket.socket] = []
+        self.connections = 0
+        self.by_kind: dict[str, int] = {}
+
+    def attack(self, kind: Hostility, random: Random) -> None:
+        acts: dict[Hostility, Callable[[socket.socket, Random], None]] = {
+            Hostility.GARBAGE: _send_garbage,
+            Hostility.HALF_OPEN: _send_half_a_handshake,
+            Hostility.FUZZED_FRAMES: self._send_fuzzed_frames,
+            Hostility.MUTATED_APPENDS: self._send_mutated_appends,
+            Hostility.LARGE_FRAME: self._announce_large_frame,
+            Hostility.SLOW_WRITER: self._write_slowly,
+            Hostility.NO_READER: self._read_nothing,
+            Hostility.ABRUPT_CLOSE: self._close_abruptly,
+        }
+        # A broker that closes the connection, or is gone, is an answer.
+        with contextlib.suppress(OSError):
+            peer = socket.create_connection(("127.0.0.1", self._port), _CONNECT_SECONDS)
+            self._open.append(peer)
+            self.connections += 1
+            self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
+            acts[kind](peer, random)
+
+    def close(self) -> None:
+        for peer in self._open:
+            peer.close()
+        self._open.clear()
+
+    def _introduce(self, peer: socket.socket) -> None:
+        peer.sendall(b"\x01" + connect_frame(self._token))
+
+    def _send_fuzzed_frames(self, peer: socket.socket, random: Random) -> None:
+        self._introduce(peer)
+        for _ in range(_FRAMES):
+            body = random.randbytes(random.randint(0, 300))
+            peer.sendall(HEADER.pack(len(body) + 1, random.randint(-128, 127)) + body)
+
+    def _send_mutated_appends(self, peer: socket.socket, random: Random) -> None:
+        self._introduce(peer)
+        for _ in range(_FRAMES):
+            valid = bytearray(append_frame(DECOY, random.randbytes(random.randint(1, 80))))
+            # The length stays: a wrong one only makes the broker wait for more.
+            for _ in range(random.randint(0, 3)):
+                valid[random.randrange(HEADER.size - 1, len(valid))] ^= 1 << random.randrange(8)
+            peer.sendall(bytes(valid))
+
+    def _announce_large_frame(self, peer: socket.socket, random: Random) -> None:
+        self._introduce(peer)
+        peer.sendall(HEADER.pack((1 << 29) + 1, Operation.AppendMessage))
+        peer.sendall(random.randbytes(random.randint(0, 100_000)))
+
+    def _write_slowly(self, peer: socket.socket, random: Random) -> None:
+        self._introduce(peer)
+        request = append_frame(DECOY, random.randbytes(40))
+        for position in range(random.randint(1, len(request))):
+            peer.sendall(request[position : position + 1])
+            time.sleep(0.002)
+
+    def _read_nothing(self, peer: socket.socket, random: Random) -> None:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.settimeout(1.0)
+        self._introduce(peer)
+        options = {"minMessageCount": 1, "maxMessageCount": 10_000}
+        request = frame(
+            Operation.ReadMessages, streamName=self._large_stream, readMessagesOptions=options
+        )
+        for _ in range(random.randint(1, 20)):
+            peer.sendall(request)
+
+    def _close_abruptly(self, peer: socket.socket, random: Random) -> None:
+        self._introduce(peer)
+        request = append_frame(DECOY, random.randbytes(2000))
+        peer.sendall(request[: random.randint(1, len(request) - 1)])
+        # A reset instead of an orderly end.
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+
+
+def _send_garbage(peer: socket.socket, random: Random) -> None:
+    peer.sendall(random.randbytes(random.randint(1, 4000)))
+
+
+def _send_half_a_handshake(peer: socket.socket, random: Random) -> None:
+    handshake = b"\x01" + connect_frame("not a token")
+    peer.sendall(handshake[: random.randint(0, len(handshake) - 1)])

@@ -1,0 +1,141 @@
+"""A broker on an ext4 file system whose power is cut: what was not flushed may be lost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.errors import StreamManagerException
+from penstock.testing.connection import Connection
+from penstock.wire.operations import Operation
+from soak.block_device import Ext4Disk
+from soak.checks import Expected, Fault, Finding, Found, compare
+from soak.ledger import Ledger, StreamLedger
+from soak.load import Load, PipelinedProducer
+from soak.plan import Extent, PowerRound, plan_power_rounds
+from soak.processes import BrokerProgram
+from soak.reading import read_stream
+from soak.report import Tally
+
+DISK_BYTES = 96 * 1024 * 1024
+_MAX_ANSWERS = 60_000
+
+_SYNC_INTERVAL_MS = 200
+# Without flush on write, what was answered so long before a cut must be there. Far above the sync
+# interval: on a busy machine a sync takes its time.
+_SYNCED_SECONDS = 10.0
+
+_STREAMS: dict[str, dict[str, object]] = {
+    "flushed": {"flushOnWrite": True},
+    "flushed-small": {"flushOnWrite": True, "streamSegmentSize": 8192},
+    "synced": {"streamSegmentSize": 65_536},
+}
+
+
+def take_cut(ledger: StreamLedger, expected: Expected, found: Found) -> int:
+    """Forgets what the cut was allowed to take, after it was compared; how many answers."""
+    for damaged in found.damaged:
+        ledger.damaged |= set(damaged)
+    return ledger.forget(expected.volatile - found.messages.keys())
+
+
+class PowerArena:
+    def __init__(self, scratch: Path, seed: int, tally: Tally, extent: Extent) -> None:
+        self._seed = seed
+        self._tally = tally
+        self._extent = extent
+        self._disk = Ext4Disk(scratch / "power", DISK_BYTES)
+        self.broker = BrokerProgram(
+            self._disk.directory / "root",
+            scratch / "power-broker.log",
+            PENSTOCK_SYNC_INTERVAL_MS=str(_SYNC_INTERVAL_MS),
+        )
+        self._ledger = Ledger()
+        self._load = Load()
+        self._streams: dict[str, StreamLedger] = {}
+        self._generation = 0
+        # Times and numbers of answers of the stream that is synced in the background.
+        self._samples: list[tuple[float, int]] = []
+
+    def run(self) -> None:
+        self._disk.create()
+        try:
+            self.broker.start()
+            self._make_generation()
+            for kind, rate in (("flushed", 150), ("flushed-small", 100), ("synced", 150)):
+                producer = PipelinedProducer(self.broker, [self._streams[kind].add_source()], rate)
+                producer.name = kind
+                self._load.add(producer)
+            rounds = plan_power_rounds(self._seed, self._extent.max_load_seconds)
+            for planned in self._extent.limit(rounds):
+                self._run_round(planned)
+            self._tally.count("appends answered", self._ledger.answers)
+            self._tally.count(
+                "disk writes that were not flushed at a cut", self._disk.unflushed_writes
+            )
+            self._tally.count("sectors that power cuts lost", self._disk.lost_sectors)
+        finally:
+            self._load.end()
+            if self.broker.is_running:
+                self.broker.kill()
+            self._disk.unmount()
+
+    def _make_generation(self) -> None:
+        """New streams; those before, which were checked, are deleted. The load is paused."""
+        self._generation += 1
+        with self.broker.connect() as connection:
+            for stream in self._streams.values():
+                connection.call(Operation.DeleteMessageStream, name=stream.name)
+                self._tally.count("definition changes")
+                self._ledger.remove(stream.name)
+            for kind, fields in _STREAMS.items():
+                name = f"{kind}-{self._generation}"
+                definition = {"name": name, "strategyOnFull": 0, "maxSize": 1 << 26, **fields}
+                connection.call(Operation.CreateMessageStream, definition=definition)
+                self._tally.count("definition changes")
+                self._streams[kind] = self._ledger.add(name)
+        for producer in self._load.producers:
+            producer.sources = [self._streams[producer.name].add_source()]
+        self._samples = []
+
+    def _run_round(self, planned: PowerRound) -> None:
+        self._load.go()
+        synced = self._streams["synced"]
+        end = time.monotonic() + planned.load_seconds
+        while time.monotonic() < end:
+            self._samples.append((time.monotonic(), synced.answers))
+            time.sleep(0.05)
+        # What was answered before the cut, and only then the cut.
+        promised = {kind: stream.answers for kind, stream in self._streams.items()}
+        promised["synced"] = self._synced_answers(time.monotonic() - _SYNCED_SECONDS)
+        self._disk.cut(planned.seed)
+        self.broker.kill()
+        self._load.pause()
+        self._disk.unmount()
+        self._disk.mount()
+        self.broker.start()
+        with self.broker.connect() as connection:
+            for kind, stream in self._streams.items():
+                self._check(connection, stream, promised[kind])
+        self._tally.count("power cuts")
+        # All that is there now is on the disk, or was checked.
+        self._samples = [(0.0, synced.answers)]
+        if sum(stream.answers for stream in self._streams.values()) > _MAX_ANSWERS:
+            self._make_generation()
+
+    def _synced_answers(self, before: float) -> int:
+        return max((answers for at, answers in self._samples if at <= before), default=0)
+
+    def _check(self, connection: Connection, stream: StreamLedger, promised: int) -> None:
+        volatile = frozenset(stream.numbers_since(promised))
+        expected = replace(stream.expected(), volatile=volatile, is_after_power_cut=True)
+        try:
+            found = read_stream(connection, stream.name)
+        except StreamManagerException as error:
+            detail = f"after a power cut the stream cannot be read: {error}"
+            self._tally.find([Finding(Fault.LOST, stream.name, detail)])
+            return
+        self._tally.add(compare(stream.name, expected, found))
+        taken = take_cut(stream, expected, found)
+        self._tally.count("unsynced appends that power cuts took (allowed)", taken)

@@ -1,0 +1,48 @@
+"""Reading a whole stream, around damage."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.errors import MessageStoreReadErrorException, NotEnoughMessagesException
+from penstock.testing.connection import Connection
+from penstock.wire.operations import Operation
+from soak.checks import Found
+from soak.messages import MessageId, identify
+
+_PAGE = 5000
+_GOES_ON = re.compile(r"can go on from (\d+)")
+
+
+def read_stream(connection: Connection, name: str, first: int = 0) -> Found:
+    """Everything from this number on. MessageStoreReadError if the stream cannot be read at all."""
+    status = connection.call(Operation.DescribeMessageStream, name=name)
+    storage = status["messageStreamInfo"]["storageStatus"]
+    oldest, end = storage["oldestSequenceNumber"], storage["newestSequenceNumber"] + 1
+    messages: dict[int, MessageId | None] = {}
+    damaged: list[range] = []
+    number = max(first, oldest)
+    while number < end:
+        options = {
+            "desiredStartSequenceNumber": number,
+            "minMessageCount": 1,
+            "maxMessageCount": min(_PAGE, end - number),
+        }
+        try:
+            response = connection.call(
+                Operation.ReadMessages, streamName=name, readMessagesOptions=options
+            )
+        except NotEnoughMessagesException:
+            break
+        except MessageStoreReadErrorException as error:
+            goes_on = _GOES_ON.search(error.message)
+            if goes_on is None:
+                raise
+            after = min(max(int(goes_on[1]), number + 1), end)
+            damaged.append(range(number, after))
+            number = after
+            continue
+        for message in response["messages"]:
+            messages[message["sequenceNumber"]] = identify(message["payload"])
+        number = response["messages"][-1]["sequenceNumber"] + 1
+    return Found(first, oldest, end, messages, damaged)

@@ -1,0 +1,94 @@
+"""What a soak tried and what it found: counted from many threads, printed as a table or JSON."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from soak.checks import Comparison, Fault, Finding
+
+# Findings that are printed one by one; all are counted.
+_MAX_FINDINGS = 40
+_NAME_WIDTH = 46
+
+# The first rows of the table; others follow in the order in which they were first counted.
+_FIRST_ROWS = (
+    "appends answered",
+    "appends refused",
+    "messages read back byte for byte",
+    "definition changes",
+)
+
+
+class Tally:
+    """Counters by row, and findings."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: dict[str, int] = dict.fromkeys(_FIRST_ROWS, 0)
+        self._notes: list[str] = []
+        self._faults = dict.fromkeys(Fault, 0)
+        self._findings: list[Finding] = []
+
+    def count(self, row: str, number: int = 1) -> None:
+        with self._lock:
+            self._rows[row] = self._rows.get(row, 0) + number
+
+    def set(self, row: str, number: int) -> None:
+        with self._lock:
+            self._rows[row] = number
+
+    def raise_to(self, row: str, number: int) -> None:
+        """For a maximum."""
+        with self._lock:
+            self._rows[row] = max(self._rows.get(row, 0), number)
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._notes.append(text)
+
+    def find(self, findings: Iterable[Finding]) -> None:
+        with self._lock:
+            for finding in findings:
+                self._faults[finding.fault] += 1
+                if len(self._findings) < _MAX_FINDINGS:
+                    self._findings.append(finding)
+
+    def add(self, comparison: Comparison) -> None:
+        self.find(comparison.findings)
+        self.count("messages read back byte for byte", comparison.intact)
+        if comparison.damaged:
+            self.count("damaged messages that read as damaged", comparison.damaged)
+
+    @property
+    def is_clean(self) -> bool:
+        return not any(self._faults.values())
+
+    @property
+    def findings(self) -> list[Finding]:
+        with self._lock:
+            return list(self._findings)
+
+    def to_json(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "tried": dict(self._rows),
+                "found": {str(fault): count for fault, count in self._faults.items()},
+                "findings": [str(finding) for finding in self._findings],
+                "notes": list(self._notes),
+            }
+
+
+def render(result: dict[str, Any]) -> str:
+    """The table of a finished soak, in Markdown."""
+    minutes = result["seconds"] / 60
+    lines = [
+        f"| tried in {minutes:.1f} minutes, seed {result['seed']} | |",
+        "|---|---:|",
+        *(f"| {row} | {count:,} |" for row, count in result["tried"].items()),
+        *(f"| **{fault}** | **{count:,}** |" for fault, count in result["found"].items()),
+    ]
+    lines += ["", *(f"- {note}" for note in result["notes"])] if result["notes"] else []
+    lines += ["", *(f"{finding}" for finding in result["findings"])] if result["findings"] else []
+    return "\n".join(lines)

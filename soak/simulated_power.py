@@ -1,0 +1,141 @@
+"""Power cuts where mounting is not allowed: a store on a disk that forgets what was not synced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+from penstock.model import MessageStreamDefinition, StrategyOnFull
+from penstock.store.log import FileLog
+from penstock.store.segment import DamagedError
+from penstock.store.store import Store
+from penstock.testing.faults import FaultyDisk
+from soak.checks import Found, compare
+from soak.ledger import Ledger, Source, StreamLedger
+from soak.messages import MessageId, identify, make_payload
+from soak.plan import Extent, plan_power_rounds
+from soak.power_arena import take_cut
+from soak.report import Tally
+
+_MAX_ANSWERS = 3000
+_READ_BYTES = 1 << 20
+
+
+class SimulatedPowerArena:
+    """A store in this process, which appends, flushes and syncs until its power is cut."""
+
+    def __init__(self, scratch: Path, seed: int, tally: Tally, extent: Extent) -> None:
+        self._root = scratch / "simulated"
+        self._seed = seed
+        self._tally = tally
+        self._extent = extent
+        self._ledger = Ledger()
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new store: the disk keeps every file in memory, so it has to stay small."""
+        shutil.rmtree(self._root, ignore_errors=True)
+        self._disk = FaultyDisk()
+        self._store = Store(self._root, self._disk)
+        self._sources: list[Source] = []
+        self._streams: list[StreamLedger] = []
+        # By stream, the number of answers that are certain to survive.
+        self._promised: list[int] = []
+        for name, flushes in (("flushed", True), ("synced", False)):
+            self._store.create(
+                MessageStreamDefinition(
+                    name=name,
+                    strategy_on_full=StrategyOnFull.RejectNewData,
+                    stream_segment_size=8192,
+                    flush_on_write=flushes,
+                )
+            )
+            stream = self._ledger.add(name)
+            self._streams.append(stream)
+            self._sources.append(stream.add_source())
+            self._promised.append(0)
+
+    def run(self) -> None:
+        try:
+            rounds = plan_power_rounds(self._seed, self._extent.max_load_seconds)
+            for planned in self._extent.limit(rounds):
+                self._run_round(Random(planned.seed), int(planned.load_seconds * 30))
+                if sum(stream.answers for stream in self._streams) > _MAX_ANSWERS:
+                    self._end()
+                    self._begin()
+        finally:
+            self._end()
+            self._tally.count("appends answered", self._ledger.answers)
+
+    def _end(self) -> None:
+        self._store.close()
+        for stream in self._streams:
+            self._ledger.remove(stream.name)
+
+    def _log(self, place: int) -> FileLog:
+        log = self._store.streams[self._streams[place].name].log
+        assert isinstance(log, FileLog)
+        return log
+
+    def _run_round(self, random: Random, steps: int) -> None:
+        for _ in range(steps):
+            place = random.randrange(len(self._streams))
+            self._append(place, random.choice((1, 1, 3, 10)))
+            if random.random() < 0.1:
+                self._store.sync()
+                self._promised = [stream.answers for stream in self._streams]
+            if random.random() < 0.1:
+                self._store.work()
+        self._cut(random)
+
+    def _append(self, place: int, count: int) -> None:
+        source, log = self._sources[place], self._log(place)
+        first = source.send(count)
+        payloads = [make_payload(source.name, first + each) for each in range(count)]
+        number = log.append(payloads, time.time_ns() // 1_000_000)
+        if self._store.streams[source.stream].definition.flush_on_write:
+            log.flush()
+        for each in range(count):
+            source.answer(first + each, number + each)
+        if self._store.streams[source.stream].definition.flush_on_write:
+            self._promised[place] = self._streams[place].answers
+
+    def _cut(self, random: Random) -> None:
+        self._store.catalog.close()
+        # The lock ends with the process, which is this one.
+        os.close(self._store._lock)
+        self._disk.power_cut(random)
+        self._store = Store(self._root, self._disk)
+        self._tally.count("power cuts")
+        for place, stream in enumerate(self._streams):
+            expected = replace(
+                stream.expected(),
+                volatile=frozenset(stream.numbers_since(self._promised[place])),
+                is_after_power_cut=True,
+            )
+            found = self._read(place)
+            self._tally.add(compare(stream.name, expected, found))
+            taken = take_cut(stream, expected, found)
+            self._tally.count("unsynced appends that power cuts took (allowed)", taken)
+            self._promised[place] = stream.answers
+
+    def _read(self, place: int) -> Found:
+        log = self._log(place)
+        messages: dict[int, MessageId | None] = {}
+        damaged: list[range] = []
+        number = log.oldest
+        while number < log.end:
+            try:
+                run = log.read(number, log.end, _READ_BYTES)
+            except DamagedError as error:
+                damaged.append(range(number, error.next_number))
+                number = error.next_number
+                continue
+            for payload in run.payloads:
+                messages[number] = identify(payload)
+                number += 1
+        return Found(0, log.oldest, log.end, messages, damaged)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from penstock.model import MessageStreamDefinition, StrategyOnFull
+from penstock.store.log import FileLog
+from penstock.store.segment import DamagedError
+from penstock.store.store import Store
+from soak.damage import Damage, DamageKind, find_stream_directory, list_segments, plan_damage
+from soak.messages import make_payload
+
+COUNT = 200
+
+
+def write_store(root: Path) -> None:
+    store = Store(root)
+    definition = MessageStreamDefinition(
+        name="victim",
+        strategy_on_full=StrategyOnFull.RejectNewData,
+        stream_segment_size=4096,
+    )
+    log = store.create(definition).log
+    for counter in range(COUNT):
+        log.append([make_payload("s", counter)], 0)
+    store.close()
+
+
+def damage_sealed_segment(root: Path, kind: DamageKind, seed: int) -> Damage:
+    segments = list_segments(find_stream_directory(root, "victim"))
+    assert len(segments) > 3
+    damage = plan_damage(segments[1], kind, Random(seed))
+    damage.apply()
+    return damage
+
+
+def readable(root: Path) -> set[int]:
+    store = Store(root)
+    log = store.streams["victim"].log
+    assert isinstance(log, FileLog)
+    found = set()
+    for number in range(log.oldest, log.end):
+        try:
+            (payload,) = log.read(number, number + 1, 1).payloads
+        except DamagedError:
+            continue
+        assert payload == make_payload("s", number)
+        found.add(number)
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", DamageKind)
+@pytest.mark.parametrize("seed", range(4))
+def test_hits_are_the_messages_that_cannot_be_read(
+    tmp_path: Path, kind: DamageKind, seed: int
+) -> None:
+    write_store(tmp_path)
+    damage = damage_sealed_segment(tmp_path, kind, seed)
+    assert damage.hits
+    found = readable(tmp_path)
+    assert found >= set(range(COUNT)) - damage.hits
+    # An end position behind the end of the file is no harm to the last message of a segment.
+    if kind is not DamageKind.FLIP_INDEX:
+        assert not found & damage.hits
