@@ -20,7 +20,7 @@ from penstock.broker.access import (
     new_secret,
 )
 from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
-from penstock.store.catalog import Catalog, TokenRow
+from penstock.store.catalog import Catalog, TokenRotation, TokenRow
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from penstock.wire.requests import EXTENDED_REQUESTS
@@ -171,6 +171,64 @@ def test_a_new_token_of_the_same_name_does_not_save_the_old_one(catalog: Catalog
     assert not gate.admits(old)
 
 
+# Expiry and rotation
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_an_expired_token_is_refused_with_the_time(catalog: Catalog) -> None:
+    clock = Clock()
+    catalog.add_token(TokenRow("t", Role.producer, ("*",), 0, clock.now + 1000), "secret")
+    gate = Gate(catalog, is_open=False, clock=clock)
+    admitted = admit(gate, "secret")
+    assert gate.admits(admitted)
+
+    clock.now += 1000
+
+    assert gate.has_expired(admitted)
+    assert not gate.admits(admitted)
+    with pytest.raises(UnauthorizedException) as caught:
+        admit(gate, "secret")
+    assert caught.value.message == (
+        "the token 't' expired at 2023-11-14 22:13:21 UTC; `penstock tokens rotate t` makes a "
+        "new one"
+    )
+
+
+def test_both_secrets_are_valid_in_the_grace_period(catalog: Catalog) -> None:
+    clock = Clock()
+    gate = Gate(catalog, is_open=False, clock=clock)
+    catalog.add_token(TokenRow("t", Role.producer, ("*",), 0), "old")
+    connected = admit(gate, "old")
+    catalog.rotate_token("t", "new", TokenRotation(clock.now, None, clock.now + 1000))
+
+    assert gate.admits(connected)
+    assert admit(gate, "old").role is admit(gate, "new").role is Role.producer
+    renewed = admit(gate, "new")
+    clock.now += 1000
+    assert gate.has_expired(connected)
+    assert not gate.has_expired(renewed)
+    assert gate.admits(renewed)
+    with pytest.raises(UnauthorizedException, match="expired"):
+        admit(gate, "old")
+
+
+def test_an_unknown_role_is_refused_with_the_known_ones(catalog: Catalog) -> None:
+    catalog.add_token(TokenRow("t", "king", ("*",), 0), "secret")
+    with pytest.raises(UnauthorizedException) as caught:
+        admit(Gate(catalog, is_open=False), "secret")
+    assert caught.value.message == (
+        "the token 't' has the unknown role 'king'; "
+        "expected one of admin, producer, consumer, pipeline, observer"
+    )
+
+
 # Tokens that somebody else knows
 
 
@@ -180,7 +238,7 @@ class Elsewhere:
     async def verify(self, secret: str) -> Access:
         if secret != "theirs":
             raise UnauthorizedException("nobody knows it")
-        return Access(TokenRow("theirs", Role.admin, ("*",), 0), is_of_catalog=False)
+        return Access(TokenRow("theirs", Role.admin, ("*",), 0))
 
 
 def test_who_knows_other_tokens_is_asked_for_those_that_the_catalog_does_not_have(
@@ -235,6 +293,63 @@ def test_an_empty_token_file_is_filled_and_closed_to_others(
 
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert admit(Gate(catalog, is_open=False), file.read_text().strip()).role is Role.admin
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\xff\xfe\x00token", "it is not UTF-8 text"),
+        (b"x", "it has 1 characters, expected at least 16"),
+        (b"fifteen letters\n", "it has 15 characters, expected at least 16"),
+        (b"0123456789 0123456789", "it has spaces or control characters"),
+        (b"0123456789\x000123456789", "it has spaces or control characters"),
+    ],
+)
+def test_an_invalid_token_file_is_set_aside_and_replaced(
+    tmp_path: Path,
+    catalog: Catalog,
+    caplog: pytest.LogCaptureFixture,
+    content: bytes,
+    reason: str,
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+
+    ensure_first_token(tmp_path, catalog)
+
+    secret = file.read_text().strip()
+    assert len(secret) >= 43
+    assert (tmp_path / "token.invalid").read_bytes() == content
+    gate = Gate(catalog, is_open=False)
+    assert admit(gate, secret).role is Role.admin
+    with pytest.raises(UnauthorizedException):
+        admit(gate, content.decode(errors="replace").strip())
+    assert f"the token in {file} is not valid: {reason}" in caplog.text
+
+
+def test_programs_keep_their_token_when_its_file_is_damaged(
+    tmp_path: Path, catalog: Catalog
+) -> None:
+    ensure_first_token(tmp_path, catalog)
+    file = tmp_path / "token"
+    old = file.read_text().strip()
+    file.write_bytes(b"\xff" * 44)
+
+    ensure_first_token(tmp_path, catalog)
+
+    gate = Gate(catalog, is_open=False)
+    for secret in (old, file.read_text().strip()):
+        assert admit(gate, secret).role is Role.admin
+
+
+def test_a_weak_token_that_was_accepted_before_is_revoked(tmp_path: Path, catalog: Catalog) -> None:
+    (tmp_path / "token").write_text("x\n")
+    catalog.add_token(TokenRow("first", Role.admin, ("*",), 0), "x")
+
+    ensure_first_token(tmp_path, catalog)
+
+    with pytest.raises(UnauthorizedException):
+        admit(Gate(catalog, is_open=False), "x")
 
 
 def test_the_first_token_outlives_the_catalog(tmp_path: Path) -> None:

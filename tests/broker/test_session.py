@@ -227,7 +227,7 @@ class Elsewhere:
             raise RuntimeError("it is broken")
         if secret != "theirs":
             raise UnauthorizedException("nobody knows it")
-        return Access(TokenRow("theirs", Role.admin, ("*",), 0), is_of_catalog=False)
+        return Access(TokenRow("theirs", Role.admin, ("*",), 0))
 
 
 @pytest.fixture

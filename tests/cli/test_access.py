@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -216,10 +219,16 @@ def test_tokens_are_listed_without_their_secrets(broker: BrokerProcess) -> None:
     text = tokens(broker, "list").output
     listed = tokens(broker, "list", "--json").output
 
-    assert {"name": "listed", "role": "consumer", "streams": ["a*", "b"]} in json.loads(listed)
-    assert {"name": "first", "role": "admin", "streams": ["*"]} in json.loads(listed)
+    shown = {row["name"]: row for row in json.loads(listed)}
+    assert shown["listed"] == {
+        "name": "listed",
+        "role": "consumer",
+        "streams": ["a*", "b"],
+        "expires": None,
+    }
+    assert shown["first"]["role"] == "admin"
     assert [line.split() for line in text.splitlines() if "listed" in line] == [
-        ["listed", "consumer", "a*,", "b"]
+        ["listed", "consumer", "a*,", "b", "never"]
     ]
     assert secret not in text + listed
     assert broker.token not in text + listed
@@ -261,6 +270,70 @@ def test_a_revoked_token_lets_nobody_in_and_closes_its_connections(broker: Broke
     again = tokens(broker, "revoke", "leaked")
     assert again.code == 5
     assert again.error_lines == ["penstock: there is no token 'leaked'"]
+
+
+def test_an_expired_token_lets_nobody_in_and_closes_its_connections(broker: BrokerProcess) -> None:
+    made = tokens(broker, "create", "short", "--role", "consumer", "--expires", "90d", "--json")
+    secret = json.loads(made.output)["token"]
+    with broker.connect(secret) as client:
+        expires_time = time.time_ns() // 1_000_000 + 1500
+        with closing(sqlite3.connect(broker.root / "catalog.sqlite", timeout=30)) as catalog:
+            catalog.execute("UPDATE token SET expires_time = ? WHERE id = 'short'", [expires_time])
+            catalog.commit()
+        # The broker closes the connection when the token expires.
+        assert client.socket.recv(1) == b""
+    assert time.time_ns() // 1_000_000 >= expires_time
+    with pytest.raises(ConnectFailedException, match="the token 'short' expired at"):
+        broker.connect(secret)
+    (line,) = [line for line in tokens(broker, "list").output.splitlines() if "short" in line]
+    assert line.endswith("(expired)")
+
+
+def test_a_rotated_token_is_valid_until_the_grace_period_ends(broker: BrokerProcess) -> None:
+    made = tokens(broker, "create", "rotated", "--role", "consumer", "--expires", "90d", "--json")
+    old = json.loads(made.output)
+    with broker.connect(old["token"]) as client:
+        new = json.loads(tokens(broker, "rotate", "rotated", "--json").output)
+        assert new["token"] != old["token"]
+        # It lives for 90 days as well.
+        assert 0 <= new["expires"] - old["expires"] < 86_400_000
+        for secret in (old["token"], new["token"]):
+            broker.connect(secret).close()
+
+        newest = tokens(broker, "rotate", "rotated", "--grace", "0s", "--expires", "1d")
+
+        assert newest.code == 0
+        assert client.socket.recv(1) == b""
+    for secret in (old["token"], new["token"]):
+        with pytest.raises(ConnectFailedException):
+            broker.connect(secret)
+    with broker.connect(newest.output.strip()) as client:
+        assert client.call(Operation.ListStreams)["status"] == 0
+
+
+def test_a_rotated_first_token_is_in_the_token_file(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "root") as broker:
+        old = broker.token
+        new = tokens(broker, "rotate", "first").output.strip()
+        assert (broker.root / "token").read_text().strip() == new != old
+        for secret in (old, new):
+            broker.connect(secret).close()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (["rotate", "unknown"], 5, "there is no token 'unknown'"),
+        (["rotate", "first", "--grace", "soon"], 2, "'soon' is no duration"),
+        (["create", "x", "--role", "admin", "--expires", "90"], 2, "'90' is no duration"),
+    ],
+)
+def test_bad_rotations_and_expiries_are_refused(
+    broker: BrokerProcess, words: list[str], code: int, reason: str
+) -> None:
+    finished = tokens(broker, *words)
+    assert finished.code == code
+    assert reason in finished.error
 
 
 def test_the_first_token_stays_revoked_and_the_next_start_makes_another(tmp_path: Path) -> None:

@@ -45,10 +45,10 @@ def run(nucleus: Answers, steps: Callable[[ComponentTokens], Awaitable[None]]) -
 def test_a_component_may_do_everything() -> None:
     async def steps(verifier: ComponentTokens) -> None:
         access = await verifier.verify("a")
-        assert (access.role, access.sees("anything"), access.is_of_catalog) == (
+        assert (access.role, access.sees("anything"), access.digest) == (
             Role.admin,
             True,
-            False,
+            None,
         )
 
     run(Answers("a"), steps)

@@ -16,9 +16,11 @@ from penstock.store.catalog import (
     Catalog,
     ExportProgress,
     StreamRow,
+    TokenRotation,
     TokenRow,
     UploadChange,
     UploadProgress,
+    digest_token,
 )
 
 ROW = StreamRow("id1", "s", b"{}", 0, 0)
@@ -127,6 +129,7 @@ def test_a_catalog_of_the_first_version_is_brought_to_this_one(tmp_path: Path) -
         connection.execute("INSERT INTO stream VALUES ('id1', 's', x'7b7d', 0, 0)")
         connection.execute("INSERT INTO export_progress VALUES ('id1', 'e', 7, 8, '', 9, 10)")
         connection.execute("DROP TABLE upload")
+        drop_expiry(connection)
         connection.execute("PRAGMA user_version = 1")
         connection.commit()
     for _ in range(2):
@@ -143,6 +146,7 @@ def test_a_catalog_of_the_second_version_is_brought_to_this_one(tmp_path: Path) 
         (schema,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'upload'")
         connection.execute("DROP TABLE upload")
         connection.execute("INSERT INTO stream VALUES ('id1', 's', x'7b7d', 0, 0)")
+        drop_expiry(connection)
         connection.execute("PRAGMA user_version = 2")
         connection.commit()
     catalog = Catalog(path)
@@ -155,6 +159,27 @@ def test_a_catalog_of_the_second_version_is_brought_to_this_one(tmp_path: Path) 
     with closing(sqlite3.connect(path)) as connection:
         (migrated,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'upload'")
         assert migrated == schema
+
+
+def drop_expiry(connection: sqlite3.Connection) -> None:
+    for column in ("expires_time", "previous_digest", "previous_expires_time"):
+        connection.execute(f"ALTER TABLE token DROP COLUMN {column}")
+
+
+def test_tokens_of_the_third_version_never_expire(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.sqlite"
+    Catalog(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        drop_expiry(connection)
+        connection.execute(
+            "INSERT INTO token VALUES ('t', ?, 'admin', '*', 5)", [digest_token("secret")]
+        )
+        connection.execute("PRAGMA user_version = 3")
+        connection.commit()
+    with closing(Catalog(path)) as catalog:
+        assert catalog.find_token(digest_token("secret")) == TokenRow("t", "admin", ("*",), 5)
+        assert catalog.rotate_token("t", "new", TokenRotation(6, 8, grace_end=7))
+        assert expiries(catalog, "secret", "new") == [7, 8]
 
 
 def test_uploads_are_known_by_what_they_are(catalog: Catalog) -> None:
@@ -211,13 +236,44 @@ def test_tokens_are_found_by_their_secret_and_stored_without_it(
 ) -> None:
     row = TokenRow("t", "producer", ("a*", "b"), 5)
     catalog.add_token(row, "the secret")
-    assert catalog.find_token("the secret") == row
-    assert catalog.find_token("another") is None
+    assert catalog.find_token(digest_token("the secret")) == row
+    assert catalog.find_token(digest_token("another")) is None
     assert catalog.tokens() == [row]
     for path in tmp_path.iterdir():
         assert b"the secret" not in path.read_bytes()
     assert catalog.remove_token("t")
     assert not catalog.remove_token("t")
+
+
+def expiries(catalog: Catalog, *secrets: str) -> list[int | str | None]:
+    """When the token with each secret expires."""
+    found = [catalog.find_token(digest_token(secret)) for secret in secrets]
+    return ["unknown" if row is None else row.expires_time for row in found]
+
+
+def test_a_rotated_token_has_two_secrets(catalog: Catalog) -> None:
+    catalog.add_token(TokenRow("t", "producer", ("a*",), 5), "old")
+    assert catalog.rotate_token("t", "new", TokenRotation(10, 100, grace_end=20))
+
+    assert catalog.tokens() == [TokenRow("t", "producer", ("a*",), 10, 100)]
+    assert expiries(catalog, "old", "new") == [20, 100]
+    assert catalog.rotate_token("t", "newest", TokenRotation(15, None, grace_end=25))
+    assert expiries(catalog, "old", "new", "newest") == ["unknown", 25, None]
+    assert not catalog.rotate_token("unknown", "x", TokenRotation(15, None, grace_end=25))
+    assert catalog.remove_token("t")
+    assert expiries(catalog, "new", "newest") == ["unknown", "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("expires_time", "grace_end", "expected"),
+    [(None, None, None), (None, 20, 20), (30, None, 30), (30, 20, 20), (15, 20, 15)],
+)
+def test_a_grace_period_does_not_outlast_the_token(
+    catalog: Catalog, expires_time: int | None, grace_end: int | None, expected: int | None
+) -> None:
+    catalog.add_token(TokenRow("t", "producer", ("*",), 5, expires_time), "old")
+    catalog.rotate_token("t", "new", TokenRotation(10, None, grace_end))
+    assert expiries(catalog, "old", "new") == [expected, None]
 
 
 def test_another_process_is_noticed(catalog: Catalog, tmp_path: Path) -> None:

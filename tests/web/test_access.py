@@ -314,7 +314,7 @@ def test_tokens_that_others_know_are_good_here_too(site: Site) -> None:
         async def verify(self, secret: str) -> Access:
             if secret != "theirs":
                 raise UnauthorizedException("nobody knows it")
-            return Access(TokenRow("theirs", Role.admin, ("*",), 0), is_of_catalog=False)
+            return Access(TokenRow("theirs", Role.admin, ("*",), 0))
 
     gate = site.broker.gate
     gate.verifier = Elsewhere()

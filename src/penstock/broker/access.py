@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sqlite3
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,12 +16,16 @@ from typing import Protocol
 
 from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
 from penstock.root import TOKEN_FILE
-from penstock.store.catalog import Catalog, TokenRow
+from penstock.store.catalog import Catalog, TokenRotation, TokenRow, digest_token
 from penstock.wire.operations import Operation
+
+logger = logging.getLogger(__name__)
 
 FIRST_TOKEN_ID = "first"  # noqa: S105 - a name, not a secret
 
 _UNKNOWN_TOKEN = "the token is not known to this server"  # noqa: S105 - a message
+# A shorter one in the token file can be guessed. One that Penstock makes has 43 characters.
+MIN_TOKEN_LENGTH = 16
 
 _LOOK = frozenset(
     (
@@ -69,9 +76,10 @@ ALLOWED = {
 class Access:
     """What the holder of one token may do."""
 
-    def __init__(self, token: TokenRow, *, is_of_catalog: bool = True) -> None:
+    def __init__(self, token: TokenRow, digest: bytes | None = None) -> None:
         self.token = token
-        self.is_of_catalog = is_of_catalog
+        # Of the secret; None for tokens that are not in the catalog.
+        self.digest = digest
         self.role = Role(token.role)
         self._patterns = token.patterns
         self._operations = ALLOWED[self.role]
@@ -114,9 +122,16 @@ class Verifier(Protocol):
 class Gate:
     """Turns the token of a handshake into an access."""
 
-    def __init__(self, catalog: Catalog, *, is_open: bool) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        is_open: bool,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
         self._catalog = catalog
         self._is_open = is_open
+        self._clock = clock
         # Whom to ask for tokens that are not in the catalog.
         self.verifier: Verifier | None = None
 
@@ -137,42 +152,111 @@ class Gate:
                 "a token is required; set AWS_CONTAINER_AUTHORIZATION_TOKEN "
                 "(`penstock env` prints it)"
             )
+        digest = digest_token(secret)
         try:
-            row = self._catalog.find_token(secret)
+            row = self._catalog.find_token(digest)
         except sqlite3.Error as error:
             raise ConnectFailedException(
                 f"tokens cannot be looked up: {error}", ResponseStatusCode.FailedToConnect
             ) from None
         if row is not None:
-            return Access(row)
+            self._require_valid(row)
+            return Access(row, digest)
         if self.verifier is None:
             raise UnauthorizedException(_UNKNOWN_TOKEN)
         return None
 
+    def _require_valid(self, token: TokenRow) -> None:
+        if self._has_expired(token):
+            assert token.expires_time is not None
+            expired = datetime.fromtimestamp(token.expires_time / 1000, UTC)
+            raise UnauthorizedException(
+                f"the token {token.id!r} expired at {expired:%Y-%m-%d %H:%M:%S} UTC; "
+                f"`penstock tokens rotate {token.id}` makes a new one"
+            )
+        if token.role not in list(Role):
+            logger.error("token %r has the unknown role %r and is refused", token.id, token.role)
+            raise UnauthorizedException(
+                f"the token {token.id!r} has the unknown role {token.role!r}; "
+                f"expected one of {', '.join(Role)}"
+            )
+
+    def _has_expired(self, token: TokenRow) -> bool:
+        return token.expires_time is not None and token.expires_time <= self._clock()
+
     def admits(self, access: Access) -> bool:
-        """Whether the token of an open connection still stands."""
-        # The whole row: another token may have got the name of one that was revoked.
-        return self._is_open or not access.is_of_catalog or access.token in self._catalog.tokens()
+        """Whether the token of an open connection is still valid, after changes to the catalog."""
+        if self._is_open or access.digest is None:
+            return True
+        token = self._catalog.find_token(access.digest)
+        if token is None or self._has_expired(token):
+            return False
+        # A rotation gives the old secret an end.
+        access.token = token
+        return True
+
+    def has_expired(self, access: Access) -> bool:
+        """The same without the catalog."""
+        return not self._is_open and self._has_expired(access.token)
 
 
 def ensure_first_token(root: Path, catalog: Catalog) -> None:
     """The administrator's token: made on the first start, readable by the owner only."""
     path = root / TOKEN_FILE
+    now = time.time_ns() // 1_000_000
     try:
         secret = path.read_text().strip()
+        problem = _find_problem(secret)
     except FileNotFoundError:
-        secret = ""
-    if not secret:
-        secret = new_secret()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.fchmod(descriptor, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secret + "\n")
-    known = catalog.find_token(secret)
-    if known is None:
-        catalog.add_token(
-            TokenRow(FIRST_TOKEN_ID, Role.admin, ("*",), time.time_ns() // 1_000_000), secret
+        secret = problem = ""
+    except UnicodeDecodeError:
+        secret, problem = "", "it is not UTF-8 text"
+    if problem:
+        invalid = path.with_name(f"{TOKEN_FILE}.invalid")
+        path.replace(invalid)
+        logger.error(
+            "the token in %s is not valid: %s. A new token is in that file now, and the old file "
+            "is %s",
+            path,
+            problem,
+            invalid,
         )
+        if secret and (known := catalog.find_token(digest_token(secret))):
+            # An earlier version may have accepted it.
+            catalog.remove_token(known.id)
+    if problem or not secret:
+        secret = new_secret()
+        write_token_file(root, secret)
+    if catalog.find_token(digest_token(secret)) is not None:
+        return
+    # If the file was unreadable, programs may still have the old secret.
+    keeps_old = problem and catalog.rotate_token(
+        FIRST_TOKEN_ID, secret, TokenRotation(now, expires_time=None, grace_end=None)
+    )
+    if not keeps_old:
+        catalog.add_token(TokenRow(FIRST_TOKEN_ID, Role.admin, ("*",), now), secret)
+
+
+def write_token_file(root: Path, secret: str) -> None:
+    """Readers get the whole old token or the whole new one."""
+    path = root / TOKEN_FILE
+    temporary = path.with_name(f"{TOKEN_FILE}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.fchmod(descriptor, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secret + "\n")
+    temporary.replace(path)
+
+
+def _find_problem(secret: str) -> str:
+    """Why this cannot be the administrator's token; empty if it can."""
+    if not secret:
+        return ""
+    if len(secret) < MIN_TOKEN_LENGTH:
+        return f"it has {len(secret)} characters, expected at least {MIN_TOKEN_LENGTH}"
+    if not secret.isprintable() or any(character.isspace() for character in secret):
+        return "it has spaces or control characters"
+    return ""
 
 
 def new_secret() -> str:

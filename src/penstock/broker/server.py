@@ -249,13 +249,17 @@ class Broker:
         _attempt(self._revoke)
 
     def _revoke(self) -> None:
-        """Close the connections of tokens that another process has revoked."""
+        """Close the connections of tokens that expired, or that another process has revoked."""
         version = self._store.catalog.data_version()
-        if version != self._catalog_version:
-            for session in tuple(self._sessions):
-                if session.is_connected and not self.gate.admits(session.access):
-                    session.revoke()
-            self._catalog_version = version
+        has_changed = version != self._catalog_version
+        for session in tuple(self._sessions):
+            if not session.is_connected:
+                continue
+            if self.gate.has_expired(session.access):
+                session.expire()
+            elif has_changed and not self.gate.admits(session.access):
+                session.revoke()
+        self._catalog_version = version
 
     def _work(self) -> None:
         interval = self.settings.sync_interval_ms / 1000

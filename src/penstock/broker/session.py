@@ -403,6 +403,9 @@ class Session(asyncio.Protocol):
     def revoke(self) -> None:
         self._drop("its token was revoked")
 
+    def expire(self) -> None:
+        self._drop("its token has expired")
+
     def abort(self) -> None:
         self._transport.abort()
 

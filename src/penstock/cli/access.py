@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 import sqlite3
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from penstock.broker.access import FIRST_TOKEN_ID, Role, new_secret
+from penstock.broker.access import FIRST_TOKEN_ID, Role, new_secret, write_token_file
 from penstock.broker.settings import Settings
 from penstock.cli.main import (
     NOT_FOUND,
@@ -21,9 +22,10 @@ from penstock.cli.main import (
     settings_from,
 )
 from penstock.cli.output import echo_json, echo_table
+from penstock.cli.units import parse_duration
 from penstock.errors import StoreError
 from penstock.root import ADDRESS_FILE, TOKEN_FILE, Address, read_address, read_token
-from penstock.store.catalog import Catalog, TokenRow
+from penstock.store.catalog import Catalog, TokenRotation, TokenRow
 
 
 @click.command()
@@ -92,8 +94,10 @@ def client_variables(settings: Settings) -> dict[str, str]:
 def _read_token(settings: Settings) -> str:
     try:
         return read_token(settings.root_path)
-    except OSError as error:
-        raise Failure(f"the token cannot be read: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(
+            f"the token in {settings.root_path / TOKEN_FILE} cannot be read: {error}"
+        ) from None
 
 
 def require_address(settings: Settings) -> Address:
@@ -125,6 +129,25 @@ def tokens() -> None:
     """
 
 
+class _Duration(click.ParamType[int]):
+    """Milliseconds, as in `90d`."""
+
+    name = "duration"
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+_DURATION = _Duration()
+
+
 @tokens.command("create")
 @click.argument("name")
 @click.option("--role", type=click.Choice([role.value for role in Role]), required=True)
@@ -136,6 +159,9 @@ def tokens() -> None:
     metavar="PATTERN",
     help="Streams it is for, such as 'sensor-*'; all by default. May be repeated.",
 )
+@click.option(
+    "--expires", type=_DURATION, metavar="DURATION", help="When, such as 90d; never by default."
+)
 @root_option
 @json_option
 @config_option
@@ -143,6 +169,7 @@ def create_token(
     name: str,
     role: str,
     patterns: tuple[str, ...],
+    expires: int | None,
     root: str | None,
     as_json: bool,
     config: Path | None,
@@ -154,11 +181,68 @@ def create_token(
     if any(row.id == name for row in catalog.tokens()):
         raise Failure(f"there is a token {name!r} already: revoke it, or choose another name")
     secret = new_secret()
-    catalog.add_token(TokenRow(name, role, patterns, time.time_ns() // 1_000_000), secret)
+    now = _now_millis()
+    expires_time = None if expires is None else now + expires
+    catalog.add_token(TokenRow(name, role, patterns, now, expires_time), secret)
+    _echo_secret(name, secret, expires_time, as_json)
+
+
+@tokens.command("rotate")
+@click.argument("name")
+@click.option(
+    "--grace",
+    type=_DURATION,
+    default="1d",
+    show_default=True,
+    metavar="DURATION",
+    help="How long the old token stays valid; 0s ends it at once.",
+)
+@click.option(
+    "--expires",
+    type=_DURATION,
+    metavar="DURATION",
+    help="When the new token expires; by default it lives as long as the old one was to live.",
+)
+@root_option
+@json_option
+@config_option
+def rotate_token(
+    name: str,
+    grace: int,
+    expires: int | None,
+    root: str | None,
+    as_json: bool,
+    config: Path | None,
+) -> None:
+    """Replace a token and print the new one, with the same role and streams.
+
+    Both are valid until the grace period ends. Only the last two tokens of a name are ever valid.
+    """
+    settings = settings_from(config, root=root)
+    catalog = _open_catalog(settings)
+    old = next((row for row in catalog.tokens() if row.id == name), None)
+    if old is None:
+        raise Failure(f"there is no token {name!r}", NOT_FOUND)
+    if expires is None and old.expires_time is not None:
+        expires = old.expires_time - old.created_time
+    now = _now_millis()
+    expires_time = None if expires is None else now + expires
+    secret = new_secret()
+    catalog.rotate_token(name, secret, TokenRotation(now, expires_time, grace_end=now + grace))
+    if name == FIRST_TOKEN_ID:
+        write_token_file(settings.root_path, secret)
+    _echo_secret(name, secret, expires_time, as_json)
+
+
+def _echo_secret(name: str, secret: str, expires_time: int | None, as_json: bool) -> None:
     if as_json:
-        echo_json({"name": name, "token": secret})
+        echo_json({"name": name, "token": secret, "expires": expires_time})
     else:
         click.echo(secret)
+
+
+def _now_millis() -> int:
+    return time.time_ns() // 1_000_000
 
 
 @tokens.command("list")
@@ -169,11 +253,33 @@ def list_tokens(root: str | None, as_json: bool, config: Path | None) -> None:
     """Show which tokens there are; never the tokens themselves."""
     rows = _open_catalog(settings_from(config, root=root)).tokens()
     if as_json:
-        echo_json([{"name": r.id, "role": r.role, "streams": list(r.patterns)} for r in rows])
+        echo_json(
+            [
+                {
+                    "name": row.id,
+                    "role": row.role,
+                    "streams": list(row.patterns),
+                    "expires": row.expires_time,
+                }
+                for row in rows
+            ]
+        )
         return
+    now = _now_millis()
     echo_table(
-        ("name", "role", "streams"), [(row.id, row.role, ", ".join(row.patterns)) for row in rows]
+        ("name", "role", "streams", "expires"),
+        [
+            (row.id, row.role, ", ".join(row.patterns), _show_expiry(row.expires_time, now))
+            for row in rows
+        ],
     )
+
+
+def _show_expiry(expires_time: int | None, now: int) -> str:
+    if expires_time is None:
+        return "never"
+    shown = f"{datetime.fromtimestamp(expires_time / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{shown} (expired)" if expires_time <= now else shown
 
 
 @tokens.command("revoke")

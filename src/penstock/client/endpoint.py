@@ -101,7 +101,7 @@ class Search(NamedTuple):
             token = environment.get(_TOKEN_VARIABLE) or settings.token
         if token is None:
             # Only for the broker whose token it is: nobody else is to see it.
-            token = _try_token(root) if is_local else ""
+            token = try_token(root) if is_local else ""
         context = None
         if tls and not place.unix_socket:
             context = _make_context(tls)
@@ -178,7 +178,8 @@ def _try_address(root: Path) -> Address | None:
         return None  # it belongs to somebody else
 
 
-def _try_token(root: Path) -> str:
+def try_token(root: Path) -> str:
+    """The token of the broker of this root; empty if it cannot be read."""
     try:
         return read_token(root)
     except (OSError, UnicodeDecodeError):

@@ -12,7 +12,7 @@ from penstock.errors import ConnectFailedException, ResponseStatusCode, Unauthor
 from penstock.store.catalog import TokenRow, digest_token
 
 # As in the original: every component may do everything.
-COMPONENT = Access(TokenRow("greengrass", Role.admin, ("*",), 0), is_of_catalog=False)
+COMPONENT = Access(TokenRow("greengrass", Role.admin, ("*",), 0))
 
 _GOOD_SECONDS = 60.0
 _MOST_REMEMBERED = 1024

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from penstock.client.backoff import delays
 from penstock.client.blocking import StreamManagerClient
-from penstock.client.endpoint import Search
+from penstock.client.endpoint import Search, try_token
 from penstock.client.failures import may_pass
 from penstock.errors import ConnectFailedException, SettingError
 from penstock.spark.options import BrokerOptions
@@ -63,7 +63,10 @@ class Place(NamedTuple):
         remote = Search(found.host, found.port, found.unix_socket, found.token, tls)
         nearby = remote
         if said.root:
-            nearby = said._replace(token=found.token, root=Path(said.root).absolute())
+            root = Path(said.root).absolute()
+            # A token from the root is read again for each connection: it may have been rotated.
+            token = None if found.token == try_token(root) else found.token
+            nearby = said._replace(token=token, root=root)
         return cls(nearby, remote, socket.gethostname(), options.reconnect_timeout)
 
     def __repr__(self) -> str:

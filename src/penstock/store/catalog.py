@@ -22,7 +22,7 @@ from penstock.model.exporting import Upload
 from penstock.model.status import StatusConfig
 from penstock.model.storage import SegmentSummary
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _UPLOADS = """
 CREATE TABLE upload (               -- those that are not over, also of streams that are gone
@@ -82,7 +82,10 @@ CREATE TABLE token (
     digest BLOB NOT NULL UNIQUE,
     role TEXT NOT NULL,
     patterns TEXT NOT NULL,         -- one a line
-    created_time INTEGER NOT NULL
+    created_time INTEGER NOT NULL,
+    expires_time INTEGER,           -- NULL: never
+    previous_digest BLOB,           -- before the last rotation
+    previous_expires_time INTEGER   -- NULL: never
 ) STRICT, WITHOUT ROWID;
 {_UPLOADS}"""
 
@@ -93,6 +96,11 @@ _MIGRATIONS = {
         "ALTER TABLE export_progress ADD COLUMN export_id TEXT NOT NULL DEFAULT ''",
     ),
     2: (_UPLOADS,),
+    3: (
+        "ALTER TABLE token ADD COLUMN expires_time INTEGER",
+        "ALTER TABLE token ADD COLUMN previous_digest BLOB",
+        "ALTER TABLE token ADD COLUMN previous_expires_time INTEGER",
+    ),
 }
 
 
@@ -158,6 +166,17 @@ class TokenRow(NamedTuple):
     role: str
     patterns: tuple[str, ...]
     created_time: int
+    # None: never.
+    expires_time: int | None = None
+
+
+class TokenRotation(NamedTuple):
+    """The replacement of a token's secret."""
+
+    created_time: int
+    expires_time: int | None
+    # The old secret is valid until then; None for ever.
+    grace_end: int | None
 
 
 def digest_token(secret: str) -> bytes:
@@ -372,32 +391,67 @@ class Catalog:
     def add_token(self, row: TokenRow, secret: str) -> None:
         with self._transaction() as connection:
             connection.execute(
-                "INSERT OR REPLACE INTO token VALUES (?, ?, ?, ?, ?)",
-                (row.id, digest_token(secret), row.role, "\n".join(row.patterns), row.created_time),
+                "INSERT OR REPLACE INTO token VALUES (?, ?, ?, ?, ?, ?, NULL, NULL)",
+                (
+                    row.id,
+                    digest_token(secret),
+                    row.role,
+                    "\n".join(row.patterns),
+                    row.created_time,
+                    row.expires_time,
+                ),
             )
+
+    def rotate_token(self, token_id: str, secret: str, rotation: TokenRotation) -> bool:
+        """A new secret for a token. The old one expires at `grace_end`, or earlier by itself.
+
+        An even older secret, whose grace period has not ended, is no longer valid.
+        """
+        with self._transaction() as connection:
+            # In an UPDATE, the right-hand sides are the values from before it.
+            changed = connection.execute(
+                "UPDATE token SET digest = ?, created_time = ?, expires_time = ?, "
+                "previous_digest = digest, previous_expires_time = "
+                "min(coalesce(?, expires_time), coalesce(expires_time, ?)) WHERE id = ?",
+                (
+                    digest_token(secret),
+                    rotation.created_time,
+                    rotation.expires_time,
+                    rotation.grace_end,
+                    rotation.grace_end,
+                    token_id,
+                ),
+            )
+            return changed.rowcount > 0
 
     def remove_token(self, token_id: str) -> bool:
         with self._transaction() as connection:
             return connection.execute("DELETE FROM token WHERE id = ?", (token_id,)).rowcount > 0
 
-    def find_token(self, secret: str) -> TokenRow | None:
+    def find_token(self, digest: bytes) -> TokenRow | None:
+        """The token with this secret, also if it has expired. For a secret that was replaced, it
+        has the expiry of that one."""
         # Looked up by its digest: how long that takes tells nothing about the secret.
         rows = self._select(
-            "SELECT id, role, patterns, created_time FROM token WHERE digest = ?",
-            digest_token(secret),
+            "SELECT id, role, patterns, created_time, expires_time FROM token WHERE digest = ?1 "
+            "UNION ALL SELECT id, role, patterns, created_time, previous_expires_time FROM token "
+            "WHERE previous_digest = ?1",
+            digest,
         )
         return _token_row(rows[0]) if rows else None
 
     def tokens(self) -> list[TokenRow]:
         return [
             _token_row(row)
-            for row in self._select("SELECT id, role, patterns, created_time FROM token ORDER BY 4")
+            for row in self._select(
+                "SELECT id, role, patterns, created_time, expires_time FROM token ORDER BY 4"
+            )
         ]
 
 
 def _token_row(row: tuple[Any, ...]) -> TokenRow:
-    token_id, role, patterns, created_time = row
-    return TokenRow(token_id, role, tuple(patterns.split("\n")), created_time)
+    token_id, role, patterns, created_time, expires_time = row
+    return TokenRow(token_id, role, tuple(patterns.split("\n")), created_time, expires_time)
 
 
 def _insert_progress(
