@@ -8,7 +8,7 @@ import pytest
 
 from penstock import __version__
 from penstock.broker.statistics import Distribution, Durations
-from penstock.errors import ResourceNotFoundException
+from penstock.errors import MessageStoreReadErrorException, ResourceNotFoundException
 from penstock.wire.operations import Operation
 from tests.broker.exports.workbench import to_http, to_s3
 from tests.support import (
@@ -76,6 +76,8 @@ def test_what_happens_is_counted(tmp_path: Path) -> None:
                 "exports": [],
                 "messagesAppended": 3,
                 "bytesAppended": 1500,
+                "damagedMessages": 0,
+                "damage": "",
             },
             {
                 "name": "b",
@@ -88,6 +90,8 @@ def test_what_happens_is_counted(tmp_path: Path) -> None:
                 "exports": [],
                 "messagesAppended": 6,
                 "bytesAppended": 15,
+                "damagedMessages": 0,
+                "damage": "",
             },
         ],
     }
@@ -190,3 +194,18 @@ def test_durations_are_counted_by_any_thread() -> None:
         note()
 
     assert durations.look() == Distribution((1.0,), (6000, 0), 6000.0)
+
+
+def test_damaged_messages_are_counted(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        create(client, "a")
+        append(client, "a", b"one")
+        append(client, "a", b"two")
+        (data,) = (tmp_path / "root" / "streams").glob("*/*.data")
+        with data.open("r+b") as file:
+            file.write(b"!")
+        with pytest.raises(MessageStoreReadErrorException):
+            read(client, "a")
+        (stream,) = client.call(Operation.Statistics)["statistics"]["streams"]
+    assert stream["damagedMessages"] == 1
+    assert stream["damage"] == "message 0: its checksum does not match"

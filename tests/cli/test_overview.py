@@ -114,6 +114,12 @@ def test_what_has_gone_wrong_is_told_only_if_something_has() -> None:
     assert troubled.text.endswith("1 connection, 1 failed request, 2 refused connections")
 
 
+def test_damaged_messages_are_shown() -> None:
+    found = stream("s", damaged_messages=2, damage="message 0: why")
+    lines = picture_lines(picture(1, found))
+    assert Line("damaged: s: 2 damaged messages, message 0: why", {"fg": "red"}) in lines
+
+
 def test_a_stream_that_is_damaged_is_told_before_all_others() -> None:
     lines = picture_lines(picture(1)._replace(unreadable={"bad": "its\nfile is gone"}))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.store.catalog import Catalog, StreamRow
 from penstock.store.journal import Journal
+from penstock.store.known_damage import KnownDamage
 from penstock.store.log import (
     FileLog,
     Home,
@@ -51,7 +52,9 @@ class Files:
 
     def _home(self) -> Home:
         journal = Journal(self.disk, self.directory.parent)
-        return Home(self.disk, self.directory, self.catalog, "id", journal, lambda: None)
+        return Home(
+            self.disk, self.directory, self.catalog, "id", journal, lambda: None, KnownDamage("s")
+        )
 
 
 @pytest.fixture

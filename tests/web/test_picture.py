@@ -65,6 +65,8 @@ def test_a_stream_that_is_empty(site: Site, client: Connection) -> None:
         "totalBytes": 0,
         "segments": 1,
         "waitingReads": 0,
+        "damagedMessages": 0,
+        "damage": "",
         "oldestTime": None,
         "newestTime": None,
         "rates": {"messagesAppended": 0.0, "bytesAppended": 0.0, "messagesExported": 0.0},

@@ -194,6 +194,8 @@ class Stream:
             bytes_appended=log.appended_bytes,
             oldest_time=log.oldest_time,
             newest_time=log.newest_time,
+            damaged_messages=log.damage.count,
+            damage=next(map(str, log.damage.ranges()), ""),
         )
 
     def _export_statistics(

@@ -23,7 +23,14 @@ ALARM = {"fg": "red"}
 # Fewer lines than this are for the streams and exports alone.
 _TALL = 12
 # What StreamStatistics has and a server without extensions does not tell.
-_UNTOLD = ("segments", "waitingReads", "messagesAppended", "bytesAppended")
+_UNTOLD = (
+    "segments",
+    "waitingReads",
+    "messagesAppended",
+    "bytesAppended",
+    "damagedMessages",
+    "damage",
+)
 # The same for ExportStatistics.
 _UNTOLD_OF_EXPORTS = (
     "skippedMessages",
@@ -244,6 +251,10 @@ def _remarks(picture: Picture) -> Iterator[Line]:
         yield Line("it is no Penstock: how its streams are is all that it tells", DIM)
     for name, message in picture.unreadable.items():
         yield Line(f"damaged: {name}: {printable(message)}", ALARM)
+    for stream in picture.streams:
+        if stream.damaged_messages:
+            found = _count(stream.damaged_messages, "damaged message")
+            yield Line(f"damaged: {stream.name}: {found}, {printable(stream.damage)}", ALARM)
 
 
 def _traffic_lines(picture: Picture, rates: Rates | None) -> list[Line]:

@@ -60,6 +60,10 @@ class StreamStatistics(msgspec.Struct, frozen=True, rename="camel"):
     # In milliseconds since 1970; None if there is no message.
     oldest_time: int | None = None
     newest_time: int | None = None
+    # Messages that are known to be damaged, by the start of the broker or by reads since then, and
+    # the first of these places.
+    damaged_messages: int = 0
+    damage: str = ""
 
 
 class Statistics(msgspec.Struct, frozen=True, rename="camel"):

@@ -23,6 +23,7 @@ from penstock.model.storage import SegmentSummary, StoredRun
 from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
 from penstock.store.journal import Journal
+from penstock.store.known_damage import KnownDamage
 from penstock.store.record import data_path, index_path
 from penstock.store.retention import Limits, Span, count_expired, plan_room
 from penstock.store.segment import (
@@ -41,6 +42,7 @@ DEFINITION_FILE = "stream.json"
 
 # So many numbers of a memory stream are reserved with one write to the catalog.
 _RESERVED_AT_ONCE = 1 << 20
+_CHECKED_BYTES = 1 << 20
 # Each segment that waits to be sealed holds two descriptors.
 _MAX_PUT_OFF = 128
 
@@ -71,8 +73,15 @@ class WritableSegment(Segment, Protocol):
 class Log(ABC):
     """What file and memory logs have in common: numbering, retention, reading."""
 
-    def __init__(self, limits: Limits, sealed: Sequence[Segment], active: WritableSegment) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        sealed: Sequence[Segment],
+        active: WritableSegment,
+        damage: KnownDamage,
+    ) -> None:
         self.limits = limits
+        self.damage = damage
         # Called when messages are about to be dropped, while they can still be read: with the
         # number that will be the oldest, and whether they have outlived the TTL.
         self.before_drop: Callable[[int, bool], None] = lambda *_: None
@@ -148,13 +157,30 @@ class Log(ABC):
 
         `start` must be in [oldest, end).
         """
-        segment = self._segment_of(start)
-        return segment.read(start, min(stop, segment.end), max_bytes)
+        try:
+            segment = self._segment_of(start)
+            return segment.read(start, min(stop, segment.end), max_bytes)
+        except DamagedError as error:
+            self.damage.add(error.sequence_number, error.next_number, error.reason)
+            raise
 
     def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
         """The same, as it is stored and unchecked."""
-        segment = self._segment_of(start)
-        return segment.read_stored(start, min(stop, segment.end), max_bytes)
+        try:
+            segment = self._segment_of(start)
+            return segment.read_stored(start, min(stop, segment.end), max_bytes)
+        except DamagedError as error:
+            self.damage.add(error.sequence_number, error.next_number, error.reason)
+            raise
+
+    def find_damage(self, start: int, stop: int) -> None:
+        """Reads [start, stop) as far as it is there, so that damage in it is known."""
+        start, stop = max(start, self.oldest), min(stop, self.end)
+        while start < stop:
+            try:
+                start += len(self.read(start, stop, _CHECKED_BYTES).payloads)
+            except DamagedError as error:
+                start = error.next_number
 
     def _segment_of(self, number: int) -> Segment:
         """The segment that has this message, which is about to be read."""
@@ -256,6 +282,7 @@ class Log(ABC):
         self.before_drop(self._sealed[count - 1].end, are_expired)
         dropped, self._sealed = self._sealed[:count], self._sealed[count:]
         self._total_bytes -= sum(segment.size for segment in dropped)
+        self.damage.forget_below(self.oldest)
         for segment in dropped:
             segment.close()
         self._dropped(dropped)
@@ -301,7 +328,7 @@ class MemoryLog(Log):
 
     def __init__(self, limits: Limits, catalog: Catalog, stream_id: str, first: int) -> None:
         self._memory = MemorySegment(first)
-        super().__init__(limits, [], self._memory)
+        super().__init__(limits, [], self._memory, KnownDamage(stream_id))
         self._catalog = catalog
         self._stream_id = stream_id
         self._reserved = first
@@ -351,6 +378,7 @@ class Home(NamedTuple):
     stream_id: str
     journal: Journal
     request_work: Callable[[], None]
+    damage: KnownDamage
 
 
 class FileLog(Log):
@@ -364,7 +392,7 @@ class FileLog(Log):
         active: ActiveSegment,
         checkpoint: SegmentSummary | None = None,
     ) -> None:
-        super().__init__(limits, sealed, active)
+        super().__init__(limits, sealed, active, home.damage)
         self._home = home
         self.stream_id = home.stream_id
         self._file = active

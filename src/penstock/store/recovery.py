@@ -204,7 +204,7 @@ class _Opening:
         home = self._home
         home.disk.make_directory(home.directory)
         whole, halves = _list_segments(home, self._oldest)
-        _report_damaged_files(self._name, home.directory, self._sealed)
+        _report_damaged_files(home, self._name, self._sealed)
         unsealed = [first for first in whole if first not in self._known]
         newest_half = self._keep_halves(halves)
         active = self._recover_unsealed(unsealed)
@@ -274,6 +274,9 @@ class _Opening:
                 numbers.stop - 1,
                 path,
             )
+            self._home.damage.add(
+                numbers.start, numbers.stop, "checksum does not match", is_logged=True
+            )
         if recovered.kept_bytes != (0, 0):
             logger.warning(
                 "stream %r: %s: %d bytes at the end of the data and %d of the index are not "
@@ -323,6 +326,7 @@ class _Opening:
             end - 1,
             path,
         )
+        self._home.damage.add(first, end, "a file is missing", is_logged=True)
         self._unlisted.append((None, msgspec.structs.replace(checkpoint, end=end)))
 
     def _retire(self, active: ActiveSegment) -> None:
@@ -383,7 +387,8 @@ def _set_aside(path: Path) -> None:
     path.rename(target)
 
 
-def _report_damaged_files(name: str, directory: Path, sealed: Sequence[SealedSegment]) -> None:
+def _report_damaged_files(home: Home, name: str, sealed: Sequence[SealedSegment]) -> None:
+    directory = home.directory
     for segment in sealed:
         for path, size in (
             (data_path(directory, segment.first), segment.size),
@@ -399,6 +404,9 @@ def _report_damaged_files(name: str, directory: Path, sealed: Sequence[SealedSeg
                     segment.first,
                     segment.end - 1,
                 )
+                home.damage.add(
+                    segment.first, segment.end, f"{path.name} is missing", is_logged=True
+                )
                 continue
             if found < size:
                 logger.error(
@@ -411,6 +419,21 @@ def _report_damaged_files(name: str, directory: Path, sealed: Sequence[SealedSeg
                     segment.first,
                     segment.end - 1,
                 )
+                first = segment.first + _count_readable(home, segment)
+                home.damage.add(first, segment.end, f"{path.name} is cut off", is_logged=True)
+
+
+def _count_readable(home: Home, segment: SealedSegment) -> int:
+    """How many messages of a segment precede the first that its files no longer hold."""
+    try:
+        files = SegmentFiles.open(home.disk, home.directory, segment.first)
+    except OSError:
+        return 0
+    try:
+        stored = home.disk.size(files.index) // ENTRY.size
+        return files.count_stored(min(stored, segment.end - segment.first))
+    finally:
+        files.close()
 
 
 def _fill_gaps(
@@ -429,5 +452,6 @@ def _lost(home: Home, name: str, first: int, end: int) -> list[SealedSegment]:
     if first >= end:
         return []
     logger.error("stream %r: messages %d to %d are lost (%s)", name, first, end - 1, home.directory)
+    home.damage.add(first, end, "no segment holds this number", is_logged=True)
     summary = SegmentSummary(first, end, 0, 0, 0, 0, 0)
     return [SealedSegment(home.disk, home.directory, summary)]

@@ -44,6 +44,7 @@ class DamagedError(Exception):
 
     def __init__(self, sequence_number: int, reason: str, next_number: int | None = None) -> None:
         super().__init__(f"message {sequence_number} is damaged: {reason}")
+        self.reason = reason
         self.sequence_number = sequence_number
         self.next_number = next_number or sequence_number + 1
 

@@ -39,6 +39,7 @@ from penstock.store.catalog import (
 )
 from penstock.store.files import Disk
 from penstock.store.journal import Journal, Record, decode_records, journal_paths, replay
+from penstock.store.known_damage import KnownDamage
 from penstock.store.log import (
     DEFINITION_FILE,
     FileLog,
@@ -192,7 +193,7 @@ class Store:
         """A directory with an empty log and its row in the catalog, or neither."""
         log: FileLog | None = None
         try:
-            log = create_file_log(self._home(row.id), limits)
+            log = create_file_log(self._home(row), limits)
             self._disk.sync_directory(self._streams_directory)
             self.catalog.add_stream(row, progress)
         except BaseException:
@@ -202,14 +203,15 @@ class Store:
             raise
         return log
 
-    def _home(self, stream_id: str) -> Home:
+    def _home(self, row: StreamRow) -> Home:
         return Home(
             self._disk,
-            self._streams_directory / stream_id,
+            self._streams_directory / row.id,
             self.catalog,
-            stream_id,
+            row.id,
             self._journal,
             self.request_work,
+            KnownDamage(row.name),
         )
 
     def update(self, stream: StoredStream, definition: MessageStreamDefinition) -> None:
@@ -492,7 +494,7 @@ class Store:
                     (export.last_exported + 1 for export in progress.values()), default=0
                 )
                 log = open_file_log(
-                    self._home(row.id),
+                    self._home(row),
                     Limits.of(definition),
                     name=row.name,
                     oldest=row.oldest,

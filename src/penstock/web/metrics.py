@@ -266,6 +266,14 @@ DECLARED = (
         _STREAM,
     ),
     Declared(
+        "penstock_stream_damaged_messages",
+        _gauge,
+        "messages of the stream that are known to be damaged: found when the broker started, or by "
+        "a read since then",
+        _of_streams(lambda stream: stream.damaged_messages),
+        _STREAM,
+    ),
+    Declared(
         "penstock_stream_segments",
         _gauge,
         "segments that the stream consists of",

@@ -73,6 +73,17 @@ def test_what_could_not_be_read_is_lost_and_said(
     assert "stream 's', export 'e': messages that cannot be read are left out: 2" in caplog.text
 
 
+def test_damage_that_a_pipeline_could_not_read_is_known(bench: Workbench) -> None:
+    stream = bench.create("s", to_http(), 5)
+    (data,) = bench.store.root.glob("streams/*/*.data")
+    with data.open("r+b") as file:
+        file.write(b"!")
+
+    bench.commit(report(bench.plan_one(), missing=1))
+
+    assert [(each.first, each.end) for each in stream.log.damage.ranges()] == [(0, 1)]
+
+
 def test_what_was_due_once_stays_due(bench: Workbench) -> None:
     bench.create("s", to_http(batchSize=4, batchIntervalMillis=60_000), 5)
     found = bench.plan_one()

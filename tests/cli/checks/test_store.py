@@ -9,13 +9,15 @@ import pytest
 
 from penstock.cli.checks.check import State
 from penstock.cli.checks.store import (
+    check_messages,
     check_permissions,
     check_root,
     check_space,
     check_store,
     judge_space,
 )
-from tests.support import LocalBroker, create
+from penstock.errors import MessageStoreReadErrorException
+from tests.support import LocalBroker, append, create, read
 
 from .examination import examine
 
@@ -101,3 +103,25 @@ def test_the_disk_has_room_for_all_that_streams_may_hold(
     outcome = judge_space(free, most, stored)
     assert outcome.state is state
     assert bool(outcome.mend) == (state is not State.ok)
+
+
+def test_damage_that_the_broker_knows_fails(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with LocalBroker(root) as broker, broker.connect() as client:
+        create(client, "s")
+        append(client, "s", b"message")
+        assert examine(check_messages, root).state is State.ok
+        (data,) = (root / "streams").glob("*/*.data")
+        with data.open("r+b") as file:
+            file.write(b"!")
+        with pytest.raises(MessageStoreReadErrorException):
+            read(client, "s")
+        outcome = examine(check_messages, root)
+    assert outcome.state is State.fail
+    assert outcome.found == (
+        "stream 's' has 1 damaged messages (message 0: its checksum does not match)"
+    )
+    assert f"`penstock verify --root {root}`" in outcome.mend
+    offline = examine(check_messages, root)
+    assert offline.state is State.skip
+    assert f"`penstock verify --root {root}`" in offline.found

@@ -288,6 +288,9 @@ class Export:
         self.is_untouched = False
         self.arrived = sorted(report.arrived)
         self._lost += report.missing
+        if report.missing:
+            # The pipeline reads by itself: what it could not read is damaged, or was dropped.
+            self.stream.log.find_damage(report.first, report.settled_end)
         self.lane = self._lane(was_slow=report.was_slow)
         # Of what was sent in vain, nobody knows how much it was.
         if report.exported_bytes and report.sent_bytes and not report.error:

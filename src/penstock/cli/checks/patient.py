@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,6 @@ import msgspec
 from penstock.broker.settings import Settings
 from penstock.cli.main import settings_from
 from penstock.cli.target import Target
-from penstock.client.blocking import StreamManagerClient
 from penstock.client.protocol import ServerInfo
 from penstock.errors import (
     MessageStoreReadErrorException,
@@ -27,6 +26,7 @@ from penstock.errors import (
     StreamManagerException,
 )
 from penstock.model import MessageStreamDefinition
+from penstock.model.statistics import StreamStatistics
 from penstock.root import is_served
 from penstock.store.catalog import Catalog
 
@@ -42,6 +42,8 @@ class Contact(NamedTuple):
     definitions: tuple[MessageStreamDefinition, ...] = ()
     # Exports, as `stream/identifier`, whose last delivery has arrived.
     working: frozenset[str] = frozenset()
+    # What the broker knows of damaged messages, a text for each stream that has any.
+    damage: tuple[str, ...] = ()
     error: str = ""
     is_refused: bool = False
 
@@ -98,7 +100,14 @@ def _meet(target: Target) -> Contact:
                     definitions.append(client.describe_message_stream(name).definition)
                 except (MessageStoreReadErrorException, ResourceNotFoundException):
                     continue
-            return Contact(client.address, client.server, tuple(definitions), _find_working(client))
+            streams = client.statistics().streams if client.server.has_extensions else []
+            return Contact(
+                client.address,
+                client.server,
+                tuple(definitions),
+                _find_working(streams),
+                _describe_damage(streams),
+            )
     except (StreamManagerException, OSError, SettingError) as error:
         is_refused = (
             isinstance(error, StreamManagerException)
@@ -107,12 +116,18 @@ def _meet(target: Target) -> Contact:
         return Contact(error=str(error) or type(error).__name__, is_refused=is_refused)
 
 
-def _find_working(client: StreamManagerClient) -> frozenset[str]:
-    if not client.server.has_extensions:
-        return frozenset()
+def _describe_damage(streams: Sequence[StreamStatistics]) -> tuple[str, ...]:
+    return tuple(
+        f"stream {stream.name!r} has {stream.damaged_messages} damaged messages ({stream.damage})"
+        for stream in streams
+        if stream.damaged_messages
+    )
+
+
+def _find_working(streams: Sequence[StreamStatistics]) -> frozenset[str]:
     return frozenset(
         f"{stream.name}/{export.identifier}"
-        for stream in client.statistics().streams
+        for stream in streams
         for export in stream.exports
         if export.exported_messages and not export.error_message
     )

@@ -81,6 +81,21 @@ def check_store(patient: Patient) -> Outcome:
     return ok(f"{streams}, {human_bytes(inventory.stored_bytes)}")
 
 
+def check_messages(patient: Patient) -> Outcome:
+    contact, root = patient.contact, shlex.quote(str(patient.settings.root_path))
+    verify = f"`penstock verify --root {root}`"
+    if contact.damage:
+        return fail(
+            "; ".join(contact.damage),
+            f"{verify} lists all of them; look at the disk, with `dmesg` and `smartctl`",
+        )
+    if contact.server is None:
+        return skip(f"{verify} checks every stored message")
+    if not contact.server.has_extensions:
+        return skip("this server does not report damage")
+    return ok("the broker has found no damage")
+
+
 def check_space(patient: Patient) -> Outcome:
     free = shutil.disk_usage(_existing(patient.settings.root_path)).free
     most = sum(
@@ -108,5 +123,6 @@ CHECKS: dict[str, Check] = {
     "root": check_root,
     "permissions": check_permissions,
     "store": check_store,
+    "messages": check_messages,
     "disk space": check_space,
 }

@@ -37,6 +37,10 @@ function ofStream(stream) {
   const found = stream.exports
     .filter(({ state }) => state === "failing")
     .map((it) => about(it.identifier, "bad", failing(it)));
+  if (stream.damagedMessages > 0) {
+    const count = plural(stream.damagedMessages, "damaged message");
+    found.push(about("damaged", "bad", `${count}; ${stream.damage}`));
+  }
   if (stream.strategyOnFull === "RejectNewData" && stream.totalBytes >= 0.9 * stream.maxSize) {
     const share = formatShare(stream.totalBytes, stream.maxSize);
     found.push(about("full", "warn", `${share} full; it will reject new messages`));

@@ -1,0 +1,114 @@
+"""Damage that is known of one stream: ranges of messages that could not be read, and why.
+
+Recovery and reads add to it. Each place is logged once, and a stream with much damage does not
+fill the log. One thread uses it, the broker's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from operator import attrgetter
+from typing import NamedTuple
+
+logger = logging.getLogger(__name__)
+
+# Places that are logged within a minute; the others are counted.
+_MAX_LINES = 10
+_MINUTE_SECONDS = 60.0
+# Beyond it the nearest ranges are joined, so that memory is bounded.
+_MAX_RANGES = 1000
+
+
+class Damage(NamedTuple):
+    """Messages [first, end)."""
+
+    first: int
+    end: int
+    reason: str
+
+    def __str__(self) -> str:
+        numbers = f"messages {self.first} to {self.end - 1}"
+        if self.end == self.first + 1:
+            numbers = f"message {self.first}"
+        return f"{numbers}: {self.reason}"
+
+
+class KnownDamage:
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._clock = clock
+        # Disjoint, in their order.
+        self._ranges: list[Damage] = []
+        self._count = 0
+        self._lines = 0
+        self._unlogged = 0
+        self._minute_ends = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        return self._count
+
+    def ranges(self) -> list[Damage]:
+        return list(self._ranges)
+
+    def add(self, first: int, end: int, reason: str, *, is_logged: bool = False) -> None:
+        """Messages [first, end); those that are known already change nothing."""
+        for start, stop in self._find_new(first, end):
+            self._insert(Damage(start, stop, reason))
+            if not is_logged:
+                self._log(Damage(start, stop, reason))
+
+    def forget_below(self, oldest: int) -> None:
+        """These messages were dropped."""
+        while self._ranges and self._ranges[0].first < oldest:
+            found = self._ranges.pop(0)
+            self._count -= found.end - found.first
+            if found.end > oldest:
+                self._insert(found._replace(first=oldest))
+
+    def _find_new(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The parts of [first, end) that are not known."""
+        parts = []
+        place = bisect_right(self._ranges, first, key=attrgetter("end"))
+        for known in self._ranges[place:]:
+            if known.first >= end:
+                break
+            if first < known.first:
+                parts.append((first, known.first))
+            first = known.end
+        if first < end:
+            parts.append((first, end))
+        return parts
+
+    def _insert(self, found: Damage) -> None:
+        ranges = self._ranges
+        self._count += found.end - found.first
+        place = bisect_right(ranges, found.first, key=attrgetter("first"))
+        is_full = len(ranges) >= _MAX_RANGES
+        before = ranges[place - 1] if place else None
+        if before is not None and before.end == found.first and before.reason == found.reason:
+            ranges[place - 1] = before._replace(end=found.end)
+        elif before is not None and is_full:
+            self._count += found.first - before.end
+            ranges[place - 1] = before._replace(end=found.end)
+        else:
+            ranges.insert(place, found)
+
+    def _log(self, found: Damage) -> None:
+        now = self._clock()
+        if now >= self._minute_ends:
+            if self._unlogged:
+                logger.error(
+                    "stream %r: %d more damaged places were found", self._name, self._unlogged
+                )
+            self._lines = self._unlogged = 0
+            self._minute_ends = now + _MINUTE_SECONDS
+        self._lines += 1
+        if self._lines > _MAX_LINES:
+            self._unlogged += 1
+            return
+        logger.error("stream %r: damaged %s", self._name, found)
