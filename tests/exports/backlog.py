@@ -43,7 +43,7 @@ class Backlog:
         self.messages = [b"%d" % number for number in range(COUNT)]
         self.client.append_messages(self.name, self.messages)
         # Some of it is confirmed, some is under way.
-        wait_until(lambda: self.last_exported >= 0, "a first export", seconds=60)
+        wait_until(lambda: self.last_exported >= 0, "a first export")
         reached = self.last_exported
         wait_until(lambda: len(self.arrived()) > reached + 1)
 
@@ -57,7 +57,8 @@ class Backlog:
     def check_all_arrive(self, exported_before: int) -> None:
         self._cloud.clear_faults()
         wait_until(
-            lambda: has_exported(self.client, self.name, "k", COUNT - 1), "all of it", seconds=90
+            lambda: has_exported(self.client, self.name, "k", COUNT - 1),
+            "all of it",
         )
         arrived = self.arrived()
         assert list(dict.fromkeys(arrived)) == list(range(COUNT))

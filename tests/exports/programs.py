@@ -9,10 +9,7 @@ import psutil
 
 from penstock import StreamManagerClient
 from penstock.model import ExportStatus
-from tests.support import QUICK_JAVA, PenstockProcess, bare_environment
-
-# A Spark that starts on a busy machine takes its time.
-START_S = 90.0
+from tests.support import PATIENCE_S, QUICK_JAVA, PenstockProcess, bare_environment
 
 
 class PipelineProcess(PenstockProcess):
@@ -38,7 +35,7 @@ class PipelineProcess(PenstockProcess):
         self.temporary.mkdir()
         self.set_variable("TMPDIR", str(self.temporary))
         try:
-            line = self._spawn(*self._words).get(timeout=START_S)
+            line = self._spawn(*self._words).get(timeout=PATIENCE_S)
         except queue.Empty:
             self._fail()
         if line != "penstock pipeline ready\n":

@@ -381,7 +381,7 @@ def test_an_urgent_message_does_not_wait_behind_a_backlog(
 
     wait_until(lambda: cloud.payloads("kinesis", alarm))
     assert status_of(client, backlog, "k").last_exported_sequence_number < len(messages) - 1
-    wait_until(lambda: has_exported(client, backlog, "k", len(messages) - 1), seconds=60)
+    wait_until(lambda: has_exported(client, backlog, "k", len(messages) - 1))
 
 
 # Failures
@@ -441,9 +441,9 @@ def test_a_destination_that_hangs_holds_up_no_other(
         assert _lane_of(client, hanging) == "recovering"
         assert _lane_of(client, healthy) == "steady"
         assert cloud.payloads("kinesis", stuck) == []
-    wait_until(lambda: has_exported(client, hanging, "k", 0), seconds=60)
+    wait_until(lambda: has_exported(client, hanging, "k", 0))
     client.append_message(hanging, b"second")
-    wait_until(lambda: has_exported(client, hanging, "k", 1), seconds=60)
+    wait_until(lambda: has_exported(client, hanging, "k", 1))
     assert firsts(cloud.payloads("kinesis", stuck)) == [b"first", b"second"]
     wait_until(lambda: _lane_of(client, hanging) == "steady")
 
@@ -507,7 +507,7 @@ def test_a_python_worker_that_is_killed_costs_nothing_but_a_repetition(
         worker.kill()
     cloud.clear_faults()
 
-    wait_until(lambda: has_exported(client, stream, "k", len(messages) - 1), seconds=60)
+    wait_until(lambda: has_exported(client, stream, "k", len(messages) - 1))
     assert firsts(cloud.payloads("kinesis", target)) == messages
 
 
@@ -522,7 +522,7 @@ def test_a_lane_whose_source_is_killed_goes_on_by_itself(
 
     client.append_message(stream, b"x")
 
-    wait_until(lambda: has_exported(client, stream, "h", 0), seconds=60)
+    wait_until(lambda: has_exported(client, stream, "h", 0))
     assert cloud.payloads("http", "killed-source") == [b"x"]
     assert "Traceback" not in pipeline.log
 
@@ -599,7 +599,7 @@ def test_the_bandwidth_limit_holds_on_average_and_the_urgent_leave_first(
             (definition.export_definition.kinesis or [])[0].disabled = False
             client.update_message_stream(definition)
         for name in ("later", "sooner"):
-            wait_until(lambda name=name: has_exported(client, name, "k", 249), seconds=60)  # type: ignore[misc]
+            wait_until(lambda name=name: has_exported(client, name, "k", 249))  # type: ignore[misc]
     puts = [call for call in cloud.calls("kinesis") if call["name"] in ("later", "sooner")]
     puts = [call for call in puts if call["operation"] == "PutRecords"]
     seconds = (puts[-1]["time"] - puts[0]["time"]) / 1000
@@ -617,7 +617,7 @@ def test_what_is_left_of_a_batch_leaves_when_its_interval_is_over(
     slow_batch: tuple[str, float], client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     stream, began = slow_batch
-    wait_until(lambda: has_exported(client, stream, "h", 5), seconds=90)
+    wait_until(lambda: has_exported(client, stream, "h", 5))
     records = cloud.records("http", "interval")
     assert len(records) == 2
     assert records[1]["time"] / 1000 >= began + INTERVAL_MILLIS / 1000

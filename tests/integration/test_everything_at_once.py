@@ -23,7 +23,7 @@ from penstock.cli.access import dashboard_link
 from penstock.root import is_served
 from penstock.sandbox.client import SandboxClient
 from tests.cli.up_process import Up
-from tests.support import QUICK_JAVA, wait_until
+from tests.support import PATIENCE_S, QUICK_JAVA, wait_until
 from tests.web.browser import (
     NO_ANSWER,
     Tab,
@@ -41,8 +41,6 @@ PICTURES = {
     "/pipeline": "dashboard-pipeline",
 }
 PLOTTED_SECONDS = 280
-# Spark takes its time on a machine that does other things as well.
-SPARK_SECONDS = 90.0
 
 
 class Farm:
@@ -81,7 +79,7 @@ def farm(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     farm = Farm(tmp_path_factory.mktemp("farm") / "root")
     children = farm.up.children()
     try:
-        farm.up.read_until("penstock pipeline ready", SPARK_SECONDS)
+        farm.up.read_until("penstock pipeline ready", PATIENCE_S)
         yield farm
     finally:
         children += farm.up.children()
@@ -127,11 +125,11 @@ def test_devices_append_and_exports_arrive_while_plots_move(page: Page, farm: Fa
     newest = plot.get_attribute("data-newest") or ""
     appended, exported = plot.locator(".legend-value").all()
     wait_until(lambda: is_above_zero(appended))
-    wait_until(lambda: is_above_zero(exported), seconds=SPARK_SECONDS)
+    wait_until(lambda: is_above_zero(exported))
     expect(plot).not_to_have_attribute("data-newest", newest)
     wait_until(lambda: len(farm.arrived()) > 10)
     wait_until(lambda: farm.cloud.names("iotsitewise"))
-    wait_until(lambda: farm.cloud.records("s3", "wind-farm"), seconds=SPARK_SECONDS)
+    wait_until(lambda: farm.cloud.records("s3", "wind-farm"))
 
 
 def test_batches_of_spark_are_shown_with_a_link_to_its_own_page(page: Page) -> None:
@@ -151,7 +149,7 @@ def test_batches_of_spark_are_shown_with_a_link_to_its_own_page(page: Page) -> N
 
 def test_uploads_of_the_camera_are_listed_as_tasks(page: Page) -> None:
     go(page, "/tasks")
-    expect(page.get_by_text("success").first).to_be_visible(timeout=SPARK_SECONDS * 1000)
+    expect(page.get_by_text("success").first).to_be_visible(timeout=PATIENCE_S * 1000)
 
 
 def test_an_export_that_is_paused_stops_and_one_that_is_resumed_catches_up(
@@ -229,7 +227,7 @@ def test_a_broker_and_a_pipeline_that_are_killed_come_back_and_nothing_is_lost(
     for process in [farm.find("pipeline"), farm.find("serve")]:
         process.kill()
     farm.up.read_until("penstock ready")
-    farm.up.read_until("penstock pipeline ready", SPARK_SECONDS)
+    farm.up.read_until("penstock pipeline ready", PATIENCE_S)
 
     with StreamManagerClient(root=farm.up.root) as client:
         wait_until(
@@ -240,7 +238,7 @@ def test_a_broker_and_a_pipeline_that_are_killed_come_back_and_nothing_is_lost(
         )
         after = [message.payload for message in client.read_all("turbine-1")]
     assert after[: len(before)] == before
-    wait_until(lambda: set(after) <= farm.arrived(), seconds=SPARK_SECONDS)
+    wait_until(lambda: set(after) <= farm.arrived())
     # The page has found the broker where it was.
     expect(page.get_by_test_id("plot-messages")).to_be_visible()
     wait_until(lambda: page.get_by_text("Live").is_visible())

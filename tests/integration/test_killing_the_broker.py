@@ -80,7 +80,6 @@ def read_all(connection: Connection, stream: str) -> dict[int, bytes]:
             stored[message["sequenceNumber"]] = message["payload"]
 
 
-@pytest.mark.timeout(240)
 def test_every_answered_append_survives_kills_under_load(broker: BrokerProcess) -> None:
     with broker.connect() as connection:
         for name, fields in STREAMS.items():

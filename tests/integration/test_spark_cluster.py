@@ -33,6 +33,7 @@ from penstock.spark.java import find_java, java_home_for_spark
 from penstock.spark.python import worker_python
 from tests.exports.programs import PipelineProcess, has_exported
 from tests.support import (
+    PATIENCE_S,
     QUICK_JAVA,
     BrokerProcess,
     bare_environment,
@@ -41,8 +42,6 @@ from tests.support import (
 )
 
 SPARK_HOME = Path(pyspark.__path__[0])
-# All of it takes half a minute, and much longer on a machine that is busy.
-PATIENCE_S = 200
 
 DRIVER = """
 import json
@@ -222,7 +221,6 @@ def run_driver(cluster: Cluster, broker: BrokerProcess, directory: Path) -> dict
     return facts
 
 
-@pytest.mark.timeout(3 * PATIENCE_S)
 def test_the_executors_of_a_cluster_read_and_write_streams(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -255,7 +253,6 @@ def test_the_executors_of_a_cluster_read_and_write_streams(
         assert sorted(payloads("copied")) == sorted([*readings, "one more"])
 
 
-@pytest.mark.timeout(3 * PATIENCE_S)
 def test_the_executors_of_a_cluster_deliver_exports(cluster: Cluster, tmp_path: Path) -> None:
     variables = {
         name: cluster.environment[name]

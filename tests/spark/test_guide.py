@@ -21,7 +21,7 @@ from penstock.spark.options import (
     parse_options,
 )
 from penstock.spark.source import SCHEMA
-from tests.support import QUICK_JAVA, BrokerProcess, clean_environment, run_program
+from tests.support import PATIENCE_S, QUICK_JAVA, BrokerProcess, clean_environment, run_program
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text()
 KINDS: dict[str, type[BrokerOptions]] = {
@@ -29,8 +29,6 @@ KINDS: dict[str, type[BrokerOptions]] = {
     "readStream": StreamReadOptions,
     "write": WriteOptions,
 }
-# All of it takes half a minute, and much longer on a machine that is busy.
-PATIENCE_S = 200
 MESSAGES = 40
 
 # What a batch that is repeated does.
@@ -86,7 +84,6 @@ def test_the_table_of_columns_is_the_schema() -> None:
     assert columns == [(name, types.get(kind, kind)) for name, kind in schema]
 
 
-@pytest.mark.timeout(2 * PATIENCE_S)
 def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     assert len(snippets) > 10

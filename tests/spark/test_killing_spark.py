@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from pyspark.sql import SparkSession
 
 from penstock import StreamManagerClient
@@ -19,7 +18,6 @@ from tests.spark.rows import messages_of, rows_of
 from tests.support import QUICK_JAVA, BrokerProcess, clean_environment, wait_until
 
 
-@pytest.mark.timeout(300)
 def test_a_query_that_is_killed_reads_each_message_once(
     spark: SparkSession,
     broker: BrokerProcess,

@@ -15,12 +15,10 @@ import pytest
 from penstock.spark.java import find_java, java_home_for_spark
 from penstock.spark.python import worker_python
 from penstock.spark.session import heap_megabytes, memory_bytes
-from tests.support import MEBIBYTE, QUICK_JAVA, bare_environment, run_program
+from tests.support import MEBIBYTE, PATIENCE_S, QUICK_JAVA, bare_environment, run_program
 
 GIBIBYTE = 1024 * MEBIBYTE
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-# A session and a few queries take ten seconds, and much longer on a machine that is busy.
-PATIENCE_S = 110
 
 # What a program can tell of the session `spark`.
 TELL = """

@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -321,4 +320,3 @@ TestStoreAgainstAList.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-pytestmark = pytest.mark.timeout(300)
