@@ -31,6 +31,7 @@ from penstock.pipeline.planning import (
 from penstock.pipeline.rows import slices_in
 from penstock.pipeline.signals import Signals
 from penstock.spark.planning import Piece
+from penstock.spark.times import ALL_TIMES
 from tests.pipeline.slices import create, header_for, new_name, nothing_large, options_for
 from tests.support import PATIENCE_S, BrokerProcess, LocalBroker, wait_until
 
@@ -270,7 +271,7 @@ def test_a_broker_that_was_killed_and_comes_back_elsewhere_is_found_again(
 def planned(number: int, size: int) -> PlannedSlice:
     name = f"stream-{number}"
     segment = SegmentSummary(0, 1, size, 0, 0, 0, 0)
-    piece = Piece(name, "id", segment, 0, 1, None, "", 0, 0)
+    piece = Piece(name, "id", segment, 0, 1, None, "", ALL_TIMES)
     return PlannedSlice(header_for("http://a", name), [piece])
 
 

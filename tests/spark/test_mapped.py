@@ -11,10 +11,10 @@ import pytest
 
 from penstock import MessageStreamDefinition, Persistence, StrategyOnFull, StreamManagerClient
 from penstock.root import ADDRESS_FILE, Address, write_address
-from penstock.spark.filters import Bounds
 from penstock.spark.mapped import has_files, map_piece
 from penstock.spark.planning import Piece, plan_pieces
 from penstock.spark.stored import Stored
+from penstock.spark.times import ALL_TIMES
 from penstock.store.files import Disk
 from penstock.store.record import ENTRY, data_path, index_path
 from penstock.store.segment import ActiveSegment, SegmentFiles
@@ -48,8 +48,7 @@ class Premises:
             summary.end if end is None else end,
             str(self.root),
             "here",
-            0,
-            0,
+            ALL_TIMES,
         )
 
 
@@ -186,7 +185,7 @@ def pieces_of(client: StreamManagerClient, name: str) -> list[Piece]:
     (position,) = client.watch_streams([name])
     first, end = position.oldest_sequence_number, position.end_sequence_number
     location = client.locate_messages(name, position.stream_id, first, end)
-    return plan_pieces(name, position.stream_id, location, first, end, Bounds())
+    return plan_pieces(name, position.stream_id, location, first, end)
 
 
 def test_every_segment_of_a_stream_is_found(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.client.endpoint import Search
 from penstock.model.storage import Location, SegmentSummary
-from penstock.spark.filters import Bounds
 from penstock.spark.place import Place
 from penstock.spark.planning import Piece, Task, plan_pieces, plan_tasks
+from penstock.spark.times import ALL_TIMES, TimeRange
 
 MEBIBYTE = 1024 * 1024
 PLACE = Place(Search(), Search(), "here", 1.0)
@@ -28,8 +28,10 @@ def location(segments: list[SegmentSummary], has_files: bool = True) -> Location
     return Location("/root", "instance", has_files, first, end, end, segments)
 
 
-def plan(segments: list[SegmentSummary], first: int, end: int, bounds: Bounds) -> list[Piece]:
-    return plan_pieces("s", "id", location(segments), first, end, bounds)
+def plan(
+    segments: list[SegmentSummary], first: int, end: int, times: TimeRange = ALL_TIMES
+) -> list[Piece]:
+    return plan_pieces("s", "id", location(segments), first, end, times)
 
 
 def slices(pieces: Iterable[Piece]) -> list[tuple[int, int]]:
@@ -60,9 +62,9 @@ def test_pieces_hold_exactly_what_is_asked_for(
     segments: list[SegmentSummary], data: st.DataObject
 ) -> None:
     around = st.integers(segments[0].first - 5, segments[-1].end + 5)
-    first, end, lowest, highest = (data.draw(around) for _ in range(4))
-    pieces = plan(segments, first, end, Bounds(first=lowest, end=highest))
-    asked = range(max(first, lowest, segments[0].first), min(end, highest, segments[-1].end))
+    first, end = data.draw(around), data.draw(around)
+    pieces = plan(segments, first, end)
+    asked = range(max(first, segments[0].first), min(end, segments[-1].end))
     assert [number for _, number in numbers(pieces)] == list(asked)
     for piece in pieces:
         assert piece.segment in segments
@@ -72,25 +74,25 @@ def test_pieces_hold_exactly_what_is_asked_for(
 @settings(deadline=None)
 @given(logs(), st.integers(-5, 30), st.integers(-5, 30))
 def test_segments_of_other_times_are_left_out_and_no_more(
-    segments: list[SegmentSummary], oldest: int, newest: int
+    segments: list[SegmentSummary], start: int, end: int
 ) -> None:
-    bounds = Bounds(oldest_time=oldest, newest_time=newest)
-    pieces = plan(segments, 0, segments[-1].end, bounds)
+    times = TimeRange(start, end)
+    pieces = plan(segments, 0, segments[-1].end, times)
     expected = [
         part
         for part in segments
-        # Nobody knows of which times a lost one was.
-        if part.size == 0 or (part.oldest_time <= newest and part.newest_time >= oldest)
+        # The times of a lost segment are unknown.
+        if part.size == 0 or (part.oldest_time < end and part.newest_time >= start)
     ]
     assert [piece.segment for piece in pieces] == expected
-    assert all((piece.oldest_time, piece.newest_time) == (oldest, newest) for piece in pieces)
+    assert all(piece.times == times for piece in pieces)
 
 
 def test_a_stream_in_memory_has_no_root() -> None:
     there = location([segment(0, 5, 10)], has_files=False)
-    (piece,) = plan_pieces("s", "id", there, 0, 5, Bounds())
+    (piece,) = plan_pieces("s", "id", there, 0, 5)
     assert (piece.stream, piece.stream_id, piece.root) == ("s", "id", None)
-    (piece,) = plan([segment(0, 5, 10)], 0, 5, Bounds())
+    (piece,) = plan([segment(0, 5, 10)], 0, 5)
     assert (piece.root, piece.instance) == ("/root", "instance")
 
 
@@ -106,7 +108,7 @@ def test_every_message_is_in_one_task_and_in_order(
     pieces = [
         piece
         for name, segments in streams
-        for piece in plan_pieces(name, "id", location(segments), 0, 10_000, Bounds())
+        for piece in plan_pieces(name, "id", location(segments), 0, 10_000)
     ]
     tasks = plan_tasks(PLACE, pieces, min_partitions, cores)
     assert [number for task in tasks for number in numbers(task.pieces)] == numbers(pieces)
@@ -119,7 +121,7 @@ def test_nothing_to_read_needs_no_task() -> None:
 
 
 def test_little_is_one_task() -> None:
-    pieces = plan([segment(0, 10, 1000), segment(10, 20, MEBIBYTE)], 0, 20, Bounds())
+    pieces = plan([segment(0, 10, 1000), segment(10, 20, MEBIBYTE)], 0, 20)
     (task,) = plan_tasks(PLACE, pieces, 1, cores=8)
     assert task.pieces == pieces
 
@@ -128,7 +130,7 @@ def test_little_is_one_task() -> None:
 def test_much_is_as_many_tasks_for_each_core(cores: int) -> None:
     size = 16 * MEBIBYTE
     segments = [segment(n * 1000, (n + 1) * 1000, size) for n in range(96)]
-    tasks = plan_tasks(PLACE, plan(segments, 0, 96_000, Bounds()), 1, cores)
+    tasks = plan_tasks(PLACE, plan(segments, 0, 96_000), 1, cores)
     assert len(tasks) % cores == 0
     costs = [sum(piece.cost for piece in task.pieces) for task in tasks]
     assert max(costs) <= 256 * MEBIBYTE + size
@@ -137,13 +139,13 @@ def test_much_is_as_many_tasks_for_each_core(cores: int) -> None:
 
 def test_segments_stay_whole_as_long_as_a_task_holds_them() -> None:
     segments = [segment(n * 1000, (n + 1) * 1000, 16 * MEBIBYTE) for n in range(32)]
-    tasks = plan_tasks(PLACE, plan(segments, 0, 32_000, Bounds()), 1, cores=3)
+    tasks = plan_tasks(PLACE, plan(segments, 0, 32_000), 1, cores=3)
     assert len(tasks) == 3
     assert [piece.segment for task in tasks for piece in task.pieces] == segments
 
 
 def test_a_large_segment_is_shared_by_the_cores() -> None:
-    pieces = plan([segment(0, 1000, 1024 * MEBIBYTE)], 0, 1000, Bounds())
+    pieces = plan([segment(0, 1000, 1024 * MEBIBYTE)], 0, 1000)
     tasks = plan_tasks(PLACE, pieces, 1, cores=4)
     assert [slices(task.pieces) for task in tasks] == [
         [(first, first + 125)] for first in range(0, 1000, 125)
@@ -162,37 +164,37 @@ def test_there_are_as_many_tasks_as_are_asked_for(
     pieces = [
         piece
         for count, bytes_each in sizes
-        for piece in plan([segment(0, count, count * bytes_each)], 0, count, Bounds())
+        for piece in plan([segment(0, count, count * bytes_each)], 0, count)
     ]
     assert len(plan_tasks(PLACE, pieces, min_partitions, cores)) >= min_partitions
 
 
 def test_few_messages_are_shared_out_one_by_one() -> None:
-    tasks = plan_tasks(PLACE, plan([segment(0, 4, 400)], 0, 4, Bounds()), 4, 2)
+    tasks = plan_tasks(PLACE, plan([segment(0, 4, 400)], 0, 4), 4, 2)
     assert [slices(task.pieces) for task in tasks] == [[(0, 1)], [(1, 2)], [(2, 3)], [(3, 4)]]
-    tasks = plan_tasks(PLACE, plan([segment(0, 4, 400)], 0, 4, Bounds()), 100, 2)
+    tasks = plan_tasks(PLACE, plan([segment(0, 4, 400)], 0, 4), 100, 2)
     assert len(tasks) == 4
 
 
 def test_pieces_below_a_share_are_not_put_together_beyond_it() -> None:
     segments = [segment(n * 10, n * 10 + 10, 6000) for n in range(10)]
-    tasks = plan_tasks(PLACE, plan(segments, 0, 100, Bounds()), 6, 2)
+    tasks = plan_tasks(PLACE, plan(segments, 0, 100), 6, 2)
     assert len(tasks) >= 6
 
 
 def test_a_lost_segment_costs_nothing_however_many_numbers_it_has() -> None:
     segments = [segment(0, 10, 1000), segment(10, 2**31, 0), segment(2**31, 2**31 + 10, 1000)]
-    (task,) = plan_tasks(PLACE, plan(segments, 0, 2**32, Bounds()), 1, 8)
+    (task,) = plan_tasks(PLACE, plan(segments, 0, 2**32), 1, 8)
     assert slices(task.pieces) == [(0, 10), (10, 2**31), (2**31, 2**31 + 10)]
 
 
 def test_only_a_lost_segment_is_a_task_too() -> None:
-    tasks = plan_tasks(PLACE, plan([segment(0, 10, 0)], 0, 10, Bounds()), 3, 2)
+    tasks = plan_tasks(PLACE, plan([segment(0, 10, 0)], 0, 10), 3, 2)
     assert [slices(task.pieces) for task in tasks] == [[(0, 10)]]
 
 
 def test_a_task_gets_to_where_it_runs_and_shows_what_it_reads() -> None:
-    pieces = plan([segment(0, 10, 1000), segment(10, 20, 1000)], 5, 15, Bounds())
+    pieces = plan([segment(0, 10, 1000), segment(10, 20, 1000)], 5, 15)
     task = pickle.loads(pickle.dumps(Task(PLACE, pieces)))
     assert (task.place, task.pieces) == (PLACE, pieces)
     assert repr(task) == "<Task s [5, 10), s [10, 15)>"

@@ -17,13 +17,13 @@ import pytest
 from penstock import MessageStreamDefinition, Persistence, StrategyOnFull, StreamManagerClient
 from penstock.client.endpoint import Search
 from penstock.spark import reading
-from penstock.spark.filters import Bounds
 from penstock.spark.losses import DataLossError
 from penstock.spark.mapped import map_piece
 from penstock.spark.options import BrokerOptions, Via
 from penstock.spark.place import Place
 from penstock.spark.planning import Piece, Task, plan_pieces, plan_tasks
-from penstock.spark.reading import read_task
+from penstock.spark.reading import PieceReader, read_task
+from penstock.spark.times import ALL_TIMES, TimeRange
 from penstock.store.record import ENTRY, data_path, index_path
 from tests.support import BrokerProcess, running, wait_until
 
@@ -44,11 +44,18 @@ class Reader:
         self.client = client
         self.place = Place.find(BrokerOptions(root=str(broker.root)))
 
-    def plan(self, name: str, bounds: Bounds | None = None) -> list[Piece]:
+    def plan(
+        self,
+        name: str,
+        first: int | None = None,
+        end: int | None = None,
+        times: TimeRange = ALL_TIMES,
+    ) -> list[Piece]:
         (position,) = self.client.watch_streams([name])
-        first, end = position.oldest_sequence_number, position.end_sequence_number
+        first = position.oldest_sequence_number if first is None else first
+        end = position.end_sequence_number if end is None else end
         location = self.client.locate_messages(name, position.stream_id, first, end)
-        return plan_pieces(name, position.stream_id, location, first, end, bounds or Bounds())
+        return plan_pieces(name, position.stream_id, location, first, end, times)
 
     def batches(
         self, pieces: list[Piece], via: Via = "auto", fails_on_loss: bool = True
@@ -153,7 +160,7 @@ def test_only_what_lies_in_the_bounds_is_read(
 ) -> None:
     name = create(stream_segment_size=4096)
     written = append(reader.client, name, numbered(200))
-    pieces = reader.plan(name, Bounds(first=33, end=155))
+    pieces = reader.plan(name, 33, 155)
     assert reader.read(pieces, via) == written[33:155]
 
 
@@ -166,13 +173,17 @@ def test_times_are_cut_off_where_they_begin_and_end(
         append(reader.client, name, [b"one", b"two"])
     messages = list(reader.client.read_all(name))
     first, *_ = times = sorted({message.ingest_time or 0 for message in messages})
-    for oldest, newest in [(times[1], times[1]), (times[1], times[2]), (0, first), (0, first - 1)]:
-        pieces = reader.plan(name, Bounds(oldest_time=oldest, newest_time=newest))
-        assert [row.number for row in reader.read(pieces, via)] == [
+    for start, end in [(times[1], times[2]), (times[1], times[2] + 1), (0, first + 1), (0, first)]:
+        pieces = reader.plan(name, times=TimeRange(start, end))
+        wanted = [
             message.sequence_number
             for message in messages
-            if oldest <= (message.ingest_time or 0) <= newest
+            if start <= (message.ingest_time or 0) < end
         ]
+        assert [row.number for row in reader.read(pieces, via)] == wanted
+        with PieceReader(reader.place, via=via, fails_on_loss=True) as pieces_reader:
+            found = [pieces_reader.find_first(piece) for piece in pieces]
+        assert found == wanted[:1]
 
 
 @pytest.mark.parametrize("via", ["wire", "auto"])
@@ -353,8 +364,7 @@ def test_a_damaged_message_fails_the_query_or_is_left_out(
 ) -> None:
     name = create()
     written = append(reader.client, name, numbered(50))
-    bounds = Bounds() if whole else Bounds(first=10, end=40)
-    (piece,) = reader.plan(name, bounds)
+    (piece,) = reader.plan(name) if whole else reader.plan(name, 10, 40)
     data, _ = reader.files(piece)
     for number in (20, 21, 30):
         damage(data, number * 100 + 50)

@@ -34,7 +34,6 @@ def tell(spark):
         "name": spark.sparkContext.appName,
         "master": spark.sparkContext.master,
         "partitions": spark.conf.get("spark.sql.shuffle.partitions"),
-        "pushdown": spark.conf.get("spark.sql.python.filterPushdown.enabled"),
         "buffer": spark.conf.get("spark.buffer.size"),
         "columns": spark.read.format("penstock").load().columns,
         "listens": [
@@ -173,7 +172,6 @@ print(json.dumps(told))
         "name": "penstock",
         "master": "local[*]",
         "partitions": str(told["cores"]),
-        "pushdown": "true",
         "buffer": "1048576",
         "columns": COLUMNS,
         "same": True,
@@ -232,7 +230,6 @@ print(json.dumps(told))
         "name": "mine",
         "master": "local[1]",
         "partitions": "7",
-        "pushdown": "true",
         "buffer": "100000",
         "columns": COLUMNS,
         "files": "1000",
@@ -271,7 +268,6 @@ def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
         "name": "submitted",
         "master": "local[1]",
         "partitions": "1",
-        "pushdown": "true",
         "buffer": "1048576",
         "columns": COLUMNS,
     }

@@ -20,6 +20,7 @@ from penstock.model.limits import INT32_MAX
 from penstock.model.storage import SegmentSummary
 from penstock.spark import stored as stored_module
 from penstock.spark.stored import ARROW_SCHEMA, ENTRY_TYPE, Stored
+from penstock.spark.times import ALL_TIMES, TimeRange
 from penstock.store.files import Disk
 from penstock.store.record import ENTRY, checksum, crc32, data_path, index_path, pack_entries
 from penstock.store.segment import ActiveSegment, SegmentFiles
@@ -136,7 +137,8 @@ def test_an_empty_segment_has_no_rows(active: ActiveSegment, tmp_path: Path) -> 
     stored = read_files(tmp_path, 100).stored()
     assert list(stored.batches("s")) == []
     assert rows(batch for part in stored.intact_parts() for batch in part.batches("s")) == []
-    assert rows(stored.between(0, NOW).batches("s")) == []
+    runs = stored.between(TimeRange(0, NOW))
+    assert rows(batch for run in runs for batch in run.batches("s")) == []
 
 
 @settings(deadline=None)
@@ -170,15 +172,18 @@ def test_payloads_may_begin_anywhere_in_their_file(
 
 @settings(deadline=None)
 @given(segments(), st.integers(-4, 4), st.integers(-4, NOW + 4))
-def test_times_cut_off_both_ends(messages: list[Message], oldest: int, newest: int) -> None:
+def test_only_messages_of_the_times_are_rows_in_any_order_of_times(
+    messages: list[Message], start: int, end: int
+) -> None:
     first = messages[0].number if messages else 0
-    found = rows(make_files(messages, first).stored().between(oldest, newest).batches("s"))
-    wanted = [message for message in messages if oldest <= message.millis <= newest]
-    assert found == [
-        message
-        for message in messages
-        if wanted and wanted[0].number <= message.number <= wanted[-1].number
-    ]
+    runs = make_files(messages, first).stored().between(TimeRange(start, end))
+    found = rows(batch for run in runs for batch in run.batches("s"))
+    assert found == [message for message in messages if start <= message.millis < end]
+
+
+def test_without_times_nothing_is_cut() -> None:
+    stored = make_files([Message(5, NOW, b"a"), Message(6, NOW - 1, b"b")], 5).stored()
+    assert stored.between(ALL_TIMES) == [stored]
 
 
 # Batches

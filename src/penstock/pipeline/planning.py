@@ -21,7 +21,6 @@ from penstock.model.storage import Location
 from penstock.pipeline.lanes import LIMITS
 from penstock.pipeline.options import PipelineOptions
 from penstock.pipeline.signals import Signals
-from penstock.spark.filters import Bounds
 from penstock.spark.place import Place
 from penstock.spark.planning import Piece, plan_pieces
 from penstock.spark.python import end_source_process, settle_worker
@@ -150,7 +149,7 @@ def pieces_of(header: SliceHeader, first: int, end: int) -> list[Piece]:
         limit_sequence_number=found.end,
         segments=found.segments,
     )
-    return plan_pieces(found.stream, found.stream_id, location, first, end, Bounds())
+    return plan_pieces(found.stream, found.stream_id, location, first, end)
 
 
 def share_out(slices: Sequence[PlannedSlice], tasks: int) -> list[list[PlannedSlice]]:

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.model.storage import StreamPosition
-from penstock.spark.filters import Bounds, push_filters
 from penstock.spark.locating import Locator
 from penstock.spark.options import BatchReadOptions
 from penstock.spark.place import Place
 from penstock.spark.planning import Piece, Task, plan_tasks
 from penstock.spark.reading import read_task
-from penstock.spark.selection import Positions, parse_streams, require_found
+from penstock.spark.selection import (
+    Positions,
+    parse_streams,
+    require_found,
+    require_one_bound,
+    require_order,
+)
+from penstock.spark.times import TimeRange
 
 
 class PenstockReader(DataSourceReader):
-    """Plans on the driver, and reads where Spark takes it to."""
+    """Plans on the driver, and reads where Spark takes it to.
+
+    There is no pushFilters: Spark keeps the plan of the last query that pushed filters for all
+    later queries of the same load(), which then miss rows.
+    """
 
     def __init__(self, options: BatchReadOptions) -> None:
         self._options = options
         self._streams = parse_streams(options.stream)
         self._starting = Positions.parse("startingPosition", options.starting_position, "earliest")
         self._ending = Positions.parse("endingPosition", options.ending_position, "latest")
-        self._bounds = Bounds()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's
-        self._bounds, remaining = push_filters(filters)
-        return remaining
+        require_one_bound("starting", options.starting_position, options.starting_timestamp)
+        require_one_bound("ending", options.ending_position, options.ending_timestamp)
+        self._times = TimeRange.parse(options.starting_timestamp, options.ending_timestamp)
 
     def partitions(self) -> Sequence[InputPartition]:
         place = Place.find(self._options)
@@ -38,18 +46,16 @@ class PenstockReader(DataSourceReader):
             require_found(self._streams, streams)
             self._starting.require_known(streams)
             self._ending.require_known(streams)
+            require_order(self._starting, self._ending, streams)
             locator = Locator(client, fails_on_loss=self._options.fail_on_data_loss)
             pieces = [piece for stream in streams for piece in self._plan(locator, stream)]
         return plan_tasks(place, pieces, self._options.min_partitions)
 
     def _plan(self, locator: Locator, stream: StreamPosition) -> list[Piece]:
-        bounds = self._bounds
-        if bounds.streams is not None and stream.name not in bounds.streams:
-            return []
         # As for any reader of a stream: what is gone by now was not asked for.
-        first = max(self._starting.resolve(stream), stream.oldest_sequence_number, bounds.first)
-        end = min(self._ending.resolve(stream), stream.end_sequence_number, bounds.end)
-        return locator.plan(stream, first, end, bounds)
+        first = max(self._starting.resolve(stream), stream.oldest_sequence_number)
+        end = min(self._ending.resolve(stream), stream.end_sequence_number)
+        return locator.plan(stream, first, end, self._times)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, Task):  # Spark makes up one of its own where there is none

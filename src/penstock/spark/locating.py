@@ -5,9 +5,9 @@ from __future__ import annotations
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import ResourceNotFoundException
 from penstock.model.storage import Location, StreamPosition
-from penstock.spark.filters import Bounds
 from penstock.spark.losses import ends_before, gone, report_loss
 from penstock.spark.planning import Piece, plan_pieces
+from penstock.spark.times import ALL_TIMES, TimeRange
 
 
 class Locator:
@@ -18,9 +18,9 @@ class Locator:
         self._fails = fails_on_loss
 
     def plan(
-        self, stream: StreamPosition, first: int, end: int, bounds: Bounds | None = None
+        self, stream: StreamPosition, first: int, end: int, times: TimeRange = ALL_TIMES
     ) -> list[Piece]:
-        """The pieces that hold [first, end), as far as it is still there."""
+        """The pieces that hold the messages [first, end) of these times and still exist."""
         location = self._locate(stream, first, end)
         if location is None:
             return []
@@ -29,7 +29,7 @@ class Locator:
             self._lose(stream, gone(first, min(oldest, end)))
         if newest_end < end:
             self._lose(stream, ends_before(newest_end, end))
-        return plan_pieces(stream.name, stream.stream_id, location, first, end, bounds or Bounds())
+        return plan_pieces(stream.name, stream.stream_id, location, first, end, times)
 
     def find_end(self, stream: StreamPosition, first: int, end: int, max_bytes: int) -> int:
         """The number up to which the messages of [first, end) fit so many bytes; one at least."""

@@ -48,6 +48,7 @@ class BrokerOptions(Options, frozen=True, rename="camel", kw_only=True):
 class ReadOptions(BrokerOptions, frozen=True, rename="camel", kw_only=True):
     stream: Annotated[str, Meta(min_length=1)]
     starting_position: str | None = None
+    starting_timestamp: str | None = None
     min_partitions: Count = 1
     fail_on_data_loss: bool = True
     via: Via = "auto"
@@ -55,6 +56,7 @@ class ReadOptions(BrokerOptions, frozen=True, rename="camel", kw_only=True):
 
 class BatchReadOptions(ReadOptions, frozen=True, rename="camel", kw_only=True):
     ending_position: str | None = None
+    ending_timestamp: str | None = None
 
 
 class StreamReadOptions(ReadOptions, frozen=True, rename="camel", kw_only=True):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from pyspark.sql.datasource import InputPartition
 
 from penstock.model.storage import Location, SegmentSummary
-from penstock.spark.filters import Bounds
 from penstock.spark.place import Place
+from penstock.spark.times import ALL_TIMES, TimeRange
 
 # A task costs some fifty milliseconds before it reads anything; less than this is not worth one.
 _LEAST_BYTES = 8 * 1024 * 1024
@@ -35,9 +35,8 @@ class Piece(NamedTuple):
     # None for a stream that has no files.
     root: str | None
     instance: str
-    # Only messages of these times are wanted, in milliseconds; others may be read as well.
-    oldest_time: int
-    newest_time: int
+    # Only messages of these times are rows.
+    times: TimeRange
 
     @property
     def cost(self) -> int:
@@ -62,10 +61,14 @@ class Task(InputPartition):
 
 
 def plan_pieces(
-    stream: str, stream_id: str, location: Location, first: int, end: int, bounds: Bounds
+    stream: str,
+    stream_id: str,
+    location: Location,
+    first: int,
+    end: int,
+    times: TimeRange = ALL_TIMES,
 ) -> list[Piece]:
-    """The pieces of [first, end) in the segments that can hold what is wanted."""
-    first, end = max(first, bounds.first), min(end, bounds.end)
+    """The pieces of [first, end) in the segments that may hold messages of these times."""
     return [
         Piece(
             stream,
@@ -75,20 +78,11 @@ def plan_pieces(
             min(end, segment.end),
             location.root if location.has_files else None,
             location.instance,
-            bounds.oldest_time,
-            bounds.newest_time,
+            times,
         )
         for segment in location.segments
-        if max(first, segment.first) < min(end, segment.end) and _may_hold(segment, bounds)
+        if max(first, segment.first) < min(end, segment.end) and times.may_be_in(segment)
     ]
-
-
-def _may_hold(segment: SegmentSummary, bounds: Bounds) -> bool:
-    # Of a segment that is lost nobody knows the times: its messages are missed by any query.
-    is_lost = segment.size == 0
-    return is_lost or (
-        segment.newest_time >= bounds.oldest_time and segment.oldest_time <= bounds.newest_time
-    )
 
 
 def plan_tasks(

@@ -57,10 +57,18 @@ class PieceReader:
             self._client.close()
 
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        for run in self._runs(piece):
+            yield from run.batches(piece.stream)
+
+    def find_first(self, piece: Piece) -> int | None:
+        """The lowest number of a message of the piece's times; None if it holds none."""
+        return next((run.first for run in self._runs(piece) if len(run.entries)), None)
+
+    def _runs(self, piece: Piece) -> Iterator[Stored]:
+        """The intact messages of the piece's times."""
         for stored in self._find(piece):
             for part in self._check(piece, stored):
-                wanted = part.between(piece.oldest_time, piece.newest_time)
-                yield from wanted.batches(piece.stream)
+                yield from part.between(piece.times)
 
     def _find(self, piece: Piece) -> Iterator[Stored]:
         if self._via != "wire":

@@ -87,14 +87,40 @@ class Positions(NamedTuple):
                     f"{', '.join(sorted(names)) or 'there are none yet'}"
                 )
 
+    def position_in(self, stream: StreamPosition) -> Position:
+        return self.by_stream.get(stream.name, self.default)
+
     def resolve(self, stream: StreamPosition) -> int:
         """A sequence number; it may be one that is gone, or that is not there yet."""
-        position = self.by_stream.get(stream.name, self.default)
+        position = self.position_in(stream)
         if position == "earliest":
             return stream.oldest_sequence_number
         if position == "latest":
             return stream.end_sequence_number
         return position
+
+
+def require_one_bound(
+    edge: Literal["starting", "ending"], position: str | None, timestamp: str | None
+) -> None:
+    """SettingError if a query has both a position and a timestamp for the same bound."""
+    if position is not None and timestamp is not None:
+        raise SettingError(
+            f"there are options {edge}Position and {edge}Timestamp: expected one of them"
+        )
+
+
+def require_order(
+    starting: Positions, ending: Positions, streams: Iterable[StreamPosition]
+) -> None:
+    """SettingError for a stream whose starting sequence number is above its ending one."""
+    for stream in streams:
+        first, end = starting.position_in(stream), ending.position_in(stream)
+        if isinstance(first, int) and isinstance(end, int) and first > end:
+            raise SettingError(
+                f"option startingPosition is {first} for stream {stream.name!r}, which is above "
+                f"endingPosition {end}: expected a number that is not above it"
+            )
 
 
 def _parse(option: str, value: Any) -> Position:

@@ -72,8 +72,6 @@ def register(spark: SparkSession) -> None:
     """Makes format("penstock") known to a session; once or many times."""
     from penstock.spark.source import SCHEMA, PenstockDataSource
 
-    # Spark refuses a source that takes filters unless this is set.
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     # Spark warns when a source is replaced. Its settings live and die with the session, as the
     # sources that it knows do.
     if spark.conf.get(_REGISTERED, None) is None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.model.storage import SegmentSummary
+from penstock.spark.times import ALL_TIMES, TimeRange
 from penstock.store.record import crc32
 
 # The layout of `penstock.store.record.ENTRY`.
@@ -75,7 +76,17 @@ class Stored(NamedTuple):
         """The runs of messages that are what was written, each by its own checksum."""
         steps = range(self.first, self.end, _CHECKED_MESSAGES)
         parts = (self.part(step, min(step + _CHECKED_MESSAGES, self.end)) for step in steps)
-        mask = np.concatenate([_NONE, *map(_find_intact, parts)])
+        return self._runs(np.concatenate([_NONE, *map(_find_intact, parts)]))
+
+    def between(self, times: TimeRange) -> list[Stored]:
+        """The runs of messages of these times: one, unless the clock was set back."""
+        if times == ALL_TIMES:
+            return [self]
+        found = self.entries["ingest_time"]
+        return self._runs((found >= times.start) & (found < times.end))
+
+    def _runs(self, mask: Mask) -> list[Stored]:
+        """The runs of messages that the mask selects."""
         if mask.all():
             return [self]
         edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
@@ -83,14 +94,6 @@ class Stored(NamedTuple):
             self.part(self.first + int(start), self.first + int(stop))
             for start, stop in zip(edges[::2], edges[1::2], strict=True)
         ]
-
-    def between(self, oldest_time: int, newest_time: int) -> Stored:
-        """From the first to the last message of these times; others may lie between them."""
-        times = self.entries["ingest_time"]
-        (matching,) = np.nonzero((times >= oldest_time) & (times <= newest_time))
-        if len(matching) == 0:
-            return self.part(self.first, self.first)
-        return self.part(self.first + int(matching[0]), self.first + int(matching[-1]) + 1)
 
     def batches(self, stream: str) -> Iterator[pa.RecordBatch]:
         """The messages as rows; they have to be intact."""

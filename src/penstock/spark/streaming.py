@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,12 +24,18 @@ from penstock.spark.admission import share_out
 from penstock.spark.locating import Locator
 from penstock.spark.losses import ends_before, report_loss
 from penstock.spark.offsets import Offsets, Reached
-from penstock.spark.options import StreamReadOptions
+from penstock.spark.options import StreamReadOptions, Via
 from penstock.spark.place import Place
 from penstock.spark.planning import Piece, Task, plan_tasks
 from penstock.spark.python import end_source_process
-from penstock.spark.reading import read_task
-from penstock.spark.selection import Positions, parse_streams, require_found
+from penstock.spark.reading import PieceReader, read_task
+from penstock.spark.selection import (
+    Positions,
+    parse_streams,
+    require_found,
+    require_one_bound,
+)
+from penstock.spark.times import TimeRange
 
 # A trigger that finds nothing waits so long at the broker for a message: it is met at once, and an
 # idle query costs little. No longer, because a query of several sources asks one after the other.
@@ -44,10 +51,13 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     another one to the tasks.
     """
 
-    def __init__(self, options: StreamReadOptions) -> None:
+    def __init__(self, options: StreamReadOptions, clock: Callable[[], float] = time.time) -> None:
         self._options = options
+        self._clock = clock
         self._streams = parse_streams(options.stream)
         self._starting = Positions.parse("startingPosition", options.starting_position, "latest")
+        require_one_bound("starting", options.starting_position, options.starting_timestamp)
+        self._times = TimeRange.parse(options.starting_timestamp, None)
         self._place: Place | None = None
         self._client: StreamManagerClient | None = None
         self._initial: dict[str, Any] | None = None
@@ -72,11 +82,14 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for stream in streams
         ).to_json()
         # Where a query begins is in its checkpoint only as the end of its first batch. One that
-        # begins with the latest gets an empty batch for that: a restart before the first message
-        # would move its beginning.
-        return {**begin, _UNMARKED: True} if self._starting.has_latest else begin
+        # begins with the latest, or at a time, gets an empty batch for that: a restart before the
+        # first message would move its beginning.
+        moves = self._starting.has_latest or self._options.starting_timestamp is not None
+        return {**begin, _UNMARKED: True} if moves else begin
 
     def _first_number(self, stream: StreamPosition) -> int:
+        if self._options.starting_timestamp is not None:
+            return self._find_time(stream)
         number = self._starting.resolve(stream)
         if number > stream.end_sequence_number:
             raise SettingError(
@@ -84,6 +97,24 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{stream.end_sequence_number - 1}"
             )
         return max(number, stream.oldest_sequence_number)
+
+    def _find_time(self, stream: StreamPosition) -> int:
+        """The number of the first message at or after startingTimestamp, or the stream's end."""
+        options = self._options
+        oldest, end = stream.oldest_sequence_number, stream.end_sequence_number
+        pieces = self._locator().plan(stream, oldest, end, self._times)
+        assert self._place is not None
+        # Only tasks insist on files: the driver may run on another machine.
+        via: Via = "wire" if options.via == "wire" else "auto"
+        with PieceReader(self._place, via=via, fails_on_loss=options.fail_on_data_loss) as reader:
+            found = next((n for n in map(reader.find_first, pieces) if n is not None), None)
+        if found is None and self._times.start > self._clock() * 1000:
+            raise SettingError(
+                f"option startingTimestamp is {options.starting_timestamp!r}, which is in the "
+                f"future, and stream {stream.name!r} has no message of that time: expected a time "
+                "up to now"
+            )
+        return end if found is None else found
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
         options = self._options
