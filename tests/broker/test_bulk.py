@@ -285,6 +285,9 @@ class Recorder:
     def on_close(self, cancel: Callable[[], object]) -> None:
         pass
 
+    def hold_requests(self) -> None:
+        pass
+
     def send(self, response: bytes) -> None:
         raise AssertionError("nothing is answered")
 

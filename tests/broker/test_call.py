@@ -49,6 +49,7 @@ class Peer:
             pass
 
     def watch(self, call: Call) -> None: ...
+    def hold_for(self, call: Call) -> None: ...
 
     def on_departure(self, key: Hashable, say_farewell: Callable[[], object]) -> None:
         self.farewells[key] = say_farewell

@@ -297,6 +297,9 @@ class Recorder:
     def on_close(self, cancel: Callable[[], object]) -> None:
         pass
 
+    def hold_requests(self) -> None:
+        pass
+
 
 def test_a_stream_that_is_deleted_in_the_middle_of_a_read_is_gone(
     broker: LocalBroker, client: Connection, stream: str
@@ -307,15 +310,15 @@ def test_a_stream_that_is_deleted_in_the_middle_of_a_read_is_gone(
         request_id="r", stream_name=stream, read_messages_options=ReadMessagesOptions(0, 4)
     )
 
-    def delete_in_the_middle() -> Recorder:
+    async def delete_in_the_middle() -> Recorder:
         call = Recorder()
         broker.broker.handlers.handle(call, request)
         assert next(call.steps) is None
-        broker.broker.streams.delete(stream)
+        await broker.broker.streams.delete(stream)
         list(call.steps)
         return call
 
-    call = broker.run(delete_in_the_middle)
+    call = broker.finish(delete_in_the_middle())
 
     assert isinstance(call.error, ResourceNotFoundException)
     assert call.sent == []

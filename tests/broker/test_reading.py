@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,7 +32,7 @@ def make_stream(tmp_path: Path) -> Iterator[MakeStream]:
 
         def make(**fields: Any) -> Stream:
             definition = {"name": "s", "strategyOnFull": 1, **fields}
-            streams.create(from_wire(definition, MessageStreamDefinition))
+            asyncio.run(streams.create(from_wire(definition, MessageStreamDefinition)))
             return streams.find("s")
 
         yield make

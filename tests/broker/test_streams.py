@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import sqlite3
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.broker.settings import Settings
@@ -52,7 +54,7 @@ def streams(store: Store, executor: ThreadPoolExecutor) -> Streams:
 
 
 def create(streams: Streams, name: str = "s", **fields: Any) -> Stream:
-    streams.create(definition(name, **fields))
+    asyncio.run(streams.create(definition(name, **fields)))
     return streams.find(name)
 
 
@@ -66,9 +68,10 @@ def test_streams_are_listed_in_order(streams: Streams) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere", "..", "x" * 255])
 def test_a_stream_that_is_not_there_is_not_found(streams: Streams, name: str) -> None:
-    for look in (streams.find, streams.delete):
-        with pytest.raises(ResourceNotFoundException, match="does not exist"):
-            look(name)
+    with pytest.raises(ResourceNotFoundException, match="does not exist"):
+        streams.find(name)
+    with pytest.raises(ResourceNotFoundException, match="does not exist"):
+        asyncio.run(streams.delete(name))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "ü", "a\n", "x" * 256])
@@ -81,7 +84,7 @@ def test_a_deleted_stream_is_not_served(streams: Streams) -> None:
     old = create(streams)
     assert streams.is_served(old)
 
-    streams.delete("s")
+    asyncio.run(streams.delete("s"))
     assert not streams.is_served(old)
 
     new = create(streams)
@@ -195,12 +198,12 @@ def test_a_stream_that_cannot_be_read_is_named_and_can_only_be_deleted(
     with pytest.raises(MessageStoreReadErrorException, match="'broken' cannot be read"):
         streams.find("broken")
     with pytest.raises(InvalidRequestException, match="already exists"):
-        streams.create(definition("broken"))
+        asyncio.run(streams.create(definition("broken")))
     assert streams.find("sound").append([b"x"], 1) == 0
 
-    streams.delete("broken")
+    asyncio.run(streams.delete("broken"))
     assert streams.names() == ["sound"]
-    streams.create(definition("broken"))
+    asyncio.run(streams.create(definition("broken")))
     assert streams.find("broken").append([b"x"], 1) == 0
     store.close()
 
@@ -247,9 +250,9 @@ def test_whoever_waits_for_a_change_is_woken_by_updates_and_deletions_too(
     for wanted in (1, 2):
         streams.changes.add(Waiter(streams.changed + wanted, woken.append))
 
-    streams.update(definition("a", maxSize=4096, streamSegmentSize=1024))
+    asyncio.run(streams.update(definition("a", maxSize=4096, streamSegmentSize=1024)))
     assert woken == [True]
-    streams.delete("a")
+    asyncio.run(streams.delete("a"))
 
     assert woken == [True, True]
 
@@ -305,6 +308,7 @@ class Notes:
     def before_change(
         self, stream: Stream, definition: MessageStreamDefinition | None
     ) -> Callable[[], None]:
+        assert stream.definition is not definition
         self.seen.append((stream.name, definition, stream.log.end))
         return lambda: self.seen.append("done")
 
@@ -322,9 +326,9 @@ def test_a_witness_sees_a_stream_before_and_after_it_changes(
     create(streams).append([b"x"], 1)
     assert notes.seen == []
     wanted = definition(flushOnWrite=True)
-    streams.update(wanted)
+    asyncio.run(streams.update(wanted))
     assert notes.seen == [("s", wanted, 1), "done"]
-    streams.delete("s")
+    asyncio.run(streams.delete("s"))
     assert notes.seen[2:] == [("s", None, 1), "done"]
 
 
@@ -338,9 +342,9 @@ def test_a_witness_is_not_told_of_changes_that_fail(
             "BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
     with pytest.raises(UnknownFailureException):
-        streams.update(definition(flushOnWrite=True))
+        asyncio.run(streams.update(definition(flushOnWrite=True)))
     with pytest.raises(UnknownFailureException):
-        streams.delete("s")
+        asyncio.run(streams.delete("s"))
     assert "done" not in notes.seen
     assert streams.find("s").append([b"x"], 1) == 0
 
@@ -373,10 +377,12 @@ def test_a_status_stream_is_looked_for_when_a_stream_is_created_and_updated(
     create(streams)
     for change in (streams.create, streams.update):
         with pytest.raises(InvalidRequestException, match="'status' does not exist"):
-            change(definition("t" if change == streams.create else "s", **told_in("status")))
+            asyncio.run(
+                change(definition("t" if change == streams.create else "s", **told_in("status")))
+            )
     create(streams, "status")
     create(streams, "t", **told_in("status"))
-    streams.update(definition(**told_in("status")))
+    asyncio.run(streams.update(definition(**told_in("status"))))
 
 
 def test_statuses_never_come_back_to_where_they_are_from(streams: Streams) -> None:
@@ -384,10 +390,98 @@ def test_statuses_never_come_back_to_where_they_are_from(streams: Streams) -> No
         create(streams, **told_in("s"))
     create(streams)
     with pytest.raises(InvalidRequestException, match="is the stream itself"):
-        streams.update(definition(**told_in("s")))
+        asyncio.run(streams.update(definition(**told_in("s"))))
     create(streams, "t", **told_in("s"))
     with pytest.raises(InvalidRequestException, match="come back to 's'"):
-        streams.update(definition(**told_in("t")))
-    streams.delete("s")
+        asyncio.run(streams.update(definition(**told_in("t"))))
+    asyncio.run(streams.delete("s"))
     with pytest.raises(InvalidRequestException, match="come back to 's'"):
         create(streams, **told_in("t"))
+
+
+def test_updates_at_once_do_not_become_a_cycle_of_status_streams(streams: Streams) -> None:
+    create(streams, "a")
+    create(streams, "b")
+
+    async def update_both() -> list[BaseException | None]:
+        updates = [
+            streams.update(definition("a", **told_in("b"))),
+            streams.update(definition("b", **told_in("a"))),
+        ]
+        return await asyncio.gather(*updates, return_exceptions=True)
+
+    first, second = asyncio.run(update_both())
+    assert first is None
+    assert isinstance(second, InvalidRequestException)
+
+
+# Changes at once
+
+
+def test_an_edit_sees_the_update_before_it(streams: Streams) -> None:
+    create(streams)
+
+    async def change_both() -> None:
+        await asyncio.gather(
+            streams.update(definition(timeToLiveMillis=60_000)),
+            streams.edit("s", lambda now: msgspec.structs.replace(now, flush_on_write=True)),
+        )
+
+    asyncio.run(change_both())
+    changed = streams.find("s").definition
+    assert (changed.time_to_live_millis, changed.flush_on_write) == (60_000, True)
+
+
+def test_changes_of_one_name_are_made_in_order(streams: Streams) -> None:
+    async def change() -> list[BaseException | None]:
+        changes = [
+            streams.create(definition()),
+            streams.create(definition()),
+            streams.delete("s"),
+            streams.update(definition()),
+            streams.create(definition(timeToLiveMillis=60_000)),
+        ]
+        return await asyncio.gather(*changes, return_exceptions=True)
+
+    results = [type(result) for result in asyncio.run(change())]
+    none = type(None)
+    assert results == [
+        none,
+        InvalidRequestException,
+        none,
+        ResourceNotFoundException,
+        none,
+    ]
+    assert streams.find("s").definition.time_to_live_millis == 60_000
+
+
+def test_a_canceled_caller_does_not_end_a_change(streams: Streams) -> None:
+    async def cancel() -> None:
+        task = asyncio.ensure_future(streams.create(definition()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await streams.finish_changes()
+
+    asyncio.run(cancel())
+    assert streams.find("s").append([b"x"], 1) == 0
+
+
+def test_a_change_that_cannot_be_stored_is_undone(streams: Streams, store: Store) -> None:
+    create(streams, maxSize=4096, streamSegmentSize=1024)
+    for event in ("INSERT", "UPDATE", "DELETE"):
+        store.catalog._connection.execute(
+            f"CREATE TEMP TRIGGER no_{event} BEFORE {event} ON stream "
+            "BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+    smaller = definition(maxSize=2048, streamSegmentSize=1024)
+    for change in (streams.create(definition("t")), streams.update(smaller), streams.delete("s")):
+        with pytest.raises(UnknownFailureException):
+            asyncio.run(change)
+    assert streams.names() == ["s"]
+    assert len(list((store.root / "streams").iterdir())) == 1
+    stream = streams.find("s")
+    assert stream.definition.max_size == 4096
+    for number in range(4):
+        assert stream.append([bytes(1024)], 1) == number

@@ -7,6 +7,7 @@ export never says that it is further than its destination, and in the end everyt
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shutil
 import tempfile
@@ -120,7 +121,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
             self.append(name, 6)
 
     def _create(self, name: str) -> None:
-        self.bench.streams.create(self._define(name))
+        asyncio.run(self.bench.streams.create(self._define(name)))
         for identifier in self.fields[name]:
             self._begin_destination(name, identifier)
 
@@ -185,7 +186,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         self._begin_destination(name, identifier)
 
     def _update(self, name: str) -> None:
-        self.bench.streams.update(self._define(name))
+        asyncio.run(self.bench.streams.update(self._define(name)))
 
     def _draw_export(self, data: st.DataObject) -> tuple[str, str]:
         """Rather one that somebody delivers to."""
@@ -196,7 +197,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
 
     @rule(name=names)
     def delete_and_create_again(self, name: str) -> None:
-        self.bench.streams.delete(name)
+        self.bench.delete(name)
         self._create(name)
 
     # What pipelines do

@@ -20,7 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.model import MessageStreamDefinition, StrategyOnFull
 from penstock.store.log import FileLog, MessageTooLargeError, StreamFullError
 from penstock.store.segment import DamagedError, LostError
-from penstock.store.store import Store, StoredStream
+from penstock.store.store import Store
+from penstock.store.stream import StoredStream
 from penstock.testing.faults import FaultyDisk
 from tests.support import MEMORY
 

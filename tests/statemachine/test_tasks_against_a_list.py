@@ -93,7 +93,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
 
     @rule()
     def delete_and_create_again(self) -> None:
-        self.bench.streams.delete("s")
+        self.bench.delete("s")
         self._collect()
         assert not self.owed, "the stream is gone, and of these nothing was told"
         self.life += 1
@@ -202,7 +202,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
         for status, number, _ in self.bench.told():
             if status in ends:
                 self.owed.discard((self.life, number))
-        self.bench.streams.delete("status")
+        self.bench.delete("status")
         self.bench.create("status", {})
 
     @invariant()

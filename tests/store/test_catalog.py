@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ from penstock.store.catalog import (
     UploadProgress,
     digest_token,
 )
+from tests.support import PATIENCE_S
 
 ROW = StreamRow("id1", "s", b"{}", 0, 0)
 SEGMENT = SegmentSummary(0, 10, 100, 1, 2, 3, 4)
@@ -85,7 +87,7 @@ def test_a_removed_stream_takes_everything_with_it_but_its_directory(catalog: Ca
     assert catalog.segments("id1") == []
     assert catalog.progress("id1") == {}
     assert catalog.removed_directories() == ["id1"]
-    catalog.forget_directory("id1")
+    catalog.forget_directories(["id1"])
     assert catalog.removed_directories() == []
 
 
@@ -105,7 +107,7 @@ def test_progress_of_many_exports_is_all_or_nothing(catalog: Catalog) -> None:
 
 def test_progress_of_an_export_that_was_replaced_is_not_stored(catalog: Catalog) -> None:
     catalog.add_stream(ROW, [ExportProgress("e", export_id="first")])
-    catalog.update_stream("id1", b"{1}", [ExportProgress("e", export_id="second")])
+    catalog.update_stream("id1", b"{1}", [], [ExportProgress("e", export_id="second")])
     catalog.commit_progress(
         [
             ("id1", ExportProgress("e", 5, export_id="first")),
@@ -150,7 +152,7 @@ def test_a_catalog_of_the_second_version_is_brought_to_this_one(tmp_path: Path) 
         connection.execute("PRAGMA user_version = 2")
         connection.commit()
     catalog = Catalog(path)
-    catalog.change_uploads(UploadChange([upload(1)]))
+    catalog.commit_progress([], UploadChange([upload(1)]))
     catalog.close()
     catalog = Catalog(path)
     assert [row.name for row in catalog.streams()] == ["s"]
@@ -183,9 +185,9 @@ def test_tokens_of_the_third_version_never_expire(tmp_path: Path) -> None:
 
 
 def test_uploads_are_known_by_what_they_are(catalog: Catalog) -> None:
-    catalog.change_uploads(UploadChange([upload(2), upload(1), upload(1, "other")]))
+    catalog.commit_progress([], UploadChange([upload(2), upload(1), upload(1, "other")]))
     changed = upload(1, is_abandoned=True, status_config=StatusConfig(StatusLevel.ERROR, "status"))
-    catalog.change_uploads(UploadChange([changed], [upload(2).id, "unknown"]))
+    catalog.commit_progress([], UploadChange([changed], [upload(2).id, "unknown"]))
     assert catalog.uploads() == [upload(1, "other"), changed]
 
 
@@ -194,12 +196,12 @@ def test_uploads_of_one_task_without_a_name_differ_in_when_they_began(catalog: C
     later = msgspec.structs.replace(
         first, upload=msgspec.structs.replace(first.upload, began=first.upload.began + 1)
     )
-    catalog.change_uploads(UploadChange([first, later]))
+    catalog.commit_progress([], UploadChange([first, later]))
     assert catalog.uploads() == [first, later]
 
 
 def test_uploads_of_one_export_are_not_those_of_another(catalog: Catalog) -> None:
-    catalog.change_uploads(UploadChange([upload(1), upload(1, export_id="y")]))
+    catalog.commit_progress([], UploadChange([upload(1), upload(1, export_id="y")]))
     assert len(catalog.uploads()) == 2
 
 
@@ -226,8 +228,9 @@ def test_an_update_forgets_the_progress_of_exports_that_are_gone(catalog: Catalo
     catalog.commit_progress(
         [("id1", ExportProgress(name, number)) for name, number in (("a", 1), ("b", 2))]
     )
-    catalog.update_stream("id1", b"{1}", [ExportProgress("b", 2)])
-    assert list(catalog.progress("id1")) == ["b"]
+    catalog.update_stream("id1", b"{1}", [ExportProgress("b", 1)], [ExportProgress("c")])
+    # Progress that was stored meanwhile stays.
+    assert catalog.progress("id1") == {"b": ExportProgress("b", 2), "c": ExportProgress("c")}
     assert catalog.streams()[0].definition == b"{1}"
 
 
@@ -276,14 +279,46 @@ def test_a_grace_period_does_not_outlast_the_token(
     assert expiries(catalog, "old", "new") == [expected, None]
 
 
-def test_another_process_is_noticed(catalog: Catalog, tmp_path: Path) -> None:
+def test_data_version_follows_every_change(catalog: Catalog, tmp_path: Path) -> None:
     before = catalog.data_version()
-    catalog.add_token(TokenRow("own", "admin", ("*",), 1), "x")
     assert catalog.data_version() == before
+    catalog.add_token(TokenRow("own", "admin", ("*",), 1), "x")
+    own = catalog.data_version()
+    assert own != before
     other = Catalog(tmp_path / "catalog.sqlite")
     other.remove_token("own")
     other.close()
-    assert catalog.data_version() != before
+    assert catalog.data_version() != own
+
+
+def test_changes_in_one_transaction_are_all_or_nothing(catalog: Catalog) -> None:
+    def add_twice() -> None:
+        with catalog.transaction():
+            catalog.add_stream(ROW)
+            catalog.add_stream(ROW)
+
+    with pytest.raises(sqlite3.IntegrityError):
+        add_twice()
+    assert catalog.streams() == []
+    with catalog.transaction():
+        catalog.add_stream(ROW)
+        catalog.reserve("id1", 5)
+        assert catalog.streams() == []  # not committed yet
+    assert [row.reserved for row in catalog.streams()] == [5]
+
+
+def test_lookups_do_not_wait_for_a_transaction(catalog: Catalog) -> None:
+    catalog.add_token(TokenRow("t", "admin", ("*",), 1), "x")
+    with catalog.transaction(), ThreadPoolExecutor(1) as executor:
+        catalog.add_stream(ROW)
+        assert executor.submit(catalog.find_token, digest_token("x")).result(PATIENCE_S) is not None
+        assert executor.submit(catalog.data_version).result(PATIENCE_S) > 0
+
+
+def test_an_upload_that_is_over_cannot_be_abandoned(catalog: Catalog) -> None:
+    catalog.commit_progress([], UploadChange([upload(1)]))
+    catalog.abandon_uploads([upload(1, is_abandoned=True), upload(2, is_abandoned=True)])
+    assert catalog.uploads() == [upload(1, is_abandoned=True)]
 
 
 def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:

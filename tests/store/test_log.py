@@ -57,6 +57,10 @@ class Files:
         )
 
 
+def memory_log(catalog: Catalog, limits: Limits = LIMITS, **fields: int) -> MemoryLog:
+    return MemoryLog(limits, catalog, "id", lambda: None, **fields)
+
+
 @pytest.fixture
 def files(catalog: Catalog, tmp_path: Path) -> Files:
     return Files(catalog, tmp_path / "stream")
@@ -66,7 +70,7 @@ def files(catalog: Catalog, tmp_path: Path) -> Files:
 def make_log(request: pytest.FixtureRequest, files: Files) -> Callable[[Limits], Log]:
     def make(limits: Limits) -> Log:
         if request.param == "memory":
-            return MemoryLog(limits, files.catalog, "id", 0)
+            return memory_log(files.catalog, limits)
         return files.create(limits)
 
     return make
@@ -184,7 +188,7 @@ def test_the_times_of_the_oldest_and_the_newest_message_are_known(
         log.append([bytes(600)], 10_000 + number)
         assert (log.oldest_time, log.newest_time) == (10_000, 10_000 + number)
     # The newest segment may be one that was just begun.
-    log.apply(log.limits._replace(segment_size=2048))
+    log.begin_segment()
     assert (log.oldest_time, log.newest_time) == (10_000, 10_004)
     log.trim(70_002)
     assert (log.oldest_time, log.newest_time) == (10_002, 10_004)
@@ -219,30 +223,52 @@ def test_what_was_appended_before_it_was_opened_is_not_counted(files: Files) -> 
 def test_a_new_segment_size_is_for_new_segments(make_log: Callable[[Limits], Log]) -> None:
     log = make_log(LIMITS)
     log.append([bytes(500)], 1)
-    log.apply(LIMITS._replace(segment_size=4096))
+    log.begin_segment()
+    log.limits = LIMITS._replace(segment_size=4096)
     for _ in range(5):
         log.append([bytes(500)], 1)
     assert [segment.size for segment in log.segments()] == [500, 2500]
 
 
 def test_memory_numbers_do_not_repeat_after_a_crash(files: Files) -> None:
-    log = MemoryLog(LIMITS, files.catalog, "id", 0)
+    log = memory_log(files.catalog)
     log.append([b"x"] * 7, 1)
     reserved = files.catalog.streams()[0].reserved
     assert reserved >= 7
-    again = MemoryLog(LIMITS, files.catalog, "id", reserved)
+    again = memory_log(files.catalog, first=reserved)
     assert (again.oldest, again.end) == (reserved, reserved)
 
 
 def test_memory_numbers_go_on_exactly_after_a_clean_stop(files: Files) -> None:
-    log = MemoryLog(LIMITS, files.catalog, "id", 0)
+    log = memory_log(files.catalog)
     log.append([b"x"] * 7, 1)
     log.close()
     assert files.catalog.streams()[0].reserved == 7
 
 
+def test_memory_numbers_are_reserved_in_the_background(files: Files) -> None:
+    requests: list[None] = []
+    log = MemoryLog(LIMITS, files.catalog, "id", lambda: requests.append(None), reserved=1 << 20)
+    log.append([b"x"] * 100, 1)
+    assert requests == []
+    # Half of the reserve is used.
+    for _ in range(6):
+        log.append([b""] * 100_000, 1)
+    assert len(requests) == 1
+    assert files.catalog.streams()[0].reserved == 0
+    log.work()
+    assert files.catalog.streams()[0].reserved > 3 << 19
+
+
+def test_memory_appends_that_outrun_the_reserve_extend_it(files: Files) -> None:
+    log = memory_log(files.catalog, reserved=1 << 20)
+    for _ in range(11):
+        log.append([b""] * 100_000, 1)
+    assert files.catalog.streams()[0].reserved >= log.end
+
+
 def test_memory_never_touches_the_disk(files: Files) -> None:
-    MemoryLog(LIMITS, files.catalog, "id", 0).append([b"secret words"], 1)
+    memory_log(files.catalog).append([b"secret words"], 1)
     assert not files.directory.exists()
 
 
@@ -478,7 +504,7 @@ def filled(kind: str, batches: list[list[int]], max_size: int = 1 << 20) -> Iter
     with TemporaryDirectory(dir=MEMORY) as directory:
         catalog = Catalog(Path(directory) / "catalog.sqlite")
         files = Files(catalog, Path(directory) / "stream")
-        log: Log = files.create(limits) if kind == "file" else MemoryLog(limits, catalog, "id", 0)
+        log: Log = files.create(limits) if kind == "file" else memory_log(catalog, limits)
         for time, batch in enumerate(batches):
             log.append([bytes((time % 256,)) * size for size in batch], time)
         yield log
@@ -663,7 +689,7 @@ def test_the_size_of_messages_is_what_adding_up_gives(
 
 
 def test_a_message_knows_when_it_was_appended(files: Files, catalog: Catalog) -> None:
-    for log in (files.create(), MemoryLog(LIMITS, catalog, "id", 0)):
+    for log in (files.create(), memory_log(catalog)):
         for number in range(8):
             log.append([b"x" * 300, b"y" * 300], 1000 + number)
         log.work()

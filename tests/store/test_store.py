@@ -25,7 +25,8 @@ from penstock.store.files import Disk
 from penstock.store.log import Log
 from penstock.store.retention import Limits
 from penstock.store.segment import DamagedError
-from penstock.store.store import Store, StoredStream
+from penstock.store.store import Store
+from penstock.store.stream import StoredStream
 from tests.store.conftest import Define, Restartable
 
 

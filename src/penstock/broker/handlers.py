@@ -6,7 +6,7 @@ import asyncio
 import logging
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
@@ -70,6 +70,7 @@ class PendingCall(Protocol):
     def allow_seconds(self, seconds: float) -> None: ...
     def work(self, steps: Iterator[None]) -> None: ...
     def on_close(self, cancel: Callable[[], object]) -> None: ...
+    def hold_requests(self) -> None: ...
 
 
 class Caller(Protocol):
@@ -96,6 +97,8 @@ class Handlers:
         self._settings = settings
         self._counters = counters
         self._statistics = statistics
+        # The loop itself does not keep tasks alive.
+        self._changes: set[asyncio.Task[None]] = set()
         self._handlers: dict[type[Request], Callable[[PendingCall, Any], None]] = {
             CreateMessageStreamRequest: self._create,
             UpdateMessageStreamRequest: self._update,
@@ -317,21 +320,39 @@ class Handlers:
 
     def _create(self, call: PendingCall, request: CreateMessageStreamRequest) -> None:
         call.access.require(request.operation, request.definition.name)
-        self._streams.create(request.definition)
-        call.succeed()
+        self._change(call, self._streams.create(request.definition))
 
     def _update(self, call: PendingCall, request: UpdateMessageStreamRequest) -> None:
         call.access.require(request.operation, request.definition.name)
-        try:
-            self._streams.update(request.definition)
-        except UnknownFailureException as error:
-            raise UpdateFailedException(error.message) from None
-        call.succeed()
+
+        async def update() -> None:
+            try:
+                await self._streams.update(request.definition)
+            except UnknownFailureException as error:
+                raise UpdateFailedException(error.message) from None
+
+        self._change(call, update())
 
     def _delete(self, call: PendingCall, request: DeleteMessageStreamRequest) -> None:
         call.access.require(request.operation, request.name)
-        self._streams.delete(request.name)
-        call.succeed()
+        self._change(call, self._streams.delete(request.name))
+
+    def _change(self, call: PendingCall, change: Coroutine[Any, Any, None]) -> None:
+        """Answers when a change of a definition is stored and applied.
+
+        The requests behind it on the same connection wait for that: a stream can be created and
+        appended to without waiting for the answer.
+        """
+
+        async def answer() -> None:
+            with _failing(call):
+                await change
+                call.succeed()
+
+        call.hold_requests()
+        task = asyncio.get_running_loop().create_task(answer())
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
 
     def _describe(self, call: PendingCall, request: DescribeMessageStreamRequest) -> None:
         call.access.require(request.operation, request.name)

@@ -74,6 +74,11 @@ def _status_stream_of(export: S3ExportTaskExecutorConfig) -> str | None:
     return export.status_config.status_stream_name if export.status_config is not None else None
 
 
+def names_status_stream(definition: MessageStreamDefinition) -> bool:
+    exports = definition.export_definition.s3_task_executor or ()
+    return any(_status_stream_of(export) is not None for export in exports)
+
+
 def check_update(
     current: MessageStreamDefinition,
     wanted: MessageStreamDefinition,

@@ -49,8 +49,8 @@ _SYNC_THREADS = 4
 class Broker:
     """Opens a root, listens, and stops cleanly. All of it in one event loop.
 
-    Two kinds of threads work for it: those that sync for appends which wait for the disk, and
-    one that seals, removes and syncs in the background.
+    Three kinds of threads work for it: those that sync for appends which wait for the disk, one
+    that stores definition changes, and one that seals, removes and syncs in the background.
     """
 
     def __init__(self, settings: Settings, disk: Disk | None = None) -> None:
@@ -89,8 +89,13 @@ class Broker:
             ensure_first_token(root, self._store.catalog)
             self.gate = Gate(self._store.catalog, is_open=not settings.authenticate_client)
             self._sync_threads = ThreadPoolExecutor(_SYNC_THREADS, "penstock-sync")
+            self._definition_thread = ThreadPoolExecutor(1, "penstock-definitions")
             self.streams = Streams(
-                self._store, settings, self._sync_threads, self.counters.flushes.note
+                self._store,
+                settings,
+                self._sync_threads,
+                self.counters.flushes.note,
+                self._definition_thread,
             )
             premises = Premises(str(root.absolute()), self._instance)
             dead_letters = DeadLetters(self.streams, settings.dead_letter_stream)
@@ -137,6 +142,7 @@ class Broker:
         self._background = threading.Thread(target=self._work, name="penstock-work", daemon=True)
         self._background.start()
         self._catalog_version = self._store.catalog.data_version()
+        self._tokens = self._store.catalog.token_state()
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
         self.publish()
         logger.info(
@@ -251,7 +257,11 @@ class Broker:
     def _revoke(self) -> None:
         """Close the connections of tokens that expired, or that another process has revoked."""
         version = self._store.catalog.data_version()
-        has_changed = version != self._catalog_version
+        tokens = self._tokens
+        if version != self._catalog_version:
+            # Mostly it is the broker itself that has changed something else.
+            tokens = self._store.catalog.token_state()
+        has_changed = tokens != self._tokens
         for session in tuple(self._sessions):
             if not session.is_connected:
                 continue
@@ -259,7 +269,7 @@ class Broker:
                 session.expire()
             elif has_changed and not self.gate.admits(session.access):
                 session.revoke()
-        self._catalog_version = version
+        self._catalog_version, self._tokens = version, tokens
 
     def _work(self) -> None:
         interval = self.settings.sync_interval_ms / 1000
@@ -315,6 +325,8 @@ class Broker:
             await asyncio.sleep(0.01)
         for session in tuple(self._sessions):
             session.abort()
+        await self.streams.finish_changes()
+        await asyncio.to_thread(self._definition_thread.shutdown)
         self._store.request_work()
         await asyncio.to_thread(self._background.join)
         await asyncio.to_thread(self._sync_threads.shutdown)

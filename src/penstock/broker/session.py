@@ -83,6 +83,8 @@ class Session(asyncio.Protocol):
         # The question whose token it is, while somebody else is asked.
         self._question: asyncio.Task[None] | None = None
         self._open_calls = 0
+        # A call that the requests behind it wait for.
+        self._held_for: Call | None = None
         self._work: deque[Iterator[None]] = deque()
         self._cancellations: set[Call] = set()
         self._farewells: dict[Hashable, Callable[[], object]] = {}
@@ -172,6 +174,7 @@ class Session(asyncio.Protocol):
             or self._gives_way
             or self._is_stopping
             or self._question is not None
+            or self._held_for is not None
             or self._open_calls >= _MAX_OPEN_CALLS
         )
 
@@ -335,7 +338,11 @@ class Session(asyncio.Protocol):
     def close_call(self, call: Call) -> None:
         self._open_calls -= 1
         self._cancellations.discard(call)
-        if self._open_calls == _MAX_OPEN_CALLS - 1 and not self._is_processing:
+        may_go_on = self._open_calls == _MAX_OPEN_CALLS - 1
+        if self._held_for is call:
+            self._held_for = None
+            may_go_on = True
+        if may_go_on and not self._is_processing:
             self.loop.call_soon(self._go_on)
 
     def count_failure(self, error: StreamManagerException) -> None:
@@ -348,6 +355,10 @@ class Session(asyncio.Protocol):
         """A promise to send something later; a stop waits for it."""
         call = self.open_call("", Operation.AppendMessage)
         return call.send
+
+    def hold_for(self, call: Call) -> None:
+        """Take no further request until this call is answered."""
+        self._held_for = call
 
     def watch(self, call: Call) -> None:
         self._cancellations.add(call)

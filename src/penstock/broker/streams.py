@@ -1,23 +1,26 @@
 """The streams of a broker: what is stored, and who waits for it.
 
-Called from the event loop only.
+Called from the event loop only. A change of a definition is stored by a thread; until it is stored
+the stream is served as it was before, and then it changes between two turns of the loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
-from penstock.broker.rules import check_definition, check_update
+from penstock.broker.rules import check_definition, check_update, names_status_stream
 from penstock.broker.settings import Settings
-from penstock.broker.waiting import GroupCommit, Waiters
+from penstock.broker.waiting import DefinitionCommits, GroupCommit, Waiters
 from penstock.errors import (
     InvalidRequestException,
     MessageStoreReadErrorException,
@@ -44,7 +47,8 @@ from penstock.model.statistics import ExportActivity, ExportStatistics, StreamSt
 from penstock.model.storage import StoredRun
 from penstock.store.log import MessageTooLargeError, StreamFullError
 from penstock.store.segment import DamagedError
-from penstock.store.store import Store, StoredStream
+from penstock.store.store import Store
+from penstock.store.stream import DefinitionChange, StoredStream
 
 logger = logging.getLogger(__name__)
 
@@ -234,12 +238,19 @@ class Witness(Protocol):
 
     def before_change(
         self, stream: Stream, definition: MessageStreamDefinition | None
-    ) -> Callable[[], None]:
-        """The stream gets another definition, or is deleted; what to call when that is done."""
+    ) -> Callable[[], Callable[[], None] | None]:
+        """Called when another definition, or the deletion (None), is stored and about to apply.
+
+        The result is called when the change has been applied. It returns what has to be on the
+        disk before the change is answered, to be called from a thread, or None.
+        """
 
 
 class Streams:
-    """All of them, by name."""
+    """All of them, by name.
+
+    Changes of one name are made one after the other; those of different names share commits.
+    """
 
     def __init__(
         self,
@@ -247,12 +258,21 @@ class Streams:
         settings: Settings,
         executor: Executor,
         note_flush: Callable[[float], None] = lambda _: None,
+        definition_executor: Executor | None = None,
     ) -> None:
-        """`note_flush` is told by any thread how many seconds a flush took."""
+        """`note_flush` is told by any thread how many seconds a flush took.
+
+        `definition_executor` stores definition changes; by default `executor` does.
+        """
         self._store = store
         self._note_flush = note_flush
         self._settings = settings
         self._executor = executor
+        self._definition_executor = definition_executor or executor
+        self._commits = DefinitionCommits(self._definition_executor, store.store_changes)
+        self._pending_changes: set[asyncio.Task[None]] = set()
+        self._name_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._status_stream_lock = asyncio.Lock()
         self._witness: Witness | None = None
         self._streams = {
             name: self._serve(stored) for name, stored in sorted(store.streams.items())
@@ -274,9 +294,9 @@ class Streams:
             self._witness.before_drop(stream, end, are_expired)
 
     def _before_change(
-        self, stream: Stream, definition: MessageStreamDefinition | None = None
-    ) -> Callable[[], None]:
-        if self._witness is None:
+        self, stream: Stream | None, definition: MessageStreamDefinition | None = None
+    ) -> Callable[[], Callable[[], None] | None]:
+        if self._witness is None or stream is None:
             return lambda: None
         return self._witness.before_change(stream, definition)
 
@@ -306,39 +326,116 @@ class Streams:
             )
         raise ResourceNotFoundException(f"the message stream {name!r} does not exist")
 
-    def create(self, definition: MessageStreamDefinition) -> None:
-        if definition.name in self._streams or definition.name in self._store.unreadable:
-            raise InvalidRequestException(ALREADY_EXISTS)
-        self._check(definition)
-        with _explained(definition.name):
-            stored = self._store.create(definition)
-        self._streams[definition.name] = self._serve(stored)
-        logger.info("stream %r created", definition.name)
-        self._tell_change()
+    async def create(self, definition: MessageStreamDefinition) -> None:
+        await self._carry_out(self._create(definition))
 
-    def update(self, definition: MessageStreamDefinition) -> None:
-        stream = self.find(definition.name)
+    async def update(self, definition: MessageStreamDefinition) -> None:
+        await self.edit(definition.name, lambda _: definition)
+
+    async def edit(
+        self, name: str, change: Callable[[MessageStreamDefinition], MessageStreamDefinition]
+    ) -> None:
+        """Update a definition to what `change` makes of it, when no other change is pending."""
+        await self._carry_out(self._edit(name, change))
+
+    async def delete(self, name: str) -> None:
+        await self._carry_out(self._delete(name))
+
+    async def _carry_out(self, change: Coroutine[Any, Any, None]) -> None:
+        """Make a change to its end, also if the caller is canceled meanwhile."""
+        task = asyncio.get_running_loop().create_task(change)
+        self._pending_changes.add(task)
+        task.add_done_callback(self._pending_changes.discard)
+        await asyncio.shield(task)
+
+    async def finish_changes(self) -> None:
+        """Returns when no change is pending."""
+        while self._pending_changes:
+            await asyncio.wait(self._pending_changes)
+
+    def _name_lock(self, name: str) -> asyncio.Lock:
+        """Held by the one change of a name that is pending; the others take turns."""
+        return self._name_locks.setdefault(name, asyncio.Lock())
+
+    def _status_stream_lock_for(
+        self, definition: MessageStreamDefinition
+    ) -> AbstractAsyncContextManager[None]:
+        # Two definitions that are allowed by themselves may be a cycle of status streams together.
+        return self._status_stream_lock if names_status_stream(definition) else nullcontext()
+
+    async def _create(self, definition: MessageStreamDefinition) -> None:
+        name = definition.name
+        async with self._name_lock(name), self._status_stream_lock_for(definition):
+            if name in self._streams or name in self._store.unreadable:
+                raise InvalidRequestException(ALREADY_EXISTS)
+            self._check(definition)
+            change = self._store.plan_creation(definition)
+            await self._store_change(name, change)
+            change.apply()
+            self._streams[name] = self._serve(self._store.streams[name])
+            logger.info("stream %r created", name)
+            self._tell_change()
+
+    async def _edit(
+        self, name: str, edit: Callable[[MessageStreamDefinition], MessageStreamDefinition]
+    ) -> None:
+        async with self._name_lock(name):
+            stream = self.find(name)
+            definition = edit(stream.definition)
+            async with self._status_stream_lock_for(definition):
+                await self._update(stream, definition)
+
+    async def _update(self, stream: Stream, definition: MessageStreamDefinition) -> None:
         self._check(definition)
         log = stream.log
         check_update(stream.definition, definition, log.total_bytes, log.end - 1)
-        conclude = self._before_change(stream, definition)
-        with _explained(definition.name):
-            self._store.update(stream.stored, definition)
-        logger.info("stream %r updated", definition.name)
-        conclude()
-        self._tell_change()
+        with _explained(stream.name):
+            change = self._store.plan_update(stream.stored, definition)
+        limits = log.limits
+        if not limits.overwrites:
+            # What the new definition would reject is rejected from now on. A stream that
+            # overwrites drops nothing for a change that may yet fail.
+            log.limits = limits._replace(max_size=min(limits.max_size, definition.max_size))
+        try:
+            await self._store_change(stream.name, change)
+        except BaseException:
+            log.limits = limits
+            raise
+        try:
+            conclude = self._before_change(stream, definition)
+        finally:
+            change.apply()
+        logger.info("stream %r updated", stream.name)
+        await self._conclude(conclude)
 
-    def delete(self, name: str) -> None:
-        stream = self.find(name) if name not in self._store.unreadable else None
-        conclude = self._before_change(stream) if stream is not None else lambda: None
-        with _explained(name):
-            self._store.delete(name)
-        if stream is not None:
-            del self._streams[name]
-            stream.waiters.finish_all()
-        logger.info("stream %r deleted", name)
-        conclude()
+    async def _delete(self, name: str) -> None:
+        async with self._name_lock(name):
+            stream = self.find(name) if name not in self._store.unreadable else None
+            change = self._store.plan_deletion(name)
+            await self._store_change(name, change)
+            try:
+                conclude = self._before_change(stream)
+            finally:
+                change.apply()
+                self._streams.pop(name, None)
+            if stream is not None:
+                stream.waiters.finish_all()
+            logger.info("stream %r deleted", name)
+            await self._conclude(conclude)
+
+    async def _store_change(self, name: str, change: DefinitionChange) -> None:
+        try:
+            await self._commits.store(change)
+        except _EXPLAINED as error:
+            raise _explain(name, error) from None
+
+    async def _conclude(self, conclude: Callable[[], Callable[[], None] | None]) -> None:
+        """A change is applied: who watches the stream follows."""
+        sync = conclude()
         self._tell_change()
+        if sync is not None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._definition_executor, sync)
 
     def _tell_change(self) -> None:
         self.changed += 1

@@ -1,13 +1,15 @@
-"""Reads that wait for messages, and appends that wait for the disk."""
+"""Reads that wait for messages, and appends and definition changes that wait for the disk."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from itertools import count
+
+from penstock.store.stream import DefinitionChange
 
 # A client gives up after exactly the time it asked for, and an answer that comes later kills it:
 # a wait ends a little before.
@@ -157,3 +159,57 @@ class GroupCommit:
             asyncio.get_running_loop().call_soon(self._start)
         else:
             self._is_running = False
+
+
+class DefinitionCommits:
+    """Stores definition changes in a thread: one commit at a time.
+
+    All changes that arrive while a commit runs share the next one.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        store: Callable[[Sequence[DefinitionChange]], list[Exception | None]],
+    ) -> None:
+        """`store` returns the error of each change, or None."""
+        self._executor = executor
+        self._store = store
+        self._waiting: list[tuple[DefinitionChange, asyncio.Future[None]]] = []
+        self._is_running = False
+
+    async def store(self, change: DefinitionChange) -> None:
+        """Returns when the change is on the disk; raises what kept it from being stored."""
+        loop = asyncio.get_running_loop()
+        stored: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((change, stored))
+        if not self._is_running:
+            self._is_running = True
+            # At the end of this turn of the loop: other changes of the same turn share the commit.
+            loop.call_soon(self._start)
+        await stored
+
+    def _start(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        changes = [change for change, _ in waiting]
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, self._store, changes)
+        future.add_done_callback(
+            lambda finished: self._finish([stored for _, stored in waiting], finished)
+        )
+
+    def _finish(
+        self,
+        waiting: list[asyncio.Future[None]],
+        finished: asyncio.Future[list[Exception | None]],
+    ) -> None:
+        failure = finished.exception()
+        errors = [failure] * len(waiting) if failure is not None else finished.result()
+        for stored, error in zip(waiting, errors, strict=True):
+            if error is None:
+                stored.set_result(None)
+            else:
+                stored.set_exception(error)
+        self._is_running = bool(self._waiting)
+        if self._is_running:
+            asyncio.get_running_loop().call_soon(self._start)

@@ -3,6 +3,9 @@
 Definitions, sealed segments, checkpoints of active ones, export progress, uploads, tokens, and the
 sequence numbers that outlive deleted data. A commit is on the disk when it returns. Safe to call
 from any thread; another process (the command line) may have the same database open.
+
+Changes wait for the disk, and for each other: none of them belongs in the event loop. Look-ups have
+a connection of their own and wait for no commit.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -188,14 +191,15 @@ class Catalog:
     def __init__(self, path: Path) -> None:
         """Opens the catalog, or makes one; sqlite3.DatabaseError if the file is damaged."""
         self._lock = threading.RLock()
-        self._connection = sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, timeout=10
-        )
+        self._connection = _connect(path)
         try:
             self._prepare()
+            # In WAL mode a reader goes on while another connection commits.
+            self._reader = _connect(path)
         except BaseException:
             self._connection.close()
             raise
+        self._reader_lock = threading.Lock()
         path.chmod(0o600)
 
     def _prepare(self) -> None:
@@ -210,12 +214,12 @@ class Catalog:
                 f"knows {SCHEMA_VERSION}): start that one, or restore a backup"
             )
         if version == 0:
-            with self._transaction():
+            with self.transaction():
                 for statement in _SCHEMA.split(";"):
                     execute(statement)
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         for known in range(version, SCHEMA_VERSION) if version else ():
-            with self._transaction():
+            with self.transaction():
                 for statement in _MIGRATIONS[known]:
                     execute(statement)
                 execute(f"PRAGMA user_version = {known + 1}")
@@ -224,16 +228,23 @@ class Catalog:
             raise sqlite3.DatabaseError(state)
 
     def close(self) -> None:
+        with self._reader_lock:
+            self._reader.close()
         with self._lock:
             self._connection.close()
 
     def data_version(self) -> int:
-        """Another number after another process has changed the catalog."""
+        """Another number after this process or another one has changed the catalog."""
         return int(self._select("PRAGMA data_version")[0][0])
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One commit for all changes made inside; all of them or none."""
         with self._lock:
+            if self._connection.in_transaction:
+                # The lock is held: it is the transaction of this thread.
+                yield self._connection
+                return
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -245,8 +256,8 @@ class Catalog:
                 raise
 
     def _select(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._connection.execute(query, arguments).fetchall()
+        with self._reader_lock:
+            return self._reader.execute(query, arguments).fetchall()
 
     # Streams
 
@@ -257,36 +268,54 @@ class Catalog:
         ]
 
     def add_stream(self, row: StreamRow, progress: Iterable[ExportProgress] = ()) -> None:
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.execute("INSERT INTO stream VALUES (?, ?, ?, ?, ?)", row)
             _insert_progress(connection, row.id, progress)
 
     def update_stream(
-        self, stream_id: str, definition: bytes, progress: Iterable[ExportProgress]
+        self,
+        stream_id: str,
+        definition: bytes,
+        kept: Sequence[ExportProgress],
+        added: Sequence[ExportProgress],
     ) -> None:
-        """A new definition, and the progress of just the exports that it has."""
-        with self._transaction() as connection:
+        """A new definition, and the exports that it has.
+
+        The stored progress of a kept export stays: it may be ahead of what the caller knows.
+        """
+        with self.transaction() as connection:
             connection.execute(
                 "UPDATE stream SET definition = ? WHERE id = ?", (definition, stream_id)
             )
-            connection.execute("DELETE FROM export_progress WHERE stream_id = ?", (stream_id,))
-            _insert_progress(connection, stream_id, progress)
+            known = connection.execute(
+                "SELECT identifier FROM export_progress WHERE stream_id = ?", (stream_id,)
+            ).fetchall()
+            removed = {identifier for (identifier,) in known} - {each.identifier for each in kept}
+            connection.executemany(
+                "DELETE FROM export_progress WHERE stream_id = ? AND identifier = ?",
+                [(stream_id, identifier) for identifier in removed],
+            )
+            _insert_progress(connection, stream_id, kept, "IGNORE")
+            _insert_progress(connection, stream_id, added)
 
     def remove_stream(self, stream_id: str) -> None:
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.execute("DELETE FROM stream WHERE id = ?", (stream_id,))
             connection.execute("INSERT INTO removed_directory VALUES (?)", (stream_id,))
 
     def removed_directories(self) -> list[str]:
         return [stream_id for (stream_id,) in self._select("SELECT * FROM removed_directory")]
 
-    def forget_directory(self, stream_id: str) -> None:
-        with self._transaction() as connection:
-            connection.execute("DELETE FROM removed_directory WHERE stream_id = ?", (stream_id,))
+    def forget_directories(self, stream_ids: Iterable[str]) -> None:
+        with self.transaction() as connection:
+            connection.executemany(
+                "DELETE FROM removed_directory WHERE stream_id = ?",
+                [(stream_id,) for stream_id in stream_ids],
+            )
 
     def reserve(self, stream_id: str, end: int) -> None:
         """Numbers below `end` are never handed out again, whatever becomes of the messages."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.execute("UPDATE stream SET reserved = ? WHERE id = ?", (end, stream_id))
 
     # Segments
@@ -303,7 +332,7 @@ class Catalog:
 
     def add_segments(self, stream_id: str, segments: Iterable[SegmentSummary]) -> None:
         """Segments that are sealed and synced; nothing if their stream was deleted meanwhile."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             for segment in segments:
                 connection.execute(
                     "INSERT OR REPLACE INTO segment SELECT ?, ?, ?, ?, ?, ?, ?, ? "
@@ -317,7 +346,7 @@ class Catalog:
 
     def remove_segments(self, stream_id: str, oldest: int) -> None:
         """Everything below `oldest` goes on purpose; its files may be removed after this."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.execute(
                 "DELETE FROM segment WHERE stream_id = ? AND end <= ?", (stream_id, oldest)
             )
@@ -333,7 +362,7 @@ class Catalog:
 
     def set_checkpoints(self, checkpoints: Iterable[tuple[str, SegmentSummary]]) -> None:
         """So much of an active segment is synced: recovery need not look at it again."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO checkpoint SELECT ?, ?, ?, ?, ?, ?, ?, ? "
                 "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
@@ -364,7 +393,7 @@ class Catalog:
         Of a stream that was deleted meanwhile, or an export in whose place there is another one,
         no progress is stored. Its uploads are: somebody has to abort them.
         """
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO export_progress SELECT ?, ?, ?, ?, ?, ?, ?, ?, ? "
                 "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?) AND NOT EXISTS (SELECT 1 FROM "
@@ -382,14 +411,18 @@ class Catalog:
         rows = self._select("SELECT state FROM upload ORDER BY export_id, sequence_number, id")
         return [_decode_upload(state) for (state,) in rows]
 
-    def change_uploads(self, change: UploadChange) -> None:
-        with self._transaction() as connection:
-            _change_uploads(connection, change)
+    def abandon_uploads(self, uploads: Iterable[UploadProgress]) -> None:
+        """Update uploads; those that are over by now stay removed."""
+        with self.transaction() as connection:
+            connection.executemany(
+                "UPDATE upload SET state = ? WHERE id = ?",
+                [(msgspec.json.encode(each), each.id) for each in uploads],
+            )
 
     # Tokens
 
     def add_token(self, row: TokenRow, secret: str) -> None:
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO token VALUES (?, ?, ?, ?, ?, ?, NULL, NULL)",
                 (
@@ -407,7 +440,7 @@ class Catalog:
 
         An even older secret, whose grace period has not ended, is no longer valid.
         """
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             # In an UPDATE, the right-hand sides are the values from before it.
             changed = connection.execute(
                 "UPDATE token SET digest = ?, created_time = ?, expires_time = ?, "
@@ -425,7 +458,7 @@ class Catalog:
             return changed.rowcount > 0
 
     def remove_token(self, token_id: str) -> bool:
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return connection.execute("DELETE FROM token WHERE id = ?", (token_id,)).rowcount > 0
 
     def find_token(self, digest: bytes) -> TokenRow | None:
@@ -448,17 +481,28 @@ class Catalog:
             )
         ]
 
+    def token_state(self) -> list[tuple[Any, ...]]:
+        """Another value after any token was created, rotated or revoked."""
+        return self._select("SELECT * FROM token ORDER BY id")
+
 
 def _token_row(row: tuple[Any, ...]) -> TokenRow:
     token_id, role, patterns, created_time, expires_time = row
     return TokenRow(token_id, role, tuple(patterns.split("\n")), created_time, expires_time)
 
 
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+
+
 def _insert_progress(
-    connection: sqlite3.Connection, stream_id: str, progress: Iterable[ExportProgress]
+    connection: sqlite3.Connection,
+    stream_id: str,
+    progress: Iterable[ExportProgress],
+    on_conflict: Literal["REPLACE", "IGNORE"] = "REPLACE",
 ) -> None:
     connection.executemany(
-        "INSERT OR REPLACE INTO export_progress VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT OR {on_conflict} INTO export_progress VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - one of two words
         [(stream_id, *export) for export in progress],
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -77,10 +78,19 @@ class Disk:
 
     def replace(self, path: Path, data: bytes) -> None:
         """The file holds either what it held before or `data`, whatever happens meanwhile."""
-        temporary = path.with_suffix(path.suffix + ".new")
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        self.sync_directory(path.parent)
+        self.replace_all({path: data})
+
+    def replace_all(self, files: Mapping[Path, bytes]) -> None:
+        """The same for files in different directories, with fewer syncs that wait for the disk."""
+        temporaries = {path: path.with_suffix(path.suffix + ".new") for path in files}
+        for path, temporary in temporaries.items():
+            with temporary.open("wb") as file:
+                file.write(files[path])
+                file.flush()
+                os.fsync(file.fileno())
+        for path, temporary in temporaries.items():
+            temporary.replace(path)
+        # The first sync of a directory brings the other ones along, where the file system has a
+        # journal.
+        for directory in {path.parent for path in files}:
+            self.sync_directory(directory)

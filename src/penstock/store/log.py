@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 DEFINITION_FILE = "stream.json"
 
 # So many numbers of a memory stream are reserved with one write to the catalog.
-_RESERVED_AT_ONCE = 1 << 20
+RESERVED_AT_ONCE = 1 << 20
 _CHECKED_BYTES = 1 << 20
 # Each segment that waits to be sealed holds two descriptors.
 _MAX_PUT_OFF = 128
@@ -262,11 +262,10 @@ class Log(ABC):
         if excess:
             self._drop(excess, are_expired=False)
 
-    def apply(self, limits: Limits) -> None:
-        """New limits; a new segment size is that of the segment begun next."""
-        if limits.segment_size != self.limits.segment_size and self._active.size:
+    def begin_segment(self) -> None:
+        """Begin another segment, unless the active one is empty."""
+        if self._active.size:
             self._roll()
-        self.limits = limits
 
     def _make_room(self, needed: int, exported_end: int) -> None:
         if needed > self.limits.max_size:
@@ -324,23 +323,55 @@ class Log(ABC):
 
 
 class MemoryLog(Log):
-    """Messages that live as long as the process; their numbers are never used again."""
+    """Messages that live as long as the process; their numbers are never used again.
 
-    def __init__(self, limits: Limits, catalog: Catalog, stream_id: str, first: int) -> None:
+    Numbers are reserved ahead: by `work`, in the background, while half of a reserve is left. Only
+    appends that outrun it wait for the catalog.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        catalog: Catalog,
+        stream_id: str,
+        request_work: Callable[[], None],
+        *,
+        first: int = 0,
+        reserved: int = 0,
+    ) -> None:
+        """The catalog has reserved the numbers below `reserved`."""
         self._memory = MemorySegment(first)
         super().__init__(limits, [], self._memory, KnownDamage(stream_id))
         self._catalog = catalog
         self._stream_id = stream_id
-        self._reserved = first
+        self._request_work = request_work
+        self._reserving = threading.Lock()
+        self._note_reserve(max(first, reserved))
 
     def _roll(self) -> None:
         self._sealed.append(self._memory)
         self._active = self._memory = MemorySegment(self._memory.end)
 
+    def _note_reserve(self, reserved: int) -> None:
+        self._reserved = reserved
+        self._renew_at = reserved - RESERVED_AT_ONCE // 2
+
     def _reserve(self, end: int) -> None:
-        if end > self._reserved:
-            self._catalog.reserve(self._stream_id, end + _RESERVED_AT_ONCE)
-            self._reserved = end + _RESERVED_AT_ONCE
+        if end > self._renew_at:
+            self._request_work()
+            # Once for each reserve.
+            self._renew_at = self._reserved
+            if end > self._reserved:
+                self._extend_reserve(end)
+
+    def _extend_reserve(self, end: int) -> None:
+        with self._reserving:
+            if end + RESERVED_AT_ONCE // 2 > self._reserved:
+                self._catalog.reserve(self._stream_id, end + RESERVED_AT_ONCE)
+                self._note_reserve(end + RESERVED_AT_ONCE)
+
+    def work(self) -> None:
+        self._extend_reserve(self.end)
 
     def close(self) -> None:
         if self._reserved != self.end:
@@ -528,8 +559,7 @@ class FileLog(Log):
 
 
 def create_file_log(home: Home, limits: Limits) -> FileLog:
+    """An empty log. The caller syncs its directory, and the one above, before it is used."""
     home.disk.make_directory(home.directory)
     active = ActiveSegment(SegmentFiles.create(home.disk, home.directory, 0))
-    # From here on, a stream without an active segment is one that has lost it.
-    home.disk.sync_directory(home.directory)
     return FileLog(home, limits, [], active)

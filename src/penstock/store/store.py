@@ -13,20 +13,21 @@ import contextlib
 import fcntl
 import functools
 import logging
+import math
 import os
 import re
 import shutil
 import sqlite3
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from penstock.errors import StoreError
-from penstock.model import MessageStreamDefinition, Persistence, to_wire
+from penstock.model import MessageStreamDefinition, Persistence
 from penstock.model.storage import SegmentSummary
 from penstock.root import LOCK_FILE
 from penstock.store.catalog import (
@@ -46,96 +47,33 @@ from penstock.store.log import (
     Home,
     Log,
     MemoryLog,
-    create_file_log,
 )
 from penstock.store.record import first_of_name
 from penstock.store.recovery import open_file_log
 from penstock.store.reserve import give_up_reserve, is_full, keep_reserve
 from penstock.store.retention import Limits
+from penstock.store.stream import (
+    Creation,
+    DefinitionChange,
+    Deletion,
+    ProgressChange,
+    StoredStream,
+    Update,
+    encode_definition,
+    new_id,
+)
 
 logger = logging.getLogger(__name__)
 
 _LOCK_ATTEMPTS = 10
 _LOCK_PAUSE_SECONDS = 0.02
+# So long the removal of deleted streams keeps the background from sealing and syncing.
+_REMOVAL_SECONDS = 0.1
 
 _decode_definition = msgspec.json.Decoder(MessageStreamDefinition).decode
 
 
-def _encode(definition: MessageStreamDefinition) -> bytes:
-    return msgspec.json.encode(to_wire(definition))
-
-
 _ID = re.compile(r"[0-9a-f]{16}")
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex[:16]
-
-
-def _progress_of(
-    definition: MessageStreamDefinition, known: Mapping[str, ExportProgress]
-) -> dict[str, ExportProgress]:
-    """How far each export of a definition got; one that is not known begins here."""
-    return {
-        name: known.get(name) or ExportProgress(name, export_id=_new_id())
-        for name in (export.identifier for export in definition.exports())
-    }
-
-
-class StoredStream:
-    """A stream as it is stored: its definition, its log, how far its exports got."""
-
-    def __init__(
-        self,
-        stream_id: str,
-        definition: MessageStreamDefinition,
-        log: Log,
-        progress: dict[str, ExportProgress],
-    ) -> None:
-        self.id = stream_id
-        self.definition = definition
-        self.log = log
-        self.progress = _progress_of(definition, progress)
-
-    def exported_end(self) -> int:
-        """Below this number every enabled export has everything it wants; 0 if there is none."""
-        return min(
-            (
-                max(
-                    self.progress[export.identifier].last_exported + 1,
-                    getattr(export, "start_sequence_number", None) or 0,
-                )
-                for export in self.definition.exports()
-                if not export.disabled
-            ),
-            default=0,
-        )
-
-
-class ProgressChange:
-    """Progress of exports and of their uploads that is about to be stored."""
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        progress: Sequence[tuple[StoredStream, ExportProgress]],
-        uploads: UploadChange,
-    ) -> None:
-        self._catalog = catalog
-        self._progress = progress
-        self._uploads = uploads
-
-    def store(self) -> None:
-        """All of it or none; from any thread."""
-        progress = ((stream.id, export) for stream, export in self._progress)
-        self._catalog.commit_progress(progress, self._uploads)
-
-    def apply(self) -> None:
-        """It holds from now on, for exports that are still there."""
-        for stream, export in self._progress:
-            current = stream.progress.get(export.identifier)
-            if current is not None and current.export_id == export.export_id:
-                stream.progress[export.identifier] = export
 
 
 class Store:
@@ -154,6 +92,8 @@ class Store:
         self._troubles: dict[tuple[str, str], str] = {}
         self._journal_is_needed = False
         self._checkpoint_error = ""
+        self._abandoned_logs: deque[FileLog] = deque()
+        self._abandoned_uploads: list[UploadProgress] = []
         try:
             give_up_reserve(self._disk, root)
             self.catalog = self._open_catalog()
@@ -169,83 +109,100 @@ class Store:
             os.close(self._lock)
             raise
 
-    def create(self, definition: MessageStreamDefinition) -> StoredStream:
+    # Definition changes: planned and applied by the event loop, stored by a thread
+
+    def plan_creation(self, definition: MessageStreamDefinition) -> Creation:
         """A new, empty stream. The caller knows that there is none of that name."""
-        stream_id = _new_id()
-        row = StreamRow(stream_id, definition.name, _encode(definition), 0, 0)
-        limits = Limits.of(definition)
-        progress = _progress_of(definition, {})
-        log: Log
-        if definition.persistence is Persistence.Memory:
-            self.catalog.add_stream(row, progress.values())
-            log = MemoryLog(limits, self.catalog, stream_id, 0)
-        else:
-            log = self._create_file_log(row, limits, progress.values())
-            log.journals = definition.flush_on_write
-            self._write_definition(stream_id, definition)
-        stream = StoredStream(stream_id, definition, log, progress)
-        self.streams[definition.name] = stream
-        return stream
+        return Creation(self, definition)
 
-    def _create_file_log(
-        self, row: StreamRow, limits: Limits, progress: Iterable[ExportProgress]
-    ) -> FileLog:
-        """A directory with an empty log and its row in the catalog, or neither."""
-        log: FileLog | None = None
-        try:
-            log = create_file_log(self._home(row), limits)
-            self._disk.sync_directory(self._streams_directory)
-            self.catalog.add_stream(row, progress)
-        except BaseException:
-            if log is not None:
-                log.abandon()
-            shutil.rmtree(self._streams_directory / row.id, ignore_errors=True)
-            raise
-        return log
+    def plan_update(self, stream: StoredStream, definition: MessageStreamDefinition) -> Update:
+        """Another definition; exports that it no longer names are forgotten."""
+        if Limits.of(definition).segment_size != stream.log.limits.segment_size:
+            # A new size is that of the segment begun next. One more segment does no harm if the
+            # change fails.
+            stream.log.begin_segment()
+        return Update(self, stream, definition)
 
-    def _home(self, row: StreamRow) -> Home:
-        return Home(
-            self._disk,
-            self._streams_directory / row.id,
-            self.catalog,
-            row.id,
-            self._journal,
-            self.request_work,
-            KnownDamage(row.name),
+    def plan_deletion(self, name: str) -> Deletion:
+        """The stream and its data. Also one that cannot be read."""
+        return Deletion(self, name)
+
+    def store_changes(self, changes: Sequence[DefinitionChange]) -> list[Exception | None]:
+        """Store changes of different streams in one commit: for each the error that kept it from
+        being stored, or None. From one thread at a time."""
+        errors = {change: _attempt_change(change.prepare) for change in changes}
+        for change in changes:
+            errors[change] = errors[change] or _attempt_change(change.sync)
+        prepared = [change for change, error in errors.items() if error is None]
+        errors.update(zip(prepared, self._commit_changes(prepared), strict=True))
+        for change, error in errors.items():
+            if error is not None:
+                change.undo()
+        self._copy_definitions(
+            {
+                change.stream_id: change.copied_definition
+                for change, error in errors.items()
+                if error is None and change.copied_definition is not None
+            }
         )
+        return list(errors.values())
+
+    def _commit_changes(self, changes: Sequence[DefinitionChange]) -> list[Exception | None]:
+        def commit() -> None:
+            with self.catalog.transaction():
+                for change in changes:
+                    change.record()
+
+        if not changes:
+            return []
+        error = _attempt_change(commit)
+        if error is not None and len(changes) > 1:
+            # A change that fails takes no other with it.
+            return [self._commit_changes([change])[0] for change in changes]
+        return [error] * len(changes)
+
+    def create(self, definition: MessageStreamDefinition) -> StoredStream:
+        """Plan, store and apply a creation at once."""
+        creation = self.plan_creation(definition)
+        self._carry_out(creation)
+        return self.streams[definition.name]
 
     def update(self, stream: StoredStream, definition: MessageStreamDefinition) -> None:
-        """The definition replaces the old one; exports that it no longer names are forgotten."""
-        log, limits = stream.log, stream.log.limits
-        if isinstance(log, FileLog) and definition.flush_on_write and not log.journals:
-            # The journal holds nothing of what came before: that has to be safe first.
-            log.sync()
-        log.apply(Limits.of(definition))
-        updated = StoredStream(stream.id, definition, log, stream.progress)
-        try:
-            self.catalog.update_stream(
-                stream.id, _encode(definition), list(updated.progress.values())
-            )
-        except BaseException:
-            log.apply(limits)
-            raise
-        stream.definition, stream.progress = definition, updated.progress
-        if isinstance(log, FileLog):
-            log.journals = definition.flush_on_write
-            self._write_definition(stream.id, definition)
+        """Plan, store and apply an update at once."""
+        self._carry_out(self.plan_update(stream, definition))
 
     def delete(self, name: str) -> None:
-        """The stream and its data. Also one that cannot be read."""
-        if name in self.unreadable:
-            stream_id, _ = self.unreadable[name]
-            self.catalog.remove_stream(stream_id)
-            del self.unreadable[name]
-        else:
-            stream = self.streams[name]
-            self.catalog.remove_stream(stream.id)
-            del self.streams[name]
-            if isinstance(stream.log, FileLog):
-                stream.log.abandon()
+        """Plan, store and apply a deletion at once."""
+        self._carry_out(self.plan_deletion(name))
+
+    def _carry_out(self, change: DefinitionChange) -> None:
+        (error,) = self.store_changes([change])
+        if error is not None:
+            raise error
+        change.apply()
+
+    def home(self, stream_id: str, name: str) -> Home:
+        return Home(
+            self._disk,
+            self._streams_directory / stream_id,
+            self.catalog,
+            stream_id,
+            self._journal,
+            self.request_work,
+            KnownDamage(name),
+        )
+
+    def abandon(self, log: FileLog) -> None:
+        """The stream of this log was deleted: close its files, in the background."""
+        self._abandoned_logs.append(log)
+        self.request_work()
+
+    def abandon_uploads(self, uploads: Sequence[UploadProgress]) -> None:
+        """Store that uploads are to be aborted, in the background.
+
+        If that fails they are as they were before: the next start abandons them again.
+        """
+        self._abandoned_uploads.extend(uploads)
         self.request_work()
 
     def commit_progress(self, progress: dict[str, list[ExportProgress]]) -> None:
@@ -301,9 +258,23 @@ class Store:
             # What fails stays first in line and is tried again.
             self._attempt(stream, "its segments cannot be sealed or removed", stream.log.work)
         try:
-            self._finish_removals()
+            self._store_abandoned_uploads()
+        except sqlite3.Error as error:
+            logger.error("cannot record abandoned uploads: %s", error)
+        self._close_abandoned_logs()
+        try:
+            self._finish_removals(time.monotonic() + _REMOVAL_SECONDS)
         except sqlite3.Error as error:
             logger.error("deleted streams cannot be forgotten: %s", error)
+
+    def _store_abandoned_uploads(self) -> None:
+        uploads, self._abandoned_uploads = self._abandoned_uploads, []
+        if uploads:
+            self.catalog.abandon_uploads(uploads)
+
+    def _close_abandoned_logs(self) -> None:
+        while self._abandoned_logs:
+            self._abandoned_logs.popleft().abandon()
 
     def sync(self) -> None:
         """Everything appended so far is on the disk after it; in the background."""
@@ -355,9 +326,17 @@ class Store:
         """Seal, sync and check off everything, so that the next start has nothing to recover."""
         checkpoints = []
         is_synced = True
+        self._close_abandoned_logs()
+        try:
+            self._store_abandoned_uploads()
+            self._close_memory_logs()
+        except sqlite3.Error as error:
+            logger.error("memory streams cannot be closed: %s", error)
         for stream in self.streams.values():
+            if not isinstance(stream.log, FileLog):
+                continue
             try:
-                if isinstance(stream.log, FileLog) and (summary := stream.log.finish()):
+                if summary := stream.log.finish():
                     checkpoints.append((stream.id, summary))
                 stream.log.close()
             except (OSError, sqlite3.Error) as error:
@@ -371,6 +350,12 @@ class Store:
             self._journal.close()
         self.catalog.close()
         os.close(self._lock)
+
+    def _close_memory_logs(self) -> None:
+        with self.catalog.transaction():
+            for stream in self.streams.values():
+                if isinstance(stream.log, MemoryLog):
+                    stream.log.close()
 
     def _replay_journal(self) -> None:
         """Bring segments up to what was promised, before anything looks at them."""
@@ -428,11 +413,24 @@ class Store:
             )
             return Catalog(path)
 
-    def _finish_removals(self) -> None:
+    def _finish_removals(self, deadline: float = math.inf) -> None:
+        """Remove the files of deleted streams; what is left at the deadline is removed next time.
+
+        Sealing and syncing other streams does not wait for the removal of a large one.
+        """
+        removed = []
+        # A deletion may be stored and not applied yet: until then the stream is read.
+        used = {stream.id for stream in list(self.streams.values())}
         for stream_id in self.catalog.removed_directories():
-            shutil.rmtree(self._streams_directory / stream_id, ignore_errors=True)
-            if not (self._streams_directory / stream_id).exists():
-                self.catalog.forget_directory(stream_id)
+            if stream_id in used:
+                continue
+            if _remove_directory(self._streams_directory / stream_id, deadline):
+                removed.append(stream_id)
+            elif time.monotonic() >= deadline:
+                self.request_work()
+                break
+        if removed:
+            self.catalog.forget_directories(removed)
 
     def _adopt_strangers(self) -> None:
         """Directories that the catalog does not list: taken back in if they say what they are."""
@@ -462,11 +460,11 @@ class Store:
             adopted = directory
             if not _ID.fullmatch(directory.name):
                 # Somebody renamed it; the journal knows streams by their ids alone.
-                adopted = directory.rename(self._streams_directory / _new_id())
+                adopted = directory.rename(self._streams_directory / new_id())
             firsts = [first_of_name(path.name) for path in adopted.iterdir()]
             oldest = min((first for first in firsts if first is not None), default=0)
             self.catalog.add_stream(
-                StreamRow(adopted.name, definition.name, _encode(definition), oldest, 0)
+                StreamRow(adopted.name, definition.name, encode_definition(definition), oldest, 0)
             )
             known_names.add(definition.name)
             logger.error(
@@ -486,7 +484,15 @@ class Store:
             progress = self.catalog.progress(row.id)
             log: Log
             if definition.persistence is Persistence.Memory:
-                log = MemoryLog(Limits.of(definition), self.catalog, row.id, row.reserved)
+                log = MemoryLog(
+                    Limits.of(definition),
+                    self.catalog,
+                    row.id,
+                    self.request_work,
+                    first=row.reserved,
+                )
+                # It reserves numbers before the first append needs them.
+                self.request_work()
             else:
                 if not directory.is_dir():
                     logger.error("stream %r: its directory %s is missing", row.name, directory)
@@ -494,7 +500,7 @@ class Store:
                     (export.last_exported + 1 for export in progress.values()), default=0
                 )
                 log = open_file_log(
-                    self._home(row),
+                    self.home(row.id, row.name),
                     Limits.of(definition),
                     name=row.name,
                     oldest=row.oldest,
@@ -502,7 +508,7 @@ class Store:
                 )
                 log.journals = definition.flush_on_write
                 if not (directory / DEFINITION_FILE).exists():
-                    self._write_definition(row.id, definition)
+                    self._copy_definitions({row.id: definition})
         except (OSError, msgspec.DecodeError, sqlite3.Error) as error:
             self._set_aside(row, error)
             return
@@ -512,13 +518,23 @@ class Store:
         logger.error("stream %r cannot be opened: %s", row.name, error)
         self.unreadable[row.name] = (row.id, str(error))
 
-    def _write_definition(self, stream_id: str, definition: MessageStreamDefinition) -> None:
-        path = self._streams_directory / stream_id / DEFINITION_FILE
+    def _copy_definitions(self, definitions: Mapping[str, MessageStreamDefinition]) -> None:
+        """Write definitions, by stream id, beside the segments, as they are in the catalog."""
+        copies = {
+            self._streams_directory / stream_id / DEFINITION_FILE: msgspec.json.format(
+                encode_definition(definition)
+            )
+            for stream_id, definition in definitions.items()
+        }
         try:
-            self._disk.replace(path, msgspec.json.format(_encode(definition)))
+            self._disk.replace_all(copies)
         except OSError as error:
+            if len(definitions) > 1:
+                for stream_id, definition in definitions.items():
+                    self._copy_definitions({stream_id: definition})
+                return
             # The catalog has it; the copy is written again at the next start.
-            logger.warning("%s cannot be written: %s", path, error)
+            logger.warning("%s cannot be written: %s", *copies, error)
 
     def _read_definition(self, directory: Path) -> MessageStreamDefinition:
         return _decode_definition((directory / DEFINITION_FILE).read_bytes())
@@ -528,6 +544,26 @@ def _add_checkpoint(log: FileLog, checkpoints: list[tuple[FileLog, SegmentSummar
     summary = log.checkpoint()
     if summary is not None:
         checkpoints.append((log, summary))
+
+
+def _attempt_change(step: Callable[[], None]) -> Exception | None:
+    try:
+        step()
+    except Exception as error:  # noqa: BLE001 - the caller of the change gets it
+        return error
+    return None
+
+
+def _remove_directory(directory: Path, deadline: float) -> bool:
+    """Remove a directory and its files, as far as there is time; whether it is gone."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if time.monotonic() >= deadline:
+                return False
+            if not entry.is_dir(follow_symlinks=False):
+                Path(entry).unlink(missing_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)
+    return not directory.exists()
 
 
 def _lock_root(root: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Hashable
+from inspect import isawaitable
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -62,6 +63,7 @@ _JSON = "application/json"
 _encode = msgspec.json.encode
 
 Answer = Callable[[Request, Visitor], "Plain | Response"]
+Change = Callable[[Request, Visitor], Awaitable[Plain]]
 
 
 class Api:
@@ -86,7 +88,7 @@ class Api:
             f"{stream}/messages": self._messages,
             stream: self._stream,
         }
-        changes: dict[str, Answer] = {
+        changes: dict[str, Change] = {
             f"{stream}/exports/{{identifier}}/pause": self._pause,
             f"{stream}/exports/{{identifier}}/resume": self._resume,
         }
@@ -100,10 +102,12 @@ class Api:
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
 
-    def _answering(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+    def _answering(self, answer: Answer | Change) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             try:
                 found = answer(request, await self._door.admit(request))
+                if isawaitable(found):
+                    found = await found
             except StreamManagerException as error:
                 status = _STATUSES.get(type(error), _OTHER_STATUS)
                 raise HTTPException(status, error.message) from None
@@ -239,17 +243,19 @@ class Api:
 
     # Changes
 
-    def _pause(self, request: Request, visitor: Visitor) -> Plain:
-        return self._disable(request, visitor, is_disabled=True)
+    async def _pause(self, request: Request, visitor: Visitor) -> Plain:
+        return await self._disable(request, visitor, is_disabled=True)
 
-    def _resume(self, request: Request, visitor: Visitor) -> Plain:
-        return self._disable(request, visitor, is_disabled=False)
+    async def _resume(self, request: Request, visitor: Visitor) -> Plain:
+        return await self._disable(request, visitor, is_disabled=False)
 
-    def _disable(self, request: Request, visitor: Visitor, *, is_disabled: bool) -> Plain:
+    async def _disable(self, request: Request, visitor: Visitor, *, is_disabled: bool) -> Plain:
         name, identifier = request.path_params["name"], request.path_params["identifier"]
-        stream = self._find(name, visitor)
+        self._find(name, visitor)
         visitor.require_change(name)
-        self._broker.streams.update(_with_disabled(stream.definition, identifier, is_disabled))
+        await self._broker.streams.edit(
+            name, lambda definition: _with_disabled(definition, identifier, is_disabled)
+        )
         return {"isPaused": is_disabled}
 
 

@@ -40,7 +40,7 @@ FULL = "the stream was full and dropped it"
 Remove = Callable[[Workbench], object]
 
 REMOVALS: dict[str, Remove] = {
-    "the stream was deleted": lambda bench: bench.streams.delete("s"),
+    "the stream was deleted": lambda bench: bench.delete("s"),
     "the export was removed": lambda bench: bench.update("s", {}),
 }
 removals = pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_removal_that_fails_cancels_nothing(bench: Workbench) -> None:
         "CREATE TEMP TRIGGER broken BEFORE DELETE ON stream BEGIN SELECT RAISE(ABORT, 'no'); END"
     )
     with pytest.raises(UnknownFailureException):
-        bench.streams.delete("s")
+        bench.delete("s")
     assert bench.told() == []
     bench.wait(1)
     assert bench.plan_file().uploads == [upload(0)]
@@ -153,7 +153,7 @@ def test_damage_stops_no_deletion(bench: Workbench) -> None:
     stream = bench.create_tasks("s", 3)
     assert isinstance(stream.log, FileLog)
     data_path(bench.store.root / "streams" / stream.stored.id, 0).write_bytes(b"y")
-    bench.streams.delete("s")
+    bench.delete("s")
     assert [number for number, _ in canceled(bench)] == [0, 1, 2]
     assert "s3ExportTaskDefinition" not in bench.status_messages()[0]["statusContext"]
 
@@ -166,7 +166,7 @@ def test_who_does_not_want_to_know_is_told_nothing_and_uploads_are_aborted_all_t
     bench.create("s", to_s3(**config))
     bench.append_tasks("s", 2)
     bench.commit(failure(bench.plan_file(), uploads=[upload(0)]))
-    bench.streams.delete("s")
+    bench.delete("s")
     assert bench.told() == []
     assert abandoned(bench) == [0]
 
@@ -174,7 +174,7 @@ def test_who_does_not_want_to_know_is_told_nothing_and_uploads_are_aborted_all_t
 def test_exports_of_other_kinds_cancel_nothing(bench: Workbench) -> None:
     bench.create("status", {})
     bench.create("s", to_http(), 3)
-    bench.streams.delete("s")
+    bench.delete("s")
     assert bench.told() == []
 
 
@@ -261,7 +261,7 @@ def test_what_somebody_had_and_never_reported_is_canceled_then(bench: Workbench,
             bench.wait(3600)
             (abort,) = bench.plan(Lane.files, pipeline="q")
         case "removed":
-            bench.streams.delete("s")
+            bench.delete("s")
             (abort,) = bench.plan(Lane.files)
         case "restarted":
             bench.restart()
@@ -286,7 +286,7 @@ def test_a_status_stream_that_drops_something_to_take_a_status_tells_nobody(
     bench.create("status", to_s3(**told_in("last")), **SMALL)
     bench.create("s", to_s3(**told_in()))
     bench.append_tasks("s", 50)
-    bench.streams.delete("s")
+    bench.delete("s")
     assert bench.streams.find("status").log.oldest > 0
     assert bench.told("last") == []
 

@@ -85,7 +85,7 @@ def test_an_export_waits_until_the_letters_can_be_kept(bench: Workbench) -> None
     bench.commit(report(bench.plan_one(), skipped=[skip(1)]))
     assert bench.progress("s").last_exported == 0
     assert "is full" in bench.progress("s").error_message
-    bench.streams.delete("letters")
+    bench.delete("letters")
     bench.wait(1)
     bench.commit(report(bench.plan_one(), skipped=[skip(1)]))
     assert bench.progress("s").last_exported == 2

@@ -361,7 +361,7 @@ def test_a_report_on_its_way_to_the_disk_is_not_about_an_export_that_takes_the_p
 def test_a_report_of_another_stream_of_that_name_does_not_count(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
-    bench.streams.delete("s")
+    bench.delete("s")
     assert bench.commit(report(found)) == 0
     bench.create("s", to_http(), 5)
     assert bench.commit(report(found)) == 0

@@ -17,7 +17,7 @@ def test_they_are_those_of_the_streams_as_they_are_now(bench: Workbench) -> None
     bench.create("b", {**to_http("two"), **to_s3("three")})
     assert names(registry) == [("a", "one"), ("b", "two"), ("b", "three")]
     bench.update("b", to_http("two"))
-    bench.streams.delete("a")
+    bench.delete("a")
     assert names(registry) == [("b", "two")]
     assert list(registry.of(bench.streams.find("b"))) == ["two"]
 
@@ -44,7 +44,7 @@ def test_one_that_is_added_again_or_of_another_kind_is_another_one(bench: Workbe
     bench.update("s", to_s3())
     assert not registry.has(other)
     (last,) = registry
-    bench.streams.delete("s")
+    bench.delete("s")
     assert list(registry.known()) == [last]
     bench.create("s", to_s3())
     assert not registry.has(last)

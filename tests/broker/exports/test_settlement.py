@@ -243,7 +243,7 @@ def test_the_leases_of_reports_that_count_are_told(bench: Workbench) -> None:
     bench.create_tasks("a", 1)
     bench.create_tasks("b", 1)
     first, second = bench.plan(Lane.files)
-    bench.streams.delete("b")
+    bench.delete("b")
     assert accepted(bench, report(first, abandoned=[upload(0)]), report(second)) == [first.lease]
     (abort,) = bench.plan(Lane.files)
     assert accepted(bench, report(abort)) == [abort.lease]

@@ -113,7 +113,7 @@ def test_an_export_goes_on_without_its_status_stream_which_is_said_once(
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.broker.exports.statuses")
     bench.create_tasks("s", 4)
-    bench.streams.delete("status")
+    bench.delete("status")
     for _ in range(2):
         found = bench.plan_file()
         bench.commit(report(found, settled_end=found.first + 1, events=[event(found.first)]))
@@ -125,7 +125,7 @@ def test_an_export_goes_on_without_its_status_stream_which_is_said_once(
     bench.create("status", {})
     bench.commit(report(bench.plan_file(), settled_end=3, events=[event(2)]))
     assert [number for _, number, _ in bench.told()] == [2]
-    bench.streams.delete("status")
+    bench.delete("status")
     bench.commit(report(bench.plan_file(), events=[event(3)]))
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
@@ -170,7 +170,7 @@ def test_what_was_written_is_synced_with_the_progress(bench: Workbench) -> None:
 def test_a_stream_that_was_deleted_need_not_be_synced(bench: Workbench) -> None:
     bench.create("status", {})
     bench.statuses.write(origin(), [event(1)], bench.now)
-    bench.streams.delete("status")
+    bench.delete("status")
     bench.statuses.sync()()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,8 @@ from penstock.model.exporting import (
 )
 from penstock.model.status import Status, StatusLevel
 from penstock.store.catalog import ExportProgress
-from penstock.store.store import ProgressChange, Store
+from penstock.store.store import Store
+from penstock.store.stream import ProgressChange
 from penstock.wire.requests import PlanExportsRequest
 
 BEGINNING = 1_700_000_000_000
@@ -152,11 +154,14 @@ class Workbench:
         return from_wire({**plain, **fields}, MessageStreamDefinition)
 
     def create(self, name: str, exports: dict[str, Any], count: int = 0, **fields: Any) -> Stream:
-        self.streams.create(self.define(name, exports, **fields))
+        asyncio.run(self.streams.create(self.define(name, exports, **fields)))
         return self.append(name, count)
 
     def update(self, name: str, exports: dict[str, Any], **fields: Any) -> None:
-        self.streams.update(self.define(name, exports, **fields))
+        asyncio.run(self.streams.update(self.define(name, exports, **fields)))
+
+    def delete(self, name: str) -> None:
+        asyncio.run(self.streams.delete(name))
 
     def append(self, name: str, count: int, size: int = 10) -> Stream:
         stream = self.streams.find(name)
@@ -221,6 +226,8 @@ class Workbench:
         return self.plan_one(Lane.files, **fields)
 
     def begin_commit(self, *reports: ExportReport) -> Commit:
+        if self.dead_letters.needs_stream(reports):
+            asyncio.run(self.dead_letters.create_stream())
         settlement = self.exports.settle(reports, self.now)
         change = self.store.change_progress(settlement.progress(), settlement.uploads())
         return Commit(settlement, change)

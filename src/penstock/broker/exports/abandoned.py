@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -100,14 +99,9 @@ class AbandonedUploads:
 
     def abandon(self, uploads: Sequence[UploadProgress]) -> None:
         """Nobody goes on with these from now on."""
-        if not uploads:
-            return
-        try:
-            self._store.catalog.change_uploads(UploadChange(stored=uploads))
-        except sqlite3.Error as error:
-            # They are as they were before: the next start finds that nobody goes on with them.
-            logger.error("that uploads are to be aborted cannot be stored: %s", error)
-        self.add(uploads)
+        if uploads:
+            self._store.abandon_uploads(uploads)
+            self.add(uploads)
 
     # What is due
 

@@ -56,7 +56,7 @@ class Cancellations:
 
     def before_change(
         self, stream: Stream, definition: MessageStreamDefinition | None
-    ) -> Callable[[], None]:
+    ) -> Callable[[], Callable[[], None] | None]:
         kept: set[str] = set()
         reason = "the stream was deleted"
         if definition is not None:
@@ -69,14 +69,13 @@ class Cancellations:
             if export.identifier not in kept
         ]
 
-        def conclude() -> None:
+        def conclude() -> Callable[[], None] | None:
             for export, events in canceled:
                 self._abandoned.abandon(export.track(export.uploads, are_abandoned=True))
                 self.conclude_lease(export, export.settling_told)
                 self._tell(export, events)
                 self._statuses.recent.forget(export.stream.name, export.identifier)
-            if canceled:
-                self._sync()
+            return self._sync_statuses() if canceled else None
 
         return conclude
 
@@ -118,8 +117,13 @@ class Cancellations:
         finally:
             self._is_telling = False
 
-    def _sync(self) -> None:
-        try:
-            self._statuses.sync()()
-        except OSError as error:
-            logger.error("statuses of canceled tasks cannot be synced: %s", error)
+    def _sync_statuses(self) -> Callable[[], None]:
+        sync = self._statuses.sync()
+
+        def attempt() -> None:
+            try:
+                sync()
+            except OSError as error:
+                logger.error("statuses of canceled tasks cannot be synced: %s", error)
+
+        return attempt

@@ -7,7 +7,7 @@ Each is JSON: `streamName`, `sequenceNumber`, `ingestTime` and `payload` (base64
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -41,6 +41,8 @@ class DeadLetters:
         self._streams = streams
         # Empty if there is none.
         self._name = name
+        # Why the stream could not be created.
+        self._problem: StreamManagerException | None = None
 
     def keep(self, stream: Stream, report: ExportReport, now: int) -> ExportReport:
         """Stores what was skipped; the report as far as that worked.
@@ -95,12 +97,36 @@ class DeadLetters:
         try:
             return self._streams.find(self._name)
         except ResourceNotFoundException:
-            self._streams.create(
-                MessageStreamDefinition(
-                    name=self._name, strategy_on_full=StrategyOnFull.OverwriteOldestData
-                )
-            )
-            return self._streams.find(self._name)
+            if self._problem is not None:
+                raise self._problem from None
+            raise
+
+    def needs_stream(self, reports: Sequence[ExportReport]) -> bool:
+        """Whether messages are to be kept while there is no stream to keep them in."""
+        if not self._name or not any(report.skipped for report in reports):
+            return False
+        if self._name in self._streams.names():
+            return False
+        return any(self._has_any(report) for report in reports)
+
+    def _has_any(self, report: ExportReport) -> bool:
+        """Whether any of the messages that were skipped is still there."""
+        try:
+            log = self._streams.find(report.stream).log
+        except StreamManagerException:
+            return False
+        return any(log.oldest <= each.sequence_number < log.end for each in report.skipped)
+
+    async def create_stream(self) -> None:
+        """Create the stream, before `keep`, which says why if that fails."""
+        self._problem = None
+        definition = MessageStreamDefinition(
+            name=self._name, strategy_on_full=StrategyOnFull.OverwriteOldestData
+        )
+        try:
+            await self._streams.create(definition)
+        except StreamManagerException as error:
+            self._problem = error
 
     def sync(self) -> Callable[[], None]:
         """What brings the letters to the disk; it may be called from a thread."""

@@ -57,6 +57,8 @@ class ExportHandlers:
         self._executor = executor
         self._now_millis = now_millis
         self._pending: set[_PendingPlan] = set()
+        # Creations of the dead-letter stream.
+        self._creations: set[asyncio.Task[None]] = set()
         # The last plan that a pipeline asked for in a lane, as long as it is connected.
         self._latest: dict[tuple[str, Lane], PlanExportsRequest] = {}
 
@@ -131,6 +133,19 @@ class ExportHandlers:
         call.access.require(request.operation)
         for report in request.reports:
             call.access.require(request.operation, report.stream)
+        if not self._dead_letters.needs_stream(request.reports):
+            self._settle(call, request)
+            return
+        task = asyncio.get_running_loop().create_task(self._dead_letters.create_stream())
+        self._creations.add(task)
+
+        def created(_: asyncio.Task[None]) -> None:
+            self._creations.discard(task)
+            self._settle(call, request)
+
+        task.add_done_callback(created)
+
+    def _settle(self, call: PendingCall, request: CommitExportsRequest) -> None:
         settlement = self._exports.settle(request.reports, self._now_millis())
 
         def answer() -> None:

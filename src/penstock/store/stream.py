@@ -1,0 +1,253 @@
+"""A stream as it is stored, and changes of its definition and of its exports' progress."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from penstock.model import MessageStreamDefinition, Persistence, to_wire
+from penstock.store.catalog import Catalog, ExportProgress, StreamRow, UploadChange
+from penstock.store.log import (
+    RESERVED_AT_ONCE,
+    FileLog,
+    Home,
+    Log,
+    MemoryLog,
+    create_file_log,
+)
+from penstock.store.retention import Limits
+
+
+def encode_definition(definition: MessageStreamDefinition) -> bytes:
+    return msgspec.json.encode(to_wire(definition))
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+def progress_of(
+    definition: MessageStreamDefinition, known: Mapping[str, ExportProgress]
+) -> dict[str, ExportProgress]:
+    """How far each export of a definition got; one that is not known begins here."""
+    return {
+        name: known.get(name) or ExportProgress(name, export_id=new_id())
+        for name in (export.identifier for export in definition.exports())
+    }
+
+
+class StoredStream:
+    """A stream as it is stored: its definition, its log, how far its exports got."""
+
+    def __init__(
+        self,
+        stream_id: str,
+        definition: MessageStreamDefinition,
+        log: Log,
+        progress: dict[str, ExportProgress],
+    ) -> None:
+        self.id = stream_id
+        self.definition = definition
+        self.log = log
+        self.progress = progress_of(definition, progress)
+
+    def exported_end(self) -> int:
+        """Below this number every enabled export has everything it wants; 0 if there is none."""
+        return min(
+            (
+                max(
+                    self.progress[export.identifier].last_exported + 1,
+                    getattr(export, "start_sequence_number", None) or 0,
+                )
+                for export in self.definition.exports()
+                if not export.disabled
+            ),
+            default=0,
+        )
+
+
+class Owner(Protocol):
+    """The store, as far as changes of definitions need it."""
+
+    catalog: Catalog
+    streams: dict[str, StoredStream]
+    unreadable: dict[str, tuple[str, str]]
+
+    def home(self, stream_id: str, name: str) -> Home: ...
+    def abandon(self, log: FileLog) -> None: ...
+    def request_work(self) -> None: ...
+
+
+class DefinitionChange(ABC):
+    """The creation, update or deletion of one stream.
+
+    The event loop plans it and applies it, a thread does everything between that waits for the
+    disk. Until `apply`, readers and appenders see the stream as it was before. There is at most
+    one change of a stream at a time.
+    """
+
+    stream_id: str
+    # The definition that is written beside the segments, once it is stored.
+    copied_definition: MessageStreamDefinition | None = None
+
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
+        """Make what the catalog is about to list."""
+
+    def sync(self) -> None:  # noqa: B027
+        """Bring it to the disk.
+
+        Changes that share a commit are all prepared before the first is synced: a file system
+        with a journal writes them together then.
+        """
+
+    @abstractmethod
+    def record(self) -> None:
+        """Change the catalog, inside a transaction."""
+
+    def undo(self) -> None:  # noqa: B027
+        """Remove what was prepared: the change is not stored."""
+
+    @abstractmethod
+    def apply(self) -> None:
+        """The change is stored: it takes effect."""
+
+
+class Creation(DefinitionChange):
+    def __init__(self, store: Owner, definition: MessageStreamDefinition) -> None:
+        self._store = store
+        self._definition = definition
+        self.stream_id = new_id()
+        self._progress = progress_of(definition, {})
+        self._log: Log | None = None
+        if definition.persistence is not Persistence.Memory:
+            self.copied_definition = definition
+
+    def prepare(self) -> None:
+        limits = Limits.of(self._definition)
+        home = self._store.home(self.stream_id, self._definition.name)
+        if self._definition.persistence is Persistence.Memory:
+            self._log = MemoryLog(
+                limits, home.catalog, self.stream_id, home.request_work, reserved=RESERVED_AT_ONCE
+            )
+        else:
+            self._log = create_file_log(home, limits)
+            self._log.journals = self._definition.flush_on_write
+
+    def sync(self) -> None:
+        if isinstance(self._log, FileLog):
+            # From here on, a stream without an active segment is one that has lost it.
+            home = self._store.home(self.stream_id, self._definition.name)
+            home.disk.sync_directory(home.directory)
+            home.disk.sync_directory(home.directory.parent)
+
+    def record(self) -> None:
+        reserved = RESERVED_AT_ONCE if isinstance(self._log, MemoryLog) else 0
+        definition = self._definition
+        row = StreamRow(self.stream_id, definition.name, encode_definition(definition), 0, reserved)
+        self._store.catalog.add_stream(row, self._progress.values())
+
+    def undo(self) -> None:
+        if isinstance(self._log, FileLog):
+            self._log.abandon()
+        if self._definition.persistence is not Persistence.Memory:
+            shutil.rmtree(
+                self._store.home(self.stream_id, self._definition.name).directory,
+                ignore_errors=True,
+            )
+
+    def apply(self) -> None:
+        assert self._log is not None
+        self._store.streams[self._definition.name] = StoredStream(
+            self.stream_id, self._definition, self._log, self._progress
+        )
+
+
+class Update(DefinitionChange):
+    def __init__(
+        self, store: Owner, stream: StoredStream, definition: MessageStreamDefinition
+    ) -> None:
+        self._store = store
+        self._stream = stream
+        self._definition = definition
+        self.stream_id = stream.id
+        if isinstance(stream.log, FileLog):
+            self.copied_definition = definition
+        self._limits = Limits.of(definition)
+        self._kept = [
+            stream.progress[export.identifier]
+            for export in definition.exports()
+            if export.identifier in stream.progress
+        ]
+        self._progress = progress_of(definition, stream.progress)
+
+    def record(self) -> None:
+        kept = {each.identifier for each in self._kept}
+        added = [each for name, each in self._progress.items() if name not in kept]
+        encoded = encode_definition(self._definition)
+        self._store.catalog.update_stream(self.stream_id, encoded, self._kept, added)
+
+    def apply(self) -> None:
+        stream, log = self._stream, self._stream.log
+        log.limits = self._limits
+        stream.definition = self._definition
+        # Exports may have made progress since the change was planned.
+        stream.progress = {
+            name: stream.progress.get(name, planned) for name, planned in self._progress.items()
+        }
+        if isinstance(log, FileLog):
+            if self._definition.flush_on_write and not log.journals:
+                # The journal holds nothing of what came before: the next flush syncs that.
+                log.needs_sync = True
+            log.journals = self._definition.flush_on_write
+
+
+class Deletion(DefinitionChange):
+    def __init__(self, store: Owner, name: str) -> None:
+        self._store = store
+        self._name = name
+        self.stream_id = (
+            store.unreadable[name][0] if name in store.unreadable else store.streams[name].id
+        )
+
+    def record(self) -> None:
+        self._store.catalog.remove_stream(self.stream_id)
+
+    def apply(self) -> None:
+        if self._name in self._store.unreadable:
+            del self._store.unreadable[self._name]
+        else:
+            log = self._store.streams.pop(self._name).log
+            if isinstance(log, FileLog):
+                self._store.abandon(log)
+        self._store.request_work()
+
+
+class ProgressChange:
+    """Progress of exports and of their uploads that is about to be stored."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        progress: Sequence[tuple[StoredStream, ExportProgress]],
+        uploads: UploadChange,
+    ) -> None:
+        self._catalog = catalog
+        self._progress = progress
+        self._uploads = uploads
+
+    def store(self) -> None:
+        """All of it or none; from any thread."""
+        progress = ((stream.id, export) for stream, export in self._progress)
+        self._catalog.commit_progress(progress, self._uploads)
+
+    def apply(self) -> None:
+        """It holds from now on, for exports that are still there."""
+        for stream, export in self._progress:
+            current = stream.progress.get(export.identifier)
+            if current is not None and current.export_id == export.export_id:
+                stream.progress[export.identifier] = export

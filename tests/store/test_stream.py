@@ -1,0 +1,88 @@
+"""Definition changes step by step: planned, stored, applied."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from penstock.model import ExportDefinition, KinesisConfig, Persistence
+from penstock.store.catalog import ExportProgress
+from penstock.store.store import Store
+from penstock.testing.faults import FaultyDisk
+from tests.store.conftest import Define, Restartable
+
+
+def test_a_change_that_fails_takes_no_other_with_it(
+    restartable: Restartable, define: Define
+) -> None:
+    store = restartable.store
+    # Only the store above knows which names are taken.
+    changes = [store.plan_creation(define(name)) for name in ("a", "a", "b")]
+    first, second, third = store.store_changes(changes)
+    assert (first, third) == (None, None)
+    assert isinstance(second, sqlite3.IntegrityError)
+    assert len(list((restartable.root / "streams").iterdir())) == 2
+    assert store.streams == {}
+    changes[0].apply()
+    changes[2].apply()
+    assert sorted(store.streams) == sorted(restartable.restart().streams) == ["a", "b"]
+
+
+def test_a_creation_whose_directory_cannot_be_synced_leaves_nothing(
+    tmp_path: Path, define: Define
+) -> None:
+    disk = FaultyDisk()
+    store = Store(tmp_path, disk)
+    disk.fails = lambda action, _: action == "sync directory"
+    with pytest.raises(OSError, match="Input/output error"):
+        store.create(define("s"))
+    assert list((tmp_path / "streams").iterdir()) == []
+    assert store.catalog.streams() == []
+    disk.mend()
+    store.create(define("s"))
+    store.close()
+
+
+def test_files_of_a_stream_stay_until_its_deletion_applies(
+    restartable: Restartable, define: Define
+) -> None:
+    store = restartable.store
+    log = store.create(define("s")).log
+    log.append([b"x"], 1)
+    deletion = store.plan_deletion("s")
+    assert store.store_changes([deletion]) == [None]
+    store.work()
+    assert log.read(0, 1, 100).payloads == [b"x"]
+    deletion.apply()
+    store.work()
+    assert list((restartable.root / "streams").iterdir()) == []
+    assert store.catalog.removed_directories() == []
+
+
+def test_progress_made_during_an_update_stays(restartable: Restartable, define: Define) -> None:
+    store = restartable.store
+    exports = ExportDefinition(kinesis=[KinesisConfig("k", "stream")])
+    stream = store.create(define("s", export_definition=exports))
+    update = store.plan_update(stream, define("s", export_definition=exports, flush_on_write=True))
+    store.commit_progress({"s": [ExportProgress("k", 5)]})
+    assert store.store_changes([update]) == [None]
+    store.commit_progress({"s": [ExportProgress("k", 7)]})
+    update.apply()
+    assert stream.progress["k"].last_exported == 7
+    assert restartable.restart().streams["s"].progress["k"].last_exported == 7
+
+
+def test_a_new_memory_stream_takes_appends_without_the_catalog(
+    restartable: Restartable, define: Define
+) -> None:
+    stream = restartable.store.create(define("m", persistence=Persistence.Memory))
+    with sqlite3.connect(restartable.root / "catalog.sqlite", isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert stream.log.append([b"x"], 1) == 0
+        other.execute("ROLLBACK")
+    other.close()
+    restartable.restart()
+    restartable.store.work()
+    assert restartable.store.catalog.streams()[0].reserved > 1
