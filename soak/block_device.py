@@ -47,6 +47,9 @@ class RecordedImage:
         self._flushed = bytearray(contents)
         self._pending: list[tuple[int, bytes]] = []
         self._changed = threading.Condition()
+        # The number of unflushed writes at which the power goes, and what was there then.
+        self._cut_at: int | None = None
+        self._at_cut: tuple[bytearray, list[tuple[int, bytes]]] | None = None
 
     def __len__(self) -> int:
         return len(self._live)
@@ -58,7 +61,8 @@ class RecordedImage:
         with self._changed:
             self._live[position : position + len(data)] = data
             self._pending.append((position, data))
-            self._changed.notify_all()
+            if self._cut_at is not None and len(self._pending) >= self._cut_at:
+                self._cut_now()
 
     def flush(self) -> None:
         with self._changed:
@@ -66,17 +70,25 @@ class RecordedImage:
                 self._flushed[position : position + len(data)] = data
             self._pending.clear()
 
+    def _cut_now(self) -> None:
+        """At once, in the thread that writes: the next request may be a flush."""
+        self._cut_at = None
+        self._at_cut = bytearray(self._flushed), list(self._pending)
+        self._changed.notify_all()
+
     def cut(self, random: Random, wait_seconds: float = _CUT_SECONDS) -> tuple[bytearray, int, int]:
         """What a power cut leaves, how many writes were not flushed, how many sectors are lost.
 
         Waits a little for some writes that are not flushed: cuts between two bursts of writes are
         the harmless ones.
         """
-        wanted = random.choice((0, 1, 2, 5, 20))
         with self._changed:
-            self._changed.wait_for(lambda: len(self._pending) >= wanted, wait_seconds)
-            survivor = bytearray(self._flushed)
-            pending = list(self._pending)
+            self._cut_at = random.choice((1, 1, 2, 3, 5, 20))
+            self._changed.wait_for(lambda: self._at_cut is not None, wait_seconds)
+            if self._at_cut is None:
+                self._cut_now()
+            assert self._at_cut is not None
+            (survivor, pending), self._at_cut = self._at_cut, None
         # A disk may have written all of it, none of it, or anything between.
         share = random.choice((0.0, 0.3, 0.7, 0.95, 1.0))
         lost = 0

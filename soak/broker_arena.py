@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import urllib.request
 from pathlib import Path
 from random import Random
 
@@ -26,9 +27,11 @@ from soak.load import (
 from soak.messages import make_payload
 from soak.plan import BrokerEvent, BrokerRound, Extent, plan_broker_rounds
 from soak.processes import BrokerProgram, SoakError
+from soak.reader import Reader
 from soak.reading import read_stream
 from soak.report import Tally
 from soak.small_disk import SmallDisk
+from soak.verification import verify_store
 
 DISK_BYTES = 512 * 1024 * 1024
 # Streams are checked, deleted and replaced by new ones when less is free.
@@ -60,6 +63,7 @@ class BrokerArena:
         self._ledger = Ledger()
         self._load = Load()
         self._churn = Churn(self.broker, tally, "churn", seed, 0.02)
+        self._reader = Reader(self.broker, tally, seed)
         self._producers: dict[str, list[Producer]] = {}
         self._generation = 0
         self._streams: dict[str, StreamLedger] = {}
@@ -83,7 +87,6 @@ class BrokerArena:
             self._finish()
         finally:
             self._load.end()
-            self._churn.end()
             if self.broker.is_running:
                 self.broker.kill()
 
@@ -104,7 +107,8 @@ class BrokerArena:
             self._add_producer("sdk", SdkProducer(self.broker, [], 100))
         else:
             self._tally.note("no load by an AWS SDK: none is installed below .sdks")
-        self._churn.start()
+        self._load.add_other(self._churn)
+        self._load.add_other(self._reader)
 
     def _add_producer(self, stream: str, producer: Producer) -> None:
         producer.sources = [self._streams[stream].add_source()]
@@ -128,6 +132,7 @@ class BrokerArena:
             self._checked[kind] = 0
             for producer in self._producers.get(kind, ()):
                 producer.sources = [self._streams[kind].add_source()]
+        self._reader.streams = {each.name: each.source_prefix for each in self._streams.values()}
 
     def _make_victim(self, connection: Connection, random: Random) -> None:
         name = f"victim-{len(self._victims) + 1}"
@@ -157,13 +162,17 @@ class BrokerArena:
             for _ in range(random.randint(1, 4)):
                 self._append_to_victim(connection, -1, random.randint(1, 200))
         hostile = HostileClients(
-            self.broker.port, self.broker.token, self._streams["small-segments"].name
+            self.broker.port,
+            self.broker.http_port,
+            self.broker.token,
+            self._streams["small-segments"].name,
         )
         self._load.go()
-        self._churn.open_gate()
         began = time.monotonic()
         for kind in planned.hostile:
             hostile.attack(kind, random)
+        for name, count in hostile.by_kind.items():
+            self._tally.count(f"hostile: {name}", count)
         self._tally.count("hostile connections", hostile.connections)
         while time.monotonic() - began < planned.load_seconds:
             time.sleep(0.02)
@@ -173,16 +182,12 @@ class BrokerArena:
         )
         self._perform(planned.event, random)
         hostile.close()
-        self._pause()
+        self._load.pause()
         if not self.broker.is_running:
             self.broker.start()
         self._check_all(tail_only=True)
         self._check_log()
         self._renew_if_large()
-
-    def _pause(self) -> None:
-        self._load.pause()
-        self._churn.pause()
 
     def _check_prompt(self) -> None:
         """A well-behaved client is served while others misbehave."""
@@ -190,6 +195,8 @@ class BrokerArena:
         try:
             with self.broker.connect(_PROMPT_SECONDS) as connection:
                 connection.call(Operation.ListStreams)
+            url = f"http://127.0.0.1:{self.broker.http_port}/healthz"
+            urllib.request.urlopen(url, timeout=_PROMPT_SECONDS).close()
         except (OSError, StreamManagerException) as error:
             self._tally.find([Finding(Fault.WRONG, "broker", f"a client is not served: {error}")])
         millis = int((time.monotonic() - began) * 1000)
@@ -204,7 +211,7 @@ class BrokerArena:
                 self._terminate()
                 self._tally.count(event)
             case BrokerEvent.DAMAGE:
-                self._pause()
+                self._load.pause()
                 self._terminate()
                 self._damage(random)
             case BrokerEvent.FULL_DISK | BrokerEvent.FULL_DISK_KILL:
@@ -248,7 +255,7 @@ class BrokerArena:
         if is_killed:
             self.broker.kill()
             self._tally.count("kill -9 on a full disk")
-            self._pause()
+            self._load.pause()
             try:
                 self.broker.start()
             except SoakError as error:
@@ -257,7 +264,7 @@ class BrokerArena:
             else:
                 # What was stored can be read on a full disk.
                 self._check_all(tail_only=True)
-        self._pause()
+        self._load.pause()
         self._tally.count("appends refused on a full disk", self._load.refusals - refused)
         self._disk.free()
         if not self.broker.is_running:
@@ -335,12 +342,14 @@ class BrokerArena:
 
     def _finish(self) -> None:
         """A clean stop and a start, and then everything once more."""
-        self._pause()
+        self._load.pause()
         self._terminate()
         self.broker.start()
         self._check_all(tail_only=False)
         self._check_log()
         self._terminate()
+        damaged = {victim.name: victim.damaged for victim in self._victims}
+        verify_store(self.broker.root, damaged, self._tally)
         self._tally.count("appends answered", self._ledger.answers + self._churn.answers)
         self._tally.count("appends refused", self._load.refusals)
         for kind, answers in self._load.answers_by_kind().items():

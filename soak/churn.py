@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from random import Random
 from typing import Any, NamedTuple
@@ -10,16 +9,16 @@ from typing import Any, NamedTuple
 from penstock.errors import StreamManagerException
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
+from soak.actor import Actor
 from soak.checks import Fault, Finding, compare
 from soak.ledger import Ledger, Source, StreamLedger
 from soak.load import is_refused
 from soak.messages import make_payload
-from soak.processes import BrokerProgram, SoakError
+from soak.processes import BrokerAddress
 from soak.reading import read_stream
 from soak.report import Tally
 
 _MAX_STREAMS = 12
-_PAUSE_TIMEOUT_SECONDS = 90.0
 
 
 class _Stream(NamedTuple):
@@ -28,75 +27,56 @@ class _Stream(NamedTuple):
     definition: dict[str, Any]
 
 
-class Churn(threading.Thread):
-    """One connection that changes definitions while the gate is open.
+class Certain(NamedTuple):
+    """What is known for certain: streams that are there, and names of streams that are not."""
+
+    present: dict[str, _Stream]
+    absent: set[str]
+
+
+class Churn(Actor):
+    """One connection that changes definitions.
 
     A stream whose last change was not answered is left alone: it may be there or not.
     """
 
+    kind = "definition churn"
+
     def __init__(
-        self, broker: BrokerProgram, tally: Tally, prefix: str, seed: int, pause_seconds: float
+        self,
+        broker: BrokerAddress,
+        tally: Tally,
+        prefix: str,
+        seed: int,
+        pause_seconds: float,
+        *,
+        appends: bool = True,
     ) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._broker = broker
         self._tally = tally
         self._prefix = prefix
         self._random = Random(seed)
         self._pause_seconds = pause_seconds
+        self._appends = appends
         self._ledger = Ledger()
-        self._is_open = threading.Event()
-        self._is_idle = threading.Event()
-        self._is_over = threading.Event()
         self._connection: Connection | None = None
         self._created = 0
-        # What is certain: streams that are there, and names of streams that are not.
         self.present: dict[str, _Stream] = {}
         self.absent: set[str] = set()
-        self.error: BaseException | None = None
-
-    # The gate, as producers have it
-
-    def open_gate(self) -> None:
-        self._is_idle.clear()
-        self._is_open.set()
-
-    def pause(self) -> None:
-        self._is_open.clear()
-        if not self._is_idle.wait(_PAUSE_TIMEOUT_SECONDS) and self.is_alive():
-            raise SoakError("the definition churn does not pause")
-        if self.error is not None:
-            raise SoakError(f"the definition churn failed: {self.error!r}")
-
-    def end(self) -> None:
-        self._is_over.set()
-        self._is_open.set()
-        self.join(_PAUSE_TIMEOUT_SECONDS)
 
     @property
     def answers(self) -> int:
         return self._ledger.answers
 
-    def run(self) -> None:
-        try:
-            while not self._is_over.is_set():
-                if not self._is_open.is_set():
-                    self._is_idle.set()
-                    self._is_open.wait(0.2)
-                    continue
-                try:
-                    if self._connection is None:
-                        self._connection = self._broker.connect()
-                    self._change(self._connection)
-                except (OSError, StreamManagerException):
-                    self._disconnect()
-                time.sleep(self._pause_seconds)
-        except BaseException as error:  # noqa: BLE001 - the arena raises it
-            self.error = error
-        finally:
-            self._disconnect()
-            self._is_idle.set()
+    def work(self) -> None:
+        if self._connection is None:
+            self._connection = self._broker.connect()
+        while self.may_work:
+            self._change(self._connection)
+            time.sleep(self._pause_seconds)
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -112,7 +92,8 @@ class Churn(threading.Thread):
         if draw < 0.5:
             self._update(connection, name)
         elif draw < 0.8:
-            self._append(connection, name)
+            if self._appends:
+                self._append(connection, name)
         else:
             self._delete_stream(connection, name)
 
@@ -179,6 +160,19 @@ class Churn(threading.Thread):
 
     # What must hold
 
+    def certain(self) -> Certain:
+        """What was answered until now; from any thread."""
+        return Certain(dict(self.present), set(self.absent))
+
+    def return_to(self, certain: Certain) -> None:
+        """After a power cut: later changes may have been lost. The gate is closed."""
+        self.present = {
+            name: stream
+            for name, stream in certain.present.items()
+            if self.present.get(name) is stream
+        }
+        self.absent = certain.absent
+
     def check(self, connection: Connection) -> None:
         """Every answered change is there. The gate is closed."""
         names = set(connection.call(Operation.ListStreams)["streams"])
@@ -200,3 +194,11 @@ class Churn(threading.Thread):
                     findings.append(Finding(Fault.WRONG, name, detail))
             self._tally.add(compare(name, stream.ledger.expected(), read_stream(connection, name)))
         self._tally.find(findings)
+        self._clear_up(connection, names)
+
+    def _clear_up(self, connection: Connection, names: set[str]) -> None:
+        """Streams of which nothing is certain go."""
+        for name in names - self.present.keys() - self.absent:
+            if name.startswith(f"{self._prefix}-"):
+                connection.call(Operation.DeleteMessageStream, name=name)
+                self.absent.add(name)

@@ -19,13 +19,15 @@ DECOY = "decoy"
 
 _CONNECT_SECONDS = 5.0
 _FRAMES = 60
+_HTTP_CONNECTIONS = 100
 
 
 class HostileClients:
     """Opens hostile connections to one broker and keeps those that stay open."""
 
-    def __init__(self, port: int, token: str, large_stream: str) -> None:
+    def __init__(self, port: int, http_port: int, token: str, large_stream: str) -> None:
         self._port = port
+        self._http_port = http_port
         self._token = token
         self._large_stream = large_stream
         self._open: list[socket.socket] = []
@@ -42,14 +44,20 @@ class HostileClients:
             Hostility.SLOW_WRITER: self._write_slowly,
             Hostility.NO_READER: self._read_nothing,
             Hostility.ABRUPT_CLOSE: self._close_abruptly,
+            Hostility.HALF_OPEN_HTTP: self._send_half_an_http_request,
         }
+        port = self._http_port if kind is Hostility.HALF_OPEN_HTTP else self._port
         # A broker that closes the connection, or is gone, is an answer.
         with contextlib.suppress(OSError):
-            peer = socket.create_connection(("127.0.0.1", self._port), _CONNECT_SECONDS)
-            self._open.append(peer)
-            self.connections += 1
+            peer = self._connect(port)
             self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
             acts[kind](peer, random)
+
+    def _connect(self, port: int) -> socket.socket:
+        peer = socket.create_connection(("127.0.0.1", port), _CONNECT_SECONDS)
+        self._open.append(peer)
+        self.connections += 1
+        return peer
 
     def close(self) -> None:
         for peer in self._open:
@@ -96,6 +104,12 @@ class HostileClients:
         )
         for _ in range(random.randint(1, 20)):
             peer.sendall(request)
+
+    def _send_half_an_http_request(self, peer: socket.socket, random: Random) -> None:
+        request = b"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Filler: "
+        for _ in range(random.randint(1, _HTTP_CONNECTIONS)):
+            peer.sendall(request[: random.randint(1, len(request))])
+            peer = self._connect(self._http_port)
 
     def _close_abruptly(self, peer: socket.socket, random: Random) -> None:
         self._introduce(peer)

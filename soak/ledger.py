@@ -32,11 +32,16 @@ class StreamLedger:
         self._ids = array("q")
         self.damaged: set[int] = set()
 
+    @property
+    def source_prefix(self) -> str:
+        """How the names of its sources begin: they hold no blanks."""
+        return f"{self.name.replace(' ', '_')}/"
+
     def add_source(self) -> Source:
         """A new source, for one thread."""
         with self._lock:
             index = len(self._sources)
-            self._sources.append(f"{self.name.replace(' ', '_')}/{index}")
+            self._sources.append(f"{self.source_prefix}{index}")
             self._sent.append(0)
         return Source(self, index, self._sources[index])
 

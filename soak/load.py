@@ -1,7 +1,6 @@
 """Clients that append: pipelined requests, Penstock's own client, an unmodified AWS SDK.
 
-Every message is noted in the ledger before it leaves and when it is answered. A client whose broker
-is gone connects again until it is stopped.
+Every message is noted in the ledger before it leaves and when it is answered.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -19,23 +16,22 @@ from random import Random
 from penstock import StreamManagerClient
 from penstock.errors import (
     ClientException,
-    InvalidRequestException,
     ResponseStatusCode,
     StreamManagerException,
     UnansweredException,
 )
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
+from soak import actor
+from soak.actor import Actor
 from soak.ledger import Source
 from soak.messages import make_payload
-from soak.processes import BrokerProgram, SoakError
+from soak.processes import BrokerAddress
 
 PROJECT = Path(__file__).resolve().parents[1]
 SDK_PYTHON = PROJECT / ".sdks" / "stream-manager-1.1.2" / "bin" / "python"
 
 _WINDOW = 40
-_PAUSE_TIMEOUT_SECONDS = 90.0
-_RETRY_SECONDS = 0.05
 
 
 def is_refused(message: str) -> bool:
@@ -46,70 +42,16 @@ def is_refused(message: str) -> bool:
     return "could not be synced" not in message
 
 
-class Producer(threading.Thread, ABC):
-    """Appends at a rate while the gate is open."""
+class Producer(Actor):
+    """Appends at a rate, each message once."""
 
-    kind = ""
-
-    def __init__(self, broker: BrokerProgram, sources: Sequence[Source], rate: float) -> None:
-        super().__init__(daemon=True)
+    def __init__(self, broker: BrokerAddress, sources: Sequence[Source], rate: float) -> None:
+        super().__init__()
         self.broker = broker
         self.sources = list(sources)
         self._rate = rate
-        self._is_open = threading.Event()
-        self._is_idle = threading.Event()
-        self._is_over = threading.Event()
         self.answers = 0
         self.refusals = 0
-        self.error: BaseException | None = None
-
-    def open_gate(self) -> None:
-        self._is_idle.clear()
-        self._is_open.set()
-
-    def close_gate(self) -> None:
-        self._is_open.clear()
-
-    def wait_until_idle(self) -> None:
-        """Until no request is under way. The gate is closed."""
-        if not self._is_idle.wait(_PAUSE_TIMEOUT_SECONDS) and self.is_alive():
-            raise SoakError(f"a producer ({self.kind}) does not pause")
-
-    def end(self) -> None:
-        self._is_over.set()
-        self._is_open.set()
-
-    @property
-    def may_append(self) -> bool:
-        return self._is_open.is_set() and not self._is_over.is_set()
-
-    def run(self) -> None:
-        try:
-            while not self._is_over.is_set():
-                if not self._is_open.is_set():
-                    self._is_idle.set()
-                    self._is_open.wait(0.2)
-                    continue
-                try:
-                    self.work()
-                except (OSError, ClientException):
-                    self.disconnect()
-                    time.sleep(_RETRY_SECONDS)
-                except StreamManagerException:
-                    # A refusal of the connection, or of a stream that is just being made.
-                    time.sleep(_RETRY_SECONDS)
-        except BaseException as error:  # noqa: BLE001 - the arena raises it
-            self.error = error
-        finally:
-            self.disconnect()
-            self._is_idle.set()
-
-    @abstractmethod
-    def work(self) -> None:
-        """Appends until the gate is closed. OSError if the broker is gone."""
-
-    @abstractmethod
-    def disconnect(self) -> None: ...
 
     def keep_pace(self, count: int) -> None:
         time.sleep(count / self._rate)
@@ -120,14 +62,14 @@ class PipelinedProducer(Producer):
 
     kind = "pipelined"
 
-    def __init__(self, broker: BrokerProgram, sources: Sequence[Source], rate: float) -> None:
+    def __init__(self, broker: BrokerAddress, sources: Sequence[Source], rate: float) -> None:
         super().__init__(broker, sources, rate)
         self._connection: Connection | None = None
 
     def work(self) -> None:
         if self._connection is None:
             self._connection = self.broker.connect()
-        while self.may_append:
+        while self.may_work:
             waiting: dict[str, tuple[Source, int]] = {}
             for source in self.sources:
                 counter = source.send(_WINDOW)
@@ -162,7 +104,7 @@ class ClientProducer(Producer):
     kind = "own client"
 
     def __init__(
-        self, broker: BrokerProgram, sources: Sequence[Source], rate: float, seed: int
+        self, broker: BrokerAddress, sources: Sequence[Source], rate: float, seed: int
     ) -> None:
         super().__init__(broker, sources, rate)
         self._random = Random(seed)
@@ -173,7 +115,7 @@ class ClientProducer(Producer):
             self._client = StreamManagerClient(
                 "127.0.0.1", self.broker.port, token=self.broker.token, reconnect_timeout=0
             )
-        while self.may_append:
+        while self.may_work:
             source = self._random.choice(self.sources)
             count = self._random.choice((1, 1, 1, 5, 20))
             first = source.send(count)
@@ -210,14 +152,14 @@ class SdkProducer(Producer):
     kind = "AWS SDK"
     _BATCH = 20
 
-    def __init__(self, broker: BrokerProgram, sources: Sequence[Source], rate: float) -> None:
+    def __init__(self, broker: BrokerAddress, sources: Sequence[Source], rate: float) -> None:
         super().__init__(broker, sources, rate)
         self._process: subprocess.Popen[str] | None = None
 
     def work(self) -> None:
         if self._process is None:
             self._process = self._spawn()
-        while self.may_append:
+        while self.may_work:
             for source in self.sources:
                 self._append(source, source.send(self._BATCH))
             self.keep_pace(self._BATCH * len(self.sources))
@@ -266,7 +208,7 @@ class SdkProducer(Producer):
 
     def disconnect(self) -> None:
         # The process connects again by itself.
-        if self._is_over.is_set() and self._process is not None:
+        if self.is_over and self._process is not None:
             process, self._process = self._process, None
             process.kill()
             process.wait()
@@ -276,33 +218,33 @@ class SdkProducer(Producer):
 
 
 class Load:
-    """All producers of an arena."""
+    """All producers of an arena, and other clients that run beside them."""
 
     def __init__(self) -> None:
         self.producers: list[Producer] = []
+        self._others: list[Actor] = []
 
     def add(self, producer: Producer) -> None:
         self.producers.append(producer)
         producer.start()
 
+    def add_other(self, actor: Actor) -> None:
+        self._others.append(actor)
+        actor.start()
+
+    @property
+    def _actors(self) -> list[Actor]:
+        return [*self.producers, *self._others]
+
     def go(self) -> None:
-        for producer in self.producers:
-            producer.open_gate()
+        for each in self._actors:
+            each.open_gate()
 
     def pause(self) -> None:
-        """Until nothing is under way. The broker serves, or is gone."""
-        for producer in self.producers:
-            producer.close_gate()
-        for producer in self.producers:
-            producer.wait_until_idle()
-            if producer.error is not None:
-                raise SoakError(f"a producer ({producer.kind}) failed: {producer.error!r}")
+        actor.pause(self._actors)
 
     def end(self) -> None:
-        for producer in self.producers:
-            producer.end()
-        for producer in self.producers:
-            producer.join(_PAUSE_TIMEOUT_SECONDS)
+        actor.end(self._actors)
 
     def answers_by_kind(self) -> dict[str, int]:
         totals: dict[str, int] = {}
@@ -313,7 +255,3 @@ class Load:
     @property
     def refusals(self) -> int:
         return sum(producer.refusals for producer in self.producers)
-
-
-def exists_already(error: StreamManagerException) -> bool:
-    return isinstance(error, InvalidRequestException) and "exist" in error.message

@@ -68,6 +68,7 @@ class Hostility(StrEnum):
     SLOW_WRITER = "request byte by byte"
     NO_READER = "reads whose answers are not taken"
     ABRUPT_CLOSE = "reset in the middle of a request"
+    HALF_OPEN_HTTP = "half-open HTTP requests"
 
 
 class BrokerRound(NamedTuple):
@@ -130,6 +131,8 @@ class SystemEvent(StrEnum):
     TERMINATE_UP = "SIGTERM to up"
     KILL_SANDBOX = "kill -9 of the sandbox"
     OUTAGE = "outage of a destination"
+    FULL_DISK = "full disk under exports"
+    PAUSE_EXPORTS = "exports paused and resumed"
 
 
 _SYSTEM_WEIGHTS = {
@@ -143,6 +146,8 @@ _SYSTEM_WEIGHTS = {
     SystemEvent.TERMINATE_UP: 1,
     SystemEvent.KILL_SANDBOX: 1,
     SystemEvent.OUTAGE: 10,
+    SystemEvent.FULL_DISK: 2,
+    SystemEvent.PAUSE_EXPORTS: 2,
 }
 
 # What goes wrong at a destination, in the words of the sandbox's faults.
@@ -168,10 +173,10 @@ class SystemStep(NamedTuple):
     outage_seconds: float
 
 
-def plan_system_steps(seed: int) -> Iterator[SystemStep]:
+def plan_system_steps(seed: int, *, has_small_disk: bool) -> Iterator[SystemStep]:
     """The first steps have each event once; all later ones are drawn."""
     random = Random(f"{seed} system")
-    events = list(SystemEvent)
+    events = [it for it in SystemEvent if has_small_disk or it is not SystemEvent.FULL_DISK]
     first = [*events]
     random.shuffle(first)
     weights = [_SYSTEM_WEIGHTS[event] for event in events]

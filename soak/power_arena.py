@@ -11,6 +11,7 @@ from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from soak.block_device import Ext4Disk
 from soak.checks import Expected, Fault, Finding, Found, compare
+from soak.churn import Churn
 from soak.ledger import Ledger, StreamLedger
 from soak.load import Load, PipelinedProducer
 from soak.plan import Extent, PowerRound, plan_power_rounds
@@ -53,6 +54,8 @@ class PowerArena:
         )
         self._ledger = Ledger()
         self._load = Load()
+        # Definitions are on the disk before they are answered.
+        self._churn = Churn(self.broker, tally, "churn", seed, 0.1, appends=False)
         self._streams: dict[str, StreamLedger] = {}
         self._generation = 0
         # Times and numbers of answers of the stream that is synced in the background.
@@ -68,6 +71,7 @@ class PowerArena:
                 producer.name = kind
                 self._load.add(producer)
             rounds = plan_power_rounds(self._seed, self._extent.max_load_seconds)
+            self._load.add_other(self._churn)
             for planned in self._extent.limit(rounds):
                 self._run_round(planned)
             self._tally.count("appends answered", self._ledger.answers)
@@ -109,13 +113,16 @@ class PowerArena:
         # What was answered before the cut, and only then the cut.
         promised = {kind: stream.answers for kind, stream in self._streams.items()}
         promised["synced"] = self._synced_answers(time.monotonic() - _SYNCED_SECONDS)
+        certain = self._churn.certain()
         self._disk.cut(planned.seed)
         self.broker.kill()
         self._load.pause()
         self._disk.unmount()
         self._disk.mount()
         self.broker.start()
+        self._churn.return_to(certain)
         with self.broker.connect() as connection:
+            self._churn.check(connection)
             for kind, stream in self._streams.items():
                 self._check(connection, stream, promised[kind])
         self._tally.count("power cuts")

@@ -118,14 +118,12 @@ class Program:
             raise SoakError(f"the {self.name} did not end after SIGTERM") from None
 
 
-class BrokerProgram(Program):
-    """`penstock serve` on a root, on a port that stays the same."""
+class BrokerAddress:
+    """Where clients find a broker, whatever process it is just now."""
 
-    def __init__(self, root: Path, log: Path, **variables: str) -> None:
+    def __init__(self, root: Path, port: int) -> None:
         self.root = root
-        self.port = free_port()
-        words = ["serve", "--root", str(root), "--port", str(self.port)]
-        super().__init__("broker", words, "penstock ready", log, variables)
+        self.port = port
 
     @property
     def token(self) -> str:
@@ -133,3 +131,16 @@ class BrokerProgram(Program):
 
     def connect(self, timeout: float = 60) -> Connection:
         return Connection.open("127.0.0.1", self.port, self.token, timeout)
+
+
+class BrokerProgram(Program, BrokerAddress):
+    """`penstock serve` on a root, on a port that stays the same."""
+
+    def __init__(self, root: Path, log: Path, **variables: str) -> None:
+        BrokerAddress.__init__(self, root, free_port())
+        self.http_port = free_port()
+        words = [
+            *("serve", "--root", str(root), "--port", str(self.port)),
+            *("--http-port", str(self.http_port)),
+        ]
+        Program.__init__(self, "broker", words, "penstock ready", log, variables)

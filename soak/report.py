@@ -10,14 +10,36 @@ from soak.checks import Comparison, Fault, Finding
 
 # Findings that are printed one by one; all are counted.
 _MAX_FINDINGS = 40
-_NAME_WIDTH = 46
 
-# The first rows of the table; others follow in the order in which they were first counted.
-_FIRST_ROWS = (
+# How the rows of the table begin, in their order; others follow.
+_ROWS = (
     "appends answered",
+    "of these by",
     "appends refused",
-    "messages read back byte for byte",
+    "messages read",
     "definition changes",
+    "rounds",
+    "kill -9",
+    "SIGTERM",
+    "power cuts",
+    "disk writes",
+    "sectors",
+    "unsynced",
+    "full",
+    "damaged places",
+    "damage:",
+    "damaged messages",
+    "messages that penstock verify",
+    "hostile connections",
+    "hostile:",
+    "longest answer",
+    "largest memory",
+    "outage of",
+    "outage:",
+    "exports",
+    "arrivals:",
+    "repeated arrivals",
+    "S3 tasks",
 )
 
 
@@ -26,7 +48,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: dict[str, int] = dict.fromkeys(_FIRST_ROWS, 0)
+        self._rows: dict[str, int] = {}
         self._notes: list[str] = []
         self._faults = dict.fromkeys(Fault, 0)
         self._findings: list[Finding] = []
@@ -34,10 +56,6 @@ class Tally:
     def count(self, row: str, number: int = 1) -> None:
         with self._lock:
             self._rows[row] = self._rows.get(row, 0) + number
-
-    def set(self, row: str, number: int) -> None:
-        with self._lock:
-            self._rows[row] = number
 
     def raise_to(self, row: str, number: int) -> None:
         """For a maximum."""
@@ -73,11 +91,16 @@ class Tally:
     def to_json(self) -> dict[str, Any]:
         with self._lock:
             return {
-                "tried": dict(self._rows),
+                "tried": dict(sorted(self._rows.items(), key=lambda row: _rank(row[0]))),
                 "found": {str(fault): count for fault, count in self._faults.items()},
                 "findings": [str(finding) for finding in self._findings],
                 "notes": list(self._notes),
             }
+
+
+def _rank(row: str) -> int:
+    places = (place for place, start in enumerate(_ROWS) if row.startswith(start))
+    return next(places, len(_ROWS))
 
 
 def render(result: dict[str, Any]) -> str:

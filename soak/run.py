@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
 import tempfile
@@ -14,15 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soak import block_device, small_disk
-from soak.broker_arena import DISK_BYTES, BrokerArena
+from soak import block_device, broker_arena, small_disk, system_arena
+from soak.broker_arena import BrokerArena
 from soak.plan import Extent
 from soak.power_arena import PowerArena
 from soak.processes import SoakError
 from soak.report import Tally
 from soak.simulated_power import SimulatedPowerArena
+from soak.small_disk import SmallDisk
+from soak.system_arena import SystemArena
 
-ARENAS = ("broker", "power")
+ARENAS = ("broker", "power", "system")
 
 
 @dataclass(frozen=True)
@@ -78,35 +79,44 @@ def _make_arenas(
 ) -> dict[str, Callable[[], None]]:
     extent = Extent(began + options.seconds, options.rounds, options.max_load_seconds)
     can_mount = small_disk.can_mount(scratch)
+    if not can_mount:
+        tally.note("no full disks: this user may not mount a tmpfs")
+
+    def run_broker(disk: SmallDisk | None) -> None:
+        BrokerArena(scratch, options.seed, tally, extent, disk).run()
+
+    def run_system(disk: SmallDisk | None) -> None:
+        SystemArena(scratch, options.seed, tally, extent, disk).run()
+
+    def on_disk(run: Callable[[SmallDisk | None], None], size: int) -> Callable[[], None]:
+        def run_on_disk() -> None:
+            if not can_mount:
+                run(None)
+                return
+            with SmallDisk(scratch / run.__name__, size) as disk:
+                run(disk)
+
+        return run_on_disk
+
     arenas: dict[str, Callable[[], None]] = {}
     if "broker" in options.arenas:
-        arenas["broker"] = _broker_arena(options, scratch, tally, extent, can_mount)
+        arenas["broker"] = on_disk(run_broker, broker_arena.DISK_BYTES)
     if "power" in options.arenas:
-        reason = (
-            "asked for" if options.simulate_power else block_device.is_possible(scratch / "try")
-        )
-        if reason:
-            tally.note(f"power cuts are simulated: {reason}")
-            arenas["power"] = SimulatedPowerArena(scratch, options.seed, tally, extent).run
-        else:
-            tally.note("power cuts: ext4 on a block device that loses what was not flushed")
-            arenas["power"] = PowerArena(scratch, options.seed, tally, extent).run
+        arenas["power"] = _power_arena(options, scratch, tally, extent)
+    if "system" in options.arenas:
+        arenas["system"] = on_disk(run_system, system_arena.DISK_BYTES)
     return arenas
 
 
-def _broker_arena(
-    options: Options, scratch: Path, tally: Tally, extent: Extent, can_mount: bool
+def _power_arena(
+    options: Options, scratch: Path, tally: Tally, extent: Extent
 ) -> Callable[[], None]:
-    def run() -> None:
-        with contextlib.ExitStack() as stack:
-            disk = None
-            if can_mount:
-                disk = stack.enter_context(small_disk.SmallDisk(scratch / "small", DISK_BYTES))
-            else:
-                tally.note("no full disks: this user may not mount a tmpfs")
-            BrokerArena(scratch, options.seed, tally, extent, disk).run()
-
-    return run
+    reason = "asked for" if options.simulate_power else block_device.is_possible(scratch / "try")
+    if reason:
+        tally.note(f"power cuts are simulated: {reason}")
+        return SimulatedPowerArena(scratch, options.seed, tally, extent).run
+    tally.note("power cuts: ext4 on a block device that loses what was not flushed")
+    return PowerArena(scratch, options.seed, tally, extent).run
 
 
 def _guard(name: str, arena: Callable[[], None], failures: list[str]) -> None:

@@ -16,7 +16,7 @@ def test_same_seed_gives_the_same_plan() -> None:
     for plan in (
         lambda seed: plan_broker_rounds(seed, has_small_disk=True),
         plan_power_rounds,
-        plan_system_steps,
+        lambda seed: plan_system_steps(seed, has_small_disk=True),
     ):
         assert list(islice(plan(7), 50)) == list(islice(plan(7), 50))
         assert list(islice(plan(7), 50)) != list(islice(plan(8), 50))
@@ -25,13 +25,15 @@ def test_same_seed_gives_the_same_plan() -> None:
 def test_first_rounds_have_each_event_once() -> None:
     rounds = islice(plan_broker_rounds(1, has_small_disk=True), len(BrokerEvent) - 1)
     assert {each.event for each in rounds} == set(BrokerEvent) - {BrokerEvent.NOTHING}
-    steps = islice(plan_system_steps(1), len(SystemEvent))
+    steps = islice(plan_system_steps(1, has_small_disk=True), len(SystemEvent))
     assert {step.event for step in steps} == set(SystemEvent)
 
 
 def test_disks_are_not_filled_where_there_is_no_small_one() -> None:
     rounds = islice(plan_broker_rounds(1, has_small_disk=False), 200)
     assert not {BrokerEvent.FULL_DISK, BrokerEvent.FULL_DISK_KILL} & {it.event for it in rounds}
+    steps = islice(plan_system_steps(1, has_small_disk=False), 200)
+    assert SystemEvent.FULL_DISK not in {step.event for step in steps}
 
 
 def test_rounds_bound_a_soak_however_long_it_takes() -> None:

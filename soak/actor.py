@@ -1,0 +1,100 @@
+"""Threads that use a broker while a gate is open, and are idle while it is closed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from penstock.errors import ClientException, StreamManagerException
+from soak.processes import SoakError
+
+_IDLE_SECONDS = 90.0
+_RETRY_SECONDS = 0.05
+_LOOK_SECONDS = 0.2
+
+
+class Actor(threading.Thread, ABC):
+    """Works while the gate is open. One whose broker is gone connects again until it is ended."""
+
+    # What it is called in a failure.
+    kind = ""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._is_open = threading.Event()
+        self._is_idle = threading.Event()
+        self._is_over = threading.Event()
+        self.error: BaseException | None = None
+
+    @abstractmethod
+    def work(self) -> None:
+        """Works until `may_work` is false. OSError or ClientException if the broker is gone."""
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Closes what `work` has opened."""
+
+    @property
+    def may_work(self) -> bool:
+        return self._is_open.is_set() and not self._is_over.is_set()
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over.is_set()
+
+    def open_gate(self) -> None:
+        self._is_idle.clear()
+        self._is_open.set()
+
+    def close_gate(self) -> None:
+        self._is_open.clear()
+
+    def wait_until_idle(self) -> None:
+        """Until no request is under way. The gate is closed."""
+        if not self._is_idle.wait(_IDLE_SECONDS) and self.is_alive():
+            raise SoakError(f"a thread ({self.kind}) does not pause")
+        if self.error is not None:
+            raise SoakError(f"a thread ({self.kind}) failed: {self.error!r}")
+
+    def end(self) -> None:
+        self._is_over.set()
+        self._is_open.set()
+
+    def run(self) -> None:
+        try:
+            while not self.is_over:
+                if not self._is_open.is_set():
+                    self._is_idle.set()
+                    self._is_open.wait(_LOOK_SECONDS)
+                    continue
+                try:
+                    self.work()
+                except (OSError, ClientException):
+                    self.disconnect()
+                    time.sleep(_RETRY_SECONDS)
+                except StreamManagerException:
+                    # A refusal of the connection, or of a stream that is just being made.
+                    time.sleep(_RETRY_SECONDS)
+        except BaseException as error:  # noqa: BLE001 - `wait_until_idle` raises it
+            self.error = error
+        finally:
+            self.disconnect()
+            self._is_idle.set()
+
+
+def pause(actors: Sequence[Actor]) -> None:
+    """Until all of them are idle. The broker serves, or is gone."""
+    for actor in actors:
+        actor.close_gate()
+    for actor in actors:
+        actor.wait_until_idle()
+
+
+def end(actors: Sequence[Actor]) -> None:
+    for actor in actors:
+        actor.end()
+    for actor in actors:
+        if actor.is_alive():
+            actor.join(_IDLE_SECONDS)

@@ -1,0 +1,110 @@
+"""What arrived at the destinations: records of the sandbox, objects, channels."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pyarrow.parquet as pq
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from penstock.sandbox.client import SandboxClient
+from penstock.sandbox.service import REGION
+from penstock.spark.channels import list_parts
+from soak.messages import MessageId, identify
+
+_TIMEOUT_SECONDS = 30.0
+
+Json = dict[str, Any]
+
+
+def _one_message(record: Json) -> list[bytes]:
+    return [base64.b64decode(record["data"])]
+
+
+def _batch_of_messages(record: Json) -> list[bytes]:
+    batch = json.loads(base64.b64decode(record["data"]))
+    return [base64.b64decode(message["payload"]) for message in batch]
+
+
+class Collector(ABC):
+    """Takes what arrived under one name of a service, piece by piece."""
+
+    def __init__(self, cloud: SandboxClient, service: str, name: str) -> None:
+        self.cloud = cloud
+        self.service = service
+        self.name = name
+        self._next = 0
+
+    def pull(self) -> int:
+        """How many records are new."""
+        records = self.cloud.records(self.service, self.name, self._next)
+        for record in records:
+            # OSError if the object of a record cannot be read just now: the next pull takes it.
+            self.take(record)
+            self._next += 1
+        return len(records)
+
+    def begin_again(self) -> None:
+        """The sandbox was started again, and is empty."""
+        self._next = 0
+
+    @abstractmethod
+    def take(self, record: Json) -> None: ...
+
+
+class Arrivals(Collector):
+    """Messages that arrived under one name of a service, over restarts of the sandbox."""
+
+    def __init__(self, cloud: SandboxClient, service: str, name: str) -> None:
+        super().__init__(cloud, service, name)
+        self._unpack: Callable[[Json], list[bytes]] = (
+            _batch_of_messages if service == "http" else _one_message
+        )
+        self.messages: list[MessageId | None] = []
+
+    def take(self, record: Json) -> None:
+        self.messages += [identify(payload) for payload in self._unpack(record)]
+
+
+class Objects(Collector):
+    """Digests of the objects that were written to a bucket, over restarts of the sandbox."""
+
+    def __init__(self, cloud: SandboxClient, bucket: str) -> None:
+        super().__init__(cloud, "s3", bucket)
+        session = boto3.Session("sandbox", "sandbox", region_name=REGION)
+        self._s3 = session.client(
+            "s3",
+            endpoint_url=cloud.url,
+            config=Config(
+                s3={"addressing_style": "path"},
+                read_timeout=_TIMEOUT_SECONDS,
+                retries={"max_attempts": 1},
+            ),
+        )
+        self.digests: dict[str, str] = {}
+
+    def take(self, record: Json) -> None:
+        key = record["key"]
+        try:
+            content = self._s3.get_object(Bucket=self.name, Key=key)["Body"].read()
+        except (BotoCoreError, ClientError) as error:
+            raise OSError(f"{key}: {error}") from None
+        self.digests[key] = hashlib.sha256(content).hexdigest()
+
+
+def read_channel(channels: Path, name: str) -> dict[str, list[MessageId | None]]:
+    """The messages of a channel in the order of its files, by stream."""
+    found: dict[str, list[MessageId | None]] = {}
+    for part in list_parts(channels, name):
+        table = pq.read_table(part.path, columns=["stream", "payload"])
+        for stream, payload in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            found.setdefault(stream, []).append(identify(payload))
+    return found

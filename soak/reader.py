@@ -1,0 +1,75 @@
+"""A client that reads anywhere in a stream while others append to it."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+from penstock.errors import NotEnoughMessagesException
+from penstock.testing.connection import Connection
+from penstock.wire.operations import Operation
+from soak.actor import Actor
+from soak.checks import Fault, Finding
+from soak.messages import identify
+from soak.processes import BrokerAddress
+from soak.report import Tally
+
+_MAX_MESSAGES = 200
+_MAX_TIMEOUT_MILLIS = 200
+
+
+class Reader(Actor):
+    """Every message that it gets was sent to the stream, and numbers have no gaps."""
+
+    kind = "reader"
+
+    def __init__(self, broker: BrokerAddress, tally: Tally, seed: int) -> None:
+        super().__init__()
+        self._broker = broker
+        self._tally = tally
+        self._random = Random(seed)
+        self._connection: Connection | None = None
+        # By the name of the stream, how its sources are called.
+        self.streams: dict[str, str] = {}
+
+    def work(self) -> None:
+        if self._connection is None:
+            self._connection = self._broker.connect()
+        while self.may_work:
+            name = self._random.choice(sorted(self.streams))
+            self._read(self._connection, name)
+            time.sleep(0.02)
+
+    def _read(self, connection: Connection, name: str) -> None:
+        storage = connection.call(Operation.DescribeMessageStream, name=name)["messageStreamInfo"][
+            "storageStatus"
+        ]
+        oldest, newest = storage["oldestSequenceNumber"], storage["newestSequenceNumber"]
+        options = {
+            "desiredStartSequenceNumber": self._random.randint(oldest, max(newest + 20, oldest)),
+            "minMessageCount": self._random.choice((1, 1, 20)),
+            "maxMessageCount": _MAX_MESSAGES,
+            "readTimeoutMillis": self._random.choice((0, _MAX_TIMEOUT_MILLIS)),
+        }
+        try:
+            response = connection.call(
+                Operation.ReadMessages, streamName=name, readMessagesOptions=options
+            )
+        except NotEnoughMessagesException:
+            return
+        numbers = [message["sequenceNumber"] for message in response["messages"]]
+        findings = []
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            findings.append(Finding(Fault.WRONG, name, f"a read has gaps: {numbers[:50]}"))
+        for message in response["messages"]:
+            found = identify(message["payload"])
+            if found is None or not found.source.startswith(self.streams[name]):
+                detail = f"{message['sequenceNumber']} reads as {found}"
+                findings.append(Finding(Fault.WRONG, name, detail))
+        self._tally.find(findings)
+        self._tally.count("messages read during load", len(numbers))
+
+    def disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

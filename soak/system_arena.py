@@ -1,0 +1,433 @@
+"""`penstock up` with its pipeline on Spark and a sandboxed cloud: kills of all, outages."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import psutil
+
+from penstock import (
+    ExportDefinition,
+    ExportFormat,
+    HTTPConfig,
+    IoTAnalyticsConfig,
+    KinesisConfig,
+    MessageStreamDefinition,
+    S3ExportTaskExecutorConfig,
+    StatusConfig,
+    StatusLevel,
+    StrategyOnFull,
+    StreamManagerClient,
+)
+from penstock.errors import StreamManagerException
+from penstock.sandbox.client import SandboxClient
+from soak.arrivals import Arrivals, Collector, Objects, read_channel
+from soak.checks import Fault, Finding, Found, compare, compare_arrivals
+from soak.files import FileProducer, compare_tasks, describe_failures, read_statuses
+from soak.ledger import Ledger, StreamLedger
+from soak.load import ClientProducer, Load
+from soak.messages import MessageId
+from soak.plan import Extent, SystemEvent, SystemStep, plan_system_steps
+from soak.processes import BrokerAddress, Program, SoakError, free_port, wait_for
+from soak.reading import read_stream
+from soak.report import Tally
+from soak.small_disk import SmallDisk
+from soak.verification import verify_store
+from tests.support import QUICK_JAVA
+
+DISK_BYTES = 1 << 30
+# More than a soak appends.
+_STREAM_BYTES = 1 << 28
+_STRICT, _REFUSING = "soak-strict", "soak-refusing"
+_SINK, _CHANNEL, _BUCKET = "soak", "soak", "soak-files"
+_STREAMS = ("measured", "logged")
+_FILES, _STATUSES = "files", "statuses"
+# Records of one call of Kinesis.
+_CALL_RECORDS = 500
+_PIPELINE_SECONDS = 180.0
+_DRAIN_SECONDS = 400.0
+_CHILD_SECONDS = 60.0
+_S3_WRITES = ("PutObject", "UploadPart", "CreateMultipartUpload", "CompleteMultipartUpload")
+_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
+
+
+class SystemArena:
+    def __init__(
+        self, scratch: Path, seed: int, tally: Tally, extent: Extent, disk: SmallDisk | None
+    ) -> None:
+        self._seed = seed
+        self._tally = tally
+        self._extent = extent
+        self._disk = disk
+        self._root = (disk.directory if disk is not None else scratch) / "system"
+        self._files_directory = scratch / "files"
+        self._files_directory.mkdir()
+        cloud_port = free_port()
+        self._cloud = SandboxClient(f"http://127.0.0.1:{cloud_port}")
+        self._sandbox = Program(
+            "sandbox",
+            [
+                *("sandbox", "--port", str(cloud_port), "--bucket", _BUCKET),
+                *("--kinesis-stream", _STRICT, "--kinesis-stream", _REFUSING),
+            ],
+            "penstock sandbox ready",
+            scratch / "sandbox.log",
+            {},
+        )
+        self.address = BrokerAddress(self._root, free_port())
+        self._up = Program(
+            "up",
+            [
+                *("up", "--root", str(self._root), "--port", str(self.address.port)),
+                *("--http-port", str(free_port())),
+            ],
+            "penstock ready",
+            scratch / "up.log",
+            {
+                **self._cloud.variables,
+                "SPARK_SUBMIT_OPTS": QUICK_JAVA,
+                "PENSTOCK_SPARK_PAGE": "false",
+            },
+        )
+        self._ledger = Ledger()
+        self._load = Load()
+        self._streams: dict[str, StreamLedger] = {}
+        self._arrivals = {
+            "kinesis, strict order": Arrivals(self._cloud, "kinesis", _STRICT),
+            "kinesis, refusing": Arrivals(self._cloud, "kinesis", _REFUSING),
+            "http": Arrivals(self._cloud, "http", _SINK),
+        }
+        self._objects = Objects(self._cloud, _BUCKET)
+        self._files = FileProducer(
+            self.address, _FILES, _BUCKET, self._files_directory, seed, pause_seconds=2.0
+        )
+
+    def run(self) -> None:
+        try:
+            self._sandbox.start()
+            self._start_up()
+            self._create_streams()
+            self._files.start()
+            self._load.go()
+            self._wait_for_pipeline()
+            steps = plan_system_steps(self._seed, has_small_disk=self._disk is not None)
+            for step in self._extent.limit(steps):
+                self._wait(step.pause_seconds)
+                self._perform(step)
+                self._pull()
+            self._finish()
+        finally:
+            self._files.end()
+            self._load.end()
+            self._kill_everything()
+
+    # Start
+
+    def _start_up(self) -> None:
+        self._up.start()
+
+    def _client(self) -> StreamManagerClient:
+        return StreamManagerClient(
+            "127.0.0.1", self.address.port, token=self.address.token, reconnect_timeout=60
+        )
+
+    def _create_streams(self) -> None:
+        exports = {
+            "measured": ExportDefinition(
+                kinesis=[KinesisConfig("strict", _STRICT)],
+                iot_analytics=[IoTAnalyticsConfig("channel", _CHANNEL)],
+            ),
+            "logged": ExportDefinition(
+                kinesis=[KinesisConfig("refusing", _REFUSING)],
+                http=[
+                    HTTPConfig(
+                        "http",
+                        self._cloud.http_url(_SINK),
+                        export_format=ExportFormat.JSON_BATCHED,
+                    )
+                ],
+            ),
+        }
+        with self._client() as client:
+            for name, definition in exports.items():
+                self._create(client, name, definition)
+                self._streams[name] = self._ledger.add(name)
+                source = self._streams[name].add_source()
+                self._load.add(ClientProducer(self.address, [source], 80, self._seed))
+            self._create(client, _STATUSES, ExportDefinition())
+            config = S3ExportTaskExecutorConfig(
+                "to-s3", status_config=StatusConfig(StatusLevel.INFO, _STATUSES)
+            )
+            self._create(client, _FILES, ExportDefinition(s3_task_executor=[config]))
+
+    def _create(self, client: StreamManagerClient, name: str, exports: ExportDefinition) -> None:
+        client.create_message_stream(
+            MessageStreamDefinition(
+                name=name,
+                strategy_on_full=StrategyOnFull.OverwriteOldestData,
+                max_size=_STREAM_BYTES,
+                export_definition=exports,
+            )
+        )
+        self._tally.count("definition changes")
+
+    def _wait_for_pipeline(self) -> None:
+        arrivals = self._arrivals["kinesis, strict order"]
+        wait_for(arrivals.pull, "nothing is exported", _PIPELINE_SECONDS)
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._extent.is_over:
+            time.sleep(0.1)
+
+    # Faults
+
+    def _perform(self, step: SystemStep) -> None:
+        random = Random(step.number)
+        done = True
+        match step.event:
+            case SystemEvent.OUTAGE:
+                self._begin_outage(step)
+            case SystemEvent.KILL_UP | SystemEvent.TERMINATE_UP:
+                self._restart_up(is_killed=step.event is SystemEvent.KILL_UP)
+            case SystemEvent.FULL_DISK:
+                self._fill_disk(step.outage_seconds)
+            case SystemEvent.PAUSE_EXPORTS:
+                done = self._pause_exports(random.choice(_STREAMS), step.outage_seconds)
+            case SystemEvent.KILL_SANDBOX:
+                self._restart_sandbox()
+            case SystemEvent.KILL_BROKER | SystemEvent.TERMINATE_BROKER:
+                done = _end(self._find("serve"), random, step.event is SystemEvent.KILL_BROKER)
+            case SystemEvent.KILL_PIPELINE | SystemEvent.TERMINATE_PIPELINE:
+                done = _end(
+                    self._find("pipeline", "--supervised"),
+                    random,
+                    step.event is SystemEvent.KILL_PIPELINE,
+                )
+            case SystemEvent.KILL_JAVA:
+                done = _end(self._find("SparkSubmit"), random, True)
+            case SystemEvent.KILL_WORKER:
+                done = _end(self._find("pyspark"), random, True)
+        if done:
+            self._tally.count(step.event)
+
+    def _begin_outage(self, step: SystemStep) -> None:
+        fault = {"service": step.service, "forMillis": int(step.outage_seconds * 1000)}
+        if "refuseEvery" in step.outage and step.service in ("kinesis", "*"):
+            # Refused records arrive behind later ones of their call: not where order is checked.
+            fault |= {"service": "kinesis", "name": _REFUSING}
+        fault |= step.outage
+        service = str(fault.pop("service"))
+        with contextlib.suppress(OSError):
+            self._cloud.set_fault(service, **fault)
+            self._tally.count(f"outage: {', '.join(step.outage)}")
+
+    def _fill_disk(self, seconds: float) -> None:
+        """Also for the progress of exports, and for channels."""
+        assert self._disk is not None
+        self._disk.fill(0)
+        self._wait(seconds)
+        self._disk.free()
+
+    def _pause_exports(self, name: str, seconds: float) -> bool:
+        """Whether the broker took it: it may have been killed a moment ago."""
+        try:
+            with self._client() as client:
+                self._set_disabled(client, name, disabled=True)
+                self._wait(seconds)
+                self._set_disabled(client, name, disabled=False)
+        except (OSError, StreamManagerException):
+            return False
+        return True
+
+    def _set_disabled(self, client: StreamManagerClient, name: str, *, disabled: bool) -> None:
+        definition = client.describe_message_stream(name).definition
+        for config in definition.exports():
+            config.disabled = disabled
+        client.update_message_stream(definition)
+        self._tally.count("definition changes")
+
+    def _find(self, *words: str) -> list[psutil.Process]:
+        """Processes below `up` in whose command lines these words are."""
+        found = []
+        for child in self._up.children():
+            with contextlib.suppress(psutil.Error):
+                command = " ".join(child.cmdline())
+                if all(word in command for word in words):
+                    found.append(child)
+        return found
+
+    def _restart_up(self, *, is_killed: bool) -> None:
+        children = self._up.children()
+        if is_killed:
+            self._up.kill()
+        elif code := self._up.terminate():
+            self._tally.find([Finding(Fault.WRONG, "up", f"exit code {code} after SIGTERM")])
+        # What up has started ends with it.
+        _, alive = psutil.wait_procs(children, _CHILD_SECONDS)
+        if alive:
+            names = ", ".join(str(child) for child in alive)
+            self._tally.find([Finding(Fault.WRONG, "up", f"outlived by {names}")])
+            for child in alive:
+                with contextlib.suppress(psutil.Error):
+                    child.kill()
+        self._start_up()
+
+    def _restart_sandbox(self) -> None:
+        with self._no_arrivals():
+            self._sandbox.kill()
+        for collector in self._collectors():
+            collector.begin_again()
+        self._sandbox.start()
+
+    @contextmanager
+    def _no_arrivals(self) -> Iterator[None]:
+        """Nothing arrives that was not seen: the sandbox keeps everything in memory."""
+        for service in ("kinesis", "http"):
+            self._cloud.set_fault(service, down=True)
+        for operation in _S3_WRITES:
+            self._cloud.set_fault("s3", operation=operation, down=True)
+        # Calls that began before these faults end in a moment.
+        quiet = 0
+        while quiet < 3:
+            quiet = 0 if self._pull() else quiet + 1
+            time.sleep(0.2)
+        yield
+
+    def _pull(self) -> int:
+        """How many records were new."""
+        count = 0
+        for collector in self._collectors():
+            # An outage hits reads of objects as well.
+            with contextlib.suppress(OSError):
+                count += collector.pull()
+        return count
+
+    def _collectors(self) -> list[Collector]:
+        return [*self._arrivals.values(), self._objects]
+
+    # The end
+
+    def _finish(self) -> None:
+        self._files.end()
+        self._load.pause()
+        self._drain()
+        stored = self._check_streams()
+        self._check_arrivals(stored)
+        self._check_tasks()
+        if code := self._up.terminate():
+            self._tally.find([Finding(Fault.WRONG, "up", f"exit code {code} after SIGTERM")])
+        self._check_log()
+        verify_store(self._root, {}, self._tally)
+        self._tally.count("appends answered", self._ledger.answers + len(self._files.tasks))
+        self._tally.count("S3 tasks", len(self._files.tasks))
+
+    def _drain(self) -> None:
+        """Until every export has everything, or time is over: what is missing is found then."""
+        self._cloud.clear_faults()
+        with self._client() as client:
+            deadline = time.monotonic() + _DRAIN_SECONDS
+            for name in (*_STREAMS, _FILES):
+                # Exports that failed are tried at once when they are resumed.
+                self._set_disabled(client, name, disabled=True)
+                self._set_disabled(client, name, disabled=False)
+            while time.monotonic() < deadline:
+                self._pull()
+                if all(_is_exported(client, name) for name in (*_STREAMS, _FILES)):
+                    break
+                time.sleep(0.5)
+            else:
+                self._tally.find([Finding(Fault.WRONG, "exports", "they do not come to an end")])
+        self._pull()
+
+    def _check_streams(self) -> dict[str, Found]:
+        stored = {}
+        with self.address.connect() as connection:
+            for name, ledger in self._streams.items():
+                stored[name] = read_stream(connection, name)
+                self._tally.add(compare(name, ledger.expected(), stored[name]))
+        return stored
+
+    def _check_arrivals(self, stored: dict[str, Found]) -> None:
+        measured, logged = (_messages(stored[name]) for name in _STREAMS)
+        channel = read_channel(self._root / "channels", _CHANNEL)
+        for name, exported, arrived, displacement in (
+            ("kinesis, strict order", measured, None, 0),
+            ("kinesis, refusing", logged, None, _CALL_RECORDS),
+            ("http", logged, None, 0),
+            ("channel", measured, channel.get("measured", []), 0),
+        ):
+            is_channel = arrived is not None
+            arrivals = self._arrivals[name].messages if arrived is None else arrived
+            self._tally.find(
+                compare_arrivals(
+                    name,
+                    exported,
+                    arrivals,
+                    max_displacement=displacement,
+                    exactly_once=is_channel,
+                )
+            )
+            self._tally.count(f"arrivals: {name}", len(arrivals))
+            self._tally.count(
+                "repeated arrivals (allowed but in channels)", len(arrivals) - len(set(arrivals))
+            )
+
+    def _check_tasks(self) -> None:
+        with self._client() as client:
+            payloads = [message.payload for message in client.read_all(_STATUSES)]
+        statuses = read_statuses(payloads, _FILES)
+        findings = compare_tasks(_FILES, self._files.tasks, statuses, self._objects.digests)
+        if findings and (reasons := describe_failures(payloads)):
+            self._tally.note(f"failed tasks: {reasons}")
+        self._tally.find(findings)
+        self._tally.find(
+            Finding(Fault.REUSED, _FILES, f"{number} was given to two tasks")
+            for number in self._files.reused
+        )
+
+    def _check_log(self) -> None:
+        lines = self._up.log.read_text().splitlines()
+        self._tally.count("lines of up's log", len(lines))
+        unmarked = sum(not _LOG_LINE.match(line) for line in lines)
+        self._tally.count("lines of up's log without time and level", unmarked)
+
+    def _kill_everything(self) -> None:
+        children = self._up.children() if self._up.is_running else []
+        self._up.kill()
+        self._sandbox.kill()
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+
+
+def _end(processes: list[psutil.Process], random: Random, is_killed: bool) -> bool:
+    """Ends one of them; whether there was one."""
+    if not processes:
+        return False
+    process = random.choice(processes)
+    try:
+        process.send_signal(signal.SIGKILL if is_killed else signal.SIGTERM)
+    except psutil.Error:
+        return False
+    return True
+
+
+def _messages(found: Found) -> dict[int, MessageId]:
+    return {number: it for number, it in found.messages.items() if it is not None}
+
+
+def _is_exported(client: StreamManagerClient, name: str) -> bool:
+    try:
+        info = client.describe_message_stream(name)
+    except (OSError, StreamManagerException) as error:
+        raise SoakError(f"the broker does not answer at the end: {error}") from None
+    newest = info.storage_status.newest_sequence_number
+    return all(it.last_exported_sequence_number >= newest for it in info.export_statuses)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from penstock import Status
+from soak.checks import Fault
+from soak.files import Task, compare_tasks
+
+TASKS = {0: Task("a", "digest of a"), 1: Task("b", "digest of b")}
+ENDED = {0: [Status.InProgress, Status.Success], 1: [Status.Success, Status.Success]}
+OBJECTS = {"a": "digest of a", "b": "digest of b", "c": "of a task that was not answered"}
+
+
+def faults(
+    statuses: dict[int, list[Status]] | None = None, objects: dict[str, str] | None = None
+) -> list[Fault]:
+    findings = compare_tasks("files", TASKS, ENDED | (statuses or {}), objects or OBJECTS)
+    return [finding.fault for finding in findings]
+
+
+def test_tasks_that_ended_well_have_no_findings() -> None:
+    assert faults() == []
+
+
+def test_task_without_an_end_is_lost() -> None:
+    assert faults({1: [Status.InProgress]}) == [Fault.LOST]
+    assert faults({1: []}) == [Fault.LOST]
+
+
+def test_failed_task_is_wrong() -> None:
+    assert faults({1: [Status.Failure]}) == [Fault.WRONG]
+
+
+def test_missing_or_different_object_is_reported() -> None:
+    assert faults(objects={"a": "digest of a"}) == [Fault.LOST]
+    assert faults(objects={**OBJECTS, "b": "other"}) == [Fault.WRONG]
