@@ -86,3 +86,22 @@ def test_a_new_memory_stream_takes_appends_without_the_catalog(
     restartable.restart()
     restartable.store.work()
     assert restartable.store.catalog.streams()[0].reserved > 1
+
+
+def test_the_removal_of_a_large_stream_gives_way_to_other_work(
+    restartable: Restartable, define: Define, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = restartable.store
+    store.create(define("s")).log.append([b"x"], 1)
+    store.delete("s")
+    (directory,) = (restartable.root / "streams").iterdir()
+    with monkeypatch.context() as no_time:
+        no_time.setattr("penstock.store.store._REMOVAL_SECONDS", 0.0)
+        assert store.wait_for_work(0)
+        store.work()
+        assert directory.exists()
+        # The rest is due at once.
+        assert store.wait_for_work(0)
+    store.work()
+    assert not directory.exists()
+    assert not store.wait_for_work(0)

@@ -136,3 +136,19 @@ def test_without_a_dead_letter_stream_skipped_messages_are_only_counted(tmp_path
     bench.dead_letters.sync()()
     assert bench.streams.names() == ["s"]
     bench.close()
+
+
+def test_an_export_waits_while_the_stream_cannot_be_created(bench: Workbench) -> None:
+    bench.create("s", to_http(), 3)
+    connection = bench.store.catalog._connection
+    connection.execute(
+        "CREATE TEMP TRIGGER broken BEFORE INSERT ON stream BEGIN SELECT RAISE(ABORT, 'no'); END"
+    )
+    bench.commit(report(bench.plan_one(), skipped=[skip(1)]))
+    assert bench.progress("s").last_exported == 0
+    assert "the disk of the server failed: no" in bench.progress("s").error_message
+    connection.execute("DROP TRIGGER broken")
+    bench.wait(1)
+    bench.commit(report(bench.plan_one(), skipped=[skip(1)]))
+    assert bench.progress("s").last_exported == 2
+    assert [letter["sequenceNumber"] for letter in letters(bench)] == [1]

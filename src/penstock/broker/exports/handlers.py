@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Executor
@@ -21,6 +22,8 @@ from penstock.model.exporting import Lane
 from penstock.model.validation import to_wire
 from penstock.store.store import Store
 from penstock.wire.requests import CommitExportsRequest, PlanExportsRequest, Request
+
+logger = logging.getLogger(__name__)
 
 
 class PendingCall(Protocol):
@@ -136,14 +139,17 @@ class ExportHandlers:
         if not self._dead_letters.needs_stream(request.reports):
             self._settle(call, request)
             return
-        task = asyncio.get_running_loop().create_task(self._dead_letters.create_stream())
+        task = asyncio.get_running_loop().create_task(self._create_and_settle(call, request))
         self._creations.add(task)
+        task.add_done_callback(self._creations.discard)
 
-        def created(_: asyncio.Task[None]) -> None:
-            self._creations.discard(task)
+    async def _create_and_settle(self, call: PendingCall, request: CommitExportsRequest) -> None:
+        try:
+            await self._dead_letters.create_stream()
             self._settle(call, request)
-
-        task.add_done_callback(created)
+        except Exception:
+            logger.exception("a report of exports failed")
+            call.fail(UnknownFailureException("the server failed; its log says how"))
 
     def _settle(self, call: PendingCall, request: CommitExportsRequest) -> None:
         settlement = self._exports.settle(request.reports, self._now_millis())
