@@ -36,6 +36,8 @@ class StoreAgainstAList(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="penstock-model-", dir=MEMORY))
         self.disk = FaultyDisk()
+        # Fewer than the streams and their segments need.
+        self.disk.pool.capacity = 2
         self.store = Store(self.root, self.disk)
         self.now = 1_700_000_000_000
         self.messages: dict[int, tuple[int, bytes]] = {}
@@ -220,8 +222,7 @@ class StoreAgainstAList(RuleBasedStateMachine):
 
     def _forget(self) -> None:
         """Leave the store as a killed process does."""
-        for file in list(self.disk._open_files):
-            self.disk.close(file)
+        self.disk.kill()
         self.store.catalog.close()
         os.close(self.store._lock)
 

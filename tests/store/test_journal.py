@@ -39,8 +39,7 @@ class Machine:
         self.store = Store(self.root, self.disk)
 
     def _forget(self) -> None:
-        for descriptor in list(self.disk._open_files):
-            self.disk.close(descriptor)
+        self.disk.kill()
         self.store.catalog.close()
         os.close(self.store._lock)
 

@@ -81,3 +81,5 @@ class Statistics(msgspec.Struct, frozen=True, rename="camel"):
     streams: list[StreamStatistics]
     # When it was looked at, in milliseconds since 1970.
     time: int = 0
+    # How often the system refused the broker a file descriptor.
+    descriptor_shortages: int = 0

@@ -9,11 +9,19 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
+
+from penstock.store.pool import FilePool
 
 
 class Disk:
     """The real one. All calls raise OSError and nothing else."""
+
+    @cached_property
+    def pool(self) -> FilePool:
+        """Segment files that are kept open."""
+        return FilePool()
 
     def create(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

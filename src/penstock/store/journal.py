@@ -260,6 +260,7 @@ def replay(
                 disk.write(files.index, entry, (written.number - 1) * ENTRY.size)
         for record in records:
             files, written = segments[record.segment], record.written
+            files.ensure_open()
             disk.write(files.data, written.data, written.position)
             disk.write(files.index, written.entries, written.number * ENTRY.size)
         for files in segments.values():
@@ -280,8 +281,7 @@ def _find_missing(
 
 
 def _open_or_create(disk: Disk, directory: Path, first: int) -> SegmentFiles:
-    descriptors = [
-        disk.open(path) if path.exists() else disk.create(path)
-        for path in (data_path(directory, first), index_path(directory, first))
-    ]
-    return SegmentFiles(disk, directory, first, *descriptors)
+    for path in (data_path(directory, first), index_path(directory, first)):
+        if not path.exists():
+            disk.close(disk.create(path))
+    return SegmentFiles.open(disk, directory, first)

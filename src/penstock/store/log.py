@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -43,7 +43,7 @@ DEFINITION_FILE = "stream.json"
 # So many numbers of a memory stream are reserved with one write to the catalog.
 RESERVED_AT_ONCE = 1 << 20
 _CHECKED_BYTES = 1 << 20
-# Each segment that waits to be sealed holds two descriptors.
+# Segments of one stream that may wait to be sealed or removed.
 _MAX_PUT_OFF = 128
 
 
@@ -186,9 +186,7 @@ class Log(ABC):
         """The segment that has this message, which is about to be read."""
         if number >= self._active.first:
             return self._active
-        segment = self._sealed[bisect_right(self._sealed, number, key=attrgetter("first")) - 1]
-        self._keep_open(segment)
-        return segment
+        return self._sealed[bisect_right(self._sealed, number, key=attrgetter("first")) - 1]
 
     def _segments_from(self, number: int) -> list[Segment]:
         if number >= self._active.first:
@@ -220,7 +218,7 @@ class Log(ABC):
                     position_of = self._segment_of(first).position_of
                     fitting = bisect_right(range(first, end + 1), room, key=position_of) - 1
                     return max(first + fitting, start + 1)
-            except DamagedError:
+            except (DamagedError, OSError):
                 return end
             room -= segment.size
         return stop
@@ -229,7 +227,7 @@ class Log(ABC):
         """When a message was appended; 0 if nobody knows any more. It must be in [oldest, end)."""
         try:
             return self._segment_of(number).time_of(number)
-        except DamagedError:
+        except (DamagedError, OSError):
             return 0
 
     def size_of(self, start: int, stop: int) -> int:
@@ -246,7 +244,7 @@ class Log(ABC):
                 position_of = self._segment_of(first).position_of
                 # A damaged index may say anything.
                 total += min(max(position_of(end) - position_of(first), 0), segment.size)
-            except DamagedError:
+            except (DamagedError, OSError):
                 total += segment.size
         return total
 
@@ -255,9 +253,11 @@ class Log(ABC):
 
         And what was dropped before a crash and is back, because there was no time to remove it.
         """
-        expired = count_expired(self.segments(), self.limits, now)
+        expired = count_expired(chain(self._sealed, (self._active,)), self.limits, now)
         if expired:
             self._drop(expired, are_expired=True)
+        if self._total_bytes <= self.limits.max_size:
+            return
         excess = plan_room(self._sealed, self._total_bytes, 0, self.limits, exported_end=0)
         if excess:
             self._drop(excess, are_expired=False)
@@ -299,9 +299,6 @@ class Log(ABC):
     def _dropped(self, segments: Sequence[Segment]) -> None:
         """Called for segments that no longer belong to the log."""
 
-    def _keep_open(self, segment: Segment) -> None:
-        """Called before a sealed segment is read."""
-
     def sync(self) -> None:
         """Everything appended before this call is in its segment's files on the disk after it;
         from any thread."""
@@ -313,6 +310,11 @@ class Log(ABC):
     def flush_is_short(self) -> bool:
         """Whether `flush` would be a small write that waits for nobody."""
         return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something was put off that `work` has to do; from any thread."""
+        return False
 
     def work(self) -> None:
         """Do what was put off, in the order in which it came up; from any thread."""
@@ -429,7 +431,6 @@ class FileLog(Log):
         self._file = active
         # Whether appends are journaled, so that `flush` need not sync the segments.
         self.journals = False
-        self._open: SealedSegment | None = None
         # Segments that hold bytes which may not be on the disk; the newest is the active one.
         self._unsynced: list[SegmentFiles] = [active.files]
         was_synced = checkpoint is not None and checkpoint == active.summary()
@@ -455,8 +456,6 @@ class FileLog(Log):
         self._put_off_work(_Sealing(rolled.files, summary))
 
     def _dropped(self, segments: Sequence[Segment]) -> None:
-        if self._open in segments:
-            self._open = None
         self._put_off_work(_Removal([segment.first for segment in segments], self.oldest))
 
     def _put_off_work(self, job: _Sealing | _Removal) -> None:
@@ -465,6 +464,10 @@ class FileLog(Log):
         if len(self._put_off) > _MAX_PUT_OFF:
             # Segments fill faster than they can be sealed: appends wait for the disk after all.
             self.work()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._put_off)
 
     def work(self) -> None:
         with self._working:
@@ -495,15 +498,6 @@ class FileLog(Log):
         for first in removal.firsts:
             self._home.disk.remove(data_path(self._home.directory, first))
             self._home.disk.remove(index_path(self._home.directory, first))
-
-    def _keep_open(self, segment: Segment) -> None:
-        # One sealed segment stays open for the reader that goes through it: a stream of a
-        # thousand segments does not need a thousand descriptors.
-        if self._open is not segment:
-            if self._open is not None:
-                self._open.close()
-            assert isinstance(segment, SealedSegment)
-            self._open = segment
 
     def sync(self) -> None:
         end = self.end

@@ -1,12 +1,13 @@
 """Segments: the part of a stream that is written to, and the parts that are closed.
 
-The active segment is appended to and read by one thread, the broker's. Only `SegmentFiles.sync`
-and `close` may be called from another one; they share a lock, so that a file is never closed
-under a sync that runs.
+The active segment is appended to and read by one thread, the broker's, which owns the pool of open
+files. Only `SegmentFiles.sync` and `close` may be called from another one. They share a lock with
+the pool's eviction, so that a file is never closed under a sync that runs.
 """
 
 from __future__ import annotations
 
+import errno
 import struct
 import sys
 import threading
@@ -22,6 +23,7 @@ import msgspec
 from penstock.model.message import MessageRun
 from penstock.model.storage import SegmentSummary, StoredRun
 from penstock.store.files import Disk
+from penstock.store.pool import lacks_descriptors
 from penstock.store.record import (
     ENTRY,
     checksum,
@@ -53,6 +55,13 @@ class LostError(DamagedError):
     """Messages of which nothing is left: their files are gone."""
 
 
+def _damaged(number: int, error: OSError, next_number: int | None = None) -> Exception:
+    """The error that a failed read of a message raises."""
+    if lacks_descriptors(error):
+        return error
+    return DamagedError(number, f"the disk says {error}", next_number)
+
+
 class Written(msgspec.Struct, frozen=True):
     """What an append wrote, and where: enough to write it again."""
 
@@ -62,62 +71,138 @@ class Written(msgspec.Struct, frozen=True):
     entries: bytes
 
 
-class SegmentFiles:
-    """The two open files of a segment."""
+_NOT_OPEN = -1
 
-    def __init__(self, disk: Disk, directory: Path, first: int, data: int, index: int) -> None:
+
+class SegmentFiles:
+    """The two files of a segment, which are open while the pool of their disk has room.
+
+    The owner of the pool calls `ensure_open` before each use of a descriptor.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, first: int) -> None:
         self.disk = disk
         self.directory = directory
         self.first = first
-        self.data = data
-        self.index = index
+        # The index is set before the data, and cleared after it: both are open if the data is.
+        self.data = _NOT_OPEN
+        self.index = _NOT_OPEN
+        self.is_used = True
         self._lock = threading.Lock()
-        self._is_open = True
+        self._is_closed = False
         self._is_listed = False
+        # An eviction that failed, which the next sync has to report.
+        self._failed_close: OSError | None = None
 
     @classmethod
     def create(cls, disk: Disk, directory: Path, first: int) -> SegmentFiles:
-        data = disk.create(data_path(directory, first))
-        try:
-            index = disk.create(index_path(directory, first))
-        except OSError:
-            disk.close(data)
-            disk.remove(data_path(directory, first))
-            raise
-        return cls(disk, directory, first, data, index)
+        files = cls(disk, directory, first)
+        disk.pool.open(files, files._create)
+        return files
 
     @classmethod
     def open(cls, disk: Disk, directory: Path, first: int) -> SegmentFiles:
-        data = disk.open(data_path(directory, first))
+        files = cls(disk, directory, first)
+        disk.pool.open(files, files._open)
+        return files
+
+    def ensure_open(self) -> None:
+        self.is_used = True
+        if self.data < 0:
+            if self._is_closed:
+                raise OSError(errno.EBADF, "the segment is closed", str(self._data_path))
+            self.disk.pool.open(self, self._open)
+
+    @property
+    def _data_path(self) -> Path:
+        return data_path(self.directory, self.first)
+
+    @property
+    def _index_path(self) -> Path:
+        return index_path(self.directory, self.first)
+
+    def _create(self) -> None:
+        data = self.disk.create(self._data_path)
         try:
-            index = disk.open(index_path(directory, first))
+            self.index = self.disk.create(self._index_path)
         except OSError:
-            disk.close(data)
+            self.disk.close(data)
+            self.disk.remove(self._data_path)
             raise
-        return cls(disk, directory, first, data, index)
+        self.data = data
+
+    def _open(self) -> None:
+        self.index, self.data = reversed(self._open_both())
+
+    def _open_both(self) -> tuple[int, int]:
+        data = self.disk.open(self._data_path)
+        try:
+            return data, self.disk.open(self._index_path)
+        except OSError:
+            self.disk.close(data)
+            raise
 
     def sync(self) -> None:
         """Everything written before this call is on the disk after it; from any thread."""
         with self._lock:
-            if not self._is_open:
+            if self._is_closed:
                 return
-            self.disk.sync(self.data)
-            self.disk.sync(self.index)
-            if not self._is_listed:
-                self.disk.sync_directory(self.directory)
-                self._is_listed = True
+            error, self._failed_close = self._failed_close, None
+            if error is not None:
+                raise error
+            data, index = self.data, self.index
+            if data >= 0:
+                self._sync(data, index)
+                return
+            # Evicted: not worth a place in the pool, which this thread could not make either.
+            data, index = self._open_both()
+            try:
+                self._sync(data, index)
+            finally:
+                self.disk.close(data)
+                self.disk.close(index)
+
+    def _sync(self, data: int, index: int) -> None:
+        self.disk.sync(data)
+        self.disk.sync(index)
+        if not self._is_listed:
+            self.disk.sync_directory(self.directory)
+            self._is_listed = True
+
+    def evict(self) -> bool:
+        """Closes the files for the time being, unless another thread syncs them."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._close_both()
+        except OSError as error:
+            # Network file systems report failed writes here.
+            self._failed_close = error
+        finally:
+            self._lock.release()
+        return True
 
     def close(self) -> None:
+        """Closes the files for good; from any thread."""
         with self._lock:
-            if self._is_open:
-                self._is_open = False
-                self.disk.close(self.data)
-                self.disk.close(self.index)
+            if not self._is_closed:
+                self._is_closed = True
+                self._close_both()
+        self.disk.pool.discard(self)
+
+    def _close_both(self) -> None:
+        data, index = self.data, self.index
+        self.data = self.index = _NOT_OPEN
+        if data >= 0:
+            try:
+                self.disk.close(data)
+            finally:
+                self.disk.close(index)
 
     def remove(self) -> None:
         self.close()
-        self.disk.remove(data_path(self.directory, self.first))
-        self.disk.remove(index_path(self.directory, self.first))
+        self.disk.remove(self._data_path)
+        self.disk.remove(self._index_path)
 
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
         """Messages [start, stop), as many as fit `max_bytes` but one at least.
@@ -126,26 +211,29 @@ class SegmentFiles:
         the start raises.
         """
         try:
+            self.ensure_open()
             return self._read(start, stop, max_bytes)
         except OSError as error:
-            raise DamagedError(start, f"the disk says {error}") from None
+            raise _damaged(start, error) from None
 
     def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
         """The same, unchecked and as it is stored."""
         try:
+            self.ensure_open()
             return self._read_stored(start, stop, max_bytes)
         except OSError as error:
-            raise DamagedError(start, f"the disk says {error}") from None
+            raise _damaged(start, error) from None
 
     def position_of(self, number: int) -> int:
         """Where the payload of a message begins, which is where the one before it ends."""
         if number == self.first:
             return 0
         try:
+            self.ensure_open()
             entry = self.disk.read(self.index, ENTRY.size, (number - self.first - 1) * ENTRY.size)
             end: int = ENTRY.unpack(entry)[0]
         except OSError as error:
-            raise DamagedError(number, f"the disk says {error}") from None
+            raise _damaged(number, error) from None
         except struct.error:
             raise DamagedError(number, "its index entry is missing") from None
         return end
@@ -153,10 +241,11 @@ class SegmentFiles:
     def time_of(self, number: int) -> int:
         """When a message was appended, without a look at its payload."""
         try:
+            self.ensure_open()
             entry = self.disk.read(self.index, ENTRY.size, (number - self.first) * ENTRY.size)
             ingest_time: int = ENTRY.unpack(entry)[2]
         except OSError as error:
-            raise DamagedError(number, f"the disk says {error}") from None
+            raise _damaged(number, error) from None
         except struct.error:
             raise DamagedError(number, "its index entry is missing") from None
         return ingest_time
@@ -286,6 +375,9 @@ class ActiveSegment:
         entries = pack_entries(payloads, self.size, ingest_time)
         written = Written(self.size, self.end - self.first, data, entries)
         files = self.files
+        files.is_used = True
+        if files.data < 0:
+            files.ensure_open()
         try:
             files.disk.write(files.data, data, written.position)
             files.disk.write(files.index, entries, written.number * ENTRY.size)
@@ -316,6 +408,7 @@ class ActiveSegment:
             self._cut()
 
     def _cut(self) -> None:
+        self.files.ensure_open()
         # The index first: without an entry nothing is a message.
         self.files.disk.truncate(self.files.index, (self.end - self.first) * ENTRY.size)
         self.files.disk.truncate(self.files.data, self.size)
@@ -372,13 +465,14 @@ class SealedSegment:
 
     def _opened(self, start: int) -> SegmentFiles:
         if self._files is None:
-            try:
-                self._files = SegmentFiles.open(self._disk, self._directory, self.first)
-            except FileNotFoundError as error:
-                missing = Path(error.filename).name
-                raise LostError(start, f"{missing} is missing", self.end) from None
-            except OSError as error:
-                raise DamagedError(start, f"the disk says {error}", self.end) from None
+            self._files = SegmentFiles(self._disk, self._directory, self.first)
+        try:
+            self._files.ensure_open()
+        except FileNotFoundError as error:
+            missing = Path(error.filename).name
+            raise LostError(start, f"{missing} is missing", self.end) from None
+        except OSError as error:
+            raise _damaged(start, error, self.end) from None
         return self._files
 
     def close(self) -> None:

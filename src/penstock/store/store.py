@@ -48,6 +48,7 @@ from penstock.store.log import (
     Log,
     MemoryLog,
 )
+from penstock.store.pool import lacks_descriptors
 from penstock.store.record import first_of_name
 from penstock.store.recovery import open_file_log
 from penstock.store.reserve import give_up_reserve, is_full, keep_reserve
@@ -256,7 +257,8 @@ class Store:
         """Seal, remove: what must not hold up the broker. From one thread of its own."""
         for stream in list(self.streams.values()):
             # What fails stays first in line and is tried again.
-            self._attempt(stream, "its segments cannot be sealed or removed", stream.log.work)
+            if stream.log.has_work:
+                self._attempt(stream, "its segments cannot be sealed or removed", stream.log.work)
         try:
             self._store_abandoned_uploads()
         except sqlite3.Error as error:
@@ -280,16 +282,21 @@ class Store:
         """Everything appended so far is on the disk after it; in the background."""
         is_draining = self._journal.drain()
         checkpoints: list[tuple[FileLog, SegmentSummary]] = []
+        is_synced = True
         for stream in list(self.streams.values()):
             log = stream.log
             if not isinstance(log, FileLog) or not log.has_unsynced:
                 continue
             checkpoint = functools.partial(_add_checkpoint, log, checkpoints)
-            if not self._attempt(stream, "it cannot be synced", checkpoint):
+            error = self._attempt(stream, "it cannot be synced", checkpoint)
+            if error is None:
+                continue
+            is_synced = False
+            if not lacks_descriptors(error):
                 # The system may forget what it could not write, and say later that all is well:
                 # the journal keeps it until the next start writes it again.
                 self._journal_is_needed = True
-        if is_draining and not self._journal_is_needed:
+        if is_draining and is_synced and not self._journal_is_needed:
             self._journal.drained()
         self._store_checkpoints(checkpoints)
 
@@ -309,7 +316,9 @@ class Store:
         for log, summary in checkpoints:
             log.checkpointed(summary)
 
-    def _attempt(self, stream: StoredStream, trouble: str, work: Callable[[], None]) -> bool:
+    def _attempt(
+        self, stream: StoredStream, trouble: str, work: Callable[[], None]
+    ) -> Exception | None:
         try:
             work()
         except (OSError, sqlite3.Error) as error:
@@ -317,10 +326,10 @@ class Store:
             if self._troubles.get((stream.id, trouble)) != str(error):
                 self._troubles[stream.id, trouble] = str(error)
                 logger.error("stream %r: %s: %s", stream.definition.name, trouble, error)
-            return False
+            return error
         if self._troubles.pop((stream.id, trouble), None):
             logger.info("stream %r: the disk works again", stream.definition.name)
-        return True
+        return None
 
     def close(self) -> None:
         """Seal, sync and check off everything, so that the next start has nothing to recover."""
@@ -515,6 +524,11 @@ class Store:
         self.streams[row.name] = StoredStream(row.id, definition, log, progress)
 
     def _set_aside(self, row: StreamRow, error: Exception) -> None:
+        if lacks_descriptors(error):
+            # The stream is not damaged: serving the others would only hide it.
+            raise StoreError(
+                f"stream {row.name!r} cannot be opened: {error}; raise the limit of open files"
+            )
         logger.error("stream %r cannot be opened: %s", row.name, error)
         self.unreadable[row.name] = (row.id, str(error))
 

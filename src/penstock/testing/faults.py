@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 
 from penstock.store.files import Disk
+from penstock.store.pool import FilePool
 
 _PIECE_BYTES = 512
 
@@ -48,10 +49,15 @@ class FaultyDisk(Disk):
         if self.fails(action, path):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-    def power_cut(self, random: Random) -> None:
-        """Every file becomes what it might be after the power came back."""
+    def kill(self) -> None:
+        """Closes all files, as the end of a process does."""
         for descriptor in list(self._open_files):
             self.close(descriptor)
+        self.pool = FilePool(self.pool.capacity)
+
+    def power_cut(self, random: Random) -> None:
+        """Every file becomes what it might be after the power came back."""
+        self.kill()
         for path, file in self._removed.items():
             # A removal that was not synced may not have happened.
             if path in self._listed and path not in self._files and random.random() < 0.5:

@@ -1,0 +1,95 @@
+"""A bounded pool of open segment files.
+
+A process has a limited number of descriptors, and a stream needs two for each segment that it
+writes or reads. The pool keeps the files of recently used segments open, whatever their stream,
+and closes others when it is full.
+
+The thread that appends and reads is the owner of the pool, and the only one that evicts: a file
+is never closed between the owner's check that it is open and its use. An append therefore needs
+no lock. Files that another thread is syncing are not evicted.
+
+Eviction does not sync. A file that is closed with unsynced bytes is opened again by the next sync.
+Linux reports a failed writeback that no sync has returned yet to the next descriptor that is
+opened, as long as the inode is in memory, which is the case within a sync interval.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+# Until the owner of the process's descriptors sets another one.
+DEFAULT_CAPACITY = 256
+
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+def lacks_descriptors(error: BaseException) -> bool:
+    """Whether the process or the system has too many open files, which is no fault of a file."""
+    return isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS
+
+
+class Pooled(Protocol):
+    # Set by each use; cleared when the pool looks for files to close.
+    is_used: bool
+
+    def evict(self) -> bool:
+        """Closes the files unless another thread syncs them."""
+
+
+class FilePool:
+    """Segments whose files are open, evicted in the order of a clock algorithm."""
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+        # In segments: each has two descriptors.
+        self.capacity = capacity
+        self._open: OrderedDict[Pooled, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def bind(self) -> None:
+        """Makes the calling thread the owner. Until then, every thread may evict."""
+        self._owner = threading.get_ident()
+
+    def open(self, files: Pooled, open_files: Callable[[], None]) -> None:
+        """Opens files after making room for them; OSError if there are no descriptors left."""
+        while len(self._open) >= self.capacity and self._evict():
+            pass
+        while True:
+            try:
+                open_files()
+                break
+            except OSError as error:
+                # Others in this process may have taken more than their share.
+                if not lacks_descriptors(error) or not self._evict():
+                    raise
+        # Only a second use counts: a pass over many streams does not evict the busy ones.
+        files.is_used = False
+        with self._lock:
+            self._open[files] = None
+
+    def discard(self, files: Pooled) -> None:
+        """The files were closed by their user; from any thread."""
+        with self._lock:
+            self._open.pop(files, None)
+
+    def _evict(self) -> bool:
+        """Closes the files of one segment; False if there is none that may be closed."""
+        if self._owner not in (None, threading.get_ident()):
+            return False
+        with self._lock:
+            # Twice around: the first time clears the marks.
+            for _ in range(2 * len(self._open)):
+                files = next(iter(self._open))
+                if not files.is_used and files.evict():
+                    del self._open[files]
+                    return True
+                files.is_used = False
+                self._open.move_to_end(files)
+        return False
