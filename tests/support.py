@@ -194,6 +194,7 @@ class PenstockProcess(ABC):
         self.process: subprocess.Popen[str] | None = None
         self._log = log
         self._environment = environment
+        self._prefix: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
         self.start()
@@ -210,7 +211,7 @@ class PenstockProcess(ABC):
         """Starts the command; what it prints, line by line."""
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
-                [str(PENSTOCK), *words],
+                [*self._prefix, str(PENSTOCK), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -231,6 +232,10 @@ class PenstockProcess(ABC):
     @property
     def log_lines(self) -> list[str]:
         return self.log.splitlines()
+
+    def limit_descriptors(self, limit: int) -> None:
+        """Sets the soft and the hard limit of open files for the next start."""
+        self._prefix = ("sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh")
 
     def set_variable(self, name: str, value: str) -> None:
         """For the next start."""

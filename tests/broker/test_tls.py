@@ -12,8 +12,9 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from penstock.broker import tls
-from penstock.broker.tls import TlsListener, listen
+from penstock.broker import listener
+from penstock.broker.listener import listen
+from penstock.broker.tls import TlsListener
 from tests.client.servers import Certificates, make_certificates
 from tests.support import PATIENCE_S, Json
 
@@ -55,6 +56,7 @@ class Hall:
         self._address = sockets[0].getsockname()
         self.connections: set[object] = set()
         self.refused: list[str] = []
+        self.shortages: list[OSError] = []
         self.listener = TlsListener(
             sockets,
             certificates.server_context(),
@@ -63,6 +65,7 @@ class Hall:
             most=MOST,
             handshake_seconds=handshake_seconds,
             on_refusal=self.refused.append,
+            on_shortage=self.shortages.append,
         )
         self._clients = AsyncExitStack()
 
@@ -257,7 +260,7 @@ class ExhaustedSocket(socket.socket):
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(listener, "_PAUSE_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("no_pause")
@@ -272,6 +275,7 @@ async def test_that_nothing_can_be_accepted_for_now_is_survived(
     assert await (await hall.connect()).hears_itself()
 
     assert not exhausted.is_exhausted
+    assert [error.errno for error in hall.shortages] == [errno.EMFILE]
     await hall.close()
 
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import secrets
+import socket
 import ssl
 import threading
 import time
@@ -18,6 +18,7 @@ from pathlib import Path
 from penstock import __version__
 from penstock.broker.access import Gate, ensure_first_token
 from penstock.broker.bulk import Premises
+from penstock.broker.descriptors import Shortages, plan_budget, raise_limit
 from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.engine import Exports
 from penstock.broker.exports.handlers import ExportHandlers
@@ -25,12 +26,13 @@ from penstock.broker.exports.pacing import Bandwidth
 from penstock.broker.exports.pipelines import Pipelines
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.handlers import Handlers, now_millis
+from penstock.broker.listener import BACKLOG, Listener, listen
 from penstock.broker.memory import FrameMemory
 from penstock.broker.session import Session
 from penstock.broker.settings import Settings
 from penstock.broker.statistics import Counters
 from penstock.broker.streams import Stream, Streams
-from penstock.broker.tls import TlsListener, listen
+from penstock.broker.tls import TlsListener
 from penstock.errors import SettingError
 from penstock.model.statistics import Statistics, StreamStatistics
 from penstock.root import ADDRESS_FILE, Address, write_address
@@ -40,9 +42,6 @@ from penstock.store.store import Store
 logger = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 1.0
-# Descriptors that are kept for segments (two for each stream), the catalog and listeners: so
-# many, or a quarter of all.
-_OWN_DESCRIPTORS = 256
 _SYNC_THREADS = 4
 
 
@@ -55,15 +54,16 @@ class Broker:
 
     def __init__(self, settings: Settings, disk: Disk | None = None) -> None:
         self.settings = settings
-        self._disk = disk
+        self._disk = disk or Disk()
         self._sessions: set[Session] = set()
-        self._servers: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._tls_listener: TlsListener | None = None
         self._started = time.monotonic()
         self.started_millis = now_millis()
         self._instance = secrets.token_hex(16)
         self._is_stopping = threading.Event()
         self.counters = Counters()
+        self.shortages = Shortages()
         self.memory = FrameMemory(settings.max_frame_bytes)
         self.max_frame_bytes = settings.max_frame_bytes
         self.handshake_timeout = settings.handshake_timeout_ms / 1000
@@ -84,6 +84,11 @@ class Broker:
         except (FileExistsError, NotADirectoryError):
             raise SettingError(f"the root {root} is not a directory, or below a file") from None
         tls = tls_context(settings) if settings.uses_tls else None
+        limit = raise_limit()
+        self.budget = plan_budget(limit, settings.max_connections)
+        self._disk.pool.capacity = self.budget.segments
+        # From here on other threads use the store as well.
+        self._disk.pool.bind()
         self._store = Store(root, self._disk)
         try:
             ensure_first_token(root, self._store.catalog)
@@ -96,6 +101,7 @@ class Broker:
                 self._sync_threads,
                 self.counters.flushes.note,
                 self._definition_thread,
+                self.shortages,
             )
             premises = Premises(str(root.absolute()), self._instance)
             dead_letters = DeadLetters(self.streams, settings.dead_letter_stream)
@@ -133,7 +139,7 @@ class Broker:
             )
             # Before anybody can look: what is too old, or was dropped before, is not to be seen.
             self.streams.trim(now_millis())
-            self._max_connections = min(settings.max_connections, _allow_descriptors())
+            self._max_connections = self.budget.connections
             await self._listen(tls)
         except BaseException:
             await self._close_listeners()
@@ -153,6 +159,11 @@ class Broker:
             self.port,
             " with TLS" if tls else "",
         )
+        logger.info(
+            "%d open files are allowed: %d segments, %d clients and %d HTTP connections at once",
+            limit,
+            *self.budget,
+        )
 
     async def _listen(self, tls: ssl.SSLContext | None) -> None:
         settings = self.settings
@@ -165,26 +176,30 @@ class Broker:
             with _listening_on("127.0.0.1", settings.local_port):
                 self.local_port = await self._listen_plainly("127.0.0.1", settings.local_port)
         if settings.unix_socket:
-            await self._listen_on_unix_socket(settings.unix_socket)
+            self._listen_on_unix_socket(settings.unix_socket)
 
     async def _listen_plainly(self, host: str, port: int) -> int:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Session(self), host, port, backlog=1024)
-        self._servers.append(server)
-        return int(server.sockets[0].getsockname()[1])
+        listener = Listener(await listen(host, port), lambda: Session(self), self.note_shortage)
+        self._listeners.append(listener)
+        return listener.port
 
     async def _listen_with_tls(self, host: str, port: int, tls: ssl.SSLContext) -> int:
-        sockets = await listen(host, port)
         self._tls_listener = TlsListener(
-            sockets,
+            await listen(host, port),
             tls,
             lambda: Session(self),
             connections=self._sessions,
             most=self._max_connections,
             handshake_seconds=self.handshake_timeout,
             on_refusal=self._note_refusal,
+            on_shortage=self.note_shortage,
         )
-        return int(sockets[0].getsockname()[1])
+        self._listeners.append(self._tls_listener)
+        return self._tls_listener.port
+
+    def note_shortage(self, error: OSError) -> None:
+        """There is no descriptor for a connection."""
+        self.shortages.note("connections cannot be accepted", error)
 
     def _note_refusal(self, peer: str) -> None:
         """Of one whose TLS handshake was ended, as a session does it of its own."""
@@ -195,18 +210,20 @@ class Broker:
             self._max_connections,
         )
 
-    async def _listen_on_unix_socket(self, path: str) -> None:
-        loop = asyncio.get_running_loop()
+    def _listen_on_unix_socket(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             # The lock on the root is held: a socket that is there was left by a broker that died.
             if Path(path).is_socket():
                 Path(path).unlink()
+        listening = socket.socket(socket.AF_UNIX)
         try:
-            server = await loop.create_unix_server(lambda: Session(self), path)
+            listening.bind(path)
+            listening.listen(BACKLOG)
         except OSError as error:
+            listening.close()
             raise SettingError(f"cannot listen on the Unix socket {path}: {error}") from None
         Path(path).chmod(0o600)
-        self._servers.append(server)
+        self._listeners.append(Listener([listening], lambda: Session(self), self.note_shortage))
 
     def publish(self) -> None:
         """Writes down where it is, for programs that know its root."""
@@ -300,6 +317,7 @@ class Broker:
             connections_dropped=counters.connections_dropped,
             streams=[self.statistics_of(stream, now) for stream in self.streams],
             time=now,
+            descriptor_shortages=self.shortages.count,
         )
 
     def statistics_of(self, stream: Stream, now: int | None = None) -> StreamStatistics:
@@ -341,12 +359,10 @@ class Broker:
         logger.info("stopped")
 
     async def _close_listeners(self) -> None:
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
-        if self._tls_listener is not None:
-            await self._tls_listener.close()
-            self._tls_listener = None
+        for listener in self._listeners:
+            await listener.close()
+        self._listeners.clear()
+        self._tls_listener = None
 
 
 @contextlib.contextmanager
@@ -383,15 +399,3 @@ def tls_context(settings: Settings) -> ssl.SSLContext:
             f"key: {error}"
         ) from None
     return context
-
-
-def _allow_descriptors() -> int:
-    """As many connections as the system allows descriptors for, after asking for more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    if soft == resource.RLIM_INFINITY:
-        return 1 << 20
-    return max(soft - max(_OWN_DESCRIPTORS, soft // 4), 16)

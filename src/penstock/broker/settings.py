@@ -176,6 +176,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         bool, _doc("whether the files of S3 tasks are deleted once they were uploaded")
     ] = False
     max_connections: Annotated[int, _doc("connections at once", ge=1, le=1_000_000)] = 8192
+    max_streams: Annotated[
+        int, _doc("message streams at once; a create beyond is refused", ge=1, le=1_000_000)
+    ] = 10_000
     max_frame_bytes: Annotated[
         int, _doc("the largest request, and the memory for large ones", ge=65_536, le=1 << 30)
     ] = 1 << 30

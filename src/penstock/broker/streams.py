@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+from penstock.broker.descriptors import Shortages
 from penstock.broker.rules import check_definition, check_update, names_status_stream
 from penstock.broker.settings import Settings
 from penstock.broker.waiting import DefinitionCommits, GroupCommit, Waiters
@@ -46,6 +47,7 @@ from penstock.model.message import MessageRun
 from penstock.model.statistics import ExportActivity, ExportStatistics, StreamStatistics
 from penstock.model.storage import StoredRun
 from penstock.store.log import MessageTooLargeError, StreamFullError
+from penstock.store.pool import lacks_descriptors
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
 from penstock.store.stream import DefinitionChange, StoredStream
@@ -68,8 +70,10 @@ class Stream:
         executor: Executor,
         reclaims: bool,
         note_flush: Callable[[float], None],
+        shortages: Shortages,
     ) -> None:
         self._stored = stored
+        self._shortages = shortages
         self._reclaims = reclaims
         self.log = stored.log
         self.waiters = Waiters()
@@ -100,7 +104,7 @@ class Stream:
         try:
             first = self.log.append(payloads, now, self._exported_end)
         except _EXPLAINED as error:
-            raise _explain(self.name, error) from None
+            raise self.explain(error) from None
         self.waiters.wake(self.log.end)
         return first
 
@@ -129,6 +133,12 @@ class Stream:
             raise MessageStoreReadErrorException(
                 f"stream {self.name!r}: {error}; reading can go on from {error.next_number}"
             ) from None
+        except OSError as error:
+            raise self.explain(error) from None
+
+    def explain(self, error: Exception) -> StreamManagerException:
+        """An error of the store as clients receive it."""
+        return _explain(self.name, error, self._shortages)
 
     def not_enough(self, start: int, wanted: int, *, waited: bool) -> NotEnoughMessagesException:
         if waited:
@@ -259,6 +269,7 @@ class Streams:
         executor: Executor,
         note_flush: Callable[[float], None] = lambda _: None,
         definition_executor: Executor | None = None,
+        shortages: Shortages | None = None,
     ) -> None:
         """`note_flush` is told by any thread how many seconds a flush took.
 
@@ -266,11 +277,13 @@ class Streams:
         """
         self._store = store
         self._note_flush = note_flush
+        self._shortages = shortages or Shortages()
         self._settings = settings
         self._executor = executor
         self._definition_executor = definition_executor or executor
         self._commits = DefinitionCommits(self._definition_executor, store.store_changes)
         self._pending_changes: set[asyncio.Task[None]] = set()
+        self._pending_creations = 0
         self._name_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._status_stream_lock = asyncio.Lock()
         self._witness: Witness | None = None
@@ -282,7 +295,13 @@ class Streams:
         self.changes = Waiters()
 
     def _serve(self, stored: StoredStream) -> Stream:
-        stream = Stream(stored, self._executor, self._settings.reclaim_exported, self._note_flush)
+        stream = Stream(
+            stored,
+            self._executor,
+            self._settings.reclaim_exported,
+            self._note_flush,
+            self._shortages,
+        )
         stored.log.before_drop = partial(self._before_drop, stream)
         return stream
 
@@ -368,9 +387,14 @@ class Streams:
         async with self._name_lock(name), self._status_stream_lock_for(definition):
             if name in self._streams or name in self._store.unreadable:
                 raise InvalidRequestException(ALREADY_EXISTS)
+            self._check_count()
             self._check(definition)
             change = self._store.plan_creation(definition)
-            await self._store_change(name, change)
+            self._pending_creations += 1
+            try:
+                await self._store_change(name, change)
+            finally:
+                self._pending_creations -= 1
             change.apply()
             self._streams[name] = self._serve(self._store.streams[name])
             logger.info("stream %r created", name)
@@ -389,7 +413,7 @@ class Streams:
         self._check(definition)
         log = stream.log
         check_update(stream.definition, definition, log.total_bytes, log.end - 1)
-        with _explained(stream.name):
+        with self._explained(stream.name):
             change = self._store.plan_update(stream.stored, definition)
         limits = log.limits
         if not limits.overwrites:
@@ -424,10 +448,8 @@ class Streams:
             await self._conclude(conclude)
 
     async def _store_change(self, name: str, change: DefinitionChange) -> None:
-        try:
+        with self._explained(name):
             await self._commits.store(change)
-        except _EXPLAINED as error:
-            raise _explain(name, error) from None
 
     async def _conclude(self, conclude: Callable[[], Callable[[], None] | None]) -> None:
         """A change is applied: who watches the stream follows."""
@@ -457,6 +479,15 @@ class Streams:
             except (OSError, sqlite3.Error) as error:
                 logger.error("stream %r cannot be trimmed: %s", stream.name, error)
 
+    def _check_count(self) -> None:
+        count = len(self._streams) + len(self._store.unreadable) + self._pending_creations
+        limit = self._settings.max_streams
+        if count >= limit:
+            raise InvalidRequestException(
+                f"the server has {count} message streams, and max_streams is {limit}: delete a "
+                "stream, or raise max_streams (PENSTOCK_MAX_STREAMS)"
+            )
+
     def _check(self, definition: MessageStreamDefinition) -> None:
         check_definition(
             definition,
@@ -464,19 +495,18 @@ class Streams:
             self._settings.exporter_s3_destination_multipart_upload_min_part_size_bytes,
         )
 
-
-@contextmanager
-def _explained(name: str) -> Iterator[None]:
-    try:
-        yield
-    except _EXPLAINED as error:
-        raise _explain(name, error) from None
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except _EXPLAINED as error:
+            raise _explain(name, error, self._shortages) from None
 
 
 _EXPLAINED = (StreamFullError, MessageTooLargeError, MemoryError, OSError, sqlite3.Error)
 
 
-def _explain(name: str, error: Exception) -> StreamManagerException:
+def _explain(name: str, error: Exception, shortages: Shortages) -> StreamManagerException:
     """The store's errors as a client is told them."""
     match error:
         case StreamFullError():
@@ -491,6 +521,8 @@ def _explain(name: str, error: Exception) -> StreamManagerException:
             )
         case MemoryError():
             return ServerOutOfMemoryException("the server has no memory left; nothing was stored")
+        case OSError() if lacks_descriptors(error):
+            return UnknownFailureException(shortages.note(f"stream {name!r}", error))
     logger.error("stream %r: %s", name, error)
     is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     # SQLite says it in words only.

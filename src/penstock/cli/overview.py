@@ -243,6 +243,8 @@ def _server_line(picture: Picture) -> Line:
         words.append(_count(broker.connections_refused, "refused connection"))
     if broker.connections_dropped:
         words.append(_count(broker.connections_dropped, "dropped connection"))
+    if broker.descriptor_shortages:
+        words.append(_count(broker.descriptor_shortages, "descriptor shortage"))
     return Line(", ".join(words), HEADING)
 
 

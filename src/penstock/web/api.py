@@ -304,6 +304,8 @@ def _peek(stream: Stream, first: int, stop: int) -> _Peek:
             problem = problem or str(error)
             first = error.next_number
             continue
+        except OSError as error:
+            raise stream.explain(error) from None
         for number, (time, payload) in enumerate(
             zip(run.ingest_times, run.payloads, strict=True), run.first_sequence_number
         ):

@@ -157,6 +157,12 @@ DECLARED = (
         _one(lambda scene: scene.statistics.connections_dropped),
     ),
     Declared(
+        "penstock_descriptor_shortages",
+        _counter,
+        "how often the system refused the broker a file descriptor",
+        _one(lambda scene: scene.statistics.descriptor_shortages),
+    ),
+    Declared(
         "penstock_requests_failed",
         _counter,
         "requests that were answered with an error, by the name of its status; NotEnoughMessages "

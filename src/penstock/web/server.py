@@ -22,6 +22,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from penstock.broker.listener import Listener
 from penstock.broker.server import Broker, tls_context
 from penstock.broker.settings import is_loopback
 from penstock.broker.tls import TlsListener
@@ -65,7 +66,7 @@ class WebServer:
 
     def __init__(self) -> None:
         self._url = ""
-        self._tls_listener: TlsListener | None = None
+        self._listener: Listener | None = None
         self._events = Events()
         # From now on: what the broker says while it starts is to be seen as well.
         logging.getLogger().addHandler(self._events)
@@ -86,7 +87,7 @@ class WebServer:
         door = Door(broker.gate, settings)
         self._api = Api(broker, self._sampler, self._events, door)
         application = make_application(broker, self._api)
-        config = uvicorn.Config(
+        config = _Config(
             application,
             log_config=None,
             access_log=False,
@@ -99,43 +100,49 @@ class WebServer:
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
+        self._max_connections = min(_MOST_CONNECTIONS, broker.budget.http_connections)
+        config.max_connections = self._max_connections
         config.load()
         context = tls_context(settings) if uses_tls else None
         self._server = _QuietServer(config)
         # Of what it does it tells nothing that people would want to know.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        self._serving = asyncio.create_task(
-            self._server.serve(sockets=[] if uses_tls else [listener])
-        )
+        self._serving = asyncio.create_task(self._server.serve(sockets=[]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.005)
         if self._serving.done():
             self._serving.result()
-        if context is not None:
-            self._listen_with_tls(listener, context, broker.handshake_timeout)
+        self._listener = self._accept_on(listener, context, broker)
         broker.http_url = self._url
         broker.publish()
         logger.info("the dashboard is on %s", self._url)
 
-    def _listen_with_tls(
-        self, listener: socket.socket, context: ssl.SSLContext, handshake_seconds: float
-    ) -> None:
-        """In place of uvicorn, to which connections that never shake hands would not count."""
+    def _accept_on(
+        self, listening: socket.socket, context: ssl.SSLContext | None, broker: Broker
+    ) -> Listener:
+        """In place of uvicorn, which does not count connections before their TLS handshake."""
         server = self._server
-        self._tls_listener = TlsListener(
-            [listener],
+
+        def make_connection() -> _Connection:
+            return _Connection(server.config, server.server_state, server.lifespan.state)
+
+        if context is None:
+            return Listener([listening], make_connection, broker.note_shortage)
+        return TlsListener(
+            [listening],
             context,
-            lambda: _Connection(server.config, server.server_state, server.lifespan.state),
+            make_connection,
             connections=server.server_state.connections,
-            most=_MOST_CONNECTIONS,
-            handshake_seconds=handshake_seconds,
+            most=self._max_connections,
+            handshake_seconds=broker.handshake_timeout,
             on_refusal=lambda peer: logger.debug("%s: it makes room for others", peer),
+            on_shortage=broker.note_shortage,
         )
 
     async def stop(self) -> None:
         self._sampler.stop()
-        if self._tls_listener is not None:
-            await self._tls_listener.close()
+        if self._listener is not None:
+            await self._listener.close()
         self._server.should_exit = True
         await self._serving
         logging.getLogger().removeHandler(self._events)
@@ -148,13 +155,19 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
+class _Config(uvicorn.Config):
+    # Fewer where the system allows few descriptors.
+    max_connections = _MOST_CONNECTIONS
+
+
 class _Connection(H11Protocol):
     """There are only so many, and one that asks nothing, or takes nothing, is not waited for."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._patience: asyncio.TimerHandle | None = None
-        if len(self.connections) > _MOST_CONNECTIONS:
+        assert isinstance(self.config, _Config)
+        if len(self.connections) > self.config.max_connections:
             transport.abort()
             return
         if self.scheme == "http":

@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 from penstock.cli.checks.check import Check, State, ok
 from penstock.cli.checks.listeners import (
     check_dashboard,
+    check_descriptors,
     check_port,
     check_tls,
     check_unix_socket,
@@ -42,6 +43,18 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
 )
 def test_descriptors_suffice_for_the_connections(hard: int, connections: int, state: State) -> None:
     assert judge_descriptors(hard, connections).state is state
+
+
+@pytest.mark.parametrize(("used", "state"), [(100, State.ok), (1020, State.fail)])
+def test_descriptors_of_a_running_broker_are_counted(used: int, state: State) -> None:
+    outcome = judge_descriptors(1024, 100, used)
+    assert outcome.state is state
+    assert f"the broker uses {used}" in outcome.found
+
+
+def test_descriptors_are_those_of_the_broker_of_this_root(broker: LocalBroker) -> None:
+    outcome = examine(check_descriptors, broker.root)
+    assert "the broker uses" in outcome.found
 
 
 # Ports

@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.broker.descriptors import HOW_TO_RAISE, plan_budget
 from penstock.cli.checks.check import Check, Outcome, State, fail, ok, skip, warn
 from penstock.cli.checks.patient import CONNECT_SECONDS, Patient
 from penstock.cli.main import USUAL_HTTP_PORT
 from penstock.root import read_address
 
-# Descriptors that a broker wants for other things than connections.
-_OWN_DESCRIPTORS = 256
+# With fewer descriptors left a broker is about to refuse connections.
+_MIN_FREE_DESCRIPTORS = 8
 _EXPIRY_DAYS = 30
 # What the address of a Unix socket has room for, with the zero at its end.
 _UNIX_PATH_BYTES = 108
@@ -35,21 +36,33 @@ _HTTP_PORT_HINT = _Hint("PENSTOCK_HTTP_HOST", "--http-port or PENSTOCK_HTTP_PORT
 
 
 def check_descriptors(patient: Patient) -> Outcome:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return judge_descriptors(hard, patient.settings.max_connections)
+    max_connections = patient.settings.max_connections
+    address = read_address(patient.settings.root_path)
+    if address is not None:
+        try:
+            limit = resource.prlimit(address.pid, resource.RLIMIT_NOFILE)[0]
+            used = len(list(Path(f"/proc/{address.pid}/fd").iterdir()))
+        except OSError:
+            pass  # another user's, or of another container
+        else:
+            return judge_descriptors(limit, max_connections, used)
+    return judge_descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[1], max_connections)
 
 
-def judge_descriptors(hard: int, max_connections: int) -> Outcome:
-    """A broker raises its limit as far as it may, and keeps some for its files."""
-    if hard == resource.RLIM_INFINITY:
+def judge_descriptors(limit: int, max_connections: int, used: int | None = None) -> Outcome:
+    """Whether a limit suffices; `used` are the descriptors that a running broker has."""
+    if limit == resource.RLIM_INFINITY:
         return ok("as many as wanted")
-    connections = max(hard - max(_OWN_DESCRIPTORS, hard // 4), 0)
-    found = f"{hard} allow {connections} connections"
-    if connections < max_connections:
+    budget = plan_budget(limit, max_connections)
+    found = f"{limit} allow {budget.connections} connections and {budget.segments} open segments"
+    if used is not None:
+        found = f"{found}; the broker uses {used}"
+        if used > limit - _MIN_FREE_DESCRIPTORS:
+            return fail(found, f"close connections, or {HOW_TO_RAISE} and restart the broker")
+    if budget.connections < max_connections:
         return warn(
             f"{found}, and max_connections is {max_connections}",
-            "raise the limit (`ulimit -Hn`, or LimitNOFILE= of the service), or lower "
-            "max_connections (PENSTOCK_MAX_CONNECTIONS)",
+            f"{HOW_TO_RAISE}, or lower max_connections (PENSTOCK_MAX_CONNECTIONS)",
         )
     return ok(found)
 

@@ -1,0 +1,81 @@
+"""How the broker shares out the descriptors that the system allows its process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+logger = logging.getLogger(__name__)
+
+# The catalog, the journal, listeners, the event loop, and files that are open for a moment.
+_OWN_DESCRIPTORS = 48
+# Connections above the limit, which are open until the client has the reason.
+_REFUSED_CONNECTIONS = 16
+_MIN_SEGMENTS, _MAX_SEGMENTS = 4, 16_384
+_MIN_HTTP_CONNECTIONS, _MAX_HTTP_CONNECTIONS = 8, 256
+_MIN_CONNECTIONS = 16
+# Stands for "unlimited".
+_MANY = 1 << 20
+_LOG_SECONDS = 60.0
+
+HOW_TO_RAISE = "raise the limit (`ulimit -Hn`, or LimitNOFILE= of the service)"
+
+
+class Budget(NamedTuple):
+    # Segments whose files are kept open; each needs two descriptors.
+    segments: int
+    http_connections: int
+    connections: int
+
+
+def plan_budget(limit: int, max_connections: int) -> Budget:
+    """What fits a limit of descriptors: a quarter for segments, most of the rest for clients."""
+    if limit == resource.RLIM_INFINITY:
+        limit = _MANY
+    shared = max(limit - _OWN_DESCRIPTORS - _REFUSED_CONNECTIONS, 0)
+    segments = min(max(shared // 8, _MIN_SEGMENTS), _MAX_SEGMENTS)
+    http = min(max(shared // 8, _MIN_HTTP_CONNECTIONS), _MAX_HTTP_CONNECTIONS)
+    connections = max(shared - 2 * segments - http, _MIN_CONNECTIONS)
+    return Budget(segments, http, min(connections, max_connections))
+
+
+def raise_limit() -> int:
+    """Raises the soft limit to the hard one; the limit that applies."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft
+
+
+class Shortages:
+    """Counts and logs how often the system refused a descriptor."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        self._clock = clock
+        self._logged_at: float | None = None
+
+    def note(self, what: str, error: OSError) -> str:
+        """Logs it, at most once a minute; what a client is told."""
+        self.count += 1
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        now = self._clock()
+        if self._logged_at is None or now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            logger.error(
+                "%s: %s; the broker may open %d files: close connections, or %s",
+                what,
+                error.strerror,
+                limit,
+                HOW_TO_RAISE,
+            )
+        return (
+            f"the server has no file descriptors left ({error.strerror}; its limit is {limit}): "
+            "try again later"
+        )

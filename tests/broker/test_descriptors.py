@@ -1,0 +1,39 @@
+"""How descriptors are shared out, and what is logged when there are none."""
+
+from __future__ import annotations
+
+import errno
+import resource
+
+import pytest
+
+from penstock.broker.descriptors import Budget, Shortages, plan_budget
+
+
+@pytest.mark.parametrize("limit", [128, 256, 512, 1024, 4096, 65_536, 1 << 20])
+def test_a_budget_leaves_some_for_everything_else(limit: int) -> None:
+    budget = plan_budget(limit, 1_000_000)
+    used = 2 * budget.segments + budget.http_connections + budget.connections
+    assert limit - used >= 48
+    assert min(budget) >= 8
+
+
+def test_a_budget_is_bounded_where_the_limit_is_not() -> None:
+    assert plan_budget(resource.RLIM_INFINITY, 8192) == Budget(16_384, 256, 8192)
+
+
+def test_a_shortage_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter((0.0, 1.0, 59.0, 61.0))
+    shortages = Shortages(lambda: next(times))
+    error = OSError(errno.EMFILE, "Too many open files", "/some/file")
+    for _ in range(4):
+        text = shortages.note("stream 's'", error)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert shortages.count == 4
+    assert len(caplog.records) == 2
+    assert f"the broker may open {limit} files" in caplog.messages[0]
+    assert "raise the limit" in caplog.messages[0]
+    assert text == (
+        "the server has no file descriptors left (Too many open files; its limit is "
+        f"{limit}): try again later"
+    )
