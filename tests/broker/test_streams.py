@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,39 @@ def streams(store: Store, executor: ThreadPoolExecutor) -> Streams:
 def create(streams: Streams, name: str = "s", **fields: Any) -> Stream:
     asyncio.run(streams.create(definition(name, **fields)))
     return streams.find(name)
+
+
+def test_create_is_refused_beyond_max_streams(store: Store, executor: ThreadPoolExecutor) -> None:
+    streams = Streams(store, Settings(root=str(store.root), max_streams=2), executor)
+    create(streams, "a")
+    create(streams, "b")
+
+    with pytest.raises(InvalidRequestException) as caught:
+        create(streams, "c")
+
+    assert caught.value.message == (
+        "the server has 2 message streams, and max_streams is 2: delete a stream, or raise "
+        "max_streams (PENSTOCK_MAX_STREAMS)"
+    )
+    streams.delete("a")
+    create(streams, "c")
+
+
+def test_reads_without_descriptors_can_be_repeated(streams: Streams) -> None:
+    stream = create(streams, streamSegmentSize=1024)
+    stream.append([bytes(1000)], 1)
+    stream.append([bytes(1000)], 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # All numbers below are taken: nothing can be opened, whatever the pool closes.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(
+            UnknownFailureException, match=r"no file descriptors left .* limit is 3"
+        ):
+            stream.read(0, 1, 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert stream.read(0, 1, 2000).payloads == [bytes(1000)]
 
 
 def test_streams_are_listed_in_order(streams: Streams) -> None:
