@@ -71,8 +71,17 @@ def test_create_is_refused_beyond_max_streams(store: Store, executor: ThreadPool
         "the server has 2 message streams, and max_streams is 2: delete a stream, or raise "
         "max_streams (PENSTOCK_MAX_STREAMS)"
     )
-    streams.delete("a")
-    create(streams, "c")
+    asyncio.run(streams.delete("a"))
+
+    async def create_both() -> list[BaseException | None]:
+        both = (streams.create(definition(name)) for name in ("c", "d"))
+        return await asyncio.gather(*both, return_exceptions=True)
+
+    # Also those that are being stored count.
+    assert [type(error) for error in asyncio.run(create_both())] == [
+        type(None),
+        InvalidRequestException,
+    ]
 
 
 def test_reads_without_descriptors_can_be_repeated(streams: Streams) -> None:

@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -139,14 +140,16 @@ def test_a_file_opens_while_another_thread_syncs_it(tmp_path: Path) -> None:
 def test_only_the_owner_closes_files(disk: FaultyDisk, tmp_path: Path) -> None:
     disk.pool.bind()
     segments = make_segments(disk, tmp_path, 2)
-    thread = threading.Thread(target=SegmentFiles.create, args=(disk, tmp_path, 5000))
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as other:
+        created = other.submit(SegmentFiles.create, disk, tmp_path, 5000).result()
     assert all(map(is_open, segments))
-    assert len(disk.pool) == 3
-    # The owner makes up for it.
-    SegmentFiles.create(disk, tmp_path, 6000)
-    assert len(disk.pool) == 2
+    assert len(disk._open_files) == 4
+    created.sync()
+    assert len(disk._open_files) == 4
+    segment = ActiveSegment(created)
+    segment.append([b"x"], 1)
+    assert segment.read(5000, 5001, 10).payloads == [b"x"]
+    assert len(disk._open_files) == 4
 
 
 def test_an_error_on_closing_is_reported_by_the_next_sync(tmp_path: Path) -> None:

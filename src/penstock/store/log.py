@@ -313,8 +313,8 @@ class Log(ABC):
 
     @property
     def has_work(self) -> bool:
-        """Whether something was put off that `work` has to do; from any thread."""
-        return False
+        """Whether `work` may have something to do; from any thread."""
+        return True
 
     def work(self) -> None:
         """Do what was put off, in the order in which it came up; from any thread."""

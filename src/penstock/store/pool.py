@@ -71,6 +71,10 @@ class FilePool:
                     raise
         # Only a second use counts: a pass over many streams does not evict the busy ones.
         files.is_used = False
+        if len(self._open) >= self.capacity and not self._may_evict():
+            # Another thread created them for the owner, who opens them again when it uses them.
+            files.evict()
+            return
         with self._lock:
             self._open[files] = None
 
@@ -79,9 +83,12 @@ class FilePool:
         with self._lock:
             self._open.pop(files, None)
 
+    def _may_evict(self) -> bool:
+        return self._owner in (None, threading.get_ident())
+
     def _evict(self) -> bool:
         """Closes the files of one segment; False if there is none that may be closed."""
-        if self._owner not in (None, threading.get_ident()):
+        if not self._may_evict():
             return False
         with self._lock:
             # Twice around: the first time clears the marks.
