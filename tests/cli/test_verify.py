@@ -84,3 +84,20 @@ def test_other_damage_is_listed(root: Path) -> None:
     assert finished.code == 6
     assert "  catalog.sqlite: cannot be read: file is not a database" in finished.output
     assert "200 messages are intact, 1 other findings." in finished.output
+
+
+def test_salvage_copies_what_is_readable(root: Path, tmp_path: Path) -> None:
+    damage(root)
+    target = tmp_path / "out"
+    finished = penstock("verify", "--root", str(root), "--salvage", str(target), "--json")
+    assert finished.code == 6
+    copied = json.loads(finished.output)["salvage"]
+    assert (copied["streams"], copied["messages"]) == (2, 198)
+    again = penstock("verify", "--root", str(root), "--salvage", str(target))
+    assert (again.code, again.error) == (
+        1,
+        f"penstock: {target} is not empty: name a new directory\n",
+    )
+    assert penstock("verify", "--root", str(target), "--json").code == 6
+    shown = penstock("verify", "--root", str(root), "--salvage", str(tmp_path / "other"))
+    assert "198 messages of 2 streams were copied" in shown.output

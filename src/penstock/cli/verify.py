@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from penstock.cli.main import (
 from penstock.cli.output import echo_table, printable
 from penstock.cli.units import human_bytes, parse_size
 from penstock.root import is_served
+from penstock.store.salvage import Salvage, salvage
 from penstock.store.verification import Pace, Report, Verification
 
 # Beside a running broker, so that its disk has time for it.
@@ -62,12 +64,21 @@ def _parse_rate(context: click.Context, option: click.Parameter, text: str | Non
     help="Read at most this much per second, such as 10MiB. By default 32MiB beside a running "
     "broker, and no limit otherwise.",
 )
+@click.option(
+    "--salvage",
+    "target",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Copy what is readable to this new directory, which a broker can then serve. No broker "
+    "may run on the root meanwhile.",
+)
 @json_option
 @config_option
 def verify(
     root: str | None,
     patterns: tuple[str, ...],
     rate: int | None,
+    target: Path | None,
     as_json: bool,
     config: Path | None,
 ) -> None:
@@ -90,13 +101,20 @@ def verify(
 
         verification = Verification(path, patterns=patterns, meter=meter)
         bar.size = verification.total_bytes() if is_shown and not patterns else 0
-        report = verification.run()
+        copied = None
+        if target is not None:
+            copied = salvage(path, target, patterns=patterns, meter=meter)
+            report = copied.report
+        else:
+            report = verification.run()
     if patterns and not report.streams:
         raise Failure(f"no stream in {path} is named {' or '.join(patterns)}", NOT_FOUND)
     if as_json:
-        click.echo(msgspec.json.encode(_document(report)))
+        click.echo(msgspec.json.encode(_document(report, copied)))
     else:
         _print(report)
+        if copied is not None and target is not None:
+            _print_copied(copied, target)
     if report.has_damage:
         raise click.exceptions.Exit(DAMAGED)
 
@@ -133,8 +151,12 @@ class _Bar(ExitStack):
             click.echo(f"\rchecked {human_bytes(self._bytes)}", file=self._file, nl=False)
 
 
-def _document(report: Report) -> dict[str, Any]:
+def _document(report: Report, copied: Salvage | None) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(report)
+    if copied is not None:
+        document["salvage"] = msgspec.to_builtins(copied)
+        # It is the document itself.
+        del document["salvage"]["report"]
     return {
         **document,
         "damagedMessages": report.damaged_messages,
@@ -182,6 +204,15 @@ def _print(report: Report) -> None:
             for problem in problems:
                 click.echo(f"  {problem.file}: {printable(problem.reason)}")
     click.echo(("\n" if report.streams or report.problems or report.notes else "") + _sum(report))
+
+
+def _print_copied(copied: Salvage, target: Path) -> None:
+    for note in copied.notes:
+        click.echo(f"  {note.file}: {printable(note.reason)}")
+    click.echo(
+        f"{copied.messages:,} messages of {copied.streams:,} streams were copied to {target}; "
+        f"`penstock serve --root {shlex.quote(str(target))}` serves them."
+    )
 
 
 def _numbers(first: int, last: int) -> str:
