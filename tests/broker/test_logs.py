@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
-from penstock.broker.logs import HumanFormatter, JsonFormatter, set_up_logs
+from penstock.broker.logs import HumanFormatter, JsonFormatter, LineRelay, set_up_logs
 from penstock.broker.settings import LogFormat, LogLevel
+from tests.support import PATIENCE_S, clean_environment
 
 HOSTILE = "a\nb\r\nc \x1b[31m ü \u2028 \0"
 
@@ -72,3 +76,77 @@ def test_handlers_that_are_not_for_people_stay(monkeypatch: pytest.MonkeyPatch) 
     assert other is kept
     assert made is not replaced
     assert isinstance(made.formatter, JsonFormatter)
+
+
+def test_lines_in_our_format_are_passed_on_as_they_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    line = "2026-01-02T03:04:05.678Z WARN  store.log: text"
+    for log_format, known in (
+        (LogFormat.HUMAN, line),
+        (LogFormat.JSON, '{"time": "2026-01-02T03:04:05.678Z", "level": "INFO", "message": "x"}'),
+    ):
+        file = io.StringIO()
+        LineRelay("pipeline", log_format, file).pass_on(f"{known}\n")
+        assert file.getvalue() == f"{known}\n"
+    assert caplog.records == []
+
+
+def test_other_lines_become_log_records(caplog: pytest.LogCaptureFixture) -> None:
+    file = io.StringIO()
+    relay = LineRelay("pipeline", LogFormat.HUMAN, file)
+    relay.pass_on("WARNING: Using incubator modules\n")
+    relay.pass_on("\n")
+    assert file.getvalue() == ""
+    assert [(each.name, each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("penstock.pipeline", "WARNING", "WARNING: Using incubator modules")
+    ]
+
+
+def test_relay_survives_a_closed_file() -> None:
+    file = io.StringIO()
+    file.close()
+    LineRelay("x", LogFormat.HUMAN, file).pass_on("2026-01-02T03:04:05.678Z WARN  a: text\n")
+
+
+PROGRAM = """
+import gc, sys, threading, warnings
+from penstock.broker.logs import log_uncaught, set_up_worker_logs
+
+set_up_worker_logs()
+log_uncaught()
+warnings.warn("deprecated")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+
+class Bad:
+    def __del__(self):
+        raise ValueError("in __del__")
+
+Bad()
+gc.collect()
+raise RuntimeError("at the end")
+"""
+
+
+@pytest.mark.parametrize("log_format", list(LogFormat))
+def test_warnings_and_uncaught_exceptions_have_time_and_level(log_format: LogFormat) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=clean_environment(PENSTOCK_LOG_FORMAT=log_format.value),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    lines = finished.stderr.splitlines()
+    assert finished.returncode == 1
+    assert len(lines) == 4
+    for line, text in zip(
+        lines, ("deprecated", "ZeroDivisionError", "in __del__", "at the end"), strict=True
+    ):
+        assert text in line
+        file = io.StringIO()
+        LineRelay("x", log_format, file).pass_on(line)
+        assert file.getvalue() == f"{line}\n"

@@ -343,8 +343,8 @@ def test_without_spark_it_runs_and_says_that_nothing_is_exported(
     up.process.terminate()
     code, said = up.end()
     assert code == 0
-    assert said.splitlines()[0] == (
-        "nothing is exported: that needs Spark, pip install 'penstock[spark]'"
+    assert said.splitlines()[0].endswith(
+        " WARN  cli.up: nothing is exported: that needs Spark, pip install 'penstock[spark]'"
     )
 
 

@@ -6,6 +6,7 @@ are taken here.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 import urllib.error
@@ -41,6 +42,7 @@ PICTURES = {
     "/pipeline": "dashboard-pipeline",
 }
 PLOTTED_SECONDS = 280
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ +[\w.]+: .")
 
 
 class Farm:
@@ -253,6 +255,8 @@ def test_a_signal_ends_all_of_it(tab: Tab, farm: Farm) -> None:
 
     code, said = farm.up.end()
     assert code == 0
+    # Also those of Java, of Spark's workers, and of what was killed.
+    assert [line for line in said.splitlines() if not LOG_LINE.match(line)] == []
     # The broker was the last to end, in good order.
     assert "broker.server: stopped" in said.splitlines()[-1]
     wait_until(lambda: not any(child.is_running() for child in children))

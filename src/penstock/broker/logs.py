@@ -1,11 +1,22 @@
-"""Logs: one line an event, for people or as JSON, on standard error."""
+"""Logs: one line an event, for people or as JSON, on standard error.
+
+Every line has a time and a level. Warnings and uncaught exceptions of Python are logged, and lines
+of programs that a supervisor runs pass through a `LineRelay`.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, TextIO
 
 from penstock.broker.settings import LogFormat, LogLevel
 
@@ -16,6 +27,14 @@ _LEVELS = {
     LogLevel.WARN: logging.WARNING,
     LogLevel.ERROR: logging.ERROR,
 }
+
+
+# The format of a process that inherits only the environment, such as a Spark worker.
+_FORMAT_VARIABLE = "PENSTOCK_LOG_FORMAT"
+_HUMAN_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ +\S+: ")
+_JSON_LINE = re.compile(r'\{"time": "[^"]+", "level": "[A-Z]+", ')
+
+logger = logging.getLogger("penstock")
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -49,8 +68,71 @@ def set_up_logs(level: LogLevel, log_format: LogFormat) -> None:
     logging.addLevelName(logging.WARNING, "WARN")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else HumanFormatter())
-    logger = logging.getLogger()
+    root = logging.getLogger()
     # Those that are for programs stay.
-    others = [each for each in logger.handlers if not isinstance(each, logging.StreamHandler)]
-    logger.handlers[:] = [handler, *others]
-    logger.setLevel(_LEVELS[level])
+    others = [each for each in root.handlers if not isinstance(each, logging.StreamHandler)]
+    root.handlers[:] = [handler, *others]
+    root.setLevel(_LEVELS[level])
+
+
+def log_uncaught() -> None:
+    """Warnings and uncaught exceptions of this process become log records."""
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_thread
+    sys.unraisablehook = _log_unraisable
+
+
+def set_up_worker_logs(environment: Mapping[str, str] = os.environ) -> None:
+    """Logs of a process that Spark starts; nothing changes if it has logs already."""
+    if not logging.getLogger().handlers:
+        is_json = environment.get(_FORMAT_VARIABLE, "").lower() == LogFormat.JSON.value.lower()
+        set_up_logs(LogLevel.WARN, LogFormat.JSON if is_json else LogFormat.HUMAN)
+        log_uncaught()
+
+
+def pass_format_on(log_format: LogFormat) -> None:
+    """Processes that this one starts log in this format."""
+    os.environ[_FORMAT_VARIABLE] = log_format.value
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    if not issubclass(kind, KeyboardInterrupt):
+        logger.critical("uncaught exception", exc_info=(kind, error, traceback))
+
+
+def _log_thread(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+        name = arguments.thread.name if arguments.thread is not None else "unknown"
+        logger.error("uncaught exception in thread %s", name, exc_info=arguments.exc_value)
+
+
+def _log_unraisable(arguments: Any) -> None:
+    where = arguments.err_msg or "exception ignored in"
+    logger.error("%s %r", where, arguments.object, exc_info=arguments.exc_value)
+
+
+class LineRelay:
+    """Passes on what another program writes to its standard error.
+
+    Lines in our format pass as they are. All others, of Java for example, become log records.
+    """
+
+    def __init__(self, name: str, log_format: LogFormat, file: TextIO | None = None) -> None:
+        self._logger = logging.getLogger(f"penstock.{name}")
+        self._line = _JSON_LINE if log_format is LogFormat.JSON else _HUMAN_LINE
+        self._file = file or sys.stderr
+
+    def pass_on(self, line: str) -> None:
+        line = line.rstrip("\r\n")
+        if not line.strip():
+            return
+        if self._line.match(line) is None:
+            self._logger.warning("%s", line)
+            return
+        # A terminal that is gone is no reason to stop the program.
+        with suppress(OSError, ValueError):
+            self._file.write(f"{line}\n")
+            self._file.flush()

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.broker.logs import set_up_logs
+from penstock.broker.logs import log_uncaught, set_up_logs
 from penstock.broker.server import Broker
 from penstock.broker.settings import Settings, unknown_variables
 
@@ -38,6 +38,7 @@ def serve(settings: Settings, companions: Sequence[Companion] = ()) -> None:
     # Whatever is created from here on, also by SQLite, is for its owner only.
     os.umask(0o077)
     set_up_logs(settings.log_level, settings.log_format)
+    log_uncaught()
     for problem in unknown_variables(os.environ):
         logger.warning("%s", problem)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

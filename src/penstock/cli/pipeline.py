@@ -51,9 +51,11 @@ def pipeline(
         from penstock.spark.place import Place
     except ImportError as error:
         raise Failure(f"exports need Spark: pip install 'penstock[spark]' ({error})") from None
-    from penstock.broker.logs import set_up_logs
+    from penstock.broker.logs import log_uncaught, pass_format_on, set_up_logs
 
     set_up_logs(settings.log_level, settings.log_format)
+    log_uncaught()
+    pass_format_on(settings.log_format)
     # That Java ended is said by us, in one line. Of py4j some goes to its own logger, and some to
     # the root of all, which nobody else uses itself.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -9,6 +9,8 @@ import threading
 
 import click
 
+from penstock.broker.logs import log_uncaught, set_up_logs
+from penstock.broker.settings import LogFormat, LogLevel
 from penstock.cli.main import Failure, json_option
 from penstock.cli.output import echo_json
 from penstock.cli.signals import call_at_signal
@@ -68,6 +70,8 @@ def sandbox(
     It is for trying things out: everything is in memory, and faults can be turned on. Only this
     machine reaches it, and it asks nobody who they are.
     """
+    set_up_logs(LogLevel.WARN, LogFormat.HUMAN)
+    log_uncaught()
     cloud = Sandbox(
         port,
         kinesis_streams=dict(_stream(text) for text in streams),

@@ -22,6 +22,8 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 # What a clean end may take before it is made short.
 _STOP_SECONDS = 20.0
+# For the last lines of a process that has ended.
+_RELAY_SECONDS = 5.0
 
 
 class Program:
@@ -38,12 +40,16 @@ class Program:
         environment: Mapping[str, str] | None = None,
         *,
         stop_seconds: float = _STOP_SECONDS,
+        pass_on: Callable[[str], None] | None = None,
     ) -> None:
+        """`pass_on` gets what it writes to its standard error, line by line."""
         self.name = name
         self._command = command
         self._ready = ready
         self._environment = environment
         self._stop_seconds = stop_seconds
+        self._pass_on = pass_on
+        self._relay: threading.Thread | None = None
         self._process: subprocess.Popen[str] | None = None
         self._ready_lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._began = 0.0
@@ -57,12 +63,18 @@ class Program:
             self._command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if self._pass_on is not None else None,
             text=True,
+            errors="replace",
             start_new_session=True,
             env=self._environment,
         )
         self._began = time.monotonic()
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+        if self._pass_on is not None:
+            arguments = (self._process, self._pass_on)
+            self._relay = threading.Thread(target=_relay_errors, args=arguments, daemon=True)
+            self._relay.start()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         """All that it says is read: a pipe that is full would stop it."""
@@ -91,7 +103,7 @@ class Program:
             return None
         if time.monotonic() - self._began > _WELL_SECONDS:
             self._pauses = delays(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        _clear_up(self._process)
+        self._clear_up(self._process)
         self._process = None
         return (
             f"the {self.name} ended ({_describe(code)}); it starts again in {self._pause():.1f} s"
@@ -121,16 +133,24 @@ class Program:
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-        _clear_up(process)
+        self._clear_up(process)
         return code
 
+    def _clear_up(self, process: subprocess.Popen[str]) -> None:
+        """Nothing that it started outlives it, and all that it said is passed on."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdin is not None
+        process.stdin.close()
+        if self._relay is not None:
+            self._relay.join(_RELAY_SECONDS)
 
-def _clear_up(process: subprocess.Popen[str]) -> None:
-    """Nothing that it started outlives it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    assert process.stdin is not None
-    process.stdin.close()
+
+def _relay_errors(process: subprocess.Popen[str], pass_on: Callable[[str], None]) -> None:
+    assert process.stderr is not None
+    with process.stderr as lines:
+        for line in lines:
+            pass_on(line)
 
 
 def end_with_supervisor() -> None:

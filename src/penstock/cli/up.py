@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import shlex
 import signal
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from penstock.broker.logs import LineRelay, log_uncaught, set_up_logs
 from penstock.broker.settings import LoopbackAccess, Settings, variables_of
 from penstock.cli.access import client_variables, dashboard_link, require_address
 from penstock.cli.main import (
@@ -33,6 +35,8 @@ from penstock.demo.camera import CAMERA_STREAMS
 from penstock.demo.devices import STREAMS
 from penstock.demo.run import run_demo
 from penstock.sandbox.client import SandboxClient
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.1
 # Of what arrives in the sandbox a little is enough to look at, and it may run for weeks.
@@ -70,11 +74,16 @@ def up(
     with what `penstock env --json` prints and what leads to the sandbox, and logs are JSON. The
     dashboard is on port 8089, or on a free one with --port 0.
     """
-    settings = settings_from(config, root=root, port=port, http_port=http_port)
+    log_format = "json" if as_json else None
+    settings = settings_from(
+        config, root=root, port=port, http_port=http_port, log_format=log_format
+    )
     if no_dashboard and settings.http_port is not None:
         raise click.UsageError(
             f"--no-dashboard, and yet http_port is {settings.http_port}: leave out one of them"
         )
+    set_up_logs(settings.log_level, settings.log_format)
+    log_uncaught()
     chosen_http_port = None if no_dashboard else _choose_http_port(settings)
     has_pipeline = not no_pipeline and _has_spark()
     is_over = threading.Event()
@@ -84,7 +93,7 @@ def up(
     try:
         variables: Mapping[str, str] = {}
         if sandbox:
-            variables = _start_sandbox(programs, is_over)
+            variables = _start_sandbox(programs, settings, is_over)
         broker = _Broker(settings, config, as_json, chosen_http_port, is_demo=demo)
         broker.start(programs, is_over)
         if as_json:
@@ -101,8 +110,10 @@ def up(
         while not is_over.wait(_LOOK_SECONDS):
             for program in programs:
                 news = program.look()
-                if news:
-                    tell(news, err=news.startswith("the "))
+                if news and news.startswith("the "):
+                    logger.warning("%s", news)
+                elif news:
+                    tell(news)
     finally:
         is_over.set()
         if devices is not None:
@@ -121,13 +132,16 @@ def _ends() -> list[signal.Signals]:
     return ends
 
 
-def _start_sandbox(programs: list[Program], is_over: threading.Event) -> Mapping[str, str]:
+def _start_sandbox(
+    programs: list[Program], settings: Settings, is_over: threading.Event
+) -> Mapping[str, str]:
     """The variables that lead to it."""
     chosen = "0"
     cloud = Program(
         "sandbox",
         lambda: _penstock("sandbox", "--port", chosen, "--create-streams", *_KEEP),
         "penstock sandbox ready",
+        pass_on=LineRelay("sandbox", settings.log_format).pass_on,
     )
     cloud.start()
     programs.append(cloud)
@@ -139,7 +153,7 @@ def _start_sandbox(programs: list[Program], is_over: threading.Event) -> Mapping
 
 def _choose_http_port(settings: Settings) -> int | None:
     if importlib.util.find_spec("starlette") is None:
-        tell("there is no dashboard: that needs pip install 'penstock[web]'", err=True)
+        logger.warning("there is no dashboard: that needs pip install 'penstock[web]'")
         return None
     if settings.http_port is not None:
         return settings.http_port
@@ -170,7 +184,13 @@ class _Broker:
         self._environment = environment
 
     def start(self, programs: list[Program], is_over: threading.Event) -> None:
-        broker = Program("broker", self._command, "penstock ready", self._environment)
+        broker = Program(
+            "broker",
+            self._command,
+            "penstock ready",
+            self._environment,
+            pass_on=LineRelay("broker", self._settings.log_format).pass_on,
+        )
         broker.start()
         programs.append(broker)
         ready = _wait_for(broker, is_over)
@@ -208,6 +228,7 @@ def _start_pipeline(
         lambda: _penstock("pipeline", *_shared(settings, config, as_json)),
         "penstock pipeline ready",
         {**os.environ, **variables},
+        pass_on=LineRelay("pipeline", settings.log_format).pass_on,
     )
     pipeline.start()
     programs.append(pipeline)
@@ -228,7 +249,7 @@ def _penstock(*arguments: str) -> list[str]:
 def _has_spark() -> bool:
     if importlib.util.find_spec("pyspark") is not None:
         return True
-    tell("nothing is exported: that needs Spark, pip install 'penstock[spark]'", err=True)
+    logger.warning("nothing is exported: that needs Spark, pip install 'penstock[spark]'")
     return False
 
 

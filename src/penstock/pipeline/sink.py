@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from penstock.broker.logs import set_up_worker_logs
 from penstock.model.exporting import ExportReport, Lane, SliceHeader
 from penstock.pipeline.lanes import LIMITS
 from penstock.pipeline.messenger import Messenger
@@ -43,6 +44,7 @@ class LaneWriter(DataSourceStreamArrowWriter):
         from penstock.spark.reading import PieceReader
 
         settle_worker()
+        set_up_worker_logs()
         limits = LIMITS[Lane(self._options.lane)]
         place = self._options.place()
         with (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, DataSourceStreamReader
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
+from penstock.broker.logs import set_up_worker_logs
 from penstock.pipeline.options import PipelineOptions
 from penstock.spark.python import settle_worker
 
@@ -35,6 +36,7 @@ class ExportsDataSource(DataSource):
         from penstock.pipeline.planning import LaneReader
 
         settle_worker()
+        set_up_worker_logs()
         return LaneReader(PipelineOptions.from_spark(self.options))
 
     def streamWriter(  # noqa: N802
@@ -45,4 +47,5 @@ class ExportsDataSource(DataSource):
         from penstock.pipeline.sink import LaneWriter
 
         settle_worker()
+        set_up_worker_logs()
         return LaneWriter(PipelineOptions.from_spark(self.options))
