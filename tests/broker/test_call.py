@@ -8,6 +8,7 @@ import pytest
 
 from penstock.broker.access import EVERYTHING
 from penstock.broker.call import Call
+from penstock.broker.memory import AnswerMemory, AnswerRoom
 from penstock.errors import (
     ResourceNotFoundException,
     ResponseStatusCode,
@@ -33,6 +34,7 @@ class Peer:
         self.loop: asyncio.AbstractEventLoop = Clock()
         self.version = version
         self.sent: list[bytes] = []
+        self.rooms: list[AnswerRoom] = []
         self.open_calls = 1
         self.was_aborted = False
         self.farewells: dict[Hashable, Callable[[], object]] = {}
@@ -43,6 +45,10 @@ class Peer:
 
     def send(self, response: bytes) -> None:
         self.sent.append(response)
+
+    def send_parts(self, parts: list[bytes], room: AnswerRoom) -> None:
+        self.rooms.append(room)
+        self.sent += parts
 
     def work(self, steps: Iterator[None]) -> None:
         for _ in steps:
@@ -103,6 +109,23 @@ def test_a_late_answer_closes_the_connection_instead(
     call.succeed()
     assert peer.was_aborted is is_late
     assert len(peer.sent) == (0 if is_late else 1)
+
+
+@pytest.mark.parametrize("state", ["in time", "late", "closed"])
+def test_answer_that_is_not_sent_releases_its_room(peer: Peer, call: Call, state: str) -> None:
+    memory = AnswerMemory(1 << 30)
+    room = memory.open()
+    room.require(1 << 20)
+    if state == "late":
+        peer.pass_time(61)
+    elif state == "closed":
+        call.cancel()
+
+    call.succeed_in(room, payloads=bytes(1 << 20))
+
+    assert len(peer.sent) == len(peer.rooms) == (state == "in time")
+    assert (memory.used > 0) is (state == "in time")
+    assert peer.was_aborted is (state == "late")
 
 
 def test_a_read_that_waits_longer_has_longer(peer: Peer, call: Call) -> None:

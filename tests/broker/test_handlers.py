@@ -16,6 +16,7 @@ import cbor2
 import pytest
 
 from penstock.broker.access import EVERYTHING
+from penstock.broker.memory import AnswerRoom
 from penstock.broker.reading import STEP_BYTES
 from penstock.errors import (
     InvalidRequestException,
@@ -285,10 +286,18 @@ class Recorder:
     def fail(self, error: StreamManagerException) -> None:
         self.error = error
 
-    def send(self, response: bytes) -> None:
-        self.sent.append(response)
+    @property
+    def answer_by(self) -> float:
+        raise AssertionError("nothing waits for memory")
+
+    def send_parts(self, parts: list[bytes], room: AnswerRoom) -> None:
+        room.release()
+        self.sent += parts
 
     def succeed(self, **fields: Any) -> None:
+        raise AssertionError("nothing is answered")
+
+    def succeed_in(self, room: AnswerRoom, **fields: Any) -> None:
         raise AssertionError("nothing is answered")
 
     def allow_seconds(self, seconds: float) -> None:

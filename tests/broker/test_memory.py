@@ -1,4 +1,4 @@
-"""Memory for large requests: who gets it, who waits, and in which order."""
+"""Memory for large requests and answers: who gets it, who waits, and in which order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.memory import FrameMemory
+from penstock.broker.memory import (
+    SMALL_ANSWER_BYTES,
+    AnswerMemory,
+    AnswerRoom,
+    FrameMemory,
+)
 
 MIB = 1024 * 1024
 
@@ -134,3 +139,107 @@ def test_no_more_is_given_than_there_is_and_nobody_waits_for_ever(
     while line.went_on:
         line.memory.release(line.went_on.pop())
     assert all(line.memory.admits(owner) for owner in "abcdef")
+
+
+# Answers
+
+
+def test_small_answers_are_never_refused() -> None:
+    memory = AnswerMemory(4 * MIB)
+    memory.hold(100 * MIB)
+
+    room = memory.open()
+
+    assert room.grow(SMALL_ANSWER_BYTES, is_needed=False)
+    assert memory.used == 100 * MIB
+
+
+def test_one_answer_leaves_half_of_the_free_memory() -> None:
+    memory = AnswerMemory(16 * MIB)
+    first, second = memory.open(), memory.open()
+
+    assert first.grow(8 * MIB, is_needed=False)
+    assert not first.grow(8 * MIB + 1, is_needed=False)
+    assert second.grow(4 * MIB, is_needed=False)
+    assert not second.grow(5 * MIB, is_needed=False)
+    # The minimum of a read may take all of it.
+    assert second.grow(8 * MIB, is_needed=True)
+    assert memory.used == 16 * MIB
+
+
+def test_single_oversized_answer_is_admitted() -> None:
+    memory = AnswerMemory(4 * MIB)
+    memory.hold(5 * MIB)
+    room, other = memory.open(), memory.open()
+
+    assert room.grow(100 * MIB, is_needed=True)
+    assert room.grow(101 * MIB, is_needed=True)
+    assert not other.grow(MIB, is_needed=True)
+    room.release()
+    assert other.grow(MIB, is_needed=True)
+
+
+def test_answers_wait_in_line() -> None:
+    memory = AnswerMemory(10 * MIB)
+    first = memory.open()
+    assert first.grow(8 * MIB, is_needed=True)
+    granted: list[AnswerRoom] = []
+    large = memory.wait(5 * MIB, granted.append)
+    small = memory.wait(MIB, granted.append)
+    gone = memory.wait(MIB, granted.append)
+    assert memory.is_short
+
+    # A newcomer does not pass those that wait, and the one behind the large answer does neither.
+    assert not memory.open().grow(MIB, is_needed=True)
+    assert granted == []
+    gone.release()
+    first.release()
+
+    assert granted == [large, small]
+    assert memory.used == 6 * MIB
+    assert not memory.is_short
+
+
+def test_oversized_answer_waits_until_it_is_alone() -> None:
+    memory = AnswerMemory(10 * MIB)
+    first = memory.open()
+    assert first.grow(MIB, is_needed=True)
+    granted: list[AnswerRoom] = []
+    room = memory.wait(100 * MIB, granted.append)
+    assert granted == []
+
+    first.release()
+
+    assert granted == [room]
+    room.settle(50 * MIB)
+    assert memory.used == 50 * MIB
+    room.settle(SMALL_ANSWER_BYTES)
+    assert memory.used == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(1, 12 * MIB), st.booleans()),
+        max_size=60,
+    )
+)
+def test_answers_stay_within_the_budget(steps: list[tuple[int, int, bool]]) -> None:
+    limit = 10 * MIB
+    memory = AnswerMemory(limit)
+    rooms: list[AnswerRoom] = []
+    for action, size, is_needed in steps:
+        if action <= 1:
+            rooms.append(memory.open())
+            rooms[-1].grow(size, is_needed=is_needed)
+        elif action == 2:
+            rooms.append(memory.wait(size, lambda _: None))
+        elif action == 3 and rooms:
+            rooms[size % len(rooms)].grow(size, is_needed=is_needed)
+        elif rooms:
+            rooms.pop(size % len(rooms)).release()
+        sizes = [room.size for room in rooms if room.size]
+        assert memory.used == sum(sizes)
+        assert memory.used <= limit or len(sizes) == 1
+    for room in rooms:
+        room.release()
+    assert (memory.used, memory.waiting, memory.is_short) == (0, 0, False)

@@ -11,17 +11,21 @@ from typing import Any
 import cbor2
 import pytest
 
+from penstock.broker.memory import AnswerMemory, AnswerRoom, RoomNeededError
 from penstock.broker.reading import STEP_BYTES, STEP_MESSAGES, MessageReader
 from penstock.broker.settings import Settings
 from penstock.broker.streams import Stream, Streams
 from penstock.errors import MessageStoreReadErrorException, NotEnoughMessagesException
 from penstock.model import MessageStreamDefinition, from_wire
 from penstock.store.store import Store
-from penstock.wire.codec import encode_read_response
 
 NO_LIMIT = 1 << 30
 
 MakeStream = Callable[..., Stream]
+
+
+def open_room(limit: int = NO_LIMIT) -> AnswerRoom:
+    return AnswerMemory(limit).open()
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def append(stream: Stream, count: int, size: int = 10) -> None:
 
 def numbers_of(reader: MessageReader) -> list[int]:
     """The sequence numbers of what was read, whose payloads say the same."""
-    answer = cbor2.loads(encode_read_response("r", reader.count, reader.parts)[5:])
+    answer = cbor2.loads(b"".join(reader.response("r"))[5:])
     messages = answer["messages"]
     assert len(messages) == reader.count
     assert reader.payload_bytes == sum(len(message["payload"]) for message in messages)
@@ -56,7 +60,7 @@ def numbers_of(reader: MessageReader) -> list[int]:
 
 
 def read(stream: Stream, start: int, minimum: int, maximum: int, limit: int = NO_LIMIT) -> Any:
-    reader = MessageReader(stream, start, minimum, maximum, limit)
+    reader = MessageReader(stream, start, minimum, maximum, limit, open_room())
     steps = sum(1 for _ in reader.steps())
     return numbers_of(reader), steps
 
@@ -120,8 +124,8 @@ def test_what_is_dropped_between_two_steps_leaves_no_gap(
     size = STEP_BYTES // 2
     stream = make_stream(persistence=persistence, streamSegmentSize=2 * size, maxSize=20 * size)
     append(stream, 20, size)
-    enough = MessageReader(stream, 0, 2, 20, NO_LIMIT)
-    too_few = MessageReader(stream, 0, 15, 18, NO_LIMIT)
+    enough = MessageReader(stream, 0, 2, 20, NO_LIMIT, open_room())
+    too_few = MessageReader(stream, 0, 15, 18, NO_LIMIT, open_room())
     first_steps = [reader.steps() for reader in (enough, too_few)]
     for steps in first_steps:
         next(steps)
@@ -146,7 +150,7 @@ def test_too_much_is_dropped_between_two_steps(
     size = STEP_BYTES // 2
     stream = make_stream(streamSegmentSize=2 * size, maxSize=20 * size)
     append(stream, 20, size)
-    reader = MessageReader(stream, 0, 15, 20, NO_LIMIT, waits=waits)
+    reader = MessageReader(stream, 0, 15, 20, NO_LIMIT, open_room(), waits=waits)
     steps = reader.steps()
     next(steps)
 
@@ -169,3 +173,57 @@ def test_damage_behind_the_minimum_ends_the_read(make_stream: MakeStream, tmp_pa
     assert read(stream, 6, 4, 10)[0] == list(range(6, 10))
     with pytest.raises(MessageStoreReadErrorException, match="message 5 is damaged"):
         read(stream, 0, 6, 10)
+
+
+KIBIBYTE = 1024
+
+
+def test_read_that_has_its_minimum_ends_with_its_memory(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    append(stream, 100, size=64 * KIBIBYTE)
+    # One answer takes half of the free memory at most.
+    reader = MessageReader(stream, 0, 1, 100, NO_LIMIT, open_room(4 * STEP_BYTES))
+
+    list(reader.steps())
+
+    numbers = numbers_of(reader)
+    assert numbers == list(range(len(numbers)))
+    assert STEP_BYTES <= reader.payload_bytes <= 2 * STEP_BYTES
+
+
+def test_read_takes_more_memory_for_its_minimum(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    append(stream, 100, size=64 * KIBIBYTE)
+    reader = MessageReader(stream, 0, 50, 100, NO_LIMIT, open_room(4 * STEP_BYTES))
+
+    list(reader.steps())
+
+    assert 50 <= len(numbers_of(reader)) < 100
+
+
+@pytest.mark.parametrize("size", [1, 100, 10 * KIBIBYTE])
+def test_read_with_a_small_minimum_needs_no_memory(make_stream: MakeStream, size: int) -> None:
+    stream = make_stream()
+    append(stream, 1000, size=size + 2)
+    memory = AnswerMemory(STEP_BYTES)
+    memory.hold(STEP_BYTES)
+    reader = MessageReader(stream, 0, 3, 10_000, NO_LIMIT, memory.open())
+
+    list(reader.steps())
+
+    assert len(numbers_of(reader)) >= 3
+    assert memory.used == STEP_BYTES
+
+
+def test_read_whose_minimum_does_not_fit_asks_for_all_of_it(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    append(stream, 100, size=64 * KIBIBYTE)
+    memory = AnswerMemory(8 * STEP_BYTES)
+    other = memory.open()
+    assert other.grow(6 * STEP_BYTES, is_needed=True)
+    reader = MessageReader(stream, 0, 50, 100, NO_LIMIT, memory.open())
+
+    with pytest.raises(RoomNeededError) as needed:
+        list(reader.steps())
+
+    assert 50 * 64 * KIBIBYTE <= needed.value.size <= 60 * 64 * KIBIBYTE + STEP_BYTES

@@ -209,7 +209,7 @@ def test_answers_are_read_from_these_bytes() -> None:
 
 def read_answer(request_id: str, payload: bytes) -> bytes:
     messages = encode_messages("s", MessageRun(5, [6], [payload]))
-    return encode_read_response(request_id, 1, [messages])
+    return b"".join(encode_read_response(request_id, 1, [messages]))
 
 
 ids = st.text(st.characters(codec="ascii"), max_size=30)

@@ -102,7 +102,7 @@ def test_the_answer_to_an_append_is_these_bytes() -> None:
 def test_the_answer_to_a_read_is_these_bytes() -> None:
     messages = encode_messages("S", MessageRun(42, [1_700_000_000_000], [b"hello"]))
 
-    assert encode_read_response(" ", 1, [messages]) == READ_ANSWER
+    assert b"".join(encode_read_response(" ", 1, [messages])) == READ_ANSWER
 
 
 def test_an_error_is_answered_with_its_status_and_its_message() -> None:
@@ -163,7 +163,7 @@ def test_the_answer_to_a_read_says_what_was_read(
         for stop in [start + per_step]
     ]
 
-    answer = encode_read_response(request_id, len(stored), steps)
+    answer = b"".join(encode_read_response(request_id, len(stored), steps))
 
     assert decode_frames(answer) == [
         (

@@ -16,9 +16,15 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from penstock.broker.access import Access
+from penstock.broker.answering import answer_in_room
+from penstock.broker.memory import AnswerMemory, AnswerRoom
 from penstock.broker.streams import Stream, Streams
 from penstock.broker.waiting import Waiter, seconds_to_wait
-from penstock.errors import InvalidRequestException, ResourceNotFoundException
+from penstock.errors import (
+    InvalidRequestException,
+    ResourceNotFoundException,
+    StreamManagerException,
+)
 from penstock.store.log import FileLog
 from penstock.store.record import ENTRY
 from penstock.wire.requests import (
@@ -48,6 +54,10 @@ class PendingCall(Protocol):
     @property
     def access(self) -> Access: ...
     def succeed(self, **fields: Any) -> None: ...
+    def succeed_in(self, room: AnswerRoom, **fields: Any) -> None: ...
+    def fail(self, error: StreamManagerException) -> None: ...
+    @property
+    def answer_by(self) -> float: ...
     def allow_seconds(self, seconds: float) -> None: ...
     def work(self, steps: Iterator[None]) -> None: ...
     def on_close(self, cancel: Callable[[], object]) -> None: ...
@@ -55,10 +65,15 @@ class PendingCall(Protocol):
 
 class BulkHandlers:
     def __init__(
-        self, streams: Streams, premises: Premises, count_read: Callable[[int, int], None]
+        self,
+        streams: Streams,
+        premises: Premises,
+        answers: AnswerMemory,
+        count_read: Callable[[int, int], None],
     ) -> None:
         self._streams = streams
         self._premises = premises
+        self._answers = answers
         self._count_read = count_read
 
     def table(self) -> dict[type[Request], Callable[[Any, Any], None]]:
@@ -97,18 +112,26 @@ class BulkHandlers:
 
     def _read_stored(self, call: PendingCall, request: ReadStoredRequest) -> None:
         call.access.require(request.operation, request.name)
-        stream = self._find(request.name, request.stream_id)
-        start = max(request.first_sequence_number, stream.log.oldest)
-        stop = min(request.end_sequence_number, stream.log.end, start + _MAX_ENTRIES)
-        max_bytes = min(request.max_bytes, _MAX_BYTES)
-        run = stream.read_stored(start, stop, max_bytes)
-        self._count_read(len(run.entries) // ENTRY.size, len(run.payloads))
-        call.succeed(
-            firstSequenceNumber=run.first_sequence_number,
-            position=run.position,
-            entries=run.entries,
-            payloads=run.payloads,
-        )
+
+        def build(room: AnswerRoom) -> Iterator[None]:
+            stream = self._find(request.name, request.stream_id)
+            start = max(request.first_sequence_number, stream.log.oldest)
+            stop = min(request.end_sequence_number, stream.log.end, start + _MAX_ENTRIES)
+            max_bytes = room.limit_step(min(request.max_bytes, _MAX_BYTES))
+            run = stream.read_stored(start, stop, max_bytes)
+            room.require(len(run.entries) + len(run.payloads))
+            self._count_read(len(run.entries) // ENTRY.size, len(run.payloads))
+            call.succeed_in(
+                room,
+                firstSequenceNumber=run.first_sequence_number,
+                position=run.position,
+                entries=run.entries,
+                payloads=run.payloads,
+            )
+            yield from ()
+
+        for _ in answer_in_room(call, self._answers, build):
+            pass
 
     def _find(self, name: str, stream_id: str | None) -> Stream:
         stream = self._streams.find(name)

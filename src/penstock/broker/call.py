@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
 from penstock.broker.access import Access
+from penstock.broker.memory import AnswerRoom
 from penstock.errors import ResponseStatusCode, StreamManagerException, status_for_version
 from penstock.wire.codec import encode_response
 from penstock.wire.operations import Operation
@@ -26,6 +27,7 @@ class Peer(Protocol):
     @property
     def version(self) -> str: ...
     def send(self, response: bytes) -> None: ...
+    def send_parts(self, parts: list[bytes], room: AnswerRoom) -> None: ...
     def work(self, steps: Iterator[None]) -> None: ...
     def watch(self, call: Call) -> None: ...
     def hold_for(self, call: Call) -> None: ...
@@ -52,6 +54,11 @@ class Call:
     @property
     def access(self) -> Access:
         return self._peer.access
+
+    @property
+    def answer_by(self) -> float:
+        """The time of the loop after which an answer is late."""
+        return self._answer_by
 
     def allow_seconds(self, seconds: float) -> None:
         """The client waits so long, or as long as for any answer if that is longer."""
@@ -94,6 +101,19 @@ class Call:
             self._peer.abort_late()
         else:
             self._peer.send(response)
+
+    def send_parts(self, parts: list[bytes], room: AnswerRoom) -> None:
+        """The same for an answer in parts; its room is released when the peer has taken it."""
+        if not self._close():
+            room.release()
+        elif self._peer.loop.time() > self._answer_by:
+            room.release()
+            self._peer.abort_late()
+        else:
+            self._peer.send_parts(parts, room)
+
+    def succeed_in(self, room: AnswerRoom, **fields: Any) -> None:
+        self.send_parts([encode_response(self._response, self.request_id, **fields)], room)
 
     def succeed(self, **fields: Any) -> None:
         self.send(encode_response(self._response, self.request_id, **fields))

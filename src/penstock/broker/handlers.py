@@ -7,14 +7,15 @@ import logging
 import struct
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import cbor2
 
 from penstock.broker.access import Access
+from penstock.broker.answering import answer_in_room, answering, failing
 from penstock.broker.bulk import BulkHandlers, Premises
+from penstock.broker.memory import AnswerMemory, AnswerRoom
 from penstock.broker.reading import MessageReader
 from penstock.broker.settings import Settings
 from penstock.broker.statistics import Counters
@@ -30,7 +31,7 @@ from penstock.errors import (
 from penstock.model.message import MessageRun
 from penstock.model.statistics import Statistics
 from penstock.model.validation import to_wire
-from penstock.wire.codec import encode_append_responses, encode_read_response
+from penstock.wire.codec import encode_append_responses
 from penstock.wire.operations import Operation
 from penstock.wire.protocol import AppendRun
 from penstock.wire.requests import (
@@ -51,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 # One answer of columns is read in one go, so its size is how long others wait for it.
 _MAX_COLUMN_BYTES = 4 * 1024 * 1024
+# What a message takes in an answer of columns, beside its payload.
+_COLUMN_BYTES = 12
 
 
 def now_millis() -> int:
@@ -65,8 +68,11 @@ class PendingCall(Protocol):
     @property
     def access(self) -> Access: ...
     def succeed(self, **fields: Any) -> None: ...
-    def send(self, response: bytes) -> None: ...
+    def succeed_in(self, room: AnswerRoom, **fields: Any) -> None: ...
+    def send_parts(self, parts: list[bytes], room: AnswerRoom) -> None: ...
     def fail(self, error: StreamManagerException) -> None: ...
+    @property
+    def answer_by(self) -> float: ...
     def allow_seconds(self, seconds: float) -> None: ...
     def work(self, steps: Iterator[None]) -> None: ...
     def on_close(self, cancel: Callable[[], object]) -> None: ...
@@ -91,6 +97,7 @@ class Handlers:
         counters: Counters,
         statistics: Callable[[], Statistics],
         premises: Premises,
+        answers: AnswerMemory,
         others: Mapping[type[Request], Callable[[Any, Any], None]],
     ) -> None:
         self._streams = streams
@@ -99,6 +106,7 @@ class Handlers:
         self._statistics = statistics
         # The loop itself does not keep tasks alive.
         self._changes: set[asyncio.Task[None]] = set()
+        self._answers = answers
         self._handlers: dict[type[Request], Callable[[PendingCall, Any], None]] = {
             CreateMessageStreamRequest: self._create,
             UpdateMessageStreamRequest: self._update,
@@ -110,13 +118,13 @@ class Handlers:
             ReadMessagesRequest: self._read,
             ReadColumnsRequest: self._read_columns,
             StatisticsRequest: self._answer_statistics,
-            **BulkHandlers(streams, premises, self._count_read).table(),
+            **BulkHandlers(streams, premises, answers, self._count_read).table(),
             **others,
         }
 
     def handle(self, call: PendingCall, request: Request) -> None:
         """Answers the call, now or later; nothing that goes wrong leaves this function."""
-        with _failing(call):
+        with failing(call):
             self._handlers[type(request)](call, request)
 
     # Appends
@@ -217,11 +225,12 @@ class Handlers:
         def start() -> int:
             return max(wanted_start, stream.log.oldest)
 
-        def read() -> Iterator[None]:
+        def read(room: AnswerRoom) -> Iterator[None]:
             limit = self._settings.max_response_bytes
-            reader = MessageReader(stream, start(), minimum, maximum, limit, waits=waits)
+            reader = MessageReader(stream, start(), minimum, maximum, limit, room, waits=waits)
             yield from reader.steps()
-            self._answer_read(call, reader)
+            self._count_read(reader.count, reader.payload_bytes)
+            call.send_parts(reader.response(call.request_id), room)
 
         self._read_or_wait(
             call,
@@ -240,10 +249,12 @@ class Handlers:
         def start() -> int:
             return max(request.first_sequence_number, stream.log.oldest)
 
-        def answer(run: MessageRun) -> None:
+        def answer(run: MessageRun, room: AnswerRoom) -> None:
             offsets = list(accumulate(map(len, run.payloads), initial=0))
+            room.require(offsets[-1] + _COLUMN_BYTES * len(run.payloads))
             self._count_read(len(run.payloads), offsets[-1])
-            call.succeed(
+            call.succeed_in(
+                room,
                 firstSequenceNumber=run.first_sequence_number,
                 count=len(run.payloads),
                 offsets=struct.pack(f"<{len(offsets)}i", *offsets),
@@ -254,12 +265,13 @@ class Handlers:
             )
 
         def give_up() -> None:
-            answer(MessageRun(start(), (), ()))
+            answer(MessageRun(start(), (), ()), self._answers.open())
 
-        def read() -> Iterator[None]:
+        def read(room: AnswerRoom) -> Iterator[None]:
             stop = min(request.end_sequence_number, stream.log.end)
             if start() < stop:
-                answer(stream.read(start(), stop, max_bytes))
+                size = room.limit_step(max_bytes)
+                answer(stream.read(start(), stop, size), room)
             else:
                 give_up()
             yield from ()
@@ -276,7 +288,7 @@ class Handlers:
         stream: Stream,
         timeout_millis: int,
         needed_end: Callable[[], int],
-        read: Callable[[], Iterator[None]],
+        read: Callable[[AnswerRoom], Iterator[None]],
         give_up: Callable[[], None],
     ) -> None:
         """Reads at once, or when the stream has what is needed, or gives up in time."""
@@ -284,13 +296,17 @@ class Handlers:
         deadline = loop.time() + seconds_to_wait(timeout_millis)
         call.allow_seconds(timeout_millis / 1000)
 
+        def read_while_served(room: AnswerRoom) -> Iterator[None]:
+            self._require_served(stream)
+            for _ in read(room):
+                yield
+                self._require_served(stream)
+
         def attempt(may_wait: bool) -> Iterator[None]:
             # By now the stream may be gone, or messages dropped so that the read starts later.
             self._require_served(stream)
             if stream.log.end >= needed_end():
-                for _ in read():
-                    yield
-                    self._require_served(stream)
+                yield from answer_in_room(call, self._answers, read_while_served)
             elif may_wait:
                 waiter = Waiter(needed_end(), woken)
                 waiter.arm(loop, deadline)
@@ -300,17 +316,13 @@ class Handlers:
                 give_up()
 
         def woken(reached: bool) -> None:
-            call.work(_answering(call, attempt(may_wait=reached)))
+            call.work(answering(call, attempt(may_wait=reached)))
 
-        call.work(_answering(call, attempt(may_wait=timeout_millis > 0)))
+        call.work(answering(call, attempt(may_wait=timeout_millis > 0)))
 
     def _require_served(self, stream: Stream) -> None:
         if not self._streams.is_served(stream):
             raise ResourceNotFoundException(f"the message stream {stream.name!r} was deleted")
-
-    def _answer_read(self, call: PendingCall, reader: MessageReader) -> None:
-        self._count_read(reader.count, reader.payload_bytes)
-        call.send(encode_read_response(call.request_id, reader.count, reader.parts))
 
     def _count_read(self, messages: int, size: int) -> None:
         self._counters.messages_read += messages
@@ -345,7 +357,7 @@ class Handlers:
         """
 
         async def answer() -> None:
-            with _failing(call):
+            with failing(call):
                 await change
                 call.succeed()
 
@@ -370,23 +382,6 @@ class Handlers:
             stream for stream in statistics["streams"] if call.access.sees(stream["name"])
         ]
         call.succeed(statistics=statistics)
-
-
-@contextmanager
-def _failing(call: PendingCall) -> Iterator[None]:
-    """Whatever goes wrong is the answer to the call."""
-    try:
-        yield
-    except StreamManagerException as error:
-        call.fail(error)
-    except Exception:
-        logger.exception("a request failed")
-        call.fail(UnknownFailureException("the server failed; its log says how"))
-
-
-def _answering(call: PendingCall, steps: Iterator[None]) -> Iterator[None]:
-    with _failing(call):
-        yield from steps
 
 
 def _fail_appends(caller: Caller, request_ids: list[bytes], error: StreamManagerException) -> None:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock.broker.memory import SMALL_ANSWER_BYTES, AnswerRoom, RoomNeededError
 from penstock.broker.streams import Stream
 from penstock.errors import MessageStoreReadErrorException, ResponsePayloadTooLargeException
 from penstock.model.message import MessageRun
-from penstock.wire.codec import encode_messages
+from penstock.wire.codec import encode_messages, encode_read_response
 from penstock.wire.frames import MAX_FRAME_BYTES
 
 # A step ends with either: messages of a byte each cost as much time as large ones.
 STEP_BYTES = 1024 * 1024
 STEP_MESSAGES = 8192
 
+# While memory is short: a step of small messages is a small answer, with the longest stream name.
+_SHORT_STEP_BYTES = SMALL_ANSWER_BYTES // 2
+_SHORT_STEP_MESSAGES = 64
+
 # What an answer takes beside its messages.
 _RESPONSE_OVERHEAD = 2048
+# What a message takes beside its payload and the name of its stream.
+_MESSAGE_OVERHEAD = 80
 # More than any step of small messages adds, with the longest stream name.
 _ROOM_FOR_A_STEP = 64 * 1024 * 1024
 
@@ -23,8 +30,9 @@ _ROOM_FOR_A_STEP = 64 * 1024 * 1024
 class MessageReader:
     """Collects [minimum, maximum] messages from `start` on, as parts of a ReadMessagesResponse.
 
-    The caller has seen that the minimum is there. After the minimum the size of the answer ends
-    the read as well; before it only the largest frame does.
+    The caller has seen that the minimum is there. After the minimum the size of the answer and the
+    memory for it end the read as well. Before it the largest frame does, and a lack of memory is a
+    `RoomNeededError`.
     """
 
     def __init__(
@@ -34,15 +42,22 @@ class MessageReader:
         minimum: int,
         maximum: int,
         soft_limit: int,
+        room: AnswerRoom,
         *,
         waits: bool = False,
     ) -> None:
         self._stream = stream
+        self._room = room
         self._waits = waits
         self._minimum = minimum
         self._maximum = maximum
         self._soft_limit = min(soft_limit, MAX_FRAME_BYTES - _ROOM_FOR_A_STEP)
         self._begin(start)
+
+    def response(self, request_id: str) -> list[bytes]:
+        """The frame of the answer, in parts."""
+        self._room.settle(self._size)
+        return encode_read_response(request_id, self.count, self.parts)
 
     def _begin(self, start: int) -> None:
         self._next = start
@@ -69,6 +84,12 @@ class MessageReader:
                     f"{self._minimum} messages from {self._next - self.count} on do not fit a "
                     f"frame of {MAX_FRAME_BYTES} bytes; ask for fewer"
                 )
+            if not self._room.grow(
+                self._size + len(messages), is_needed=self.count < self._minimum
+            ):
+                if self.count >= self._minimum:
+                    return
+                raise RoomNeededError(self._minimum_bytes())
             self.parts.append(messages)
             self._size += len(messages)
             self.payload_bytes += sum(map(len, run.payloads))
@@ -95,10 +116,21 @@ class MessageReader:
         return self.count >= self._minimum and self._size >= self._soft_limit
 
     def _read_step(self) -> MessageRun:
+        if self._room.allows_step(self._size + STEP_BYTES):
+            step_bytes, step_messages = STEP_BYTES, STEP_MESSAGES
+        else:
+            step_bytes, step_messages = _SHORT_STEP_BYTES, _SHORT_STEP_MESSAGES
         room = self._soft_limit - self._size
         if room > 0:
-            stop = self._next + STEP_MESSAGES
-            return self._stream.read(self._next, min(stop, self._stop), min(room, STEP_BYTES))
+            stop = self._next + step_messages
+            return self._stream.read(self._next, min(stop, self._stop), min(room, step_bytes))
         # Beyond the limit only what is missing of the minimum.
-        stop = self._next + min(STEP_MESSAGES, self._minimum - self.count)
-        return self._stream.read(self._next, stop, STEP_BYTES)
+        stop = self._next + min(step_messages, self._minimum - self.count)
+        return self._stream.read(self._next, stop, step_bytes)
+
+    def _minimum_bytes(self) -> int:
+        """About the size of an answer with no more than the minimum."""
+        first = self._next - self.count
+        count = self._minimum
+        overhead = _MESSAGE_OVERHEAD + len(self._stream.name)
+        return self._stream.log.size_of(first, first + count) + count * overhead + STEP_BYTES

@@ -27,7 +27,7 @@ from penstock.broker.exports.pipelines import Pipelines
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.handlers import Handlers, now_millis
 from penstock.broker.listener import BACKLOG, Listener, listen
-from penstock.broker.memory import FrameMemory
+from penstock.broker.memory import AnswerMemory, FrameMemory
 from penstock.broker.session import Session
 from penstock.broker.settings import Settings
 from penstock.broker.statistics import Counters
@@ -65,8 +65,10 @@ class Broker:
         self.counters = Counters()
         self.shortages = Shortages()
         self.memory = FrameMemory(settings.max_frame_bytes)
+        self.answers = AnswerMemory(settings.max_unsent_response_bytes)
         self.max_frame_bytes = settings.max_frame_bytes
         self.handshake_timeout = settings.handshake_timeout_ms / 1000
+        self.unsent_response_timeout = settings.unsent_response_timeout_ms / 1000
         self.port = 0
         self.local_port: int | None = None
         # Where the page is; whoever serves it sets this.
@@ -135,6 +137,7 @@ class Broker:
                 self.counters,
                 self.statistics,
                 premises,
+                self.answers,
                 export_handlers.table(),
             )
             # Before anybody can look: what is too old, or was dropped before, is not to be seen.

@@ -3,15 +3,22 @@
 It bounds what a peer can cost: a handshake in time, one unfinished frame, so many calls at once,
 one large answer at a time, and no further request while answers wait to be taken. After each
 mebibyte of answers it is the turn of the other connections.
+
+Unsent answers stay here, and the transport gets them piece by piece: its buffer is empty or holds
+one piece that the peer does not take. A peer that takes nothing for a while is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import socket
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -19,7 +26,7 @@ from penstock import __version__
 from penstock.broker.access import NOTHING, Access, Gate
 from penstock.broker.call import Call
 from penstock.broker.handlers import Handlers
-from penstock.broker.memory import FrameMemory
+from penstock.broker.memory import SMALL_ANSWER_BYTES, AnswerMemory, AnswerRoom, FrameMemory
 from penstock.broker.statistics import Counters
 from penstock.errors import (
     ConnectFailedException,
@@ -40,9 +47,14 @@ logger = logging.getLogger(__name__)
 
 _VERSION_BYTE = bytes((CONNECT_VERSION,))
 _MAX_OPEN_CALLS = 4096
-_WRITE_BUFFER_BYTES = 1024 * 1024
-# A frame that has begun keeps coming at this pace, and an answer keeps being taken, or the
-# connection is dropped. A large frame holds memory that others wait for, and so has an end.
+_TURN_BYTES = 1024 * 1024
+# What a transport gets at once. One with TLS does not report the bytes that are encrypted already,
+# so it gets less.
+_PIECE_BYTES = 1024 * 1024
+_TLS_PIECE_BYTES = 64 * 1024
+_TLS_HANDSHAKE_BYTES = 4096
+# A frame that has begun keeps coming at this pace, or the connection is dropped. A large frame
+# holds memory that others wait for, and so has an end.
 _SLOWEST_BYTES_A_SECOND = 1024
 _SLOWEST_FRAME_SECONDS = 600
 _PATIENCE_SECONDS = 60.0
@@ -55,8 +67,10 @@ class Host(Protocol):
     gate: Gate
     counters: Counters
     memory: FrameMemory
+    answers: AnswerMemory
     max_frame_bytes: int
     handshake_timeout: float
+    unsent_response_timeout: float
 
     def opened(self, session: Session) -> str | None: ...
     def closed(self, session: Session) -> None: ...
@@ -76,8 +90,14 @@ class Session(asyncio.Protocol):
         self._is_stopping = False
         self._gives_way = False
         self._writing_is_paused = False
-        self._writing_paused_at = 0.0
-        self._unsent_when_paused = 0
+        # Answers that the transport does not have yet, and their rooms, until all are sent.
+        self._unsent: deque[bytes | memoryview] = deque()
+        self._unsent_bytes = 0
+        self._rooms: list[AnswerRoom] = []
+        self._held_bytes = 0
+        self._piece_bytes = _PIECE_BYTES
+        self._progress: object = None
+        self._progress_at = 0.0
         self._version = SUPPORTED_VERSIONS[-1]
         self._requests = REQUESTS
         # The question whose token it is, while somebody else is asked.
@@ -99,7 +119,13 @@ class Session(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        # `pause_writing` is called for every byte that is not sent at once. With TLS the end of the
+        # handshake, which the transport sends only when it reads, stays below the limit.
+        if transport.get_extra_info("ssl_object") is None:
+            self._transport.set_write_buffer_limits(high=0)
+        else:
+            self._transport.set_write_buffer_limits(high=_TLS_HANDSHAKE_BYTES, low=0)
+            self._piece_bytes = _TLS_PIECE_BYTES
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix socket"
         if isinstance(peer, tuple) and hasattr(socket, "TCP_QUICKACK"):
@@ -117,6 +143,8 @@ class Session(asyncio.Protocol):
         for say_farewell in self._farewells.values():
             say_farewell()
         self._work.clear()
+        self._unsent.clear()
+        self._release_answers()
         self._host.memory.release(self)
         self._host.closed(self)
 
@@ -130,12 +158,13 @@ class Session(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writing_is_paused = True
-        self._writing_paused_at = self.loop.time()
-        self._unsent_when_paused = self._transport.get_write_buffer_size()
+        self._progress = self._measure_progress()
+        self._progress_at = self.loop.time()
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._writing_is_paused = False
+        self._write()
         self._go_on()
 
     # Requests
@@ -152,7 +181,7 @@ class Session(asyncio.Protocol):
                     self._work.popleft()
                 elif not self._handle_next():
                     break
-                if self._out_bytes > _WRITE_BUFFER_BYTES:
+                if self._out_bytes > SMALL_ANSWER_BYTES and self._is_turn_over():
                     self._give_way()
         except Exception:
             logger.exception("%s: its requests cannot be handled", self.peer)
@@ -162,6 +191,9 @@ class Session(asyncio.Protocol):
             self._flush()
         if self._is_held_up():
             self._transport.pause_reading()
+
+    def _is_turn_over(self) -> bool:
+        return self._out_bytes > _TURN_BYTES or self._host.answers.is_short
 
     def _is_waiting(self) -> bool:
         return self._writing_is_paused or self._is_closing or self._gives_way
@@ -381,13 +413,66 @@ class Session(asyncio.Protocol):
         if not self._is_processing:
             self._flush()
 
+    def send_parts(self, parts: list[bytes], room: AnswerRoom) -> None:
+        """An answer whose room is released when the transport has sent it."""
+        if room.size:
+            self._rooms.append(room)
+        self._out += parts
+        self._out_bytes += sum(map(len, parts))
+        if not self._is_processing:
+            self._flush()
+
     def _flush(self) -> None:
-        if self._out:
-            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-            self._out = []
-            self._out_bytes = 0
-            if data and not self._transport.is_closing():
+        if not self._out:
+            return
+        out, size = self._out, self._out_bytes
+        self._out, self._out_bytes = [], 0
+        if self._transport.is_closing():
+            self._release_answers()
+        elif size <= self._piece_bytes and not self._unsent and not self._writing_is_paused:
+            data = out[0] if len(out) == 1 else b"".join(out)
+            if data:
                 self._transport.write(data)
+            if self._rooms or self._writing_is_paused:
+                self._write()
+        else:
+            self._unsent += out
+            self._unsent_bytes += size
+            self._write()
+
+    def _write(self) -> None:
+        """Give the transport one piece after the other, as long as it sends them at once."""
+        unsent = self._unsent
+        while unsent and not self._writing_is_paused:
+            piece = unsent.popleft()
+            if len(piece) > self._piece_bytes:
+                whole = memoryview(piece)
+                piece = whole[: self._piece_bytes]
+                unsent.appendleft(whole[self._piece_bytes :])
+            self._unsent_bytes -= len(piece)
+            if piece:
+                self._transport.write(piece)
+        if not self._writing_is_paused:
+            if self._rooms or self._held_bytes:
+                self._release_answers()
+        else:
+            self._hold_answers()
+
+    def _hold_answers(self) -> None:
+        """Count unsent bytes beyond those that have a room."""
+        unsent = self._unsent_bytes + self._transport.get_write_buffer_size()
+        held = max(0, unsent - sum(room.size for room in self._rooms))
+        if held != self._held_bytes:
+            more, self._held_bytes = held - self._held_bytes, held
+            self._host.answers.hold(more)
+
+    def _release_answers(self) -> None:
+        rooms, self._rooms = self._rooms, []
+        for room in rooms:
+            room.release()
+        held, self._held_bytes = self._held_bytes, 0
+        if held:
+            self._host.answers.hold(-held)
 
     @property
     def version(self) -> str:
@@ -404,6 +489,10 @@ class Session(asyncio.Protocol):
         self._is_closing = True
         self._began = self.loop.time()
         self._flush()
+        # The transport sends what is left before it closes the connection.
+        while self._unsent:
+            self._transport.write(self._unsent.popleft())
+        self._unsent_bytes = 0
         self._transport.close()
 
     def abort_late(self) -> None:
@@ -431,9 +520,12 @@ class Session(asyncio.Protocol):
             if now - self._began > self._host.handshake_timeout:
                 self._refuse(ResponseStatusCode.ServerTimeout, "the handshake took too long")
         elif self._writing_is_paused:
-            taken = self._unsent_when_paused - self._transport.get_write_buffer_size()
-            if _is_too_slow(taken, now - self._writing_paused_at):
-                self._drop("it does not take its answers")
+            progress = self._measure_progress()
+            if progress != self._progress:
+                self._progress, self._progress_at = progress, now
+            elif now - self._progress_at > self._host.unsent_response_timeout:
+                seconds = self._host.unsent_response_timeout
+                self._drop(f"it took no byte of its answers for {seconds:g} seconds")
                 self._transport.abort()
         elif (
             self._protocol.is_inside_frame
@@ -451,7 +543,11 @@ class Session(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether it owes the peer nothing."""
-        return self._open_calls == 0 and self._transport.get_write_buffer_size() == 0
+        return (
+            self._open_calls == 0
+            and not self._unsent
+            and self._transport.get_write_buffer_size() == 0
+        )
 
     def stop(self) -> None:
         """Take no more requests. What is under way is still answered."""
@@ -464,6 +560,20 @@ class Session(asyncio.Protocol):
             self._close()
 
     # The transport's fine points
+
+    def _measure_progress(self) -> tuple[int, int]:
+        """Changes whenever the peer takes a byte: what the transport and the system have unsent.
+
+        The system asks for more bytes only when a good part of its buffer is free, so that the
+        transport's buffer alone would not change for minutes while a slow peer reads.
+        """
+        connection: socket.socket | None = self._transport.get_extra_info("socket")
+        in_system = 0
+        if connection is not None:
+            with suppress(OSError):
+                answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+                in_system = int.from_bytes(answer, sys.byteorder)
+        return self._transport.get_write_buffer_size(), in_system
 
     def _wait_for_rest(self) -> None:
         if self._socket is not None:

@@ -186,6 +186,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         _doc("a read stops at this size once it has its minimum", ge=65_536, le=1 << 30),
     ] = 64 * 1024 * 1024
+    max_unsent_response_bytes: Annotated[
+        int,
+        _doc(
+            "the memory for large answers that are built or that clients have not taken yet, over "
+            "all connections; a read that does not fit returns fewer messages, or waits",
+            ge=1024 * 1024,
+            le=1 << 40,
+        ),
+    ] = 128 * 1024 * 1024
+    unsent_response_timeout_ms: Annotated[
+        int,
+        _doc(
+            "a connection is closed when its client takes no byte of a pending answer for so long",
+            ge=1000,
+            le=3_600_000,
+        ),
+    ] = 60_000
     handshake_timeout_ms: Annotated[
         int, _doc("how long a client may take to introduce itself", ge=100, le=600_000)
     ] = 10_000

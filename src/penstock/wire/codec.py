@@ -246,8 +246,12 @@ def _encode_same_width(head: bytes, code: str, run: MessageRun) -> bytes:
     return b"".join(chain.from_iterable(parts))
 
 
-def encode_read_response(request_id: str, count: int, messages: Sequence[bytes]) -> bytes:
-    """A ReadMessagesResponse around `count` messages that `encode_messages` made."""
+def encode_read_response(request_id: str, count: int, messages: Sequence[bytes]) -> list[bytes]:
+    """A ReadMessagesResponse around `count` messages that `encode_messages` made, in parts.
+
+    Large messages are not copied. The frame's head and its first messages are one part: a client
+    may expect to receive the head at once.
+    """
     head = b"".join(
         (
             b"\xa4irequestId",
@@ -256,6 +260,6 @@ def encode_read_response(request_id: str, count: int, messages: Sequence[bytes])
             encode_head(_ARRAY, count),
         )
     )
-    # One copy, of what may be large.
     length = 1 + len(head) + sum(map(len, messages))
-    return b"".join((HEADER.pack(length, Operation.ReadMessagesResponse), head, *messages))
+    first = b"".join((HEADER.pack(length, Operation.ReadMessagesResponse), head, *messages[:1]))
+    return [first, *messages[1:]]

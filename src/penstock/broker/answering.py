@@ -1,0 +1,95 @@
+"""Answering a call within the memory for answers: at once, or when there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from penstock.broker.memory import AnswerMemory, AnswerRoom, RoomNeededError
+from penstock.errors import (
+    ServerOutOfMemoryException,
+    StreamManagerException,
+    UnknownFailureException,
+)
+
+logger = logging.getLogger(__name__)
+
+# A wait for room ends so long before the client's timeout.
+_EARLY_SECONDS = 1.0
+
+Build = Callable[[AnswerRoom], Iterator[None]]
+
+
+class WaitingCall(Protocol):
+    @property
+    def answer_by(self) -> float: ...
+    def fail(self, error: StreamManagerException) -> None: ...
+    def work(self, steps: Iterator[None]) -> None: ...
+    def on_close(self, cancel: Callable[[], object]) -> None: ...
+
+
+class FailingCall(Protocol):
+    def fail(self, error: StreamManagerException) -> None: ...
+
+
+@contextmanager
+def failing(call: FailingCall) -> Iterator[None]:
+    """Whatever goes wrong is the answer to the call."""
+    try:
+        yield
+    except StreamManagerException as error:
+        call.fail(error)
+    except Exception:
+        logger.exception("a request failed")
+        call.fail(UnknownFailureException("the server failed; its log says how"))
+
+
+def answering(call: FailingCall, steps: Iterator[None]) -> Iterator[None]:
+    with failing(call):
+        yield from steps
+
+
+def answer_in_room(
+    call: WaitingCall, memory: AnswerMemory, build: Build, room: AnswerRoom | None = None
+) -> Iterator[None]:
+    """Takes the steps of `build`, the last of which answers the call and passes on the room.
+
+    Where there is no room, `build` starts over when there is. The connection goes on meanwhile.
+    """
+    if room is None:
+        room = memory.open()
+    try:
+        yield from build(room)
+    except RoomNeededError as error:
+        room.release()
+        _wait_for_room(call, memory, build, error.size)
+    except BaseException:
+        room.release()
+        raise
+
+
+def _wait_for_room(call: WaitingCall, memory: AnswerMemory, build: Build, size: int) -> None:
+    def granted(room: AnswerRoom) -> None:
+        timer.cancel()
+        call.work(answering(call, answer_in_room(call, memory, build, room)))
+
+    def expire() -> None:
+        room.release()
+        call.fail(
+            ServerOutOfMemoryException(
+                f"the answer has about {size} bytes, and other clients have not taken answers "
+                "that fill the memory for them (max_unsent_response_bytes); retry, or lower "
+                "minMessageCount"
+            )
+        )
+
+    def cancel() -> None:
+        timer.cancel()
+        room.release()
+
+    timer = asyncio.get_running_loop().call_at(call.answer_by - _EARLY_SECONDS, expire)
+    room = memory.wait(size, granted)
+    call.on_close(cancel)
