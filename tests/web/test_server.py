@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from penstock.errors import SettingError
 from penstock.web import server
 from penstock.web.server import PAGE
-from tests.support import PATIENCE_S, append, create, wait_until
+from tests.support import MEBIBYTE, PATIENCE_S, append, create, wait_until
 from tests.web.site import Site, ask
 
 
@@ -302,25 +302,71 @@ def impatient(
         yield site
 
 
-def test_there_is_room_for_so_many_connections(narrow: Site) -> None:
+def test_oldest_half_open_request_makes_room(narrow: Site) -> None:
     held = [reach(narrow) for _ in range(3)]
     for connection in held:
         connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+    wait_until(lambda: len(connections_of(narrow)) == 3)
 
     with reach(narrow) as another:
-        assert take_rest(another) == b""
-    for connection in held:
+        another.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert take_rest(another).startswith(b"HTTP/1.1 200 ")
+
+    assert take_rest(held[0]) == b""
+    for connection in held[1:]:
         connection.sendall(b"Host: x\r\nConnection: close\r\n\r\n")
         assert take_rest(connection).startswith(b"HTTP/1.1 200 ")
+    for connection in held:
         connection.close()
 
-    def is_served() -> bool:
-        try:
-            return narrow.get("/healthz").status == 200
-        except (http.client.HTTPException, ConnectionError):
-            return False
 
-    wait_until(is_served)
+def test_client_that_takes_no_answer_makes_room(narrow: Site) -> None:
+    with narrow.connect() as client:
+        create(client, "large")
+        append(client, "large", bytes(24 * MEBIBYTE))
+    path = "/api/streams/large/messages/0"
+    hung = [reach(narrow) for _ in range(3)]
+    for connection in hung:
+        connection.sendall(question(narrow, path))
+    wait_until(lambda: all(each.flow.write_paused for each in connections_of(narrow)))
+
+    assert narrow.get("/healthz").status == 200
+
+    for connection in hung:
+        connection.close()
+
+
+@pytest.mark.parametrize("uses_tls", [False, True], ids=["plain", "tls"])
+def test_health_is_answered_beside_400_half_open_requests(
+    tmp_path: Path, certificate: Certificate, uses_tls: bool
+) -> None:
+    context = ssl.create_default_context(cafile=certificate.certificate)
+    settings = {
+        "http_host": "127.1",
+        "tls_certificate": str(certificate.certificate),
+        "tls_key": str(certificate.key),
+    }
+    with (
+        Site(tmp_path / "root", **(settings if uses_tls else {})) as site,
+        contextlib.ExitStack() as opened,
+    ):
+
+        def begin() -> socket.socket:
+            connection = reach(site)
+            if uses_tls:
+                connection = context.wrap_socket(connection, server_hostname=address(site)[0])
+            opened.enter_context(connection)
+            connection.sendall(PART_OF_A_HEAD)
+            return connection
+
+        half_open = [begin() for _ in range(400)]
+
+        with begin() as connection:
+            connection.sendall(b"Connection: close\r\n\r\n")
+            assert take_rest(connection).startswith(b"HTTP/1.1 200 ")
+
+        assert take_rest(half_open[0]) == b""
+        assert len(connections_of(site)) <= 256
 
 
 PART_OF_A_HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"

@@ -166,8 +166,9 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._patience: asyncio.TimerHandle | None = None
+        self.idle_since = self.loop.time()
         assert isinstance(self.config, _Config)
-        if len(self.connections) > self.config.max_connections:
+        if len(self.connections) > self.config.max_connections and not self._evict_oldest():
             transport.abort()
             return
         if self.scheme == "http":
@@ -176,6 +177,36 @@ class _Connection(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
+
+    def _evict_oldest(self) -> bool:
+        """Close the connection that has been without a whole request for longest.
+
+        If there is none, close one whose client does not take its answer. False if all are busy.
+        """
+        others = [
+            each for each in self.connections if isinstance(each, _Connection) and each is not self
+        ]
+        candidates = [each for each in others if each.is_idle] or [
+            each for each in others if each.flow.write_paused
+        ]
+        if not candidates:
+            return False
+        oldest = min(candidates, key=lambda each: each.idle_since)
+        # It is gone only in the next turn of the loop, and must not be counted until then.
+        self.connections.discard(oldest)
+        oldest.transport.abort()
+        logger.debug("%s: closed to make room for another connection", oldest.client)
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has neither a whole request nor an unsent answer."""
+        is_answering = self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
+        return not is_answering and not self.flow.write_paused
+
+    def on_response_complete(self) -> None:
+        self.idle_since = self.loop.time()
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         # Any byte would end the wait for a request; only the last one of its head is to.
