@@ -131,7 +131,7 @@ def test_what_cannot_be_uploaded_is_told_once_and_it_rests(
         for task in tasks(client)[:3]:
             tell(client, task, Status.Failure)
 
-        assert told.get(timeout=PATIENCE_S) == "demo: no pictures for 600 s: because"
+        assert told.get(timeout=PATIENCE_S) == "no pictures for 600 s: because"
     assert told.empty()
 
 
@@ -188,6 +188,4 @@ def test_without_a_directory_there_are_no_pictures(
 
     run_camera(root, threading.Event(), cloud, told.put)
 
-    assert told.get_nowait() == (
-        f"demo: no pictures are taken: {camera_directory(root)}: File exists"
-    )
+    assert told.get_nowait() == (f"no pictures are taken: {camera_directory(root)}: File exists")

@@ -14,8 +14,8 @@ from tests.demo.beside import Lines, beside
 from tests.support import PATIENCE_S, wait_until
 
 FOR_EVER = 1000.0
-BEGIN = "demo: the cloud is out of reach for"
-END = "demo: the cloud is back"
+BEGIN = "the cloud is out of reach for"
+END = "the cloud is back"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ def test_with_a_cloud_all_of_it_happens(tmp_path: Path) -> None:
             wait_until(lambda: set(client.list_streams()) == streams)
             for name in streams - {"camera-status"}:
                 wait_until(lambda name=name: newest(client, name) >= 0)  # type: ignore[misc]
-            assert told.get(timeout=PATIENCE_S) == "demo: the cloud is out of reach for 1000 s"
+            assert told.get(timeout=PATIENCE_S) == "the cloud is out of reach for 1000 s"
         wait_until(lambda: not cloud.faults())
 
 
@@ -50,14 +51,12 @@ def test_without_a_cloud_there_are_sensors_only(
     assert not camera_directory(broker.root).exists()
 
 
-def test_what_there_is_to_tell_goes_to_standard_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outages_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock.demo")
     with Sandbox() as cloud:
         schedule = Schedule(0, 1000, 1)
         with beside(partial(run_demo, tmp_path / "root", cloud=cloud, outages=schedule)):
             wait_until(cloud.faults)
 
-    begin, end = capsys.readouterr().err.splitlines()
-    assert begin == "demo: the cloud is out of reach for 1000 s"
-    assert end == "demo: the cloud is back"
+    said = [each.getMessage() for each in caplog.records if each.name == "penstock.demo"]
+    assert said == ["the cloud is out of reach for 1000 s", "the cloud is back"]

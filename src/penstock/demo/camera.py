@@ -77,7 +77,7 @@ def run_camera(
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        tell(f"demo: no pictures are taken: {directory}: {error.strerror}")
+        tell(f"no pictures are taken: {directory}: {error.strerror}")
         return
     camera = Camera(directory, cloud, tell, seconds_between)
     keep_connected(root, is_over, partial(camera.run, is_over, look_seconds))
@@ -164,7 +164,7 @@ class Camera:
             # The directory may be none that files may be uploaded from.
             self._failures = 0
             self._due = time.monotonic() + _REST_SECONDS
-            self._tell(f"demo: no pictures for {_REST_SECONDS:g} s: {status.message}")
+            self._tell(f"no pictures for {_REST_SECONDS:g} s: {status.message}")
 
     def _take_picture(self, client: StreamManagerClient) -> None:
         if len(self._waiting) >= _MOST_WAITING:

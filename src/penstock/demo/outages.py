@@ -54,12 +54,12 @@ def _cut_off(
     try:
         for service in _SERVICES:
             cloud.set_fault(service, status=_STATUS, for_millis=millis)
-        tell(f"demo: the cloud is out of reach for {seconds:g} s")
+        tell(f"the cloud is out of reach for {seconds:g} s")
         is_over.wait(seconds)
     finally:
         with contextlib.suppress(*_AWAY):
             _lift(cloud, millis)
-    tell("demo: the cloud is back")
+    tell("the cloud is back")
 
 
 def _lift(cloud: SandboxClient, millis: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -13,12 +13,13 @@ from penstock.demo.farm import run_farm
 from penstock.demo.outages import USUAL, Schedule, run_outages
 from penstock.sandbox.client import SandboxClient
 
+logger = logging.getLogger("penstock.demo")
+
 _END_SECONDS = 2.0
 
 
 def _tell(line: str) -> None:
-    # One write: several programs share the terminal.
-    sys.stderr.write(f"{line}\n")
+    logger.info("%s", line)
 
 
 def run_demo(
