@@ -185,3 +185,15 @@ def test_places_that_cannot_be_used_are_refused(root: Path, tmp_path: Path) -> N
         salvage(root, tmp_path / "out")
     store.close()
     assert not (tmp_path / "out").exists()
+
+
+def test_damaged_definition_is_taken_from_its_copy(root: Path, tmp_path: Path) -> None:
+    connection = sqlite3.connect(root / "catalog.sqlite")
+    connection.execute("UPDATE stream SET definition = x'00' WHERE name = 's'")
+    connection.commit()
+    connection.close()
+    salvage(root, tmp_path / "out")
+    store = Store(tmp_path / "out")
+    assert read_numbers(store.streams["s"].log) == expected(set())
+    assert store.streams["s"].progress["k"].last_exported == 7
+    store.close()

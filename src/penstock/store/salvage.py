@@ -34,6 +34,7 @@ from penstock.store.verification import (
 )
 
 _PIECE_BYTES = 1 << 20
+_MAX_NUMBER = (1 << 63) - 1
 _ENTRIES_A_PIECE = 4096
 # What a catalog holds beside streams and their segments.
 _TABLES = ("export_progress", "token", "upload")
@@ -116,10 +117,9 @@ class _Copy:
             self._catalog.add_stream(StreamRow(stream_id, definition.name, encoded, 0, 0))
         elif check.definition is not None and not _is_decodable(row.definition):
             encoded = msgspec.json.encode(to_wire(check.definition))
-            with self._catalog.transaction() as connection:
-                connection.execute(
-                    "UPDATE stream SET definition = ? WHERE id = ?", (encoded, stream_id)
-                )
+            progress = list(self._catalog.progress(stream_id).values())
+            self._catalog.remove_stream(stream_id)
+            self._catalog.add_stream(row._replace(definition=encoded), progress)
         self._names.add(row.name if row is not None else definition.name)
         self._copied.add(stream_id)
         self.result.streams += 1
@@ -146,14 +146,11 @@ class _Copy:
                 sealed.append(summary)
             self.result.bytes += summary.size
         self.result.messages += report.intact_messages
-        with self._catalog.transaction() as connection:
-            connection.execute("DELETE FROM segment WHERE stream_id = ?", (stream_id,))
-            connection.execute("DELETE FROM checkpoint WHERE stream_id = ?", (stream_id,))
-            connection.execute(
-                "UPDATE stream SET oldest = ?, reserved = ? WHERE id = ?",
-                # No number of a message that is lost is used again.
-                (report.oldest_sequence_number, report.end_sequence_number, stream_id),
-            )
+        # All rows go, and those of the copied segments take their places.
+        self._catalog.remove_segments(stream_id, _MAX_NUMBER)
+        self._catalog.remove_segments(stream_id, report.oldest_sequence_number)
+        # No number of a message that is lost is used again.
+        self._catalog.reserve(stream_id, report.end_sequence_number)
         self._catalog.add_segments(stream_id, sealed)
         if checkpoint is not None:
             self._catalog.set_checkpoints([(stream_id, checkpoint)])
