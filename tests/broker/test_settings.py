@@ -429,3 +429,19 @@ def test_variables_that_look_like_settings_and_are_none_are_told() -> None:
         "PENSTOCK_HTP_PORT is no setting; did you mean PENSTOCK_HTTP_PORT or PENSTOCK_PORT?",
         "PENSTOCK_X is no setting",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("0", 0), ("4096", 4096), ("16MiB", 16 << 20), ("1 GB", 10**9)]
+)
+def test_minimum_of_free_disk_may_have_a_unit(text: str, size: int) -> None:
+    assert load_settings({"PENSTOCK_MIN_FREE_DISK": text}, {}).min_free_disk == size
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("much", "'much' is no size: expected a number and a unit"), ("-1", "'-1' is no size")],
+)
+def test_minimum_of_free_disk_that_is_no_size_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(SettingError, match=f"PENSTOCK_MIN_FREE_DISK is {problem}"):
+        load_settings({"PENSTOCK_MIN_FREE_DISK": text}, {})

@@ -182,17 +182,19 @@ def test_a_full_stream_keeps_it_where_reclaiming_is_off(
         stream.append([b"x"], 1)
 
 
+def _sqlite_full() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "told", "text"),
     [
         (OSError(errno.ENOSPC, "no space"), UnknownFailureException, "disk of the server is full"),
         (OSError(errno.EDQUOT, "quota"), UnknownFailureException, "disk of the server is full"),
         (OSError(errno.EIO, "broken"), UnknownFailureException, "disk of the server failed"),
-        (
-            sqlite3.OperationalError("database or disk is full"),
-            UnknownFailureException,
-            "disk of the server is full",
-        ),
+        (_sqlite_full(), UnknownFailureException, "disk of the server is full"),
         (sqlite3.OperationalError("locked"), UnknownFailureException, "failed: locked"),
         (MemoryError(), ServerOutOfMemoryException, "no memory left"),
     ],
@@ -206,7 +208,7 @@ def test_errors_of_the_store_are_told_as_a_client_understands_them(
 ) -> None:
     stream = create(streams)
 
-    def fail(*_: object) -> int:
+    def fail(*_: object, **__: object) -> int:
         raise error
 
     monkeypatch.setattr(stream.log, "append", fail)

@@ -28,6 +28,7 @@ from penstock.model import (
     StorageStatus,
     StrategyOnFull,
 )
+from penstock.model.statistics import DiskStatistics
 
 from .pictures import export, picture, stream
 
@@ -118,6 +119,23 @@ def test_damaged_messages_are_shown() -> None:
     found = stream("s", damaged_messages=2, damage="message 0: why")
     lines = picture_lines(picture(1, found))
     assert Line("damaged: s: 2 damaged messages, message 0: why", {"fg": "red"}) in lines
+
+
+def test_low_disk_and_suspended_exports_are_shown() -> None:
+    disk = DiskStatistics(
+        free_bytes=1 << 20,
+        min_free_bytes=8 << 20,
+        is_low=True,
+        is_full=False,
+        refused_messages=3,
+    )
+    shown = picture_lines(picture(1, disk=disk, exports_suspended="disk is full"))
+
+    assert [line.text for line in shown[1:3]] == [
+        "the disk has 1 MiB free, less than min_free_disk (8 MiB): appends are refused, "
+        "3 messages so far",
+        "exports are suspended, because their progress cannot be stored: disk is full",
+    ]
 
 
 def test_a_stream_that_is_damaged_is_told_before_all_others() -> None:

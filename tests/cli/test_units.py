@@ -17,35 +17,6 @@ from penstock.cli.units import (
 from penstock.model.limits import INT64_MAX, MILLIS_MAX
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("1024", 1024),
-        ("10B", 10),
-        ("64KiB", 65_536),
-        ("256MiB", 268_435_456),
-        ("256 mib", 268_435_456),
-        ("1GB", 1_000_000_000),
-        ("1.5kb", 1500),
-        ("0.5KiB", 512),
-        (" 2TiB ", 2 << 40),
-    ],
-)
-def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "MiB", "12q", "1M", "-1", "1,5KB", "1 2", "1KB2KB", "٣", "."])
-def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no size: expected .* 256MiB"):
-        parse_size(text)
-
-
-def test_a_size_is_a_whole_number_of_bytes() -> None:
-    with pytest.raises(ValueError, match=r"'1\.3KiB' is not a whole number of bytes"):
-        parse_size("1.3KiB")
-
-
 @given(st.integers(0, INT64_MAX))
 def test_a_size_is_shown_so_that_it_can_be_given_again(size: int) -> None:
     assert parse_size(format_size(size)) == size

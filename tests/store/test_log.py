@@ -27,6 +27,7 @@ from penstock.store.record import ENTRY, crc32, data_path, index_path
 from penstock.store.recovery import open_file_log
 from penstock.store.retention import Limits
 from penstock.store.segment import DamagedError
+from penstock.store.space import Space
 from penstock.testing.faults import FaultyDisk
 from tests.support import MEMORY
 
@@ -52,8 +53,16 @@ class Files:
 
     def _home(self) -> Home:
         journal = Journal(self.disk, self.directory.parent)
+        space = Space(self.disk, self.directory, 0)
         return Home(
-            self.disk, self.directory, self.catalog, "id", journal, lambda: None, KnownDamage("s")
+            self.disk,
+            self.directory,
+            self.catalog,
+            "id",
+            journal,
+            space,
+            lambda: None,
+            KnownDamage("s"),
         )
 
 

@@ -76,7 +76,11 @@ def test_the_overview_tells_how_the_broker_is_doing(tmp_path: Path) -> None:
         "segments",
         "diskFreeBytes",
         "diskTotalBytes",
+        "diskMinFreeBytes",
+        "refusesAppends",
+        "refusedMessages",
     }
+    assert overview.pop("exportsSuspended") == ""
     (pipeline,) = overview.pop("pipelines")
     assert (pipeline["id"], pipeline["isConnected"]) == ("p", True)
     assert set(overview.pop("rates")) == {

@@ -265,13 +265,28 @@ def test_one_whose_root_is_gone_is_not_ready(tmp_path: Path) -> None:
         assert site.get("/readyz").status == 200
 
 
-def test_one_that_has_no_room_is_not_ready(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_has_no_room_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = SimpleNamespace(f_bavail=0, f_frsize=4096, f_blocks=1000)
-    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    with Site(tmp_path / "root") as site:
+        monkeypatch.setattr(os, "statvfs", lambda _: full)
 
-    assert site.get("/readyz").status == 503
-    assert site.get("/readyz").json == {"status": "the disk is full"}
-    assert site.get("/healthz").status == 200
+        assert site.get("/readyz").status == 503
+        assert site.get("/readyz").json == {"status": "the disk is full"}
+        assert site.get("/healthz").status == 200
+
+
+def test_broker_that_refuses_appends_is_not_ready(tmp_path: Path) -> None:
+    # More than any disk has.
+    with Site(tmp_path / "root", min_free_disk=1 << 50) as site:
+        answer = site.get("/readyz")
+        metrics = site.get("/metrics").body.decode()
+        overview = site.get("/api/overview").json
+
+    assert answer.status == 503
+    assert answer.json == {"status": f"the disk has less than min_free_disk ({1 << 50} bytes) free"}
+    assert "penstock_disk_low 1.0" in metrics
+    assert "penstock_disk_min_free_bytes 1.125" in metrics
+    assert overview["store"]["refusesAppends"] is True
 
 
 # Connections

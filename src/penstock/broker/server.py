@@ -34,7 +34,7 @@ from penstock.broker.statistics import Counters
 from penstock.broker.streams import Stream, Streams
 from penstock.broker.tls import TlsListener
 from penstock.errors import SettingError
-from penstock.model.statistics import Statistics, StreamStatistics
+from penstock.model.statistics import DiskStatistics, Statistics, StreamStatistics
 from penstock.root import ADDRESS_FILE, Address, write_address
 from penstock.store.files import Disk
 from penstock.store.store import Store
@@ -42,6 +42,8 @@ from penstock.store.store import Store
 logger = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 1.0
+# How often the free space of the disk is sampled.
+_SAMPLE_SECONDS = 1.0
 _SYNC_THREADS = 4
 
 
@@ -91,7 +93,7 @@ class Broker:
         self._disk.pool.capacity = self.budget.segments
         # From here on other threads use the store as well.
         self._disk.pool.bind()
-        self._store = Store(root, self._disk)
+        self._store = Store(root, self._disk, settings.min_free_disk)
         try:
             ensure_first_token(root, self._store.catalog)
             self.gate = Gate(self._store.catalog, is_open=not settings.authenticate_client)
@@ -120,7 +122,7 @@ class Broker:
                 clock,
                 now_millis,
             )
-            export_handlers = ExportHandlers(
+            self._export_handlers = ExportHandlers(
                 self._store,
                 self.streams,
                 self.exports,
@@ -138,7 +140,7 @@ class Broker:
                 self.statistics,
                 premises,
                 self.answers,
-                export_handlers.table(),
+                self._export_handlers.table(),
             )
             # Before anybody can look: what is too old, or was dropped before, is not to be seen.
             self.streams.trim(now_millis())
@@ -282,21 +284,29 @@ class Broker:
             # Mostly it is the broker itself that has changed something else.
             tokens = self._store.catalog.token_state()
         has_changed = tokens != self._tokens
+        # A token may have been created, used and revoked since the last look: no difference then.
+        digests = {value for row in tokens for value in row if isinstance(value, bytes)}
         for session in tuple(self._sessions):
             if not session.is_connected:
                 continue
             if self.gate.has_expired(session.access):
                 session.expire()
-            elif has_changed and not self.gate.admits(session.access):
+            elif (has_changed or session.access.digest not in digests) and not self.gate.admits(
+                session.access
+            ):
                 session.revoke()
         self._catalog_version, self._tokens = version, tokens
 
     def _work(self) -> None:
         interval = self.settings.sync_interval_ms / 1000
         next_sync = time.monotonic() + interval
+        next_sample = time.monotonic()
         while not self._is_stopping.is_set():
-            self._store.wait_for_work(max(0.0, next_sync - time.monotonic()))
+            self._store.wait_for_work(max(0.0, min(next_sync, next_sample) - time.monotonic()))
             _attempt(self._store.work)
+            if time.monotonic() >= next_sample:
+                next_sample = time.monotonic() + _SAMPLE_SECONDS
+                _attempt(self._store.look_after_space)
             if time.monotonic() >= next_sync:
                 began = time.monotonic()
                 next_sync = began + interval
@@ -321,6 +331,18 @@ class Broker:
             streams=[self.statistics_of(stream, now) for stream in self.streams],
             time=now,
             descriptor_shortages=self.shortages.count,
+            disk=self.statistics_of_disk(),
+            exports_suspended=self.exports.suspension,
+        )
+
+    def statistics_of_disk(self) -> DiskStatistics:
+        space = self._store.space
+        return DiskStatistics(
+            free_bytes=space.free,
+            min_free_bytes=space.min_free,
+            is_low=space.is_low,
+            is_full=space.is_full,
+            refused_messages=space.refused_messages,
         )
 
     def statistics_of(self, stream: Stream, now: int | None = None) -> StreamStatistics:
@@ -348,9 +370,11 @@ class Broker:
             session.abort()
         await self.streams.finish_changes()
         await asyncio.to_thread(self._definition_thread.shutdown)
+        self._export_handlers.unstored.stop_retrying()
         self._store.request_work()
         await asyncio.to_thread(self._background.join)
         await asyncio.to_thread(self._sync_threads.shutdown)
+        self._export_handlers.unstored.finish()
         self.exports.finish()
         # While the lock is still held: the next broker on this root has files of the same names.
         for path in (

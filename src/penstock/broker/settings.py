@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from penstock.errors import SettingError
 from penstock.model.limits import NAME_PATTERN
+from penstock.model.sizes import parse_size
 from penstock.model.validation import find_problem
 from penstock.root import CLIENT_TABLE, default_root, find_config, read_config
 
@@ -175,6 +176,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     s3_delete_uploaded_files: Annotated[
         bool, _doc("whether the files of S3 tasks are deleted once they were uploaded")
     ] = False
+    min_free_disk: Annotated[
+        int,
+        _doc(
+            "bytes of the disk that appends leave free, such as `8MiB`; with less, appends to "
+            "streams in files are refused, and 0 refuses none before the disk is full",
+            ge=0,
+            le=1 << 50,
+        ),
+    ] = 8 * 1024 * 1024
     max_connections: Annotated[int, _doc("connections at once", ge=1, le=1_000_000)] = 8192
     max_streams: Annotated[
         int, _doc("message streams at once; a create beyond is refused", ge=1, le=1_000_000)
@@ -245,6 +255,9 @@ _ORIGINAL_VARIABLES = {
 }
 
 
+# Sizes that may have a unit.
+_SIZES = ("min_free_disk",)
+
 # Of clients, and of the file that the settings stand in.
 _OTHER_VARIABLES = {"PENSTOCK_CONFIG", "PENSTOCK_TLS_CA"}
 
@@ -287,6 +300,12 @@ def load_settings(
     plain = {name: found.value for name, found in values.items()}
     if isinstance(plain.get("log_level"), str):
         plain["log_level"] = plain["log_level"].upper()
+    for name in _SIZES:
+        if isinstance(plain.get(name), str):
+            try:
+                plain[name] = parse_size(plain[name])
+            except ValueError as error:
+                raise SettingError(f"{values[name].source} is {error}") from None
     try:
         settings = msgspec.convert(plain, Settings, strict=False)
     except msgspec.ValidationError as error:

@@ -7,7 +7,6 @@ the stream is served as it was before, and then it changes between two turns of 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import re
 import sqlite3
@@ -46,9 +45,11 @@ from penstock.model.limits import NAME_PATTERN
 from penstock.model.message import MessageRun
 from penstock.model.statistics import ExportActivity, ExportStatistics, StreamStatistics
 from penstock.model.storage import StoredRun
+from penstock.store.catalog import is_disk_full
 from penstock.store.log import MessageTooLargeError, StreamFullError
 from penstock.store.pool import lacks_descriptors
 from penstock.store.segment import DamagedError
+from penstock.store.space import NoSpaceError, is_no_space
 from penstock.store.store import Store
 from penstock.store.stream import DefinitionChange, StoredStream
 
@@ -77,6 +78,8 @@ class Stream:
         self._reclaims = reclaims
         self.log = stored.log
         self.waiters = Waiters()
+        # Why its old messages could not be dropped at the last attempt.
+        self.trim_error = ""
         self._end_at_start = stored.log.end
         self._commit = GroupCommit(
             executor, stored.log.flush, stored.log.flush_is_short, note_flush
@@ -99,10 +102,15 @@ class Stream:
         definition = self._stored.definition
         return definition.flush_on_write and definition.persistence is Persistence.File
 
-    def append(self, payloads: Sequence[bytes], now: int) -> int:
-        """All of them or none; the number of the first. Whoever waits for them is woken."""
+    def append(self, payloads: Sequence[bytes], now: int, *, keeps_min_free: bool = True) -> int:
+        """All of them or none; the number of the first. Whoever waits for them is woken.
+
+        Messages of the broker itself need not keep `min_free_disk` bytes of the disk free.
+        """
         try:
-            first = self.log.append(payloads, now, self._exported_end)
+            first = self.log.append(
+                payloads, now, self._exported_end, keeps_min_free=keeps_min_free
+            )
         except _EXPLAINED as error:
             raise self.explain(error) from None
         self.waiters.wake(self.log.end)
@@ -389,7 +397,8 @@ class Streams:
                 raise InvalidRequestException(ALREADY_EXISTS)
             self._check_count()
             self._check(definition)
-            change = self._store.plan_creation(definition)
+            with self._explained(name):
+                change = self._store.plan_creation(definition)
             self._pending_creations += 1
             try:
                 await self._store_change(name, change)
@@ -477,7 +486,12 @@ class Streams:
             try:
                 stream.log.trim(now)
             except (OSError, sqlite3.Error) as error:
-                logger.error("stream %r cannot be trimmed: %s", stream.name, error)
+                # It fails again every second: it is logged once.
+                if stream.trim_error != str(error):
+                    logger.error("stream %r cannot be trimmed: %s", stream.name, error)
+                stream.trim_error = str(error)
+            else:
+                stream.trim_error = ""
 
     def _check_count(self) -> None:
         count = len(self._streams) + len(self._store.unreadable) + self._pending_creations
@@ -503,7 +517,14 @@ class Streams:
             raise _explain(name, error, self._shortages) from None
 
 
-_EXPLAINED = (StreamFullError, MessageTooLargeError, MemoryError, OSError, sqlite3.Error)
+_EXPLAINED = (
+    StreamFullError,
+    MessageTooLargeError,
+    NoSpaceError,
+    MemoryError,
+    OSError,
+    sqlite3.Error,
+)
 
 
 def _explain(name: str, error: Exception, shortages: Shortages) -> StreamManagerException:
@@ -519,13 +540,14 @@ def _explain(name: str, error: Exception, shortages: Shortages) -> StreamManager
                 f"what is to be appended at once is larger than the maxSize of the message stream "
                 f"{name!r}"
             )
+        case NoSpaceError():
+            # The store has logged it, once.
+            return UnknownFailureException(f"{error}; nothing was stored")
         case MemoryError():
             return ServerOutOfMemoryException("the server has no memory left; nothing was stored")
         case OSError() if lacks_descriptors(error):
             return UnknownFailureException(shortages.note(f"stream {name!r}", error))
     logger.error("stream %r: %s", name, error)
-    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # SQLite says it in words only.
-    if is_full or "disk is full" in str(error):
+    if is_disk_full(error) or (isinstance(error, OSError) and is_no_space(error)):
         return UnknownFailureException("the disk of the server is full; nothing was stored")
     return UnknownFailureException(f"the disk of the server failed: {error}")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import shlex
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -25,7 +28,9 @@ from penstock.cli.output import echo_json, echo_table
 from penstock.cli.units import parse_duration
 from penstock.errors import StoreError
 from penstock.root import ADDRESS_FILE, TOKEN_FILE, Address, read_address, read_token
-from penstock.store.catalog import Catalog, TokenRotation, TokenRow
+from penstock.store.catalog import Catalog, TokenRotation, TokenRow, is_disk_full
+from penstock.store.files import Disk
+from penstock.store.reserve import release_reserve
 
 
 @click.command()
@@ -183,7 +188,9 @@ def create_token(
     secret = new_secret()
     now = _now_millis()
     expires_time = None if expires is None else now + expires
-    catalog.add_token(TokenRow(name, role, patterns, now, expires_time), secret)
+    row = TokenRow(name, role, patterns, now, expires_time)
+    with _failing_plainly("the token cannot be stored"):
+        catalog.add_token(row, secret)
     _echo_secret(name, secret, expires_time, as_json)
 
 
@@ -228,7 +235,9 @@ def rotate_token(
     now = _now_millis()
     expires_time = None if expires is None else now + expires
     secret = new_secret()
-    catalog.rotate_token(name, secret, TokenRotation(now, expires_time, grace_end=now + grace))
+    rotation = TokenRotation(now, expires_time, grace_end=now + grace)
+    with _failing_plainly("the token cannot be rotated"):
+        catalog.rotate_token(name, secret, rotation)
     if name == FIRST_TOKEN_ID:
         write_token_file(settings.root_path, secret)
     _echo_secret(name, secret, expires_time, as_json)
@@ -290,7 +299,10 @@ def _show_expiry(expires_time: int | None, now: int) -> str:
 def revoke_token(name: str, root: str | None, as_json: bool, config: Path | None) -> None:
     """End a token; connections that came in with it are closed within a second or two."""
     settings = settings_from(config, root=root)
-    if not _open_catalog(settings).remove_token(name):
+    catalog = _open_catalog(settings)
+    with _failing_plainly("the token cannot be revoked"):
+        is_removed = catalog.remove_token(name)
+    if not is_removed:
         raise Failure(f"there is no token {name!r}", NOT_FOUND)
     if name == FIRST_TOKEN_ID:
         # The next start would take it back in from there; without it, it makes another one.
@@ -303,7 +315,23 @@ def _open_catalog(settings: Settings) -> Catalog:
     path = settings.root_path / "catalog.sqlite"
     if not path.exists():
         raise Failure(f"there is no store at {settings.root}: `penstock serve` makes one")
+    release = partial(release_reserve, Disk(), settings.root_path)
     try:
-        return Catalog(path)
+        try:
+            return Catalog(path, release)
+        except sqlite3.Error as error:
+            # Without a broker, SQLite has to create files first.
+            if not is_disk_full(error) or not release():
+                raise
+        return Catalog(path, release)
     except (sqlite3.Error, StoreError) as error:
         raise Failure(f"{path} cannot be read: {error}") from None
+
+
+@contextmanager
+def _failing_plainly(what: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        hint = ": make room on the disk" if is_disk_full(error) else ""
+        raise Failure(f"{what}: {error}{hint}") from None

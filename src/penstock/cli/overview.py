@@ -251,12 +251,33 @@ def _server_line(picture: Picture) -> Line:
 def _remarks(picture: Picture) -> Iterator[Line]:
     if picture.broker is None:
         yield Line("it is no Penstock: how its streams are is all that it tells", DIM)
+    else:
+        yield from _disk_remarks(picture.broker)
     for name, message in picture.unreadable.items():
         yield Line(f"damaged: {name}: {printable(message)}", ALARM)
     for stream in picture.streams:
         if stream.damaged_messages:
             found = _count(stream.damaged_messages, "damaged message")
             yield Line(f"damaged: {stream.name}: {found}, {printable(stream.damage)}", ALARM)
+
+
+def _disk_remarks(broker: Statistics) -> Iterator[Line]:
+    disk = broker.disk
+    if disk is not None and (disk.is_low or disk.is_full):
+        free = human_bytes(disk.free_bytes)
+        limit = f", less than min_free_disk ({human_bytes(disk.min_free_bytes)})"
+        refused = _count(disk.refused_messages, "message")
+        yield Line(
+            f"the disk has {free} free{limit if disk.is_low else ''}: appends are refused, "
+            f"{refused} so far",
+            ALARM,
+        )
+    if broker.exports_suspended:
+        yield Line(
+            "exports are suspended, because their progress cannot be stored: "
+            f"{printable(broker.exports_suspended)}",
+            ALARM,
+        )
 
 
 def _traffic_lines(picture: Picture, rates: Rates | None) -> list[Line]:

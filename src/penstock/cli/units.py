@@ -5,32 +5,25 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_PREFIXES = "KMGTPE"
-_SIZE_UNITS = {
-    "B": 1,
-    **{f"{prefix}B": 1000**power for power, prefix in enumerate(_PREFIXES, 1)},
-    **{f"{prefix}iB": 1024**power for power, prefix in enumerate(_PREFIXES, 1)},
-}
-_SIZE_OF = {"": 1, **{unit.lower(): size for unit, size in _SIZE_UNITS.items()}}
+from penstock.model.sizes import NUMBER, PREFIXES, SIZE_UNITS, parse_size, whole_number
+
+__all__ = [
+    "format_duration",
+    "format_size",
+    "human_bytes",
+    "human_duration",
+    "parse_duration",
+    "parse_size",
+]
+
 _DURATION_UNITS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000, "ms": 1}
 _MILLIS_OF = {**_DURATION_UNITS, "m": 60_000, "w": 7 * 86_400_000}
-_NUMBER = r"(\d+(?:\.\d+)?)\s*"
-_DURATION = rf"{_NUMBER}([a-z]+)\s*"
-
-
-def parse_size(text: str) -> int:
-    """Bytes, as in `1024`, `256MiB` (of 1024 x 1024 bytes) or `1GB` (of 1000 x 1000 x 1000)."""
-    match = re.fullmatch(rf"{_NUMBER}([a-z]*)", text.strip().lower(), re.ASCII)
-    if match is None or match[2] not in _SIZE_OF:
-        raise ValueError(
-            f"{text!r} is no size: expected a number and a unit, such as 1024, 64KiB, 256MiB, 1GB"
-        )
-    return _whole(Fraction(match[1]) * _SIZE_OF[match[2]], text, "bytes")
+_DURATION = rf"{NUMBER}([a-z]+)\s*"
 
 
 def format_size(size: int) -> str:
     """The size exactly, in the largest unit of which it is a multiple."""
-    units = ((unit, of) for unit, of in _SIZE_UNITS.items() if size and size % of == 0)
+    units = ((unit, of) for unit, of in SIZE_UNITS.items() if size and size % of == 0)
     unit, of = max(units, key=lambda found: found[1], default=("B", 1))
     return f"{size // of} {unit}"
 
@@ -45,7 +38,7 @@ def parse_duration(text: str) -> int:
             f"{text!r} is no duration: expected numbers and units, such as 90s, 30min, 2h, 7d"
         )
     millis = sum(Fraction(number) * _MILLIS_OF[unit] for number, unit in amounts)
-    return _whole(Fraction(millis), text, "milliseconds")
+    return whole_number(Fraction(millis), text, "milliseconds")
 
 
 def format_duration(millis: int) -> str:
@@ -63,9 +56,9 @@ def human_bytes(count: int) -> str:
     if count < 1024:
         return f"{count} B"
     size = float(count)
-    for prefix in _PREFIXES:
+    for prefix in PREFIXES:
         size /= 1024
-        if size < 999.5 or prefix == _PREFIXES[-1]:
+        if size < 999.5 or prefix == PREFIXES[-1]:
             break
     return f"{size:.3g} {prefix}iB"
 
@@ -83,9 +76,3 @@ def human_duration(millis: int) -> str:
         return f"{hours} h {minutes} min"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h"
-
-
-def _whole(amount: Fraction, text: str, unit: str) -> int:
-    if amount.denominator != 1:
-        raise ValueError(f"{text!r} is not a whole number of {unit}")
-    return int(amount)

@@ -66,6 +66,20 @@ class StreamStatistics(msgspec.Struct, frozen=True, rename="camel"):
     damage: str = ""
 
 
+class DiskStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The disk that the root is on."""
+
+    # At the last sample, which is about a second old at most.
+    free_bytes: int
+    # With less, appends to streams in files are refused; 0 if none are.
+    min_free_bytes: int
+    is_low: bool
+    # A write found no space.
+    is_full: bool
+    # Messages that were refused for want of space, since the broker was started.
+    refused_messages: int
+
+
 class Statistics(msgspec.Struct, frozen=True, rename="camel"):
     version: str
     uptime_millis: int
@@ -83,3 +97,7 @@ class Statistics(msgspec.Struct, frozen=True, rename="camel"):
     time: int = 0
     # How often the system refused the broker a file descriptor.
     descriptor_shortages: int = 0
+    # None from a broker that does not tell.
+    disk: DiskStatistics | None = None
+    # Why no export is carried out: its progress could not be stored. Empty if it can.
+    exports_suspended: str = ""

@@ -6,17 +6,25 @@ from any thread; another process (the command line) may have the same database o
 
 Changes wait for the disk, and for each other: none of them belongs in the event loop. Look-ups have
 a connection of their own and wait for no commit.
+
+A commit appends to SQLite's write-ahead log (WAL). So that commits work on a full disk, the WAL has
+a minimum size from the start, and the database has free pages; see `preallocate`. A commit that
+finds no space moves the WAL into the database, so that it starts again at the beginning of the
+WAL. If that does not help, changes that free space also take the store's reserve.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
@@ -25,7 +33,16 @@ from penstock.model.exporting import Upload
 from penstock.model.status import StatusConfig
 from penstock.model.storage import SegmentSummary
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 SCHEMA_VERSION = 4
+
+# Space that commits on a full disk reuse: the minimum size of the WAL, and free pages in the
+# database.
+_WAL_BYTES = 256 * 1024
+_SPARE_PAGES = 32
+_PAGE_BYTES = 4096
 
 _UPLOADS = """
 CREATE TABLE upload (               -- those that are not over, also of streams that are gone
@@ -187,9 +204,40 @@ def digest_token(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Whether SQLite failed because the disk had no space."""
+    codes = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) in codes
+
+
+_Change = Callable[Concatenate["Catalog", P], T]
+
+
+def _retried(*, uses_reserve: bool = False) -> Callable[[_Change[P, T]], _Change[P, T]]:
+    """A change that is made by `Catalog.change`."""
+
+    def decorate(change: _Change[P, T]) -> _Change[P, T]:
+        @wraps(change)
+        def retry(catalog: Catalog, /, *arguments: P.args, **options: P.kwargs) -> T:
+            bound = partial(change, catalog, *arguments, **options)
+            return catalog.change(bound, uses_reserve=uses_reserve)
+
+        return retry
+
+    return decorate
+
+
 class Catalog:
-    def __init__(self, path: Path) -> None:
-        """Opens the catalog, or makes one; sqlite3.DatabaseError if the file is damaged."""
+    def __init__(self, path: Path, release_reserve: Callable[[], bool] = lambda: False) -> None:
+        """Opens the catalog, or makes one; sqlite3.DatabaseError if the file is damaged.
+
+        `release_reserve` frees space on a full disk, for changes that free more; False if it has
+        none.
+        """
+        self._path = path
+        self._release_reserve = release_reserve
+        # The thread whose transaction is open.
+        self._writer: int | None = None
         self._lock = threading.RLock()
         self._connection = _connect(path)
         try:
@@ -237,6 +285,57 @@ class Catalog:
         """Another number after this process or another one has changed the catalog."""
         return int(self._select("PRAGMA data_version")[0][0])
 
+    def preallocate(self) -> None:
+        """Takes the space that commits on a full disk need; from a background thread."""
+        wal = self._path.with_name(f"{self._path.name}-wal")
+        with self._lock:
+            (spare,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+            if spare < _SPARE_PAGES:
+                with self.transaction() as connection:
+                    connection.execute("CREATE TABLE spare (pages BLOB)")
+                    size = _SPARE_PAGES * _PAGE_BYTES
+                    connection.execute("INSERT INTO spare VALUES (zeroblob(?))", (size,))
+                    connection.execute("DROP TABLE spare")
+                self._empty_wal()
+            if wal.exists() and wal.stat().st_size >= _WAL_BYTES:
+                return
+            # The transaction keeps other processes from writing to the WAL meanwhile. Zeros behind
+            # its last frame end it, as a torn frame does.
+            with self.transaction():
+                descriptor = os.open(wal, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    size = os.fstat(descriptor).st_size
+                    os.pwrite(descriptor, bytes(max(_WAL_BYTES - size, 0)), size)
+                    os.fdatasync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def _empty_wal(self) -> None:
+        """Moves the WAL into the database: the next commit begins at the start of the WAL."""
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def change(self, change: Callable[[], T], *, uses_reserve: bool) -> T:
+        """Makes a change. If it finds no space, makes space for it and repeats it.
+
+        A change inside a transaction is repeated with all of the transaction.
+        """
+        if self._writer == threading.get_ident():
+            return change()
+        try:
+            return change()
+        except sqlite3.Error as error:
+            if not is_disk_full(error):
+                raise
+        self._empty_wal()
+        try:
+            return change()
+        except sqlite3.Error as error:
+            if not (is_disk_full(error) and uses_reserve and self._release_reserve()):
+                raise
+        self._empty_wal()
+        return change()
+
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """One commit for all changes made inside; all of them or none."""
@@ -246,6 +345,7 @@ class Catalog:
                 yield self._connection
                 return
             self._connection.execute("BEGIN IMMEDIATE")
+            self._writer = threading.get_ident()
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
@@ -254,6 +354,8 @@ class Catalog:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+            finally:
+                self._writer = None
 
     def _select(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
         with self._reader_lock:
@@ -267,11 +369,13 @@ class Catalog:
             for row in self._select("SELECT id, name, definition, oldest, reserved FROM stream")
         ]
 
-    def add_stream(self, row: StreamRow, progress: Iterable[ExportProgress] = ()) -> None:
+    @_retried()
+    def add_stream(self, row: StreamRow, progress: Collection[ExportProgress] = ()) -> None:
         with self.transaction() as connection:
             connection.execute("INSERT INTO stream VALUES (?, ?, ?, ?, ?)", row)
             _insert_progress(connection, row.id, progress)
 
+    @_retried(uses_reserve=True)
     def update_stream(
         self,
         stream_id: str,
@@ -298,6 +402,7 @@ class Catalog:
             _insert_progress(connection, stream_id, kept, "IGNORE")
             _insert_progress(connection, stream_id, added)
 
+    @_retried(uses_reserve=True)
     def remove_stream(self, stream_id: str) -> None:
         with self.transaction() as connection:
             connection.execute("DELETE FROM stream WHERE id = ?", (stream_id,))
@@ -306,13 +411,15 @@ class Catalog:
     def removed_directories(self) -> list[str]:
         return [stream_id for (stream_id,) in self._select("SELECT * FROM removed_directory")]
 
-    def forget_directories(self, stream_ids: Iterable[str]) -> None:
+    @_retried(uses_reserve=True)
+    def forget_directories(self, stream_ids: Collection[str]) -> None:
         with self.transaction() as connection:
             connection.executemany(
                 "DELETE FROM removed_directory WHERE stream_id = ?",
                 [(stream_id,) for stream_id in stream_ids],
             )
 
+    @_retried(uses_reserve=True)
     def reserve(self, stream_id: str, end: int) -> None:
         """Numbers below `end` are never handed out again, whatever becomes of the messages."""
         with self.transaction() as connection:
@@ -330,7 +437,8 @@ class Catalog:
             )
         ]
 
-    def add_segments(self, stream_id: str, segments: Iterable[SegmentSummary]) -> None:
+    @_retried(uses_reserve=True)
+    def add_segments(self, stream_id: str, segments: Collection[SegmentSummary]) -> None:
         """Segments that are sealed and synced; nothing if their stream was deleted meanwhile."""
         with self.transaction() as connection:
             for segment in segments:
@@ -344,6 +452,7 @@ class Catalog:
                     (stream_id, segment.first),
                 )
 
+    @_retried(uses_reserve=True)
     def remove_segments(self, stream_id: str, oldest: int) -> None:
         """Everything below `oldest` goes on purpose; its files may be removed after this."""
         with self.transaction() as connection:
@@ -360,7 +469,8 @@ class Catalog:
         )
         return SegmentSummary(*rows[0]) if rows else None
 
-    def set_checkpoints(self, checkpoints: Iterable[tuple[str, SegmentSummary]]) -> None:
+    @_retried()
+    def set_checkpoints(self, checkpoints: Collection[tuple[str, SegmentSummary]]) -> None:
         """So much of an active segment is synced: recovery need not look at it again."""
         with self.transaction() as connection:
             connection.executemany(
@@ -383,9 +493,10 @@ class Catalog:
         )
         return {row[0]: ExportProgress(*row) for row in rows}
 
+    @_retried()
     def commit_progress(
         self,
-        progress: Iterable[tuple[str, ExportProgress]],
+        progress: Collection[tuple[str, ExportProgress]],
         uploads: UploadChange = NO_UPLOADS,
     ) -> None:
         """The progress of any number of exports of any number of streams, all or nothing.
@@ -411,7 +522,8 @@ class Catalog:
         rows = self._select("SELECT state FROM upload ORDER BY export_id, sequence_number, id")
         return [_decode_upload(state) for (state,) in rows]
 
-    def abandon_uploads(self, uploads: Iterable[UploadProgress]) -> None:
+    @_retried()
+    def abandon_uploads(self, uploads: Collection[UploadProgress]) -> None:
         """Update uploads; those that are over by now stay removed."""
         with self.transaction() as connection:
             connection.executemany(
@@ -421,6 +533,7 @@ class Catalog:
 
     # Tokens
 
+    @_retried()
     def add_token(self, row: TokenRow, secret: str) -> None:
         with self.transaction() as connection:
             connection.execute(
@@ -435,6 +548,7 @@ class Catalog:
                 ),
             )
 
+    @_retried(uses_reserve=True)
     def rotate_token(self, token_id: str, secret: str, rotation: TokenRotation) -> bool:
         """A new secret for a token. The old one expires at `grace_end`, or earlier by itself.
 
@@ -457,6 +571,7 @@ class Catalog:
             )
             return changed.rowcount > 0
 
+    @_retried(uses_reserve=True)
     def remove_token(self, token_id: str) -> bool:
         with self.transaction() as connection:
             return connection.execute("DELETE FROM token WHERE id = ?", (token_id,)).rowcount > 0

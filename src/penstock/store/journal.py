@@ -21,6 +21,8 @@ A record, little-endian:
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections import deque
@@ -120,6 +122,9 @@ class Journal:
         return True
 
     def _open(self, path: Path) -> int:
+        if self._disk.free_bytes(self._root) < _FILE_BYTES:
+            # Not even tried: it would fill the disk for a moment, with each commit.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         descriptor = self._disk.create(path)
         try:
             self._disk.write(descriptor, bytes(_FILE_BYTES), 0)

@@ -34,6 +34,7 @@ from penstock.store.segment import (
     SegmentFiles,
     Written,
 )
+from penstock.store.space import Space, is_no_space
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +124,17 @@ class Log(ABC):
         return [*self._sealed, self._active]
 
     def append(
-        self, payloads: Sequence[bytes], now: int, exported_end: Callable[[], int] = lambda: 0
+        self,
+        payloads: Sequence[bytes],
+        now: int,
+        exported_end: Callable[[], int] = lambda: 0,
+        *,
+        keeps_min_free: bool = True,  # noqa: ARG002 - of logs in files
     ) -> int:
         """Stores all of them or none, in one segment; answers the first one's number.
 
-        Below `exported_end` a full log may drop messages even if it rejects new data.
+        Below `exported_end` a full log may drop messages even if it rejects new data. Unless
+        `keeps_min_free`, it also takes the space that the disk must keep free for the broker.
         """
         needed = len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
         limits = self.limits
@@ -254,8 +261,12 @@ class Log(ABC):
         And what was dropped before a crash and is back, because there was no time to remove it.
         """
         expired = count_expired(chain(self._sealed, (self._active,)), self.limits, now)
-        if expired:
-            self._drop(expired, are_expired=True)
+        sealed = min(expired, len(self._sealed))
+        if sealed:
+            self._drop(sealed, are_expired=True)
+        if expired > sealed:
+            # The active segment last: to drop it needs another one, and so the disk.
+            self._drop(1, are_expired=True)
         if self._total_bytes <= self.limits.max_size:
             return
         excess = plan_room(self._sealed, self._total_bytes, 0, self.limits, exported_end=0)
@@ -410,6 +421,7 @@ class Home(NamedTuple):
     catalog: Catalog
     stream_id: str
     journal: Journal
+    space: Space
     request_work: Callable[[], None]
     damage: KnownDamage
 
@@ -444,6 +456,52 @@ class FileLog(Log):
     @property
     def has_unsynced(self) -> bool:
         return self._synced_end != self.end or len(self._unsynced) > 1
+
+    def append(
+        self,
+        payloads: Sequence[bytes],
+        now: int,
+        exported_end: Callable[[], int] = lambda: 0,
+        *,
+        keeps_min_free: bool = True,
+    ) -> int:
+        space = self._home.space
+        if space.left < 0 and keeps_min_free:
+            space.sample()
+            if space.left < 0 and not self._overwrites_at_max(payloads):
+                raise space.refuse(len(payloads))
+        try:
+            return super().append(payloads, now, exported_end)
+        except OSError as error:
+            if not is_no_space(error) or not space.note_full():
+                raise
+        return self._append_to_full_disk(payloads, now, exported_end)
+
+    def _append_to_full_disk(
+        self, payloads: Sequence[bytes], now: int, exported_end: Callable[[], int]
+    ) -> int:
+        """Takes the space of segments that were dropped, and of the oldest one if it may go."""
+        while True:
+            self.work()
+            try:
+                return super().append(payloads, now, exported_end)
+            except OSError as error:
+                if not is_no_space(error):
+                    raise
+                if not self._sealed or not self._overwrites_at_max(payloads):
+                    raise self._home.space.refuse(len(payloads)) from None
+            self._drop(1, are_expired=False)
+
+    def _overwrites_at_max(self, payloads: Sequence[bytes]) -> bool:
+        """Whether an append may take the space of the oldest segment, also before it has to.
+
+        It is near its maximum size: a segment below, or a quarter of it, since a segment that is
+        dropped need not give as much space as the next one takes.
+        """
+        limits = self.limits
+        margin = max(limits.segment_size, limits.max_size // 4)
+        total = self._total_bytes + sum(map(len, payloads))
+        return limits.overwrites and total > limits.max_size - margin
 
     def _roll(self) -> None:
         rolled = self._file
@@ -506,7 +564,9 @@ class FileLog(Log):
         self._synced_end = end
 
     def _appended(self, written: Written | None) -> None:
-        if self.journals and written is not None:
+        assert written is not None
+        self._home.space.left -= len(written.data) + len(written.entries)
+        if self.journals:
             self._home.journal.add(self, self._file.first, written)
 
     def flush(self) -> None:

@@ -51,8 +51,15 @@ from penstock.store.log import (
 from penstock.store.pool import lacks_descriptors
 from penstock.store.record import first_of_name
 from penstock.store.recovery import open_file_log
-from penstock.store.reserve import give_up_reserve, is_full, keep_reserve
+from penstock.store.reserve import (
+    give_up_reserve,
+    is_ample,
+    is_full,
+    keep_reserve,
+    release_reserve,
+)
 from penstock.store.retention import Limits
+from penstock.store.space import Space
 from penstock.store.stream import (
     Creation,
     DefinitionChange,
@@ -80,7 +87,8 @@ _ID = re.compile(r"[0-9a-f]{16}")
 class Store:
     """All streams below one root. One at a time: the lock is held until `close`."""
 
-    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+    def __init__(self, root: Path, disk: Disk | None = None, min_free_disk: int = 0) -> None:
+        """Appends leave `min_free_disk` bytes of the disk free."""
         self._disk = disk or Disk()
         self.root = root
         self._streams_directory = root / "streams"
@@ -96,8 +104,12 @@ class Store:
         self._abandoned_logs: deque[FileLog] = deque()
         self._abandoned_uploads: list[UploadProgress] = []
         try:
-            give_up_reserve(self._disk, root)
+            has_given_up = give_up_reserve(self._disk, root)
+            self.space = Space(self._disk, root, min_free_disk)
             self.catalog = self._open_catalog()
+            if has_given_up:
+                # At once, before other programs take what was freed.
+                self._preallocate()
             self._finish_removals()
             self._adopt_strangers()
             self._replay_journal()
@@ -114,6 +126,8 @@ class Store:
 
     def plan_creation(self, definition: MessageStreamDefinition) -> Creation:
         """A new, empty stream. The caller knows that there is none of that name."""
+        if self.space.is_low and definition.persistence is Persistence.File:
+            raise self.space.refuse(0)
         return Creation(self, definition)
 
     def plan_update(self, stream: StoredStream, definition: MessageStreamDefinition) -> Update:
@@ -156,7 +170,9 @@ class Store:
 
         if not changes:
             return []
-        error = _attempt_change(commit)
+        # A creation takes space. If it is why there is none, the others are stored one by one.
+        frees = not any(isinstance(change, Creation) for change in changes)
+        error = _attempt_change(lambda: self.catalog.change(commit, uses_reserve=frees))
         if error is not None and len(changes) > 1:
             # A change that fails takes no other with it.
             return [self._commit_changes([change])[0] for change in changes]
@@ -189,6 +205,7 @@ class Store:
             self.catalog,
             stream_id,
             self._journal,
+            self.space,
             self.request_work,
             KnownDamage(name),
         )
@@ -277,6 +294,18 @@ class Store:
     def _close_abandoned_logs(self) -> None:
         while self._abandoned_logs:
             self._abandoned_logs.popleft().abandon()
+
+    def look_after_space(self) -> None:
+        """Sample the disk, and take space for a full disk in advance; in the background."""
+        self.space.sample()
+        if is_ample(self.space.free):
+            keep_reserve(self._disk, self.root)
+            self._preallocate()
+
+    def _preallocate(self) -> None:
+        # What fails is tried again, in a second.
+        with contextlib.suppress(OSError, sqlite3.Error):
+            self.catalog.preallocate()
 
     def sync(self) -> None:
         """Everything appended so far is on the disk after it; in the background."""
@@ -404,7 +433,7 @@ class Store:
     def _open_catalog(self) -> Catalog:
         path = self.root / "catalog.sqlite"
         try:
-            return Catalog(path)
+            return Catalog(path, self._release_reserve)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 hint = "; the disk is full: make room" if is_full(self._disk, self.root) else ""
@@ -420,7 +449,10 @@ class Store:
                 error,
                 moved,
             )
-            return Catalog(path)
+            return Catalog(path, self._release_reserve)
+
+    def _release_reserve(self) -> bool:
+        return release_reserve(self._disk, self.root)
 
     def _finish_removals(self, deadline: float = math.inf) -> None:
         """Remove the files of deleted streams; what is left at the deadline is removed next time.

@@ -242,7 +242,7 @@ class ProgressChange:
 
     def store(self) -> None:
         """All of it or none; from any thread."""
-        progress = ((stream.id, export) for stream, export in self._progress)
+        progress = [(stream.id, export) for stream, export in self._progress]
         self._catalog.commit_progress(progress, self._uploads)
 
     def apply(self) -> None:

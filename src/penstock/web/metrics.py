@@ -27,7 +27,12 @@ from prometheus_client.registry import Collector
 from penstock.broker.server import Broker
 from penstock.broker.statistics import Distribution, ExportTotals
 from penstock.model import ExportDefinition, MessageStreamDefinition
-from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
+from penstock.model.statistics import (
+    DiskStatistics,
+    ExportStatistics,
+    Statistics,
+    StreamStatistics,
+)
 from penstock.web.picture import look_at_disk
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
@@ -50,6 +55,7 @@ class Scene(NamedTuple):
     tasks: Mapping[str, int]
     disk_free: int
     disk_size: int
+    disk: DiskStatistics
     log_records: Mapping[str, int]
     syncs: Distribution
     flushes: Distribution
@@ -223,6 +229,30 @@ DECLARED = (
         _gauge,
         "how large that file system is",
         _one(lambda scene: scene.disk_size),
+    ),
+    Declared(
+        "penstock_disk_min_free_bytes",
+        _gauge,
+        "min_free_disk: with less free, appends to streams in files are refused",
+        _one(lambda scene: scene.disk.min_free_bytes),
+    ),
+    Declared(
+        "penstock_disk_low",
+        _gauge,
+        "1 while appends are refused, because less than min_free_disk is free or the disk is full",
+        _one(lambda scene: scene.disk.is_low or scene.disk.is_full),
+    ),
+    Declared(
+        "penstock_disk_refused_messages",
+        _counter,
+        "messages that were refused because the disk had no space for them",
+        _one(lambda scene: scene.disk.refused_messages),
+    ),
+    Declared(
+        "penstock_exports_suspended",
+        _gauge,
+        "1 while no export is carried out, because progress cannot be stored",
+        _one(lambda scene: bool(scene.statistics.exports_suspended)),
     ),
     Declared(
         "penstock_log_records",
@@ -470,6 +500,7 @@ def look(
         tasks=dict(broker.recent_tasks.counts),
         disk_free=free,
         disk_size=size,
+        disk=broker.statistics_of_disk(),
         log_records=dict(log_records),
         syncs=broker.counters.syncs.look(),
         flushes=broker.counters.flushes.look(),

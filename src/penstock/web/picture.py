@@ -38,6 +38,7 @@ def draw_overview(
     totals = broker.exports.totals.values()
     seen = [stream for stream in statistics.streams if visitor.sees(stream.name)]
     disk = look_at_disk(broker.settings.root_path)
+    space = broker.statistics_of_disk()
     return {
         "now": statistics.time,
         "version": statistics.version,
@@ -70,7 +71,11 @@ def draw_overview(
             "segments": sum(stream.segments for stream in seen),
             "diskFreeBytes": disk[0],
             "diskTotalBytes": disk[1],
+            "diskMinFreeBytes": space.min_free_bytes,
+            "refusesAppends": space.is_low or space.is_full,
+            "refusedMessages": space.refused_messages,
         },
+        "exportsSuspended": broker.exports.suspension,
         "pipelines": [draw_pipeline(each) for each in broker.pipelines],
         "streams": [
             *(

@@ -301,7 +301,12 @@ def _why_not_ready(broker: Broker) -> str | None:
         free, _ = look_at_disk(broker.settings.root_path)
     except OSError as error:
         return f"the root cannot be looked at: {error.strerror}"
-    return None if free else "the disk is full"
+    if not free:
+        return "the disk is full"
+    disk = broker.statistics_of_disk()
+    if disk.is_low:
+        return f"the disk has less than min_free_disk ({disk.min_free_bytes} bytes) free"
+    return None
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

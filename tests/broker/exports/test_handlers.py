@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -274,23 +277,94 @@ def test_plans_that_wait_are_answered_when_the_broker_stops(tmp_path: Path) -> N
         assert waits.finish() == []
 
 
-def test_a_report_that_the_disk_does_not_take_is_an_error_and_may_be_sent_again(
-    tmp_path: Path,
+@contextmanager
+def progress_refused(broker: LocalBroker) -> Iterator[None]:
+    """The catalog stores no progress and no uploads."""
+    connection = broker.broker._store.catalog._connection
+    tables = ("export_progress", "upload")
+    for table in tables:
+        trigger = f"CREATE TEMP TRIGGER no_{table} BEFORE INSERT ON {table} BEGIN "
+        trigger += "SELECT RAISE(ABORT, 'no more'); END"
+        broker.run(partial(connection.execute, trigger))
+    yield
+    for table in tables:
+        broker.run(partial(connection.execute, f"DROP TRIGGER no_{table}"))
+
+
+def stored_progress(broker: LocalBroker, name: str) -> int:
+    catalog = broker.broker._store.catalog
+    stream = broker.broker.streams.find(name)
+    (progress,) = catalog.progress(stream.stored.id).values()
+    return progress.last_exported
+
+
+def suspension(client: Connection) -> str:
+    return str(client.call(Operation.Statistics)["statistics"]["exportsSuspended"])
+
+
+def test_exports_are_suspended_while_progress_cannot_be_stored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        first, second = (create(client, name, exportDefinition=to_http()) for name in "ab")
+        append(client, first, b"x")
+        append(client, second, b"x")
+        slices = plan(client)
+        with progress_refused(broker):
+            # Nothing is accepted for good, and nothing is an error.
+            assert commit(client, report(slices[0])) == []
+            assert suspension(client) == "no more"
+            # Also of others that are under way nothing is delivered again.
+            assert commit(client, report(slices[1])) == []
+            assert (exported(client, first), exported(client, second)) == (0, 0)
+            append(client, first, b"y")
+            assert plan(client) == []
+            assert plan(client, pipeline="another") == []
+            waits = Waiting(broker, client)
+            assert stored_progress(broker, first) == -1
+        # It goes on by itself, with what is new.
+        (found,) = waits.finish()
+        assert (found["stream"], found["first"]) == (first, 1)
+        assert suspension(client) == ""
+        assert stored_progress(broker, first) == stored_progress(broker, second) == 0
+    lines = [record.message for record in caplog.records if "progress of exports" in record.message]
+    assert len(lines) == 2
+    assert "suspended" in lines[0]
+
+
+def test_unstored_progress_is_stored_when_the_broker_stops(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         name = create(client, "s", exportDefinition=to_http())
         append(client, name, b"x")
         (found,) = plan(client)
-        catalog = broker.broker._store.catalog
-        broken = "CREATE TEMP TRIGGER broken BEFORE INSERT ON export_progress BEGIN "
-        broken += "SELECT RAISE(ABORT, 'no more'); END"
-        broker.run(lambda: catalog._connection.execute(broken))
-        with pytest.raises(UnknownFailureException, match="the disk of the server failed: no more"):
+        with progress_refused(broker):
             commit(client, report(found))
-        assert exported(client, name) == -1
-        broker.run(lambda: catalog._connection.execute("DROP TRIGGER broken"))
-        commit(client, report(found))
+            # Not before the stop.
+            broker.run(broker.broker._export_handlers.unstored.stop_retrying)
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         assert exported(client, name) == 0
+        assert plan(client) == []
+
+
+def test_upload_that_cannot_be_stored_is_not_begun(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        name = create(client, "s", exportDefinition=to_s3())
+        append(client, name, json.dumps(task(0)).encode())
+        (found,) = plan(client, lane="files")
+        begun = report(
+            found,
+            settledEnd=found["first"],
+            exportedMessages=0,
+            isInterim=True,
+            uploads=[msgspec.to_builtins(upload(0))],
+        )
+        with (
+            progress_refused(broker),
+            pytest.raises(UnknownFailureException, match="the disk of the server failed: no more"),
+        ):
+            commit(client, begun)
+        assert commit(client, begun) == [found["lease"]]
 
 
 def test_skipped_messages_are_kept_where_the_settings_say(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_streams_may_not_outgrow_the_disk(tmp_path: Path) -> None:
 def test_the_disk_has_room_for_all_that_streams_may_hold(
     free: int, most: int, stored: int, state: State
 ) -> None:
-    outcome = judge_space(free, most, stored)
+    outcome = judge_space(free, most, stored, min_free=1 << 10)
     assert outcome.state is state
     assert bool(outcome.mend) == (state is not State.ok)
 
@@ -125,3 +125,10 @@ def test_damage_that_the_broker_knows_fails(tmp_path: Path) -> None:
     offline = examine(check_messages, root)
     assert offline.state is State.skip
     assert f"`penstock verify --root {root}`" in offline.found
+
+
+def test_a_disk_below_the_minimum_fails_and_names_the_setting() -> None:
+    outcome = judge_space(free=1 << 25, most=0, stored=0, min_free=1 << 26)
+
+    assert outcome.state is State.fail
+    assert "less than min_free_disk (64 MiB): appends are refused" in outcome.found

@@ -91,7 +91,7 @@ class DeadLetters:
             skipped.reason,
             now,
         )
-        self._find().append([msgspec.json.encode(letter)], now)
+        self._find().append([msgspec.json.encode(letter)], now, keeps_min_free=False)
 
     def _find(self) -> Stream:
         try:

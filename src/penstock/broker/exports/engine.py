@@ -71,6 +71,8 @@ class Exports:
         self._statuses = statuses
         self._clock = clock
         self._turns = 0
+        # Why nothing is planned: progress cannot be stored. Empty if it can.
+        self.suspension = ""
         # By kind.
         self.totals: defaultdict[str, ExportTotals] = defaultdict(ExportTotals)
         # In the leases that it gives.
@@ -115,6 +117,8 @@ class Exports:
         """Slices for a pipeline, the most urgent first; those that it had in this lane are free."""
         now = self._clock()
         self.release(request.pipeline, request.lane)
+        if self.suspension:
+            return []
         slices = self._plan_aborts(request, sees, now) if request.lane is Lane.files else []
         account = self._account(request.lane)
         room: float = request.max_bytes
@@ -192,13 +196,15 @@ class Exports:
     def is_awaited(self, lane: Lane, sees: Callable[[str], bool], now_millis: int) -> bool:
         """Whether there is something due that nobody has."""
         now = self._clock()
-        return any(
+        return not self.suspension and any(
             export.free_at(now) <= now and export.due(now_millis).end > export.next_number
             for export in self._waiting(lane, sees)
         )
 
     def outlook(self, lane: Lane, sees: Callable[[str], bool], now_millis: int) -> Outlook:
         """What to wait for, when there is nothing due."""
+        if self.suspension:
+            return Outlook(math.inf, [])
         now = self._clock()
         at = max(self._abandoned.next_at(sees), now) if lane is Lane.files else math.inf
         needed: dict[Stream, int] = {}

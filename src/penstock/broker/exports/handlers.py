@@ -14,13 +14,16 @@ from penstock.broker.bulk import Premises
 from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.engine import Exports, Outlook
 from penstock.broker.exports.pipelines import Pipelines, Work
+from penstock.broker.exports.settlement import Settlement
 from penstock.broker.exports.statuses import Statuses
+from penstock.broker.exports.unstored import UnstoredProgress
 from penstock.broker.streams import Streams
 from penstock.broker.waiting import Waiter, seconds_to_wait
 from penstock.errors import StreamManagerException, UnknownFailureException
 from penstock.model.exporting import Lane
 from penstock.model.validation import to_wire
 from penstock.store.store import Store
+from penstock.store.stream import ProgressChange
 from penstock.wire.requests import CommitExportsRequest, PlanExportsRequest, Request
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ class ExportHandlers:
         self._premises = premises
         self._executor = executor
         self._now_millis = now_millis
+        self.unstored = UnstoredProgress(executor, self._resume)
         self._pending: set[_PendingPlan] = set()
         # Creations of the dead-letter stream.
         self._creations: set[asyncio.Task[None]] = set()
@@ -153,18 +157,55 @@ class ExportHandlers:
 
     def _settle(self, call: PendingCall, request: CommitExportsRequest) -> None:
         settlement = self._exports.settle(request.reports, self._now_millis())
+        is_interim = any(report.is_interim for report in request.reports)
 
-        def answer() -> None:
+        def answer(accepted: list[str]) -> None:
             call.succeed(
-                accepted=settlement.accepted,
-                isAwaited=any(report.is_interim for report in request.reports)
+                accepted=accepted,
+                isAwaited=is_interim
                 and self._exports.is_awaited(Lane.files, call.access.sees, self._now_millis()),
             )
 
         if not settlement:
-            answer()
+            answer(self._unless_unstored(settlement.accepted))
             return
         change = self._store.change_progress(settlement.progress(), settlement.uploads())
+        store = self._storing(settlement, change)
+
+        def apply() -> None:
+            change.apply()
+            self._exports.apply(settlement)
+
+        def keep(error: BaseException | None) -> None:
+            """What arrived is not delivered again, although its progress is not stored yet."""
+            self.unstored.add(store, error)
+            self._exports.suspension = self.unstored.error
+            apply()
+            answer(self._unless_unstored(settlement.accepted))
+
+        def stored(future: asyncio.Future[None]) -> None:
+            error = future.exception()
+            if error is None:
+                apply()
+                answer(settlement.accepted)
+                self.look_again()
+            # An upload must be on the disk before it is created: that one is not kept.
+            elif isinstance(error, (OSError, sqlite3.Error)) and not is_interim:
+                keep(error)
+            else:
+                self._exports.forget(settlement)
+                self.look_again()
+                call.fail(_explain(error))
+
+        if self.unstored.error and not is_interim:
+            keep(None)
+            return
+        # The disk may take its time, in which others are served.
+        future = asyncio.get_running_loop().run_in_executor(self._executor, store)
+        future.add_done_callback(stored)
+
+    def _storing(self, settlement: Settlement, change: ProgressChange) -> Callable[[], None]:
+        """What stores a settlement, in any thread."""
         sync_letters, sync_statuses = self._dead_letters.sync(), self._statuses.sync()
         has_letters = any(each.report.skipped for each in settlement.settled)
 
@@ -174,24 +215,21 @@ class ExportHandlers:
             sync_statuses()
             change.store()
 
-        def stored(future: asyncio.Future[None]) -> None:
-            error = future.exception()
-            if error is None:
-                change.apply()
-                self._exports.apply(settlement)
-                answer()
-                self.look_again()
-                return
-            self._exports.forget(settlement)
-            self.look_again()
-            if isinstance(error, (OSError, sqlite3.Error)):
-                call.fail(UnknownFailureException(f"the disk of the server failed: {error}"))
-            else:
-                call.fail(UnknownFailureException(f"the server failed: {error!r}"))
+        return store
 
-        # The disk may take its time, in which others are served.
-        future = asyncio.get_running_loop().run_in_executor(self._executor, store)
-        future.add_done_callback(stored)
+    def _unless_unstored(self, accepted: list[str]) -> list[str]:
+        """A pipeline deletes files of accepted tasks: not before their progress is on the disk."""
+        return [] if self.unstored.error else accepted
+
+    def _resume(self) -> None:
+        self._exports.suspension = ""
+        self.look_again()
+
+
+def _explain(error: BaseException) -> UnknownFailureException:
+    if isinstance(error, (OSError, sqlite3.Error)):
+        return UnknownFailureException(f"the disk of the server failed: {error}")
+    return UnknownFailureException(f"the server failed: {error!r}")
 
 
 class _PendingPlan:

@@ -83,7 +83,7 @@ class Statuses:
         while payloads:
             count = stream.log.count_fitting(payloads)
             try:
-                stream.append(payloads[:count], now)
+                stream.append(payloads[:count], now, keeps_min_free=False)
                 self._unsynced.add(stream)
             except StreamManagerException as error:
                 problem = error.message

@@ -103,13 +103,17 @@ def check_space(patient: Patient) -> Outcome:
         for definition in patient.inventory.definitions
         if definition.persistence is Persistence.File
     )
-    return judge_space(free, most, patient.inventory.stored_bytes)
+    min_free = patient.settings.min_free_disk
+    return judge_space(free, most, patient.inventory.stored_bytes, min_free)
 
 
-def judge_space(free: int, most: int, stored: int) -> Outcome:
+def judge_space(free: int, most: int, stored: int, min_free: int) -> Outcome:
     """For streams that may have so many bytes in all, and have some of them already."""
     found = f"{human_bytes(free)} free"
     mend = "make room, move the root to a larger disk, or give the streams a smaller max_size"
+    if free < min_free:
+        limit = human_bytes(min_free)
+        return fail(f"{found}, less than min_free_disk ({limit}): appends are refused", mend)
     if free < _FULL_BYTES:
         return fail(f"{found}: the disk is full", mend)
     if free < most - stored:

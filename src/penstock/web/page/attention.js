@@ -1,18 +1,27 @@
 // What an operator should look at, of all that an overview tells; the worst first.
 
-import { formatCount, formatDuration, formatShare, plural } from "./format.js";
+import { formatBytes, formatCount, formatDuration, formatShare, plural } from "./format.js";
 import { streamLink } from "./router.js";
 
 /** A list of `{ key, kind, subject, text, link }`. */
 export function attention(overview) {
-  const found = [...disk(overview), ...overview.streams.flatMap(ofStream), ...pipeline(overview)];
+  const found = [...disk(overview), ...suspended(overview), ...overview.streams.flatMap(ofStream), ...pipeline(overview)];
   return found.sort((one, other) => RANKS[one.kind] - RANKS[other.kind]);
 }
 
 const RANKS = { bad: 0, warn: 1 };
 
 function* disk({ store }) {
-  if (store.diskTotalBytes > 0 && store.diskFreeBytes < 0.05 * store.diskTotalBytes) {
+  if (store.refusesAppends) {
+    const refused = plural(store.refusedMessages, "message");
+    yield {
+      key: "disk",
+      kind: "bad",
+      subject: "Disk",
+      text: `${formatBytes(store.diskFreeBytes)} free: appends are refused, ${refused} so far`,
+      link: null,
+    };
+  } else if (store.diskTotalBytes > 0 && store.diskFreeBytes < 0.05 * store.diskTotalBytes) {
     const share = formatShare(store.diskFreeBytes, store.diskTotalBytes);
     yield {
       key: "disk",
@@ -22,6 +31,12 @@ function* disk({ store }) {
       link: null,
     };
   }
+}
+
+function* suspended({ exportsSuspended }) {
+  if (exportsSuspended === "") return;
+  const text = `suspended, because their progress cannot be stored: ${exportsSuspended}`;
+  yield { key: "suspended", kind: "bad", subject: "Exports", text, link: "#/pipeline" };
 }
 
 function ofStream(stream) {

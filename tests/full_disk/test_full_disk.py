@@ -1,0 +1,33 @@
+"""What works on a disk without a free byte: a real, small file system, also for ordinary users.
+
+SQLite does not write through `Disk`, so an injected fault would not show what it does there. The
+tests are those of `cases.py`: they run in a mount namespace of their own, which takes the file
+systems with it when it ends.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import clean_environment, run_program
+
+PROJECT = Path(__file__).resolve().parents[2]
+UNSHARE = ("unshare", "--user", "--map-root-user", "--mount")
+MOUNT = "mount -t tmpfs -o size=64k none"
+
+
+def test_ways_out_of_a_full_disk_work_on_a_real_file_system(tmp_path: Path) -> None:
+    probe = (*UNSHARE, "sh", "-c", f"{MOUNT} {tmp_path}")
+    environment = clean_environment(PYTHONDONTWRITEBYTECODE="1")
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare")
+    if run_program(*probe, cwd=PROJECT, env=environment, seconds=30).returncode:
+        pytest.skip("this user may not mount a file system")
+    cases = str(Path(__file__).with_name("cases.py"))
+    pytest_command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cases)
+    finished = run_program(*UNSHARE, *pytest_command, cwd=PROJECT, env=environment, seconds=300)
+    assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -1,0 +1,141 @@
+"""Free space of the disk: the budget of appends, and what is logged."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.model import Persistence
+from penstock.store.files import Disk
+from penstock.store.space import NoSpaceError, Space
+from penstock.store.store import Store
+from tests.store.conftest import Define
+
+MIN_FREE = 1000
+
+
+class DiskOf(Disk):
+    """One that says how much is free, and counts how often it was asked."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self.samples = 0
+        self.is_full = False
+
+    def free_bytes(self, directory: Path) -> int:
+        self.samples += 1
+        return self.free
+
+    def write(self, descriptor: int, data: bytes, position: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(descriptor, data, position)
+
+
+@pytest.fixture
+def disk() -> DiskOf:
+    return DiskOf(1 << 30)
+
+
+@pytest.fixture
+def store(disk: DiskOf, root: Path) -> Iterator[Store]:
+    store = Store(root, disk, min_free_disk=MIN_FREE)
+    yield store
+    disk.is_full = False
+    store.close()
+
+
+def test_budget_is_what_is_free_above_the_minimum(disk: DiskOf, tmp_path: Path) -> None:
+    disk.free = 1500
+    space = Space(disk, tmp_path, MIN_FREE)
+
+    assert (space.left, space.is_low) == (500, False)
+
+
+def test_appends_resume_with_a_margin_above_the_minimum(
+    disk: DiskOf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    space = Space(disk, tmp_path, MIN_FREE)
+    states = []
+    for free in (1000, 999, 0, 1100, 1249, 1250, 1100):
+        disk.free = free
+        space.sample()
+        states.append(space.is_low)
+
+    assert states == [False, True, True, True, True, False, False]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+
+
+def test_append_samples_the_disk_only_when_its_budget_is_used_up(
+    disk: DiskOf, store: Store, define: Define
+) -> None:
+    log = store.create(define()).log
+    store.space.left = 100 + 16
+    disk.samples = 0
+    log.append([b"x" * 100], 1)
+    assert disk.samples == 0
+    log.append([b"x"], 1)
+    log.append([b"x"], 1)
+
+    assert disk.samples == 1
+
+
+def test_append_below_the_minimum_is_refused_unless_it_is_of_the_broker(
+    disk: DiskOf, store: Store, define: Define
+) -> None:
+    log = store.create(define()).log
+    disk.free = MIN_FREE - 1
+    store.space.sample()
+
+    with pytest.raises(NoSpaceError, match=r"999 bytes free, less than min_free_disk \(1000\)"):
+        log.append([b"x", b"y"], 1)
+    with pytest.raises(NoSpaceError):
+        store.create(define("another"))
+
+    assert (log.end, store.space.refused_messages) == (0, 2)
+    assert log.append([b"x"], 1, keeps_min_free=False) == 0
+
+
+def test_memory_stream_takes_messages_below_the_minimum(
+    disk: DiskOf, store: Store, define: Define
+) -> None:
+    disk.free = 0
+    store.space.sample()
+    log = store.create(define(persistence=Persistence.Memory)).log
+
+    assert log.append([b"x"], 1) == 0
+
+
+def test_full_disk_is_logged_once(
+    disk: DiskOf, store: Store, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    log = store.create(define()).log
+    store.space.min_free = 0
+    disk.free, disk.is_full = 0, True
+    for _ in range(3):
+        with pytest.raises(NoSpaceError, match="the disk of the server is full"):
+            log.append([b"x"], 1)
+    disk.free, disk.is_full = 1 << 30, False
+    store.look_after_space()
+
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert store.space.refused_messages == 3
+    assert log.append([b"x"], 1) == 0
+
+
+def test_lack_of_something_else_than_bytes_is_not_called_a_full_disk(
+    disk: DiskOf, store: Store, define: Define
+) -> None:
+    log = store.create(define()).log
+    # Inodes, or a quota.
+    disk.is_full = True
+
+    with pytest.raises(OSError, match="No space left"):
+        log.append([b"x"], 1)
+    assert not store.space.is_full
