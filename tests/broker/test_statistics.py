@@ -51,6 +51,8 @@ def test_what_happens_is_counted(tmp_path: Path) -> None:
 
     assert statistics.pop("uptimeMillis") >= 0
     now = statistics.pop("time")
+    assert statistics.pop("disk").pop("freeBytes") > 0
+    assert statistics.pop("exportsSuspended") == ""
     for stream in statistics["streams"]:
         assert now - 60_000 < stream.pop("oldestTime") <= stream.pop("newestTime") <= now
     assert statistics == {
