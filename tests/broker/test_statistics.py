@@ -53,6 +53,7 @@ def test_what_happens_is_counted(tmp_path: Path) -> None:
     now = statistics.pop("time")
     assert statistics.pop("disk").pop("freeBytes") > 0
     assert statistics.pop("exportsSuspended") == ""
+    assert statistics.pop("descriptorShortages") == 0
     for stream in statistics["streams"]:
         assert now - 60_000 < stream.pop("oldestTime") <= stream.pop("newestTime") <= now
     assert statistics == {
