@@ -7,6 +7,7 @@ import json
 import secrets
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from soak.report import render
@@ -40,8 +41,10 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep stores and logs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     words = parser.parse_args()
-    # So that everything that was started and mounted is ended, however it ends.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # A soak that is stopped checks what it did until then, and ends what it started and mounted.
+    is_stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: is_stopped.set())
     seed = secrets.randbelow(1_000_000) if words.seed is None else words.seed
     extent = f"{words.minutes:g} minutes" if words.rounds is None else f"{words.rounds} rounds"
     print(f"soak: {extent}, SEED={seed}", file=sys.stderr, flush=True)
@@ -55,7 +58,8 @@ def main() -> None:
             words.directory,
             words.simulate_power,
             words.keep,
-        )
+        ),
+        is_stopped,
     )
     print(json.dumps(result, indent=2) if words.json else render(result))
     for failure in result["failures"]:

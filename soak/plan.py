@@ -6,6 +6,7 @@ more of the same rounds.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
@@ -15,6 +16,8 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
+_NEVER = threading.Event()
+
 
 class Extent(NamedTuple):
     """How long a soak lasts: until a time of the monotonic clock, or for some rounds."""
@@ -23,10 +26,13 @@ class Extent(NamedTuple):
     # Of each arena; None for as many as fit the time.
     rounds: int | None = None
     max_load_seconds: float = 4.0
+    # Set by a signal: the round that runs is the last.
+    is_stopped: threading.Event = _NEVER
 
     @property
     def is_over(self) -> bool:
-        return self.rounds is None and time.monotonic() >= self.deadline
+        is_late = self.rounds is None and time.monotonic() >= self.deadline
+        return is_late or self.is_stopped.is_set()
 
     def limit(self, planned: Iterable[T]) -> Iterator[T]:
         """The planned rounds, until time or rounds are used up."""

@@ -40,19 +40,20 @@ class Options:
     keep: bool = False
 
 
-def run_soak(options: Options) -> dict[str, Any]:
-    """What was tried and what was found, as JSON has it."""
+def run_soak(options: Options, is_stopped: threading.Event) -> dict[str, Any]:
+    """What was tried and what was found, as JSON has it. The event ends it after a round."""
     tally = Tally()
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="penstock-soak-", dir=options.directory))
     failures: list[str] = []
+    extent = Extent(began + options.seconds, options.rounds, options.max_load_seconds, is_stopped)
     # What the store logs in this process: simulated power cuts damage it all the time.
     log = logging.FileHandler(scratch / "soak.log")
     logging.getLogger("penstock").addHandler(log)
     try:
         threads = [
             threading.Thread(target=_guard, args=(name, arena, failures), name=name)
-            for name, arena in _make_arenas(options, scratch, tally, began).items()
+            for name, arena in _make_arenas(options, scratch, tally, extent).items()
         ]
         for thread in threads:
             thread.start()
@@ -75,9 +76,8 @@ def run_soak(options: Options) -> dict[str, Any]:
 
 
 def _make_arenas(
-    options: Options, scratch: Path, tally: Tally, began: float
+    options: Options, scratch: Path, tally: Tally, extent: Extent
 ) -> dict[str, Callable[[], None]]:
-    extent = Extent(began + options.seconds, options.rounds, options.max_load_seconds)
     can_mount = small_disk.can_mount(scratch)
     if not can_mount:
         tally.note("no full disks: this user may not mount a tmpfs")
