@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -71,6 +72,8 @@ class BrokerArena:
         self._checked: dict[str, int] = {}
         self._victims: list[StreamLedger] = []
         self._victim_sources: list[Source] = []
+        # By stream, the numbers that read as damaged at the last check.
+        self._unreadable: dict[str, Sequence[range]] = {}
         self._log_position = 0
 
     def run(self) -> None:
@@ -313,6 +316,7 @@ class BrokerArena:
             self._tally.find([Finding(Fault.LOST, stream.name, detail)])
             return first
         self._tally.add(compare(stream.name, expected, found))
+        self._unreadable[stream.name] = found.damaged
         return found.end
 
     def _check_log(self) -> None:
@@ -348,8 +352,7 @@ class BrokerArena:
         self._check_all(tail_only=False)
         self._check_log()
         self._terminate()
-        damaged = {victim.name: victim.damaged for victim in self._victims}
-        verify_store(self.broker.root, damaged, self._tally)
+        verify_store(self.broker.root, self._unreadable, self._tally)
         self._tally.count("appends answered", self._ledger.answers + self._churn.answers)
         self._tally.count("appends refused", self._load.refusals)
         for kind, answers in self._load.answers_by_kind().items():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ _TIMEOUT_SECONDS = 600.0
 _INTACT, _DAMAGED = 0, 6
 
 
-def verify_store(root: Path, damaged: Mapping[str, AbstractSet[int]], tally: Tally) -> None:
-    """The broker is stopped. `damaged`: by stream, the numbers that were damaged."""
+def verify_store(root: Path, damaged: Mapping[str, Sequence[range]], tally: Tally) -> None:
+    """The broker is stopped. `damaged`: by stream, the numbers that read as damaged."""
     done = subprocess.run(
         [str(PENSTOCK), "verify", "--root", str(root), "--json"],
         env=clean_environment(),
@@ -39,12 +38,22 @@ def verify_store(root: Path, damaged: Mapping[str, AbstractSet[int]], tally: Tal
 
 
 def compare_verification(
-    report: Mapping[str, Any], damaged: Mapping[str, AbstractSet[int]]
+    report: Mapping[str, Any], damaged: Mapping[str, Sequence[range]]
 ) -> list[Finding]:
-    """Only streams that were damaged are reported as damaged."""
+    """What is reported as damaged is what cannot be read."""
     findings = []
     for stream in report["streams"]:
-        if stream["damage"] and not damaged.get(stream["name"]):
-            detail = f"penstock verify reports {json.dumps(stream['damage'])[:300]}"
-            findings.append(Finding(Fault.WRONG, stream["name"], detail))
+        name = stream["name"]
+        reported = {
+            number
+            for each in stream["damage"]
+            for number in range(each["firstSequenceNumber"], each["lastSequenceNumber"] + 1)
+        }
+        unreadable = {number for each in damaged.get(name, ()) for number in each}
+        if unread := sorted(reported ^ unreadable):
+            detail = (
+                f"penstock verify and reads differ in {len(unread)} numbers: {unread[:10]} "
+                f"(reported {len(reported)}, unreadable {len(unreadable)})"
+            )
+            findings.append(Finding(Fault.WRONG, name, detail))
     return findings

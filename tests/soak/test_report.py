@@ -20,8 +20,10 @@ def test_one_finding_makes_a_soak_fail() -> None:
     assert "7 is not there" in table
 
 
-def test_damage_that_verify_reports_must_have_been_done() -> None:
-    report = {"streams": [{"name": "a", "damage": [{"count": 1}]}, {"name": "b", "damage": []}]}
-    assert compare_verification(report, {"a": {5}}) == []
-    (finding,) = compare_verification(report, {"b": {5}})
-    assert finding.where == "a"
+def test_verify_must_report_what_cannot_be_read_and_nothing_else() -> None:
+    damage = {"firstSequenceNumber": 5, "lastSequenceNumber": 6}
+    report = {"streams": [{"name": "a", "damage": [damage]}, {"name": "b", "damage": []}]}
+    assert compare_verification(report, {"a": [range(5, 6), range(6, 7)]}) == []
+    assert [each.where for each in compare_verification(report, {})] == ["a"]
+    both = compare_verification(report, {"a": [range(5, 8)], "b": [range(1)]})
+    assert [each.where for each in both] == ["a", "b"]
