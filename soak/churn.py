@@ -194,6 +194,10 @@ class Churn(Actor):
                     findings.append(Finding(Fault.WRONG, name, detail))
             self._tally.add(compare(name, stream.ledger.expected(), read_stream(connection, name)))
         self._tally.find(findings)
+        # What was found once is not found again.
+        self.absent -= names
+        for name in self.present.keys() - names:
+            del self.present[name]
         self._clear_up(connection, names)
 
     def _clear_up(self, connection: Connection, names: set[str]) -> None:

@@ -55,7 +55,7 @@ class PowerArena:
         self._ledger = Ledger()
         self._load = Load()
         # Definitions are on the disk before they are answered.
-        self._churn = Churn(self.broker, tally, "churn", seed, 0.1, appends=False)
+        self._churn = Churn(self.broker, tally, "power-churn", seed, 0.1, appends=False)
         self._streams: dict[str, StreamLedger] = {}
         self._generation = 0
         # Times and numbers of answers of the stream that is synced in the background.
@@ -94,7 +94,7 @@ class PowerArena:
                 self._tally.count("definition changes")
                 self._ledger.remove(stream.name)
             for kind, fields in _STREAMS.items():
-                name = f"{kind}-{self._generation}"
+                name = f"power-{kind}-{self._generation}"
                 definition = {"name": name, "strategyOnFull": 0, "maxSize": 1 << 26, **fields}
                 connection.call(Operation.CreateMessageStream, definition=definition)
                 self._tally.count("definition changes")

@@ -94,7 +94,13 @@ def _make_arenas(
                 run(None)
                 return
             with SmallDisk(scratch / run.__name__, size) as disk:
-                run(disk)
+                try:
+                    run(disk)
+                except BaseException:
+                    _keep(disk)
+                    raise
+                if options.keep or not tally.is_clean:
+                    _keep(disk)
 
         return run_on_disk
 
@@ -106,6 +112,13 @@ def _make_arenas(
     if "system" in options.arenas:
         arenas["system"] = on_disk(run_system, system_arena.DISK_BYTES)
     return arenas
+
+
+def _keep(disk: SmallDisk) -> None:
+    """Copies what is on a disk that is about to be unmounted."""
+    disk.free()
+    kept = disk.directory.with_name(f"{disk.directory.name}-kept")
+    shutil.copytree(disk.directory, kept, ignore_dangling_symlinks=True)
 
 
 def _power_arena(
