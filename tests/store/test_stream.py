@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -59,6 +60,30 @@ def test_files_of_a_stream_stay_until_its_deletion_applies(
     store.work()
     assert list((restartable.root / "streams").iterdir()) == []
     assert store.catalog.removed_directories() == []
+
+
+def test_deleted_stream_does_not_return_after_a_power_cut(
+    tmp_path: Path, define: Define
+) -> None:
+    disk = FaultyDisk()
+    store = Store(tmp_path, disk)
+    stream = store.create(define("s"))
+    stream.log.append([b"x"], 1)
+    directory = tmp_path / "streams" / stream.id
+    copy = shutil.copytree(directory, tmp_path / "copy")
+    store.delete("s")
+    # The removal of the directory cannot be synced: a power cut brings it back.
+    disk.fails = lambda action, _: action == "sync directory"
+    store.work()
+    disk.mend()
+    store.close()
+    shutil.rmtree(directory, ignore_errors=True)
+    copy.rename(directory)
+    store = Store(tmp_path, disk)
+    assert store.streams == {}
+    assert not directory.exists()
+    assert store.catalog.removed_directories() == []
+    store.close()
 
 
 def test_progress_made_during_an_update_stays(restartable: Restartable, define: Define) -> None:

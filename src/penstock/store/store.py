@@ -471,6 +471,12 @@ class Store:
                 self.request_work()
                 break
         if removed:
+            try:
+                # Otherwise a power cut brings a directory back, and the stream with it.
+                self._disk.sync_directory(self._streams_directory)
+            except OSError as error:
+                logger.error("removed directories of streams cannot be synced: %s", error)
+                return
             self.catalog.forget_directories(removed)
 
     def _adopt_strangers(self) -> None:
