@@ -91,6 +91,8 @@ class Log(ABC):
         self._total_bytes = sum(segment.size for segment in sealed) + active.size
         # Since it was opened.
         self.appended_bytes = 0
+        # Whether `work` may have something to do. An attribute: thousands of logs are checked.
+        self.has_work = True
 
     @property
     def oldest(self) -> int:
@@ -322,11 +324,6 @@ class Log(ABC):
         """Whether `flush` would be a small write that waits for nobody."""
         return True
 
-    @property
-    def has_work(self) -> bool:
-        """Whether `work` may have something to do; from any thread."""
-        return True
-
     def work(self) -> None:
         """Do what was put off, in the order in which it came up; from any thread."""
 
@@ -450,6 +447,7 @@ class FileLog(Log):
         # What a killed process wrote is in the files, but the journal of this one has none of it.
         self.needs_sync = active.size > 0 and not was_synced
         self._put_off: deque[_Sealing | _Removal] = deque()
+        self.has_work = False
         self._working = threading.Lock()
         self._checkpointed = checkpoint
 
@@ -518,27 +516,33 @@ class FileLog(Log):
 
     def _put_off_work(self, job: _Sealing | _Removal) -> None:
         self._put_off.append(job)
+        self.has_work = True
         self._home.request_work()
         if len(self._put_off) > _MAX_PUT_OFF:
             # Segments fill faster than they can be sealed: appends wait for the disk after all.
             self.work()
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._put_off)
-
     def work(self) -> None:
         with self._working:
-            while self._put_off:
-                job = self._put_off[0]
-                if isinstance(job, _Removal):
-                    self._remove(job)
+            # First: what is put off meanwhile sets it again.
+            self.has_work = False
+            try:
+                self._work_off()
+            except BaseException:
+                self.has_work = True
+                raise
+
+    def _work_off(self) -> None:
+        while self._put_off:
+            job = self._put_off[0]
+            if isinstance(job, _Removal):
+                self._remove(job)
+                self._put_off.popleft()
+            else:
+                sealings = _leading_sealings(list(self._put_off))
+                self._seal(sealings)
+                for _ in sealings:
                     self._put_off.popleft()
-                else:
-                    sealings = _leading_sealings(list(self._put_off))
-                    self._seal(sealings)
-                    for _ in sealings:
-                        self._put_off.popleft()
 
     def _seal(self, sealings: Sequence[_Sealing]) -> None:
         for sealing in sealings:

@@ -211,7 +211,9 @@ class SegmentFiles:
         the start raises.
         """
         try:
-            self.ensure_open()
+            self.is_used = True
+            if self.data < 0:
+                self.ensure_open()
             return self._read(start, stop, max_bytes)
         except OSError as error:
             raise _damaged(start, error) from None
@@ -219,7 +221,9 @@ class SegmentFiles:
     def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
         """The same, unchecked and as it is stored."""
         try:
-            self.ensure_open()
+            self.is_used = True
+            if self.data < 0:
+                self.ensure_open()
             return self._read_stored(start, stop, max_bytes)
         except OSError as error:
             raise _damaged(start, error) from None
@@ -466,6 +470,8 @@ class SealedSegment:
     def _opened(self, start: int) -> SegmentFiles:
         if self._files is None:
             self._files = SegmentFiles(self._disk, self._directory, self.first)
+        if self._files.data >= 0:
+            return self._files
         try:
             self._files.ensure_open()
         except FileNotFoundError as error:

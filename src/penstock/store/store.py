@@ -272,10 +272,9 @@ class Store:
 
     def work(self) -> None:
         """Seal, remove: what must not hold up the broker. From one thread of its own."""
-        for stream in list(self.streams.values()):
+        for stream in [each for each in list(self.streams.values()) if each.log.has_work]:
             # What fails stays first in line and is tried again.
-            if stream.log.has_work:
-                self._attempt(stream, "its segments cannot be sealed or removed", stream.log.work)
+            self._attempt(stream, "its segments cannot be sealed or removed", stream.log.work)
         try:
             self._store_abandoned_uploads()
         except sqlite3.Error as error:
@@ -460,9 +459,12 @@ class Store:
         Sealing and syncing other streams does not wait for the removal of a large one.
         """
         removed = []
+        directories = self.catalog.removed_directories()
+        if not directories:
+            return
         # A deletion may be stored and not applied yet: until then the stream is read.
         used = {stream.id for stream in list(self.streams.values())}
-        for stream_id in self.catalog.removed_directories():
+        for stream_id in directories:
             if stream_id in used:
                 continue
             if _remove_directory(self._streams_directory / stream_id, deadline):

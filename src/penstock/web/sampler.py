@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 # for no longer than this: a broker of thousands of streams must not slow down for its scrapers.
 _MAX_SHARE = 0.1
 _MAX_PAUSE_SECONDS = 1.0
+# The same for samples of the history.
+_MAX_SAMPLE_SHARE = 0.05
 
 
 class Sampler:
@@ -27,10 +30,7 @@ class Sampler:
         self._record()
 
     def _record(self) -> None:
-        # By the clock, so that samples are a second apart although each takes a moment.
-        seconds = STEP_MILLIS / 1000
-        now = self._loop.time()
-        self._timer = self._loop.call_at((now // seconds + 1) * seconds, self._record)
+        began = time.thread_time()
         try:
             statistics = self.sample()
             self.history.add(
@@ -41,6 +41,12 @@ class Sampler:
             self.history.exports.add(statistics.time, _exported(statistics))
         except Exception:
             logger.exception("cannot sample the broker's statistics")
+        # By the clock, so that samples are a second apart although each takes a moment; further
+        # apart where they take too much time.
+        seconds = STEP_MILLIS / 1000
+        pause = max((time.thread_time() - began) / _MAX_SAMPLE_SHARE, seconds)
+        steps = (self._loop.time() + pause) // seconds
+        self._timer = self._loop.call_at(steps * seconds, self._record)
 
     def sample(self) -> Statistics:
         return self._broker.statistics()
