@@ -39,6 +39,7 @@ DISK_BYTES = 512 * 1024 * 1024
 _MIN_FREE_BYTES = 256 * 1024 * 1024
 _MAX_ANSWERS = 400_000
 
+_OVERWRITING_BYTES = 256 * 1024
 _STREAMS: dict[str, dict[str, object]] = {
     "plain": {},
     "flushed": {"flushOnWrite": True},
@@ -46,9 +47,19 @@ _STREAMS: dict[str, dict[str, object]] = {
     "small-segments": {"streamSegmentSize": 16_384},
     "sdk": {"streamSegmentSize": 1 << 20},
     # Drops its oldest messages.
-    "overwriting": {"strategyOnFull": 1, "maxSize": 1 << 20, "streamSegmentSize": 65_536},
+    "overwriting": {
+        "strategyOnFull": 1,
+        "maxSize": _OVERWRITING_BYTES,
+        "streamSegmentSize": 16_384,
+    },
 }
 _PROMPT_SECONDS = 10.0
+
+# What is left when the disk is filled: nothing, a little, about the minimum that appends leave.
+_FREE_BYTES = (0, 0, 4096, 300_000, 8 * 1024 * 1024 + 50_000)
+_BALLAST_MESSAGES = 16
+# Shares of its maximum size: a stream that overwrites is about to, and has dropped too much.
+_NEARLY_FULL, _TOO_EMPTY = 0.9, 0.6
 
 
 class BrokerArena:
@@ -74,6 +85,9 @@ class BrokerArena:
         self._victim_sources: list[Source] = []
         # By stream, the numbers that read as damaged at the last check.
         self._unreadable: dict[str, Sequence[range]] = {}
+        # A stream that is deleted when the disk is full next.
+        self._ballast = ""
+        self._ballasts = 0
         self._log_position = 0
 
     def run(self) -> None:
@@ -149,7 +163,9 @@ class BrokerArena:
         self._victim_sources.append(victim.add_source())
 
     def _append_to_victim(self, connection: Connection, place: int, count: int) -> None:
-        source = self._victim_sources[place]
+        self._append(connection, self._victim_sources[place], count)
+
+    def _append(self, connection: Connection, source: Source, count: int) -> None:
         first = source.send(count)
         payloads = [make_payload(source.name, first + each) for each in range(count)]
         number = connection.append_many(source.stream, payloads)
@@ -164,6 +180,8 @@ class BrokerArena:
         with self.broker.connect() as connection:
             for _ in range(random.randint(1, 4)):
                 self._append_to_victim(connection, -1, random.randint(1, 200))
+            if not self._ballast:
+                self._make_ballast(connection)
         hostile = HostileClients(
             self.broker.port,
             self.broker.http_port,
@@ -252,9 +270,10 @@ class BrokerArena:
     def _fill_disk(self, random: Random, *, is_killed: bool) -> None:
         assert self._disk is not None
         refused = self._load.refusals
-        self._disk.fill(random.choice((0, 0, 4096, 100_000, 300_000)))
+        self._disk.fill(random.choice(_FREE_BYTES))
         self._tally.count("full-disk episodes")
         time.sleep(random.uniform(0.5, 2.0))
+        self._check_ways_out()
         if is_killed:
             self.broker.kill()
             self._tally.count("kill -9 on a full disk")
@@ -273,6 +292,34 @@ class BrokerArena:
         if not self.broker.is_running:
             self.broker.start()
         self._check_appends_work()
+
+    def _check_ways_out(self) -> None:
+        """On a full disk a stream can be deleted, and one that overwrites takes messages."""
+        assert self._disk is not None
+        self._disk.fill(0)
+        with self.broker.connect() as connection:
+            overwriting = self._streams["overwriting"]
+            is_full = _stored_bytes(connection, overwriting) > _NEARLY_FULL * _OVERWRITING_BYTES
+            source = overwriting.add_source()
+            try:
+                if is_full:
+                    self._append(connection, source, 20)
+                    self._tally.count("appends to an overwriting stream on a full disk", 20)
+                connection.call(Operation.DeleteMessageStream, name=self._ballast)
+            except StreamManagerException as error:
+                detail = f"no way out of a full disk: {error}"
+                self._tally.find([Finding(Fault.WRONG, "broker", detail)])
+                return
+        self._tally.count("streams deleted on a full disk")
+        self._ballast = ""
+
+    def _make_ballast(self, connection: Connection) -> None:
+        """A stream to delete when the disk is full."""
+        self._ballasts += 1
+        self._ballast = f"ballast-{self._ballasts}"
+        self._create(connection, self._ballast, {})
+        for _ in range(_BALLAST_MESSAGES):
+            connection.append_many(self._ballast, [bytes(64 * 1024)])
 
     def _check_appends_work(self) -> None:
         """Once there is room again, appends succeed without a restart."""
@@ -293,15 +340,25 @@ class BrokerArena:
 
     def _check_all(self, *, tail_only: bool) -> None:
         with self.broker.connect() as connection:
-            self._check_prefix_free(connection)
+            self._check_listed(connection)
             for kind, stream in self._streams.items():
                 first = self._checked[kind] if tail_only else 0
                 self._checked[kind] = self._check(connection, stream, first)
+            self._check_retention(connection)
             for victim in self._victims[-1:] if tail_only else self._victims:
                 self._check(connection, victim)
             self._churn.check(connection)
 
-    def _check_prefix_free(self, connection: Connection) -> None:
+    def _check_retention(self, connection: Connection) -> None:
+        """A stream that overwrites drops no more than it must."""
+        stream = self._streams["overwriting"]
+        stored = _stored_bytes(connection, stream)
+        oldest = read_stream(connection, stream.name, first=self._checked["overwriting"]).oldest
+        if oldest > 0 and stored < _TOO_EMPTY * _OVERWRITING_BYTES:
+            detail = f"{stored} of {_OVERWRITING_BYTES} bytes are left, from {oldest} on"
+            self._tally.find([Finding(Fault.LOST, stream.name, detail)])
+
+    def _check_listed(self, connection: Connection) -> None:
         names = set(connection.call(Operation.ListStreams)["streams"])
         lost = [stream.name for stream in self._ledger.streams() if stream.name not in names]
         self._tally.find(Finding(Fault.LOST, name, "the stream is not listed") for name in lost)
@@ -361,3 +418,9 @@ class BrokerArena:
             self._tally.count(
                 "bytes of the broker's log, KB", self.broker.log.stat().st_size // 1000
             )
+
+
+def _stored_bytes(connection: Connection, stream: StreamLedger) -> int:
+    status = connection.call(Operation.DescribeMessageStream, name=stream.name)
+    total: int = status["messageStreamInfo"]["storageStatus"]["totalBytes"]
+    return total
