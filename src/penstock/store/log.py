@@ -24,7 +24,7 @@ from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
 from penstock.store.journal import Journal
 from penstock.store.known_damage import KnownDamage
-from penstock.store.record import data_path, index_path
+from penstock.store.record import ENTRY, data_path, index_path
 from penstock.store.retention import Limits, Span, count_expired, plan_room
 from penstock.store.segment import (
     ActiveSegment,
@@ -34,7 +34,7 @@ from penstock.store.segment import (
     SegmentFiles,
     Written,
 )
-from penstock.store.space import Space, is_no_space
+from penstock.store.space import Budget, Space, is_no_space
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,9 @@ class Log(ABC):
         self._sealed: list[Segment] = list(sealed)
         self._active = active
         self._total_bytes = sum(segment.size for segment in sealed) + active.size
+        # Of the disk; a log in memory has no end of it.
+        self._budget: Budget = Budget()
+        self._is_retrying = False
         # Since it was opened.
         self.appended_bytes = 0
         # Whether `work` may have something to do. An attribute: thousands of logs are checked.
@@ -131,24 +134,33 @@ class Log(ABC):
         now: int,
         exported_end: Callable[[], int] = lambda: 0,
         *,
-        keeps_min_free: bool = True,  # noqa: ARG002 - of logs in files
+        keeps_min_free: bool = True,
     ) -> int:
         """Stores all of them or none, in one segment; answers the first one's number.
 
         Below `exported_end` a full log may drop messages even if it rejects new data. Unless
         `keeps_min_free`, it also takes the space that the disk must keep free for the broker.
         """
+        budget = self._budget
+        if budget.left < 0 and keeps_min_free:
+            self._require_space(payloads)
         needed = len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
         limits = self.limits
-        if self._total_bytes + needed > limits.max_size:
-            self._make_room(needed, exported_end())
-        if self._active.size + needed > limits.segment_size and self._active.size:
-            self._roll()
-        first = self._active.end
-        self._reserve(first + len(payloads))
-        self._appended(self._active.append(payloads, now))
+        try:
+            if self._total_bytes + needed > limits.max_size:
+                self._make_room(needed, exported_end())
+            if self._active.size + needed > limits.segment_size and self._active.size:
+                self._roll()
+            first = self._active.end
+            self._reserve(first + len(payloads))
+            self._appended(self._active.append(payloads, now))
+        except OSError as error:
+            if self._is_retrying or not is_no_space(error):
+                raise
+            return self._append_to_full_disk(error, payloads, now, exported_end)
         self._total_bytes += needed
         self.appended_bytes += needed
+        budget.left -= needed + ENTRY.size * len(payloads)
         return first
 
     def count_fitting(self, payloads: Sequence[bytes]) -> int:
@@ -303,6 +315,19 @@ class Log(ABC):
     def _roll(self) -> None:
         """Close the active segment and begin another; if that cannot be made nothing changes."""
 
+    def _require_space(self, payloads: Sequence[bytes]) -> None:
+        """Called when the budget of the disk is used up; NoSpaceError if nothing is stored."""
+
+    def _append_to_full_disk(
+        self,
+        error: OSError,
+        payloads: Sequence[bytes],  # noqa: ARG002 - of logs in files
+        now: int,  # noqa: ARG002
+        exported_end: Callable[[], int],  # noqa: ARG002
+    ) -> int:
+        """Called when a write found no space: makes some and repeats the append, or raises."""
+        raise error
+
     def _reserve(self, end: int) -> None:
         """Called before the numbers below `end` are handed out."""
 
@@ -436,6 +461,7 @@ class FileLog(Log):
     ) -> None:
         super().__init__(limits, sealed, active, home.damage)
         self._home = home
+        self._budget = home.space
         self.stream_id = home.stream_id
         self._file = active
         # Whether appends are journaled, so that `flush` need not sync the segments.
@@ -455,40 +481,36 @@ class FileLog(Log):
     def has_unsynced(self) -> bool:
         return self._synced_end != self.end or len(self._unsynced) > 1
 
-    def append(
-        self,
-        payloads: Sequence[bytes],
-        now: int,
-        exported_end: Callable[[], int] = lambda: 0,
-        *,
-        keeps_min_free: bool = True,
-    ) -> int:
+    def _require_space(self, payloads: Sequence[bytes]) -> None:
         space = self._home.space
-        if space.left < 0 and keeps_min_free:
-            space.sample()
-            if space.left < 0 and not self._overwrites_at_max(payloads):
-                raise space.refuse(len(payloads))
-        try:
-            return super().append(payloads, now, exported_end)
-        except OSError as error:
-            if not is_no_space(error) or not space.note_full():
-                raise
-        return self._append_to_full_disk(payloads, now, exported_end)
+        space.sample()
+        if space.left < 0 and not self._overwrites_at_max(payloads):
+            raise space.refuse(len(payloads))
 
     def _append_to_full_disk(
-        self, payloads: Sequence[bytes], now: int, exported_end: Callable[[], int]
+        self,
+        error: OSError,
+        payloads: Sequence[bytes],
+        now: int,
+        exported_end: Callable[[], int],
     ) -> int:
         """Takes the space of segments that were dropped, and of the oldest one if it may go."""
-        while True:
-            self.work()
-            try:
-                return super().append(payloads, now, exported_end)
-            except OSError as error:
-                if not is_no_space(error):
-                    raise
-                if not self._sealed or not self._overwrites_at_max(payloads):
-                    raise self._home.space.refuse(len(payloads)) from None
-            self._drop(1, are_expired=False)
+        if not self._home.space.note_full():
+            raise error
+        self._is_retrying = True
+        try:
+            while True:
+                self.work()
+                try:
+                    return self.append(payloads, now, exported_end, keeps_min_free=False)
+                except OSError as again:
+                    if not is_no_space(again):
+                        raise
+                    if not self._sealed or not self._overwrites_at_max(payloads):
+                        raise self._home.space.refuse(len(payloads)) from None
+                self._drop(1, are_expired=False)
+        finally:
+            self._is_retrying = False
 
     def _overwrites_at_max(self, payloads: Sequence[bytes]) -> bool:
         """Whether an append may take the space of the oldest segment, also before it has to.
@@ -568,9 +590,7 @@ class FileLog(Log):
         self._synced_end = end
 
     def _appended(self, written: Written | None) -> None:
-        assert written is not None
-        self._home.space.left -= len(written.data) + len(written.entries)
-        if self.journals:
+        if self.journals and written is not None:
             self._home.journal.add(self, self._file.first, written)
 
     def flush(self) -> None:

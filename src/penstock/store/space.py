@@ -29,7 +29,13 @@ def is_no_space(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-class Space:
+class Budget:
+    """The bytes that appends may still take."""
+
+    left = math.inf
+
+
+class Space(Budget):
     """The space of one store. Appends use it in the event loop, `sample` runs in any thread."""
 
     def __init__(self, disk: Disk, root: Path, min_free: int) -> None:
@@ -38,7 +44,6 @@ class Space:
         self._root = root
         self.min_free = min_free
         self.free = 0
-        self.left = math.inf
         # Less than `min_free` is free: appends are refused.
         self.is_low = False
         # A write found no space.
