@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from typing import Any
 
 import pytest
 from boto3.s3.transfer import TransferConfig
@@ -106,6 +107,23 @@ def test_operations_are_told_by_method_path_and_query(
     call = S3(1).read(Request(method, target, {"host": "127.0.0.1:4566", **headers}, b""))
 
     assert (call.operation, call.names) == (operation, names)
+
+
+def test_calls_for_an_upload_that_does_not_exist_get_the_error_of_s3(
+    s3: S3Client, bucket: str
+) -> None:
+    unknown: Any = {"Bucket": bucket, "Key": "parts", "UploadId": "none"}
+    for call, fields in (
+        (s3.upload_part, {"PartNumber": 1, "Body": b"x"}),
+        (s3.list_parts, {}),
+        (s3.abort_multipart_upload, {}),
+        (
+            s3.complete_multipart_upload,
+            {"MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": "x"}]}},
+        ),
+    ):
+        with pytest.raises(ClientError, match="NoSuchUpload"):
+            call(**unknown, **fields)
 
 
 def test_faults_are_told_in_the_words_of_s3(sandbox: Sandbox, s3: S3Client, bucket: str) -> None:

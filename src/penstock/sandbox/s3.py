@@ -120,6 +120,11 @@ class S3(ShelvingService[Write]):
         moto = self._load_moto()
         try:
             given = run_wsgi_app(moto, _environment(request), buffered=True)
+        except KeyError as error:
+            if error.args != (request.query.get("uploadId"),):
+                raise ServiceError(500, "InternalError", f"moto: {error!r}") from None
+            # moto has no error for it.
+            raise ServiceError(404, "NoSuchUpload", "the upload does not exist") from None
         except Exception as error:  # noqa: BLE001 - what moto cannot do ends in anything at all
             raise ServiceError(500, "InternalError", f"moto: {error!r}") from None
         pieces, status_line, headers = given
