@@ -236,6 +236,7 @@ def test_a_stream_that_cannot_be_read_is_named_and_can_only_be_deleted(
     for copy in tmp_path.glob("streams/*/stream.json"):
         if b'"broken"' in copy.read_bytes():
             copy.write_text("no definition")
+    (tmp_path / "catalog.backup.sqlite").unlink()
     store = Store(tmp_path)
     streams = Streams(store, Settings(root=str(tmp_path)), executor)
 

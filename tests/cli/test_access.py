@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import time
 import urllib.request
@@ -16,6 +15,7 @@ import pytest
 
 from penstock.errors import ConnectFailedException, UnauthorizedException
 from penstock.root import Address, read_address, write_address
+from penstock.store.catalog import Catalog, TokenRow
 from penstock.wire.operations import Operation
 from tests.support import PATIENCE_S, BrokerProcess, append, clean_environment, create
 
@@ -277,9 +277,8 @@ def test_an_expired_token_lets_nobody_in_and_closes_its_connections(broker: Brok
     secret = json.loads(made.output)["token"]
     with broker.connect(secret) as client:
         expires_time = time.time_ns() // 1_000_000 + 1500
-        with closing(sqlite3.connect(broker.root / "catalog.sqlite", timeout=30)) as catalog:
-            catalog.execute("UPDATE token SET expires_time = ? WHERE id = 'short'", [expires_time])
-            catalog.commit()
+        with closing(Catalog(broker.root / "catalog.sqlite")) as catalog:
+            catalog.add_token(TokenRow("short", "consumer", ("*",), 1, expires_time), secret)
         # The broker closes the connection when the token expires.
         assert client.socket.recv(1) == b""
     assert time.time_ns() // 1_000_000 >= expires_time

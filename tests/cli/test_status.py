@@ -146,6 +146,7 @@ def test_a_stream_that_is_damaged_is_named(tmp_path: Path) -> None:
         ((directory,),) = catalog.execute("SELECT id FROM stream WHERE name = 'bad'").fetchall()
     catalog.close()
     (root / "streams" / directory / "stream.json").unlink()
+    (root / "catalog.backup.sqlite").unlink()
 
     with LocalBroker(root) as broker:
         text = status(broker).output

@@ -396,6 +396,7 @@ def test_a_stream_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -
     for copy in (broker.root / "streams").glob("*/stream.json"):
         if json.loads(copy.read_text())["name"] == "broken":
             copy.unlink()
+    (broker.root / "catalog.backup.sqlite").unlink()
     with broker:
         table = streams(broker, "list")
         listed = streams(broker, "list", "--json")

@@ -14,6 +14,7 @@ from penstock.model.exporting import Upload
 from penstock.model.status import StatusConfig, StatusLevel
 from penstock.model.storage import SegmentSummary
 from penstock.store.catalog import (
+    CHECKED_COLUMNS,
     Catalog,
     ExportProgress,
     StreamRow,
@@ -122,10 +123,17 @@ def test_progress_of_an_export_that_was_replaced_is_not_stored(catalog: Catalog)
     assert catalog.progress("deleted") == {}
 
 
+def drop_checksums(connection: sqlite3.Connection) -> None:
+    """What version 5 has added."""
+    for table in CHECKED_COLUMNS:
+        connection.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
+
+
 def test_a_catalog_of_the_first_version_is_brought_to_this_one(tmp_path: Path) -> None:
     path = tmp_path / "catalog.sqlite"
     Catalog(path).close()
     with closing(sqlite3.connect(path)) as connection:
+        drop_checksums(connection)
         for column in ("skipped_messages", "export_id"):
             connection.execute(f"ALTER TABLE export_progress DROP COLUMN {column}")
         connection.execute("INSERT INTO stream VALUES ('id1', 's', x'7b7d', 0, 0)")
@@ -146,6 +154,7 @@ def test_a_catalog_of_the_second_version_is_brought_to_this_one(tmp_path: Path) 
     Catalog(path).close()
     with closing(sqlite3.connect(path)) as connection:
         (schema,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'upload'")
+        drop_checksums(connection)
         connection.execute("DROP TABLE upload")
         connection.execute("INSERT INTO stream VALUES ('id1', 's', x'7b7d', 0, 0)")
         drop_expiry(connection)
@@ -172,6 +181,7 @@ def test_tokens_of_the_third_version_never_expire(tmp_path: Path) -> None:
     path = tmp_path / "catalog.sqlite"
     Catalog(path).close()
     with closing(sqlite3.connect(path)) as connection:
+        drop_checksums(connection)
         drop_expiry(connection)
         connection.execute(
             "INSERT INTO token VALUES ('t', ?, 'admin', '*', 5)", [digest_token("secret")]

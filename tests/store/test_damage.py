@@ -164,6 +164,7 @@ def test_one_damaged_file_costs_its_own_messages(
     caplog.clear()
 
     store = Store(root)
+    store.work()
     damaged_stream = victim.parent.name
     noticed: dict[str, list[int]] = {}
     for name, messages in built.messages.items():

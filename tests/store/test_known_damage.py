@@ -122,6 +122,7 @@ def test_recovery_adds_what_it_finds(root: Path) -> None:
     with index_path(directory, 20).open("r+b") as file:
         file.truncate(2 * 16)
     store = Store(root)
+    store.work()
     log = store.streams["s"].log
     assert log.damage.count == 10 + 3 + 3
     assert {(each.first, each.end) for each in log.damage.ranges()} >= {(0, 10), (17, 20)}

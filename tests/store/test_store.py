@@ -305,6 +305,7 @@ def test_a_stream_that_cannot_be_opened_is_set_aside_and_can_be_deleted(
         connection.execute("UPDATE stream SET definition = CAST('{' AS BLOB) WHERE name='broken'")
     connection.close()
     (restartable.root / "streams" / stream.id / "stream.json").unlink()
+    (restartable.root / "catalog.backup.sqlite").unlink()
     store = restartable.start()
     assert list(store.unreadable) == ["broken"]
     assert read_all(store.streams["kept"].log) == [b"y"]

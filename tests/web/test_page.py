@@ -619,3 +619,4 @@ def _damage(root: Path, name: str) -> None:
         ((directory,),) = catalog.execute("SELECT id FROM stream WHERE name = ?", [name]).fetchall()
     catalog.close()
     (root / "streams" / directory / "stream.json").unlink()
+    (root / "catalog.backup.sqlite").unlink()

@@ -114,6 +114,7 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(tmp_path: Path) -
     for copy in root.glob("streams/*/stream.json"):
         if b'"broken"' in copy.read_bytes():
             copy.write_text("no definition")
+    (root / "catalog.backup.sqlite").unlink()
 
     with Site(root) as site:
         broken = picture_of(site, "broken")

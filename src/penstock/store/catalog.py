@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
@@ -32,11 +33,14 @@ from penstock.errors import StoreError
 from penstock.model.exporting import Upload
 from penstock.model.status import StatusConfig
 from penstock.model.storage import SegmentSummary
+from penstock.store.record import crc32
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 # Space that commits on a full disk reuse: the minimum size of the WAL, and free pages in the
 # database.
@@ -59,7 +63,8 @@ CREATE TABLE stream (
     name TEXT NOT NULL UNIQUE,
     definition BLOB NOT NULL,       -- JSON, with the field names of the wire
     oldest INTEGER NOT NULL,        -- everything below was removed on purpose
-    reserved INTEGER NOT NULL       -- no number below may be handed out again after a restart
+    reserved INTEGER NOT NULL,      -- no number below may be handed out again after a restart
+    checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE segment (              -- sealed segments, on the disk in full
     stream_id TEXT NOT NULL REFERENCES stream ON DELETE CASCADE,
@@ -70,6 +75,7 @@ CREATE TABLE segment (              -- sealed segments, on the disk in full
     newest_time INTEGER NOT NULL,
     data_crc INTEGER NOT NULL,
     index_crc INTEGER NOT NULL,
+    checksum INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (stream_id, first)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE checkpoint (           -- how much of the active segment is known to be on the disk
@@ -80,7 +86,8 @@ CREATE TABLE checkpoint (           -- how much of the active segment is known t
     oldest_time INTEGER NOT NULL,
     newest_time INTEGER NOT NULL,
     data_crc INTEGER NOT NULL,
-    index_crc INTEGER NOT NULL
+    index_crc INTEGER NOT NULL,
+    checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE export_progress (
     stream_id TEXT NOT NULL REFERENCES stream ON DELETE CASCADE,
@@ -92,6 +99,7 @@ CREATE TABLE export_progress (
     processed_messages INTEGER NOT NULL,
     skipped_messages INTEGER NOT NULL DEFAULT 0,
     export_id TEXT NOT NULL DEFAULT '',
+    checksum INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (stream_id, identifier)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE removed_directory (    -- directories of deleted streams that may still be there
@@ -105,9 +113,22 @@ CREATE TABLE token (
     created_time INTEGER NOT NULL,
     expires_time INTEGER,           -- NULL: never
     previous_digest BLOB,           -- before the last rotation
-    previous_expires_time INTEGER   -- NULL: never
+    previous_expires_time INTEGER,  -- NULL: never
+    checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 {_UPLOADS}"""
+
+# Tables whose rows have a checksum over all other columns, and these columns. To SQLite a flipped
+# bit in a row is no damage, but it could remove segments, repeat exports or widen a token's access.
+CHECKED_COLUMNS = {
+    "stream": "id, name, definition, oldest, reserved",
+    "segment": "stream_id, first, end, size, oldest_time, newest_time, data_crc, index_crc",
+    "checkpoint": "stream_id, first, end, size, oldest_time, newest_time, data_crc, index_crc",
+    "export_progress": "stream_id, identifier, last_exported, last_time, error_message, "
+    "exported_bytes, processed_messages, skipped_messages, export_id",
+    "token": "id, digest, role, patterns, created_time, expires_time, previous_digest, "
+    "previous_expires_time",
+}
 
 # What brings a catalog of an earlier version to the next one.
 _MIGRATIONS = {
@@ -121,7 +142,35 @@ _MIGRATIONS = {
         "ALTER TABLE token ADD COLUMN previous_digest BLOB",
         "ALTER TABLE token ADD COLUMN previous_expires_time INTEGER",
     ),
+    4: (
+        *(
+            f"ALTER TABLE {table} ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0"
+            for table in CHECKED_COLUMNS
+        ),
+        *(
+            f"UPDATE {table} SET checksum = row_checksum({columns})"  # noqa: S608 - constants
+            for table, columns in CHECKED_COLUMNS.items()
+        ),
+    ),
 }
+
+
+def row_checksum(*columns: Any) -> int:
+    """CRC-32 of a row; also a function in SQL."""
+    return crc32(msgspec.msgpack.encode(columns))
+
+
+def is_intact(row: Sequence[Any]) -> bool:
+    """Whether the last column of a row is the checksum of the others."""
+    try:
+        return bool(row_checksum(*row[:-1]) == row[-1])
+    except (ValueError, OverflowError, msgspec.MsgspecError):
+        # Such as text that is not UTF-8.
+        return False
+
+
+def _with_checksum(*columns: Any) -> tuple[Any, ...]:
+    return *columns, row_checksum(*columns)
 
 
 class StreamRow(NamedTuple):
@@ -227,6 +276,42 @@ def _retried(*, uses_reserve: bool = False) -> Callable[[_Change[P, T]], _Change
     return decorate
 
 
+class NewerCatalogError(StoreError):
+    """The catalog was written by a newer version of this program."""
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether an error is due to what is in the file, and not to the disk or to other processes."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    return code not in _OUTSIDE_ERRORS
+
+
+_OUTSIDE_ERRORS = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
+
+def check_rows(connection: sqlite3.Connection) -> None:
+    """DatabaseError if a row is not what was written."""
+    connection.create_function("row_checksum", -1, row_checksum, deterministic=True)
+    for table, columns in CHECKED_COLUMNS.items():
+        damaged = connection.execute(
+            f"SELECT count(*) FROM {table} WHERE checksum <> row_checksum({columns})"  # noqa: S608 - constants
+        ).fetchone()[0]
+        if damaged:
+            raise sqlite3.DatabaseError(f"{damaged} rows of table {table} have changed")
+    # These have no checksums, but must be readable.
+    connection.execute("SELECT * FROM removed_directory").fetchall()
+    connection.execute("SELECT * FROM upload").fetchall()
+
+
 class Catalog:
     def __init__(self, path: Path, release_reserve: Callable[[], bool] = lambda: False) -> None:
         """Opens the catalog, or makes one; sqlite3.DatabaseError if the file is damaged.
@@ -239,11 +324,18 @@ class Catalog:
         # The thread whose transaction is open.
         self._writer: int | None = None
         self._lock = threading.RLock()
+        self._definition_changes = 0
+        # Those of the transaction that is open.
+        self._open_definition_changes = 0
         self._connection = _connect(path)
         try:
             self._prepare()
             # In WAL mode a reader goes on while another connection commits.
             self._reader = _connect(path)
+        except UnicodeDecodeError as error:
+            # SQLite's messages hold names from the file.
+            self._connection.close()
+            raise sqlite3.DatabaseError(f"it holds text that is not UTF-8: {error}") from None
         except BaseException:
             self._connection.close()
             raise
@@ -252,12 +344,13 @@ class Catalog:
 
     def _prepare(self) -> None:
         execute = self._connection.execute
+        self._connection.create_function("row_checksum", -1, row_checksum, deterministic=True)
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
         execute("PRAGMA foreign_keys = ON")
         (version,) = execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
-            raise StoreError(
+            raise NewerCatalogError(
                 f"the store was written by a newer Penstock (catalog version {version}, this one "
                 f"knows {SCHEMA_VERSION}): start that one, or restore a backup"
             )
@@ -271,9 +364,10 @@ class Catalog:
                 for statement in _MIGRATIONS[known]:
                     execute(statement)
                 execute(f"PRAGMA user_version = {known + 1}")
-        (state,) = execute("PRAGMA quick_check(1)").fetchone()
+        (state,) = execute("PRAGMA integrity_check(1)").fetchone()
         if state != "ok":
             raise sqlite3.DatabaseError(state)
+        check_rows(self._connection)
 
     def close(self) -> None:
         with self._reader_lock:
@@ -344,11 +438,13 @@ class Catalog:
                 # The lock is held: it is the transaction of this thread.
                 yield self._connection
                 return
+            self._open_definition_changes = 0
             self._connection.execute("BEGIN IMMEDIATE")
             self._writer = threading.get_ident()
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
+                self._definition_changes += self._open_definition_changes
             except BaseException:
                 # Where COMMIT itself failed (a full disk), SQLite may have rolled back already.
                 if self._connection.in_transaction:
@@ -361,6 +457,43 @@ class Catalog:
         with self._reader_lock:
             return self._reader.execute(query, arguments).fetchall()
 
+    def state(self) -> tuple[int, ...]:
+        """Another one after any change, by this process or another one."""
+        return (self._connection.total_changes, self.data_version())
+
+    def definition_state(self) -> tuple[int, ...]:
+        """Another one after a change of definitions or tokens."""
+        # Tokens are also changed by other processes.
+        [(count, checksums)] = self._select("SELECT count(*), total(checksum) FROM token")
+        return (self._definition_changes, count, int(checksums))
+
+    def restore_rows(self, tables: Mapping[str, Sequence[tuple[Any, ...]]]) -> None:
+        """Rows of another catalog. Those of streams that are not known may be among them."""
+        self._connection.execute("PRAGMA foreign_keys = OFF")
+        with self.transaction() as connection:
+            for table, rows in tables.items():
+                is_checked = table in CHECKED_COLUMNS
+                for row in rows:
+                    values = _with_checksum(*row) if is_checked else row
+                    places = ", ".join("?" * len(values))
+                    # A name or a digest may be unique and yet be there twice.
+                    connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({places})", values)  # noqa: S608 - a constant
+        self._connection.execute("PRAGMA foreign_keys = ON")
+
+    def renew_checksums(self) -> None:
+        """For rows that were changed by other statements than those of this class."""
+        with self.transaction() as connection:
+            for table, columns in CHECKED_COLUMNS.items():
+                connection.execute(f"UPDATE {table} SET checksum = row_checksum({columns})")  # noqa: S608 - constants
+
+    def remove_orphans(self) -> None:
+        """Rows of streams that are not known."""
+        with self.transaction() as connection:
+            for table in ("segment", "checkpoint", "export_progress"):
+                connection.execute(
+                    f"DELETE FROM {table} WHERE stream_id NOT IN (SELECT id FROM stream)"  # noqa: S608 - a constant
+                )
+
     # Streams
 
     def streams(self) -> list[StreamRow]:
@@ -369,10 +502,14 @@ class Catalog:
             for row in self._select("SELECT id, name, definition, oldest, reserved FROM stream")
         ]
 
+    def has_stream(self, stream_id: str) -> bool:
+        return bool(self._select("SELECT 1 FROM stream WHERE id = ?", stream_id))
+
     @_retried()
     def add_stream(self, row: StreamRow, progress: Collection[ExportProgress] = ()) -> None:
         with self.transaction() as connection:
-            connection.execute("INSERT INTO stream VALUES (?, ?, ?, ?, ?)", row)
+            self._open_definition_changes += 1
+            connection.execute("INSERT INTO stream VALUES (?, ?, ?, ?, ?, ?)", _with_checksum(*row))
             _insert_progress(connection, row.id, progress)
 
     @_retried(uses_reserve=True)
@@ -388,8 +525,11 @@ class Catalog:
         The stored progress of a kept export stays: it may be ahead of what the caller knows.
         """
         with self.transaction() as connection:
+            self._open_definition_changes += 1
             connection.execute(
-                "UPDATE stream SET definition = ? WHERE id = ?", (definition, stream_id)
+                "UPDATE stream SET definition = ?1, "
+                "checksum = row_checksum(id, name, ?1, oldest, reserved) WHERE id = ?2",
+                (definition, stream_id),
             )
             known = connection.execute(
                 "SELECT identifier FROM export_progress WHERE stream_id = ?", (stream_id,)
@@ -405,6 +545,7 @@ class Catalog:
     @_retried(uses_reserve=True)
     def remove_stream(self, stream_id: str) -> None:
         with self.transaction() as connection:
+            self._open_definition_changes += 1
             connection.execute("DELETE FROM stream WHERE id = ?", (stream_id,))
             connection.execute("INSERT INTO removed_directory VALUES (?)", (stream_id,))
 
@@ -423,7 +564,11 @@ class Catalog:
     def reserve(self, stream_id: str, end: int) -> None:
         """Numbers below `end` are never handed out again, whatever becomes of the messages."""
         with self.transaction() as connection:
-            connection.execute("UPDATE stream SET reserved = ? WHERE id = ?", (end, stream_id))
+            connection.execute(
+                "UPDATE stream SET reserved = ?1, "
+                "checksum = row_checksum(id, name, definition, oldest, ?1) WHERE id = ?2",
+                (end, stream_id),
+            )
 
     # Segments
 
@@ -443,9 +588,9 @@ class Catalog:
         with self.transaction() as connection:
             for segment in segments:
                 connection.execute(
-                    "INSERT OR REPLACE INTO segment SELECT ?, ?, ?, ?, ?, ?, ?, ? "
+                    "INSERT OR REPLACE INTO segment SELECT ?, ?, ?, ?, ?, ?, ?, ?, ? "
                     "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
-                    (stream_id, *msgspec.structs.astuple(segment), stream_id),
+                    (*_with_checksum(stream_id, *msgspec.structs.astuple(segment)), stream_id),
                 )
                 connection.execute(
                     "DELETE FROM checkpoint WHERE stream_id = ? AND first = ?",
@@ -459,7 +604,11 @@ class Catalog:
             connection.execute(
                 "DELETE FROM segment WHERE stream_id = ? AND end <= ?", (stream_id, oldest)
             )
-            connection.execute("UPDATE stream SET oldest = ? WHERE id = ?", (oldest, stream_id))
+            connection.execute(
+                "UPDATE stream SET oldest = ?1, "
+                "checksum = row_checksum(id, name, definition, ?1, reserved) WHERE id = ?2",
+                (oldest, stream_id),
+            )
 
     def checkpoint(self, stream_id: str) -> SegmentSummary | None:
         rows = self._select(
@@ -474,10 +623,10 @@ class Catalog:
         """So much of an active segment is synced: recovery need not look at it again."""
         with self.transaction() as connection:
             connection.executemany(
-                "INSERT OR REPLACE INTO checkpoint SELECT ?, ?, ?, ?, ?, ?, ?, ? "
+                "INSERT OR REPLACE INTO checkpoint SELECT ?, ?, ?, ?, ?, ?, ?, ?, ? "
                 "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
                 [
-                    (stream_id, *msgspec.structs.astuple(segment), stream_id)
+                    (*_with_checksum(stream_id, *msgspec.structs.astuple(segment)), stream_id)
                     for stream_id, segment in checkpoints
                 ],
             )
@@ -506,11 +655,17 @@ class Catalog:
         """
         with self.transaction() as connection:
             connection.executemany(
-                "INSERT OR REPLACE INTO export_progress SELECT ?, ?, ?, ?, ?, ?, ?, ?, ? "
+                "INSERT OR REPLACE INTO export_progress SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ? "
                 "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?) AND NOT EXISTS (SELECT 1 FROM "
                 "export_progress WHERE stream_id = ? AND identifier = ? AND export_id <> ?)",
                 [
-                    (stream_id, *export, stream_id, stream_id, export.identifier, export.export_id)
+                    (
+                        *_with_checksum(stream_id, *export),
+                        stream_id,
+                        stream_id,
+                        export.identifier,
+                        export.export_id,
+                    )
                     for stream_id, export in progress
                 ],
             )
@@ -520,7 +675,13 @@ class Catalog:
 
     def uploads(self) -> list[UploadProgress]:
         rows = self._select("SELECT state FROM upload ORDER BY export_id, sequence_number, id")
-        return [_decode_upload(state) for (state,) in rows]
+        uploads = []
+        for (state,) in rows:
+            try:
+                uploads.append(_decode_upload(state))
+            except msgspec.DecodeError as error:
+                logger.error("the catalog has an upload that is damaged and is ignored: %s", error)
+        return uploads
 
     @_retried()
     def abandon_uploads(self, uploads: Collection[UploadProgress]) -> None:
@@ -536,15 +697,18 @@ class Catalog:
     @_retried()
     def add_token(self, row: TokenRow, secret: str) -> None:
         with self.transaction() as connection:
+            self._open_definition_changes += 1
             connection.execute(
-                "INSERT OR REPLACE INTO token VALUES (?, ?, ?, ?, ?, ?, NULL, NULL)",
-                (
+                "INSERT OR REPLACE INTO token VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                _with_checksum(
                     row.id,
                     digest_token(secret),
                     row.role,
                     "\n".join(row.patterns),
                     row.created_time,
                     row.expires_time,
+                    None,
+                    None,
                 ),
             )
 
@@ -555,6 +719,7 @@ class Catalog:
         An even older secret, whose grace period has not ended, is no longer valid.
         """
         with self.transaction() as connection:
+            self._open_definition_changes += 1
             # In an UPDATE, the right-hand sides are the values from before it.
             changed = connection.execute(
                 "UPDATE token SET digest = ?, created_time = ?, expires_time = ?, "
@@ -569,11 +734,17 @@ class Catalog:
                     token_id,
                 ),
             )
+            connection.execute(
+                f"UPDATE token SET checksum = row_checksum({CHECKED_COLUMNS['token']}) "  # noqa: S608 - constants
+                "WHERE id = ?",
+                (token_id,),
+            )
             return changed.rowcount > 0
 
     @_retried(uses_reserve=True)
     def remove_token(self, token_id: str) -> bool:
         with self.transaction() as connection:
+            self._open_definition_changes += 1
             return connection.execute("DELETE FROM token WHERE id = ?", (token_id,)).rowcount > 0
 
     def find_token(self, digest: bytes) -> TokenRow | None:
@@ -617,8 +788,8 @@ def _insert_progress(
     on_conflict: Literal["REPLACE", "IGNORE"] = "REPLACE",
 ) -> None:
     connection.executemany(
-        f"INSERT OR {on_conflict} INTO export_progress VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - one of two words
-        [(stream_id, *export) for export in progress],
+        f"INSERT OR {on_conflict} INTO export_progress VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - one of two words
+        [_with_checksum(stream_id, *export) for export in progress],
     )
 
 

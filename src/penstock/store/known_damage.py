@@ -1,12 +1,13 @@
 """Damage that is known of one stream: ranges of messages that could not be read, and why.
 
 Recovery and reads add to it. Each place is logged once, and a stream with much damage does not
-fill the log. One thread uses it, the broker's.
+fill the log. Any thread may use it.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable
@@ -40,6 +41,7 @@ class KnownDamage:
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._clock = clock
+        self._lock = threading.Lock()
         # Disjoint, in their order.
         self._ranges: list[Damage] = []
         self._count = 0
@@ -57,18 +59,20 @@ class KnownDamage:
 
     def add(self, first: int, end: int, reason: str, *, is_logged: bool = False) -> None:
         """Messages [first, end); those that are known already change nothing."""
-        for start, stop in self._find_new(first, end):
-            self._insert(Damage(start, stop, reason))
-            if not is_logged:
-                self._log(Damage(start, stop, reason))
+        with self._lock:
+            for start, stop in self._find_new(first, end):
+                self._insert(Damage(start, stop, reason))
+                if not is_logged:
+                    self._log(Damage(start, stop, reason))
 
     def forget_below(self, oldest: int) -> None:
         """These messages were dropped."""
-        while self._ranges and self._ranges[0].first < oldest:
-            found = self._ranges.pop(0)
-            self._count -= found.end - found.first
-            if found.end > oldest:
-                self._insert(found._replace(first=oldest))
+        with self._lock:
+            while self._ranges and self._ranges[0].first < oldest:
+                found = self._ranges.pop(0)
+                self._count -= found.end - found.first
+                if found.end > oldest:
+                    self._insert(found._replace(first=oldest))
 
     def _find_new(self, first: int, end: int) -> list[tuple[int, int]]:
         """The parts of [first, end) that are not known."""

@@ -35,12 +35,19 @@ __all__ = [
     "first_of_name",
     "index_path",
     "pack_entries",
+    "segment_names",
 ]
 
 ENTRY = Struct("<IIq")
 
 # The width of the largest sequence number, so that names sort as numbers do.
 _DIGITS = 20
+
+
+def segment_names(first: int) -> tuple[str, str]:
+    """The names of a segment's two files, without a Path: a stream may have thousands."""
+    stem = f"{first:0{_DIGITS}d}"
+    return f"{stem}.data", f"{stem}.index"
 
 
 def data_path(directory: Path, first: int) -> Path:

@@ -16,7 +16,8 @@ Where a whole segment is gone, a lost one takes its place and reads as damaged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Container, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,7 @@ from penstock.store.record import (
     data_path,
     first_of_name,
     index_path,
+    segment_names,
 )
 from penstock.store.retention import Limits
 from penstock.store.segment import ActiveSegment, SealedSegment, SegmentFiles
@@ -203,11 +205,10 @@ class _Opening:
     def open(self) -> FileLog:
         home = self._home
         home.disk.make_directory(home.directory)
-        whole, halves = _list_segments(home, self._oldest)
-        _report_damaged_files(home, self._name, self._sealed)
-        unsealed = [first for first in whole if first not in self._known]
-        newest_half = self._keep_halves(halves)
-        active = self._recover_unsealed(unsealed)
+        listing, self._oldest = _list_segments(home, self._name, self._sealed, self._oldest)
+        _report_missing(home, self._name, self._sealed, listing.missing)
+        newest_half = self._keep_halves(listing.halves)
+        active = self._recover_unsealed(listing.whole)
         ends = [segment.end for segment in self._sealed]
         ends += [summary.end for _, summary in self._unlisted]
         newest = max((summary.first for _, summary in self._unlisted), default=-1)
@@ -352,22 +353,49 @@ class _Opening:
             self._sealed.append(SealedSegment(home.disk, home.directory, summary))
 
 
-def _list_segments(home: Home, oldest: int) -> tuple[list[int], list[Path]]:
-    """First numbers of the segments that are there, and files whose other half is gone.
+class _Listing(NamedTuple):
+    """The files of a stream's directory."""
 
-    Leftovers go: of segments that were removed, and of one that was just about to begin.
+    # First numbers of segments that the catalog does not list, and files whose other half is gone.
+    whole: list[int]
+    halves: list[Path]
+    # Files of sealed segments that are not there.
+    missing: list[str]
+
+
+def _list_segments(
+    home: Home, name: str, sealed: Sequence[SealedSegment], oldest: int
+) -> tuple[_Listing, int]:
+    """The files, and the oldest number that there is.
+
+    Leftovers go: of segments that were removed, and of one that was just about to begin. Files
+    below `oldest` are leftovers if the catalog lists none of them and the segment that begins
+    there exists. If not, `oldest` is doubtful, and the files are served.
     """
+    names = set(os.listdir(home.directory))  # noqa: PTH208 - Paths take too long for thousands
+    expected = {each for segment in sealed for each in segment_names(segment.first)}
     files: dict[int, list[Path]] = {}
-    for path in home.directory.iterdir():
-        first = first_of_name(path.name)
+    for each in sorted(names - expected):
+        path = home.directory / each
+        first = first_of_name(each)
         if first is not None:
             files.setdefault(first, []).append(path)
-        elif path.name == f"{DEFINITION_FILE}.new":
+        elif each == f"{DEFINITION_FILE}.new":
             home.disk.remove(path)
-        elif path.name != DEFINITION_FILE:
+        elif each != DEFINITION_FILE:
             logger.warning("%s is not a file of Penstock's and is left alone", path)
+    lowest = min([*files, *(segment.first for segment in sealed[:1])], default=oldest)
+    if lowest < oldest and not _is_first(oldest, sealed, files):
+        logger.error(
+            "stream %r: by the catalog everything below message %d was removed, but there are "
+            "files from %d on: they are kept and served",
+            name,
+            oldest,
+            lowest,
+        )
+        oldest = lowest
     whole, halves = [], []
-    for first, paths in sorted(files.items()):
+    for first, paths in files.items():
         if first < oldest or (len(paths) == 1 and paths[0].stat().st_size == 0):
             for path in paths:
                 home.disk.remove(path)
@@ -375,7 +403,12 @@ def _list_segments(home: Home, oldest: int) -> tuple[list[int], list[Path]]:
             whole.append(first)
         else:
             halves += paths
-    return whole, halves
+    return _Listing(whole, halves, sorted(expected - names)), oldest
+
+
+def _is_first(number: int, sealed: Sequence[SealedSegment], files: Container[int]) -> bool:
+    """Whether the oldest segment begins at a number."""
+    return sealed[0].first == number if sealed else number in files
 
 
 def _set_aside(path: Path) -> None:
@@ -387,43 +420,52 @@ def _set_aside(path: Path) -> None:
     path.rename(target)
 
 
-def _report_damaged_files(home: Home, name: str, sealed: Sequence[SealedSegment]) -> None:
-    directory = home.directory
+def _report_missing(
+    home: Home, name: str, sealed: Sequence[SealedSegment], missing: Iterable[str]
+) -> None:
+    ends = {segment.first: segment.end for segment in sealed}
+    for each in missing:
+        first = first_of_name(each)
+        assert first is not None
+        logger.error(
+            "stream %r: %s is missing: messages %d to %d cannot be read",
+            name,
+            home.directory / each,
+            first,
+            ends[first] - 1,
+        )
+        home.damage.add(first, ends[first], f"{each} is missing", is_logged=True)
+
+
+def report_shortened(home: Home, name: str, sealed: Iterable[SegmentSummary]) -> None:
+    """Reports sealed segments whose files have lost their ends; from any thread.
+
+    It looks at each file, and is not part of opening a log: that would take time for each segment.
+    """
     for segment in sealed:
-        for path, size in (
-            (data_path(directory, segment.first), segment.size),
-            (index_path(directory, segment.first), (segment.end - segment.first) * ENTRY.size),
-        ):
+        sizes = (segment.size, (segment.end - segment.first) * ENTRY.size)
+        for each, size in zip(segment_names(segment.first), sizes, strict=True):
             try:
-                found = path.stat().st_size
-            except FileNotFoundError:
-                logger.error(
-                    "stream %r: %s is missing: messages %d to %d cannot be read",
-                    name,
-                    path,
-                    segment.first,
-                    segment.end - 1,
-                )
-                home.damage.add(
-                    segment.first, segment.end, f"{path.name} is missing", is_logged=True
-                )
+                found = os.stat(f"{home.directory}/{each}").st_size  # noqa: PTH116 - as above
+            except OSError:
+                # Missing files were reported before, or retention has removed them meanwhile.
                 continue
             if found < size:
                 logger.error(
                     "stream %r: %s is cut off: %d of %d bytes are there, the messages behind them "
                     "are damaged (of messages %d to %d)",
                     name,
-                    path,
+                    home.directory / each,
                     found,
                     size,
                     segment.first,
                     segment.end - 1,
                 )
                 first = segment.first + _count_readable(home, segment)
-                home.damage.add(first, segment.end, f"{path.name} is cut off", is_logged=True)
+                home.damage.add(first, segment.end, f"{each} is cut off", is_logged=True)
 
 
-def _count_readable(home: Home, segment: SealedSegment) -> int:
+def _count_readable(home: Home, segment: SegmentSummary) -> int:
     """How many messages of a segment precede the first that its files no longer hold."""
     try:
         files = SegmentFiles.open(home.disk, home.directory, segment.first)

@@ -21,7 +21,7 @@ from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, to_wire
 from penstock.model.storage import SegmentSummary
 from penstock.root import TOKEN_FILE, is_served
-from penstock.store.catalog import Catalog, StreamRow
+from penstock.store.catalog import CHECKED_COLUMNS, Catalog, StreamRow, is_intact
 from penstock.store.catalog_reader import CATALOG_FILE, copy_catalog
 from penstock.store.record import ENTRY, crc32, data_path, index_path
 from penstock.store.segment_check import Meter, SegmentSource, Span, ignore_bytes
@@ -162,6 +162,7 @@ class _Copy:
         for stream_id in self._known.keys() - self._copied:
             self._catalog.remove_stream(stream_id)
         self._catalog.forget_directories(self._catalog.removed_directories())
+        self._catalog.renew_checksums()
         token = self._root / TOKEN_FILE
         if token.exists():
             shutil.copyfile(token, self._target / TOKEN_FILE)
@@ -184,6 +185,9 @@ class _Copy:
 
     def _add_row(self, table: str, row: Mapping[str, Any]) -> bool:
         """False if it does not fit this catalog: its stream is gone, or a value is damaged."""
+        columns = CHECKED_COLUMNS.get(table, "").split(", ")
+        if "checksum" in row and not is_intact((*map(row.get, columns), row["checksum"])):
+            return False
         names, marks = ", ".join(row), ", ".join("?" * len(row))
         insert = f"INSERT INTO {table} ({names}) VALUES ({marks})"  # noqa: S608 - names of columns
         try:

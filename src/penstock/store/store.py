@@ -1,6 +1,7 @@
 """The store: a root directory with a catalog and a directory for each stream.
 
     catalog.sqlite        what is not messages
+    catalog.backup.sqlite a copy of it
     lock                  held by the broker that serves this root
     streams/<id>/         the segments of a stream, and a copy of its definition
 
@@ -21,7 +22,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,9 +35,20 @@ from penstock.store.catalog import (
     NO_UPLOADS,
     Catalog,
     ExportProgress,
+    NewerCatalogError,
     StreamRow,
     UploadChange,
     UploadProgress,
+    is_damage,
+)
+from penstock.store.catalog_copy import (
+    CATALOG_FILE,
+    COPY_FILE,
+    CatalogCopier,
+    Rebuilt,
+    describe_time,
+    is_version_wrong,
+    rebuild_catalog,
 )
 from penstock.store.files import Disk
 from penstock.store.journal import Journal, Record, decode_records, journal_paths, replay
@@ -49,8 +61,8 @@ from penstock.store.log import (
     MemoryLog,
 )
 from penstock.store.pool import lacks_descriptors
-from penstock.store.record import first_of_name
-from penstock.store.recovery import open_file_log
+from penstock.store.record import data_path, first_of_name, index_path
+from penstock.store.recovery import open_file_log, report_shortened
 from penstock.store.reserve import (
     give_up_reserve,
     is_ample,
@@ -77,6 +89,8 @@ _LOCK_ATTEMPTS = 10
 _LOCK_PAUSE_SECONDS = 0.02
 # So long the removal of deleted streams keeps the background from sealing and syncing.
 _REMOVAL_SECONDS = 0.1
+# More numbers than a memory stream hands out between two copies of the catalog.
+_UNKNOWN_NUMBERS = 1 << 40
 
 _decode_definition = msgspec.json.Decoder(MessageStreamDefinition).decode
 
@@ -103,6 +117,9 @@ class Store:
         self._checkpoint_error = ""
         self._abandoned_logs: deque[FileLog] = deque()
         self._abandoned_uploads: list[UploadProgress] = []
+        self._rebuilt: Rebuilt | None = None
+        # Sealed segments that have not been looked at yet, and the name of their stream.
+        self._unchecked: deque[tuple[Home, str, list[SegmentSummary]]] = deque()
         try:
             has_given_up = give_up_reserve(self._disk, root)
             self.space = Space(self._disk, root, min_free_disk)
@@ -110,14 +127,21 @@ class Store:
             if has_given_up:
                 # At once, before other programs take what was freed.
                 self._preallocate()
+            self._copier = CatalogCopier(self.catalog, root, self._disk)
+            if self._rebuilt is not None:
+                self._reconcile(self.catalog, self._rebuilt.stale_streams)
+                self._keep_damaged_rows(self._rebuilt.damaged_streams)
             self._finish_removals()
             self._adopt_strangers()
+            if self._rebuilt is not None:
+                self.catalog.remove_orphans()
             self._replay_journal()
             self._journal = Journal(self._disk, root)
             for row in self.catalog.streams():
                 if row.name not in self.unreadable:
                     self._open_stream(row)
             keep_reserve(self._disk, root)
+            self.request_work()
         except BaseException:
             os.close(self._lock)
             raise
@@ -284,6 +308,9 @@ class Store:
             self._finish_removals(time.monotonic() + _REMOVAL_SECONDS)
         except sqlite3.Error as error:
             logger.error("deleted streams cannot be forgotten: %s", error)
+        self._copier.copy_if_due()
+        while self._unchecked:
+            report_shortened(*self._unchecked.popleft())
 
     def _store_abandoned_uploads(self) -> None:
         uploads, self._abandoned_uploads = self._abandoned_uploads, []
@@ -385,6 +412,7 @@ class Store:
             logger.error("the checkpoints cannot be stored: %s", error)
         if is_synced and not self._journal_is_needed:
             self._journal.close()
+        self._copier.copy()
         self.catalog.close()
         os.close(self._lock)
 
@@ -430,28 +458,54 @@ class Store:
             self._disk.sync_directory(self.root)
 
     def _open_catalog(self) -> Catalog:
-        path = self.root / "catalog.sqlite"
+        path = self.root / CATALOG_FILE
         try:
-            return Catalog(path, self._release_reserve)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                hint = "; the disk is full: make room" if is_full(self._disk, self.root) else ""
-                raise StoreError(f"{path} cannot be opened: {error}{hint}") from None
-            moved = path.with_name(f"catalog.sqlite.damaged-{time.time_ns()}")
-            path.rename(moved)
-            for suffix in ("-wal", "-shm"):
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
-            logger.error(
-                "the catalog is damaged (%s) and was moved to %s: streams are taken from their "
-                "directories; export progress, tokens other than the first, and memory streams "
-                "are lost",
-                error,
-                moved,
-            )
-            return Catalog(path, self._release_reserve)
+            if path.exists() or not (self.root / COPY_FILE).exists():
+                try:
+                    return Catalog(path, self._release_reserve)
+                except sqlite3.Error as error:
+                    if not is_damage(error):
+                        raise
+                    problem = f"the catalog is damaged ({error})"
+                except NewerCatalogError:
+                    if not is_version_wrong(self.root):
+                        raise
+                    problem = "the catalog is damaged (its version number is wrong)"
+            else:
+                problem = f"{path} is missing"
+            rebuilt = rebuild_catalog(self.root, self._disk)
+            catalog = Catalog(path, self._release_reserve)
+        except (OSError, sqlite3.Error) as error:
+            hint = "; the disk is full: make room" if is_full(self._disk, self.root) else ""
+            raise StoreError(f"{path} cannot be opened: {error}{hint}") from None
+        _report_rebuilt(problem, rebuilt)
+        self._rebuilt = rebuilt
+        return catalog
 
     def _release_reserve(self) -> bool:
         return release_reserve(self._disk, self.root)
+
+    def _reconcile(self, catalog: Catalog, stale_streams: Container[str]) -> None:
+        """Brings rows that come from an older copy of the catalog in line with the files.
+
+        A stream without a directory was deleted since, and segments without files below all
+        others were removed since. Numbers of memory streams are only known from the catalog.
+        """
+        for row in catalog.streams():
+            if row.id not in stale_streams:
+                continue
+            directory = self._streams_directory / row.id
+            if _is_in_memory(row):
+                catalog.reserve(row.id, row.reserved + _UNKNOWN_NUMBERS)
+            elif not directory.is_dir():
+                logger.warning(
+                    "stream %r of the catalog's copy has no directory: it was deleted since then",
+                    row.name,
+                )
+                catalog.remove_stream(row.id)
+            else:
+                oldest = _find_oldest(directory, row.oldest)
+                catalog.remove_segments(row.id, max(oldest, row.oldest))
 
     def _finish_removals(self, deadline: float = math.inf) -> None:
         """Remove the files of deleted streams; what is left at the deadline is removed next time.
@@ -465,6 +519,11 @@ class Store:
         # A deletion may be stored and not applied yet: until then the stream is read.
         used = {stream.id for stream in list(self.streams.values())}
         for stream_id in directories:
+            if not _ID.fullmatch(stream_id) or self.catalog.has_stream(stream_id):
+                # Not a name that a removed stream can have had.
+                logger.error("%r is not the id of a deleted stream: nothing is removed", stream_id)
+                removed.append(stream_id)
+                continue
             if stream_id in used:
                 continue
             if _remove_directory(self._streams_directory / stream_id, deadline):
@@ -492,8 +551,7 @@ class Store:
             try:
                 definition = self._read_definition(directory)
             except (OSError, msgspec.DecodeError):
-                files = list(directory.iterdir())
-                if all(path.stat().st_size == 0 for path in files):
+                if _is_unfinished_creation(directory):
                     # A creation that was never finished, and so never answered.
                     shutil.rmtree(directory, ignore_errors=True)
                 else:
@@ -510,8 +568,7 @@ class Store:
             if not _ID.fullmatch(directory.name):
                 # Somebody renamed it; the journal knows streams by their ids alone.
                 adopted = directory.rename(self._streams_directory / new_id())
-            firsts = [first_of_name(path.name) for path in adopted.iterdir()]
-            oldest = min((first for first in firsts if first is not None), default=0)
+            oldest = _find_oldest(adopted, 0)
             self.catalog.add_stream(
                 StreamRow(adopted.name, definition.name, encode_definition(definition), oldest, 0)
             )
@@ -522,6 +579,24 @@ class Store:
                 definition.name,
                 adopted,
             )
+
+    def _keep_damaged_rows(self, streams: Sequence[tuple[str, str]]) -> None:
+        """Streams whose definition is lost, in the catalog and beside their segments.
+
+        They are listed as unreadable until they are deleted or their definition is restored.
+        """
+        rows = self.catalog.streams()
+        names, ids = {row.name for row in rows}, {row.id for row in rows}
+        for stream_id, name in streams:
+            directory = self._streams_directory / stream_id
+            if not _ID.fullmatch(stream_id) or stream_id in ids or not directory.is_dir():
+                continue
+            try:
+                self._read_definition(directory)
+            except (OSError, msgspec.DecodeError):
+                free_name = name if name.isprintable() and name not in names else stream_id
+                oldest = _find_oldest(directory, 0)
+                self.catalog.add_stream(StreamRow(stream_id, free_name, b"", oldest, 0))
 
     def _open_stream(self, row: StreamRow) -> None:
         directory = self._streams_directory / row.id
@@ -548,13 +623,16 @@ class Store:
                 exported = max(
                     (export.last_exported + 1 for export in progress.values()), default=0
                 )
+                home = self.home(row.id, row.name)
                 log = open_file_log(
-                    self.home(row.id, row.name),
+                    home,
                     Limits.of(definition),
                     name=row.name,
                     oldest=row.oldest,
                     lowest_end=max(row.reserved, exported),
                 )
+                sealed = [segment.summary() for segment in log.segments()[:-1]]
+                self._unchecked.append((home, row.name, sealed))
                 log.journals = definition.flush_on_write
                 if not (directory / DEFINITION_FILE).exists():
                     self._copy_definitions({row.id: definition})
@@ -592,6 +670,47 @@ class Store:
 
     def _read_definition(self, directory: Path) -> MessageStreamDefinition:
         return _decode_definition((directory / DEFINITION_FILE).read_bytes())
+
+
+def _report_rebuilt(problem: str, rebuilt: Rebuilt) -> None:
+    if rebuilt.moved is not None:
+        problem += f" and was moved to {rebuilt.moved}"
+    if rebuilt.copy_time is None:
+        logger.error(
+            "%s: it was rebuilt from its intact rows; streams that it has lost are taken from "
+            "their directories",
+            problem,
+        )
+    else:
+        logger.error(
+            "%s: it was rebuilt from its intact rows and from the copy of %s. Exports may repeat "
+            "messages that they have sent since then; tokens that were revoked since then are "
+            "valid again",
+            problem,
+            describe_time(rebuilt.copy_time),
+        )
+
+
+def _find_oldest(directory: Path, default: int) -> int:
+    """The first number of the oldest segment file."""
+    firsts = [first_of_name(path.name) for path in directory.iterdir()]
+    return min((first for first in firsts if first is not None), default=default)
+
+
+def _is_in_memory(row: StreamRow) -> bool:
+    try:
+        return _decode_definition(row.definition).persistence is Persistence.Memory
+    except msgspec.DecodeError:
+        return False
+
+
+def _is_unfinished_creation(directory: Path) -> bool:
+    """Whether a directory has nothing but the empty first segment of a stream."""
+    names = {data_path(directory, 0), index_path(directory, 0)}
+    return all(
+        path in names and path.is_file() and path.stat().st_size == 0
+        for path in directory.iterdir()
+    )
 
 
 def _add_checkpoint(log: FileLog, checkpoints: list[tuple[FileLog, SegmentSummary]]) -> None:

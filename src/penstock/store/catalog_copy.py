@@ -1,0 +1,276 @@
+"""A copy of the catalog beside it, and a new catalog from what is left of a damaged one.
+
+The copy is a database of its own, made in the background: some seconds after definitions or tokens
+have changed, every few minutes otherwise, and at a stop. It replaces the one before at once or not
+at all, and only if all of its rows are intact.
+
+A damaged catalog is moved aside and never written to again. Its intact rows go into a new one.
+From tables that have lost rows, those that are missing come from the copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.store.catalog import (
+    CHECKED_COLUMNS,
+    SCHEMA_VERSION,
+    Catalog,
+    check_rows,
+    is_intact,
+)
+from penstock.store.files import Disk
+
+logger = logging.getLogger(__name__)
+
+CATALOG_FILE = "catalog.sqlite"
+COPY_FILE = "catalog.backup.sqlite"
+
+_SOON_SECONDS = 5.0
+_INTERVAL_SECONDS = 300.0
+# The background spends at most this part of its time on copies.
+_MAX_SHARE = 0.02
+
+_SUFFIXES = ("-wal", "-shm", "-journal")
+
+# Their columns and their key: what a row is known by.
+_TABLES: Mapping[str, tuple[str, str]] = {
+    "stream": (CHECKED_COLUMNS["stream"], "id"),
+    "segment": (CHECKED_COLUMNS["segment"], "stream_id, first"),
+    "checkpoint": (CHECKED_COLUMNS["checkpoint"], "stream_id"),
+    "export_progress": (CHECKED_COLUMNS["export_progress"], "stream_id, identifier"),
+    "token": (CHECKED_COLUMNS["token"], "id"),
+    "upload": ("id, export_id, sequence_number, state", "id"),
+    "removed_directory": ("stream_id", "stream_id"),
+}
+
+# SQLite's messages hold names from the file, and a damaged one is not always text.
+_READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+
+Rows = dict[tuple[Any, ...], tuple[Any, ...]]
+
+
+class CatalogCopier:
+    """Keeps the copy up to date; from one thread."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        root: Path,
+        disk: Disk,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._catalog = catalog
+        self._root = root
+        self._disk = disk
+        self._monotonic = monotonic
+        self._copied_state: tuple[int, ...] | None = None
+        self._copied_definitions: tuple[int, ...] | None = None
+        self._next_soon = self._next = monotonic() + _SOON_SECONDS
+        self._error = ""
+
+    def copy_if_due(self) -> None:
+        now = self._monotonic()
+        if now < self._next_soon:
+            return
+        with contextlib.suppress(sqlite3.Error):
+            if now >= self._next or self._catalog.definition_state() != self._copied_definitions:
+                self.copy()
+
+    def copy(self) -> None:
+        """A failure is logged once and leaves the last copy as it is."""
+        began = self._monotonic()
+        try:
+            state = self._catalog.state()
+            if state == self._copied_state:
+                self._next = began + _INTERVAL_SECONDS
+                return
+            definitions = self._catalog.definition_state()
+            copy_catalog(self._root, self._disk)
+        except (OSError, sqlite3.Error) as error:
+            if self._error != str(error):
+                self._error = str(error)
+                logger.error("cannot copy the catalog to %s: %s", self._root / COPY_FILE, error)
+        else:
+            self._error = ""
+            self._copied_state, self._copied_definitions = state, definitions
+        now = self._monotonic()
+        pause = (now - began) / _MAX_SHARE
+        self._next_soon = now + max(_SOON_SECONDS, pause)
+        self._next = now + max(_INTERVAL_SECONDS, pause)
+
+
+def copy_catalog(root: Path, disk: Disk) -> None:
+    """The copy is that of before until this one is on the disk and all its rows are intact."""
+    copy = root / COPY_FILE
+    temporary = copy.with_name(f"{COPY_FILE}.new")
+    _remove_database(disk, temporary)
+    try:
+        # SQLite writes into an empty file; its mode is that of the catalog.
+        descriptor = disk.create(temporary)
+        try:
+            with contextlib.closing(_connect(root / CATALOG_FILE)) as connection:
+                connection.execute("VACUUM INTO ?", (str(temporary),))
+            with contextlib.closing(_connect(temporary)) as connection:
+                check_rows(connection)
+            disk.sync(descriptor)
+        finally:
+            disk.close(descriptor)
+        temporary.replace(copy)
+        disk.sync_directory(root)
+    except BaseException:
+        _remove_database(disk, temporary)
+        raise
+
+
+class Rebuilt(NamedTuple):
+    """What a new catalog was made of."""
+
+    # Where the damaged catalog is now; None if it was missing.
+    moved: Path | None
+    # When the copy was made, seconds since 1970; None if there is none, or if it was not needed.
+    copy_time: float | None
+    # Streams that have rows from the copy, which may be older than their files.
+    stale_streams: frozenset[str]
+    # Ids and names of streams whose rows were damaged.
+    damaged_streams: Sequence[tuple[str, str]]
+
+
+def rebuild_catalog(root: Path, disk: Disk) -> Rebuilt:
+    """Replaces a damaged or missing catalog by a new one with all rows that are left of it."""
+    path, copy = root / CATALOG_FILE, root / COPY_FILE
+    moved = _move_aside(path) if path.exists() else None
+    tables: dict[str, Sequence[tuple[Any, ...]]] = {}
+    stale_streams: set[str] = set()
+    damaged_streams: list[tuple[str, str]] = []
+    is_copy_used = False
+    with _read_tables(moved) as read, _read_tables(copy) as read_copy:
+        for table in _TABLES:
+            rows, damaged, is_whole = read(table)
+            if table == "stream":
+                damaged_streams += [(str(row[0]), str(row[1])) for row in damaged]
+            if not is_whole:
+                copied = {key: row for key, row in read_copy(table).rows.items() if key not in rows}
+                is_copy_used = is_copy_used or copy.exists()
+                if table in ("stream", "segment", "checkpoint"):
+                    stale_streams.update(row[0] for row in copied.values())
+                rows |= copied
+            tables[table] = list(rows.values())
+    temporary = path.with_name(f"{CATALOG_FILE}.new")
+    _remove_database(disk, temporary)
+    catalog = Catalog(temporary)
+    try:
+        catalog.restore_rows(tables)
+    finally:
+        catalog.close()
+    temporary.replace(path)
+    disk.sync_directory(root)
+    copy_time = copy.stat().st_mtime if is_copy_used else None
+    return Rebuilt(moved, copy_time, frozenset(stale_streams), damaged_streams)
+
+
+def is_version_wrong(root: Path) -> bool:
+    """Whether a catalog of a newer version is one of this version, with a flipped bit.
+
+    It has the tables of this version, and so has its copy, which a newer one would have replaced.
+    """
+    versions = []
+    try:
+        for path in (root / CATALOG_FILE, root / COPY_FILE):
+            with contextlib.closing(_connect(path)) as connection:
+                for table, columns in CHECKED_COLUMNS.items():
+                    found = connection.execute(f"PRAGMA table_info({table})").fetchall()
+                    if [each[1] for each in found] != [*columns.split(", "), "checksum"]:
+                        return False
+                versions += connection.execute("PRAGMA user_version").fetchone()
+    except _READ_ERRORS:
+        return False
+    version, copy_version = versions
+    return bool(copy_version == SCHEMA_VERSION and (version ^ SCHEMA_VERSION).bit_count() == 1)
+
+
+def _move_aside(path: Path) -> Path:
+    moved = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    # The write-ahead log first: without it a catalog lacks its last changes.
+    for suffix in ("-wal", ""):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(moved.with_name(moved.name + suffix))
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+    return moved
+
+
+class _Table(NamedTuple):
+    rows: Rows
+    damaged: Sequence[tuple[Any, ...]]
+    # Whether all rows could be read and none was damaged.
+    is_whole: bool
+
+
+ReadTable = Callable[[str], _Table]
+
+
+@contextlib.contextmanager
+def _read_tables(path: Path | None) -> Iterator[ReadTable]:
+    """A function that reads as much of a table as is there."""
+    if path is None or not path.exists():
+        yield lambda _table: _Table({}, [], is_whole=False)
+        return
+    with contextlib.closing(_connect(path)) as connection:
+        # Text that is not UTF-8 makes its row damaged, and not the whole query fail.
+        connection.text_factory = lambda text: text.decode(errors="surrogateescape")
+        yield lambda table: _read_rows(connection, table)
+    # SQLite may have made these to read.
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+    wal = path.with_name(f"{path.name}-wal")
+    if wal.exists() and wal.stat().st_size == 0:
+        wal.unlink()
+
+
+def _read_rows(connection: sqlite3.Connection, table: str) -> _Table:
+    columns, key = _TABLES[table]
+    width, key_width = columns.count(",") + 1, key.count(",") + 1
+    rows: Rows = {}
+    damaged: list[tuple[Any, ...]] = []
+    can_be_read = True
+    try:
+        found = [column for _, column, *_ in connection.execute(f"PRAGMA table_info({table})")]
+    except _READ_ERRORS:
+        found = []
+    # Catalogs of earlier versions have no checksums.
+    is_checked = table in CHECKED_COLUMNS and "checksum" in found
+    # From both ends: a page that cannot be read does not hide those behind it.
+    for order in ("ASC", "DESC"):
+        query = (
+            f"SELECT {columns}{', checksum' if is_checked else ''} FROM {table} NOT INDEXED "  # noqa: S608 - constants
+            f"ORDER BY {'rowid' if table == 'stream' else key} {order}"
+        )
+        try:
+            for row in connection.execute(query):
+                if not is_checked or is_intact(row):
+                    rows[row[:key_width]] = row[:width]
+                else:
+                    damaged.append(row)
+            break
+        except _READ_ERRORS:
+            can_be_read = False
+    return _Table(rows, damaged, is_whole=can_be_read and not damaged)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+
+
+def _remove_database(disk: Disk, path: Path) -> None:
+    for suffix in ("", *_SUFFIXES):
+        with contextlib.suppress(OSError):
+            disk.remove(path.with_name(path.name + suffix))
+
+
+def describe_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

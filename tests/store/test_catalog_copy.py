@@ -1,0 +1,484 @@
+"""Damage to the catalog removes no messages, and its copy keeps tokens and progress."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from penstock.model import (
+    ExportDefinition,
+    KinesisConfig,
+    MessageStreamDefinition,
+    Persistence,
+    StrategyOnFull,
+)
+from penstock.store.catalog import (
+    Catalog,
+    ExportProgress,
+    NewerCatalogError,
+    StreamRow,
+    TokenRow,
+    digest_token,
+)
+from penstock.store.catalog_copy import CATALOG_FILE, COPY_FILE, CatalogCopier
+from penstock.store.files import Disk
+from penstock.store.store import Store
+from penstock.testing.faults import FaultyDisk
+from tests.store.conftest import Define, Restartable
+
+# More with PENSTOCK_DAMAGED_CATALOGS, for a wide run.
+SEEDS = range(int(os.environ.get("PENSTOCK_DAMAGED_CATALOGS", "30")))
+
+NAMES = ("s", "t")
+TOKEN = TokenRow("device", "producer", ("press-*",), 5)
+
+
+def definition_of(name: str) -> MessageStreamDefinition:
+    return MessageStreamDefinition(
+        name=name,
+        max_size=1 << 20,
+        stream_segment_size=1024,
+        strategy_on_full=StrategyOnFull.OverwriteOldestData,
+        time_to_live_millis=60_000,
+        export_definition=ExportDefinition(kinesis=[KinesisConfig("k", "x")]),
+    )
+
+
+def payload(name: str, number: int) -> bytes:
+    return b"%s %d " % (name.encode(), number) + bytes([number]) * 300
+
+
+def fill(store: Store) -> None:
+    for name in NAMES:
+        log = store.create(definition_of(name)).log
+        for number in range(20):
+            log.append([payload(name, number)], 1000 + number)
+    memory = MessageStreamDefinition(
+        name="m",
+        persistence=Persistence.Memory,
+        strategy_on_full=StrategyOnFull.OverwriteOldestData,
+    )
+    store.create(memory).log.append([b"x"] * 3, 1)
+    store.catalog.add_token(TOKEN, "secret")
+    store.commit_progress({name: [ExportProgress("k", 7)] for name in NAMES})
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("filled") / "root"
+    store = Store(root)
+    fill(store)
+    store.close()
+    return root
+
+
+@pytest.fixture
+def stopped(filled: Path, root: Path) -> Path:
+    """A root after a clean stop."""
+    return Path(shutil.copytree(filled, root))
+
+
+def segment_files(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in (root / "streams").rglob("*")
+        if path.suffix in (".data", ".index")
+    }
+
+
+def check_messages(store: Store, names: tuple[str, ...] = NAMES) -> None:
+    for name in names:
+        log = store.streams[name].log
+        assert log.oldest == 0
+        for number in range(20):
+            run = log.read(number, number + 1, 1)
+            assert run.payloads == [payload(name, number)]
+            assert run.ingest_times == [1000 + number]
+        assert log.append([b"next"], 1000) == 20
+
+
+def check_everything(root: Path) -> None:
+    """Every file, message, token, progress and number is as it was."""
+    before = segment_files(root)
+    store = Store(root)
+    try:
+        # What retention does at a start.
+        for stream in store.streams.values():
+            stream.log.trim(2000)
+        store.work()
+        assert before.items() <= segment_files(root).items()
+        check_messages(store)
+        assert store.streams["m"].log.append([b"y"], 1) >= 3
+        assert store.catalog.find_token(digest_token("secret")) == TOKEN
+        for name in NAMES:
+            assert store.streams[name].progress["k"].last_exported == 7
+        assert set(store.streams) == {*NAMES, "m"}
+        assert not store.unreadable
+    finally:
+        store.close()
+
+
+def flip(contents: bytearray, random: Random) -> None:
+    contents[random.randrange(len(contents))] ^= 1 << random.randrange(8)
+
+
+def overwrite(contents: bytearray, random: Random) -> None:
+    start = random.randrange(len(contents))
+    size = random.choice((1, 100, 5000))
+    contents[start : start + size] = random.randbytes(len(contents[start : start + size]))
+
+
+def zero(contents: bytearray, random: Random) -> None:
+    start = random.randrange(len(contents))
+    size = random.choice((16, 4096))
+    contents[start : start + size] = bytes(len(contents[start : start + size]))
+
+
+def cut(contents: bytearray, random: Random) -> None:
+    del contents[random.randrange(len(contents)) :]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_damaged_catalog_costs_nothing_while_there_is_a_copy(stopped: Path, seed: int) -> None:
+    random = Random(seed)
+    path = stopped / CATALOG_FILE
+    contents = bytearray(path.read_bytes())
+    random.choice((flip, flip, flip, overwrite, zero, cut))(contents, random)
+    path.write_bytes(bytes(contents))
+    check_everything(stopped)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_damaged_catalog_without_a_copy_costs_no_messages(stopped: Path, seed: int) -> None:
+    random = Random(seed)
+    (stopped / COPY_FILE).unlink()
+    path = stopped / CATALOG_FILE
+    contents = bytearray(path.read_bytes())
+    random.choice((flip, flip, flip, overwrite, zero, cut))(contents, random)
+    path.write_bytes(bytes(contents))
+    before = segment_files(stopped)
+    try:
+        store = Store(stopped)
+    except NewerCatalogError:
+        # By a damaged version number, which only the copy could contradict.
+        assert segment_files(stopped) == before
+        return
+    for stream in store.streams.values():
+        stream.log.trim(2000)
+    store.work()
+    assert before.items() <= segment_files(stopped).items()
+    check_messages(store)
+    store.close()
+
+
+@pytest.mark.parametrize("column", ["oldest", "reserved", "definition", "name", "id"])
+def test_changed_stream_row_is_restored(
+    stopped: Path, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    value = {
+        "oldest": "64",
+        "reserved": "1 << 40",
+        "definition": "CAST(replace(CAST(definition AS TEXT), '1048576', '1024') AS BLOB)",
+        "name": "'u'",
+        "id": "'0123456789abcdef'",
+    }[column]
+    with closing(sqlite3.connect(stopped / CATALOG_FILE)) as connection:
+        connection.execute(f"UPDATE stream SET {column} = {value} WHERE name = 's'")
+        connection.commit()
+    check_everything(stopped)
+    assert "the catalog is damaged (1 rows of table stream have changed)" in caplog.text
+    assert len(list(stopped.glob("catalog.sqlite.damaged-*"))) == 1
+
+
+def test_oldest_that_contradicts_the_segments_removes_nothing(
+    stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if its row is intact: as in a catalog that was damaged before it had checksums."""
+    catalog = Catalog(stopped / CATALOG_FILE)
+    for row in catalog.streams():
+        with catalog.transaction() as connection:
+            connection.execute(
+                "UPDATE stream SET oldest = 7, "
+                "checksum = row_checksum(id, name, definition, 7, reserved) WHERE id = ?",
+                (row.id,),
+            )
+    catalog.close()
+    check_everything(stopped)
+    assert "by the catalog everything below message 7 was removed" in caplog.text
+
+
+def test_missing_catalog_is_restored_from_its_copy(
+    stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (stopped / CATALOG_FILE).unlink()
+    check_everything(stopped)
+    assert "catalog.sqlite is missing: it was rebuilt" in caplog.text
+
+
+def test_missing_catalog_and_copy_cost_no_messages(stopped: Path) -> None:
+    (stopped / CATALOG_FILE).unlink()
+    (stopped / COPY_FILE).unlink()
+    store = Store(stopped)
+    check_messages(store)
+    store.close()
+
+
+@pytest.mark.parametrize("damage", [flip, overwrite, zero, cut])
+def test_damaged_copy_does_not_matter_while_the_catalog_is_intact(
+    stopped: Path, damage: Callable[[bytearray, Random], None]
+) -> None:
+    contents = bytearray((stopped / COPY_FILE).read_bytes())
+    damage(contents, Random(1))
+    (stopped / COPY_FILE).write_bytes(bytes(contents))
+    check_everything(stopped)
+
+
+def test_wrong_version_number_is_damage_if_the_copy_has_this_version(stopped: Path) -> None:
+    with closing(sqlite3.connect(stopped / CATALOG_FILE)) as connection:
+        connection.execute("PRAGMA user_version = 69")
+    check_everything(stopped)
+
+
+def age_copy(restartable: Restartable, change: Callable[[Store], None]) -> None:
+    """Stops the store after a change, with the copy of before and without the catalog."""
+    restartable.restart()
+    copy = (restartable.root / COPY_FILE).read_bytes()
+    change(restartable.store)
+    restartable.stop()
+    (restartable.root / COPY_FILE).write_bytes(copy)
+    (restartable.root / CATALOG_FILE).write_bytes(b"damaged" * 1000)
+
+
+def test_stream_deleted_since_the_copy_does_not_return(
+    restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("deleted", "kept"):
+        restartable.store.create(define(name)).log.append([b"x"], 1)
+
+    def delete(store: Store) -> None:
+        store.delete("deleted")
+        store.work()
+
+    age_copy(restartable, delete)
+    assert list(restartable.start().streams) == ["kept"]
+    assert "stream 'deleted' of the catalog's copy has no directory" in caplog.text
+
+
+def test_streams_and_messages_since_the_copy_are_kept(
+    restartable: Restartable, define: Define
+) -> None:
+    old = restartable.store.create(define("old"))
+    old.log.append([b"x" * 1000] * 3, 1)
+
+    def append(store: Store) -> None:
+        store.create(define("new")).log.append([b"y"] * 3, 1)
+        for _ in range(5):
+            store.streams["old"].log.append([b"x" * 1000], 1)
+
+    age_copy(restartable, append)
+    store = restartable.start()
+    assert store.streams["new"].log.append([b"z"], 1) == 3
+    assert store.streams["old"].log.append([b"z"], 1) == 8
+    for number in range(8):
+        assert store.streams["old"].log.read(number, 8, 1).payloads == [b"x" * 1000]
+
+
+def test_segments_removed_since_the_copy_are_not_reported_as_lost(
+    restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = restartable.store.create(define(max_size=4096))
+    for _ in range(4):
+        stream.log.append([b"x" * 1000], 1)
+
+    def overwrite_oldest(store: Store) -> None:
+        for _ in range(4):
+            store.streams["s"].log.append([b"y" * 1000], 1)
+        store.work()
+
+    age_copy(restartable, overwrite_oldest)
+    log = restartable.start().streams["s"].log
+    assert (log.oldest, log.end) == (4, 8)
+    assert "lost" not in caplog.text
+    assert "is missing: messages" not in caplog.text
+
+
+def test_numbers_of_a_memory_stream_are_not_used_again(
+    restartable: Restartable, define: Define
+) -> None:
+    restartable.store.create(define(persistence=Persistence.Memory)).log.append([b"x"], 1)
+
+    def append(store: Store) -> None:
+        store.streams["s"].log.append([b"x"] * 1000, 1)
+
+    age_copy(restartable, append)
+    assert restartable.start().streams["s"].log.append([b"y"], 1) > 1001
+
+
+def test_progress_since_the_copy_is_that_of_the_copy(
+    restartable: Restartable, define: Define
+) -> None:
+    exports = ExportDefinition(kinesis=[KinesisConfig("k", "x")])
+    restartable.store.create(define(export_definition=exports)).log.append([b"x"] * 9, 1)
+    restartable.store.commit_progress({"s": [ExportProgress("k", 3)]})
+
+    age_copy(restartable, lambda store: store.commit_progress({"s": [ExportProgress("k", 8)]}))
+    assert restartable.start().streams["s"].progress["k"].last_exported == 3
+
+
+def test_damaged_progress_row_is_that_of_the_copy_and_others_are_newer(
+    restartable: Restartable, define: Define
+) -> None:
+    exports = ExportDefinition(kinesis=[KinesisConfig("k", "x"), KinesisConfig("l", "x")])
+    restartable.store.create(define(export_definition=exports)).log.append([b"x"] * 9, 1)
+    both = [ExportProgress("k", 3), ExportProgress("l", 3)]
+    restartable.store.commit_progress({"s": both})
+    restartable.restart()
+    copy = (restartable.root / COPY_FILE).read_bytes()
+    restartable.store.commit_progress({"s": [each._replace(last_exported=8) for each in both]})
+    restartable.stop()
+    (restartable.root / COPY_FILE).write_bytes(copy)
+    with closing(sqlite3.connect(restartable.root / CATALOG_FILE)) as connection:
+        connection.execute("UPDATE export_progress SET last_exported = 72 WHERE identifier = 'k'")
+        connection.commit()
+    progress = restartable.start().streams["s"].progress
+    assert {name: each.last_exported for name, each in progress.items()} == {"k": 3, "l": 8}
+
+
+def test_removal_of_a_listed_stream_is_not_finished(
+    restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = restartable.store.create(define())
+    stream.log.append([b"x"], 1)
+    restartable.stop()
+    with closing(sqlite3.connect(restartable.root / CATALOG_FILE)) as connection:
+        connection.executemany(
+            "INSERT INTO removed_directory VALUES (?)", [(stream.id,), ("",), ("..",)]
+        )
+        connection.commit()
+    store = restartable.start()
+    assert store.streams["s"].log.read(0, 1, 1).payloads == [b"x"]
+    assert "'' is not the id of a deleted stream" in caplog.text
+    assert store.catalog.removed_directories() == []
+
+
+def test_unfinished_creation_is_removed_only_if_it_is_empty_and_new(
+    restartable: Restartable,
+) -> None:
+    restartable.stop()
+    directory = restartable.root / "streams" / "0123456789abcdef"
+    directory.mkdir()
+    (directory / f"{500:020d}.data").touch()
+    restartable.start()
+    assert directory.exists()
+
+
+# How the copy is made
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def names_in(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [name for (name,) in connection.execute("SELECT name FROM stream")]
+
+
+def test_copy_follows_definitions_soon_and_other_changes_later(
+    catalog: Catalog, tmp_path: Path, clock: Clock
+) -> None:
+    copier = CatalogCopier(catalog, tmp_path, Disk(), clock)
+    copy = tmp_path / COPY_FILE
+    copier.copy_if_due()
+    assert not copy.exists()
+    clock.now += 10
+    copier.copy_if_due()
+    assert names_in(copy) == []
+
+    catalog.add_stream(StreamRow("id1", "s", b"{}", 0, 0))
+    copier.copy_if_due()
+    assert names_in(copy) == []
+    clock.now += 10
+    copier.copy_if_due()
+    assert names_in(copy) == ["s"]
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+    catalog.reserve("id1", 5)
+    clock.now += 10
+    before = copy.read_bytes()
+    copier.copy_if_due()
+    assert copy.read_bytes() == before
+    clock.now += 300
+    copier.copy_if_due()
+    assert copy.read_bytes() != before
+
+
+def test_copy_follows_tokens_of_other_processes(
+    catalog: Catalog, tmp_path: Path, clock: Clock
+) -> None:
+    catalog.add_token(TOKEN, "secret")
+    copier = CatalogCopier(catalog, tmp_path, Disk(), clock)
+    copier.copy()
+    clock.now += 10
+    other = Catalog(tmp_path / CATALOG_FILE)
+    other.remove_token(TOKEN.id)
+    other.close()
+    copier.copy_if_due()
+    with closing(sqlite3.connect(tmp_path / COPY_FILE)) as connection:
+        assert connection.execute("SELECT count(*) FROM token").fetchone() == (0,)
+
+
+def test_copy_that_fails_is_logged_once_and_leaves_the_last_one(
+    catalog: Catalog, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FaultyDisk()
+    copier = CatalogCopier(catalog, tmp_path, disk, clock)
+    copier.copy()
+    before = (tmp_path / COPY_FILE).read_bytes()
+    disk.fails = lambda action, _path: action == "sync"
+    for name in ("a", "b"):
+        catalog.add_stream(StreamRow(name, name, b"{}", 0, 0))
+        copier.copy()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert (tmp_path / COPY_FILE).read_bytes() == before
+    assert not list(tmp_path.glob("*.new*"))
+    disk.mend()
+    copier.copy()
+    assert names_in(tmp_path / COPY_FILE) == ["a", "b"]
+
+
+def test_damaged_rows_are_not_copied(catalog: Catalog, tmp_path: Path, clock: Clock) -> None:
+    catalog.add_stream(StreamRow("id1", "s", b"{}", 0, 0))
+    copier = CatalogCopier(catalog, tmp_path, Disk(), clock)
+    copier.copy()
+    with closing(sqlite3.connect(tmp_path / CATALOG_FILE)) as connection:
+        connection.execute("UPDATE stream SET name = 'x'")
+        connection.commit()
+    copier.copy()
+    assert names_in(tmp_path / COPY_FILE) == ["s"]
+
+
+def test_unchanged_catalog_is_not_copied_again(
+    catalog: Catalog, tmp_path: Path, clock: Clock
+) -> None:
+    copier = CatalogCopier(catalog, tmp_path, Disk(), clock)
+    copier.copy()
+    (tmp_path / COPY_FILE).unlink()
+    copier.copy()
+    assert not (tmp_path / COPY_FILE).exists()
