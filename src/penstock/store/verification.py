@@ -403,7 +403,7 @@ class Verification:
             problems.append(Problem(self._relative(directory), "active segment is missing"))
         return [
             self._bound(facts, first, rows.get(first), following, records.get(first, ()), problems)
-            for first, following in zip(ordered, [*ordered[1:], None], strict=True)
+            for first, following in zip(ordered, [*ordered[1:], None], strict=False)
         ]
 
     def _bound(
