@@ -62,9 +62,7 @@ def test_files_of_a_stream_stay_until_its_deletion_applies(
     assert store.catalog.removed_directories() == []
 
 
-def test_deleted_stream_does_not_return_after_a_power_cut(
-    tmp_path: Path, define: Define
-) -> None:
+def test_deleted_stream_does_not_return_after_a_power_cut(tmp_path: Path, define: Define) -> None:
     disk = FaultyDisk()
     store = Store(tmp_path, disk)
     stream = store.create(define("s"))
