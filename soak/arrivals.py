@@ -19,6 +19,7 @@ from penstock.sandbox.client import SandboxClient
 from penstock.sandbox.service import REGION
 from penstock.spark.channels import list_parts
 from soak.messages import MessageId, identify
+from soak.sensors import identify_entry
 
 _TIMEOUT_SECONDS = 30.0
 
@@ -98,6 +99,17 @@ class Objects(Collector):
         except (BotoCoreError, ClientError) as error:
             raise OSError(f"{key}: {error}") from None
         self.digests[key] = hashlib.sha256(content).hexdigest()
+
+
+class Entries(Collector):
+    """Entries that arrived at one property of IoT SiteWise."""
+
+    def __init__(self, cloud: SandboxClient, alias: str) -> None:
+        super().__init__(cloud, "iotsitewise", alias)
+        self.messages: list[MessageId | None] = []
+
+    def take(self, record: Json) -> None:
+        self.messages.append(identify_entry(record))
 
 
 def read_channel(channels: Path, name: str) -> dict[str, list[MessageId | None]]:

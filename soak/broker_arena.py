@@ -14,7 +14,13 @@ from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from soak.checks import Fault, Finding, compare
 from soak.churn import Churn
-from soak.damage import DamageKind, find_stream_directory, list_segments, plan_damage
+from soak.damage import (
+    SEGMENT_DAMAGE,
+    find_stream_directory,
+    list_segments,
+    plan_catalog_damage,
+    plan_damage,
+)
 from soak.hostile import DECOY, HostileClients
 from soak.ledger import Ledger, Source, StreamLedger
 from soak.load import (
@@ -235,6 +241,10 @@ class BrokerArena:
                 self._load.pause()
                 self._terminate()
                 self._damage(random)
+            case BrokerEvent.CATALOG_DAMAGE:
+                self._load.pause()
+                self._terminate()
+                self._damage_catalog(random)
             case BrokerEvent.FULL_DISK | BrokerEvent.FULL_DISK_KILL:
                 self._fill_disk(random, is_killed=event is BrokerEvent.FULL_DISK_KILL)
             case BrokerEvent.NOTHING:
@@ -255,7 +265,7 @@ class BrokerArena:
         if segments[-1] not in places and random.random() < 0.5:
             places[0] = segments[-1]
         for segment in places:
-            damage = plan_damage(segment, random.choice(list(DamageKind)), random)
+            damage = plan_damage(segment, random.choice(SEGMENT_DAMAGE), random)
             damage.apply()
             victim.damaged |= damage.hits
             self._tally.count("damaged places")
@@ -266,6 +276,13 @@ class BrokerArena:
             self._append_to_victim(connection, -1, 50)
             self._check(connection, victim)
             self._make_victim(connection, random)
+
+    def _damage_catalog(self, random: Random) -> None:
+        """Every message and every definition is still there: the round checks them."""
+        damage = plan_catalog_damage(self.broker.root, random)
+        damage.apply()
+        self._tally.count("damaged places")
+        self._tally.count(f"damage: {damage.kind}")
 
     def _fill_disk(self, random: Random, *, is_killed: bool) -> None:
         assert self._disk is not None

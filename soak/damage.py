@@ -24,6 +24,24 @@ class DamageKind(StrEnum):
     ZERO_DATA = "zeros in .data"
     TRUNCATE_DATA = "truncated .data"
     TRUNCATE_INDEX = "truncated .index"
+    FLIP_CATALOG = "bit flip in the catalog"
+    ZERO_CATALOG = "zeros in the catalog"
+    TRUNCATE_CATALOG = "truncated catalog"
+
+
+SEGMENT_DAMAGE = (
+    DamageKind.FLIP_DATA,
+    DamageKind.FLIP_INDEX,
+    DamageKind.ZERO_DATA,
+    DamageKind.TRUNCATE_DATA,
+    DamageKind.TRUNCATE_INDEX,
+)
+# How many bytes are replaced; none for a truncation.
+_CATALOG_DAMAGE = {
+    DamageKind.FLIP_CATALOG: 1,
+    DamageKind.ZERO_CATALOG: 4096,
+    DamageKind.TRUNCATE_CATALOG: 0,
+}
 
 
 class Damage(NamedTuple):
@@ -42,6 +60,21 @@ class Damage(NamedTuple):
             else:
                 file.seek(self.position)
                 file.write(self.replacement)
+
+
+def plan_catalog_damage(root: Path, random: Random) -> Damage:
+    """One place of the catalog. It hits no message: the files of streams are intact."""
+    catalog = root / "catalog.sqlite"
+    size = catalog.stat().st_size
+    kind = random.choice(list(_CATALOG_DAMAGE))
+    position = random.randrange(size)
+    length = _CATALOG_DAMAGE[kind]
+    replacement = None
+    if length == 1:
+        replacement = _flip(catalog, position, random)
+    elif length:
+        replacement = bytes(min(length, size - position))
+    return Damage(kind, catalog, position, replacement, frozenset())
 
 
 class Segment(NamedTuple):

@@ -48,6 +48,7 @@ class BrokerEvent(StrEnum):
     KILL = "kill -9 of the broker"
     TERMINATE = "SIGTERM to the broker"
     DAMAGE = "damaged files"
+    CATALOG_DAMAGE = "damaged catalog"
     FULL_DISK = "full disk"
     FULL_DISK_KILL = "full disk and kill -9"
     NOTHING = "no fault"
@@ -57,6 +58,7 @@ _BROKER_WEIGHTS = {
     BrokerEvent.KILL: 6,
     BrokerEvent.TERMINATE: 2,
     BrokerEvent.DAMAGE: 3,
+    BrokerEvent.CATALOG_DAMAGE: 1,
     BrokerEvent.FULL_DISK: 2,
     BrokerEvent.FULL_DISK_KILL: 1,
     BrokerEvent.NOTHING: 1,
@@ -166,7 +168,7 @@ OUTAGES: tuple[Mapping[str, object], ...] = (
     {"delayMillis": 400},
     {"refuseEvery": 7},
 )
-OUTAGE_SERVICES = ("kinesis", "http", "s3", "*")
+OUTAGE_SERVICES = ("kinesis", "http", "s3", "iotsitewise", "*")
 
 
 class SystemStep(NamedTuple):

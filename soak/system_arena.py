@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import time
@@ -18,6 +19,7 @@ from penstock import (
     ExportFormat,
     HTTPConfig,
     IoTAnalyticsConfig,
+    IoTSiteWiseConfig,
     KinesisConfig,
     MessageStreamDefinition,
     S3ExportTaskExecutorConfig,
@@ -28,7 +30,7 @@ from penstock import (
 )
 from penstock.errors import StreamManagerException
 from penstock.sandbox.client import SandboxClient
-from soak.arrivals import Arrivals, Collector, Objects, read_channel
+from soak.arrivals import Arrivals, Collector, Entries, Objects, read_channel
 from soak.checks import Fault, Finding, Found, compare, compare_arrivals
 from soak.files import FileProducer, compare_tasks, describe_failures, read_statuses
 from soak.ledger import Ledger, StreamLedger
@@ -38,6 +40,7 @@ from soak.plan import Extent, SystemEvent, SystemStep, plan_system_steps
 from soak.processes import BrokerAddress, Program, SoakError, free_port, wait_for
 from soak.reading import read_stream
 from soak.report import Tally
+from soak.sensors import ALIAS, SensorProducer, compare_entries, identify_entry
 from soak.small_disk import SmallDisk
 from soak.verification import verify_store
 from tests.support import QUICK_JAVA
@@ -48,9 +51,12 @@ _STREAM_BYTES = 1 << 28
 _STRICT, _REFUSING = "soak-strict", "soak-refusing"
 _SINK, _CHANNEL, _BUCKET = "soak", "soak", "soak-files"
 _STREAMS = ("measured", "logged")
-_FILES, _STATUSES = "files", "statuses"
+_FILES, _STATUSES, _SENSORS = "files", "statuses", "sensors"
+_EXPORTED = (*_STREAMS, _FILES, _SENSORS)
 # Records of one call of Kinesis.
 _CALL_RECORDS = 500
+# Entries of one call of SiteWise.
+_CALL_ENTRIES = 10
 _PIPELINE_SECONDS = 180.0
 _DRAIN_SECONDS = 400.0
 _CHILD_SECONDS = 60.0
@@ -105,6 +111,8 @@ class SystemArena:
             "http": Arrivals(self._cloud, "http", _SINK),
         }
         self._objects = Objects(self._cloud, _BUCKET)
+        self._entries = Entries(self._cloud, ALIAS)
+        self._sensor = SensorProducer(self.address, _SENSORS, pause_seconds=0.2)
         self._files = FileProducer(
             self.address, _FILES, _BUCKET, self._files_directory, seed, pause_seconds=2.0
         )
@@ -166,6 +174,9 @@ class SystemArena:
                 "to-s3", status_config=StatusConfig(StatusLevel.INFO, _STATUSES)
             )
             self._create(client, _FILES, ExportDefinition(s3_task_executor=[config]))
+            sitewise = [IoTSiteWiseConfig("sitewise")]
+            self._create(client, _SENSORS, ExportDefinition(iot_sitewise=sitewise))
+        self._load.add_other(self._sensor)
 
     def _create(self, client: StreamManagerClient, name: str, exports: ExportDefinition) -> None:
         client.create_message_stream(
@@ -290,7 +301,7 @@ class SystemArena:
     @contextmanager
     def _no_arrivals(self) -> Iterator[None]:
         """Nothing arrives that was not seen: the sandbox keeps everything in memory."""
-        for service in ("kinesis", "http"):
+        for service in ("kinesis", "http", "iotsitewise"):
             self._cloud.set_fault(service, down=True)
         for operation in _S3_WRITES:
             self._cloud.set_fault("s3", operation=operation, down=True)
@@ -311,7 +322,7 @@ class SystemArena:
         return count
 
     def _collectors(self) -> list[Collector]:
-        return [*self._arrivals.values(), self._objects]
+        return [*self._arrivals.values(), self._objects, self._entries]
 
     # The end
 
@@ -322,11 +333,13 @@ class SystemArena:
         stored = self._check_streams()
         self._check_arrivals(stored)
         self._check_tasks()
+        self._check_entries()
         if code := self._up.terminate():
             self._tally.find([Finding(Fault.WRONG, "up", f"exit code {code} after SIGTERM")])
         self._check_log()
         verify_store(self._root, {}, self._tally)
-        self._tally.count("appends answered", self._ledger.answers + len(self._files.tasks))
+        self._tally.count("appends answered", self._ledger.answers)
+        self._tally.count("appends answered", len(self._files.tasks) + len(self._sensor.answered))
         self._tally.count("S3 tasks", len(self._files.tasks))
 
     def _drain(self) -> None:
@@ -334,13 +347,13 @@ class SystemArena:
         self._cloud.clear_faults()
         with self._client() as client:
             deadline = time.monotonic() + _DRAIN_SECONDS
-            for name in (*_STREAMS, _FILES):
+            for name in _EXPORTED:
                 # Exports that failed are tried at once when they are resumed.
                 self._set_disabled(client, name, disabled=True)
                 self._set_disabled(client, name, disabled=False)
             while time.monotonic() < deadline:
                 self._pull()
-                if all(_is_exported(client, name) for name in (*_STREAMS, _FILES)):
+                if all(_is_exported(client, name) for name in _EXPORTED):
                     break
                 time.sleep(0.5)
             else:
@@ -392,6 +405,21 @@ class SystemArena:
             Finding(Fault.REUSED, _FILES, f"{number} was given to two tasks")
             for number in self._files.reused
         )
+
+    def _check_entries(self) -> None:
+        with self._client() as client:
+            stored = {
+                message.sequence_number: identify_entry(json.loads(message.payload))
+                for message in client.read_all(_SENSORS)
+            }
+        self._tally.find(compare_entries(_SENSORS, self._sensor.answered, stored))
+        # SiteWise may refuse single entries of a call.
+        self._tally.find(
+            compare_arrivals(
+                "sitewise", stored, self._entries.messages, max_displacement=_CALL_ENTRIES
+            )
+        )
+        self._tally.count("arrivals: sitewise", len(self._entries.messages))
 
     def _check_log(self) -> None:
         lines = self._up.log.read_text().splitlines()

@@ -9,7 +9,15 @@ from penstock.model import MessageStreamDefinition, StrategyOnFull
 from penstock.store.log import FileLog
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
-from soak.damage import Damage, DamageKind, find_stream_directory, list_segments, plan_damage
+from soak.damage import (
+    SEGMENT_DAMAGE,
+    Damage,
+    DamageKind,
+    find_stream_directory,
+    list_segments,
+    plan_catalog_damage,
+    plan_damage,
+)
 from soak.messages import make_payload
 
 COUNT = 200
@@ -52,7 +60,7 @@ def readable(root: Path) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("kind", DamageKind)
+@pytest.mark.parametrize("kind", SEGMENT_DAMAGE)
 @pytest.mark.parametrize("seed", range(4))
 def test_hits_are_the_messages_that_cannot_be_read(
     tmp_path: Path, kind: DamageKind, seed: int
@@ -65,3 +73,16 @@ def test_hits_are_the_messages_that_cannot_be_read(
     # An end position behind the end of the file is no harm to the last message of a segment.
     if kind is not DamageKind.FLIP_INDEX:
         assert not found & damage.hits
+
+
+def test_damage_of_the_catalog_hits_no_message(tmp_path: Path) -> None:
+    write_store(tmp_path)
+    for seed in range(10):
+        before = (tmp_path / "catalog.sqlite").read_bytes()
+        damage = plan_catalog_damage(tmp_path, Random(seed))
+        damage.apply()
+        assert damage.hits == frozenset()
+        after = (tmp_path / "catalog.sqlite").read_bytes()
+        # Zeros may replace zeros.
+        assert after != before or damage.kind is DamageKind.ZERO_CATALOG
+        (tmp_path / "catalog.sqlite").write_bytes(before)

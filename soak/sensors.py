@@ -1,0 +1,89 @@
+"""Measurements for IoT SiteWise: messages that are entries of its calls."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+
+from penstock import StreamManagerClient
+from penstock.errors import StreamManagerException, UnansweredException
+from soak.actor import Actor
+from soak.checks import Fault, Finding
+from soak.messages import MessageId
+from soak.processes import BrokerAddress
+
+ALIAS = "/soak/sensor"
+_SOURCE = "sensor"
+
+
+def make_entry(counter: int, now: float) -> bytes:
+    """A value with a time of its own: SiteWise takes one for each time of a property."""
+    seconds, fraction = divmod(now, 1)
+    value = {
+        "value": {"integerValue": counter},
+        "timestamp": {"timeInSeconds": int(seconds), "offsetInNanos": int(fraction * 1e9)},
+    }
+    entry = {"entryId": str(counter), "propertyAlias": ALIAS, "propertyValues": [value]}
+    return json.dumps(entry).encode()
+
+
+def identify_entry(entry: Mapping[str, object]) -> MessageId:
+    return MessageId(_SOURCE, int(str(entry["entryId"])))
+
+
+class SensorProducer(Actor):
+    """Appends an entry now and then."""
+
+    kind = "sensor"
+
+    def __init__(self, broker: BrokerAddress, stream: str, pause_seconds: float) -> None:
+        super().__init__()
+        self._broker = broker
+        self._stream = stream
+        self._pause_seconds = pause_seconds
+        self._client: StreamManagerClient | None = None
+        self._made = 0
+        # Numbers and entries, in the order of the answers.
+        self.answered: list[tuple[int, MessageId]] = []
+
+    def work(self) -> None:
+        if self._client is None:
+            self._client = StreamManagerClient(
+                "127.0.0.1", self._broker.port, token=self._broker.token, reconnect_timeout=0
+            )
+        while self.may_work:
+            counter = self._made
+            self._made += 1
+            try:
+                number = self._client.append_message(self._stream, make_entry(counter, time.time()))
+            except (UnansweredException, OSError):
+                raise
+            except StreamManagerException:
+                # Refused, on a full disk.
+                time.sleep(self._pause_seconds)
+                continue
+            self.answered.append((number, MessageId(_SOURCE, counter)))
+            time.sleep(self._pause_seconds)
+
+    def disconnect(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def compare_entries(
+    name: str, answered: list[tuple[int, MessageId]], stored: Mapping[int, MessageId]
+) -> list[Finding]:
+    """Every answered entry is stored under its number, which was given once."""
+    findings = []
+    if len(dict(answered)) < len(answered):
+        findings.append(Finding(Fault.REUSED, name, "a number was given to two entries"))
+    for number, entry in answered:
+        if number not in stored:
+            findings.append(Finding(Fault.LOST, name, f"{number}, {entry}, is not there"))
+        elif stored[number] != entry:
+            findings.append(
+                Finding(Fault.WRONG, name, f"{number} is {stored[number]}, not {entry}")
+            )
+    return findings
