@@ -20,7 +20,8 @@ from penstock.broker.access import (
     new_secret,
 )
 from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
-from penstock.store.catalog import Catalog, TokenRotation, TokenRow
+from penstock.store.catalog import Catalog
+from penstock.store.rows import TokenRotation, TokenRow
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from penstock.wire.requests import EXTENDED_REQUESTS

@@ -26,8 +26,9 @@ from penstock.errors import (
 )
 from penstock.model.storage import SegmentSummary
 from penstock.root import read_address
-from penstock.store.catalog import Catalog, TokenRow
+from penstock.store.catalog import Catalog
 from penstock.store.record import ENTRY, checksum, data_path, index_path
+from penstock.store.rows import TokenRow
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from penstock.wire.requests import WatchStreamsRequest

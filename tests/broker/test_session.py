@@ -19,7 +19,7 @@ import pytest
 from penstock.broker.access import Access, Role
 from penstock.broker.session import Session
 from penstock.errors import ResponseStatusCode, UnauthorizedException
-from penstock.store.catalog import TokenRow
+from penstock.store.rows import TokenRow
 from penstock.testing.connection import Connection
 from penstock.wire.frames import LENGTH, MAX_FRAME_BYTES, encode_frame
 from penstock.wire.operations import RESPONSE_TO, Operation

@@ -27,8 +27,8 @@ from penstock.errors import (
     UnknownFailureException,
 )
 from penstock.model import MessageStreamDefinition, from_wire
-from penstock.store.catalog import ExportProgress
 from penstock.store.record import index_path, pack_entries
+from penstock.store.rows import ExportProgress
 from penstock.store.store import Store
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from penstock.errors import ConnectFailedException, UnauthorizedException
 from penstock.root import Address, read_address, write_address
-from penstock.store.catalog import Catalog, TokenRow
+from penstock.store.catalog import Catalog
+from penstock.store.rows import TokenRow
 from penstock.wire.operations import Operation
 from tests.support import PATIENCE_S, BrokerProcess, append, clean_environment, create
 

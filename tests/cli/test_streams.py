@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.store.catalog import ExportProgress
+from penstock.store.rows import ExportProgress
 from penstock.wire.operations import Operation
 from tests.support import (
     PATIENCE_S,

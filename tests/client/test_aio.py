@@ -39,7 +39,8 @@ from penstock.broker.access import Role
 from penstock.errors import RequestPayloadTooLargeException, SettingError
 from penstock.model import ExportDefinition, HTTPConfig
 from penstock.model.exporting import ExportReport, Lane
-from penstock.store.catalog import Catalog, TokenRow
+from penstock.store.catalog import Catalog
+from penstock.store.rows import TokenRow
 from penstock.wire.frames import encode_frame
 from tests.support import MEBIBYTE, PATIENCE_S, BrokerProcess
 

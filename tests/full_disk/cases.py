@@ -12,8 +12,9 @@ import pytest
 
 from penstock.errors import ConnectFailedException, UnknownFailureException
 from penstock.model import MessageStreamDefinition, StrategyOnFull
-from penstock.store.catalog import Catalog, ExportProgress, TokenRow
+from penstock.store.catalog import Catalog
 from penstock.store.reserve import RESERVE_FILE
+from penstock.store.rows import ExportProgress, TokenRow
 from penstock.store.space import NoSpaceError
 from penstock.store.store import Store
 from penstock.store.stream import StoredStream

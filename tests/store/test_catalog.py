@@ -13,9 +13,8 @@ from penstock.errors import StoreError
 from penstock.model.exporting import Upload
 from penstock.model.status import StatusConfig, StatusLevel
 from penstock.model.storage import SegmentSummary
-from penstock.store.catalog import (
-    CHECKED_COLUMNS,
-    Catalog,
+from penstock.store.catalog import Catalog
+from penstock.store.rows import (
     ExportProgress,
     StreamRow,
     TokenRotation,
@@ -24,6 +23,7 @@ from penstock.store.catalog import (
     UploadProgress,
     digest_token,
 )
+from penstock.store.schema import CHECKED_COLUMNS
 from tests.support import PATIENCE_S
 
 ROW = StreamRow("id1", "s", b"{}", 0, 0)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreError
-from penstock.store.catalog import SCHEMA_VERSION, ExportProgress
 from penstock.store.catalog_reader import CatalogReader
+from penstock.store.rows import ExportProgress
+from penstock.store.schema import SCHEMA_VERSION
 from penstock.store.store import Store
 from tests.store.conftest import Define
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.catalog import Catalog, StreamRow
+from penstock.store.catalog import Catalog
 from penstock.store.journal import Journal
 from penstock.store.known_damage import KnownDamage
 from penstock.store.log import (
@@ -26,6 +26,7 @@ from penstock.store.log import (
 from penstock.store.record import ENTRY, crc32, data_path, index_path
 from penstock.store.recovery import open_file_log
 from penstock.store.retention import Limits
+from penstock.store.rows import StreamRow
 from penstock.store.segment import DamagedError
 from penstock.store.space import Space
 from penstock.testing.faults import FaultyDisk

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.errors import StoreError
 from penstock.model import ExportDefinition, KinesisConfig, Persistence
-from penstock.store.catalog import ExportProgress, TokenRow
 from penstock.store.log import Log
 from penstock.store.record import data_path, index_path
+from penstock.store.rows import ExportProgress, TokenRow
 from penstock.store.salvage import salvage
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store

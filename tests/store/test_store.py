@@ -20,10 +20,10 @@ from penstock.model import (
 )
 from penstock.model.exporting import Upload
 from penstock.root import is_served
-from penstock.store.catalog import ExportProgress, UploadChange, UploadProgress
 from penstock.store.files import Disk
 from penstock.store.log import Log
 from penstock.store.retention import Limits
+from penstock.store.rows import ExportProgress, UploadChange, UploadProgress
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
 from penstock.store.stream import StoredStream

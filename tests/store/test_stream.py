@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model import ExportDefinition, KinesisConfig, Persistence
-from penstock.store.catalog import ExportProgress
+from penstock.store.rows import ExportProgress
 from penstock.store.store import Store
 from penstock.testing.faults import FaultyDisk
 from tests.store.conftest import Define, Restartable

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from penstock.broker.access import Role, new_secret
 from penstock.model.exporting import ExportReport
-from penstock.store.catalog import TokenRow
+from penstock.store.rows import TokenRow
 from penstock.testing.connection import Connection
 from penstock.web.server import WebServer
 from penstock.wire.operations import Operation

@@ -10,7 +10,7 @@ import pytest
 from penstock.broker.access import Access, Role
 from penstock.broker.settings import LoopbackAccess
 from penstock.errors import UnauthorizedException
-from penstock.store.catalog import TokenRow
+from penstock.store.rows import TokenRow
 from tests.broker.exports.workbench import to_http, to_s3
 from tests.support import append, create
 from tests.web.site import Answer, Site

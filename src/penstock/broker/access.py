@@ -16,7 +16,8 @@ from typing import Protocol
 
 from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
 from penstock.root import TOKEN_FILE
-from penstock.store.catalog import Catalog, TokenRotation, TokenRow, digest_token
+from penstock.store.catalog import Catalog
+from penstock.store.rows import TokenRotation, TokenRow, digest_token
 from penstock.wire.operations import Operation
 
 logger = logging.getLogger(__name__)

@@ -28,9 +28,10 @@ from penstock.cli.output import echo_json, echo_table
 from penstock.cli.units import parse_duration
 from penstock.errors import StoreError
 from penstock.root import ADDRESS_FILE, TOKEN_FILE, Address, read_address, read_token
-from penstock.store.catalog import Catalog, TokenRotation, TokenRow, is_disk_full
+from penstock.store.catalog import Catalog, is_disk_full
 from penstock.store.files import Disk
 from penstock.store.reserve import release_reserve
+from penstock.store.rows import TokenRotation, TokenRow
 
 
 @click.command()

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from penstock.broker.access import Access, Role
 from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
-from penstock.store.catalog import TokenRow, digest_token
+from penstock.store.rows import TokenRow, digest_token
 
 # As in the original: every component may do everything.
 COMPONENT = Access(TokenRow("greengrass", Role.admin, ("*",), 0))

@@ -16,7 +16,6 @@ WAL. If that does not help, changes that free space also take the store's reserv
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import sqlite3
@@ -25,232 +24,43 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import msgspec
 
 from penstock.errors import StoreError
-from penstock.model.exporting import Upload
-from penstock.model.status import StatusConfig
 from penstock.model.storage import SegmentSummary
-from penstock.store.record import crc32
+from penstock.store.rows import (
+    NO_UPLOADS,
+    ExportProgress,
+    StreamRow,
+    TokenRotation,
+    TokenRow,
+    UploadChange,
+    UploadProgress,
+    decode_upload,
+    digest_token,
+)
+from penstock.store.schema import (
+    CHECKED_COLUMNS,
+    MIGRATIONS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    check_rows,
+    row_checksum,
+    with_checksum,
+)
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SCHEMA_VERSION = 5
-
 # Space that commits on a full disk reuse: the minimum size of the WAL, and free pages in the
 # database.
 _WAL_BYTES = 256 * 1024
 _SPARE_PAGES = 32
 _PAGE_BYTES = 4096
-
-_UPLOADS = """
-CREATE TABLE upload (               -- those that are not over, also of streams that are gone
-    id TEXT PRIMARY KEY,
-    export_id TEXT NOT NULL,
-    sequence_number INTEGER NOT NULL,
-    state BLOB NOT NULL             -- JSON
-) STRICT, WITHOUT ROWID;
-"""
-
-_SCHEMA = f"""
-CREATE TABLE stream (
-    id TEXT PRIMARY KEY,            -- also the name of its directory
-    name TEXT NOT NULL UNIQUE,
-    definition BLOB NOT NULL,       -- JSON, with the field names of the wire
-    oldest INTEGER NOT NULL,        -- everything below was removed on purpose
-    reserved INTEGER NOT NULL,      -- no number below may be handed out again after a restart
-    checksum INTEGER NOT NULL DEFAULT 0
-) STRICT;
-CREATE TABLE segment (              -- sealed segments, on the disk in full
-    stream_id TEXT NOT NULL REFERENCES stream ON DELETE CASCADE,
-    first INTEGER NOT NULL,
-    end INTEGER NOT NULL,
-    size INTEGER NOT NULL,
-    oldest_time INTEGER NOT NULL,
-    newest_time INTEGER NOT NULL,
-    data_crc INTEGER NOT NULL,
-    index_crc INTEGER NOT NULL,
-    checksum INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (stream_id, first)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE checkpoint (           -- how much of the active segment is known to be on the disk
-    stream_id TEXT PRIMARY KEY REFERENCES stream ON DELETE CASCADE,
-    first INTEGER NOT NULL,
-    end INTEGER NOT NULL,
-    size INTEGER NOT NULL,
-    oldest_time INTEGER NOT NULL,
-    newest_time INTEGER NOT NULL,
-    data_crc INTEGER NOT NULL,
-    index_crc INTEGER NOT NULL,
-    checksum INTEGER NOT NULL DEFAULT 0
-) STRICT, WITHOUT ROWID;
-CREATE TABLE export_progress (
-    stream_id TEXT NOT NULL REFERENCES stream ON DELETE CASCADE,
-    identifier TEXT NOT NULL,
-    last_exported INTEGER NOT NULL, -- -1 before the first
-    last_time INTEGER,
-    error_message TEXT NOT NULL,
-    exported_bytes INTEGER NOT NULL,
-    processed_messages INTEGER NOT NULL,
-    skipped_messages INTEGER NOT NULL DEFAULT 0,
-    export_id TEXT NOT NULL DEFAULT '',
-    checksum INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (stream_id, identifier)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE removed_directory (    -- directories of deleted streams that may still be there
-    stream_id TEXT PRIMARY KEY
-) STRICT, WITHOUT ROWID;
-CREATE TABLE token (
-    id TEXT PRIMARY KEY,
-    digest BLOB NOT NULL UNIQUE,
-    role TEXT NOT NULL,
-    patterns TEXT NOT NULL,         -- one a line
-    created_time INTEGER NOT NULL,
-    expires_time INTEGER,           -- NULL: never
-    previous_digest BLOB,           -- before the last rotation
-    previous_expires_time INTEGER,  -- NULL: never
-    checksum INTEGER NOT NULL DEFAULT 0
-) STRICT, WITHOUT ROWID;
-{_UPLOADS}"""
-
-# Tables whose rows have a checksum over all other columns, and these columns. To SQLite a flipped
-# bit in a row is no damage, but it could remove segments, repeat exports or widen a token's access.
-CHECKED_COLUMNS = {
-    "stream": "id, name, definition, oldest, reserved",
-    "segment": "stream_id, first, end, size, oldest_time, newest_time, data_crc, index_crc",
-    "checkpoint": "stream_id, first, end, size, oldest_time, newest_time, data_crc, index_crc",
-    "export_progress": "stream_id, identifier, last_exported, last_time, error_message, "
-    "exported_bytes, processed_messages, skipped_messages, export_id",
-    "token": "id, digest, role, patterns, created_time, expires_time, previous_digest, "
-    "previous_expires_time",
-}
-
-# What brings a catalog of an earlier version to the next one.
-_MIGRATIONS = {
-    1: (
-        "ALTER TABLE export_progress ADD COLUMN skipped_messages INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE export_progress ADD COLUMN export_id TEXT NOT NULL DEFAULT ''",
-    ),
-    2: (_UPLOADS,),
-    3: (
-        "ALTER TABLE token ADD COLUMN expires_time INTEGER",
-        "ALTER TABLE token ADD COLUMN previous_digest BLOB",
-        "ALTER TABLE token ADD COLUMN previous_expires_time INTEGER",
-    ),
-    4: (
-        *(
-            f"ALTER TABLE {table} ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0"
-            for table in CHECKED_COLUMNS
-        ),
-        *(
-            f"UPDATE {table} SET checksum = row_checksum({columns})"  # noqa: S608 - constants
-            for table, columns in CHECKED_COLUMNS.items()
-        ),
-    ),
-}
-
-
-def row_checksum(*columns: Any) -> int:
-    """CRC-32 of a row; also a function in SQL."""
-    return crc32(msgspec.msgpack.encode(columns))
-
-
-def is_intact(row: Sequence[Any]) -> bool:
-    """Whether the last column of a row is the checksum of the others."""
-    try:
-        return bool(row_checksum(*row[:-1]) == row[-1])
-    except (ValueError, OverflowError, msgspec.MsgspecError):
-        # Such as text that is not UTF-8.
-        return False
-
-
-def _with_checksum(*columns: Any) -> tuple[Any, ...]:
-    return *columns, row_checksum(*columns)
-
-
-class StreamRow(NamedTuple):
-    id: str
-    name: str
-    definition: bytes
-    oldest: int
-    reserved: int
-
-
-class ExportProgress(NamedTuple):
-    """How far an export got; only what its destination confirmed moves it."""
-
-    identifier: str
-    last_exported: int = -1
-    last_time: int | None = None
-    error_message: str = ""
-    exported_bytes: int = 0
-    # Those that have arrived, and those that were skipped.
-    processed_messages: int = 0
-    skipped_messages: int = 0
-    # An export that is removed and added again is another one, which has another id.
-    export_id: str = ""
-
-
-class UploadProgress(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """How far an upload got, and whose it is: that is told also when its stream is gone."""
-
-    export_id: str
-    stream: str
-    identifier: str
-    status_config: StatusConfig | None = None
-    upload: Upload
-    # Nobody goes on with it: it is to be aborted.
-    is_abandoned: bool = False
-    # That could not be done at the first attempt, which has been told.
-    has_failed: bool = False
-
-    @property
-    def id(self) -> str:
-        upload = self.upload
-        # While they have no name yet, two of one task differ in when they began.
-        which = f"{upload.sequence_number} {upload.began} {upload.upload_id}"
-        return "\n".join((self.export_id, which, upload.bucket, upload.key))
-
-
-_decode_upload = msgspec.json.Decoder(UploadProgress).decode
-
-
-class UploadChange(NamedTuple):
-    """What is to be stored of uploads, and the ids of those that are over."""
-
-    stored: Sequence[UploadProgress] = ()
-    removed: Sequence[str] = ()
-
-
-NO_UPLOADS = UploadChange()
-
-
-class TokenRow(NamedTuple):
-    id: str
-    role: str
-    patterns: tuple[str, ...]
-    created_time: int
-    # None: never.
-    expires_time: int | None = None
-
-
-class TokenRotation(NamedTuple):
-    """The replacement of a token's secret."""
-
-    created_time: int
-    expires_time: int | None
-    # The old secret is valid until then; None for ever.
-    grace_end: int | None
-
-
-def digest_token(secret: str) -> bytes:
-    # A token is random, 256 bits: a fast hash keeps it secret as well as a slow one would.
-    return hashlib.sha256(secret.encode()).digest()
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -298,20 +108,6 @@ _OUTSIDE_ERRORS = {
 }
 
 
-def check_rows(connection: sqlite3.Connection) -> None:
-    """DatabaseError if a row is not what was written."""
-    connection.create_function("row_checksum", -1, row_checksum, deterministic=True)
-    for table, columns in CHECKED_COLUMNS.items():
-        damaged = connection.execute(
-            f"SELECT count(*) FROM {table} WHERE checksum <> row_checksum({columns})"  # noqa: S608 - constants
-        ).fetchone()[0]
-        if damaged:
-            raise sqlite3.DatabaseError(f"{damaged} rows of table {table} have changed")
-    # These have no checksums, but must be readable.
-    connection.execute("SELECT * FROM removed_directory").fetchall()
-    connection.execute("SELECT * FROM upload").fetchall()
-
-
 class Catalog:
     def __init__(self, path: Path, release_reserve: Callable[[], bool] = lambda: False) -> None:
         """Opens the catalog, or makes one; sqlite3.DatabaseError if the file is damaged.
@@ -356,12 +152,12 @@ class Catalog:
             )
         if version == 0:
             with self.transaction():
-                for statement in _SCHEMA.split(";"):
+                for statement in SCHEMA.split(";"):
                     execute(statement)
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         for known in range(version, SCHEMA_VERSION) if version else ():
             with self.transaction():
-                for statement in _MIGRATIONS[known]:
+                for statement in MIGRATIONS[known]:
                     execute(statement)
                 execute(f"PRAGMA user_version = {known + 1}")
         (state,) = execute("PRAGMA integrity_check(1)").fetchone()
@@ -474,7 +270,7 @@ class Catalog:
             for table, rows in tables.items():
                 is_checked = table in CHECKED_COLUMNS
                 for row in rows:
-                    values = _with_checksum(*row) if is_checked else row
+                    values = with_checksum(*row) if is_checked else row
                     places = ", ".join("?" * len(values))
                     # A name or a digest may be unique and yet be there twice.
                     connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({places})", values)  # noqa: S608 - a constant
@@ -509,7 +305,7 @@ class Catalog:
     def add_stream(self, row: StreamRow, progress: Collection[ExportProgress] = ()) -> None:
         with self.transaction() as connection:
             self._open_definition_changes += 1
-            connection.execute("INSERT INTO stream VALUES (?, ?, ?, ?, ?, ?)", _with_checksum(*row))
+            connection.execute("INSERT INTO stream VALUES (?, ?, ?, ?, ?, ?)", with_checksum(*row))
             _insert_progress(connection, row.id, progress)
 
     @_retried(uses_reserve=True)
@@ -590,7 +386,7 @@ class Catalog:
                 connection.execute(
                     "INSERT OR REPLACE INTO segment SELECT ?, ?, ?, ?, ?, ?, ?, ?, ? "
                     "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
-                    (*_with_checksum(stream_id, *msgspec.structs.astuple(segment)), stream_id),
+                    (*with_checksum(stream_id, *msgspec.structs.astuple(segment)), stream_id),
                 )
                 connection.execute(
                     "DELETE FROM checkpoint WHERE stream_id = ? AND first = ?",
@@ -626,7 +422,7 @@ class Catalog:
                 "INSERT OR REPLACE INTO checkpoint SELECT ?, ?, ?, ?, ?, ?, ?, ?, ? "
                 "WHERE EXISTS (SELECT 1 FROM stream WHERE id = ?)",
                 [
-                    (*_with_checksum(stream_id, *msgspec.structs.astuple(segment)), stream_id)
+                    (*with_checksum(stream_id, *msgspec.structs.astuple(segment)), stream_id)
                     for stream_id, segment in checkpoints
                 ],
             )
@@ -660,7 +456,7 @@ class Catalog:
                 "export_progress WHERE stream_id = ? AND identifier = ? AND export_id <> ?)",
                 [
                     (
-                        *_with_checksum(stream_id, *export),
+                        *with_checksum(stream_id, *export),
                         stream_id,
                         stream_id,
                         export.identifier,
@@ -678,7 +474,7 @@ class Catalog:
         uploads = []
         for (state,) in rows:
             try:
-                uploads.append(_decode_upload(state))
+                uploads.append(decode_upload(state))
             except msgspec.DecodeError as error:
                 logger.error("the catalog has an upload that is damaged and is ignored: %s", error)
         return uploads
@@ -700,7 +496,7 @@ class Catalog:
             self._open_definition_changes += 1
             connection.execute(
                 "INSERT OR REPLACE INTO token VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                _with_checksum(
+                with_checksum(
                     row.id,
                     digest_token(secret),
                     row.role,
@@ -789,7 +585,7 @@ def _insert_progress(
 ) -> None:
     connection.executemany(
         f"INSERT OR {on_conflict} INTO export_progress VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - one of two words
-        [_with_checksum(stream_id, *export) for export in progress],
+        [with_checksum(stream_id, *export) for export in progress],
     )
 
 

@@ -18,14 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.store.catalog import (
-    CHECKED_COLUMNS,
-    SCHEMA_VERSION,
-    Catalog,
-    check_rows,
-    is_intact,
-)
+from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
+from penstock.store.schema import CHECKED_COLUMNS, SCHEMA_VERSION, check_rows, is_intact
 
 logger = logging.getLogger(__name__)
 

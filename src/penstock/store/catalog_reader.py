@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, Self
 from penstock.errors import StoreError
 from penstock.model.storage import SegmentSummary
 from penstock.root import is_served
-from penstock.store.catalog import SCHEMA_VERSION, StreamRow
+from penstock.store.rows import StreamRow
+from penstock.store.schema import SCHEMA_VERSION
 
 CATALOG_FILE = "catalog.sqlite"
 _LOG_SUFFIXES = ("-wal", "-shm")

@@ -31,16 +31,7 @@ from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, Persistence
 from penstock.model.storage import SegmentSummary
 from penstock.root import LOCK_FILE
-from penstock.store.catalog import (
-    NO_UPLOADS,
-    Catalog,
-    ExportProgress,
-    NewerCatalogError,
-    StreamRow,
-    UploadChange,
-    UploadProgress,
-    is_damage,
-)
+from penstock.store.catalog import Catalog, NewerCatalogError, is_damage
 from penstock.store.catalog_copy import (
     CATALOG_FILE,
     COPY_FILE,
@@ -71,6 +62,7 @@ from penstock.store.reserve import (
     release_reserve,
 )
 from penstock.store.retention import Limits
+from penstock.store.rows import NO_UPLOADS, ExportProgress, StreamRow, UploadChange, UploadProgress
 from penstock.store.space import Space
 from penstock.store.stream import (
     Creation,

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.model import MessageStreamDefinition, Persistence, to_wire
-from penstock.store.catalog import Catalog, ExportProgress, StreamRow, UploadChange
+from penstock.store.catalog import Catalog
 from penstock.store.log import (
     RESERVED_AT_ONCE,
     FileLog,
@@ -21,6 +21,7 @@ from penstock.store.log import (
     create_file_log,
 )
 from penstock.store.retention import Limits
+from penstock.store.rows import ExportProgress, StreamRow, UploadChange
 
 
 def encode_definition(definition: MessageStreamDefinition) -> bytes:

@@ -26,11 +26,11 @@ from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, Persistence
 from penstock.model.storage import SegmentSummary
 from penstock.root import is_served
-from penstock.store.catalog import StreamRow
 from penstock.store.catalog_reader import CatalogReader, StreamFacts
 from penstock.store.journal import Record, decode_records, has_records_behind, journal_paths
 from penstock.store.log import DEFINITION_FILE
 from penstock.store.record import data_path, first_of_name, index_path
+from penstock.store.rows import StreamRow
 from penstock.store.segment_check import (
     Meter,
     SegmentSource,

@@ -23,7 +23,7 @@ from penstock.errors import (
     UnknownFailureException,
 )
 from penstock.model.exporting import Lane
-from penstock.store.catalog import TokenRow
+from penstock.store.rows import TokenRow
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from tests.broker.exports.workbench import task, to_http, to_s3, told_in, upload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.broker.exports.registry import Registry
-from penstock.store.catalog import UploadProgress
+from penstock.store.rows import UploadProgress
 from tests.broker.exports.workbench import Workbench, to_http, to_s3, upload
 
 

@@ -27,7 +27,7 @@ from penstock.model.exporting import (
     Upload,
 )
 from penstock.model.status import Status, StatusLevel
-from penstock.store.catalog import ExportProgress
+from penstock.store.rows import ExportProgress
 from penstock.store.store import Store
 from penstock.store.stream import ProgressChange
 from penstock.wire.requests import PlanExportsRequest

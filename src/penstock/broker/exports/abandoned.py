@@ -24,7 +24,7 @@ from penstock.model.exporting import (
     TaskEvent,
 )
 from penstock.model.status import Status
-from penstock.store.catalog import UploadChange, UploadProgress
+from penstock.store.rows import UploadChange, UploadProgress
 from penstock.store.store import Store
 from penstock.wire.requests import PlanExportsRequest
 

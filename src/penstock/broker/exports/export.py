@@ -21,7 +21,7 @@ from penstock.model import ExportConfig
 from penstock.model.export import batch_size_of
 from penstock.model.exporting import ExportReport, Lane, TaskEvent, Upload
 from penstock.model.statistics import ExportActivity
-from penstock.store.catalog import ExportProgress, UploadProgress
+from penstock.store.rows import ExportProgress, UploadProgress
 
 # Less urgent than all that have a priority.
 _NO_PRIORITY = 11

@@ -9,7 +9,7 @@ from penstock.broker.exports.export import Export
 from penstock.broker.streams import Stream, Streams
 from penstock.model import MessageStreamDefinition
 from penstock.model.exporting import Upload
-from penstock.store.catalog import UploadProgress
+from penstock.store.rows import UploadProgress
 
 
 class _Known(NamedTuple):

@@ -12,7 +12,7 @@ from penstock.broker.exports.abandoned import Attempt
 from penstock.broker.exports.export import Export, Lease, Taken
 from penstock.model.exporting import ExportReport, Lane, Upload
 from penstock.model.status import Status
-from penstock.store.catalog import ExportProgress, UploadChange, UploadProgress
+from penstock.store.rows import ExportProgress, UploadChange, UploadProgress
 
 logger = logging.getLogger(__name__)
 

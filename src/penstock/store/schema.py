@@ -1,0 +1,151 @@
+"""The tables of the catalog, the checksums of their rows, and how older catalogs are migrated."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.store.record import crc32
+
+SCHEMA_VERSION = 5
+
+_UPLOADS = """
+CREATE TABLE upload (               -- those that are not over, also of streams that are gone
+    id TEXT PRIMARY KEY,
+    export_id TEXT NOT NULL,
+    sequence_number INTEGER NOT NULL,
+    state BLOB NOT NULL             -- JSON
+) STRICT, WITHOUT ROWID;
+"""
+
+SCHEMA = f"""
+CREATE TABLE stream (
+    id TEXT PRIMARY KEY,            -- also the name of its directory
+    name TEXT NOT NULL UNIQUE,
+    definition BLOB NOT NULL,       -- JSON, with the field names of the wire
+    oldest INTEGER NOT NULL,        -- everything below was removed on purpose
+    reserved INTEGER NOT NULL,      -- no number below may be handed out again after a restart
+    checksum INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE segment (              -- sealed segments, on the disk in full
+    stream_id TEXT NOT NULL REFERENCES stream ON DELETE CASCADE,
+    first INTEGER NOT NULL,
+    end INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    oldest_time INTEGER NOT NULL,
+    newest_time INTEGER NOT NULL,
+    data_crc INTEGER NOT NULL,
+    index_crc INTEGER NOT NULL,
+    checksum INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (stream_id, first)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE checkpoint (           -- how much of the active segment is known to be on the disk
+    stream_id TEXT PRIMARY KEY REFERENCES stream ON DELETE CASCADE,
+    first INTEGER NOT NULL,
+    end INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    oldest_time INTEGER NOT NULL,
+    newest_time INTEGER NOT NULL,
+    data_crc INTEGER NOT NULL,
+    index_crc INTEGER NOT NULL,
+    checksum INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+CREATE TABLE export_progress (
+    stream_id TEXT NOT NULL REFERENCES stream ON DELETE CASCADE,
+    identifier TEXT NOT NULL,
+    last_exported INTEGER NOT NULL, -- -1 before the first
+    last_time INTEGER,
+    error_message TEXT NOT NULL,
+    exported_bytes INTEGER NOT NULL,
+    processed_messages INTEGER NOT NULL,
+    skipped_messages INTEGER NOT NULL DEFAULT 0,
+    export_id TEXT NOT NULL DEFAULT '',
+    checksum INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (stream_id, identifier)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE removed_directory (    -- directories of deleted streams that may still be there
+    stream_id TEXT PRIMARY KEY
+) STRICT, WITHOUT ROWID;
+CREATE TABLE token (
+    id TEXT PRIMARY KEY,
+    digest BLOB NOT NULL UNIQUE,
+    role TEXT NOT NULL,
+    patterns TEXT NOT NULL,         -- one a line
+    created_time INTEGER NOT NULL,
+    expires_time INTEGER,           -- NULL: never
+    previous_digest BLOB,           -- before the last rotation
+    previous_expires_time INTEGER,  -- NULL: never
+    checksum INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+{_UPLOADS}"""
+
+# Tables whose rows have a checksum over all other columns, and these columns. To SQLite a flipped
+# bit in a row is no damage, but it could remove segments, repeat exports or widen a token's access.
+CHECKED_COLUMNS = {
+    "stream": "id, name, definition, oldest, reserved",
+    "segment": "stream_id, first, end, size, oldest_time, newest_time, data_crc, index_crc",
+    "checkpoint": "stream_id, first, end, size, oldest_time, newest_time, data_crc, index_crc",
+    "export_progress": "stream_id, identifier, last_exported, last_time, error_message, "
+    "exported_bytes, processed_messages, skipped_messages, export_id",
+    "token": "id, digest, role, patterns, created_time, expires_time, previous_digest, "
+    "previous_expires_time",
+}
+
+# What brings a catalog of an earlier version to the next one.
+MIGRATIONS = {
+    1: (
+        "ALTER TABLE export_progress ADD COLUMN skipped_messages INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE export_progress ADD COLUMN export_id TEXT NOT NULL DEFAULT ''",
+    ),
+    2: (_UPLOADS,),
+    3: (
+        "ALTER TABLE token ADD COLUMN expires_time INTEGER",
+        "ALTER TABLE token ADD COLUMN previous_digest BLOB",
+        "ALTER TABLE token ADD COLUMN previous_expires_time INTEGER",
+    ),
+    4: (
+        *(
+            f"ALTER TABLE {table} ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0"
+            for table in CHECKED_COLUMNS
+        ),
+        *(
+            f"UPDATE {table} SET checksum = row_checksum({columns})"  # noqa: S608 - constants
+            for table, columns in CHECKED_COLUMNS.items()
+        ),
+    ),
+}
+
+
+def row_checksum(*columns: Any) -> int:
+    """CRC-32 of a row; also a function in SQL."""
+    return crc32(msgspec.msgpack.encode(columns))
+
+
+def is_intact(row: Sequence[Any]) -> bool:
+    """Whether the last column of a row is the checksum of the others."""
+    try:
+        return bool(row_checksum(*row[:-1]) == row[-1])
+    except (ValueError, OverflowError, msgspec.MsgspecError):
+        # Such as text that is not UTF-8.
+        return False
+
+
+def with_checksum(*columns: Any) -> tuple[Any, ...]:
+    return *columns, row_checksum(*columns)
+
+
+def check_rows(connection: sqlite3.Connection) -> None:
+    """DatabaseError if a row is not what was written."""
+    connection.create_function("row_checksum", -1, row_checksum, deterministic=True)
+    for table, columns in CHECKED_COLUMNS.items():
+        damaged = connection.execute(
+            f"SELECT count(*) FROM {table} WHERE checksum <> row_checksum({columns})"  # noqa: S608 - constants
+        ).fetchone()[0]
+        if damaged:
+            raise sqlite3.DatabaseError(f"{damaged} rows of table {table} have changed")
+    # These have no checksums, but must be readable.
+    connection.execute("SELECT * FROM removed_directory").fetchall()
+    connection.execute("SELECT * FROM upload").fetchall()
