@@ -40,10 +40,10 @@ from soak.report import Tally
 from soak.small_disk import SmallDisk
 from soak.verification import verify_store
 
-DISK_BYTES = 512 * 1024 * 1024
+DISK_BYTES = 256 * 1024 * 1024
 # Streams are checked, deleted and replaced by new ones when less is free.
-_MIN_FREE_BYTES = 256 * 1024 * 1024
-_MAX_ANSWERS = 400_000
+_MIN_FREE_BYTES = 128 * 1024 * 1024
+_MAX_ANSWERS = 200_000
 
 _OVERWRITING_BYTES = 256 * 1024
 _STREAMS: dict[str, dict[str, object]] = {
@@ -77,7 +77,10 @@ class BrokerArena:
         self._extent = extent
         self._disk = disk
         home = disk.directory if disk is not None else scratch
-        self.broker = BrokerProgram(home / "root", scratch / "broker.log")
+        # A stop waits so long for hostile clients that take no answers.
+        self.broker = BrokerProgram(
+            home / "root", scratch / "broker.log", PENSTOCK_STOP_TIMEOUT_MS="500"
+        )
         self._ledger = Ledger()
         self._load = Load()
         self._churn = Churn(self.broker, tally, "churn", seed, 0.02)

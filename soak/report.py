@@ -26,6 +26,8 @@ _ROWS = (
     "sectors",
     "unsynced",
     "full",
+    "appends to an overwriting",
+    "streams deleted",
     "damaged places",
     "damage:",
     "damaged messages",

@@ -46,7 +46,7 @@ def main() -> None:
         task = json.loads(line)
         try:
             if client is None:
-                client = StreamManagerClient("127.0.0.1", task["port"], request_timeout=20)
+                client = StreamManagerClient("127.0.0.1", task["port"], request_timeout=2)
             is_usable = append(client, task)
         except Exception:  # noqa: BLE001 - there is no broker just now
             is_usable = False
