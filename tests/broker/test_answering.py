@@ -14,7 +14,7 @@ import pytest
 
 from penstock.broker.answering import answer_in_room
 from penstock.broker.memory import SMALL_ANSWER_BYTES, AnswerMemory, AnswerRoom
-from penstock.errors import ServerOutOfMemoryException, StreamManagerException
+from penstock.errors import ResponseStatusCode, ServerOutOfMemoryException, StreamManagerException
 from penstock.wire.operations import Operation
 from tests.client.servers import Certificates, make_certificates
 from tests.support import (
@@ -194,6 +194,30 @@ def test_read_whose_minimum_does_not_fit_waits_for_room(broker: TightBroker) -> 
         hung.close()
         assert len(waiting.take_answer()[1]["messages"]) == minimum
     wait_until(lambda: broker.run(lambda: broker.answers.used) == 0)
+
+
+def test_read_whose_messages_are_dropped_while_it_waits_for_room_is_refused(
+    broker: TightBroker,
+) -> None:
+    minimum = LIMIT // LARGE_BYTES
+    with broker.connect() as client:
+        create(client, "shrinking", maxSize=16 * MEBIBYTE, streamSegmentSize=MEBIBYTE)
+        client.append_many("shrinking", [b"x" * LARGE_BYTES] * minimum)
+        with broker.open("tcp") as hung, broker.open("tcp") as waiting:
+            hung.say(REQUESTS["large reads"])
+            wait_until(lambda: broker.stuck() == 1)
+            options = {"minMessageCount": minimum}
+            waiting.say(
+                frame(Operation.ReadMessages, streamName="shrinking", readMessagesOptions=options)
+            )
+            wait_until(lambda: broker.run(lambda: broker.answers.waiting) == 1)
+
+            append(client, "shrinking", bytes(15 * MEBIBYTE))
+            hung.close()
+
+            answer = waiting.take_answer()[1]
+            assert answer["status"] == ResponseStatusCode.NotEnoughMessages
+        wait_until(lambda: broker.run(lambda: broker.answers.used) == 0)
 
 
 def test_read_that_waits_for_room_ends_with_its_connection(broker: TightBroker) -> None:

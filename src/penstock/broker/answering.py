@@ -40,24 +40,17 @@ def failing(call: FailingCall) -> Iterator[None]:
     """Whatever goes wrong is the answer to the call."""
     try:
         yield
-    except StreamManagerException as error:
-        call.fail(error)
-    except Exception:
-        logger.exception("a request failed")
-        call.fail(UnknownFailureException("the server failed; its log says how"))
-
-
-def answering(call: FailingCall, steps: Iterator[None]) -> Iterator[None]:
-    with failing(call):
-        yield from steps
+    except Exception as error:  # noqa: BLE001 - every request has an answer
+        _fail(call, error)
 
 
 def answer_in_room(
     call: WaitingCall, memory: AnswerMemory, build: Build, room: AnswerRoom | None = None
 ) -> Iterator[None]:
-    """Takes the steps of `build`, the last of which answers the call and passes on the room.
+    """Takes the steps of `build`, which answers the call and passes on the room, or releases it.
 
     Where there is no room, `build` starts over when there is. The connection goes on meanwhile.
+    Whatever else goes wrong is the answer to the call.
     """
     if room is None:
         room = memory.open()
@@ -66,15 +59,26 @@ def answer_in_room(
     except RoomNeededError as error:
         room.release()
         _wait_for_room(call, memory, build, error.size)
+    except Exception as error:  # noqa: BLE001 - every request has an answer
+        room.release()
+        _fail(call, error)
     except BaseException:
         room.release()
         raise
 
 
+def _fail(call: FailingCall, error: Exception) -> None:
+    if isinstance(error, StreamManagerException):
+        call.fail(error)
+    else:
+        logger.error("a request failed", exc_info=error)
+        call.fail(UnknownFailureException("the server failed; its log says how"))
+
+
 def _wait_for_room(call: WaitingCall, memory: AnswerMemory, build: Build, size: int) -> None:
     def granted(room: AnswerRoom) -> None:
         timer.cancel()
-        call.work(answering(call, answer_in_room(call, memory, build, room)))
+        call.work(answer_in_room(call, memory, build, room))
 
     def expire() -> None:
         room.release()

@@ -7,13 +7,14 @@ import logging
 import struct
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import cbor2
 
 from penstock.broker.access import Access
-from penstock.broker.answering import answer_in_room, answering, failing
+from penstock.broker.answering import answer_in_room, failing
 from penstock.broker.bulk import BulkHandlers, Premises
 from penstock.broker.memory import AnswerMemory, AnswerRoom
 from penstock.broker.reading import MessageReader
@@ -296,18 +297,16 @@ class Handlers:
         deadline = loop.time() + seconds_to_wait(timeout_millis)
         call.allow_seconds(timeout_millis / 1000)
 
-        def read_while_served(room: AnswerRoom) -> Iterator[None]:
-            self._require_served(stream)
-            for _ in read(room):
-                yield
-                self._require_served(stream)
-
-        def attempt(may_wait: bool) -> Iterator[None]:
+        def attempt(room: AnswerRoom, *, may_wait: bool) -> Iterator[None]:
             # By now the stream may be gone, or messages dropped so that the read starts later.
             self._require_served(stream)
             if stream.log.end >= needed_end():
-                yield from answer_in_room(call, self._answers, read_while_served)
-            elif may_wait:
+                for _ in read(room):
+                    yield
+                    self._require_served(stream)
+                return
+            room.release()
+            if may_wait:
                 waiter = Waiter(needed_end(), woken)
                 waiter.arm(loop, deadline)
                 call.on_close(waiter.cancel)
@@ -315,10 +314,11 @@ class Handlers:
             else:
                 give_up()
 
-        def woken(reached: bool) -> None:
-            call.work(answering(call, attempt(may_wait=reached)))
+        def woken(may_wait: bool) -> None:
+            build = partial(attempt, may_wait=may_wait)
+            call.work(answer_in_room(call, self._answers, build))
 
-        call.work(answering(call, attempt(may_wait=timeout_millis > 0)))
+        woken(timeout_millis > 0)
 
     def _require_served(self, stream: Stream) -> None:
         if not self._streams.is_served(stream):
