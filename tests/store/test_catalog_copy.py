@@ -20,9 +20,10 @@ from penstock.model import (
     StrategyOnFull,
 )
 from penstock.store.catalog import Catalog, NewerCatalogError
-from penstock.store.catalog_copy import CATALOG_FILE, COPY_FILE, CatalogCopier
+from penstock.store.catalog_copy import COPY_FILE, CatalogCopier
 from penstock.store.files import Disk
 from penstock.store.rows import ExportProgress, StreamRow, TokenRow, digest_token
+from penstock.store.schema import CATALOG_FILE
 from penstock.store.store import Store
 from penstock.testing.faults import FaultyDisk
 from tests.store.conftest import Define, Restartable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from penstock.errors import StoreError
 from penstock.store.catalog_reader import CatalogReader
 from penstock.store.rows import ExportProgress
-from penstock.store.schema import SCHEMA_VERSION
+from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION
 from penstock.store.store import Store
 from tests.store.conftest import Define
 
@@ -83,3 +84,16 @@ def test_unreadable_catalogs_are_refused(root: Path) -> None:
     (root / "catalog.sqlite").write_bytes(b"no database" * 500)
     with pytest.raises(sqlite3.DatabaseError):
         CatalogReader(root)
+
+
+def test_a_changed_row_is_damage(root: Path, define: Define) -> None:
+    store = Store(root)
+    store.create(define("s"))
+    store.close()
+    with CatalogReader(root) as catalog:
+        assert catalog.find_damage() == []
+    with closing(sqlite3.connect(root / CATALOG_FILE)) as connection:
+        connection.execute("UPDATE stream SET oldest = 64")
+        connection.commit()
+    with CatalogReader(root) as catalog:
+        assert catalog.find_damage() == ["1 rows of table stream have changed"]

@@ -264,7 +264,7 @@ def test_damaged_definitions_are_reported(root: Path) -> None:
     assert problem.file.endswith("stream.json")
     execute(root, "UPDATE stream SET definition = x'00'")
     report = verify(root)
-    assert len(report.problems) == 2
+    assert len(report.problems) == 3
     assert only_stream(report).intact_messages == MESSAGES
 
 

@@ -32,6 +32,7 @@ from penstock.store.catalog import Catalog, is_disk_full
 from penstock.store.files import Disk
 from penstock.store.reserve import release_reserve
 from penstock.store.rows import TokenRotation, TokenRow
+from penstock.store.schema import CATALOG_FILE
 
 
 @click.command()
@@ -313,7 +314,7 @@ def revoke_token(name: str, root: str | None, as_json: bool, config: Path | None
 
 
 def _open_catalog(settings: Settings) -> Catalog:
-    path = settings.root_path / "catalog.sqlite"
+    path = settings.root_path / CATALOG_FILE
     if not path.exists():
         raise Failure(f"there is no store at {settings.root}: `penstock serve` makes one")
     release = partial(release_reserve, Disk(), settings.root_path)

@@ -20,11 +20,16 @@ from typing import Any, NamedTuple
 
 from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
-from penstock.store.schema import CHECKED_COLUMNS, SCHEMA_VERSION, check_rows, is_intact
+from penstock.store.schema import (
+    CATALOG_FILE,
+    CHECKED_COLUMNS,
+    SCHEMA_VERSION,
+    check_rows,
+    is_intact,
+)
 
 logger = logging.getLogger(__name__)
 
-CATALOG_FILE = "catalog.sqlite"
 COPY_FILE = "catalog.backup.sqlite"
 
 _SOON_SECONDS = 5.0

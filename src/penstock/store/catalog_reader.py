@@ -20,9 +20,8 @@ from penstock.errors import StoreError
 from penstock.model.storage import SegmentSummary
 from penstock.root import is_served
 from penstock.store.rows import StreamRow
-from penstock.store.schema import SCHEMA_VERSION
+from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION, check_rows
 
-CATALOG_FILE = "catalog.sqlite"
 _LOG_SUFFIXES = ("-wal", "-shm")
 
 _SUMMARY = "first, end, size, oldest_time, newest_time, data_crc, index_crc"
@@ -69,6 +68,7 @@ class CatalogReader:
                     f"the store was written by a newer Penstock (catalog version {version}, this "
                     f"one supports {SCHEMA_VERSION})"
                 )
+            self._version = version
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
@@ -86,12 +86,17 @@ class CatalogReader:
         self._opened.close()
 
     def find_damage(self) -> list[str]:
-        """What SQLite finds wrong with the pages and indices of the database."""
+        """What is wrong with the pages and indices of the database, or with its rows."""
         try:
             found = [line for (line,) in self._select("PRAGMA quick_check(20)")]
+            if found != ["ok"]:
+                return found
+            # Older versions have no checksums.
+            if self._version == SCHEMA_VERSION:
+                check_rows(self._connection)
         except sqlite3.Error as error:
             return [str(error)]
-        return [] if found == ["ok"] else found
+        return []
 
     def streams(self) -> list[StreamRow]:
         return [

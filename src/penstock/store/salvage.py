@@ -22,10 +22,10 @@ from penstock.model import MessageStreamDefinition, to_wire
 from penstock.model.storage import SegmentSummary
 from penstock.root import TOKEN_FILE, is_served
 from penstock.store.catalog import Catalog
-from penstock.store.catalog_reader import CATALOG_FILE, copy_catalog
+from penstock.store.catalog_reader import copy_catalog
 from penstock.store.record import ENTRY, crc32, data_path, index_path
 from penstock.store.rows import StreamRow
-from penstock.store.schema import CHECKED_COLUMNS, is_intact
+from penstock.store.schema import CATALOG_FILE, CHECKED_COLUMNS, is_intact
 from penstock.store.segment_check import Meter, SegmentSource, Span, ignore_bytes
 from penstock.store.verification import (
     Problem,

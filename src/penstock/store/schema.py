@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.store.record import crc32
 
+CATALOG_FILE = "catalog.sqlite"
 SCHEMA_VERSION = 5
 
 _UPLOADS = """

@@ -33,7 +33,6 @@ from penstock.model.storage import SegmentSummary
 from penstock.root import LOCK_FILE
 from penstock.store.catalog import Catalog, NewerCatalogError, is_damage
 from penstock.store.catalog_copy import (
-    CATALOG_FILE,
     COPY_FILE,
     CatalogCopier,
     Rebuilt,
@@ -63,6 +62,7 @@ from penstock.store.reserve import (
 )
 from penstock.store.retention import Limits
 from penstock.store.rows import NO_UPLOADS, ExportProgress, StreamRow, UploadChange, UploadProgress
+from penstock.store.schema import CATALOG_FILE
 from penstock.store.space import Space
 from penstock.store.stream import (
     Creation,

@@ -31,6 +31,7 @@ from penstock.store.journal import Record, decode_records, has_records_behind, j
 from penstock.store.log import DEFINITION_FILE
 from penstock.store.record import data_path, first_of_name, index_path
 from penstock.store.rows import StreamRow
+from penstock.store.schema import CATALOG_FILE
 from penstock.store.segment_check import (
     Meter,
     SegmentSource,
@@ -154,7 +155,7 @@ class Verification:
         meter: Meter = ignore_bytes,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        if not (root / "streams").is_dir() and not (root / "catalog.sqlite").exists():
+        if not (root / "streams").is_dir() and not (root / CATALOG_FILE).exists():
             raise StoreError(f"{root} holds no store: neither streams/ nor catalog.sqlite is there")
         self._root = root
         self._patterns = patterns
@@ -223,13 +224,13 @@ class Verification:
         try:
             catalog = self._reopen_catalog()
             self.report.problems += [
-                Problem("catalog.sqlite", reason) for reason in catalog.find_damage()
+                Problem(CATALOG_FILE, reason) for reason in catalog.find_damage()
             ]
             return catalog.streams(), catalog.removed_directories()
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, OSError):
                 require_damage(error)
-            self.report.problems.append(Problem("catalog.sqlite", f"cannot be read: {error}"))
+            self.report.problems.append(Problem(CATALOG_FILE, f"cannot be read: {error}"))
             return [], set()
 
     def _reopen_catalog(self) -> CatalogReader:
@@ -275,7 +276,7 @@ class Verification:
             return check
         except sqlite3.Error as error:
             self.report.problems.append(
-                Problem("catalog.sqlite", f"rows of stream {stream_id} cannot be read: {error}")
+                Problem(CATALOG_FILE, f"rows of stream {stream_id} cannot be read: {error}")
             )
             return self._check_stranger(self._root / "streams" / stream_id)
 
@@ -354,12 +355,12 @@ class Verification:
             definition = _decode_definition(row.definition)
         except msgspec.DecodeError as error:
             problems.append(
-                Problem("catalog.sqlite", f"definition of {row.name!r} is damaged: {error}")
+                Problem(CATALOG_FILE, f"definition of {row.name!r} is damaged: {error}")
             )
             return copy
         if definition.name != row.name:
             problems.append(
-                Problem("catalog.sqlite", f"{row.name!r} has the definition of {definition.name!r}")
+                Problem(CATALOG_FILE, f"{row.name!r} has the definition of {definition.name!r}")
             )
         return definition
 
@@ -372,7 +373,7 @@ class Verification:
         if oldest < facts.row.oldest:
             problems.append(
                 Problem(
-                    "catalog.sqlite",
+                    CATALOG_FILE,
                     f"oldest number of {facts.row.name!r} is {facts.row.oldest}, but there are "
                     f"segments from {oldest} on",
                 )
@@ -420,7 +421,7 @@ class Verification:
         if summary is not None and not first < summary.end <= (following or summary.end):
             problems.append(
                 Problem(
-                    "catalog.sqlite",
+                    CATALOG_FILE,
                     f"segment {first} of {facts.row.name!r} cannot end at {summary.end}",
                 )
             )
@@ -492,7 +493,7 @@ class Verification:
         elif summary is not None and all(span.reason is None for span in spans):
             problems.append(
                 Problem(
-                    "catalog.sqlite",
+                    CATALOG_FILE,
                     f"checksums of {self._relative(data_path(directory, first))} do not match the "
                     "files, whose messages are intact",
                 )
@@ -534,7 +535,7 @@ class Verification:
             # A creation that was never finished.
             self.report.notes.append(Problem(place, "empty, and not in the catalog"))
             return None
-        if not any(problem.file == "catalog.sqlite" for problem in self.report.problems):
+        if not any(problem.file == CATALOG_FILE for problem in self.report.problems):
             self.report.problems.append(Problem(place, "not in the catalog"))
         row = StreamRow(directory.name, name, b"", min(files, default=0), 0)
         return self._check_stream(StreamFacts(row, (), None, 0), {})

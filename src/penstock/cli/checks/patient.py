@@ -29,6 +29,7 @@ from penstock.model import MessageStreamDefinition
 from penstock.model.statistics import StreamStatistics
 from penstock.root import is_served
 from penstock.store.catalog import Catalog
+from penstock.store.schema import CATALOG_FILE
 
 CONNECT_SECONDS = 2.0
 _REQUEST_SECONDS = 3.0
@@ -134,7 +135,7 @@ def _find_working(streams: Sequence[StreamStatistics]) -> frozenset[str]:
 
 
 def _look_into(root: Path) -> Inventory:
-    path = root / "catalog.sqlite"
+    path = root / CATALOG_FILE
     try:
         if not path.exists():
             return Inventory()
