@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from penstock.store.files import Disk
 from penstock.store.known_damage import Damage, KnownDamage
 from penstock.store.record import data_path, index_path
 from penstock.store.segment import DamagedError
@@ -129,6 +131,19 @@ def test_recovery_adds_what_it_finds(root: Path) -> None:
     # Readers find the same.
     log.find_damage(0, 25)
     assert log.damage.count == 10 + 3 + 3
+    store.close()
+
+
+def test_shortened_files_are_found_while_the_file_pool_is_full(root: Path) -> None:
+    with data_path(directory_of(root), 10).open("r+b") as file:
+        file.truncate(450)
+    disk = Disk()
+    disk.pool.capacity = 1
+    disk.pool.bind()
+    store = Store(root, disk)
+    with ThreadPoolExecutor(1) as background:
+        background.submit(store.work).result()
+    assert [(each.first, each.end) for each in store.streams["s"].log.damage.ranges()] == [(14, 20)]
     store.close()
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_right
 from collections.abc import Container, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -466,16 +467,29 @@ def report_shortened(home: Home, name: str, sealed: Iterable[SegmentSummary]) ->
 
 
 def _count_readable(home: Home, segment: SegmentSummary) -> int:
-    """How many messages of a segment precede the first that its files no longer hold."""
+    """How many messages of a segment precede the first that its files no longer hold.
+
+    Not by way of the file pool, whose files are only for the thread that owns it.
+    """
+    disk = home.disk
+
+    def end_of(number: int) -> int:
+        entry = disk.read(index, ENTRY.size, number * ENTRY.size)
+        end: int = ENTRY.unpack(entry)[0]
+        return end
+
     try:
-        files = SegmentFiles.open(home.disk, home.directory, segment.first)
+        data_size = data_path(home.directory, segment.first).stat().st_size
+        index = disk.open(index_path(home.directory, segment.first))
     except OSError:
         return 0
     try:
-        stored = home.disk.size(files.index) // ENTRY.size
-        return files.count_stored(min(stored, segment.end - segment.first))
+        count = min(disk.size(index) // ENTRY.size, segment.end - segment.first)
+        return bisect_right(range(count), data_size, key=end_of)
+    except OSError:
+        return 0
     finally:
-        files.close()
+        disk.close(index)
 
 
 def _fill_gaps(
