@@ -167,6 +167,21 @@ def test_one_answer_leaves_half_of_the_free_memory() -> None:
     assert memory.used == 16 * MIB
 
 
+def test_answer_whose_wait_ends_lets_the_next_one_go_on() -> None:
+    memory = AnswerMemory(10 * MIB)
+    taken = memory.open()
+    taken.require(6 * MIB)
+    granted: list[AnswerRoom] = []
+    large = memory.wait(8 * MIB, granted.append)
+    small = memory.wait(2 * MIB, granted.append)
+    assert granted == []
+
+    large.release()
+
+    assert granted == [small]
+    assert memory.used == 8 * MIB
+
+
 def test_single_oversized_answer_is_admitted() -> None:
     memory = AnswerMemory(4 * MIB)
     memory.hold(5 * MIB)

@@ -116,7 +116,9 @@ class AnswerMemory:
         return 2 * size <= self._limit - others
 
     def forget(self, room: AnswerRoom) -> None:
-        self._waiting.pop(room, None)
+        """Ends the wait of a room, if it waits; there may be room for the one behind it."""
+        if self._waiting.pop(room, None) is not None:
+            self._wake()
 
     def _wake(self) -> None:
         while self._waiting:
