@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -71,3 +72,33 @@ def test_changes_that_cannot_be_stored_at_the_end_are_logged(
 
     asyncio.run(run())
     assert changes.stored == ["first"]
+
+
+def test_attempt_that_fails_after_the_stop_is_the_last(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unstored, "_RETRY_SECONDS", 0.0)
+    attempts = 0
+
+    async def run() -> None:
+        begun, may_fail = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def store() -> None:
+            nonlocal attempts
+            attempts += 1
+            loop.call_soon_threadsafe(begun.set)
+            may_fail.wait()
+            raise sqlite3.OperationalError("disk is full")
+
+        progress = UnstoredProgress(executor, lambda: None)
+        progress.add(store, sqlite3.OperationalError("disk is full"))
+        await begun.wait()
+        progress.stop_retrying()
+        may_fail.set()
+        for _ in range(3):
+            # The attempt ends, and its callback runs.
+            await loop.run_in_executor(executor, lambda: None)
+
+    asyncio.run(run())
+    assert attempts == 1

@@ -28,6 +28,7 @@ class UnstoredProgress:
         # Each stores one change, or raises.
         self._stores: deque[Callable[[], None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
         # Why the last attempt failed; empty if nothing is unstored.
         self.error = ""
 
@@ -43,6 +44,8 @@ class UnstoredProgress:
             self._retry_later()
 
     def _retry_later(self) -> None:
+        if self._is_stopped:
+            return
         self._timer = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._retry)
 
     def _retry(self) -> None:
@@ -66,6 +69,8 @@ class UnstoredProgress:
         self._retry_later()
 
     def stop_retrying(self) -> None:
+        """Starts no other attempt; one that runs goes on."""
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
