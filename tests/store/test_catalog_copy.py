@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from penstock.errors import StoreError
 from penstock.model import (
     ExportDefinition,
     KinesisConfig,
@@ -207,6 +208,23 @@ def test_oldest_that_contradicts_the_segments_removes_nothing(
     catalog.close()
     check_everything(stopped)
     assert "by the catalog everything below message 7 was removed" in caplog.text
+
+
+def test_damaged_catalog_stays_until_the_new_one_is_written(stopped: Path) -> None:
+    """Rows that are newer than the copy must not be lost by a start that fails."""
+    (stopped / COPY_FILE).unlink()
+    with closing(sqlite3.connect(stopped / CATALOG_FILE)) as connection:
+        connection.execute("UPDATE stream SET oldest = 64 WHERE name = 's'")
+        connection.commit()
+    obstacle = stopped / f"{CATALOG_FILE}.new"
+    obstacle.mkdir()
+    with pytest.raises(StoreError):
+        Store(stopped)
+    obstacle.rmdir()
+    store = Store(stopped)
+    assert store.catalog.find_token(digest_token("secret")) == TOKEN
+    assert store.streams["t"].progress["k"].last_exported == 7
+    store.close()
 
 
 def test_missing_catalog_is_restored_from_its_copy(

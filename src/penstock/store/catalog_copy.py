@@ -145,12 +145,11 @@ class Rebuilt(NamedTuple):
 def rebuild_catalog(root: Path, disk: Disk) -> Rebuilt:
     """Replaces a damaged or missing catalog by a new one with all rows that are left of it."""
     path, copy = root / CATALOG_FILE, root / COPY_FILE
-    moved = _move_aside(path) if path.exists() else None
     tables: dict[str, Sequence[tuple[Any, ...]]] = {}
     stale_streams: set[str] = set()
     damaged_streams: list[tuple[str, str]] = []
     is_copy_used = False
-    with _read_tables(moved) as read, _read_tables(copy) as read_copy:
+    with _read_tables(path) as read, _read_tables(copy) as read_copy:
         for table in _TABLES:
             rows, damaged, is_whole = read(table)
             if table == "stream":
@@ -169,6 +168,8 @@ def rebuild_catalog(root: Path, disk: Disk) -> Rebuilt:
         catalog.restore_rows(tables)
     finally:
         catalog.close()
+    # Not before: if the new one cannot be written, the next start has the old one to read.
+    moved = _move_aside(path) if path.exists() else None
     temporary.replace(path)
     disk.sync_directory(root)
     copy_time = copy.stat().st_mtime if is_copy_used else None
@@ -216,9 +217,9 @@ ReadTable = Callable[[str], _Table]
 
 
 @contextlib.contextmanager
-def _read_tables(path: Path | None) -> Iterator[ReadTable]:
+def _read_tables(path: Path) -> Iterator[ReadTable]:
     """A function that reads as much of a table as is there."""
-    if path is None or not path.exists():
+    if not path.exists():
         yield lambda _table: _Table({}, [], is_whole=False)
         return
     with contextlib.closing(_connect(path)) as connection:
