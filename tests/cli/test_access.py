@@ -318,6 +318,12 @@ def test_a_rotated_first_token_is_in_the_token_file(tmp_path: Path) -> None:
         assert (broker.root / "token").read_text().strip() == new != old
         for secret in (old, new):
             broker.connect(secret).close()
+        # A file that cannot be written does not take the new token with it.
+        (broker.root / "token.new").mkdir()
+        finished = tokens(broker, "rotate", "first")
+        assert finished.code == 1
+        assert "the token is rotated, but" in finished.error
+        broker.connect(finished.output.strip()).close()
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,8 @@ def write_token_file(root: Path, secret: str) -> None:
     os.fchmod(descriptor, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secret + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
 
 

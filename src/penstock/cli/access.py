@@ -240,9 +240,16 @@ def rotate_token(
     rotation = TokenRotation(now, expires_time, grace_end=now + grace)
     with _failing_plainly("the token cannot be rotated"):
         catalog.rotate_token(name, secret, rotation)
-    if name == FIRST_TOKEN_ID:
-        write_token_file(settings.root_path, secret)
     _echo_secret(name, secret, expires_time, as_json)
+    if name == FIRST_TOKEN_ID:
+        try:
+            write_token_file(settings.root_path, secret)
+        except OSError as error:
+            path = settings.root_path / TOKEN_FILE
+            raise Failure(
+                f"the token is rotated, but {path} cannot be written: {error}; write the new token "
+                "to that file before the grace period ends"
+            ) from None
 
 
 def _echo_secret(name: str, secret: str, expires_time: int | None, as_json: bool) -> None:
