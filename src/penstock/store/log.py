@@ -202,6 +202,9 @@ class Log(ABC):
                 start += len(self.read(start, stop, _CHECKED_BYTES).payloads)
             except DamagedError as error:
                 start = error.next_number
+            except OSError:
+                # No file could be opened, which is no damage.
+                return
 
     def _segment_of(self, number: int) -> Segment:
         """The segment that has this message, which is about to be read."""

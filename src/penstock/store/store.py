@@ -291,10 +291,7 @@ class Store:
         for stream in [each for each in list(self.streams.values()) if each.log.has_work]:
             # What fails stays first in line and is tried again.
             self._attempt(stream, "its segments cannot be sealed or removed", stream.log.work)
-        try:
-            self._store_abandoned_uploads()
-        except sqlite3.Error as error:
-            logger.error("cannot record abandoned uploads: %s", error)
+        self._record_abandoned_uploads()
         self._close_abandoned_logs()
         try:
             self._finish_removals(time.monotonic() + _REMOVAL_SECONDS)
@@ -304,10 +301,13 @@ class Store:
         while self._unchecked:
             report_shortened(*self._unchecked.popleft())
 
-    def _store_abandoned_uploads(self) -> None:
+    def _record_abandoned_uploads(self) -> None:
         uploads, self._abandoned_uploads = self._abandoned_uploads, []
-        if uploads:
-            self.catalog.abandon_uploads(uploads)
+        try:
+            if uploads:
+                self.catalog.abandon_uploads(uploads)
+        except sqlite3.Error as error:
+            logger.error("cannot record abandoned uploads: %s", error)
 
     def _close_abandoned_logs(self) -> None:
         while self._abandoned_logs:
@@ -383,8 +383,8 @@ class Store:
         checkpoints = []
         is_synced = True
         self._close_abandoned_logs()
+        self._record_abandoned_uploads()
         try:
-            self._store_abandoned_uploads()
             self._close_memory_logs()
         except sqlite3.Error as error:
             logger.error("memory streams cannot be closed: %s", error)
