@@ -201,7 +201,7 @@ class Churn(Actor):
         self._clear_up(connection, names)
 
     def _clear_up(self, connection: Connection, names: set[str]) -> None:
-        """Streams of which nothing is certain go."""
+        """Delete streams whose creation or deletion was not answered."""
         for name in names - self.present.keys() - self.absent:
             if name.startswith(f"{self._prefix}-"):
                 connection.call(Operation.DeleteMessageStream, name=name)

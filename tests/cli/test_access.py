@@ -273,7 +273,7 @@ def test_a_revoked_token_lets_nobody_in_and_closes_its_connections(broker: Broke
     assert again.error_lines == ["penstock: there is no token 'leaked'"]
 
 
-def test_an_expired_token_lets_nobody_in_and_closes_its_connections(broker: BrokerProcess) -> None:
+def test_an_expired_token_is_refused_and_its_connections_are_closed(broker: BrokerProcess) -> None:
     made = tokens(broker, "create", "short", "--role", "consumer", "--expires", "90d", "--json")
     secret = json.loads(made.output)["token"]
     with broker.connect(secret) as client:

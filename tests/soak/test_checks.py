@@ -105,7 +105,7 @@ def test_damage_must_be_told_and_costs_only_what_it_hit() -> None:
     assert faults(expected, cut_off)[Fault.LOST] == COUNT - 7
 
 
-def test_damage_that_nobody_did_is_wrong() -> None:
+def test_unexpected_damage_is_wrong() -> None:
     found = replace(FOUND, damaged=[range(COUNT, COUNT + 2)], end=COUNT + 2)
     assert faults(EXPECTED, found) == {Fault.WRONG: 1}
 

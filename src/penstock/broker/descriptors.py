@@ -62,7 +62,7 @@ class Shortages:
         self._logged_at: float | None = None
 
     def note(self, what: str, error: OSError) -> str:
-        """Logs it, at most once a minute; what a client is told."""
+        """Counts a shortage and logs it, at most once a minute; the error text for clients."""
         self.count += 1
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         now = self._clock()

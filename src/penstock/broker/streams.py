@@ -103,7 +103,7 @@ class Stream:
         return definition.flush_on_write and definition.persistence is Persistence.File
 
     def append(self, payloads: Sequence[bytes], now: int, *, keeps_min_free: bool = True) -> int:
-        """All of them or none; the number of the first. Whoever waits for them is woken.
+        """All of them or none; the number of the first. Wakes the reads that wait for them.
 
         Messages of the broker itself need not keep `min_free_disk` bytes of the disk free.
         """
@@ -279,7 +279,7 @@ class Streams:
         definition_executor: Executor | None = None,
         shortages: Shortages | None = None,
     ) -> None:
-        """`note_flush` is told by any thread how many seconds a flush took.
+        """`note_flush` is called by any thread with the seconds that a flush took.
 
         `definition_executor` stores definition changes; by default `executor` does.
         """

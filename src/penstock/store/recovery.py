@@ -53,7 +53,7 @@ class Recovered(NamedTuple):
     # Nothing can be appended to a segment that has any, or that is shorter than its checkpoint.
     kept_bytes: tuple[int, int] = (0, 0)
     is_short: bool = False
-    # Below this number messages may have been stored of which nothing is left.
+    # Messages below this number may have been stored and be lost.
     lowest_end: int = 0
 
     @property

@@ -199,8 +199,8 @@ class Verification:
                 check = self._check_until_certain(row.id)
                 if check is not None:
                     yield self._add(check)
-        for directory in self._find_strangers({row.id for row in rows} | removed):
-            check = self._check_stranger(directory)
+        for directory in self._find_unlisted({row.id for row in rows} | removed):
+            check = self._check_unlisted(directory)
             if check is not None:
                 yield self._add(check)
 
@@ -278,7 +278,7 @@ class Verification:
             self.report.problems.append(
                 Problem(CATALOG_FILE, f"rows of stream {stream_id} cannot be read: {error}")
             )
-            return self._check_stranger(self._root / "streams" / stream_id)
+            return self._check_unlisted(self._root / "streams" / stream_id)
 
     def _check_known(
         self, catalog: CatalogReader, stream_id: str, intact: dict[int, SegmentCheck]
@@ -500,7 +500,7 @@ class Verification:
             )
         return SegmentCheck(first, end, size, summary, segment.records, spans, problems, notes)
 
-    def _find_strangers(self, known: set[str]) -> list[Path]:
+    def _find_unlisted(self, known: set[str]) -> list[Path]:
         """Directories of streams that the catalog does not list."""
         try:
             found = [
@@ -520,7 +520,7 @@ class Verification:
                 known |= catalog.removed_directories()
         return [path for path in found if path.name not in known and path.is_dir()]
 
-    def _check_stranger(self, directory: Path) -> StreamCheck | None:
+    def _check_unlisted(self, directory: Path) -> StreamCheck | None:
         """A directory without a row in the catalog; None if it holds no stream that is wanted."""
         place = self._relative(directory)
         notes: list[Problem] = []
