@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model import Persistence
+from penstock.model import Persistence, StrategyOnFull
 from penstock.store.files import Disk
 from penstock.store.space import NoSpaceError, Space
 from penstock.store.store import Store
 from tests.store.conftest import Define
 
 MIN_FREE = 1000
+MIB = 1024 * 1024
 
 
 class DiskOf(Disk):
@@ -127,6 +128,45 @@ def test_full_disk_is_logged_once(
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert store.space.refused_messages == 3
     assert log.append([b"x"], 1) == 0
+
+
+class SmallDisk(DiskOf):
+    """One whose free space follows writes and removals."""
+
+    def write(self, descriptor: int, data: bytes, position: int) -> None:
+        if len(data) > self.free:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.free -= len(data)
+        super().write(descriptor, data, position)
+
+    def remove(self, path: Path) -> None:
+        if path.exists():
+            self.free += path.stat().st_size
+        super().remove(path)
+
+
+def test_append_larger_than_the_free_space_overwrites_the_oldest_data(
+    root: Path, define: Define
+) -> None:
+    disk = SmallDisk(1 << 30)
+    store = Store(root, disk)
+    log = store.create(
+        define(
+            max_size=8 * MIB,
+            stream_segment_size=2 * MIB,
+            strategy_on_full=StrategyOnFull.OverwriteOldestData,
+        )
+    ).log
+    for _ in range(4):
+        log.append([b"x" * (2 * MIB - 100)], 1)
+    store.work()
+    # Enough for small messages, so that the disk does not count as full.
+    disk.free = MIB + MIB // 2
+
+    assert log.append([b"y" * 2 * MIB], 1) == 4
+    assert log.oldest == 1
+    assert not store.space.is_full
+    store.close()
 
 
 def test_lack_of_something_else_than_bytes_is_not_called_a_full_disk(

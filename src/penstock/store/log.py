@@ -498,7 +498,7 @@ class FileLog(Log):
         exported_end: Callable[[], int],
     ) -> int:
         """Takes the space of segments that were dropped, and of the oldest one if it may go."""
-        if not self._home.space.note_full():
+        if not self._home.space.note_full(sum(map(len, payloads))):
             raise error
         self._is_retrying = True
         try:

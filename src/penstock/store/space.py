@@ -82,14 +82,16 @@ class Space(Budget):
         else:
             logger.info("the disk has %d bytes free: appends are taken again", self.free)
 
-    def note_full(self) -> bool:
-        """A write found no space; whether the disk is full, which is logged once."""
+    def note_full(self, needed: int) -> bool:
+        """A write of `needed` bytes found no space; whether bytes are what it lacked.
+
+        That the disk is full is logged once.
+        """
         self.sample()
-        is_full = self.free < _FULL_BYTES
-        if is_full and not self.is_full:
+        if self.free < _FULL_BYTES and not self.is_full:
             self.is_full = True
             logger.error("the disk is full: %d bytes are free", self.free)
-        return is_full
+        return self.free < _FULL_BYTES + needed
 
     def refuse(self, messages: int) -> NoSpaceError:
         self.refused_messages += messages
