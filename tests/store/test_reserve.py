@@ -22,7 +22,7 @@ class DiskWith(Disk):
         return self._free
 
 
-FULL, TIGHT, AMPLE = DiskWith(100_000), DiskWith(8 << 20), DiskWith(1 << 30)
+FULL, TIGHT, AMPLE = DiskWith(100_000), DiskWith(2 << 20), DiskWith(1 << 30)
 
 
 def test_room_is_kept_where_there_is_plenty_and_given_up_where_there_is_none(
@@ -63,3 +63,13 @@ def test_a_store_opens_with_its_reserve_and_keeps_another(root: Path) -> None:
     assert not (root / RESERVE_FILE).exists()
     Store(root, AMPLE).close()
     assert (root / RESERVE_FILE).exists()
+
+
+def test_space_is_taken_in_advance_on_a_disk_near_the_minimum(root: Path) -> None:
+    store = Store(root, DiskWith(8 << 20), min_free_disk=8 << 20)
+    try:
+        store.look_after_space()
+        assert (root / RESERVE_FILE).exists()
+        assert (root / "catalog.sqlite-wal").stat().st_size >= 256 * 1024
+    finally:
+        store.close()

@@ -19,8 +19,9 @@ RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 1024 * 1024
 # With less a start may fail, or the catalog cannot take space in advance.
 _NEEDED_BYTES = 512 * 1024
-# Where there is so little it would be missed.
-_AMPLE_BYTES = 16 * 1024 * 1024
+# With less free, the store takes no space in advance. It is less than the default of
+# `min_free_disk`, because a broker that starts on a nearly full disk needs the reserve as well.
+_AMPLE_BYTES = 4 * 1024 * 1024
 
 
 def is_full(disk: Disk, root: Path) -> bool:
