@@ -132,3 +132,13 @@ def test_a_disk_below_the_minimum_fails_and_names_the_setting() -> None:
 
     assert outcome.state is State.fail
     assert "less than min_free_disk (64 MiB): appends are refused" in outcome.found
+
+
+def test_the_minimum_is_that_of_the_running_broker(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with LocalBroker(root, min_free_disk=1 << 50):
+        outcome = examine(check_space, root)
+
+    assert outcome.state is State.fail
+    assert "less than min_free_disk (1 PiB): appends are refused" in outcome.found
+    assert "min_free_disk" not in examine(check_space, root).found

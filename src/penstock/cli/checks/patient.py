@@ -26,7 +26,7 @@ from penstock.errors import (
     StreamManagerException,
 )
 from penstock.model import MessageStreamDefinition
-from penstock.model.statistics import StreamStatistics
+from penstock.model.statistics import DiskStatistics, StreamStatistics
 from penstock.root import is_served
 from penstock.store.catalog import Catalog
 from penstock.store.schema import CATALOG_FILE
@@ -45,6 +45,8 @@ class Contact(NamedTuple):
     working: frozenset[str] = frozenset()
     # What the broker knows of damaged messages, a text for each stream that has any.
     damage: tuple[str, ...] = ()
+    # The disk of the broker's root; None if the server does not report it.
+    disk: DiskStatistics | None = None
     error: str = ""
     is_refused: bool = False
 
@@ -101,13 +103,15 @@ def _meet(target: Target) -> Contact:
                     definitions.append(client.describe_message_stream(name).definition)
                 except (MessageStoreReadErrorException, ResourceNotFoundException):
                     continue
-            streams = client.statistics().streams if client.server.has_extensions else []
+            statistics = client.statistics() if client.server.has_extensions else None
+            streams = statistics.streams if statistics else []
             return Contact(
                 client.address,
                 client.server,
                 tuple(definitions),
                 _find_working(streams),
                 _describe_damage(streams),
+                statistics.disk if statistics else None,
             )
     except (StreamManagerException, OSError, SettingError) as error:
         is_refused = (

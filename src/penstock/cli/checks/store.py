@@ -103,8 +103,15 @@ def check_space(patient: Patient) -> Outcome:
         for definition in patient.inventory.definitions
         if definition.persistence is Persistence.File
     )
-    min_free = patient.settings.min_free_disk
-    return judge_space(free, most, patient.inventory.stored_bytes, min_free)
+    return judge_space(free, most, patient.inventory.stored_bytes, _find_min_free(patient))
+
+
+def _find_min_free(patient: Patient) -> int:
+    """`min_free_disk` of the broker that serves the root, which may have been started with another
+    value than this command sees."""
+    if patient.target.host is None and patient.is_served and patient.contact.disk is not None:
+        return patient.contact.disk.min_free_bytes
+    return patient.settings.min_free_disk
 
 
 def judge_space(free: int, most: int, stored: int, min_free: int) -> Outcome:
