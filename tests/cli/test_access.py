@@ -332,6 +332,10 @@ def test_a_rotated_first_token_is_in_the_token_file(tmp_path: Path) -> None:
         (["rotate", "unknown"], 5, "there is no token 'unknown'"),
         (["rotate", "first", "--grace", "soon"], 2, "'soon' is no duration"),
         (["create", "x", "--role", "admin", "--expires", "90"], 2, "'90' is no duration"),
+        (["create", "x", "--role", "admin", "--expires", "0s"], 2, "expected 1 s to 36500d"),
+        (["create", "x", "--role", "admin", "--expires", "36501d"], 2, "expected 1 s to 36500d"),
+        (["rotate", "first", "--expires", "0s"], 2, "expected 1 s to 36500d"),
+        (["rotate", "first", "--grace", "36501d"], 2, "expected 0 s to 36500d"),
     ],
 )
 def test_bad_rotations_and_expiries_are_refused(

@@ -25,7 +25,7 @@ from penstock.cli.main import (
     settings_from,
 )
 from penstock.cli.output import echo_json, echo_table
-from penstock.cli.units import parse_duration
+from penstock.cli.units import format_duration, parse_duration
 from penstock.errors import StoreError
 from penstock.root import ADDRESS_FILE, TOKEN_FILE, Address, read_address, read_token
 from penstock.store.catalog import Catalog, is_disk_full
@@ -141,18 +141,29 @@ class _Duration(click.ParamType[int]):
 
     name = "duration"
 
+    def __init__(self, min_millis: int) -> None:
+        self._min_millis = min_millis
+
     def convert(
         self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         if isinstance(value, int):
             return value
         try:
-            return parse_duration(value)
+            millis = parse_duration(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if not self._min_millis <= millis <= _MAX_DURATION_MILLIS:
+            limits = f"{format_duration(self._min_millis)} to {_MAX_DURATION_DAYS}d"
+            self.fail(f"{value!r} is out of range: expected {limits}", param, ctx)
+        return millis
 
 
-_DURATION = _Duration()
+# A hundred years, so that every expiry is a valid date.
+_MAX_DURATION_DAYS = 36_500
+_MAX_DURATION_MILLIS = _MAX_DURATION_DAYS * 86_400_000
+_GRACE = _Duration(min_millis=0)
+_LIFETIME = _Duration(min_millis=1000)
 
 
 @tokens.command("create")
@@ -167,7 +178,7 @@ _DURATION = _Duration()
     help="Streams it is for, such as 'sensor-*'; all by default. May be repeated.",
 )
 @click.option(
-    "--expires", type=_DURATION, metavar="DURATION", help="When, such as 90d; never by default."
+    "--expires", type=_LIFETIME, metavar="DURATION", help="When, such as 90d; never by default."
 )
 @root_option
 @json_option
@@ -200,7 +211,7 @@ def create_token(
 @click.argument("name")
 @click.option(
     "--grace",
-    type=_DURATION,
+    type=_GRACE,
     default="1d",
     show_default=True,
     metavar="DURATION",
@@ -208,7 +219,7 @@ def create_token(
 )
 @click.option(
     "--expires",
-    type=_DURATION,
+    type=_LIFETIME,
     metavar="DURATION",
     help="When the new token expires; by default it lives as long as the old one was to live.",
 )
