@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import logging
 import resource
+from pathlib import Path
 
 import pytest
 
 from penstock.broker.descriptors import Budget, Shortages, plan_budget
+from tests.support import LocalBroker
 
 
 @pytest.mark.parametrize("limit", [128, 256, 512, 1024, 4096, 65_536, 1 << 20])
@@ -37,3 +40,13 @@ def test_a_shortage_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) ->
         "the server has no file descriptors left (Too many open files; its limit is "
         f"{limit}): try again later"
     )
+
+
+def test_the_log_names_the_shares_of_clients_and_of_http_connections(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with LocalBroker(tmp_path / "root", max_connections=77) as broker:
+        budget = broker.broker.budget
+    assert budget.connections == 77
+    assert f"77 clients and {budget.http_connections} HTTP connections at once" in caplog.text

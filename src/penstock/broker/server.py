@@ -167,7 +167,9 @@ class Broker:
         logger.info(
             "%d open files are allowed: %d segments, %d clients and %d HTTP connections at once",
             limit,
-            *self.budget,
+            self.budget.segments,
+            self.budget.connections,
+            self.budget.http_connections,
         )
 
     async def _listen(self, tls: ssl.SSLContext | None) -> None:
