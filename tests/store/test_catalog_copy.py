@@ -232,7 +232,7 @@ def test_missing_catalog_is_restored_from_its_copy(
 ) -> None:
     (stopped / CATALOG_FILE).unlink()
     check_everything(stopped)
-    assert "catalog.sqlite is missing: it was rebuilt" in caplog.text
+    assert "catalog.sqlite is missing: it was rebuilt from the copy of" in caplog.text
 
 
 def test_missing_catalog_and_copy_cost_no_messages(stopped: Path) -> None:

@@ -665,8 +665,10 @@ class Store:
 
 
 def _report_rebuilt(problem: str, rebuilt: Rebuilt) -> None:
+    sources = "the copy"
     if rebuilt.moved is not None:
         problem += f" and was moved to {rebuilt.moved}"
+        sources = "its intact rows and from the copy"
     if rebuilt.copy_time is None:
         logger.error(
             "%s: it was rebuilt from its intact rows; streams that it has lost are taken from "
@@ -675,10 +677,10 @@ def _report_rebuilt(problem: str, rebuilt: Rebuilt) -> None:
         )
     else:
         logger.error(
-            "%s: it was rebuilt from its intact rows and from the copy of %s. Exports may repeat "
-            "messages that they have sent since then; tokens that were revoked since then are "
-            "valid again",
+            "%s: it was rebuilt from %s of %s. Exports may repeat messages that they have sent "
+            "since then; tokens that were revoked since then are valid again",
             problem,
+            sources,
             describe_time(rebuilt.copy_time),
         )
 
