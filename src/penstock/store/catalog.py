@@ -59,7 +59,9 @@ T = TypeVar("T")
 # Space that commits on a full disk reuse: the minimum size of the WAL, and free pages in the
 # database.
 _WAL_BYTES = 256 * 1024
-_SPARE_PAGES = 32
+_MIN_SPARE_PAGES = 32
+# More than the minimum, so that each page used does not need another transaction.
+_SPARE_PAGES = 64
 _PAGE_BYTES = 4096
 
 
@@ -180,7 +182,7 @@ class Catalog:
         wal = self._path.with_name(f"{self._path.name}-wal")
         with self._lock:
             (spare,) = self._connection.execute("PRAGMA freelist_count").fetchone()
-            if spare < _SPARE_PAGES:
+            if spare < _MIN_SPARE_PAGES:
                 with self.transaction() as connection:
                     connection.execute("CREATE TABLE spare (pages BLOB)")
                     size = _SPARE_PAGES * _PAGE_BYTES
