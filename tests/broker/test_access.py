@@ -300,8 +300,8 @@ def test_an_empty_token_file_is_filled_and_closed_to_others(
     ("content", "reason"),
     [
         (b"\xff\xfe\x00token", "it is not UTF-8 text"),
-        (b"x", "it has 1 characters, expected at least 16"),
-        (b"fifteen letters\n", "it has 15 characters, expected at least 16"),
+        (b"x", "its length is 1, expected at least 16 characters"),
+        (b"fifteen letters\n", "its length is 15, expected at least 16 characters"),
         (b"0123456789 0123456789", "it has spaces or control characters"),
         (b"0123456789\x000123456789", "it has spaces or control characters"),
     ],

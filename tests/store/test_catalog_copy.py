@@ -189,7 +189,7 @@ def test_changed_stream_row_is_restored(
         connection.execute(f"UPDATE stream SET {column} = {value} WHERE name = 's'")
         connection.commit()
     check_everything(stopped)
-    assert "the catalog is damaged (1 rows of table stream have changed)" in caplog.text
+    assert "the catalog is damaged (table stream has changed rows: 1)" in caplog.text
     assert len(list(stopped.glob("catalog.sqlite.damaged-*"))) == 1
 
 

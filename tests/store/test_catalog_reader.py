@@ -96,4 +96,4 @@ def test_a_changed_row_is_damage(root: Path, define: Define) -> None:
         connection.execute("UPDATE stream SET oldest = 64")
         connection.commit()
     with CatalogReader(root) as catalog:
-        assert catalog.find_damage() == ["1 rows of table stream have changed"]
+        assert catalog.find_damage() == ["table stream has changed rows: 1"]

@@ -256,7 +256,7 @@ def _find_problem(secret: str) -> str:
     if not secret:
         return ""
     if len(secret) < MIN_TOKEN_LENGTH:
-        return f"it has {len(secret)} characters, expected at least {MIN_TOKEN_LENGTH}"
+        return f"its length is {len(secret)}, expected at least {MIN_TOKEN_LENGTH} characters"
     if not secret.isprintable() or any(character.isspace() for character in secret):
         return "it has spaces or control characters"
     return ""

@@ -146,7 +146,7 @@ def check_rows(connection: sqlite3.Connection) -> None:
             f"SELECT count(*) FROM {table} WHERE checksum <> row_checksum({columns})"  # noqa: S608 - constants
         ).fetchone()[0]
         if damaged:
-            raise sqlite3.DatabaseError(f"{damaged} rows of table {table} have changed")
+            raise sqlite3.DatabaseError(f"table {table} has changed rows: {damaged}")
     # These have no checksums, but must be readable.
     connection.execute("SELECT * FROM removed_directory").fetchall()
     connection.execute("SELECT * FROM upload").fetchall()
