@@ -157,7 +157,9 @@ class Handlers:
             return
         counters = self._counters
         counters.messages_appended += len(payloads)
-        counters.bytes_appended += sum(map(len, payloads))
+        counters.bytes_appended += (
+            len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
+        )
         if not stream.flushes:
             caller.send(encode_append_responses(request_ids, first))
             return

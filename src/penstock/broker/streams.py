@@ -113,7 +113,7 @@ class Stream:
             )
         except _EXPLAINED as error:
             raise self.explain(error) from None
-        self.waiters.wake(self.log.end)
+        self.waiters.wake(first + len(payloads))
         return first
 
     def _exported_end(self) -> int:
