@@ -48,6 +48,9 @@ class Address(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
         return reached_from_here(self.host)
 
 
+_decode_address = msgspec.json.Decoder(Address).decode
+
+
 def reached_from_here(host: str) -> str:
     """The host to connect to from this machine: one may listen on all addresses at once."""
     return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
@@ -96,7 +99,7 @@ def read_address(root: Path) -> Address | None:
     if not is_served(root):
         return None
     try:
-        address = msgspec.json.decode((root / ADDRESS_FILE).read_bytes(), type=Address)
+        address = _decode_address((root / ADDRESS_FILE).read_bytes())
         owner = (root / LOCK_FILE).read_text().strip()
     except FileNotFoundError:
         return None  # it has just begun, or is about to end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any, Literal
 
 import msgspec
@@ -303,3 +305,37 @@ def test_a_sound_map_is_read_as_from_a_client() -> None:
 def test_what_cannot_be_an_object_is_an_error(plain: Any) -> None:
     with pytest.raises(ValueError, match=r"9|x|expected a map"):
         from_server(plain, MessageStreamDefinition)
+
+
+CONVERTING = """
+import sys
+import threading
+
+import msgspec
+
+from penstock.model.validation import convert
+
+sys.setswitchinterval(1e-6)
+for number in range(50):
+    inner = msgspec.defstruct(f"Inner{number}", [(f"f{each}", int, 0) for each in range(30)])
+    fields = [(f"g{each}", list[inner], []) for each in range(20)]
+    outer = msgspec.defstruct(f"Outer{number}", fields)
+    start = threading.Barrier(6)
+
+    def run():
+        start.wait()
+        assert convert({"g19": [{"f29": 2}]}, outer).g19[0].f29 == 2
+
+    threads = [threading.Thread(target=run) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_threads_convert_to_a_type_for_the_first_time_at_once() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", CONVERTING], check=False, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -39,7 +39,7 @@ from penstock.model.exporting import (
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.statistics import Statistics
 from penstock.model.storage import Location, StoredRun, StreamPosition
-from penstock.model.validation import from_server, validate
+from penstock.model.validation import convert, from_server, validate
 from penstock.wire.frames import MAX_FRAME_BYTES
 from penstock.wire.operations import RESPONSE_TO, Operation
 
@@ -448,38 +448,38 @@ def _stream_info(response: Response) -> MessageStreamInfo:
 
 def _statistics(response: Response) -> Statistics:
     raise_for_status(response)
-    return msgspec.convert(response["statistics"], Statistics)
+    return convert(response["statistics"], Statistics)
 
 
 def _stream_positions(response: Response) -> list[StreamPosition]:
     raise_for_status(response)
-    return msgspec.convert(response["streams"], list[StreamPosition])
+    return convert(response["streams"], list[StreamPosition])
 
 
 def _location(response: Response) -> Location:
     raise_for_status(response)
-    return msgspec.convert(response, Location)
+    return convert(response, Location)
 
 
 def _export_plan(response: Response) -> ExportPlan:
     raise_for_status(response)
-    return msgspec.convert(response, ExportPlan)
+    return convert(response, ExportPlan)
 
 
 def _committed(response: Response) -> CommittedExports:
     raise_for_status(response)
-    return msgspec.convert(response, CommittedExports)
+    return convert(response, CommittedExports)
 
 
 def _stored_run(response: Response) -> StoredRun:
     raise_for_status(response)
     fields = [response[name] for name in _STORED_FIELDS]
-    return msgspec.convert(fields, StoredRun, builtin_types=(bytes,))
+    return convert(fields, StoredRun, builtin_types=(bytes,))
 
 
 def _messages(response: Response) -> list[Message]:
     raise_for_status(response)
-    return msgspec.convert(response["messages"], list[Message], builtin_types=(bytes,))
+    return convert(response["messages"], list[Message], builtin_types=(bytes,))
 
 
 def _messages_or_none(response: Response) -> list[Message]:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.errors import SettingError
-from penstock.model.validation import find_problem
+from penstock.model.validation import convert, find_problem
 from penstock.root import (
     CLIENT_TABLE,
     Address,
@@ -130,7 +130,7 @@ class Search(NamedTuple):
 
 def _client_settings(table: object, config: Path | None) -> ClientSettings:
     try:
-        return msgspec.convert(table, ClientSettings)
+        return convert(table, ClientSettings)
     except msgspec.ValidationError as error:
         if isinstance(table, dict):
             for name in table.keys() - set(ClientSettings.__struct_fields__):

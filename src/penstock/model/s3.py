@@ -28,7 +28,7 @@ class S3ExportTaskDefinition(Value):
 def find_task(payload: bytes) -> dict[str, Any] | None:
     """A task as it was given, for whoever looks for it in a status; None if it is none at all."""
     try:
-        task = msgspec.json.decode(payload, type=_Given)
+        task = _decode_given(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     given: dict[str, Any] = msgspec.to_builtins(task)
@@ -42,3 +42,6 @@ class _Given(msgspec.Struct, rename="camel", omit_defaults=True):
     bucket: str
     key: str
     user_metadata: dict[str, str] | None = None
+
+
+_decode_given = msgspec.json.Decoder(_Given).decode

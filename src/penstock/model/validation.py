@@ -7,6 +7,8 @@ sentence, and keeps what is unset out of everything that leaves.
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,6 +29,28 @@ _STEP = re.compile(r"\.(?P<key>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 _SHOWN_CHARACTERS = 80
 
 
+_prepared: set[Any] = set()
+_preparing = threading.Lock()
+
+
+def prepare(kind: Any) -> None:
+    """Lets msgspec build its description of a type, in one thread at a time.
+
+    msgspec publishes the description of a struct before it is complete. Two threads that convert
+    to the same type for the first time would crash the process.
+    """
+    if kind not in _prepared:
+        with _preparing:
+            msgspec.msgpack.Decoder(kind)
+            _prepared.add(kind)
+
+
+def convert(value: Any, kind: type[T], builtin_types: Iterable[type] = ()) -> T:
+    """`msgspec.convert`, safe for threads."""
+    prepare(kind)
+    return msgspec.convert(value, kind, builtin_types=builtin_types)
+
+
 def from_wire(
     value: Any, kind: type[T], error: type[StreamManagerException] = InvalidRequestException
 ) -> T:
@@ -34,7 +58,7 @@ def from_wire(
     value = _normalize(value)
     try:
         # Bytes are bytes here: a text that happens to be base64 is not taken for them.
-        converted = msgspec.convert(value, kind, builtin_types=(bytes,))
+        converted = convert(value, kind, builtin_types=(bytes,))
     except msgspec.ValidationError as problem:
         raise error(str(find_problem(problem, value, kind))) from None
     missing = _find_missing(converted)

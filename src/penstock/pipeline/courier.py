@@ -18,8 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-import msgspec
-
 from penstock.model.export import CONFIG_OF_KIND
 from penstock.model.exporting import (
     ABANDONED_UPLOAD,
@@ -29,6 +27,7 @@ from penstock.model.exporting import (
     SkippedMessage,
     SliceHeader,
 )
+from penstock.model.validation import convert
 from penstock.pipeline.delivery import Attempt, Budget
 from penstock.pipeline.destinations import import_destination, open_destination
 from penstock.pipeline.destinations.destination import (
@@ -205,7 +204,7 @@ class Courier:
         return Export(
             found.stream,
             found.stream_id,
-            msgspec.convert(found.config, CONFIG_OF_KIND[found.kind]),
+            convert(found.config, CONFIG_OF_KIND[found.kind]),
             self._settings,
             root if is_here(root, parcel.header.instance) else None,
             self._limits.patience,

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from penstock.model.validation import prepare
 from penstock.sandbox.shelf import Page, Shelves
 
 T = TypeVar("T")
@@ -186,6 +187,7 @@ def json_answer(
 
 def read_json(body: bytes, kind: type[T], code: str) -> T:
     """A body of a kind; raises ServiceError with the code if it is something else."""
+    prepare(kind)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.DecodeError as error:

@@ -69,6 +69,9 @@ class _Answered(msgspec.Struct, rename="camel"):
     error_entries: list[_ErrorEntry]
 
 
+_decode_answered = msgspec.json.Decoder(_Answered).decode
+
+
 class SiteWiseDestination(Destination):
     def __init__(self, export: Export) -> None:
         assert isinstance(export.config, IoTSiteWiseConfig)
@@ -106,7 +109,7 @@ class SiteWiseDestination(Destination):
         numbers, body = call.content
         text = aws.call(_SERVICE, _OPERATION, body, self._patience)
         try:
-            answer = msgspec.json.decode(text, type=_Answered)
+            answer = _decode_answered(text)
         except msgspec.MsgspecError as error:
             raise UnavailableError(f"{_SERVICE} {_OPERATION}: not an answer: {error}") from None
         failed: dict[int, str] = {}
