@@ -37,6 +37,14 @@ _JSON_LINE = re.compile(r'\{"time": "[^"]+", "level": "[A-Z]+", ')
 logger = logging.getLogger("penstock")
 
 
+# Not by `logging.addLevelName`, which changes the names for other programs in the process too.
+_LEVEL_NAMES = {number: level.value for level, number in _LEVELS.items()}
+
+
+def _level(record: logging.LogRecord) -> str:
+    return _LEVEL_NAMES.get(record.levelno, record.levelname)
+
+
 def _time(record: logging.LogRecord) -> str:
     moment = datetime.fromtimestamp(record.created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -46,7 +54,7 @@ class HumanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         name = record.name.removeprefix("penstock.")
-        line = f"{_time(record)} {record.levelname:<5} {name}: {text}"
+        line = f"{_time(record)} {_level(record):<5} {name}: {text}"
         # A client chooses names and a file system errors: neither may forge a line.
         return line.replace("\n", " | ").replace("\r", " ")
 
@@ -56,7 +64,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(
             {
                 "time": _time(record),
-                "level": record.levelname,
+                "level": _level(record),
                 "logger": record.name,
                 "message": super().format(record),
             }
@@ -64,8 +72,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(level: LogLevel, log_format: LogFormat) -> None:
-    logging.addLevelName(5, "TRACE")
-    logging.addLevelName(logging.WARNING, "WARN")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else HumanFormatter())
     root = logging.getLogger()
