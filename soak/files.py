@@ -1,4 +1,4 @@
-"""Files that S3 tasks upload, and what became of each task."""
+"""Files that S3 tasks upload, and the final status of each task."""
 
 from __future__ import annotations
 

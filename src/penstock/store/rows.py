@@ -43,9 +43,9 @@ class UploadProgress(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     identifier: str
     status_config: StatusConfig | None = None
     upload: Upload
-    # Nobody goes on with it: it is to be aborted.
+    # The upload is not continued, and has to be aborted.
     is_abandoned: bool = False
-    # That could not be done at the first attempt, which has been told.
+    # The first attempt to abort it failed, and this was reported.
     has_failed: bool = False
 
     @property
