@@ -378,6 +378,52 @@ def test_damage_is_found_beside_a_store_in_use(tmp_path: Path, define: Define) -
     assert damaged_numbers(report) == {0, 24}
 
 
+def overwrite_oldest(store: Store, count: int = 50) -> None:
+    """Appends until all segments of before are dropped, and removes their files."""
+    for number in range(count):
+        store.streams["s"].log.append([payload(number)], 2000)
+    store.work()
+
+
+@pytest.mark.parametrize("overwritten", [20, 50, 200])
+@pytest.mark.parametrize("damaged", [0, 24])
+def test_messages_overwritten_during_the_check_are_not_counted(
+    tmp_path: Path, define: Define, overwritten: int, damaged: int
+) -> None:
+    store = Store(tmp_path)
+    log = store.create(define(max_size=4000)).log
+    for number in range(35):
+        log.append([payload(number)], 1000)
+    store.work()
+    first = damaged // 10 * 10
+    change_byte(data_path(directory_of(tmp_path), first), (damaged - first) * SIZE)
+    read = 0
+
+    def overwrite_once(count: int) -> None:
+        nonlocal read
+        if not read:
+            overwrite_oldest(store, overwritten)
+        read += count
+
+    # The checks that confirm damage see further messages overwritten.
+    report = Verification(
+        tmp_path, meter=overwrite_once, pause=lambda _: overwrite_oldest(store, 20)
+    ).run()
+    oldest = log.oldest
+    store.close()
+    stream = only_stream(report)
+    assert oldest > 0
+    assert 0 < stream.oldest_sequence_number <= oldest
+    numbers = stream.end_sequence_number - stream.oldest_sequence_number
+    assert stream.intact_messages + stream.damaged_messages == numbers
+    assert stream.damaged_messages == sum(each.count for each in stream.damage)
+    assert all(
+        stream.oldest_sequence_number <= number < stream.end_sequence_number
+        for number in damaged_numbers(report)
+    )
+    assert stream.bytes == stream.intact_messages * SIZE
+
+
 def test_pace_limits_bytes_per_second() -> None:
     now = 0.0
 

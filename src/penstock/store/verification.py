@@ -7,7 +7,7 @@ short, gaps in the numbers, files without a stream.
 
 Beside a running broker segments are appended to, sealed and removed meanwhile. So a stream that
 seems damaged is checked again with what the catalog and the directory hold then, and only what is
-still damaged is reported.
+still damaged is reported. Messages that the broker removes during the check are not counted.
 """
 
 from __future__ import annotations
@@ -127,8 +127,17 @@ class StreamCheck(NamedTuple):
     facts: StreamFacts
     definition: MessageStreamDefinition | None
     segments: Sequence[SegmentCheck]
-    problems: Sequence[Problem]
-    notes: Sequence[Problem]
+    # Those of the catalog and the directory; segments have their own.
+    other_problems: Sequence[Problem]
+    other_notes: Sequence[Problem]
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [*self.other_problems, *(each for one in self.segments for each in one.problems)]
+
+    @property
+    def notes(self) -> list[Problem]:
+        return [*self.other_notes, *(each for one in self.segments for each in one.notes)]
 
 
 class _Segment(NamedTuple):
@@ -287,12 +296,14 @@ class Verification:
         if facts is None:
             return None
         check = self._check_stream(facts, intact)
-        if self.report.is_served and check.report.damaged_messages:
-            # Segments are removed from the catalog first.
-            facts = catalog.facts(stream_id)
-            if facts is None:
-                return None
-            _forget_below(check.report, facts.row.oldest)
+        if not self.report.is_served:
+            return check
+        # A broker removes segments from the catalog first.
+        now = catalog.facts(stream_id)
+        if now is None:
+            return None
+        if now.row.oldest > facts.row.oldest:
+            check = self._count(check, now.row.oldest)
         return check
 
     def _check_stream(self, facts: StreamFacts, intact: dict[int, SegmentCheck]) -> StreamCheck:
@@ -308,32 +319,38 @@ class Verification:
             return StreamCheck(report, facts, definition, (), problems, notes)
         if not directory.is_dir():
             problems.append(Problem(self._relative(directory), "directory is missing"))
-        segments = self._plan(facts, directory, problems, notes)
-        report.oldest_sequence_number = min([row.oldest, *(segment.first for segment in segments)])
-        end = report.oldest_sequence_number
         checks = []
-        for segment in segments:
-            _add_damage(report, end, segment.first, "no segment holds this number")
+        for segment in self._plan(facts, directory, problems, notes):
             check = intact.get(segment.first)
             if check is None or check.summary is None or check.summary != segment.summary:
                 check = self._check_segment(directory, segment)
             if check.is_intact:
                 intact[segment.first] = check
             checks.append(check)
+        oldest = min([row.oldest, *(check.first for check in checks)])
+        return self._count(StreamCheck(report, facts, definition, checks, problems, notes), oldest)
+
+    def _count(self, check: StreamCheck, oldest: int) -> StreamCheck:
+        """Counts messages from `oldest` on; segments that end below it are left out."""
+        row = check.facts.row
+        report = StreamReport(name=row.name, stream_id=row.id, oldest_sequence_number=oldest)
+        segments = [each for each in check.segments if each.end > oldest or each.first >= oldest]
+        end = oldest
+        for segment in segments:
+            _add_damage(report, end, segment.first, "no segment holds this number")
             report.segments += 1
-            report.bytes += check.size
-            for span in check.spans:
-                if span.reason is None:
-                    report.intact_messages += span.end - span.first
-                else:
-                    file = self._relative(data_path(directory, segment.first))
-                    _add_damage(report, span.first, span.end, span.reason, file)
-            problems += check.problems
-            notes += check.notes
-            end = check.end
-        _add_damage(report, end, facts.lowest_end, "no segment holds this number")
-        report.end_sequence_number = max(end, facts.lowest_end)
-        return StreamCheck(report, facts, definition, checks, problems, notes)
+            report.bytes += segment.size
+            for span in segment.spans:
+                first = max(span.first, oldest)
+                if span.reason is not None:
+                    path = data_path(self._root / "streams" / row.id, segment.first)
+                    _add_damage(report, first, span.end, span.reason, self._relative(path))
+                elif first < span.end:
+                    report.intact_messages += span.end - first
+            end = segment.end
+        _add_damage(report, end, check.facts.lowest_end, "no segment holds this number")
+        report.end_sequence_number = max(end, check.facts.lowest_end)
+        return check._replace(report=report, segments=segments)
 
     def _check_definition(
         self, row: StreamRow, directory: Path, problems: list[Problem]
@@ -563,16 +580,6 @@ def _add_damage(report: StreamReport, first: int, end: int, reason: str, file: s
         report.damage.append(DamagedRange(first, end - 1, reason, file))
     else:
         report.unlisted_ranges += 1
-
-
-def _forget_below(report: StreamReport, oldest: int) -> None:
-    """Removes damage of messages that were dropped meanwhile."""
-    damage = report.damage
-    report.damage, report.damaged_messages = [], 0
-    for each in damage:
-        first = max(each.first_sequence_number, oldest)
-        _add_damage(report, first, each.last_sequence_number + 1, each.reason, each.file)
-    report.oldest_sequence_number = max(report.oldest_sequence_number, oldest)
 
 
 def verify(root: Path, *, patterns: Sequence[str] = (), meter: Meter = ignore_bytes) -> Report:
