@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from penstock.errors import StoreError
 from penstock.model import ExportDefinition, KinesisConfig, Persistence
+from penstock.store.catalog import Catalog
+from penstock.store.catalog_copy import COPY_FILE
 from penstock.store.log import Log
 from penstock.store.record import data_path, index_path
-from penstock.store.rows import ExportProgress, TokenRow
+from penstock.store.rows import ExportProgress, TokenRow, digest_token
 from penstock.store.salvage import salvage
+from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
 from penstock.store.verification import verify
 from tests.store.conftest import Define
 
 MESSAGES = 25
+EXPORTS = ExportDefinition(kinesis=[KinesisConfig("k", "cloud")])
+TOKEN = TokenRow("t", "admin", ("*",), 5)
 
 
 def payload(number: int) -> bytes:
@@ -31,14 +40,13 @@ def root(tmp_path: Path, define: Define) -> Path:
     """A closed store: messages 0..9 and 10..19 are sealed, 20..24 active."""
     root = tmp_path / "root"
     store = Store(root)
-    exports = ExportDefinition(kinesis=[KinesisConfig("k", "cloud")])
-    log = store.create(define(export_definition=exports)).log
+    log = store.create(define(export_definition=EXPORTS)).log
     for number in range(MESSAGES):
         log.append([payload(number)], 1000 + number)
     store.create(define("memory", persistence=Persistence.Memory))
     store.work()
     store.commit_progress({"s": [ExportProgress("k", last_exported=7)]})
-    store.catalog.add_token(TokenRow("t", "admin", ("*",), 5), "secret")
+    store.catalog.add_token(TOKEN, "secret")
     store.close()
     (root / "token").write_text("first\n")
     return root
@@ -131,6 +139,8 @@ def test_streams_are_copied_without_a_catalog(root: Path, tmp_path: Path, state:
         connection.commit()
         connection.close()
 
+    (root / COPY_FILE).unlink()
+
     result = salvage(root, tmp_path / "out")
 
     assert result.messages == MESSAGES
@@ -139,6 +149,138 @@ def test_streams_are_copied_without_a_catalog(root: Path, tmp_path: Path, state:
     if state == "damaged":
         assert store.streams["s"].progress["k"].last_exported == 7
         assert [token.id for token in store.catalog.tokens()] == ["t"]
+    store.close()
+
+
+@pytest.mark.parametrize("damage", ["garbage", "missing", "empty", "directory", "version"])
+def test_rows_that_the_catalog_has_lost_come_from_its_copy(
+    root: Path, tmp_path: Path, damage: str
+) -> None:
+    catalog = root / CATALOG_FILE
+    if damage == "version":
+        with closing(sqlite3.connect(catalog)) as connection:
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION | 64}")
+    else:
+        catalog.unlink()
+    if damage == "directory":
+        catalog.mkdir()
+    elif damage in ("garbage", "empty"):
+        catalog.write_bytes(b"no database" * 500 if damage == "garbage" else b"")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    result = salvage(root, tmp_path / "out")
+
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert [problem.file for problem in result.report.problems] == [CATALOG_FILE]
+    assert COPY_FILE in [note.file for note in result.notes] or damage == "version"
+    check_everything(tmp_path / "out")
+
+
+def check_everything(root: Path) -> None:
+    """Every stream, message, token and progress is there."""
+    store = Store(root)
+    assert set(store.streams) == {"s", "memory"}
+    assert read_numbers(store.streams["s"].log) == expected(set())
+    assert store.streams["s"].log.end == MESSAGES
+    assert store.streams["s"].definition.export_definition == EXPORTS
+    assert store.streams["s"].progress["k"].last_exported == 7
+    assert store.catalog.find_token(digest_token("secret")) == TOKEN
+    assert store.unreadable == {}
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_damage_to_the_catalog_costs_nothing_while_there_is_a_copy(
+    root: Path, tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)
+    contents = bytearray((root / CATALOG_FILE).read_bytes())
+    start = random.randrange(len(contents))
+    size = random.choice((1, 16, 4096, 3 * 4096))
+    contents[start : start + size] = random.randbytes(len(contents[start : start + size]))
+    (root / CATALOG_FILE).write_bytes(contents)
+    salvage(root, tmp_path / "out")
+    check_everything(tmp_path / "out")
+
+
+def test_bad_page_of_the_catalog_costs_the_rows_it_holds_and_no_others(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [f"token-{number:04d}" for number in range(300)]
+    catalog = Catalog(root / CATALOG_FILE)
+    with catalog.transaction():
+        for each in tokens:
+            catalog.add_token(TokenRow(each, "producer", ("*",), 5), each)
+    catalog.close()
+    (root / COPY_FILE).unlink()
+    contents = (root / CATALOG_FILE).read_bytes()
+    # Not a page of the index, which has no roles.
+    (bad, *_) = (
+        position
+        for position in range(0, len(contents), 4096)
+        if all(
+            part in contents[position : position + 4096] for part in (b"token-0150", b"producer")
+        )
+    )
+    read = os.pread
+
+    def fail(descriptor: int, size: int, position: int) -> bytes:
+        is_catalog = Path(f"/proc/self/fd/{descriptor}").readlink() == root / CATALOG_FILE
+        if is_catalog and position <= bad < position + size:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(descriptor, size, position)
+
+    monkeypatch.setattr(os, "pread", fail)
+    salvage(root, tmp_path / "out")
+    monkeypatch.undo()
+
+    store = Store(tmp_path / "out")
+    found = {token.id for token in store.catalog.tokens()}
+    store.close()
+    assert {"token-0000", "token-0299", "t"} < found
+    assert 0 < len(set(tokens) - found) < 100
+
+
+def test_write_ahead_log_of_a_damaged_catalog_is_read(root: Path, tmp_path: Path) -> None:
+    store = Store(root)
+    store.catalog.add_token(TokenRow("new", "producer", ("*",), 6), "new secret")
+    killed = shutil.copytree(root, tmp_path / "killed")
+    store.close()
+    (killed / COPY_FILE).unlink()
+    catalog = killed / CATALOG_FILE
+    contents = catalog.read_bytes()
+    assert b"cloud" in contents
+    catalog.write_bytes(contents.replace(b"cloud", b"clouD"))
+    salvage(killed, tmp_path / "out")
+    store = Store(tmp_path / "out")
+    assert {token.id for token in store.catalog.tokens()} == {"t", "new"}
+    # Its row is damaged, but its definition is also beside its segments.
+    assert store.streams["s"].progress["k"].last_exported == 7
+    store.close()
+
+
+def test_numbers_that_only_the_catalog_knows_are_not_used_again(root: Path, tmp_path: Path) -> None:
+    store = Store(root)
+    store.streams["memory"].log.append([b"x"] * 5, 1)
+    store.close()
+    (root / CATALOG_FILE).unlink()
+    salvage(root, tmp_path / "out")
+    store = Store(tmp_path / "out")
+    assert store.streams["memory"].log.append([b"x"], 1) >= 5
+    store.close()
+
+
+def test_stream_deleted_since_the_copy_does_not_return(root: Path, tmp_path: Path) -> None:
+    copy = (root / COPY_FILE).read_bytes()
+    store = Store(root)
+    store.delete("s")
+    store.work()
+    store.close()
+    (root / COPY_FILE).write_bytes(copy)
+    (root / CATALOG_FILE).unlink()
+    salvage(root, tmp_path / "out")
+    store = Store(tmp_path / "out")
+    assert set(store.streams) == {"memory"}
     store.close()
 
 

@@ -278,12 +278,6 @@ class Catalog:
                     connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({places})", values)  # noqa: S608 - a constant
         self._connection.execute("PRAGMA foreign_keys = ON")
 
-    def renew_checksums(self) -> None:
-        """For rows that were changed by other statements than those of this class."""
-        with self.transaction() as connection:
-            for table, columns in CHECKED_COLUMNS.items():
-                connection.execute(f"UPDATE {table} SET checksum = row_checksum({columns})")  # noqa: S608 - constants
-
     def remove_orphans(self) -> None:
         """Rows of streams that are not known."""
         with self.transaction() as connection:

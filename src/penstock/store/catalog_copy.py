@@ -5,7 +5,8 @@ have changed, every few minutes otherwise, and at a stop. It replaces the one be
 at all, and only if all of its rows are intact.
 
 A damaged catalog is moved aside and never written to again. Its intact rows go into a new one.
-From tables that have lost rows, those that are missing come from the copy.
+From tables that have lost rows, those that are missing come from the copy. A salvage reads the rows
+in the same way.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
+from penstock.model import MessageStreamDefinition, Persistence
 from penstock.store.catalog import Catalog
 from penstock.store.files import Disk
+from penstock.store.record import first_of_name
+from penstock.store.rows import StreamRow
 from penstock.store.schema import (
     CATALOG_FILE,
     CHECKED_COLUMNS,
@@ -36,6 +42,9 @@ _SOON_SECONDS = 5.0
 _INTERVAL_SECONDS = 300.0
 # The background spends at most this part of its time on copies.
 _MAX_SHARE = 0.02
+
+# More numbers than a memory stream hands out between two copies of the catalog.
+_UNKNOWN_NUMBERS = 1 << 40
 
 _SUFFIXES = ("-wal", "-shm", "-journal")
 
@@ -129,11 +138,10 @@ def copy_catalog(root: Path, disk: Disk) -> None:
         raise
 
 
-class Rebuilt(NamedTuple):
-    """What a new catalog was made of."""
+class RemainingRows(NamedTuple):
+    """The rows that a damaged catalog and its copy have between them."""
 
-    # Where the damaged catalog is now; None if it was missing.
-    moved: Path | None
+    tables: Mapping[str, Sequence[tuple[Any, ...]]]
     # When the copy was made, seconds since 1970; None if there is none, or if it was not needed.
     copy_time: float | None
     # Streams that have rows from the copy, which may be older than their files.
@@ -142,14 +150,14 @@ class Rebuilt(NamedTuple):
     damaged_streams: Sequence[tuple[str, str]]
 
 
-def rebuild_catalog(root: Path, disk: Disk) -> Rebuilt:
-    """Replaces a damaged or missing catalog by a new one with all rows that are left of it."""
-    path, copy = root / CATALOG_FILE, root / COPY_FILE
+def read_remaining_rows(root: Path) -> RemainingRows:
+    """All intact rows of a damaged or missing catalog; those it has lost come from the copy."""
+    copy = root / COPY_FILE
     tables: dict[str, Sequence[tuple[Any, ...]]] = {}
     stale_streams: set[str] = set()
     damaged_streams: list[tuple[str, str]] = []
     is_copy_used = False
-    with _read_tables(path) as read, _read_tables(copy) as read_copy:
+    with _read_tables(root / CATALOG_FILE) as read, _read_tables(copy) as read_copy:
         for table in _TABLES:
             rows, damaged, is_whole = read(table)
             if table == "stream":
@@ -161,19 +169,71 @@ def rebuild_catalog(root: Path, disk: Disk) -> Rebuilt:
                     stale_streams.update(row[0] for row in copied.values())
                 rows |= copied
             tables[table] = list(rows.values())
+    copy_time = copy.stat().st_mtime if is_copy_used else None
+    return RemainingRows(tables, copy_time, frozenset(stale_streams), damaged_streams)
+
+
+class Rebuilt(NamedTuple):
+    """A new catalog, and the rows it was made of."""
+
+    # Where the damaged catalog is now; None if it was missing.
+    moved: Path | None
+    rows: RemainingRows
+
+
+def rebuild_catalog(root: Path, disk: Disk) -> Rebuilt:
+    """Replaces a damaged or missing catalog by a new one with all rows that are left of it."""
+    path = root / CATALOG_FILE
+    rows = read_remaining_rows(root)
     temporary = path.with_name(f"{CATALOG_FILE}.new")
     _remove_database(disk, temporary)
     catalog = Catalog(temporary)
     try:
-        catalog.restore_rows(tables)
+        catalog.restore_rows(rows.tables)
     finally:
         catalog.close()
     # Not before: if the new one cannot be written, the next start has the old one to read.
     moved = _move_aside(path) if path.exists() else None
     temporary.replace(path)
     disk.sync_directory(root)
-    copy_time = copy.stat().st_mtime if is_copy_used else None
-    return Rebuilt(moved, copy_time, frozenset(stale_streams), damaged_streams)
+    return Rebuilt(moved, rows)
+
+
+def reconcile_rows(catalog: Catalog, root: Path, stale_streams: Container[str]) -> None:
+    """Brings rows that come from an older copy of the catalog in line with the files.
+
+    A stream without a directory was deleted since, and segments without files below all
+    others were removed since. Numbers of memory streams are only known from the catalog.
+    """
+    for row in catalog.streams():
+        if row.id not in stale_streams:
+            continue
+        directory = root / "streams" / row.id
+        if _is_in_memory(row):
+            catalog.reserve(row.id, row.reserved + _UNKNOWN_NUMBERS)
+        elif not directory.is_dir():
+            logger.warning(
+                "stream %r of the catalog's copy has no directory: it was deleted since then",
+                row.name,
+            )
+            catalog.remove_stream(row.id)
+        else:
+            oldest = find_oldest(directory, row.oldest)
+            catalog.remove_segments(row.id, max(oldest, row.oldest))
+
+
+def find_oldest(directory: Path, default: int) -> int:
+    """The first number of the oldest segment file."""
+    firsts = [first_of_name(path.name) for path in directory.iterdir()]
+    return min((first for first in firsts if first is not None), default=default)
+
+
+def _is_in_memory(row: StreamRow) -> bool:
+    try:
+        definition = msgspec.json.decode(row.definition, type=MessageStreamDefinition)
+    except msgspec.DecodeError:
+        return False
+    return definition.persistence is Persistence.Memory
 
 
 def is_version_wrong(root: Path) -> bool:

@@ -1,7 +1,8 @@
 """Salvage: copies what is readable of a damaged root to a new one.
 
-The copy is a root of its own. Streams keep their names, definitions and sequence numbers, and
-tokens, export progress and uploads are copied if the catalog can be read. A damaged message keeps
+The copy is a root of its own. Streams keep their names, definitions and sequence numbers. From a
+damaged catalog and its copy every row is taken that can be read, as a start of the broker does it
+(`catalog_copy`): definitions, tokens, export progress, uploads. A damaged message keeps
 its number: in a segment that has others it gets an index entry without a payload, which reads as
 damaged; a segment without an intact message is left out, and the next start fills the gap.
 """
@@ -11,9 +12,10 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
@@ -21,12 +23,19 @@ from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, to_wire
 from penstock.model.storage import SegmentSummary
 from penstock.root import TOKEN_FILE, is_served
-from penstock.store.catalog import Catalog
+from penstock.store.catalog import Catalog, NewerCatalogError, is_damage
+from penstock.store.catalog_copy import (
+    COPY_FILE,
+    describe_time,
+    is_version_wrong,
+    read_remaining_rows,
+    reconcile_rows,
+)
 from penstock.store.catalog_reader import copy_catalog
 from penstock.store.record import ENTRY, crc32, data_path, index_path
 from penstock.store.rows import StreamRow
-from penstock.store.schema import CATALOG_FILE, CHECKED_COLUMNS, is_intact
-from penstock.store.segment_check import Meter, SegmentSource, Span, ignore_bytes
+from penstock.store.schema import CATALOG_FILE
+from penstock.store.segment_check import Meter, SegmentSource, Span, ignore_bytes, require_damage
 from penstock.store.verification import (
     Problem,
     Report,
@@ -38,8 +47,10 @@ from penstock.store.verification import (
 _PIECE_BYTES = 1 << 20
 _MAX_NUMBER = (1 << 63) - 1
 _ENTRIES_A_PIECE = 4096
-# What a catalog holds beside streams and their segments.
-_TABLES = ("export_progress", "token", "upload")
+# That of SQLite.
+_PAGE_BYTES = 4096
+# Tables whose rows no other file has.
+_COUNTED_TABLES = ("stream", "export_progress", "token", "upload")
 
 
 class Salvage(msgspec.Struct, rename="camel", kw_only=True):
@@ -62,19 +73,94 @@ def salvage(
         raise StoreError(f"{target} is not empty: name a new directory")
     if target.resolve().is_relative_to(root.resolve()):
         raise StoreError(f"{target} is below {root}: name a directory elsewhere")
-    verification = Verification(root, patterns=patterns, meter=meter)
-    (target / "streams").mkdir(mode=0o700, parents=True, exist_ok=True)
-    target.chmod(0o700)
-    copy = _Copy(root, target, Salvage(report=verification.report))
-    try:
-        for check in verification.streams():
-            copy.add(check)
-        copy.finish()
-    finally:
-        copy.close()
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
+        stage = Path(name)
+        verification = Verification(root, patterns=patterns, meter=meter, catalog_root=stage)
+        result = Salvage(report=verification.report)
+        _stage_catalog(root, stage, result)
+        (target / "streams").mkdir(mode=0o700, parents=True, exist_ok=True)
+        target.chmod(0o700)
+        copy_catalog(stage, target)
+        copy = _Copy(root, target, result)
+        try:
+            for check in verification.streams():
+                copy.add(check)
+            copy.finish()
+        finally:
+            copy.close()
     if is_served(root):
-        copy.result.notes.append(Problem(str(root), "a broker was started meanwhile: copy again"))
-    return copy.result
+        result.notes.append(Problem(str(root), "a broker was started meanwhile: copy again"))
+    return result
+
+
+def _stage_catalog(root: Path, stage: Path, result: Salvage) -> None:
+    """Makes an intact catalog in `stage`, of all rows that can be read in the root."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
+        # SQLite may write to what it reads.
+        copies = Path(name)
+        for each in (CATALOG_FILE, f"{CATALOG_FILE}-wal", COPY_FILE):
+            _copy_readable(root / each, copies / each)
+        problem = _stage_whole(copies, stage)
+        if not problem:
+            return
+        result.report.problems.append(Problem(CATALOG_FILE, problem))
+        for path in stage.iterdir():
+            path.unlink()
+        rows = read_remaining_rows(copies)
+    catalog = Catalog(stage / CATALOG_FILE)
+    try:
+        catalog.restore_rows(rows.tables)
+        reconcile_rows(catalog, root, rows.stale_streams)
+    finally:
+        catalog.close()
+    counts = ", ".join(f"{len(rows.tables[table])} of {table}" for table in _COUNTED_TABLES)
+    result.notes.append(Problem(CATALOG_FILE, f"rows that could be read: {counts}"))
+    if rows.copy_time is not None:
+        made = describe_time(rows.copy_time)
+        result.notes.append(Problem(COPY_FILE, f"gave the missing rows, as of {made}"))
+
+
+def _stage_whole(copies: Path, stage: Path) -> str:
+    """Why the catalog cannot be taken as it is; empty if it can."""
+    path = copies / CATALOG_FILE
+    if not path.exists():
+        return "is missing or cannot be read"
+    if path.stat().st_size == 0:
+        # SQLite would take it for a new one.
+        return "is empty"
+    try:
+        Catalog(copy_catalog(copies, stage)).close()
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise
+        return f"is damaged: {error}"
+    except NewerCatalogError:
+        if not is_version_wrong(copies):
+            raise
+        return "is damaged: its version number is wrong"
+    return ""
+
+
+def _copy_readable(source: Path, target: Path) -> None:
+    """Copies a file, with zeros for pages that the disk cannot read; nothing if it is gone."""
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        require_damage(error)
+        return
+    try:
+        size = os.fstat(descriptor).st_size
+        with target.open("xb") as file:
+            for position in range(0, size, _PAGE_BYTES):
+                page = b""
+                try:
+                    page = os.pread(descriptor, _PAGE_BYTES, position)
+                except OSError as error:
+                    require_damage(error)
+                file.write(page.ljust(min(_PAGE_BYTES, size - position), b"\0"))
+    finally:
+        os.close(descriptor)
+    shutil.copystat(source, target)
 
 
 class _Copy:
@@ -82,27 +168,13 @@ class _Copy:
         self.result = result
         self._root = root
         self._target = target
-        self._catalog, self._is_new = self._copy_catalog()
+        self._catalog = Catalog(target / CATALOG_FILE)
         self._known = {row.id: row for row in self._catalog.streams()}
         self._copied: set[str] = set()
         self._names: set[str] = set()
 
     def close(self) -> None:
         self._catalog.close()
-
-    def _copy_catalog(self) -> tuple[Catalog, bool]:
-        path = self._target / CATALOG_FILE
-        try:
-            copy_catalog(self._root, self._target)
-            return Catalog(path), False
-        except (OSError, sqlite3.DatabaseError) as error:
-            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-                raise
-            reason = f"not copied as a whole: {error}"
-            self.result.notes.append(Problem(CATALOG_FILE, reason))
-        for suffix in ("", "-wal", "-shm"):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
-        return Catalog(path), True
 
     def add(self, check: StreamCheck) -> None:
         report, stream_id = check.report, check.facts.row.id
@@ -159,56 +231,16 @@ class _Copy:
         _sync_directory(directory)
 
     def finish(self) -> None:
-        if self._is_new:
-            self._copy_tables()
         for stream_id in self._known.keys() - self._copied:
             self._catalog.remove_stream(stream_id)
         self._catalog.forget_directories(self._catalog.removed_directories())
-        self._catalog.renew_checksums()
+        self._catalog.remove_orphans()
         token = self._root / TOKEN_FILE
         if token.exists():
             shutil.copyfile(token, self._target / TOKEN_FILE)
             (self._target / TOKEN_FILE).chmod(0o600)
         _sync_directory(self._target / "streams")
         _sync_directory(self._target)
-
-    def _copy_tables(self) -> None:
-        """Rows of a damaged catalog, as far as SQLite gives them."""
-        path = self._root / CATALOG_FILE
-        if not path.exists():
-            return
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
-        try:
-            for table in _TABLES:
-                count = sum(self._add_row(table, row) for row in _rows(connection, table))
-                self.result.notes.append(Problem(CATALOG_FILE, f"{count} rows of {table} copied"))
-        finally:
-            connection.close()
-
-    def _add_row(self, table: str, row: Mapping[str, Any]) -> bool:
-        """False if it does not fit this catalog: its stream is gone, or a value is damaged."""
-        columns = CHECKED_COLUMNS.get(table, "").split(", ")
-        if "checksum" in row and not is_intact((*map(row.get, columns), row["checksum"])):
-            return False
-        names, marks = ", ".join(row), ", ".join("?" * len(row))
-        insert = f"INSERT INTO {table} ({names}) VALUES ({marks})"  # noqa: S608 - names of columns
-        try:
-            with self._catalog.transaction() as connection:
-                connection.execute(insert, tuple(row.values()))
-        except sqlite3.Error:
-            return False
-        return True
-
-
-def _rows(connection: sqlite3.Connection, table: str) -> Iterator[dict[str, Any]]:
-    """Those up to the first that cannot be read."""
-    try:
-        found = connection.execute(f"SELECT * FROM {table}")  # noqa: S608 - a constant
-        names = [column[0] for column in found.description]
-        for row in found:
-            yield dict(zip(names, row, strict=True))
-    except sqlite3.Error:
-        return
 
 
 def _is_decodable(definition: bytes) -> bool:

@@ -22,7 +22,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -37,8 +37,10 @@ from penstock.store.catalog_copy import (
     CatalogCopier,
     Rebuilt,
     describe_time,
+    find_oldest,
     is_version_wrong,
     rebuild_catalog,
+    reconcile_rows,
 )
 from penstock.store.files import Disk
 from penstock.store.journal import Journal, Record, decode_records, journal_paths, replay
@@ -51,7 +53,7 @@ from penstock.store.log import (
     MemoryLog,
 )
 from penstock.store.pool import lacks_descriptors
-from penstock.store.record import data_path, first_of_name, index_path
+from penstock.store.record import data_path, index_path
 from penstock.store.recovery import open_file_log, report_shortened
 from penstock.store.reserve import (
     give_up_reserve,
@@ -81,8 +83,6 @@ _LOCK_ATTEMPTS = 10
 _LOCK_PAUSE_SECONDS = 0.02
 # So long the removal of deleted streams keeps the background from sealing and syncing.
 _REMOVAL_SECONDS = 0.1
-# More numbers than a memory stream hands out between two copies of the catalog.
-_UNKNOWN_NUMBERS = 1 << 40
 
 _decode_definition = msgspec.json.Decoder(MessageStreamDefinition).decode
 
@@ -121,8 +121,8 @@ class Store:
                 self._preallocate()
             self._copier = CatalogCopier(self.catalog, root, self._disk)
             if self._rebuilt is not None:
-                self._reconcile(self.catalog, self._rebuilt.stale_streams)
-                self._keep_damaged_rows(self._rebuilt.damaged_streams)
+                reconcile_rows(self.catalog, root, self._rebuilt.rows.stale_streams)
+                self._keep_damaged_rows(self._rebuilt.rows.damaged_streams)
             self._finish_removals()
             self._adopt_strangers()
             if self._rebuilt is not None:
@@ -477,28 +477,6 @@ class Store:
     def _release_reserve(self) -> bool:
         return release_reserve(self._disk, self.root)
 
-    def _reconcile(self, catalog: Catalog, stale_streams: Container[str]) -> None:
-        """Brings rows that come from an older copy of the catalog in line with the files.
-
-        A stream without a directory was deleted since, and segments without files below all
-        others were removed since. Numbers of memory streams are only known from the catalog.
-        """
-        for row in catalog.streams():
-            if row.id not in stale_streams:
-                continue
-            directory = self._streams_directory / row.id
-            if _is_in_memory(row):
-                catalog.reserve(row.id, row.reserved + _UNKNOWN_NUMBERS)
-            elif not directory.is_dir():
-                logger.warning(
-                    "stream %r of the catalog's copy has no directory: it was deleted since then",
-                    row.name,
-                )
-                catalog.remove_stream(row.id)
-            else:
-                oldest = _find_oldest(directory, row.oldest)
-                catalog.remove_segments(row.id, max(oldest, row.oldest))
-
     def _finish_removals(self, deadline: float = math.inf) -> None:
         """Remove the files of deleted streams; what is left at the deadline is removed next time.
 
@@ -560,7 +538,7 @@ class Store:
             if not _ID.fullmatch(directory.name):
                 # Somebody renamed it; the journal knows streams by their ids alone.
                 adopted = directory.rename(self._streams_directory / new_id())
-            oldest = _find_oldest(adopted, 0)
+            oldest = find_oldest(adopted, 0)
             self.catalog.add_stream(
                 StreamRow(adopted.name, definition.name, encode_definition(definition), oldest, 0)
             )
@@ -587,7 +565,7 @@ class Store:
                 self._read_definition(directory)
             except (OSError, msgspec.DecodeError):
                 free_name = name if name.isprintable() and name not in names else stream_id
-                oldest = _find_oldest(directory, 0)
+                oldest = find_oldest(directory, 0)
                 self.catalog.add_stream(StreamRow(stream_id, free_name, b"", oldest, 0))
 
     def _open_stream(self, row: StreamRow) -> None:
@@ -669,7 +647,7 @@ def _report_rebuilt(problem: str, rebuilt: Rebuilt) -> None:
     if rebuilt.moved is not None:
         problem += f" and was moved to {rebuilt.moved}"
         sources = "its intact rows and from the copy"
-    if rebuilt.copy_time is None:
+    if rebuilt.rows.copy_time is None:
         logger.error(
             "%s: it was rebuilt from its intact rows; streams that it has lost are taken from "
             "their directories",
@@ -681,21 +659,8 @@ def _report_rebuilt(problem: str, rebuilt: Rebuilt) -> None:
             "since then; tokens that were revoked since then are valid again",
             problem,
             sources,
-            describe_time(rebuilt.copy_time),
+            describe_time(rebuilt.rows.copy_time),
         )
-
-
-def _find_oldest(directory: Path, default: int) -> int:
-    """The first number of the oldest segment file."""
-    firsts = [first_of_name(path.name) for path in directory.iterdir()]
-    return min((first for first in firsts if first is not None), default=default)
-
-
-def _is_in_memory(row: StreamRow) -> bool:
-    try:
-        return _decode_definition(row.definition).persistence is Persistence.Memory
-    except msgspec.DecodeError:
-        return False
 
 
 def _is_unfinished_creation(directory: Path) -> bool:

@@ -163,13 +163,16 @@ class Verification:
         patterns: Sequence[str] = (),
         meter: Meter = ignore_bytes,
         pause: Callable[[float], None] = time.sleep,
+        catalog_root: Path | None = None,
     ) -> None:
+        """`catalog_root`: where the catalog is, if not in the root."""
         if not (root / "streams").is_dir() and not (root / CATALOG_FILE).exists():
             raise StoreError(f"{root} holds no store: neither streams/ nor catalog.sqlite is there")
         self._root = root
         self._patterns = patterns
         self._meter = meter
         self._pause = pause
+        self._catalog_root = catalog_root or root
         self.report = Report(root=str(root), is_served=is_served(root))
         self._records: dict[str, list[Record]] = {}
         self._catalog: CatalogReader | None = None
@@ -247,7 +250,7 @@ class Verification:
         if self._catalog is not None:
             self._catalog.close()
             self._catalog = None
-        self._catalog = CatalogReader(self._root)
+        self._catalog = CatalogReader(self._catalog_root)
         return self._catalog
 
     def _read_journal(self) -> None:
