@@ -98,6 +98,20 @@ def test_salvage_copies_what_is_readable(root: Path, tmp_path: Path) -> None:
         1,
         f"penstock: {target} is not empty: name a new directory\n",
     )
-    assert penstock("verify", "--root", str(target), "--json").code == 6
+    document = penstock("verify", "--root", str(target), "--json")
+    assert document.code == 0
+    report = json.loads(document.output)
+    assert (report["hasDamage"], report["damagedMessages"], report["missingMessages"]) == (
+        False,
+        0,
+        2,
+    )
+    assert report["streams"][0]["gaps"] == [{"firstSequenceNumber": 0, "lastSequenceNumber": 0}]
+    table = penstock("verify", "--root", str(target))
+    assert table.code == 0
+    lines = table.output.splitlines()
+    place = lines.index("Missing since a salvage:")
+    assert lines[place + 2].split() == ["sun", "0", "1"]
+    assert lines[-1] == ("198 messages are intact, 2 are missing since a salvage. No damage found.")
     shown = penstock("verify", "--root", str(root), "--salvage", str(tmp_path / "other"))
     assert "198 messages of 2 streams were copied" in shown.output

@@ -24,7 +24,7 @@ from penstock.store.catalog import Catalog, NewerCatalogError
 from penstock.store.catalog_copy import COPY_FILE, CatalogCopier
 from penstock.store.files import Disk
 from penstock.store.rows import ExportProgress, StreamRow, TokenRow, digest_token
-from penstock.store.schema import CATALOG_FILE
+from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION
 from penstock.store.store import Store
 from penstock.testing.faults import FaultyDisk
 from tests.store.conftest import Define, Restartable
@@ -255,7 +255,7 @@ def test_damaged_copy_does_not_matter_while_the_catalog_is_intact(
 
 def test_wrong_version_number_is_damage_if_the_copy_has_this_version(stopped: Path) -> None:
     with closing(sqlite3.connect(stopped / CATALOG_FILE)) as connection:
-        connection.execute("PRAGMA user_version = 69")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION | 64}")
     check_everything(stopped)
 
 

@@ -86,6 +86,25 @@ def test_unreadable_catalogs_are_refused(root: Path) -> None:
         CatalogReader(root)
 
 
+def test_gaps_are_known_and_catalogs_of_version_5_have_none(root: Path, define: Define) -> None:
+    store = Store(root)
+    stream = store.create(define("s"))
+    store.catalog.add_gaps(stream.id, [(7, 9), (3, 4)])
+    store.close()
+    with CatalogReader(root) as catalog:
+        facts = catalog.facts(stream.id)
+    assert facts is not None
+    assert facts.gaps == [(3, 4), (7, 9)]
+    with closing(sqlite3.connect(root / CATALOG_FILE)) as connection:
+        connection.execute("DROP TABLE gap")
+        connection.execute("PRAGMA user_version = 5")
+    with CatalogReader(root) as catalog:
+        facts = catalog.facts(stream.id)
+        assert catalog.find_damage() == []
+    assert facts is not None
+    assert facts.gaps == []
+
+
 def test_a_changed_row_is_damage(root: Path, define: Define) -> None:
     store = Store(root)
     store.create(define("s"))

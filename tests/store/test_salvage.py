@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -16,6 +17,7 @@ from penstock.errors import StoreError
 from penstock.model import ExportDefinition, KinesisConfig, Persistence
 from penstock.store.catalog import Catalog
 from penstock.store.catalog_copy import COPY_FILE
+from penstock.store.catalog_reader import CatalogReader
 from penstock.store.log import Log
 from penstock.store.record import data_path, index_path
 from penstock.store.rows import ExportProgress, TokenRow, digest_token
@@ -23,7 +25,7 @@ from penstock.store.salvage import salvage
 from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
-from penstock.store.verification import verify
+from penstock.store.verification import StreamReport, verify
 from tests.store.conftest import Define
 
 MESSAGES = 25
@@ -61,6 +63,10 @@ def overwrite(path: Path, position: int) -> None:
     with path.open("r+b") as file:
         file.seek(position)
         file.write(b"!")
+
+
+def overwrite_all(path: Path) -> None:
+    path.write_bytes(b"!" * path.stat().st_size)
 
 
 def read_numbers(log: Log) -> dict[int, tuple[int, bytes]]:
@@ -120,8 +126,120 @@ def test_damaged_messages_keep_their_numbers(root: Path, tmp_path: Path) -> None
         assert log.oldest == 0
         assert log.end == MESSAGES
         store.close()
-    # What was damaged before is all that is damaged now.
-    assert verify(tmp_path / "out").damaged_messages == len(lost)
+    check_gaps(tmp_path / "out", lost)
+
+
+def gaps_of(stream: StreamReport) -> set[int]:
+    return {
+        number
+        for each in stream.gaps
+        for number in range(each.first_sequence_number, each.last_sequence_number + 1)
+    }
+
+
+def check_gaps(root: Path, lost: set[int]) -> None:
+    """What could not be copied is missing, and nothing is damaged."""
+    report = verify(root)
+    assert (report.problems, report.notes, report.damaged_messages) == ([], [], 0)
+    (stream,) = (each for each in report.streams if each.name == "s")
+    assert gaps_of(stream) == lost
+    assert report.missing_messages == stream.missing_messages == len(lost)
+    assert stream.intact_messages == stream.end_sequence_number - len(lost)
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost"),
+    [
+        (lambda d: overwrite(data_path(d, 0), 350), {3}),
+        (lambda d: overwrite(data_path(d, 20), 410), {24}),
+        (lambda d: data_path(d, 0).unlink(), set(range(10))),
+        (lambda d: data_path(d, 0).write_bytes(b""), set(range(10))),
+        (lambda d: overwrite_all(data_path(d, 20)), set(range(20, 25))),
+        (lambda d: data_path(d, 20).unlink(), set(range(20, 25 + 1024))),
+        (lambda d: index_path(d, 20).unlink(), set(range(20, 25 + 1024))),
+        (lambda d: index_path(d, 20).write_bytes(b""), set(range(20, 25 + 1024))),
+        (lambda d: [path.unlink() for path in d.iterdir()], set(range(25 + 1024))),
+    ],
+)
+def test_salvaged_root_has_gaps_and_no_damage(
+    root: Path, tmp_path: Path, damage: Callable[[Path], None], lost: set[int]
+) -> None:
+    damage(directory_of(root))
+    salvage(root, tmp_path / "out")
+    check_gaps(tmp_path / "out", lost)
+    end = max({MESSAGES - 1, *lost}) + 1
+    for turn in range(2):
+        store = Store(tmp_path / "out")
+        log = store.streams["s"].log
+        assert read_numbers(log).items() >= expected(lost).items()
+        # Enough to seal the segment, which then has no matching checksum.
+        for number in range(20):
+            assert log.append([payload(number)], 1) == end + 20 * turn + number
+        store.work()
+        store.close()
+        check_gaps(tmp_path / "out", lost)
+
+
+def test_gaps_of_a_salvaged_root_are_gaps_of_its_copy(root: Path, tmp_path: Path) -> None:
+    overwrite(data_path(directory_of(root), 0), 350)
+    salvage(root, tmp_path / "once")
+    overwrite(data_path(directory_of(tmp_path / "once"), 10), 550)
+    result = salvage(tmp_path / "once", tmp_path / "twice")
+    assert (result.report.damaged_messages, result.report.missing_messages) == (1, 1)
+    check_gaps(tmp_path / "twice", {3, 15})
+
+
+def test_damage_to_a_salvaged_root_is_damage(root: Path, tmp_path: Path) -> None:
+    directory = directory_of(root)
+    overwrite(data_path(directory, 0), 350)
+    index_path(directory, 10).unlink()
+    salvage(root, tmp_path / "out")
+    overwrite(data_path(directory_of(tmp_path / "out"), 0), 850)
+    report = verify(tmp_path / "out")
+    (stream,) = (each for each in report.streams if each.name == "s")
+    assert gaps_of(stream) == {3, *range(10, 20)}
+    # Message 3 has no payload there.
+    assert [(each.first_sequence_number, each.count) for each in stream.damage] == [(9, 1)]
+    data_path(directory_of(tmp_path / "out"), 0).unlink()
+    report = verify(tmp_path / "out")
+    assert (report.damaged_messages, report.missing_messages) == (9, 11)
+
+
+def test_gaps_go_with_the_segments_around_them(root: Path, tmp_path: Path) -> None:
+    overwrite(data_path(directory_of(root), 0), 350)
+    data_path(directory_of(root), 10).unlink()
+    salvage(root, tmp_path / "out")
+    catalog = Catalog(tmp_path / "out" / CATALOG_FILE)
+    (row,) = (each for each in catalog.streams() if each.name == "s")
+    catalog.remove_segments(row.id, 10)
+    catalog.close()
+    with CatalogReader(tmp_path / "out") as reader:
+        facts = reader.facts(row.id)
+    assert facts is not None
+    assert facts.gaps == [(10, 20)]
+
+
+def test_gaps_survive_damage_to_the_catalog(root: Path, tmp_path: Path) -> None:
+    overwrite(data_path(directory_of(root), 0), 350)
+    salvage(root, tmp_path / "out")
+    Store(tmp_path / "out").close()
+    (tmp_path / "out" / CATALOG_FILE).unlink()
+    Store(tmp_path / "out").close()
+    check_gaps(tmp_path / "out", {3})
+
+
+def test_stream_without_any_definition_can_be_served(root: Path, tmp_path: Path) -> None:
+    """The row of a stream whose definition was lost before has an empty one."""
+    directory = directory_of(root)
+    (directory / "stream.json").unlink()
+    catalog = Catalog(root / CATALOG_FILE)
+    catalog.update_stream(directory.name, b"", [], [])
+    catalog.close()
+    salvage(root, tmp_path / "out")
+    store = Store(tmp_path / "out")
+    assert read_numbers(store.streams["s"].log) == expected(set())
+    store.close()
+    check_gaps(tmp_path / "out", set())
 
 
 @pytest.mark.parametrize("state", ["garbage", "missing", "damaged"])

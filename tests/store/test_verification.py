@@ -416,6 +416,7 @@ def test_messages_overwritten_during_the_check_are_not_counted(
     assert 0 < stream.oldest_sequence_number <= oldest
     numbers = stream.end_sequence_number - stream.oldest_sequence_number
     assert stream.intact_messages + stream.damaged_messages == numbers
+    assert stream.missing_messages == 0
     assert stream.damaged_messages == sum(each.count for each in stream.damage)
     assert all(
         stream.oldest_sequence_number <= number < stream.end_sequence_number

@@ -85,7 +85,8 @@ def verify(
     """Check every stored message, and report damage by stream and sequence numbers.
 
     It reads the files of the root, and changes none of them. The broker may run meanwhile. The
-    exit code is 6 if something is damaged.
+    exit code is 6 if something is damaged. In a root that --salvage has made, the messages that it
+    could not read are listed as missing, and are not damage.
     """
     path = settings_from(config, root=root).root_path
     if rate is None and is_served(path):
@@ -160,6 +161,7 @@ def _document(report: Report, copied: Salvage | None) -> dict[str, Any]:
     return {
         **document,
         "damagedMessages": report.damaged_messages,
+        "missingMessages": report.missing_messages,
         "intactMessages": sum(stream.intact_messages for stream in report.streams),
         "hasDamage": report.has_damage,
     }
@@ -181,6 +183,19 @@ def _print(report: Report) -> None:
                 for stream in report.streams
             ],
         )
+    gaps = [
+        (
+            stream.name,
+            _numbers(each.first_sequence_number, each.last_sequence_number),
+            f"{each.count:,}",
+        )
+        for stream in report.streams
+        for each in stream.gaps
+    ]
+    if gaps:
+        click.echo("\nMissing since a salvage:")
+        echo_table(("stream", "numbers", "count"), gaps)
+        _print_unlisted(sum(stream.unlisted_gaps for stream in report.streams))
     damage = [
         (
             stream.name,
@@ -195,15 +210,18 @@ def _print(report: Report) -> None:
     if damage:
         click.echo("\nDamaged messages:")
         echo_table(("stream", "numbers", "count", "reason", "file"), damage)
-    unlisted = sum(stream.unlisted_ranges for stream in report.streams)
-    if unlisted:
-        click.echo(f"... and {unlisted:,} more ranges")
+        _print_unlisted(sum(stream.unlisted_ranges for stream in report.streams))
     for heading, problems in (("Other damage", report.problems), ("Notes", report.notes)):
         if problems:
             click.echo(f"\n{heading}:")
             for problem in problems:
                 click.echo(f"  {problem.file}: {printable(problem.reason)}")
     click.echo(("\n" if report.streams or report.problems or report.notes else "") + _sum(report))
+
+
+def _print_unlisted(ranges: int) -> None:
+    if ranges:
+        click.echo(f"... and {ranges:,} more ranges")
 
 
 def _print_copied(copied: Salvage, target: Path) -> None:
@@ -222,6 +240,8 @@ def _numbers(first: int, last: int) -> str:
 def _sum(report: Report) -> str:
     intact = sum(stream.intact_messages for stream in report.streams)
     checked = f"{intact:,} messages are intact"
+    if report.missing_messages:
+        checked += f", {report.missing_messages:,} are missing since a salvage"
     if not report.has_damage:
         return f"{checked}. No damage found."
     found = [

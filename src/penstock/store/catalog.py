@@ -281,7 +281,7 @@ class Catalog:
     def remove_orphans(self) -> None:
         """Rows of streams that are not known."""
         with self.transaction() as connection:
-            for table in ("segment", "checkpoint", "export_progress"):
+            for table in ("segment", "checkpoint", "export_progress", "gap"):
                 connection.execute(
                     f"DELETE FROM {table} WHERE stream_id NOT IN (SELECT id FROM stream)"  # noqa: S608 - a constant
                 )
@@ -397,9 +397,21 @@ class Catalog:
                 "DELETE FROM segment WHERE stream_id = ? AND end <= ?", (stream_id, oldest)
             )
             connection.execute(
+                "DELETE FROM gap WHERE stream_id = ? AND end <= ?", (stream_id, oldest)
+            )
+            connection.execute(
                 "UPDATE stream SET oldest = ?1, "
                 "checksum = row_checksum(id, name, definition, ?1, reserved) WHERE id = ?2",
                 (oldest, stream_id),
+            )
+
+    @_retried()
+    def add_gaps(self, stream_id: str, gaps: Iterable[tuple[int, int]]) -> None:
+        """Numbers [first, end) that are known to have no messages, and never get any."""
+        with self.transaction() as connection:
+            connection.executemany(
+                "INSERT INTO gap VALUES (?, ?, ?, ?)",
+                [with_checksum(stream_id, *gap) for gap in gaps],
             )
 
     def checkpoint(self, stream_id: str) -> SegmentSummary | None:

@@ -56,6 +56,7 @@ _TABLES: Mapping[str, tuple[str, str]] = {
     "export_progress": (CHECKED_COLUMNS["export_progress"], "stream_id, identifier"),
     "token": (CHECKED_COLUMNS["token"], "id"),
     "upload": ("id, export_id, sequence_number, state", "id"),
+    "gap": (CHECKED_COLUMNS["gap"], "stream_id, first"),
     "removed_directory": ("stream_id", "stream_id"),
 }
 

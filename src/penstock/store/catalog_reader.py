@@ -35,6 +35,8 @@ class StreamFacts(NamedTuple):
     checkpoint: SegmentSummary | None
     # No number below it was unused when the catalog was written.
     lowest_end: int
+    # Numbers [first, end) without messages since a salvage, in their order.
+    gaps: Sequence[tuple[int, int]] = ()
 
 
 def copy_catalog(root: Path, directory: Path) -> Path:
@@ -126,12 +128,19 @@ class CatalogReader:
             [(exported,)] = self._select(
                 "SELECT max(last_exported) FROM export_progress WHERE stream_id = ?", stream_id
             )
+            gaps = []
+            # Older versions have no such table.
+            if self._version == SCHEMA_VERSION:
+                gaps = self._select(
+                    "SELECT first, end FROM gap WHERE stream_id = ? ORDER BY first", stream_id
+                )
         row = StreamRow(*rows[0])
         return StreamFacts(
             row,
             [SegmentSummary(*each) for each in segments],
             SegmentSummary(*checkpoints[0]) if checkpoints else None,
             max(row.reserved, (-1 if exported is None else exported) + 1),
+            [(first, end) for first, end in gaps],
         )
 
     @contextmanager

@@ -2,9 +2,12 @@
 
 The copy is a root of its own. Streams keep their names, definitions and sequence numbers. From a
 damaged catalog and its copy every row is taken that can be read, as a start of the broker does it
-(`catalog_copy`): definitions, tokens, export progress, uploads. A damaged message keeps
-its number: in a segment that has others it gets an index entry without a payload, which reads as
-damaged; a segment without an intact message is left out, and the next start fills the gap.
+(`catalog_copy`): definitions, tokens, export progress, uploads.
+
+A damaged message keeps its number. In a segment that has intact ones it gets an index entry without
+a payload, which reads as damaged; a segment without an intact message is left out. The new catalog
+lists all these numbers as gaps, so that a verification of the copy does not call them damage. They
+never hold a message again, and so no later damage is hidden by that.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -182,15 +185,16 @@ class _Copy:
         definition = check.definition or MessageStreamDefinition(
             f"salvaged-{stream_id}", max_size=max(2 * report.bytes, 256 * 1024**2)
         )
-        if row is None or row.name in self._names:
+        if row is None:
             if definition.name in self._names | {each.name for each in self._known.values()}:
                 definition = msgspec.structs.replace(
                     definition, name=f"{definition.name}-{stream_id}"
                 )
             encoded = msgspec.json.encode(to_wire(definition))
             self._catalog.add_stream(StreamRow(stream_id, definition.name, encoded, 0, 0))
-        elif check.definition is not None and not _is_decodable(row.definition):
-            encoded = msgspec.json.encode(to_wire(check.definition))
+        elif not _is_decodable(row.definition):
+            definition = msgspec.structs.replace(definition, name=row.name)
+            encoded = msgspec.json.encode(to_wire(definition))
             progress = list(self._catalog.progress(stream_id).values())
             self._catalog.remove_stream(stream_id)
             self._catalog.add_stream(row._replace(definition=encoded), progress)
@@ -198,36 +202,38 @@ class _Copy:
         self._copied.add(stream_id)
         self.result.streams += 1
         if not report.is_in_memory:
-            self._copy_segments(check)
+            self._copy_segments(check, definition.stream_segment_size)
 
-    def _copy_segments(self, check: StreamCheck) -> None:
+    def _copy_segments(self, check: StreamCheck, segment_size: int) -> None:
         report, stream_id = check.report, check.facts.row.id
         source = self._root / "streams" / stream_id
         directory = self._target / "streams" / stream_id
         directory.mkdir(mode=0o700)
-        sealed = []
-        checkpoint = None
-        for segment in check.segments:
-            is_active = segment is check.segments[-1] and segment.summary is None
-            if not any(span.reason is None for span in segment.spans) and not (
-                is_active and index_path(source, segment.first).exists()
-            ):
-                continue
-            summary = _copy_segment(source, directory, segment)
-            if is_active:
-                checkpoint = summary
-            else:
-                sealed.append(summary)
-            self.result.bytes += summary.size
+        end = report.end_sequence_number
+        newest = check.segments[-1] if check.segments else None
+        if newest is None or not _is_end_known(source, newest):
+            # As recovery does: it cannot have held more messages than bytes.
+            end += segment_size
+        sealed = [
+            _copy_segment(source, directory, segment)
+            for segment in check.segments
+            if any(span.reason is None for span in segment.spans)
+        ]
+        self.result.bytes += sum(summary.size for summary in sealed)
         self.result.messages += report.intact_messages
+        is_appendable = newest is not None and newest.summary is None and newest.end == end
+        if is_appendable and sealed and sealed[-1].end == end:
+            active = sealed.pop()
+        else:
+            active = _begin_segment(directory, end)
         # All rows go, and those of the copied segments take their places.
         self._catalog.remove_segments(stream_id, _MAX_NUMBER)
         self._catalog.remove_segments(stream_id, report.oldest_sequence_number)
         # No number of a message that is lost is used again.
-        self._catalog.reserve(stream_id, report.end_sequence_number)
+        self._catalog.reserve(stream_id, end)
         self._catalog.add_segments(stream_id, sealed)
-        if checkpoint is not None:
-            self._catalog.set_checkpoints([(stream_id, checkpoint)])
+        self._catalog.set_checkpoints([(stream_id, active)])
+        self._catalog.add_gaps(stream_id, _find_gaps(check, end))
         _sync_directory(directory)
 
     def finish(self) -> None:
@@ -249,6 +255,37 @@ def _is_decodable(definition: bytes) -> bool:
     except msgspec.DecodeError:
         return False
     return True
+
+
+def _is_end_known(source: Path, newest: SegmentCheck) -> bool:
+    """Whether no message can have been stored behind those of the newest segment."""
+    if newest.summary is not None:
+        return False
+    try:
+        with SegmentSource(source, newest.first, newest.records) as files:
+            return files.count >= newest.end - newest.first
+    except OSError as error:
+        require_damage(error)
+        return False
+
+
+def _find_gaps(check: StreamCheck, end: int) -> Iterator[tuple[int, int]]:
+    """The numbers [first, end) between intact messages."""
+    first = check.report.oldest_sequence_number
+    for segment in check.segments:
+        for span in segment.spans:
+            if span.reason is None:
+                if first < span.first:
+                    yield first, span.first
+                first = span.end
+    if first < end:
+        yield first, end
+
+
+def _begin_segment(directory: Path, first: int) -> SegmentSummary:
+    for path in (data_path(directory, first), index_path(directory, first)):
+        path.touch(mode=0o600, exist_ok=False)
+    return SegmentSummary(first, first, 0, 0, 0, 0, 0)
 
 
 def _copy_segment(source: Path, directory: Path, segment: SegmentCheck) -> SegmentSummary:

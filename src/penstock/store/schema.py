@@ -11,7 +11,7 @@ import msgspec
 from penstock.store.record import crc32
 
 CATALOG_FILE = "catalog.sqlite"
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 _UPLOADS = """
 CREATE TABLE upload (               -- those that are not over, also of streams that are gone
@@ -19,6 +19,16 @@ CREATE TABLE upload (               -- those that are not over, also of streams 
     export_id TEXT NOT NULL,
     sequence_number INTEGER NOT NULL,
     state BLOB NOT NULL             -- JSON
+) STRICT, WITHOUT ROWID;
+"""
+
+_GAPS = """
+CREATE TABLE gap (                  -- numbers [first, end) whose messages a salvage could not read
+    stream_id TEXT NOT NULL REFERENCES stream ON DELETE CASCADE,
+    first INTEGER NOT NULL,
+    end INTEGER NOT NULL,
+    checksum INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (stream_id, first)
 ) STRICT, WITHOUT ROWID;
 """
 
@@ -81,7 +91,7 @@ CREATE TABLE token (
     previous_expires_time INTEGER,  -- NULL: never
     checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
-{_UPLOADS}"""
+{_UPLOADS}{_GAPS}"""
 
 # Tables whose rows have a checksum over all other columns, and these columns. To SQLite a flipped
 # bit in a row is no damage, but it could remove segments, repeat exports or widen a token's access.
@@ -93,7 +103,11 @@ CHECKED_COLUMNS = {
     "exported_bytes, processed_messages, skipped_messages, export_id",
     "token": "id, digest, role, patterns, created_time, expires_time, previous_digest, "
     "previous_expires_time",
+    "gap": "stream_id, first, end",
 }
+
+# Those that had no checksums before version 5.
+_UNCHECKED_TABLES = ("stream", "segment", "checkpoint", "export_progress", "token")
 
 # What brings a catalog of an earlier version to the next one.
 MIGRATIONS = {
@@ -110,13 +124,14 @@ MIGRATIONS = {
     4: (
         *(
             f"ALTER TABLE {table} ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0"
-            for table in CHECKED_COLUMNS
+            for table in _UNCHECKED_TABLES
         ),
         *(
-            f"UPDATE {table} SET checksum = row_checksum({columns})"  # noqa: S608 - constants
-            for table, columns in CHECKED_COLUMNS.items()
+            f"UPDATE {table} SET checksum = row_checksum({CHECKED_COLUMNS[table]})"  # noqa: S608 - constants
+            for table in _UNCHECKED_TABLES
         ),
     ),
+    5: (_GAPS,),
 }
 
 

@@ -3,7 +3,8 @@
 A sealed segment is intact if its two files have the checksums that the catalog has of them. All
 other segments are checked message by message, with the journal's records in their places, as the
 next start would write them. The catalog is compared with the files: segments that are missing or
-short, gaps in the numbers, files without a stream.
+short, gaps in the numbers, files without a stream. Numbers that a salvage had to leave without a
+message are listed in the catalog (table `gap`) and are not damage.
 
 Beside a running broker segments are appended to, sealed and removed meanwhile. So a stream that
 seems damaged is checked again with what the catalog and the directory hold then, and only what is
@@ -14,9 +15,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,18 +55,23 @@ _CONFIRMATIONS = 2
 _decode_definition = msgspec.json.Decoder(MessageStreamDefinition).decode
 
 
-class DamagedRange(msgspec.Struct, frozen=True, rename="camel"):
-    """Consecutive messages that cannot be read, for one reason."""
+class MessageRange(msgspec.Struct, frozen=True, rename="camel"):
+    """Consecutive messages."""
 
     first_sequence_number: int
     last_sequence_number: int
-    reason: str
-    # The segment, relative to the root; empty where there is none.
-    file: str = ""
 
     @property
     def count(self) -> int:
         return self.last_sequence_number - self.first_sequence_number + 1
+
+
+class DamagedRange(MessageRange, frozen=True, rename="camel"):
+    """Consecutive messages that cannot be read, for one reason."""
+
+    reason: str
+    # The segment, relative to the root; empty where there is none.
+    file: str = ""
 
 
 class Problem(msgspec.Struct, frozen=True, rename="camel"):
@@ -81,10 +90,14 @@ class StreamReport(msgspec.Struct, rename="camel", kw_only=True):
     segments: int = 0
     intact_messages: int = 0
     damaged_messages: int = 0
+    # Those that a salvage could not read: not damage of this root.
+    missing_messages: int = 0
     bytes: int = 0
     damage: list[DamagedRange] = []
-    # Ranges that did not fit the list above; their messages are counted.
+    gaps: list[MessageRange] = []
+    # Ranges that did not fit the lists above; their messages are counted.
     unlisted_ranges: int = 0
+    unlisted_gaps: int = 0
 
 
 class Report(msgspec.Struct, rename="camel", kw_only=True):
@@ -99,6 +112,10 @@ class Report(msgspec.Struct, rename="camel", kw_only=True):
     @property
     def damaged_messages(self) -> int:
         return sum(stream.damaged_messages for stream in self.streams)
+
+    @property
+    def missing_messages(self) -> int:
+        return sum(stream.missing_messages for stream in self.streams)
 
     @property
     def has_damage(self) -> bool:
@@ -337,21 +354,22 @@ class Verification:
         """Counts messages from `oldest` on; segments that end below it are left out."""
         row = check.facts.row
         report = StreamReport(name=row.name, stream_id=row.id, oldest_sequence_number=oldest)
+        add_unreadable = partial(_add_unreadable, report, check.facts.gaps)
         segments = [each for each in check.segments if each.end > oldest or each.first >= oldest]
         end = oldest
         for segment in segments:
-            _add_damage(report, end, segment.first, "no segment holds this number")
+            add_unreadable(end, segment.first, "no segment holds this number")
             report.segments += 1
             report.bytes += segment.size
             for span in segment.spans:
                 first = max(span.first, oldest)
                 if span.reason is not None:
                     path = data_path(self._root / "streams" / row.id, segment.first)
-                    _add_damage(report, first, span.end, span.reason, self._relative(path))
+                    add_unreadable(first, span.end, span.reason, self._relative(path))
                 elif first < span.end:
                     report.intact_messages += span.end - first
             end = segment.end
-        _add_damage(report, end, check.facts.lowest_end, "no segment holds this number")
+        add_unreadable(end, check.facts.lowest_end, "no segment holds this number")
         report.end_sequence_number = max(end, check.facts.lowest_end)
         return check._replace(report=report, segments=segments)
 
@@ -566,6 +584,38 @@ def _size_of(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def _add_unreadable(
+    report: StreamReport,
+    gaps: Sequence[tuple[int, int]],
+    first: int,
+    end: int,
+    reason: str,
+    file: str = "",
+) -> None:
+    """Messages [first, end) cannot be read: those in a known gap are missing, others damaged."""
+    place = bisect_right(gaps, first, key=itemgetter(1))
+    while first < end:
+        gap_first, gap_end = gaps[place] if place < len(gaps) else (end, end)
+        damaged_end = min(max(gap_first, first), end)
+        _add_damage(report, first, damaged_end, reason, file)
+        first = min(gap_end, end)
+        _add_gap(report, damaged_end, first)
+        place += 1
+
+
+def _add_gap(report: StreamReport, first: int, end: int) -> None:
+    if first >= end:
+        return
+    report.missing_messages += end - first
+    last = report.gaps[-1] if report.gaps else None
+    if last is not None and last.last_sequence_number + 1 == first:
+        report.gaps[-1] = MessageRange(last.first_sequence_number, end - 1)
+    elif len(report.gaps) < _MAX_RANGES:
+        report.gaps.append(MessageRange(first, end - 1))
+    else:
+        report.unlisted_gaps += 1
 
 
 def _add_damage(report: StreamReport, first: int, end: int, reason: str, file: str = "") -> None:
