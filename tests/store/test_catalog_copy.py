@@ -235,6 +235,15 @@ def test_missing_catalog_is_restored_from_its_copy(
     assert "catalog.sqlite is missing: it was rebuilt from the copy of" in caplog.text
 
 
+def test_empty_catalog_is_restored_from_its_copy(
+    stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite takes an empty file for a new database."""
+    (stopped / CATALOG_FILE).write_bytes(b"")
+    check_everything(stopped)
+    assert "catalog.sqlite is empty and was moved to" in caplog.text
+
+
 def test_missing_catalog_and_copy_cost_no_messages(stopped: Path) -> None:
     (stopped / CATALOG_FILE).unlink()
     (stopped / COPY_FILE).unlink()

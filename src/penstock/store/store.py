@@ -452,7 +452,10 @@ class Store:
     def _open_catalog(self) -> Catalog:
         path = self.root / CATALOG_FILE
         try:
-            if path.exists() or not (self.root / COPY_FILE).exists():
+            # SQLite would take an empty file for a new catalog.
+            is_empty = path.exists() and path.stat().st_size == 0
+            has_copy = (self.root / COPY_FILE).exists()
+            if not has_copy or (path.exists() and not is_empty):
                 try:
                     return Catalog(path, self._release_reserve)
                 except sqlite3.Error as error:
@@ -464,7 +467,7 @@ class Store:
                         raise
                     problem = "the catalog is damaged (its version number is wrong)"
             else:
-                problem = f"{path} is missing"
+                problem = f"{path} is {'empty' if is_empty else 'missing'}"
             rebuilt = rebuild_catalog(self.root, self._disk)
             catalog = Catalog(path, self._release_reserve)
         except (OSError, sqlite3.Error) as error:
