@@ -72,7 +72,7 @@ def test_appends_resume_with_a_margin_above_the_minimum(
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
 
 
-def test_append_samples_the_disk_only_when_its_budget_is_used_up(
+def test_append_samples_the_disk_only_when_it_exceeds_the_budget(
     disk: DiskOf, store: Store, define: Define
 ) -> None:
     log = store.create(define()).log
@@ -84,6 +84,60 @@ def test_append_samples_the_disk_only_when_its_budget_is_used_up(
     log.append([b"x"], 1)
 
     assert disk.samples == 1
+
+
+def test_append_that_would_leave_less_than_the_minimum_is_refused(
+    disk: DiskOf, store: Store, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    log = store.create(define()).log
+    disk.free = MIN_FREE + 116
+    store.space.sample()
+
+    for _ in range(2):
+        with pytest.raises(
+            NoSpaceError, match=r"1116 bytes free, and an append of 117 bytes would leave less"
+        ):
+            log.append([b"x" * 101], 1)
+    # Each message also has an entry of 16 bytes in the index.
+    with pytest.raises(NoSpaceError, match="an append of 120 bytes"):
+        log.append([b"x" * 44] * 2, 1)
+
+    assert (log.end, store.space.refused_messages, store.space.is_low) == (0, 4, False)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert log.append([b"x" * 100], 1) == 0
+
+
+def test_refusal_for_size_is_logged_again_after_there_was_space(
+    disk: DiskOf, store: Store, define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = store.create(define()).log
+    for _ in range(2):
+        disk.free = MIN_FREE + 10
+        store.space.sample()
+        with pytest.raises(NoSpaceError):
+            log.append([b"x" * 100], 1)
+        disk.free = 1 << 30
+        assert log.append([b"x" * 100], 1) >= 0
+
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
+def test_large_append_to_a_full_overwriting_stream_is_taken_above_the_minimum(
+    disk: DiskOf, store: Store, define: Define
+) -> None:
+    log = store.create(
+        define(
+            max_size=2 * MIB,
+            stream_segment_size=MIB,
+            strategy_on_full=StrategyOnFull.OverwriteOldestData,
+        )
+    ).log
+    log.append([b"x" * MIB], 1)
+    disk.free = MIN_FREE + 10
+    store.space.sample()
+
+    assert log.append([b"x" * MIB], 1) == 1
 
 
 def test_append_below_the_minimum_is_refused_unless_it_is_of_the_broker(

@@ -142,9 +142,10 @@ class Log(ABC):
         `keeps_min_free`, it also takes the space that the disk must keep free for the broker.
         """
         budget = self._budget
-        if budget.left < 0 and keeps_min_free:
-            self._require_space(payloads)
         needed = len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
+        disk_bytes = needed + ENTRY.size * len(payloads)
+        if budget.left < disk_bytes and keeps_min_free:
+            self._require_space(payloads, disk_bytes)
         limits = self.limits
         try:
             if self._total_bytes + needed > limits.max_size:
@@ -160,7 +161,7 @@ class Log(ABC):
             return self._append_to_full_disk(error, payloads, now, exported_end)
         self._total_bytes += needed
         self.appended_bytes += needed
-        budget.left -= needed + ENTRY.size * len(payloads)
+        budget.left -= disk_bytes
         return first
 
     def count_fitting(self, payloads: Sequence[bytes]) -> int:
@@ -318,8 +319,8 @@ class Log(ABC):
     def _roll(self) -> None:
         """Close the active segment and begin another; if that cannot be made nothing changes."""
 
-    def _require_space(self, payloads: Sequence[bytes]) -> None:
-        """Called when the budget of the disk is used up; NoSpaceError if nothing is stored."""
+    def _require_space(self, payloads: Sequence[bytes], size: int) -> None:
+        """Called when an append exceeds the budget of the disk; NoSpaceError refuses it."""
 
     def _append_to_full_disk(
         self,
@@ -484,11 +485,11 @@ class FileLog(Log):
     def has_unsynced(self) -> bool:
         return self._synced_end != self.end or len(self._unsynced) > 1
 
-    def _require_space(self, payloads: Sequence[bytes]) -> None:
+    def _require_space(self, payloads: Sequence[bytes], size: int) -> None:
         space = self._home.space
         space.sample()
-        if space.left < 0 and not self._overwrites_at_max(payloads):
-            raise space.refuse(len(payloads))
+        if space.left < size and not self._overwrites_at_max(payloads):
+            raise space.refuse(len(payloads), size)
 
     def _append_to_full_disk(
         self,

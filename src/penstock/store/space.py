@@ -1,9 +1,9 @@
 """How much space the disk has, and whether appends may take it.
 
 `left` is the budget of appends: the bytes that were free above the minimum when the disk was last
-sampled, less the bytes that were appended since. An append compares it with 0, and samples the disk
-only when the budget is used up. A background thread samples it as well, since other programs take
-and free space.
+sampled, less the bytes that were appended since. An append compares its size with the budget, and
+samples the disk only when it exceeds it. A background thread samples it as well, since other
+programs take and free space.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Space(Budget):
         # A write found no space.
         self.is_full = False
         self.refused_messages = 0
+        # The append that was refused for its size while less would have fitted; 0 if none was.
+        self._refused_size = 0
         self.sample()
 
     def sample(self) -> None:
@@ -66,6 +68,8 @@ class Space(Budget):
         needed = self.min_free + self.min_free // 4 if self.is_low else self.min_free
         is_low = self.free < needed
         self.left = self.free - needed
+        if self._refused_size <= self.left:
+            self._refused_size = 0
         if is_low != self.is_low:
             self.is_low = is_low
             self._log_change()
@@ -93,11 +97,26 @@ class Space(Budget):
             logger.error("the disk is full: %d bytes are free", self.free)
         return self.free < _FULL_BYTES + needed
 
-    def refuse(self, messages: int) -> NoSpaceError:
+    def refuse(self, messages: int, size: int = 0) -> NoSpaceError:
+        """The error for an append; with the size that exceeds the budget, if that is why."""
         self.refused_messages += messages
-        if not self.is_low:
+        if self.is_low:
+            return NoSpaceError(
+                f"the disk of the server has {max(self.free, 0)} bytes free, less than "
+                f"min_free_disk ({self.min_free})"
+            )
+        if not size:
             return NoSpaceError("the disk of the server is full")
+        if not self._refused_size:
+            logger.warning(
+                "the disk has %d bytes free: an append of %d bytes was refused, because it would "
+                "leave less than min_free_disk (%d)",
+                self.free,
+                size,
+                self.min_free,
+            )
+        self._refused_size = max(self._refused_size, size)
         return NoSpaceError(
-            f"the disk of the server has {max(self.free, 0)} bytes free, less than min_free_disk "
-            f"({self.min_free})"
+            f"the disk of the server has {self.free} bytes free, and an append of {size} bytes "
+            f"would leave less than min_free_disk ({self.min_free})"
         )
