@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -225,6 +227,102 @@ def test_damaged_catalog_stays_until_the_new_one_is_written(stopped: Path) -> No
     assert store.catalog.find_token(digest_token("secret")) == TOKEN
     assert store.streams["t"].progress["k"].last_exported == 7
     store.close()
+
+
+# Starts a store and ends the process, without any clean-up, before the rename or the opening of a
+# database with the given number. Ends with 0 if there are fewer.
+CRASHING_START = """
+import os, sys
+from pathlib import Path
+from penstock.store.store import Store
+
+left = int(sys.argv[2])
+
+def crash(event, arguments):
+    global left
+    if event in ("os.rename", "sqlite3.connect"):
+        if left == 0:
+            os._exit(77)
+        left -= 1
+
+sys.addaudithook(crash)
+Store(Path(sys.argv[1]))
+os._exit(0)
+"""
+
+
+def crash_at_each_step(
+    root: Path, caplog: pytest.LogCaptureFixture, check: Callable[[Path], None]
+) -> None:
+    """Checks a root after a start that crashed, for each step at which it may."""
+    pristine = Path(shutil.copytree(root, root.with_name("pristine")))
+    for step in range(100):
+        shutil.rmtree(root)
+        shutil.copytree(pristine, root)
+        crashed = subprocess.run(
+            [sys.executable, "-c", CRASHING_START, str(root), str(step)],
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        caplog.clear()
+        check(root)
+        assert "the catalog is damaged" in crashed.stderr + caplog.text
+        assert not [*root.glob(f"{CATALOG_FILE}.rebuilt-*"), *root.glob(f"{CATALOG_FILE}.new*")]
+        if crashed.returncode == 0:
+            assert step > 5
+            return
+        assert crashed.returncode == 77
+    pytest.fail("it never ended")
+
+
+def test_crash_during_a_rebuild_costs_no_row_of_a_catalog_without_a_copy(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(root)
+    fill(store)
+    with closing(sqlite3.connect(root / CATALOG_FILE)) as connection:
+        connection.execute("UPDATE stream SET oldest = 64 WHERE name = 's'")
+        connection.commit()
+        # As a killed broker leaves it: all of it is in the write-ahead log.
+        killed = Path(shutil.copytree(root, tmp_path / "killed"))
+    store.close()
+
+    def check(root: Path) -> None:
+        store = Store(root)
+        check_messages(store)
+        assert store.catalog.find_token(digest_token("secret")) == TOKEN
+        assert store.streams["t"].progress["k"].last_exported == 7
+        store.close()
+        (damaged,) = root.glob(f"{CATALOG_FILE}.damaged-*")
+        with closing(sqlite3.connect(damaged)) as connection:
+            assert connection.execute("SELECT 1 FROM stream WHERE oldest = 64").fetchall()
+
+    crash_at_each_step(killed, caplog, check)
+
+
+def test_crash_during_a_rebuild_does_not_keep_stale_rows(
+    stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = (stopped / COPY_FILE).read_bytes()
+    store = Store(stopped)
+    store.streams["m"].log.append([b"x"] * 5, 1)
+    store.delete("s")
+    store.work()
+    store.close()
+    (stopped / COPY_FILE).write_bytes(copy)
+    (stopped / CATALOG_FILE).write_bytes(b"damaged" * 1000)
+
+    def check(root: Path) -> None:
+        store = Store(root)
+        check_messages(store, ("t",))
+        assert set(store.streams) == {"t", "m"}
+        assert store.streams["m"].log.append([b"y"], 1) >= 8
+        assert store.catalog.find_token(digest_token("secret")) == TOKEN
+        store.close()
+
+    crash_at_each_step(stopped, caplog, check)
 
 
 def test_missing_catalog_is_restored_from_its_copy(

@@ -7,6 +7,10 @@ at all, and only if all of its rows are intact.
 A damaged catalog is moved aside and never written to again. Its intact rows go into a new one.
 From tables that have lost rows, those that are missing come from the copy. A salvage reads the rows
 in the same way.
+
+The new catalog is written beside the damaged one. As soon as it is whole it gets the name
+`catalog.sqlite.rebuilt-<time>`: from then on each start puts it in its place, so that a crash
+between any two renames leaves either the damaged catalog or the whole new one.
 """
 
 from __future__ import annotations
@@ -47,6 +51,9 @@ _MAX_SHARE = 0.02
 _UNKNOWN_NUMBERS = 1 << 40
 
 _SUFFIXES = ("-wal", "-shm", "-journal")
+
+_REBUILT_PREFIX = f"{CATALOG_FILE}.rebuilt-"
+_DAMAGED_PREFIX = f"{CATALOG_FILE}.damaged-"
 
 # Their columns and their key: what a row is known by.
 _TABLES: Mapping[str, tuple[str, str]] = {
@@ -177,13 +184,19 @@ def read_remaining_rows(root: Path) -> RemainingRows:
 class Rebuilt(NamedTuple):
     """A new catalog, and the rows it was made of."""
 
-    # Where the damaged catalog is now; None if it was missing.
+    # Where the damaged catalog is when the new one is used; None if it was missing.
     moved: Path | None
     rows: RemainingRows
 
 
-def rebuild_catalog(root: Path, disk: Disk) -> Rebuilt:
-    """Replaces a damaged or missing catalog by a new one with all rows that are left of it."""
+def rebuild_catalog(
+    root: Path, disk: Disk, complete: Callable[[Catalog, RemainingRows], None]
+) -> Rebuilt:
+    """Makes a new catalog with all rows that are left of a damaged or missing one.
+
+    `complete` adds rows that are not in either. `use_rebuilt` puts the new catalog in its place,
+    now or at the next start.
+    """
     path = root / CATALOG_FILE
     rows = read_remaining_rows(root)
     temporary = path.with_name(f"{CATALOG_FILE}.new")
@@ -191,13 +204,35 @@ def rebuild_catalog(root: Path, disk: Disk) -> Rebuilt:
     catalog = Catalog(temporary)
     try:
         catalog.restore_rows(rows.tables)
+        reconcile_rows(catalog, root, rows.stale_streams)
+        complete(catalog, rows)
     finally:
         catalog.close()
+    number = time.time_ns()
     # Not before: if the new one cannot be written, the next start has the old one to read.
-    moved = _move_aside(path) if path.exists() else None
-    temporary.replace(path)
+    temporary.replace(root / f"{_REBUILT_PREFIX}{number}")
     disk.sync_directory(root)
-    return Rebuilt(moved, rows)
+    return Rebuilt(root / f"{_DAMAGED_PREFIX}{number}" if path.exists() else None, rows)
+
+
+def is_rebuilt(root: Path) -> bool:
+    """Whether there is a rebuilt catalog that is not in its place yet."""
+    return any(root.glob(f"{_REBUILT_PREFIX}*"))
+
+
+def use_rebuilt(root: Path, disk: Disk) -> None:
+    """Puts a rebuilt catalog in its place, and the damaged one aside."""
+    path = root / CATALOG_FILE
+    for rebuilt in sorted(root.glob(f"{_REBUILT_PREFIX}*")):
+        damaged = f"{_DAMAGED_PREFIX}{rebuilt.name.removeprefix(_REBUILT_PREFIX)}"
+        # The write-ahead log first: it must never be beside a catalog that it does not belong to.
+        for suffix in ("-wal", ""):
+            with contextlib.suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).rename(root / f"{damaged}{suffix}")
+        path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+        disk.sync_directory(root)
+        rebuilt.replace(path)
+        disk.sync_directory(root)
 
 
 def reconcile_rows(catalog: Catalog, root: Path, stale_streams: Container[str]) -> None:
@@ -255,16 +290,6 @@ def is_version_wrong(root: Path) -> bool:
         return False
     version, copy_version = versions
     return bool(copy_version == SCHEMA_VERSION and (version ^ SCHEMA_VERSION).bit_count() == 1)
-
-
-def _move_aside(path: Path) -> Path:
-    moved = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-    # The write-ahead log first: without it a catalog lacks its last changes.
-    for suffix in ("-wal", ""):
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(moved.with_name(moved.name + suffix))
-    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
-    return moved
 
 
 class _Table(NamedTuple):

@@ -36,11 +36,13 @@ from penstock.store.catalog_copy import (
     COPY_FILE,
     CatalogCopier,
     Rebuilt,
+    RemainingRows,
     describe_time,
     find_oldest,
+    is_rebuilt,
     is_version_wrong,
     rebuild_catalog,
-    reconcile_rows,
+    use_rebuilt,
 )
 from penstock.store.files import Disk
 from penstock.store.journal import Journal, Record, decode_records, journal_paths, replay
@@ -109,7 +111,7 @@ class Store:
         self._checkpoint_error = ""
         self._abandoned_logs: deque[FileLog] = deque()
         self._abandoned_uploads: list[UploadProgress] = []
-        self._rebuilt: Rebuilt | None = None
+        self._is_catalog_rebuilt = False
         # Sealed segments that have not been looked at yet, and the name of their stream.
         self._unchecked: deque[tuple[Home, str, list[SegmentSummary]]] = deque()
         try:
@@ -120,12 +122,9 @@ class Store:
                 # At once, before other programs take what was freed.
                 self._preallocate()
             self._copier = CatalogCopier(self.catalog, root, self._disk)
-            if self._rebuilt is not None:
-                reconcile_rows(self.catalog, root, self._rebuilt.rows.stale_streams)
-                self._keep_damaged_rows(self._rebuilt.rows.damaged_streams)
             self._finish_removals()
             self._adopt_strangers()
-            if self._rebuilt is not None:
+            if self._is_catalog_rebuilt:
                 self.catalog.remove_orphans()
             self._replay_journal()
             self._journal = Journal(self._disk, root)
@@ -452,6 +451,10 @@ class Store:
     def _open_catalog(self) -> Catalog:
         path = self.root / CATALOG_FILE
         try:
+            self._is_catalog_rebuilt = is_rebuilt(self.root)
+            if self._is_catalog_rebuilt:
+                logger.error("the catalog is damaged; it was rebuilt, and is replaced only now")
+                use_rebuilt(self.root, self._disk)
             # SQLite would take an empty file for a new catalog.
             is_empty = path.exists() and path.stat().st_size == 0
             has_copy = (self.root / COPY_FILE).exists()
@@ -468,13 +471,15 @@ class Store:
                     problem = "the catalog is damaged (its version number is wrong)"
             else:
                 problem = f"{path} is {'empty' if is_empty else 'missing'}"
-            rebuilt = rebuild_catalog(self.root, self._disk)
+            rebuilt = rebuild_catalog(self.root, self._disk, self._keep_damaged_rows)
+            # First: after a crash the next start finds an intact catalog.
+            _report_rebuilt(problem, rebuilt)
+            use_rebuilt(self.root, self._disk)
             catalog = Catalog(path, self._release_reserve)
         except (OSError, sqlite3.Error) as error:
             hint = "; the disk is full: make room" if is_full(self._disk, self.root) else ""
             raise StoreError(f"{path} cannot be opened: {error}{hint}") from None
-        _report_rebuilt(problem, rebuilt)
-        self._rebuilt = rebuilt
+        self._is_catalog_rebuilt = True
         return catalog
 
     def _release_reserve(self) -> bool:
@@ -553,14 +558,14 @@ class Store:
                 adopted,
             )
 
-    def _keep_damaged_rows(self, streams: Sequence[tuple[str, str]]) -> None:
+    def _keep_damaged_rows(self, catalog: Catalog, remaining: RemainingRows) -> None:
         """Streams whose definition is lost, in the catalog and beside their segments.
 
         They are listed as unreadable until they are deleted or their definition is restored.
         """
-        rows = self.catalog.streams()
+        rows = catalog.streams()
         names, ids = {row.name for row in rows}, {row.id for row in rows}
-        for stream_id, name in streams:
+        for stream_id, name in remaining.damaged_streams:
             directory = self._streams_directory / stream_id
             if not _ID.fullmatch(stream_id) or stream_id in ids or not directory.is_dir():
                 continue
@@ -569,7 +574,7 @@ class Store:
             except (OSError, msgspec.DecodeError):
                 free_name = name if name.isprintable() and name not in names else stream_id
                 oldest = find_oldest(directory, 0)
-                self.catalog.add_stream(StreamRow(stream_id, free_name, b"", oldest, 0))
+                catalog.add_stream(StreamRow(stream_id, free_name, b"", oldest, 0))
 
     def _open_stream(self, row: StreamRow) -> None:
         directory = self._streams_directory / row.id
