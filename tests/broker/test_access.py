@@ -284,21 +284,11 @@ def test_the_first_token_is_made_once_for_the_owner_only(tmp_path: Path, catalog
     assert len(catalog.tokens()) == 1
 
 
-def test_an_empty_token_file_is_filled_and_closed_to_others(
-    tmp_path: Path, catalog: Catalog
-) -> None:
-    file = tmp_path / "token"
-    file.touch(mode=0o644)
-
-    ensure_first_token(tmp_path, catalog)
-
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert admit(Gate(catalog, is_open=False), file.read_text().strip()).role is Role.admin
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
+        (b"", "it is empty"),
+        (b" \n", "it is empty"),
         (b"\xff\xfe\x00token", "it is not UTF-8 text"),
         (b"x", "its length is 1, expected at least 16 characters"),
         (b"fifteen letters\n", "its length is 15, expected at least 16 characters"),
@@ -314,12 +304,14 @@ def test_an_invalid_token_file_is_set_aside_and_replaced(
     reason: str,
 ) -> None:
     file = tmp_path / "token"
+    file.touch(mode=0o644)
     file.write_bytes(content)
 
     ensure_first_token(tmp_path, catalog)
 
     secret = file.read_text().strip()
     assert len(secret) >= 43
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert (tmp_path / "token.invalid").read_bytes() == content
     gate = Gate(catalog, is_open=False)
     assert admit(gate, secret).role is Role.admin
@@ -328,13 +320,14 @@ def test_an_invalid_token_file_is_set_aside_and_replaced(
     assert f"the token in {file} is not valid: {reason}" in caplog.text
 
 
+@pytest.mark.parametrize("content", [b"\xff" * 44, b""])
 def test_programs_keep_their_token_when_its_file_is_damaged(
-    tmp_path: Path, catalog: Catalog
+    tmp_path: Path, catalog: Catalog, content: bytes
 ) -> None:
     ensure_first_token(tmp_path, catalog)
     file = tmp_path / "token"
     old = file.read_text().strip()
-    file.write_bytes(b"\xff" * 44)
+    file.write_bytes(content)
 
     ensure_first_token(tmp_path, catalog)
 

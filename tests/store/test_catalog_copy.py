@@ -360,6 +360,47 @@ def test_damaged_copy_does_not_matter_while_the_catalog_is_intact(
     check_everything(stopped)
 
 
+def test_damage_of_catalog_and_copy_is_logged(
+    stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in (CATALOG_FILE, COPY_FILE):
+        with closing(sqlite3.connect(stopped / name)) as connection:
+            connection.execute("UPDATE token SET role = 'admin'")
+            connection.commit()
+    Store(stopped).close()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "table token has changed rows: 1" in line
+    assert "The copy is damaged as well: some rows are lost" in line
+
+
+def test_row_that_is_restored_from_the_copy_is_logged_once(
+    stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(sqlite3.connect(stopped / CATALOG_FILE)) as connection:
+        connection.execute("UPDATE token SET role = 'admin'")
+        connection.commit()
+    check_everything(stopped)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "table token has changed rows: 1" in line
+    assert "copy is damaged" not in line
+
+
+def test_definition_that_is_taken_from_its_file_is_logged(
+    stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        closing(Catalog(stopped / CATALOG_FILE)) as catalog,
+        catalog.transaction() as connection,
+    ):
+        connection.execute(
+            "UPDATE stream SET definition = x'7b', "
+            "checksum = row_checksum(id, name, x'7b', oldest, reserved) WHERE name = 's'"
+        )
+    check_everything(stopped)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("stream 's': its definition in the catalog is damaged (")
+
+
 def test_wrong_version_number_is_damage_if_the_copy_has_this_version(stopped: Path) -> None:
     with closing(sqlite3.connect(stopped / CATALOG_FILE)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION | 64}")

@@ -254,7 +254,7 @@ def write_token_file(root: Path, secret: str) -> None:
 def _find_problem(secret: str) -> str:
     """Why this cannot be the administrator's token; empty if it can."""
     if not secret:
-        return ""
+        return "it is empty"
     if len(secret) < MIN_TOKEN_LENGTH:
         return f"its length is {len(secret)}, expected at least {MIN_TOKEN_LENGTH} characters"
     if not secret.isprintable() or any(character.isspace() for character in secret):

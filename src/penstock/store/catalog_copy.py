@@ -152,6 +152,8 @@ class RemainingRows(NamedTuple):
     tables: Mapping[str, Sequence[tuple[Any, ...]]]
     # When the copy was made, seconds since 1970; None if there is none, or if it was not needed.
     copy_time: float | None
+    # Whether the copy has lost rows as well, of tables for which it was needed.
+    is_copy_damaged: bool
     # Streams that have rows from the copy, which may be older than their files.
     stale_streams: frozenset[str]
     # Ids and names of streams whose rows were damaged.
@@ -164,21 +166,29 @@ def read_remaining_rows(root: Path) -> RemainingRows:
     tables: dict[str, Sequence[tuple[Any, ...]]] = {}
     stale_streams: set[str] = set()
     damaged_streams: list[tuple[str, str]] = []
-    is_copy_used = False
+    is_copy_used = is_copy_damaged = False
     with _read_tables(root / CATALOG_FILE) as read, _read_tables(copy) as read_copy:
         for table in _TABLES:
             rows, damaged, is_whole = read(table)
             if table == "stream":
                 damaged_streams += [(str(row[0]), str(row[1])) for row in damaged]
             if not is_whole:
-                copied = {key: row for key, row in read_copy(table).rows.items() if key not in rows}
+                found = read_copy(table)
+                copied = {key: row for key, row in found.rows.items() if key not in rows}
                 is_copy_used = is_copy_used or copy.exists()
+                is_copy_damaged = is_copy_damaged or not found.is_whole
                 if table in ("stream", "segment", "checkpoint"):
                     stale_streams.update(row[0] for row in copied.values())
                 rows |= copied
             tables[table] = list(rows.values())
     copy_time = copy.stat().st_mtime if is_copy_used else None
-    return RemainingRows(tables, copy_time, frozenset(stale_streams), damaged_streams)
+    return RemainingRows(
+        tables,
+        copy_time,
+        is_copy_used and is_copy_damaged,
+        frozenset(stale_streams),
+        damaged_streams,
+    )
 
 
 class Rebuilt(NamedTuple):

@@ -581,8 +581,15 @@ class Store:
         try:
             try:
                 definition = _decode_definition(row.definition)
-            except msgspec.DecodeError:
+            except msgspec.DecodeError as error:
                 definition = self._read_definition(directory)
+                logger.error(
+                    "stream %r: its definition in the catalog is damaged (%s); the one in %s is "
+                    "used",
+                    row.name,
+                    error,
+                    directory / DEFINITION_FILE,
+                )
             progress = self.catalog.progress(row.id)
             log: Log
             if definition.persistence is Persistence.Memory:
@@ -664,10 +671,13 @@ def _report_rebuilt(problem: str, rebuilt: Rebuilt) -> None:
     else:
         logger.error(
             "%s: it was rebuilt from %s of %s. Exports may repeat messages that they have sent "
-            "since then; tokens that were revoked since then are valid again",
+            "since then; tokens that were revoked since then are valid again%s",
             problem,
             sources,
             describe_time(rebuilt.rows.copy_time),
+            ". The copy is damaged as well: some rows are lost"
+            if rebuilt.rows.is_copy_damaged
+            else "",
         )
 
 
