@@ -9,9 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
-from penstock.model.exporting import ExportReport
+from penstock import IoTAnalyticsConfig
+from penstock.errors import ResourceNotFoundException
+from penstock.model.exporting import ExportReport, SliceHeader
+from penstock.model.validation import to_wire
 from penstock.pipeline.courier import Courier
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.lanes import LaneLimits
@@ -62,7 +66,13 @@ def endless() -> Iterator[str]:
 
 
 def courier(limits: LaneLimits = _AMPLE, most_threads: int = 8) -> Courier:
-    return Courier(limits, most_threads, DestinationSettings(), lambda _: Echo(True, False))
+    return Courier(
+        limits,
+        most_threads,
+        DestinationSettings(),
+        lambda _: Echo(True, False),
+        lambda header: header.root,
+    )
 
 
 def send(
@@ -280,3 +290,23 @@ def test_whatever_goes_wrong_is_told_as_an_error(
     assert report.error == "KeyError: 'no such kind'"
     assert report.settled_end == 0
     assert not report.was_slow
+
+
+def test_broker_that_does_not_say_where_its_files_are_is_an_error_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def find_root(_: SliceHeader) -> str | None:
+        raise ResourceNotFoundException("it was deleted")
+
+    header = header_for("http://unused")
+    channel = msgspec.structs.replace(
+        header.slice, kind="iot_analytics", config=to_wire(IoTAnalyticsConfig("a", "channel"))
+    )
+    header = msgspec.structs.replace(header, slice=channel)
+    sent = Courier(_AMPLE, 1, DestinationSettings(), lambda _: Echo(True, False), find_root)
+    sent.send(header, messages_of(header))
+
+    (report,) = sent.finish()
+
+    assert report.error.startswith("the broker does not say where its files are: ")
+    assert not caplog.records

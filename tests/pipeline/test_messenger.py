@@ -15,8 +15,9 @@ from penstock import (
     StrategyOnFull,
     StreamManagerClient,
 )
-from penstock.model.exporting import ExportReport, ExportSlice, Lane, Upload
+from penstock.model.exporting import ExportReport, ExportSlice, Lane, SliceHeader, Upload
 from penstock.pipeline.messenger import Messenger
+from penstock.root import ADDRESS_FILE
 from penstock.spark.options import BrokerOptions
 from penstock.spark.place import Place
 from tests.support import LocalBroker
@@ -53,10 +54,12 @@ def create(client: StreamManagerClient, name: str) -> None:
 
 
 def plan(client: StreamManagerClient) -> ExportSlice:
-    (found,) = client.plan_exports(
-        "p", Lane.files, max_bytes=1000, lease_millis=60_000, wait_millis=0
-    ).slices
-    return found
+    return plan_header(client).slice
+
+
+def plan_header(client: StreamManagerClient) -> SliceHeader:
+    found = client.plan_exports("p", Lane.files, max_bytes=1000, lease_millis=60_000, wait_millis=0)
+    return SliceHeader(found.slices[0], found.root, found.instance)
 
 
 def report_of(found: ExportSlice) -> ExportReport:
@@ -106,3 +109,28 @@ def test_one_that_has_nothing_to_tell_does_not_connect(broker: LocalBroker) -> N
     broker.stop()
     with Messenger(place):
         pass
+
+
+def test_root_is_found_after_a_restart_of_the_broker(
+    broker: LocalBroker, client: StreamManagerClient
+) -> None:
+    create(client, "s")
+    header = plan_header(client)
+    place = Place.find(BrokerOptions(root=str(broker.root)))
+    broker.stop()
+    with LocalBroker(broker.root), Messenger(place) as messenger:
+        assert messenger.find_root(header) == str(broker.root)
+
+
+def test_root_of_a_broker_on_another_machine_is_not_found(
+    broker: LocalBroker, client: StreamManagerClient
+) -> None:
+    create(client, "s")
+    header = plan_header(client)
+    place = Place.find(BrokerOptions(root=str(broker.root)))
+    with Messenger(place) as messenger:
+        assert messenger.find_root(header) == str(broker.root)
+        assert messenger.tell(report_of(header.slice)).is_taken
+        # As on a machine that has another root of the same path.
+        (broker.root / ADDRESS_FILE).unlink()
+        assert messenger.find_root(header) is None

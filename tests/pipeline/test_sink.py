@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import boto3
 import msgspec
 import pytest
+from pyspark.sql.datasource import InputPartition
 
 from penstock import (
     ExportDefinition,
@@ -49,13 +50,17 @@ class Batches:
         self.writer = LaneWriter(options)
         self._number = 0
 
-    def write(self) -> list[Reports]:
-        """What the tasks of the next batch say."""
+    def plan(self) -> Sequence[InputPartition]:
+        """The tasks of the next batch."""
         start = {"plan": self._number}
         end = self.reader.latestOffset(start, None)
         self._number = end["plan"]
+        return self.reader.partitions(start, end)
+
+    def write(self, tasks: Sequence[InputPartition] | None = None) -> list[Reports]:
+        """What the tasks of a batch say; of the next batch unless they are given."""
         said = []
-        for task in self.reader.partitions(start, end):
+        for task in self.plan() if tasks is None else tasks:
             assert isinstance(task, DeliveryTask)
             # As it travels: from the worker that wrote to another process, which commits.
             said.append(pickle.loads(pickle.dumps(self.writer.write(self.reader.read(task)))))
@@ -192,4 +197,36 @@ def test_a_file_that_was_uploaded_is_deleted_once_that_is_known_if_a_setting_ask
     assert path.exists() is not deletes
     batches.reader.stop()
     client.delete_message_stream(stream)
+    aws.forget_clients()
+
+
+def test_file_task_that_was_planned_before_a_restart_of_the_broker_is_carried_out(
+    cloud: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cloud.variables.items():
+        monkeypatch.setenv(name, value)
+    aws.forget_clients()
+    boto3.client("s3").create_bucket(Bucket="restarted")
+    stream, path, root = new_name(), tmp_path / "file", tmp_path / "restarted"
+    path.write_bytes(b"x")
+    task = S3ExportTaskDefinition(path.as_uri(), "restarted", stream)
+    with LocalBroker(root), StreamManagerClient(root=root) as client:
+        client.create_message_stream(
+            MessageStreamDefinition(
+                stream,
+                strategy_on_full=StrategyOnFull.OverwriteOldestData,
+                export_definition=ExportDefinition(
+                    s3_task_executor=[S3ExportTaskExecutorConfig("to-s3")]
+                ),
+            )
+        )
+        client.append_message(stream, Util.validate_and_serialize_to_json_bytes(task))
+        batches = Batches(options_for(Lane.files, tmp_path, root=str(root)))
+        planned = batches.plan()
+    with LocalBroker(root), StreamManagerClient(root=root) as client:
+        batches.writer.commit([*batches.write(planned)], 0)
+        assert last_exported(client, stream) == 0
+        (status,) = client.describe_message_stream(stream).export_statuses
+        assert not status.error_message
+        batches.reader.stop()
     aws.forget_clients()

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from penstock.errors import StreamManagerException
 from penstock.model.export import CONFIG_OF_KIND
 from penstock.model.exporting import (
     ABANDONED_UPLOAD,
@@ -39,11 +40,12 @@ from penstock.pipeline.destinations.destination import (
 from penstock.pipeline.lanes import LIMITS, LaneLimits
 from penstock.pipeline.messenger import Echo
 from penstock.pipeline.settlements import Delivery, UploadedFile
-from penstock.spark.mapped import is_here
 
 logger = logging.getLogger(__name__)
 
 _REASON_LENGTH = 1000
+# Kinds of exports that use files of the broker's machine.
+_USING_FILES = ("s3_task_executor", "iot_analytics")
 # More than any call has; what is left out is sent twice.
 _MOST_ARRIVED = 1024
 
@@ -89,10 +91,13 @@ class Courier:
         settings: DestinationSettings,
         # Tells the broker at once.
         tell: Callable[[ExportReport], Echo],
+        # The broker's directory; None if the broker runs on another machine.
+        find_root: Callable[[SliceHeader], str | None],
     ) -> None:
         self._limits = limits
         self._settings = settings
         self._tell = tell
+        self._find_root = find_root
         self._most_threads = threads
         # When it was given the first: what reading that took is not its time.
         self._began = math.inf
@@ -200,15 +205,22 @@ class Courier:
             return echo._replace(is_awaited=echo.is_awaited or others)
 
     def _export(self, parcel: _Parcel) -> Export:
-        found, root = parcel.header.slice, parcel.header.root
+        found = parcel.header.slice
         return Export(
             found.stream,
             found.stream_id,
             convert(found.config, CONFIG_OF_KIND[found.kind]),
             self._settings,
-            root if is_here(root, parcel.header.instance) else None,
+            self._root_for(parcel.header) if found.kind in _USING_FILES else None,
             self._limits.patience,
         )
+
+    def _root_for(self, header: SliceHeader) -> str | None:
+        try:
+            return self._find_root(header)
+        except (StreamManagerException, OSError) as error:
+            reason = f"the broker does not say where its files are: {error}"
+            raise UnavailableError(reason) from None
 
     def _report(self, parcel: _Parcel) -> ExportReport:
         found = parcel.header.slice

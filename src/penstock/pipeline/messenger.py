@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from penstock.client.blocking import StreamManagerClient
-from penstock.model.exporting import ExportReport
+from penstock.model.exporting import ExportReport, SliceHeader
+from penstock.spark.mapped import is_here
 from penstock.spark.place import Place
 
 
@@ -29,11 +30,27 @@ class Messenger:
         self._client: StreamManagerClient | None = None
 
     def tell(self, report: ExportReport) -> Echo:
+        answer = self._connected().commit_exports([report])
+        return Echo(report.lease in answer.accepted, answer.is_awaited)
+
+    def find_root(self, header: SliceHeader) -> str | None:
+        """The broker's directory; None if the broker runs on another machine.
+
+        A broker that was restarted since it planned the slice has another instance.
+        """
+        if is_here(header.root, header.instance):
+            return header.root
+        found = header.slice
+        located = self._connected().locate_messages(
+            found.stream, found.stream_id, found.first, found.first
+        )
+        return located.root if is_here(located.root, located.instance) else None
+
+    def _connected(self) -> StreamManagerClient:
         with self._lock:
             if self._client is None:
                 self._client = self._place.connect(patient=True)
-        answer = self._client.commit_exports([report])
-        return Echo(report.lease in answer.accepted, answer.is_awaited)
+            return self._client
 
     def __enter__(self) -> Self:
         return self

@@ -51,7 +51,13 @@ class LaneWriter(DataSourceStreamArrowWriter):
             PieceReader(place, via="auto", fails_on_loss=False) as reader,
             Messenger(place) as messenger,
         ):
-            courier = Courier(limits, self._options.threads, self._options.settings, messenger.tell)
+            courier = Courier(
+                limits,
+                self._options.threads,
+                self._options.settings,
+                messenger.tell,
+                messenger.find_root,
+            )
 
             def read_large(header: SliceHeader, number: int) -> bytes | None:
                 for piece in pieces_of(header, number, number + 1):
