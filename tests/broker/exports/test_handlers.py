@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import msgspec
 import pytest
 
 from penstock.broker.access import Role, new_secret
+from penstock.broker.exports import unstored
 from penstock.broker.exports.pipelines import Work
 from penstock.broker.handlers import now_millis
 from penstock.errors import (
@@ -280,15 +280,27 @@ def test_plans_that_wait_are_answered_when_the_broker_stops(tmp_path: Path) -> N
 @contextmanager
 def progress_refused(broker: LocalBroker) -> Iterator[None]:
     """The catalog stores no progress and no uploads."""
-    connection = broker.broker._store.catalog._connection
-    tables = ("export_progress", "upload")
-    for table in tables:
-        trigger = f"CREATE TEMP TRIGGER no_{table} BEFORE INSERT ON {table} BEGIN "
-        trigger += "SELECT RAISE(ABORT, 'no more'); END"
-        broker.run(partial(connection.execute, trigger))
+    refuse_progress(broker, "no more")
     yield
-    for table in tables:
-        broker.run(partial(connection.execute, f"DROP TRIGGER no_{table}"))
+    refuse_progress(broker, None)
+
+
+def refuse_progress(broker: LocalBroker, reason: str | None) -> None:
+    """From now on, with this reason; None stores it again."""
+    catalog = broker.broker._store.catalog
+
+    def change() -> None:
+        # No attempt succeeds between two reasons.
+        with catalog._lock:
+            for table in ("export_progress", "upload"):
+                catalog._connection.execute(f"DROP TRIGGER IF EXISTS no_{table}")
+                if reason is not None:
+                    catalog._connection.execute(
+                        f"CREATE TEMP TRIGGER no_{table} BEFORE INSERT ON {table} BEGIN "
+                        f"SELECT RAISE(ABORT, '{reason}'); END"
+                    )
+
+    broker.run(change)
 
 
 def stored_progress(broker: LocalBroker, name: str) -> int:
@@ -331,6 +343,22 @@ def test_exports_are_suspended_while_progress_cannot_be_stored(
     lines = [record.message for record in caplog.records if "progress of exports" in record.message]
     assert len(lines) == 2
     assert "suspended" in lines[0]
+
+
+def test_reason_of_a_suspension_is_that_of_the_last_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unstored, "_RETRY_SECONDS", 0.01)
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        name = create(client, "s", exportDefinition=to_http())
+        append(client, name, b"x")
+        (found,) = plan(client)
+        with progress_refused(broker):
+            commit(client, report(found))
+            assert suspension(client) == "no more"
+            refuse_progress(broker, "another reason")
+            wait_until(lambda: suspension(client) == "another reason")
+        wait_until(lambda: suspension(client) == "")
 
 
 def test_unstored_progress_is_stored_when_the_broker_stops(tmp_path: Path) -> None:

@@ -44,7 +44,13 @@ def test_changes_are_stored_in_their_order_once_the_disk_works(
 
     async def run() -> None:
         ended = asyncio.Event()
-        progress = UnstoredProgress(executor, ended.set)
+
+        def note(error: str) -> None:
+            errors.append(error)
+            if not error:
+                ended.set()
+
+        progress = UnstoredProgress(executor, note)
         assert progress.error == ""
         progress.add(lambda: changes.store("first"), sqlite3.OperationalError("disk is full"))
         assert progress.error == "disk is full"
@@ -52,7 +58,9 @@ def test_changes_are_stored_in_their_order_once_the_disk_works(
         await ended.wait()
         assert progress.error == ""
 
+    errors: list[str] = []
     asyncio.run(run())
+    assert errors == ["disk is full", "2 more", "1 more", "0 more", ""]
     assert changes.stored == ["first", "second"]
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
 
@@ -63,7 +71,7 @@ def test_changes_that_cannot_be_stored_at_the_end_are_logged(
     changes = Changes(failures=1)
 
     async def run() -> None:
-        progress = UnstoredProgress(executor, lambda: None)
+        progress = UnstoredProgress(executor, lambda _: None)
         progress.add(lambda: changes.store("first"), sqlite3.OperationalError("disk is full"))
         progress.stop_retrying()
         progress.finish()
@@ -91,7 +99,7 @@ def test_attempt_that_fails_after_the_stop_is_the_last(
             may_fail.wait()
             raise sqlite3.OperationalError("disk is full")
 
-        progress = UnstoredProgress(executor, lambda: None)
+        progress = UnstoredProgress(executor, lambda _: None)
         progress.add(store, sqlite3.OperationalError("disk is full"))
         await begun.wait()
         progress.stop_retrying()

@@ -62,7 +62,7 @@ class ExportHandlers:
         self._premises = premises
         self._executor = executor
         self._now_millis = now_millis
-        self.unstored = UnstoredProgress(executor, self._resume)
+        self.unstored = UnstoredProgress(executor, self._suspend)
         self._pending: set[_PendingPlan] = set()
         # Creations of the dead-letter stream.
         self._creations: set[asyncio.Task[None]] = set()
@@ -179,7 +179,6 @@ class ExportHandlers:
         def keep(error: BaseException | None) -> None:
             """What arrived is not delivered again, although its progress is not stored yet."""
             self.unstored.add(store, error)
-            self._exports.suspension = self.unstored.error
             apply()
             answer(self._unless_unstored(settlement.accepted))
 
@@ -221,9 +220,11 @@ class ExportHandlers:
         """A pipeline deletes files of accepted tasks: not before their progress is on the disk."""
         return [] if self.unstored.error else accepted
 
-    def _resume(self) -> None:
-        self._exports.suspension = ""
-        self.look_again()
+    def _suspend(self, error: str) -> None:
+        """Without an error, exports go on."""
+        self._exports.suspension = error
+        if not error:
+            self.look_again()
 
 
 def _explain(error: BaseException) -> UnknownFailureException:

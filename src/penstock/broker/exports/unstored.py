@@ -21,10 +21,10 @@ class UnstoredProgress:
     either, and after a crash it would be delivered again.
     """
 
-    def __init__(self, executor: Executor, on_end: Callable[[], None]) -> None:
-        """`on_end` is called when everything is stored."""
+    def __init__(self, executor: Executor, on_change: Callable[[str], None]) -> None:
+        """`on_change` is called with each new value of `error`."""
         self._executor = executor
-        self._on_end = on_end
+        self._on_change = on_change
         # Each stores one change, or raises.
         self._stores: deque[Callable[[], None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -40,8 +40,13 @@ class UnstoredProgress:
                 "the progress of exports cannot be stored: %s; exports are suspended until it can",
                 error,
             )
-            self.error = str(error) or repr(error)
+            self._set_error(str(error) or repr(error))
             self._retry_later()
+
+    def _set_error(self, error: str) -> None:
+        if error != self.error:
+            self.error = error
+            self._on_change(error)
 
     def _retry_later(self) -> None:
         if self._is_stopped:
@@ -61,11 +66,10 @@ class UnstoredProgress:
         error = future.exception()
         if error is None and not self._stores:
             logger.info("the progress of exports is stored: exports go on")
-            self.error = ""
-            self._on_end()
+            self._set_error("")
             return
         if error is not None:
-            self.error = str(error) or repr(error)
+            self._set_error(str(error) or repr(error))
         self._retry_later()
 
     def stop_retrying(self) -> None:
