@@ -17,7 +17,7 @@ import cbor2
 import pytest
 
 from penstock.broker.access import Access, Role
-from penstock.broker.session import Session
+from penstock.broker.session import Session, measure_unsent
 from penstock.errors import ResponseStatusCode, UnauthorizedException
 from penstock.store.rows import TokenRow
 from penstock.testing.connection import Connection
@@ -870,7 +870,7 @@ def test_slow_peer_that_takes_something_is_not_dropped(local: LocalBroker) -> No
 
         def has_moved() -> bool:
             """Checks a minute later, if the peer took something since the last check."""
-            if session._measure_progress() == session._progress:
+            if measure_unsent(session._transport) == session._progress:
                 return False
             session.check_pace(session._progress_at + 61)
             return True

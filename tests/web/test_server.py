@@ -312,8 +312,9 @@ def impatient(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Site]:
     """Waits for so many seconds."""
-    monkeypatch.setattr(server, "_KEEP_ALIVE_SECONDS", getattr(request, "param", 0.2))
-    with Site(tmp_path / "root") as site:
+    seconds = getattr(request, "param", 0.2)
+    monkeypatch.setattr(server, "_KEEP_ALIVE_SECONDS", seconds)
+    with Site(tmp_path / "root", unsent_response_timeout_ms=int(seconds * 1000)) as site:
         yield site
 
 

@@ -158,7 +158,7 @@ class Session(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writing_is_paused = True
-        self._progress = self._measure_progress()
+        self._progress = measure_unsent(self._transport)
         self._progress_at = self.loop.time()
         self._transport.pause_reading()
 
@@ -520,7 +520,7 @@ class Session(asyncio.Protocol):
             if now - self._began > self._host.handshake_timeout:
                 self._refuse(ResponseStatusCode.ServerTimeout, "the handshake took too long")
         elif self._writing_is_paused:
-            progress = self._measure_progress()
+            progress = measure_unsent(self._transport)
             if progress != self._progress:
                 self._progress, self._progress_at = progress, now
             elif now - self._progress_at > self._host.unsent_response_timeout:
@@ -561,20 +561,6 @@ class Session(asyncio.Protocol):
 
     # The transport's fine points
 
-    def _measure_progress(self) -> tuple[int, int]:
-        """Changes whenever the peer takes a byte: what the transport and the system have unsent.
-
-        The system asks for more bytes only when a good part of its buffer is free, so that the
-        transport's buffer alone would not change for minutes while a slow peer reads.
-        """
-        connection: socket.socket | None = self._transport.get_extra_info("socket")
-        in_system = 0
-        if connection is not None:
-            with suppress(OSError):
-                answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
-                in_system = int.from_bytes(answer, sys.byteorder)
-        return self._transport.get_write_buffer_size(), in_system
-
     def _wait_for_rest(self) -> None:
         if self._socket is not None:
             # The JavaScript client writes a frame's head and body apart, with Nagle's algorithm
@@ -586,6 +572,21 @@ class Session(asyncio.Protocol):
             self._holds_memory = True
             if not self._host.memory.reserve(self, expected, self._go_on):
                 self._transport.pause_reading()
+
+
+def measure_unsent(transport: asyncio.WriteTransport) -> tuple[int, int]:
+    """Changes whenever the peer takes a byte: what the transport and the system have unsent.
+
+    The system asks for more bytes only when a good part of its buffer is free, so that the
+    transport's buffer alone would not change for minutes while a slow peer reads.
+    """
+    connection: socket.socket | None = transport.get_extra_info("socket")
+    in_system = 0
+    if connection is not None:
+        with suppress(OSError):
+            answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+            in_system = int.from_bytes(answer, sys.byteorder)
+    return transport.get_write_buffer_size(), in_system
 
 
 def _is_too_slow(size: int, seconds: float, slowest: float = 0.0) -> bool:

@@ -25,12 +25,14 @@ from penstock.errors import (
 )
 from penstock.model import MessageStreamDefinition
 from penstock.model.statistics import Statistics
+from penstock.store.log import Log
 from penstock.store.segment import DamagedError
 from penstock.web import metrics, picture
 from penstock.web.access import Door, Visitor
 from penstock.web.events import Events
 from penstock.web.history import STEP_MILLIS
 from penstock.web.picture import Plain
+from penstock.web.response import RoomResponse, take_room
 from penstock.web.sampler import Sampler, SharedAnswers
 from penstock.web.tasks import draw_tasks
 
@@ -39,6 +41,8 @@ _USUAL_MESSAGES = 20
 # Of a payload so much is shown, and of all so much is read.
 _SHOWN_BYTES = 4096
 _PEEKED_BYTES = 4 * 1024 * 1024
+# A message in JSON has so many bytes beside its payload, at most.
+_FIELDS_BYTES = 256
 
 _STATUSES: dict[type[StreamManagerException], int] = {
     ResourceNotFoundException: 404,
@@ -63,7 +67,7 @@ _JSON = "application/json"
 _encode = msgspec.json.encode
 
 Answer = Callable[[Request, Visitor], "Plain | Response"]
-Change = Callable[[Request, Visitor], Awaitable[Plain]]
+AsyncAnswer = Callable[[Request, Visitor], "Awaitable[Plain | Response]"]
 
 
 class Api:
@@ -79,7 +83,7 @@ class Api:
 
     def routes(self) -> list[BaseRoute]:
         stream = "/api/streams/{name}"
-        looks: dict[str, Answer] = {
+        looks: dict[str, Answer | AsyncAnswer] = {
             "/api/history": self._history,
             "/api/tasks": self._tasks,
             "/api/pipeline": self._pipeline,
@@ -88,7 +92,7 @@ class Api:
             f"{stream}/messages": self._messages,
             stream: self._stream,
         }
-        changes: dict[str, Change] = {
+        changes: dict[str, AsyncAnswer] = {
             f"{stream}/exports/{{identifier}}/pause": self._pause,
             f"{stream}/exports/{{identifier}}/resume": self._resume,
         }
@@ -102,7 +106,7 @@ class Api:
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
 
-    def _answering(self, answer: Answer | Change) -> Callable[[Request], Awaitable[Response]]:
+    def _answering(self, answer: Answer | AsyncAnswer) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             try:
                 found = answer(request, await self._door.admit(request))
@@ -182,49 +186,47 @@ class Api:
             "definition": picture.draw_definition(stream),
         }
 
-    def _messages(self, request: Request, visitor: Visitor) -> Plain:
+    async def _messages(self, request: Request, visitor: Visitor) -> Response:
         name = request.path_params["name"]
         stream = self._find(name, visitor)
         visitor.require_reading(name)
-        log = stream.log
-        count = _query_number(request, "count", _USUAL_MESSAGES, _MOST_MESSAGES)
-        if "from" in request.query_params:
-            first = max(_query_number(request, "from", 0), log.oldest)
-            stop = min(first + count, log.end)
-        else:
-            count = _query_number(request, "last", count, _MOST_MESSAGES)
-            stop = min(_query_number(request, "before", log.end), log.end)
-            first = max(stop - count, log.oldest)
-            # If not all of them can be shown, it is the newest that are wanted.
-            while stop - first > 1 and log.size_of(first, stop) > _PEEKED_BYTES:
-                first += 1
-        peek = _peek(stream, first, stop)
-        return {
-            "oldestSequenceNumber": log.oldest,
-            "newestSequenceNumber": log.end - 1,
-            "messages": peek.messages,
-            "problem": peek.problem,
-        }
+        first, stop = _select_messages(request, stream.log)
+        room = await take_room(self._broker.answers, _measure_page(stream.log, first, stop))
+        try:
+            # The stream may have changed during the wait.
+            stream = self._find(name, visitor)
+            peek = _peek(stream, max(first, stream.log.oldest), stop)
+            page = {
+                "oldestSequenceNumber": stream.log.oldest,
+                "newestSequenceNumber": stream.log.end - 1,
+                "messages": peek.messages,
+                "problem": peek.problem,
+            }
+            return RoomResponse(_encode(page), room, _JSON)
+        except BaseException:
+            room.release()
+            raise
 
-    def _message(self, request: Request, visitor: Visitor) -> Response:
+    async def _message(self, request: Request, visitor: Visitor) -> Response:
         name = request.path_params["name"]
         number = _number("the number of the message", request.path_params["number"])
         stream = self._find(name, visitor)
         visitor.require_reading(name)
-        if not stream.log.oldest <= number < stream.log.end:
-            raise HTTPException(
-                404,
-                f"the stream has no message {number}: it has {stream.log.oldest} to "
-                f"{stream.log.end - 1}",
+        _require_message(stream.log, number)
+        room = await take_room(self._broker.answers, stream.log.size_of(number, number + 1))
+        try:
+            # The stream may have changed during the wait.
+            stream = self._find(name, visitor)
+            _require_message(stream.log, number)
+            return RoomResponse(
+                stream.read(number, number + 1, 1).payloads[0],
+                room,
+                "application/octet-stream",
+                {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}-{number}.bin"},
             )
-        payload = stream.read(number, number + 1, 1).payloads[0]
-        return Response(
-            payload,
-            media_type="application/octet-stream",
-            headers={
-                "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}-{number}.bin"
-            },
-        )
+        except BaseException:
+            room.release()
+            raise
 
     def _tasks(self, request: Request, visitor: Visitor) -> Plain:
         name = request.query_params.get("stream")
@@ -285,6 +287,37 @@ def _with_disabled(
     raise ResourceNotFoundException(
         f"the stream {definition.name!r} has no export {identifier!r}: it has {known}"
     )
+
+
+def _select_messages(request: Request, log: Log) -> tuple[int, int]:
+    """The messages [first, stop) that a request is about."""
+    count = _query_number(request, "count", _USUAL_MESSAGES, _MOST_MESSAGES)
+    if "from" in request.query_params:
+        first = max(_query_number(request, "from", 0), log.oldest)
+        return first, min(first + count, log.end)
+    count = _query_number(request, "last", count, _MOST_MESSAGES)
+    stop = min(_query_number(request, "before", log.end), log.end)
+    first = max(stop - count, log.oldest)
+    # If not all of them can be shown, it is the newest that are wanted.
+    while stop - first > 1 and log.size_of(first, stop) > _PEEKED_BYTES:
+        first += 1
+    return first, stop
+
+
+def _measure_page(log: Log, first: int, stop: int) -> int:
+    """About how many bytes the page of these messages has, at most."""
+    if first >= stop:
+        return 0
+    shown = min(log.size_of(first, stop), (stop - first) * _SHOWN_BYTES)
+    return shown * 4 // 3 + (stop - first) * _FIELDS_BYTES
+
+
+def _require_message(log: Log, number: int) -> None:
+    if not log.oldest <= number < log.end:
+        raise HTTPException(
+            404,
+            f"the stream has no message {number}: it has {log.oldest} to {log.end - 1}",
+        )
 
 
 class _Peek(NamedTuple):

@@ -24,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.broker.listener import Listener
 from penstock.broker.server import Broker, tls_context
+from penstock.broker.session import measure_unsent
 from penstock.broker.settings import is_loopback
 from penstock.broker.tls import TlsListener
 from penstock.errors import SettingError
@@ -102,6 +103,7 @@ class WebServer:
         )
         self._max_connections = min(_MOST_CONNECTIONS, broker.budget.http_connections)
         config.max_connections = self._max_connections
+        config.unsent_response_timeout = broker.unsent_response_timeout
         config.load()
         context = tls_context(settings) if uses_tls else None
         self._server = _QuietServer(config)
@@ -158,6 +160,8 @@ class _QuietServer(uvicorn.Server):
 class _Config(uvicorn.Config):
     # Fewer where the system allows few descriptors.
     max_connections = _MOST_CONNECTIONS
+    # A connection is closed when its client takes nothing of an answer for so long.
+    unsent_response_timeout = math.inf
 
 
 class _Connection(H11Protocol):
@@ -227,18 +231,19 @@ class _Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._wait_for_reader(math.inf)
+        self._wait_for_reader(None)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_waiting()
 
-    def _wait_for_reader(self, unsent_before: float) -> None:
-        """Whoever takes nothing of his answer for so long makes room for others."""
-        unsent = self.transport.get_write_buffer_size()
-        if unsent < unsent_before:
+    def _wait_for_reader(self, unsent_before: tuple[int, int] | None) -> None:
+        """Closes the connection if its client takes nothing of an answer until the timeout."""
+        assert isinstance(self.config, _Config)
+        unsent = measure_unsent(self.transport)
+        if unsent != unsent_before:
             self._patience = self.loop.call_later(
-                _KEEP_ALIVE_SECONDS, self._wait_for_reader, unsent
+                self.config.unsent_response_timeout, self._wait_for_reader, unsent
             )
         else:
             self.transport.abort()
