@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +25,7 @@ from penstock.wire.protocol import (
     Violation,
 )
 from penstock.wire.requests import REQUESTS, AppendMessageRequest
+from tests.support import append_frame
 
 from .captured import (
     CAPTURED,
@@ -467,16 +468,29 @@ def test_fast_path_accepts_only_appends_that_the_general_decoder_accepts(
             assert event == Frame(frame[4], frame[5:])
 
 
+@pytest.mark.parametrize("lengths", [(36, 36), (48, 48), (36, 48, 36), (5, 24, 255, 5)])
+def test_appends_with_valid_request_ids_of_any_length_are_cut_out(lengths: Sequence[int]) -> None:
+    sent = [append_frame("S", b"1", "x" * length) for length in lengths]
+
+    events = list(one_by_one(events_of(connected(), [b"".join(sent)])))
+
+    assert [
+        cbor2.loads(event.request_ids[0]) for event in events if isinstance(event, AppendRun)
+    ] == ["x" * length for length in lengths]
+
+
 @pytest.mark.parametrize("request_id", [b"\xff", b"a/b", b"\xc3\xa9", b"$" * 24, b"x" * 30 + b"\n"])
 @pytest.mark.parametrize("before", [0, 1, 5])
+# As characters, 36 is a dollar sign and invalid, and 48 is a zero and valid.
+@pytest.mark.parametrize("other_length", [None, 5, 36, 48])
 def test_append_with_invalid_request_id_is_left_to_the_general_decoder(
-    request_id: bytes, before: int
+    request_id: bytes, before: int, other_length: int | None
 ) -> None:
     def append(text: bytes) -> bytes:
         body = b"\xa3irequestId" + smallest_head(3, text) + b"dnameaSgpayloadA1"
         return encode_frame(Operation.AppendMessage, body)
 
-    good, bad = append(b"x" * len(request_id)), append(request_id)
+    good, bad = append(b"x" * (other_length or len(request_id))), append(request_id)
 
     events = list(one_by_one(events_of(connected(), [good * before + bad + good])))
 

@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 _MAX_COLUMN_BYTES = 4 * 1024 * 1024
 # What a message takes in an answer of columns, beside its payload.
 _COLUMN_BYTES = 12
+# Members of an enum take long to find.
+_APPEND = Operation.AppendMessage
 
 
 def now_millis() -> int:
@@ -133,7 +135,7 @@ class Handlers:
     def append_run(self, caller: Caller, run: AppendRun) -> None:
         """Appends that came one behind the other: one write for all that fit a segment."""
         try:
-            caller.access.require(Operation.AppendMessage, run.stream_name)
+            caller.access.require(_APPEND, run.stream_name)
             stream = self._streams.find(run.stream_name)
         except StreamManagerException as error:
             _fail_appends(caller, run.request_ids, error)

@@ -77,6 +77,42 @@ class Host(Protocol):
 
 
 class Session(asyncio.Protocol):
+    # More than 30 attributes: without slots Python finds each of them more slowly.
+    __slots__ = (
+        "_began",
+        "_cancellations",
+        "_farewells",
+        "_frame_began",
+        "_gives_way",
+        "_held_bytes",
+        "_held_for",
+        "_holds_memory",
+        "_host",
+        "_is_closing",
+        "_is_processing",
+        "_is_stopping",
+        "_open_calls",
+        "_out",
+        "_out_bytes",
+        "_piece_bytes",
+        "_progress",
+        "_progress_at",
+        "_protocol",
+        "_question",
+        "_requests",
+        "_rooms",
+        "_socket",
+        "_transport",
+        "_unsent",
+        "_unsent_bytes",
+        "_version",
+        "_work",
+        "_writing_is_paused",
+        "access",
+        "loop",
+        "peer",
+    )
+
     def __init__(self, host: Host) -> None:
         self._host = host
         self._protocol = ServerProtocol(host.max_frame_bytes)

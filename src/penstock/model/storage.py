@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 
-class SegmentSummary(msgspec.Struct, frozen=True, rename="camel"):
+class SegmentSummary(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """What is known of a segment without looking into it."""
 
     first: int

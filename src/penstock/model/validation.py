@@ -153,6 +153,24 @@ def _required_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
     )
 
 
+@cache
+def _holding_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """The same of fields that hold objects, or lists of them."""
+    return tuple(
+        (field.name, field.encode_name)
+        for field in inspect.type_info(kind).fields  # type: ignore[attr-defined] # a struct's
+        if _holds_objects(field.type)
+    )
+
+
+def _holds_objects(kind: inspect.Type) -> bool:
+    return any(
+        isinstance(option, inspect.StructType)
+        or (isinstance(option, inspect.ListType) and _holds_objects(option.item_type))
+        for option in _options(kind)
+    )
+
+
 def _find_missing(value: Any, path: str = "") -> Problem | None:
     """The first required field that is not set, in this object or in those that it holds."""
     if isinstance(value, list):
@@ -163,7 +181,7 @@ def _find_missing(value: Any, path: str = "") -> Problem | None:
     for name, encoded in _required_fields(type(value)):
         if getattr(value, name) is None:
             return Problem(path, None, f"object missing required field {encoded}")
-    for name, encoded in zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True):
+    for name, encoded in _holding_fields(type(value)):
         step = f"{path}.{encoded}" if path else encoded
         if missing := _find_missing(getattr(value, name), step):
             return missing

@@ -62,7 +62,7 @@ def _damaged(number: int, error: OSError, next_number: int | None = None) -> Exc
     return DamagedError(number, f"the disk says {error}", next_number)
 
 
-class Written(msgspec.Struct, frozen=True):
+class Written(msgspec.Struct, frozen=True, gc=False):
     """What an append wrote, and where: enough to write it again."""
 
     position: int
@@ -389,10 +389,11 @@ class ActiveSegment:
             self._is_torn = True
             self._cut()
             raise
-        if self.end == self.first:
-            self.oldest_time = self.newest_time = ingest_time
-        self.oldest_time = min(self.oldest_time, ingest_time)
-        self.newest_time = max(self.newest_time, ingest_time)
+        summary = self._summary
+        if ingest_time > self.newest_time or self.end == self.first:
+            self.newest_time = ingest_time
+        if ingest_time < self.oldest_time or self.end == self.first:
+            self.oldest_time = ingest_time
         self.size += len(data)
         self.end += len(payloads)
         self._summary = SegmentSummary(
@@ -401,8 +402,8 @@ class ActiveSegment:
             self.size,
             self.oldest_time,
             self.newest_time,
-            crc32(data, self._summary.data_crc),
-            crc32(entries, self._summary.index_crc),
+            crc32(data, summary.data_crc),
+            crc32(entries, summary.index_crc),
         )
         return written
 

@@ -33,6 +33,9 @@ _PIECE_BYTES = 16 * 1024
 _PEEK_BYTES = 512
 _MAX_SHAPES = 128
 
+# Members of an enum take long to find.
+_APPEND = int(Operation.AppendMessage)
+
 _is_name = re.compile(NAME_PATTERN).match
 # The bytes of a request id, which has the characters of a name.
 _ID_BYTES = bytes(byte for byte in range(128) if _is_name(chr(byte)))
@@ -180,7 +183,7 @@ class ServerProtocol:
                     ResponseStatusCode.UnexpectedOperation,
                     request_id=peek_request_id(buffer[position + 5 : stop]) or "unknown",
                 )
-        elif operation == Operation.AppendMessage and self._cuts_appends:
+        elif operation == _APPEND and self._cuts_appends:
             run = self._cut_appends()
             if run is not None:
                 return run
@@ -304,7 +307,7 @@ def _parse_append(buffer: bytes, start: int, stop: int) -> _Shape | None:
     not checked here, since it is not a part of the shape.
     """
     body = start + 5
-    if buffer[start + 4] != Operation.AppendMessage or stop - body < 24:
+    if buffer[start + 4] != _APPEND or stop - body < 24:
         return None
     last = stop
     if buffer[body] == 0xBF and buffer[stop - 1] == 0xFF:
@@ -354,11 +357,23 @@ def _are_valid_ids(request_ids: list[bytes]) -> bool:
         return _INVALID not in text.translate(_ID_TABLE)
     # The CBOR head of a text of up to 23 bytes is a letter. The length byte of a longer one may
     # be invalid as a character, and all other invalid bytes stand in the texts.
-    invalid = len(b"".join(request_ids).translate(None, _ID_BYTES))
+    joined = b"".join(request_ids)
+    invalid = len(joined.translate(None, _ID_BYTES))
     if not invalid:
         return True
-    lengths = bytes([each[1] for each in request_ids if each[0] == _LONG_TEXT])
+    lengths = _length_bytes(joined, request_ids)
     return invalid == len(lengths.translate(None, _ID_BYTES))
+
+
+def _length_bytes(joined: bytes, request_ids: list[bytes]) -> bytes:
+    """The second bytes of the heads of long texts."""
+    size, count = len(request_ids[0]), len(request_ids)
+    lengths = joined[1::size]
+    # If all that would be heads are like the first head, all texts are as long as the first one.
+    head = request_ids[0][:2]
+    if head[0] == _LONG_TEXT and joined[::size] + lengths == head[:1] * count + head[1:] * count:
+        return lengths
+    return bytes([each[1] for each in request_ids if each[0] == _LONG_TEXT])
 
 
 def _text_bounds(buffer: bytes, start: int) -> tuple[int, int]:
