@@ -23,7 +23,13 @@ from penstock.model import (
     StrategyOnFull,
 )
 from penstock.store.catalog import Catalog, NewerCatalogError
-from penstock.store.catalog_copy import COPY_FILE, CatalogCopier
+from penstock.store.catalog_copy import (
+    COPY_FILE,
+    CatalogCopier,
+    RemainingRows,
+    is_rebuilt,
+    rebuild_catalog,
+)
 from penstock.store.files import Disk
 from penstock.store.rows import ExportProgress, StreamRow, TokenRow, digest_token
 from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION
@@ -323,6 +329,25 @@ def test_crash_during_a_rebuild_does_not_keep_stale_rows(
         store.close()
 
     crash_at_each_step(stopped, caplog, check)
+
+
+def test_rebuilt_catalog_without_all_of_its_rows_is_not_used(stopped: Path) -> None:
+    (stopped / CATALOG_FILE).unlink()
+    readers = []
+
+    def read_on(catalog: Catalog, _rows: RemainingRows) -> None:
+        # As long as it is open, the write-ahead log is not moved into the database.
+        reader = sqlite3.connect(stopped / f"{CATALOG_FILE}.new")
+        reader.execute("SELECT * FROM stream").fetchall()
+        readers.append(reader)
+        assert catalog.streams()
+
+    with pytest.raises(sqlite3.OperationalError, match="could not be written as a whole"):
+        rebuild_catalog(stopped, Disk(), read_on)
+
+    assert not is_rebuilt(stopped)
+    readers[0].close()
+    check_everything(stopped)
 
 
 def test_missing_catalog_is_restored_from_its_copy(

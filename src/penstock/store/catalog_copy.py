@@ -218,11 +218,19 @@ def rebuild_catalog(
         complete(catalog, rows)
     finally:
         catalog.close()
+    _require_whole(temporary)
     number = time.time_ns()
     # Not before: if the new one cannot be written, the next start has the old one to read.
     temporary.replace(root / f"{_REBUILT_PREFIX}{number}")
     disk.sync_directory(root)
     return Rebuilt(root / f"{_DAMAGED_PREFIX}{number}" if path.exists() else None, rows)
+
+
+def _require_whole(path: Path) -> None:
+    """A closed database has no write-ahead log, unless the log could not be moved into it."""
+    wal = path.with_name(f"{path.name}-wal")
+    if wal.exists() and wal.stat().st_size > 0:
+        raise sqlite3.OperationalError(f"the catalog {path} could not be written as a whole")
 
 
 def is_rebuilt(root: Path) -> bool:
