@@ -32,6 +32,15 @@ def test_numbers_are_counted_once() -> None:
     ]
 
 
+def test_gaps_are_no_damage() -> None:
+    known = KnownDamage("s", gaps=[(3, 5), (8, 9)])
+    known.add(3, 5, "a")
+    known.add(8, 9, "a")
+    assert known.count == 0
+    known.add(2, 10, "b")
+    assert known.ranges() == [Damage(2, 3, "b"), Damage(5, 8, "b"), Damage(9, 10, "b")]
+
+
 def test_dropped_messages_are_forgotten() -> None:
     known = KnownDamage("s")
     known.add(5, 8, "a")

@@ -172,6 +172,7 @@ def test_salvaged_root_has_gaps_and_no_damage(
         store = Store(tmp_path / "out")
         log = store.streams["s"].log
         assert read_numbers(log).items() >= expected(lost).items()
+        assert log.damage.count == 0
         # Enough to seal the segment, which then has no matching checksum.
         for number in range(20):
             assert log.append([payload(number)], 1) == end + 20 * turn + number

@@ -414,6 +414,15 @@ class Catalog:
                 [with_checksum(stream_id, *gap) for gap in gaps],
             )
 
+    def gaps(self) -> dict[str, list[tuple[int, int]]]:
+        """By the id of the stream, in their order."""
+        gaps: dict[str, list[tuple[int, int]]] = {}
+        for stream_id, first, end in self._select(
+            "SELECT stream_id, first, end FROM gap ORDER BY stream_id, first"
+        ):
+            gaps.setdefault(stream_id, []).append((first, end))
+        return gaps
+
     def checkpoint(self, stream_id: str) -> SegmentSummary | None:
         rows = self._select(
             "SELECT first, end, size, oldest_time, newest_time, data_crc, index_crc "

@@ -1,7 +1,7 @@
 """Damage that is known of one stream: ranges of messages that could not be read, and why.
 
-Recovery and reads add to it. Each place is logged once, and a stream with much damage does not
-fill the log. Any thread may use it.
+Recovery and reads add to it, but for numbers that a salvage left without a message. Each place is
+logged once, and a stream with much damage does not fill the log. Any thread may use it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
@@ -38,8 +38,15 @@ class Damage(NamedTuple):
 
 
 class KnownDamage:
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+        gaps: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """`gaps` are numbers [first, end), in their order, that are known to have no messages."""
         self._name = name
+        self._gaps = gaps
         self._clock = clock
         self._lock = threading.Lock()
         # Disjoint, in their order.
@@ -60,10 +67,11 @@ class KnownDamage:
     def add(self, first: int, end: int, reason: str, *, is_logged: bool = False) -> None:
         """Messages [first, end); those that are known already change nothing."""
         with self._lock:
-            for start, stop in self._find_new(first, end):
-                self._insert(Damage(start, stop, reason))
-                if not is_logged:
-                    self._log(Damage(start, stop, reason))
+            for part_first, part_end in self._outside_gaps(first, end):
+                for start, stop in self._find_new(part_first, part_end):
+                    self._insert(Damage(start, stop, reason))
+                    if not is_logged:
+                        self._log(Damage(start, stop, reason))
 
     def forget_below(self, oldest: int) -> None:
         """These messages were dropped."""
@@ -73,6 +81,18 @@ class KnownDamage:
                 self._count -= found.end - found.first
                 if found.end > oldest:
                     self._insert(found._replace(first=oldest))
+
+    def _outside_gaps(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of [first, end) that had messages."""
+        place = bisect_right(self._gaps, first, key=itemgetter(1))
+        for gap_first, gap_end in self._gaps[place:]:
+            if gap_first >= end:
+                break
+            if first < gap_first:
+                yield first, gap_first
+            first = gap_end
+        if first < end:
+            yield first, end
 
     def _find_new(self, first: int, end: int) -> list[tuple[int, int]]:
         """The parts of [first, end) that are not known."""

@@ -128,9 +128,10 @@ class Store:
                 self.catalog.remove_orphans()
             self._replay_journal()
             self._journal = Journal(self._disk, root)
+            gaps = self.catalog.gaps()
             for row in self.catalog.streams():
                 if row.name not in self.unreadable:
-                    self._open_stream(row)
+                    self._open_stream(row, gaps.get(row.id, ()))
             keep_reserve(self._disk, root)
             self.request_work()
         except BaseException:
@@ -213,7 +214,7 @@ class Store:
             raise error
         change.apply()
 
-    def home(self, stream_id: str, name: str) -> Home:
+    def home(self, stream_id: str, name: str, gaps: Sequence[tuple[int, int]] = ()) -> Home:
         return Home(
             self._disk,
             self._streams_directory / stream_id,
@@ -222,7 +223,7 @@ class Store:
             self._journal,
             self.space,
             self.request_work,
-            KnownDamage(name),
+            KnownDamage(name, gaps=gaps),
         )
 
     def abandon(self, log: FileLog) -> None:
@@ -576,7 +577,7 @@ class Store:
                 oldest = find_oldest(directory, 0)
                 catalog.add_stream(StreamRow(stream_id, free_name, b"", oldest, 0))
 
-    def _open_stream(self, row: StreamRow) -> None:
+    def _open_stream(self, row: StreamRow, gaps: Sequence[tuple[int, int]]) -> None:
         directory = self._streams_directory / row.id
         try:
             try:
@@ -608,7 +609,7 @@ class Store:
                 exported = max(
                     (export.last_exported + 1 for export in progress.values()), default=0
                 )
-                home = self.home(row.id, row.name)
+                home = self.home(row.id, row.name, gaps)
                 log = open_file_log(
                     home,
                     Limits.of(definition),
