@@ -289,7 +289,6 @@ class BrokerArena:
 
     def _fill_disk(self, random: Random, *, is_killed: bool) -> None:
         assert self._disk is not None
-        refused = self._load.refusals
         self._disk.fill(random.choice(_FREE_BYTES))
         self._tally.count("full-disk episodes")
         time.sleep(random.uniform(0.5, 2.0))
@@ -307,7 +306,6 @@ class BrokerArena:
                 # What was stored can be read on a full disk.
                 self._check_all(tail_only=True)
         self._load.pause()
-        self._tally.count("appends refused on a full disk", self._load.refusals - refused)
         self._disk.free()
         if not self.broker.is_running:
             self.broker.start()

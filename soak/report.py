@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from soak.checks import Comparison, Fault, Finding
@@ -17,6 +17,7 @@ _ROWS = (
     "of these by",
     "appends refused",
     "messages read",
+    "checks of intact messages",
     "definition changes",
     "rounds",
     "kill -9",
@@ -30,7 +31,7 @@ _ROWS = (
     "streams deleted",
     "damaged places",
     "damage:",
-    "damaged messages",
+    "checks of damaged messages",
     "messages that penstock verify",
     "hostile connections",
     "hostile:",
@@ -77,9 +78,9 @@ class Tally:
 
     def add(self, comparison: Comparison) -> None:
         self.find(comparison.findings)
-        self.count("messages read back byte for byte", comparison.intact)
+        self.count("checks of intact messages, byte for byte", comparison.intact)
         if comparison.damaged:
-            self.count("damaged messages that read as damaged", comparison.damaged)
+            self.count("checks of damaged messages that read as damaged", comparison.damaged)
 
     @property
     def is_clean(self) -> bool:
@@ -93,11 +94,18 @@ class Tally:
     def to_json(self) -> dict[str, Any]:
         with self._lock:
             return {
-                "tried": dict(sorted(self._rows.items(), key=lambda row: _rank(row[0]))),
+                "tried": dict(sorted(_with_others(self._rows), key=lambda row: _rank(row[0]))),
                 "found": {str(fault): count for fault, count in self._faults.items()},
                 "findings": [str(finding) for finding in self._findings],
                 "notes": list(self._notes),
             }
+
+
+def _with_others(rows: Mapping[str, int]) -> list[tuple[str, int]]:
+    """All rows. If some count appends by their producers, another one counts the other appends."""
+    counted = [count for row, count in rows.items() if row.startswith("of these by")]
+    others = rows.get("appends answered", 0) - sum(counted)
+    return [*rows.items(), *([("of these by others", others)] if counted and others > 0 else ())]
 
 
 def _rank(row: str) -> int:

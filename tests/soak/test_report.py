@@ -20,6 +20,22 @@ def test_one_finding_makes_a_soak_fail() -> None:
     assert "7 is not there" in table
 
 
+def test_appends_that_no_producer_counts_are_those_of_others() -> None:
+    tally = Tally()
+    tally.count("appends answered", 10)
+    assert tally.to_json()["tried"] == {"appends answered": 10}
+    tally.count("appends refused", 2)
+    tally.count("of these by AWS SDK", 4)
+    tally.count("of these by pipelined", 5)
+    assert list(tally.to_json()["tried"].items()) == [
+        ("appends answered", 10),
+        ("of these by AWS SDK", 4),
+        ("of these by pipelined", 5),
+        ("of these by others", 1),
+        ("appends refused", 2),
+    ]
+
+
 def test_verify_must_report_what_cannot_be_read_and_nothing_else() -> None:
     damage = {"firstSequenceNumber": 5, "lastSequenceNumber": 6}
     report = {"streams": [{"name": "a", "damage": [damage]}, {"name": "b", "damage": []}]}
