@@ -178,7 +178,10 @@ _LIFETIME = _Duration(min_millis=1000)
     help="Streams it is for, such as 'sensor-*'; all by default. May be repeated.",
 )
 @click.option(
-    "--expires", type=_LIFETIME, metavar="DURATION", help="When, such as 90d; never by default."
+    "--expires",
+    type=_LIFETIME,
+    metavar="DURATION",
+    help="Time until the token expires, such as 90d. By default it never expires.",
 )
 @root_option
 @json_option
@@ -221,7 +224,8 @@ def create_token(
     "--expires",
     type=_LIFETIME,
     metavar="DURATION",
-    help="When the new token expires; by default it lives as long as the old one was to live.",
+    help="Time until the new token expires; by default the new token gets the lifetime of the old "
+    "one.",
 )
 @root_option
 @json_option

@@ -172,7 +172,7 @@ DECLARED = (
         "penstock_requests_failed",
         _counter,
         "requests that were answered with an error, by the name of its status; NotEnoughMessages "
-        "is what somebody gets who reads when there is nothing",
+        "is normal: the read timed out before data arrived",
         lambda scene: [((status,), count) for status, count in scene.failures.items()],
         ("status",),
     ),
