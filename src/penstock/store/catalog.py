@@ -10,7 +10,9 @@ a connection of their own and wait for no commit.
 A commit appends to SQLite's write-ahead log (WAL). So that commits work on a full disk, the WAL has
 a minimum size from the start, and the database has free pages; see `preallocate`. A commit that
 finds no space moves the WAL into the database, so that it starts again at the beginning of the
-WAL. If that does not help, changes that free space also take the store's reserve.
+WAL. If that does not help, changes that must succeed also take the store's reserve: deleting and
+updating streams, removing and sealing segments, forgetting removed directories, reserving sequence
+numbers, revoking and rotating tokens.
 """
 
 from __future__ import annotations
@@ -114,8 +116,8 @@ class Catalog:
     def __init__(self, path: Path, release_reserve: Callable[[], bool] = lambda: False) -> None:
         """Opens the catalog, or makes one; sqlite3.DatabaseError if the file is damaged.
 
-        `release_reserve` frees space on a full disk, for changes that free more; False if it has
-        none.
+        `release_reserve` frees space on a full disk, for changes that must succeed; False if it
+        has none.
         """
         self._path = path
         self._release_reserve = release_reserve
