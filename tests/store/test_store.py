@@ -21,6 +21,7 @@ from penstock.model import (
 from penstock.model.exporting import Upload
 from penstock.root import is_served
 from penstock.store.files import Disk
+from penstock.store.known_damage import Damage
 from penstock.store.log import Log
 from penstock.store.retention import Limits
 from penstock.store.rows import ExportProgress, UploadChange, UploadProgress
@@ -533,6 +534,8 @@ def test_shortened_file_costs_no_numbers_and_no_bytes(
     sizes = {each.name: each.stat().st_size for each in directory.iterdir()}
 
     log = restartable.start().streams["s"].log
+    (damage,) = log.damage.ranges()
+    assert damage.reason.startswith("the files are shorter than at the last sync")
     assert log.append([b"next"], 1) == 1000
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
         f"stream 's': messages {readable} to 999 are damaged"
@@ -611,10 +614,11 @@ def test_replay_reports_a_shortened_index_and_restores_what_the_journal_holds(
     (killed / "journal.0").unlink()
     store = Store(killed)
     log = store.streams["s"].log
+    assert log.damage.ranges() == [Damage(0, 2, "files and journal lack it")]
     assert log.end == 3
     assert log.read(2, 3, 10).payloads == [b"three"]
     for number in (0, 1):
         with pytest.raises(DamagedError):
             log.read(number, 3, 10)
-    assert "stream 's': messages 0 to 1 are damaged" in caplog.text
+    assert "stream 's': damaged messages 0 to 1: files and journal lack it" in caplog.text
     store.close()

@@ -268,6 +268,9 @@ class _Opening:
 
     def _report(self, files: SegmentFiles, recovered: Recovered) -> None:
         path = data_path(files.directory, files.first)
+        reason = "checksum does not match"
+        if recovered.is_short:
+            reason = "the files are shorter than at the last sync, or a checksum does not match"
         for numbers in recovered.damaged:
             logger.error(
                 "stream %r: messages %d to %d are damaged (%s)",
@@ -276,9 +279,7 @@ class _Opening:
                 numbers.stop - 1,
                 path,
             )
-            self._home.damage.add(
-                numbers.start, numbers.stop, "checksum does not match", is_logged=True
-            )
+            self._home.damage.add(numbers.start, numbers.stop, reason, is_logged=True)
         if recovered.kept_bytes != (0, 0):
             logger.warning(
                 "stream %r: %s: %d bytes at the end of the data and %d of the index are not "

@@ -79,7 +79,7 @@ class Space(Budget):
             logger.error(
                 "the disk has %d bytes free, less than min_free_disk (%d): appends to streams in "
                 "files are refused until there are more, except to streams that overwrite their "
-                "oldest data and have reached their maximum size",
+                "oldest data and are near their maximum size",
                 self.free,
                 self.min_free,
             )

@@ -126,12 +126,15 @@ class Store:
             self._adopt_strangers()
             if self._is_catalog_rebuilt:
                 self.catalog.remove_orphans()
-            self._replay_journal()
+            missing = self._replay_journal()
             self._journal = Journal(self._disk, root)
             gaps = self.catalog.gaps()
             for row in self.catalog.streams():
                 if row.name not in self.unreadable:
-                    self._open_stream(row, gaps.get(row.id, ()))
+                    damage = KnownDamage(row.name, gaps=gaps.get(row.id, ()))
+                    for numbers in missing.get(row.id, ()):
+                        damage.add(numbers.start, numbers.stop, "files and journal lack it")
+                    self._open_stream(row, damage)
             keep_reserve(self._disk, root)
             self.request_work()
         except BaseException:
@@ -214,7 +217,7 @@ class Store:
             raise error
         change.apply()
 
-    def home(self, stream_id: str, name: str, gaps: Sequence[tuple[int, int]] = ()) -> Home:
+    def home(self, stream_id: str, name: str, damage: KnownDamage | None = None) -> Home:
         return Home(
             self._disk,
             self._streams_directory / stream_id,
@@ -223,7 +226,7 @@ class Store:
             self._journal,
             self.space,
             self.request_work,
-            KnownDamage(name, gaps=gaps),
+            damage or KnownDamage(name),
         )
 
     def abandon(self, log: FileLog) -> None:
@@ -414,8 +417,12 @@ class Store:
                 if isinstance(stream.log, MemoryLog):
                     stream.log.close()
 
-    def _replay_journal(self) -> None:
-        """Bring segments up to what was promised, before anything looks at them."""
+    def _replay_journal(self) -> dict[str, list[range]]:
+        """Bring segments up to what was promised, before anything looks at them.
+
+        Answers, by stream id, the messages that neither the files nor the journal hold.
+        """
+        missing: dict[str, list[range]] = {}
         paths = journal_paths(self.root)
         records: dict[str, list[Record]] = {}
         for path in paths:
@@ -433,14 +440,7 @@ class Store:
             try:
                 if wanted and directory.is_dir():
                     checkpoint = self.catalog.checkpoint(row.id)
-                    for numbers in replay(self._disk, directory, wanted, checkpoint):
-                        logger.error(
-                            "stream %r: messages %d to %d are damaged (%s)",
-                            row.name,
-                            numbers.start,
-                            numbers.stop - 1,
-                            directory,
-                        )
+                    missing[row.id] = replay(self._disk, directory, wanted, checkpoint)
             except OSError as error:
                 self._set_aside(row, error)
         # For a stream that is set aside, the journal stays until it can be written.
@@ -448,6 +448,7 @@ class Store:
             for path in paths:
                 self._disk.remove(path)
             self._disk.sync_directory(self.root)
+        return missing
 
     def _open_catalog(self) -> Catalog:
         path = self.root / CATALOG_FILE
@@ -577,7 +578,7 @@ class Store:
                 oldest = find_oldest(directory, 0)
                 catalog.add_stream(StreamRow(stream_id, free_name, b"", oldest, 0))
 
-    def _open_stream(self, row: StreamRow, gaps: Sequence[tuple[int, int]]) -> None:
+    def _open_stream(self, row: StreamRow, damage: KnownDamage) -> None:
         directory = self._streams_directory / row.id
         try:
             try:
@@ -609,7 +610,7 @@ class Store:
                 exported = max(
                     (export.last_exported + 1 for export in progress.values()), default=0
                 )
-                home = self.home(row.id, row.name, gaps)
+                home = self.home(row.id, row.name, damage)
                 log = open_file_log(
                     home,
                     Limits.of(definition),
