@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -250,10 +249,12 @@ def test_a_flush_that_is_not_short_is_left_to_a_thread() -> None:
 def test_a_quick_disk_is_synced_without_a_thread_and_a_slow_one_with_one() -> None:
     threads: list[str] = []
     seconds = 0.0
+    clock = 0.0
 
     def sync() -> None:
+        nonlocal clock
         threads.append(threading.current_thread().name)
-        time.sleep(seconds)
+        clock += seconds
 
     async def append(times: int) -> None:
         loop = asyncio.get_running_loop()
@@ -263,7 +264,7 @@ def test_a_quick_disk_is_synced_without_a_thread_and_a_slow_one_with_one() -> No
             await done
 
     with ThreadPoolExecutor(1, "thread") as executor:
-        commit = GroupCommit(executor, sync)
+        commit = GroupCommit(executor, sync, clock=lambda: clock)
         asyncio.run(append(50))
         assert threads[0].startswith("thread")
         assert threads[-1] == "MainThread"

@@ -109,9 +109,11 @@ class GroupCommit:
         flush: Callable[[], None],
         is_short: Callable[[], bool] = lambda: True,
         note_seconds: Callable[[float], None] = lambda _: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`is_short` tells whether the next flush is a small one that waits for nobody."""
         self._note_seconds = note_seconds
+        self._clock = clock
         self._executor = executor
         self._flush = flush
         self._is_short = is_short
@@ -137,13 +139,13 @@ class GroupCommit:
         future.add_done_callback(lambda finished: self._finish(waiting, finished.result()))
 
     def _timed_flush(self) -> Exception | None:
-        began = time.perf_counter()
+        began = self._clock()
         try:
             self._flush()
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
             return error
         finally:
-            seconds = time.perf_counter() - began
+            seconds = self._clock() - began
             self._seconds += 0.2 * (seconds - self._seconds)
             self._note_seconds(seconds)
         return None
