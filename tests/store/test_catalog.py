@@ -358,3 +358,11 @@ def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 
 def test_a_catalog_is_for_its_owner_only(catalog: Catalog, tmp_path: Path) -> None:
     assert (tmp_path / "catalog.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_upload_that_is_not_text_is_ignored(catalog: Catalog) -> None:
+    catalog.commit_progress([], UploadChange([upload(1), upload(2)]))
+    catalog._connection.execute(
+        "UPDATE upload SET state = ? WHERE sequence_number = 1", (b'{"exportId": "\xff"}',)
+    )
+    assert catalog.uploads() == [upload(2)]

@@ -458,3 +458,30 @@ def test_damaged_definition_is_taken_from_its_copy(root: Path, tmp_path: Path) -
     assert read_numbers(store.streams["s"].log) == expected(set())
     assert store.streams["s"].progress["k"].last_exported == 7
     store.close()
+
+
+def damage_definition_file(root: Path) -> None:
+    """Makes its text invalid UTF-8."""
+    path = directory_of(root) / "stream.json"
+    path.write_bytes(path.read_bytes().replace(b'"s"', b'"\xf3"'))
+
+
+def test_definition_file_that_is_not_text_costs_nothing(root: Path, tmp_path: Path) -> None:
+    damage_definition_file(root)
+    salvage(root, tmp_path / "out")
+    store = Store(tmp_path / "out")
+    assert read_numbers(store.streams["s"].log) == expected(set())
+    store.close()
+
+
+def test_stream_with_no_other_definition_than_one_that_is_not_text_gets_a_name(
+    root: Path, tmp_path: Path
+) -> None:
+    damage_definition_file(root)
+    (root / CATALOG_FILE).unlink()
+    (root / COPY_FILE).unlink()
+    salvage(root, tmp_path / "out")
+    store = Store(tmp_path / "out")
+    log = store.streams[f"salvaged-{directory_of(root).name}"].log
+    assert read_numbers(log) == expected(set())
+    store.close()

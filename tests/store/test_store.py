@@ -315,6 +315,23 @@ def test_a_stream_that_cannot_be_opened_is_set_aside_and_can_be_deleted(
     store.create(define("broken"))
 
 
+def test_definition_that_is_not_text_costs_no_other_stream(
+    restartable: Restartable, define: Define
+) -> None:
+    stream = restartable.store.create(define("broken"))
+    stream.log.append([b"x"], 1)
+    restartable.store.create(define("kept")).log.append([b"y"], 1)
+    restartable.stop()
+    path = restartable.root / "streams" / stream.id / "stream.json"
+    path.write_bytes(b'{"name": "\xff"}')
+    (restartable.root / "catalog.sqlite").unlink()
+    (restartable.root / "catalog.backup.sqlite").unlink()
+    store = restartable.start()
+    assert set(store.streams) == {"kept"}
+    assert read_all(store.streams["kept"].log) == [b"y"]
+    assert len(list(path.parent.iterdir())) == 3
+
+
 def test_a_flipped_bit_is_noticed_after_a_restart_and_costs_one_message(
     restartable: Restartable, define: Define
 ) -> None:

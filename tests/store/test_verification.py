@@ -258,10 +258,12 @@ def test_directory_without_catalog_row_is_reported_and_checked(root: Path) -> No
     assert [stream.intact_messages for stream in report.streams] == [MESSAGES, MESSAGES]
 
 
-def test_damaged_definitions_are_reported(root: Path) -> None:
-    (directory_of(root) / "stream.json").write_bytes(b"{")
+@pytest.mark.parametrize("written", [b"{", b'{"name": "\xff"}'], ids=["cut", "no text"])
+def test_damaged_definitions_are_reported(root: Path, written: bytes) -> None:
+    (directory_of(root) / "stream.json").write_bytes(written)
     (problem,) = verify(root).problems
     assert problem.file.endswith("stream.json")
+    assert problem.reason.startswith("is damaged: ")
     execute(root, "UPDATE stream SET definition = x'00'")
     report = verify(root)
     assert len(report.problems) == 3

@@ -494,7 +494,7 @@ class Catalog:
         for (state,) in rows:
             try:
                 uploads.append(decode_upload(state))
-            except msgspec.DecodeError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 logger.error("the catalog has an upload that is damaged and is ignored: %s", error)
         return uploads
 

@@ -23,10 +23,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
-from penstock.model import MessageStreamDefinition, Persistence
+from penstock.model import Persistence
 from penstock.store.catalog import Catalog
+from penstock.store.definitions import DamagedDefinitionError, decode_definition
 from penstock.store.files import Disk
 from penstock.store.record import first_of_name
 from penstock.store.rows import StreamRow
@@ -284,8 +283,8 @@ def find_oldest(directory: Path, default: int) -> int:
 
 def _is_in_memory(row: StreamRow) -> bool:
     try:
-        definition = msgspec.json.decode(row.definition, type=MessageStreamDefinition)
-    except msgspec.DecodeError:
+        definition = decode_definition(row.definition)
+    except DamagedDefinitionError:
         return False
     return definition.persistence is Persistence.Memory
 

@@ -23,7 +23,7 @@ from typing import IO
 import msgspec
 
 from penstock.errors import StoreError
-from penstock.model import MessageStreamDefinition, to_wire
+from penstock.model import MessageStreamDefinition
 from penstock.model.storage import SegmentSummary
 from penstock.root import TOKEN_FILE, is_served
 from penstock.store.catalog import Catalog, NewerCatalogError, is_damage
@@ -35,6 +35,11 @@ from penstock.store.catalog_copy import (
     reconcile_rows,
 )
 from penstock.store.catalog_reader import copy_catalog
+from penstock.store.definitions import (
+    DamagedDefinitionError,
+    decode_definition,
+    encode_definition,
+)
 from penstock.store.record import ENTRY, crc32, data_path, index_path
 from penstock.store.rows import StreamRow
 from penstock.store.schema import CATALOG_FILE
@@ -190,11 +195,11 @@ class _Copy:
                 definition = msgspec.structs.replace(
                     definition, name=f"{definition.name}-{stream_id}"
                 )
-            encoded = msgspec.json.encode(to_wire(definition))
+            encoded = encode_definition(definition)
             self._catalog.add_stream(StreamRow(stream_id, definition.name, encoded, 0, 0))
         elif not _is_decodable(row.definition):
             definition = msgspec.structs.replace(definition, name=row.name)
-            encoded = msgspec.json.encode(to_wire(definition))
+            encoded = encode_definition(definition)
             progress = list(self._catalog.progress(stream_id).values())
             self._catalog.remove_stream(stream_id)
             self._catalog.add_stream(row._replace(definition=encoded), progress)
@@ -251,8 +256,8 @@ class _Copy:
 
 def _is_decodable(definition: bytes) -> bool:
     try:
-        msgspec.json.decode(definition, type=MessageStreamDefinition)
-    except msgspec.DecodeError:
+        decode_definition(definition)
+    except DamagedDefinitionError:
         return False
     return True
 

@@ -44,6 +44,11 @@ from penstock.store.catalog_copy import (
     rebuild_catalog,
     use_rebuilt,
 )
+from penstock.store.definitions import (
+    DamagedDefinitionError,
+    decode_definition,
+    encode_definition,
+)
 from penstock.store.files import Disk
 from penstock.store.journal import Journal, Record, decode_records, journal_paths, replay
 from penstock.store.known_damage import KnownDamage
@@ -75,7 +80,6 @@ from penstock.store.stream import (
     ProgressChange,
     StoredStream,
     Update,
-    encode_definition,
     new_id,
 )
 
@@ -85,9 +89,6 @@ _LOCK_ATTEMPTS = 10
 _LOCK_PAUSE_SECONDS = 0.02
 # So long the removal of deleted streams keeps the background from sealing and syncing.
 _REMOVAL_SECONDS = 0.1
-
-_decode_definition = msgspec.json.Decoder(MessageStreamDefinition).decode
-
 
 _ID = re.compile(r"[0-9a-f]{16}")
 
@@ -530,7 +531,7 @@ class Store:
                 continue
             try:
                 definition = self._read_definition(directory)
-            except (OSError, msgspec.DecodeError):
+            except (OSError, DamagedDefinitionError):
                 if _is_unfinished_creation(directory):
                     # A creation that was never finished, and so never answered.
                     shutil.rmtree(directory, ignore_errors=True)
@@ -573,7 +574,7 @@ class Store:
                 continue
             try:
                 self._read_definition(directory)
-            except (OSError, msgspec.DecodeError):
+            except (OSError, DamagedDefinitionError):
                 free_name = name if name.isprintable() and name not in names else stream_id
                 oldest = find_oldest(directory, 0)
                 catalog.add_stream(StreamRow(stream_id, free_name, b"", oldest, 0))
@@ -582,8 +583,8 @@ class Store:
         directory = self._streams_directory / row.id
         try:
             try:
-                definition = _decode_definition(row.definition)
-            except msgspec.DecodeError as error:
+                definition = decode_definition(row.definition)
+            except DamagedDefinitionError as error:
                 definition = self._read_definition(directory)
                 logger.error(
                     "stream %r: its definition in the catalog is damaged (%s); the one in %s is "
@@ -623,7 +624,7 @@ class Store:
                 log.journals = definition.flush_on_write
                 if not (directory / DEFINITION_FILE).exists():
                     self._copy_definitions({row.id: definition})
-        except (OSError, msgspec.DecodeError, sqlite3.Error) as error:
+        except (OSError, DamagedDefinitionError, sqlite3.Error) as error:
             self._set_aside(row, error)
             return
         self.streams[row.name] = StoredStream(row.id, definition, log, progress)
@@ -656,7 +657,7 @@ class Store:
             logger.warning("%s cannot be written: %s", *copies, error)
 
     def _read_definition(self, directory: Path) -> MessageStreamDefinition:
-        return _decode_definition((directory / DEFINITION_FILE).read_bytes())
+        return decode_definition((directory / DEFINITION_FILE).read_bytes())
 
 
 def _report_rebuilt(problem: str, rebuilt: Rebuilt) -> None:

@@ -8,10 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import msgspec
-
-from penstock.model import MessageStreamDefinition, Persistence, to_wire
+from penstock.model import MessageStreamDefinition, Persistence
 from penstock.store.catalog import Catalog
+from penstock.store.definitions import encode_definition
 from penstock.store.log import (
     RESERVED_AT_ONCE,
     FileLog,
@@ -22,10 +21,6 @@ from penstock.store.log import (
 )
 from penstock.store.retention import Limits
 from penstock.store.rows import ExportProgress, StreamRow, UploadChange
-
-
-def encode_definition(definition: MessageStreamDefinition) -> bytes:
-    return msgspec.json.encode(to_wire(definition))
 
 
 def new_id() -> str:

@@ -31,6 +31,7 @@ from penstock.model import MessageStreamDefinition, Persistence
 from penstock.model.storage import SegmentSummary
 from penstock.root import is_served
 from penstock.store.catalog_reader import CatalogReader, StreamFacts
+from penstock.store.definitions import DamagedDefinitionError, decode_definition
 from penstock.store.journal import Record, decode_records, has_records_behind, journal_paths
 from penstock.store.log import DEFINITION_FILE
 from penstock.store.record import data_path, first_of_name, index_path
@@ -51,8 +52,6 @@ _MAX_RANGES = 1000
 # How long a running broker gets to finish what looked like damage, and how often.
 _CONFIRM_PAUSE_SECONDS = 0.5
 _CONFIRMATIONS = 2
-
-_decode_definition = msgspec.json.Decoder(MessageStreamDefinition).decode
 
 
 class MessageRange(msgspec.Struct, frozen=True, rename="camel"):
@@ -379,19 +378,19 @@ class Verification:
         path = directory / DEFINITION_FILE
         copy = None
         try:
-            copy = _decode_definition(path.read_bytes())
+            copy = decode_definition(path.read_bytes())
         except FileNotFoundError:
             pass
         except OSError as error:
             require_damage(error)
             problems.append(Problem(self._relative(path), f"cannot be read: {error}"))
-        except msgspec.DecodeError as error:
+        except DamagedDefinitionError as error:
             problems.append(Problem(self._relative(path), f"is damaged: {error}"))
         if not row.definition:
             return copy
         try:
-            definition = _decode_definition(row.definition)
-        except msgspec.DecodeError as error:
+            definition = decode_definition(row.definition)
+        except DamagedDefinitionError as error:
             problems.append(
                 Problem(CATALOG_FILE, f"definition of {row.name!r} is damaged: {error}")
             )
@@ -565,8 +564,8 @@ class Verification:
         files = self._list_files(directory, notes)
         paths = [path for paths in files.values() for path in paths]
         name = place
-        with suppress(OSError, msgspec.DecodeError):
-            name = _decode_definition((directory / DEFINITION_FILE).read_bytes()).name
+        with suppress(OSError, DamagedDefinitionError):
+            name = decode_definition((directory / DEFINITION_FILE).read_bytes()).name
         if not self._is_wanted(name):
             return None
         if not any(map(_size_of, paths)) and not (directory / DEFINITION_FILE).exists():

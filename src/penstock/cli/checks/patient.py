@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from penstock.broker.settings import Settings
 from penstock.cli.main import settings_from
 from penstock.cli.target import Target
@@ -29,6 +27,7 @@ from penstock.model import MessageStreamDefinition
 from penstock.model.statistics import DiskStatistics, StreamStatistics
 from penstock.root import is_served
 from penstock.store.catalog import Catalog
+from penstock.store.definitions import DamagedDefinitionError, decode_definition
 from penstock.store.schema import CATALOG_FILE
 
 CONNECT_SECONDS = 2.0
@@ -144,11 +143,8 @@ def _look_into(root: Path) -> Inventory:
         if not path.exists():
             return Inventory()
         with closing(Catalog(path)) as catalog:
-            definitions = [
-                msgspec.json.decode(row.definition, type=MessageStreamDefinition)
-                for row in catalog.streams()
-            ]
-    except (sqlite3.Error, StoreError, OSError, msgspec.MsgspecError) as error:
+            definitions = [decode_definition(row.definition) for row in catalog.streams()]
+    except (sqlite3.Error, StoreError, OSError, DamagedDefinitionError) as error:
         return Inventory(exists=True, error=str(error))
     return Inventory(True, tuple(definitions), _measure(root))
 

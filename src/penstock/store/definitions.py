@@ -1,0 +1,29 @@
+"""Definitions of streams as they are stored: in the catalog, and beside the segments."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.model import MessageStreamDefinition, to_wire
+
+_decoder = msgspec.json.Decoder(MessageStreamDefinition)
+
+
+class DamagedDefinitionError(Exception):
+    """What is stored is not a definition."""
+
+
+def encode_definition(definition: MessageStreamDefinition) -> bytes:
+    return msgspec.json.encode(to_wire(definition))
+
+
+def decode_definition(stored: bytes) -> MessageStreamDefinition:
+    """DamagedDefinitionError for whatever is not a definition."""
+    try:
+        definition = _decoder.decode(stored)
+    # Text that is not UTF-8 is a ValueError, and a column of a damaged row a TypeError.
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise DamagedDefinitionError(str(error)) from None
+    if definition.name is None:
+        raise DamagedDefinitionError("it has no name")
+    return definition
