@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from penstock.model import MessageStreamDefinition, StrategyOnFull
 from penstock.store.catalog import Catalog
+from penstock.store.schema import CATALOG_FILE
 from penstock.store.store import Store
 from tests.segments import leave_no_segments_open
 
@@ -65,3 +68,23 @@ def restartable(root: Path) -> Iterator[Restartable]:
     restartable = Restartable(root)
     yield restartable
     restartable.stop()
+
+
+def weaken(root: Path, table: str, statement: str) -> None:
+    """Changes rows as damage can, against the constraints of their table."""
+    with closing(sqlite3.connect(root / CATALOG_FILE)) as connection:
+        (schema,) = connection.execute(
+            "SELECT sql FROM sqlite_schema WHERE name = ?", (table,)
+        ).fetchone()
+        connection.execute("PRAGMA writable_schema = ON")
+        weak = schema.replace(" NOT NULL", "").replace("STRICT", "").replace(") ,", ")")
+        for each in (" TEXT", " INTEGER", " BLOB"):
+            weak = weak.replace(each, "")
+        set_schema = "UPDATE sqlite_schema SET sql = ? WHERE name = ?"
+        connection.execute(set_schema, (weak, table))
+        connection.commit()
+    with closing(sqlite3.connect(root / CATALOG_FILE)) as connection:
+        connection.execute(statement)
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(set_schema, (schema, table))
+        connection.commit()

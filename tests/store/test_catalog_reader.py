@@ -14,7 +14,7 @@ from penstock.store.catalog_reader import CatalogReader
 from penstock.store.rows import ExportProgress
 from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION
 from penstock.store.store import Store
-from tests.store.conftest import Define
+from tests.store.conftest import Define, weaken
 
 
 def names(root: Path) -> list[str]:
@@ -116,3 +116,47 @@ def test_a_changed_row_is_damage(root: Path, define: Define) -> None:
         connection.commit()
     with CatalogReader(root) as catalog:
         assert catalog.find_damage() == ["table stream has changed rows: 1"]
+
+
+def change_schema(root: Path, old: bytes, new: bytes) -> None:
+    """Changes bytes of the catalog that SQL statements cannot change."""
+    path = root / CATALOG_FILE
+    contents = path.read_bytes()
+    assert old in contents
+    path.write_bytes(contents.replace(old, new, 1))
+
+
+def test_names_in_the_schema_that_are_not_text_are_damage(root: Path) -> None:
+    Store(root).close()
+    change_schema(root, b"CREATE TABLE segment", b"CREATE T\xe5BLE segment")
+    with CatalogReader(root) as catalog:
+        assert catalog.find_damage()
+        with pytest.raises(sqlite3.DatabaseError):
+            catalog.streams()
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["name = NULL", "name = 7", "id = 7", "id = x'00'", "id = '..'", "definition = 7"],
+)
+def test_rows_that_cannot_be_those_of_streams_are_damage(
+    root: Path, define: Define, change: str
+) -> None:
+    store = Store(root)
+    store.create(define("s"))
+    store.create(define("t"))
+    store.close()
+    weaken(root, "stream", f"UPDATE stream SET {change} WHERE name = 's'")
+    with CatalogReader(root) as catalog:
+        assert catalog.find_damage()
+        assert [row.name for row in catalog.streams()] == ["t"]
+
+
+def test_values_of_the_wrong_type_are_not_taken_for_numbers(root: Path, define: Define) -> None:
+    store = Store(root)
+    stream = store.create(define("s"))
+    store.catalog.add_gaps(stream.id, [(3, 4)])
+    store.close()
+    weaken(root, "gap", "UPDATE gap SET end = 'x'")
+    with CatalogReader(root) as catalog, pytest.raises(sqlite3.DatabaseError):
+        catalog.facts(stream.id)

@@ -17,7 +17,7 @@ from penstock.store.record import data_path, index_path
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
 from penstock.store.verification import Pace, Report, StreamReport, Verification, verify
-from tests.store.conftest import Define
+from tests.store.conftest import Define, weaken
 
 # Segments of 1024 bytes hold 10 messages: 0..9 and 10..19 are sealed, 20..24 active.
 SIZE = 100
@@ -438,3 +438,28 @@ def test_pace_limits_bytes_per_second() -> None:
     for _ in range(50):
         pace(100)
     assert now == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("value", ["NULL", "7"])
+def test_name_that_is_no_text_is_damage_of_the_catalog(root: Path, value: str) -> None:
+    add_row = "INSERT INTO stream VALUES ('0123456789abcdef', 't', x'7b7d', 0, 0, 0)"
+    execute(root, add_row)
+    weaken(root, "stream", f"UPDATE stream SET name = {value} WHERE name = 's'")
+    report = verify(root)
+    assert "catalog.sqlite" in {problem.file for problem in report.problems}
+    assert [stream.intact_messages for stream in report.streams if stream.name == "s"] == [MESSAGES]
+
+
+def test_segment_row_without_numbers_is_damage_of_the_catalog(root: Path) -> None:
+    weaken(root, "segment", "UPDATE segment SET size = NULL")
+    report = verify(root)
+    assert "catalog.sqlite" in {problem.file for problem in report.problems}
+    assert only_stream(report).intact_messages == MESSAGES
+
+
+def test_schema_that_is_not_text_is_damage_of_the_catalog(root: Path) -> None:
+    path = root / "catalog.sqlite"
+    path.write_bytes(path.read_bytes().replace(b"TABLE segment", b"T\xe5BLE segment", 1))
+    report = verify(root)
+    assert {problem.file for problem in report.problems} == {"catalog.sqlite"}
+    assert only_stream(report).intact_messages == MESSAGES

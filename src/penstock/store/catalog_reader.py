@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +19,15 @@ from typing import Any, NamedTuple, Self
 from penstock.errors import StoreError
 from penstock.model.storage import SegmentSummary
 from penstock.root import is_served
-from penstock.store.rows import StreamRow
+from penstock.store.rows import STREAM_ID, StreamRow
 from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION, check_rows
 
 _LOG_SUFFIXES = ("-wal", "-shm")
 
 _SUMMARY = "first, end, size, oldest_time, newest_time, data_crc, index_crc"
+
+_STREAM_TYPES = (str, str, bytes, int, int)
+_SUMMARY_TYPES = (int,) * 7
 
 
 class StreamFacts(NamedTuple):
@@ -96,14 +99,20 @@ class CatalogReader:
             # Older versions have no checksums.
             if self._version == SCHEMA_VERSION:
                 check_rows(self._connection)
+            unusable = len(self._select("SELECT id FROM stream")) - len(self.streams())
         except sqlite3.Error as error:
             return [str(error)]
-        return []
+        except UnicodeDecodeError as error:
+            return [f"it holds text that is not UTF-8: {error}"]
+        return [f"table stream has rows that cannot be used: {unusable}"] if unusable else []
 
     def streams(self) -> list[StreamRow]:
+        """All rows that can be those of streams: in a damaged catalog, others may not be."""
+        rows = self._select("SELECT id, name, definition, oldest, reserved FROM stream")
         return [
             StreamRow(*row)
-            for row in self._select("SELECT id, name, definition, oldest, reserved FROM stream")
+            for row in rows
+            if _has_types(row, _STREAM_TYPES) and STREAM_ID.fullmatch(row[0])
         ]
 
     def removed_directories(self) -> set[str]:
@@ -134,6 +143,9 @@ class CatalogReader:
                 gaps = self._select(
                     "SELECT first, end FROM gap WHERE stream_id = ? ORDER BY first", stream_id
                 )
+        _require_types(rows, _STREAM_TYPES)
+        _require_types([*segments, *checkpoints], _SUMMARY_TYPES)
+        _require_types([(-1 if exported is None else exported,), *gaps], (int, int))
         row = StreamRow(*rows[0])
         return StreamFacts(
             row,
@@ -152,4 +164,17 @@ class CatalogReader:
             self._connection.execute("ROLLBACK")
 
     def _select(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        return self._connection.execute(query, arguments).fetchall()
+        try:
+            return self._connection.execute(query, arguments).fetchall()
+        except UnicodeDecodeError as error:
+            # SQLite's messages hold names from the file.
+            raise sqlite3.DatabaseError(f"it holds text that is not UTF-8: {error}") from None
+
+
+def _has_types(row: Sequence[Any], types: Sequence[type]) -> bool:
+    return all(map(isinstance, row, types))
+
+
+def _require_types(rows: Iterable[Sequence[Any]], types: Sequence[type]) -> None:
+    if not all(_has_types(row, types) for row in rows):
+        raise sqlite3.DatabaseError("a value has the wrong type")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ import msgspec
 
 from penstock.model.exporting import Upload
 from penstock.model.status import StatusConfig
+
+STREAM_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class StreamRow(NamedTuple):

@@ -16,7 +16,6 @@ import functools
 import logging
 import math
 import os
-import re
 import shutil
 import sqlite3
 import threading
@@ -70,7 +69,14 @@ from penstock.store.reserve import (
     release_reserve,
 )
 from penstock.store.retention import Limits
-from penstock.store.rows import NO_UPLOADS, ExportProgress, StreamRow, UploadChange, UploadProgress
+from penstock.store.rows import (
+    NO_UPLOADS,
+    STREAM_ID,
+    ExportProgress,
+    StreamRow,
+    UploadChange,
+    UploadProgress,
+)
 from penstock.store.schema import CATALOG_FILE
 from penstock.store.space import Space
 from penstock.store.stream import (
@@ -89,8 +95,6 @@ _LOCK_ATTEMPTS = 10
 _LOCK_PAUSE_SECONDS = 0.02
 # So long the removal of deleted streams keeps the background from sealing and syncing.
 _REMOVAL_SECONDS = 0.1
-
-_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Store:
@@ -500,7 +504,7 @@ class Store:
         # A deletion may be stored and not applied yet: until then the stream is read.
         used = {stream.id for stream in list(self.streams.values())}
         for stream_id in directories:
-            if not _ID.fullmatch(stream_id) or self.catalog.has_stream(stream_id):
+            if not STREAM_ID.fullmatch(stream_id) or self.catalog.has_stream(stream_id):
                 # Not a name that a removed stream can have had.
                 logger.error("%r is not the id of a deleted stream: nothing is removed", stream_id)
                 removed.append(stream_id)
@@ -546,7 +550,7 @@ class Store:
                 )
                 continue
             adopted = directory
-            if not _ID.fullmatch(directory.name):
+            if not STREAM_ID.fullmatch(directory.name):
                 # Somebody renamed it; the journal knows streams by their ids alone.
                 adopted = directory.rename(self._streams_directory / new_id())
             oldest = find_oldest(adopted, 0)
@@ -570,7 +574,7 @@ class Store:
         names, ids = {row.name for row in rows}, {row.id for row in rows}
         for stream_id, name in remaining.damaged_streams:
             directory = self._streams_directory / stream_id
-            if not _ID.fullmatch(stream_id) or stream_id in ids or not directory.is_dir():
+            if not STREAM_ID.fullmatch(stream_id) or stream_id in ids or not directory.is_dir():
                 continue
             try:
                 self._read_definition(directory)
