@@ -426,9 +426,12 @@ def test_definition_that_is_taken_from_its_file_is_logged(
     assert line.startswith("stream 's': its definition in the catalog is damaged (")
 
 
-def test_wrong_version_number_is_damage_if_the_copy_has_this_version(stopped: Path) -> None:
+@pytest.mark.parametrize("version", [SCHEMA_VERSION | 64, SCHEMA_VERSION - (1 << 31)])
+def test_wrong_version_number_is_damage_if_the_copy_has_this_version(
+    stopped: Path, version: int
+) -> None:
     with closing(sqlite3.connect(stopped / CATALOG_FILE)) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION | 64}")
+        connection.execute(f"PRAGMA user_version = {version}")
     check_everything(stopped)
 
 

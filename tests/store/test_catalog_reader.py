@@ -76,6 +76,7 @@ def test_unreadable_catalogs_are_refused(root: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is missing"):
         CatalogReader(root)
     Store(root).close()
+    (root / "catalog.backup.sqlite").unlink()
     connection = sqlite3.connect(root / "catalog.sqlite")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()

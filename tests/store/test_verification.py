@@ -14,6 +14,7 @@ import pytest
 from penstock.errors import StoreError
 from penstock.model import Persistence, StrategyOnFull
 from penstock.store.record import data_path, index_path
+from penstock.store.schema import SCHEMA_VERSION
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
 from penstock.store.verification import Pace, Report, StreamReport, Verification, verify
@@ -463,3 +464,24 @@ def test_schema_that_is_not_text_is_damage_of_the_catalog(root: Path) -> None:
     report = verify(root)
     assert {problem.file for problem in report.problems} == {"catalog.sqlite"}
     assert only_stream(report).intact_messages == MESSAGES
+
+
+@pytest.mark.parametrize(
+    "version", [SCHEMA_VERSION | 64, SCHEMA_VERSION - (1 << 31), SCHEMA_VERSION & ~2]
+)
+def test_wrong_version_number_is_damage_of_the_catalog(root: Path, version: int) -> None:
+    execute(root, f"PRAGMA user_version = {version}")
+    before = contents(root)
+    report = verify(root)
+    (problem,) = report.problems
+    assert problem.file == "catalog.sqlite"
+    assert "version" in problem.reason
+    assert only_stream(report).intact_messages == MESSAGES
+    assert contents(root) == before
+
+
+def test_newer_catalog_without_a_copy_is_refused(root: Path) -> None:
+    execute(root, f"PRAGMA user_version = {SCHEMA_VERSION | 64}")
+    (root / "catalog.backup.sqlite").unlink()
+    with pytest.raises(StoreError, match="newer Penstock"):
+        verify(root)

@@ -154,6 +154,8 @@ class Catalog:
                 f"the store was written by a newer Penstock (catalog version {version}, this one "
                 f"knows {SCHEMA_VERSION}): start that one, or restore a backup"
             )
+        if version < 0:
+            raise sqlite3.DatabaseError(f"its version number is {version}")
         if version == 0:
             with self.transaction():
                 for statement in SCHEMA.split(";"):

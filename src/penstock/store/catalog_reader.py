@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, Self
 from penstock.errors import StoreError
 from penstock.model.storage import SegmentSummary
 from penstock.root import is_served
+from penstock.store.catalog import Catalog
+from penstock.store.catalog_copy import COPY_FILE, is_version_wrong
 from penstock.store.rows import STREAM_ID, StreamRow
 from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION, check_rows
 
@@ -68,11 +70,17 @@ class CatalogReader:
             )
             opened.callback(self._connection.close)
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            self._problem = ""
             if version > SCHEMA_VERSION:
-                raise StoreError(
-                    f"the store was written by a newer Penstock (catalog version {version}, this "
-                    f"one supports {SCHEMA_VERSION})"
-                )
+                if not _is_version_wrong(root):
+                    raise StoreError(
+                        f"the store was written by a newer Penstock (catalog version {version}, "
+                        f"this one supports {SCHEMA_VERSION})"
+                    )
+                self._problem = "its version number is wrong"
+                version = SCHEMA_VERSION
+            elif version < SCHEMA_VERSION and not is_served(root):
+                self._problem = _try_migration(root)
             self._version = version
             self._opened = opened.pop_all()
 
@@ -92,6 +100,8 @@ class CatalogReader:
 
     def find_damage(self) -> list[str]:
         """What is wrong with the pages and indices of the database, or with its rows."""
+        if self._problem:
+            return [self._problem]
         try:
             found = [line for (line,) in self._select("PRAGMA quick_check(20)")]
             if found != ["ok"]:
@@ -169,6 +179,25 @@ class CatalogReader:
         except UnicodeDecodeError as error:
             # SQLite's messages hold names from the file.
             raise sqlite3.DatabaseError(f"it holds text that is not UTF-8: {error}") from None
+
+
+def _is_version_wrong(root: Path) -> bool:
+    """As a start of the broker finds it, but in copies of the files."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
+        copy_catalog(root, Path(name))
+        if (root / COPY_FILE).exists():
+            shutil.copyfile(root / COPY_FILE, Path(name) / COPY_FILE)
+        return is_version_wrong(Path(name))
+
+
+def _try_migration(root: Path) -> str:
+    """Why the next start cannot bring an older catalog up to date; empty if it can."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
+        try:
+            Catalog(copy_catalog(root, Path(name))).close()
+        except sqlite3.Error as error:
+            return f"it cannot be brought to version {SCHEMA_VERSION}: {error}"
+    return ""
 
 
 def _has_types(row: Sequence[Any], types: Sequence[type]) -> bool:
