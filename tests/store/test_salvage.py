@@ -485,3 +485,20 @@ def test_stream_with_no_other_definition_than_one_that_is_not_text_gets_a_name(
     log = store.streams[f"salvaged-{directory_of(root).name}"].log
     assert read_numbers(log) == expected(set())
     store.close()
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_rebuilt_catalog_is_taken_before_it_is_in_its_place(
+    root: Path, tmp_path: Path, is_moved: bool
+) -> None:
+    catalog = root / CATALOG_FILE
+    (root / COPY_FILE).unlink()
+    shutil.copyfile(catalog, root / f"{CATALOG_FILE}.rebuilt-12")
+    if is_moved:
+        catalog.rename(root / f"{CATALOG_FILE}.damaged-12")
+    else:
+        overwrite_all(catalog)
+        (root / f"{CATALOG_FILE}-wal").write_bytes(b"no log" * 1000)
+    result = salvage(root, tmp_path / "out")
+    assert not result.report.has_damage
+    check_everything(tmp_path / "out")

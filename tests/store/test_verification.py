@@ -485,3 +485,21 @@ def test_newer_catalog_without_a_copy_is_refused(root: Path) -> None:
     (root / "catalog.backup.sqlite").unlink()
     with pytest.raises(StoreError, match="newer Penstock"):
         verify(root)
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_rebuilt_catalog_is_read_before_it_is_in_its_place(root: Path, is_moved: bool) -> None:
+    catalog = root / "catalog.sqlite"
+    (root / "catalog.sqlite.rebuilt-11").write_bytes(b"no database" * 500)
+    shutil.copyfile(catalog, root / "catalog.sqlite.rebuilt-12")
+    if is_moved:
+        catalog.rename(root / "catalog.sqlite.damaged-12")
+    else:
+        catalog.write_bytes(b"no database" * 500)
+        (root / "catalog.sqlite-wal").write_bytes(b"no log" * 1000)
+    before = contents(root)
+    report = verify(root)
+    assert report.problems == []
+    assert "catalog.sqlite.rebuilt-12" in {note.file for note in report.notes}
+    assert (only_stream(report).name, only_stream(report).intact_messages) == ("s", MESSAGES)
+    assert contents(root) == before

@@ -234,7 +234,12 @@ def _require_whole(path: Path) -> None:
 
 def is_rebuilt(root: Path) -> bool:
     """Whether there is a rebuilt catalog that is not in its place yet."""
-    return any(root.glob(f"{_REBUILT_PREFIX}*"))
+    return find_rebuilt(root) is not None
+
+
+def find_rebuilt(root: Path) -> Path | None:
+    """The rebuilt catalog that the next start puts in its place."""
+    return max(root.glob(f"{_REBUILT_PREFIX}*"), default=None)
 
 
 def use_rebuilt(root: Path, disk: Disk) -> None:

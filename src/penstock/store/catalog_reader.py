@@ -20,7 +20,7 @@ from penstock.errors import StoreError
 from penstock.model.storage import SegmentSummary
 from penstock.root import is_served
 from penstock.store.catalog import Catalog
-from penstock.store.catalog_copy import COPY_FILE, is_version_wrong
+from penstock.store.catalog_copy import COPY_FILE, find_rebuilt, is_version_wrong
 from penstock.store.rows import STREAM_ID, StreamRow
 from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION, check_rows
 
@@ -46,9 +46,11 @@ class StreamFacts(NamedTuple):
 
 def copy_catalog(root: Path, directory: Path) -> Path:
     """Copies the catalog of a stopped broker, with what its log holds."""
-    shutil.copyfile(root / CATALOG_FILE, directory / CATALOG_FILE)
+    rebuilt = find_rebuilt(root)
+    shutil.copyfile(rebuilt or root / CATALOG_FILE, directory / CATALOG_FILE)
     log = root / f"{CATALOG_FILE}-wal"
-    if log.exists():
+    # The log beside a rebuilt catalog belongs to the damaged one.
+    if rebuilt is None and log.exists():
         shutil.copyfile(log, directory / log.name)
     return directory / CATALOG_FILE
 
@@ -58,11 +60,11 @@ class CatalogReader:
 
     def __init__(self, root: Path) -> None:
         with ExitStack() as opened:
-            path = root / CATALOG_FILE
+            path = find_rebuilt(root) or root / CATALOG_FILE
             if not path.is_file():
                 raise FileNotFoundError(f"{path} is missing")
             are_there = all((root / f"{CATALOG_FILE}{each}").exists() for each in _LOG_SUFFIXES)
-            if not (are_there and is_served(root)):
+            if not (are_there and is_served(root)) or path.name != CATALOG_FILE:
                 directory = opened.enter_context(tempfile.TemporaryDirectory(prefix="penstock-"))
                 path = copy_catalog(root, Path(directory))
             self._connection = sqlite3.connect(

@@ -30,6 +30,7 @@ from penstock.store.catalog import Catalog, NewerCatalogError, is_damage
 from penstock.store.catalog_copy import (
     COPY_FILE,
     describe_time,
+    find_rebuilt,
     is_version_wrong,
     read_remaining_rows,
     reconcile_rows,
@@ -106,7 +107,9 @@ def _stage_catalog(root: Path, stage: Path, result: Salvage) -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         # SQLite may write to what it reads.
         copies = Path(name)
-        for each in (CATALOG_FILE, f"{CATALOG_FILE}-wal", COPY_FILE):
+        rebuilt = find_rebuilt(root)
+        _copy_readable(rebuilt or root / CATALOG_FILE, copies / CATALOG_FILE)
+        for each in (COPY_FILE,) if rebuilt else (f"{CATALOG_FILE}-wal", COPY_FILE):
             _copy_readable(root / each, copies / each)
         problem = _stage_whole(copies, stage)
         if not problem:

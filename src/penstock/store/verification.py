@@ -30,6 +30,7 @@ from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, Persistence
 from penstock.model.storage import SegmentSummary
 from penstock.root import is_served
+from penstock.store.catalog_copy import find_rebuilt
 from penstock.store.catalog_reader import CatalogReader, StreamFacts
 from penstock.store.definitions import DamagedDefinitionError, decode_definition
 from penstock.store.journal import Record, decode_records, has_records_behind, journal_paths
@@ -247,6 +248,11 @@ class Verification:
     def _find_leftovers(self) -> None:
         for path in sorted(self._root.glob("catalog.sqlite.damaged-*")):
             self.report.notes.append(Problem(path.name, "set aside by recovery"))
+        rebuilt = find_rebuilt(self._root)
+        if rebuilt is not None:
+            self.report.notes.append(
+                Problem(rebuilt.name, "read as the catalog, which the next start replaces by it")
+            )
 
     def _read_catalog(self) -> tuple[list[StreamRow], set[str]]:
         try:
