@@ -115,3 +115,10 @@ def test_salvage_copies_what_is_readable(root: Path, tmp_path: Path) -> None:
     assert lines[-1] == ("198 messages are intact, 2 are missing since a salvage. No damage found.")
     shown = penstock("verify", "--root", str(root), "--salvage", str(tmp_path / "other"))
     assert "198 messages of 2 streams were copied" in shown.output
+
+
+def test_salvage_of_an_unknown_stream_can_be_repeated(root: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    arguments = ("verify", "--root", str(root), "--salvage", str(target), "--stream")
+    assert penstock(*arguments, "moon").code == 5
+    assert penstock(*arguments, "sun").code == 0

@@ -502,3 +502,38 @@ def test_rebuilt_catalog_is_taken_before_it_is_in_its_place(
     result = salvage(root, tmp_path / "out")
     assert not result.report.has_damage
     check_everything(tmp_path / "out")
+
+
+class BrokenDiskError(Exception):
+    pass
+
+
+def interrupt(_: int) -> None:
+    raise BrokenDiskError
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_salvage_that_fails_leaves_the_target_as_it_was(
+    root: Path, tmp_path: Path, is_there: bool
+) -> None:
+    out = tmp_path / "out"
+    if is_there:
+        out.mkdir()
+    with pytest.raises(BrokenDiskError):
+        salvage(root, out, meter=interrupt)
+    assert out.exists() == is_there
+    assert salvage(root, out).messages == MESSAGES
+    check_everything(out)
+
+
+def test_salvage_of_no_stream_leaves_the_target_as_it_was(root: Path, tmp_path: Path) -> None:
+    assert salvage(root, tmp_path / "out", patterns=["nope"]).streams == 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_salvage_replaces_what_a_killed_one_left(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "salvage.partial" / "streams" / "0123456789abcdef").mkdir(parents=True)
+    salvage(root, out)
+    assert not (out / "salvage.partial").exists()
+    check_everything(out)

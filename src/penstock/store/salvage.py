@@ -8,6 +8,9 @@ A damaged message keeps its number. In a segment that has intact ones it gets an
 a payload, which reads as damaged; a segment without an intact message is left out. The new catalog
 lists all these numbers as gaps, so that a verification of the copy does not call them damage. They
 never hold a message again, and so no later damage is hidden by that.
+
+The new root is made in `salvage.partial` inside of the target. Its files are moved to their places
+at the end, so that a salvage that fails leaves nothing that looks like a root.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -58,6 +62,8 @@ _MAX_NUMBER = (1 << 63) - 1
 _ENTRIES_A_PIECE = 4096
 # That of SQLite.
 _PAGE_BYTES = 4096
+# Where the new root is made, inside of the target.
+_PARTIAL = "salvage.partial"
 # Tables whose rows no other file has.
 _COUNTED_TABLES = ("stream", "export_progress", "token", "upload")
 
@@ -78,7 +84,7 @@ def salvage(
     """Copies streams of these names, or all; StoreError if the target is not an empty place."""
     if is_served(root):
         raise StoreError(f"a broker serves {root}: stop it before you copy from it")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and not _is_free(target):
         raise StoreError(f"{target} is not empty: name a new directory")
     if target.resolve().is_relative_to(root.resolve()):
         raise StoreError(f"{target} is below {root}: name a directory elsewhere")
@@ -87,19 +93,51 @@ def salvage(
         verification = Verification(root, patterns=patterns, meter=meter, catalog_root=stage)
         result = Salvage(report=verification.report)
         _stage_catalog(root, stage, result)
-        (target / "streams").mkdir(mode=0o700, parents=True, exist_ok=True)
-        target.chmod(0o700)
-        copy_catalog(stage, target)
-        copy = _Copy(root, target, result)
-        try:
-            for check in verification.streams():
-                copy.add(check)
-            copy.finish()
-        finally:
-            copy.close()
+        with _partial_root(target) as partial:
+            copy_catalog(stage, partial)
+            copy = _Copy(root, partial, result)
+            try:
+                for check in verification.streams():
+                    copy.add(check)
+                copy.finish()
+            finally:
+                copy.close()
+            if result.streams or not patterns:
+                _publish(partial, target)
     if is_served(root):
         result.notes.append(Problem(str(root), "a broker was started meanwhile: copy again"))
     return result
+
+
+def _is_free(target: Path) -> bool:
+    """Whether a root can be made there: what a killed salvage left does not count."""
+    return target.is_dir() and all(path.name == _PARTIAL for path in target.iterdir())
+
+
+@contextmanager
+def _partial_root(target: Path) -> Iterator[Path]:
+    """A directory inside of the target, which may be a mount point; it is removed at the end."""
+    is_new = not target.exists()
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = target / _PARTIAL
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "streams").mkdir(mode=0o700, parents=True)
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if is_new:
+            # It is not empty if the salvage succeeded.
+            with suppress(OSError):
+                target.rmdir()
+
+
+def _publish(partial: Path, target: Path) -> None:
+    target.chmod(0o700)
+    # The catalog last: if this is interrupted, the streams can be read without it.
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == CATALOG_FILE):
+        path.rename(target / path.name)
+    _sync_directory(target)
 
 
 def _stage_catalog(root: Path, stage: Path, result: Salvage) -> None:
