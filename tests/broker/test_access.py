@@ -292,8 +292,9 @@ def test_the_first_token_is_made_once_for_the_owner_only(tmp_path: Path, catalog
         (b"\xff\xfe\x00token", "it is not UTF-8 text"),
         (b"x", "its length is 1, expected at least 16 characters"),
         (b"fifteen letters\n", "its length is 15, expected at least 16 characters"),
-        (b"0123456789 0123456789", "it has spaces or control characters"),
-        (b"0123456789\x000123456789", "it has spaces or control characters"),
+        (b"0123456789 0123456789", "only visible ASCII characters are allowed"),
+        ("ünïcödeünïcödeünïcöde".encode(), "only visible ASCII characters are allowed"),
+        (b"0123456789\x000123456789", "only visible ASCII characters are allowed"),
     ],
 )
 def test_an_invalid_token_file_is_set_aside_and_replaced(

@@ -257,8 +257,8 @@ def _find_problem(secret: str) -> str:
         return "it is empty"
     if len(secret) < MIN_TOKEN_LENGTH:
         return f"its length is {len(secret)}, expected at least {MIN_TOKEN_LENGTH} characters"
-    if not secret.isprintable() or any(character.isspace() for character in secret):
-        return "it has spaces or control characters"
+    if not secret.isascii() or not secret.isprintable() or " " in secret:
+        return "only visible ASCII characters are allowed"
     return ""
 
 
