@@ -27,6 +27,7 @@ from penstock.store.catalog_copy import (
     COPY_FILE,
     CatalogCopier,
     RemainingRows,
+    copy_catalog,
     is_rebuilt,
     rebuild_catalog,
 )
@@ -348,6 +349,62 @@ def test_rebuilt_catalog_without_all_of_its_rows_is_not_used(stopped: Path) -> N
     assert not is_rebuilt(stopped)
     readers[0].close()
     check_everything(stopped)
+
+
+def kill_and_damage_log(store: Store) -> Path:
+    """A root as after a kill, with a flipped bit in the first frame of the write-ahead log."""
+    copy_catalog(store.root, Disk())
+    killed = store.root.with_name("killed")
+    shutil.copytree(store.root, killed)
+    log = killed / f"{CATALOG_FILE}-wal"
+    contents = bytearray(log.read_bytes())
+    contents[32 + 24 + 100] ^= 1
+    log.write_bytes(contents)
+    return killed
+
+
+def test_commits_that_the_write_ahead_log_has_lost_come_from_the_copy(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(root)
+    fill(store)
+    killed = kill_and_damage_log(store)
+
+    check_everything(killed)
+
+    assert "the catalog has lost its last changes" in caplog.text
+    assert list(killed.glob(f"{CATALOG_FILE}.damaged-*-wal"))
+    store.close()
+
+
+@pytest.mark.parametrize("is_page_damaged", [False, True])
+def test_what_was_removed_by_commits_that_are_lost_does_not_return(
+    root: Path, is_page_damaged: bool
+) -> None:
+    store = Store(root)
+    fill(store)
+    store.create(definition_of("gone"))
+    store.catalog.add_token(TokenRow("revoked", "admin", ("*",), 5), "old")
+    with closing(sqlite3.connect(root / CATALOG_FILE)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    store.delete("gone")
+    store.catalog.remove_token("revoked")
+    killed = kill_and_damage_log(store)
+    if is_page_damaged:
+        with closing(sqlite3.connect(root / CATALOG_FILE)) as connection:
+            query = "SELECT rootpage FROM sqlite_schema WHERE name = 'removed_directory'"
+            (page,) = connection.execute(query).fetchone()
+        with (killed / CATALOG_FILE).open("r+b") as file:
+            file.seek((page - 1) * 4096)
+            file.write(bytes(4096))
+
+    restarted = Store(killed)
+
+    assert sorted(restarted.streams) == ["m", "s", "t"]
+    assert restarted.catalog.find_token(digest_token("old")) is None
+    assert restarted.catalog.find_token(digest_token("secret")) == TOKEN
+    restarted.close()
+    store.close()
 
 
 def test_missing_catalog_is_restored_from_its_copy(

@@ -98,6 +98,7 @@ def test_gaps_are_known_and_catalogs_of_version_5_have_none(root: Path, define: 
     assert facts.gaps == [(3, 4), (7, 9)]
     with closing(sqlite3.connect(root / CATALOG_FILE)) as connection:
         connection.execute("DROP TABLE gap")
+        connection.execute("DROP TABLE commits")
         connection.execute("PRAGMA user_version = 5")
     with CatalogReader(root) as catalog:
         facts = catalog.facts(stream.id)

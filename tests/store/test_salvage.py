@@ -17,7 +17,9 @@ from penstock.errors import StoreError
 from penstock.model import ExportDefinition, KinesisConfig, Persistence
 from penstock.store.catalog import Catalog
 from penstock.store.catalog_copy import COPY_FILE
+from penstock.store.catalog_copy import copy_catalog as write_copy
 from penstock.store.catalog_reader import CatalogReader
+from penstock.store.files import Disk
 from penstock.store.log import Log
 from penstock.store.record import data_path, index_path
 from penstock.store.rows import ExportProgress, TokenRow, digest_token
@@ -537,3 +539,24 @@ def test_salvage_replaces_what_a_killed_one_left(root: Path, tmp_path: Path) -> 
     salvage(root, out)
     assert not (out / "salvage.partial").exists()
     check_everything(out)
+
+
+def test_commits_that_the_write_ahead_log_has_lost_come_from_the_copy(
+    root: Path, tmp_path: Path
+) -> None:
+    with closing(Store(root)) as store:
+        store.catalog.add_token(TokenRow("device", "producer", ("*",), 5), "secret")
+        write_copy(root, Disk())
+        killed = Path(shutil.copytree(root, tmp_path / "killed"))
+    log = killed / f"{CATALOG_FILE}-wal"
+    contents = bytearray(log.read_bytes())
+    contents[32 + 24 + 100] ^= 1
+    log.write_bytes(contents)
+
+    assert "it has lost its last changes" in str(verify(killed).problems)
+
+    result = salvage(killed, tmp_path / "out")
+
+    assert "has lost its last changes" in str(result.report.problems)
+    with closing(Catalog(tmp_path / "out" / CATALOG_FILE)) as catalog:
+        assert catalog.find_token(digest_token("secret")) is not None

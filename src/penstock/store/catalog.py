@@ -127,6 +127,8 @@ class Catalog:
         self._definition_changes = 0
         # Those of the transaction that is open.
         self._open_definition_changes = 0
+        # Not before there is a table for it.
+        self._counts_commits = False
         self._connection = _connect(path)
         try:
             self._prepare()
@@ -170,6 +172,7 @@ class Catalog:
         if state != "ok":
             raise sqlite3.DatabaseError(state)
         check_rows(self._connection)
+        self._counts_commits = True
 
     def close(self) -> None:
         with self._reader_lock:
@@ -243,8 +246,14 @@ class Catalog:
             self._open_definition_changes = 0
             self._connection.execute("BEGIN IMMEDIATE")
             self._writer = threading.get_ident()
+            changes = self._connection.total_changes
             try:
                 yield self._connection
+                if self._counts_commits and self._connection.total_changes != changes:
+                    self._connection.execute(
+                        "UPDATE commits SET number = number + 1, "
+                        "checksum = row_checksum(id, number + 1)"
+                    )
                 self._connection.execute("COMMIT")
                 self._definition_changes += self._open_definition_changes
             except BaseException:
@@ -273,6 +282,8 @@ class Catalog:
         """Rows of another catalog. Those of streams that are not known may be among them."""
         self._connection.execute("PRAGMA foreign_keys = OFF")
         with self.transaction() as connection:
+            if tables.get("commits"):
+                connection.execute("DELETE FROM commits")
             for table, rows in tables.items():
                 is_checked = table in CHECKED_COLUMNS
                 for row in rows:

@@ -63,8 +63,12 @@ _TABLES: Mapping[str, tuple[str, str]] = {
     "token": (CHECKED_COLUMNS["token"], "id"),
     "upload": ("id, export_id, sequence_number, state", "id"),
     "gap": (CHECKED_COLUMNS["gap"], "stream_id, first"),
+    "commits": (CHECKED_COLUMNS["commits"], "id"),
     "removed_directory": ("stream_id", "stream_id"),
 }
+
+# Catalogs of earlier versions do not have these.
+_NEW_TABLES = ("gap", "commits")
 
 # SQLite's messages hold names from the file, and a damaged one is not always text.
 _READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
@@ -167,10 +171,14 @@ def read_remaining_rows(root: Path) -> RemainingRows:
     damaged_streams: list[tuple[str, str]] = []
     is_copy_used = is_copy_damaged = False
     with _read_tables(root / CATALOG_FILE) as read, _read_tables(copy) as read_copy:
+        is_copy_newer = 0 <= _count_commits(read("commits")) < _count_commits(read_copy("commits"))
         for table in _TABLES:
             rows, damaged, is_whole = read(table)
             if table == "stream":
                 damaged_streams += [(str(row[0]), str(row[1])) for row in damaged]
+            if is_copy_newer and read_copy(table).is_whole:
+                # What the copy does not have was removed since.
+                rows, is_whole = {}, False
             if not is_whole:
                 found = read_copy(table)
                 copied = {key: row for key, row in found.rows.items() if key not in rows}
@@ -188,6 +196,26 @@ def read_remaining_rows(root: Path) -> RemainingRows:
         frozenset(stale_streams),
         damaged_streams,
     )
+
+
+def has_lost_commits(root: Path) -> bool:
+    """Whether the copy is newer than the catalog: then the write-ahead log has lost commits.
+
+    SQLite takes the first damaged frame of it for its end, and calls the rest of it intact.
+    """
+    path, copy = root / CATALOG_FILE, root / COPY_FILE
+    if not path.exists() or not copy.exists():
+        return False
+    with contextlib.closing(_connect(path)) as connection:
+        count = _count_commits(_read_rows(connection, "commits"))
+        is_known = count >= 0 or _version(connection) == 0
+    with contextlib.closing(_connect(copy)) as connection:
+        return is_known and count < _count_commits(_read_rows(connection, "commits"))
+
+
+def _count_commits(table: _Table) -> int:
+    """-1 if that is not known."""
+    return max((row[1] for row in table.rows.values()), default=-1)
 
 
 class Rebuilt(NamedTuple):
@@ -351,6 +379,8 @@ def _read_rows(connection: sqlite3.Connection, table: str) -> _Table:
         found = [column for _, column, *_ in connection.execute(f"PRAGMA table_info({table})")]
     except _READ_ERRORS:
         found = []
+    if not found and table in _NEW_TABLES and 0 < _version(connection) < SCHEMA_VERSION:
+        return _Table(rows, damaged, is_whole=True)
     # Catalogs of earlier versions have no checksums.
     is_checked = table in CHECKED_COLUMNS and "checksum" in found
     # From both ends: a page that cannot be read does not hide those behind it.
@@ -369,6 +399,15 @@ def _read_rows(connection: sqlite3.Connection, table: str) -> _Table:
         except _READ_ERRORS:
             can_be_read = False
     return _Table(rows, damaged, is_whole=can_be_read and not damaged)
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """0 if there are no tables yet, -1 if it cannot be read."""
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    except _READ_ERRORS:
+        return -1
+    return int(version)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,12 @@ from penstock.errors import StoreError
 from penstock.model.storage import SegmentSummary
 from penstock.root import is_served
 from penstock.store.catalog import Catalog
-from penstock.store.catalog_copy import COPY_FILE, find_rebuilt, is_version_wrong
+from penstock.store.catalog_copy import (
+    COPY_FILE,
+    find_rebuilt,
+    has_lost_commits,
+    is_version_wrong,
+)
 from penstock.store.rows import STREAM_ID, StreamRow
 from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION, check_rows
 
@@ -74,13 +79,15 @@ class CatalogReader:
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             self._problem = ""
             if version > SCHEMA_VERSION:
-                if not _is_version_wrong(root):
+                if not _check_copies(root, is_version_wrong):
                     raise StoreError(
                         f"the store was written by a newer Penstock (catalog version {version}, "
                         f"this one supports {SCHEMA_VERSION})"
                     )
                 self._problem = "its version number is wrong"
                 version = SCHEMA_VERSION
+            elif not is_served(root) and _check_copies(root, has_lost_commits):
+                self._problem = "it has lost its last changes: its write-ahead log is damaged"
             elif version < SCHEMA_VERSION and not is_served(root):
                 self._problem = _try_migration(root)
             self._version = version
@@ -183,13 +190,13 @@ class CatalogReader:
             raise sqlite3.DatabaseError(f"it holds text that is not UTF-8: {error}") from None
 
 
-def _is_version_wrong(root: Path) -> bool:
-    """As a start of the broker finds it, but in copies of the files."""
+def _check_copies(root: Path, check: Callable[[Path], bool]) -> bool:
+    """What a start of the broker finds in the catalog and its copy, in copies of the files."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         copy_catalog(root, Path(name))
         if (root / COPY_FILE).exists():
             shutil.copyfile(root / COPY_FILE, Path(name) / COPY_FILE)
-        return is_version_wrong(Path(name))
+        return check(Path(name))
 
 
 def _try_migration(root: Path) -> str:

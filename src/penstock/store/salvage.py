@@ -35,6 +35,7 @@ from penstock.store.catalog_copy import (
     COPY_FILE,
     describe_time,
     find_rebuilt,
+    has_lost_commits,
     is_version_wrong,
     read_remaining_rows,
     reconcile_rows,
@@ -177,6 +178,8 @@ def _stage_whole(copies: Path, stage: Path) -> str:
     if path.stat().st_size == 0:
         # SQLite would take it for a new one.
         return "is empty"
+    if has_lost_commits(copies):
+        return "has lost its last changes: its write-ahead log is damaged"
     try:
         Catalog(copy_catalog(copies, stage)).close()
     except sqlite3.Error as error:

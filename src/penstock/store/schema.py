@@ -32,6 +32,15 @@ CREATE TABLE gap (                  -- numbers [first, end) whose messages a sal
 ) STRICT, WITHOUT ROWID;
 """
 
+_COMMITS = """
+CREATE TABLE commits (              -- how many there were: the newer of two catalogs has more
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    number INTEGER NOT NULL,
+    checksum INTEGER NOT NULL DEFAULT 0
+) STRICT;
+"""
+_NO_COMMITS = "INSERT INTO commits VALUES (1, 0, row_checksum(1, 0))"
+
 SCHEMA = f"""
 CREATE TABLE stream (
     id TEXT PRIMARY KEY,            -- also the name of its directory
@@ -91,7 +100,7 @@ CREATE TABLE token (
     previous_expires_time INTEGER,  -- NULL: never
     checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
-{_UPLOADS}{_GAPS}"""
+{_UPLOADS}{_GAPS}{_COMMITS}{_NO_COMMITS}"""
 
 # Tables whose rows have a checksum over all other columns, and these columns. To SQLite a flipped
 # bit in a row is no damage, but it could remove segments, repeat exports or widen a token's access.
@@ -104,6 +113,7 @@ CHECKED_COLUMNS = {
     "token": "id, digest, role, patterns, created_time, expires_time, previous_digest, "
     "previous_expires_time",
     "gap": "stream_id, first, end",
+    "commits": "id, number",
 }
 
 # Those that had no checksums before version 5.
@@ -131,7 +141,7 @@ MIGRATIONS = {
             for table in _UNCHECKED_TABLES
         ),
     ),
-    5: (_GAPS,),
+    5: (_GAPS, _COMMITS, _NO_COMMITS),
 }
 
 

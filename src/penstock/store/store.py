@@ -38,6 +38,7 @@ from penstock.store.catalog_copy import (
     RemainingRows,
     describe_time,
     find_oldest,
+    has_lost_commits,
     is_rebuilt,
     is_version_wrong,
     rebuild_catalog,
@@ -467,7 +468,10 @@ class Store:
             has_copy = (self.root / COPY_FILE).exists()
             if not has_copy or (path.exists() and not is_empty):
                 try:
-                    return Catalog(path, self._release_reserve)
+                    # Before SQLite removes a write-ahead log that it takes for finished.
+                    if not has_lost_commits(self.root):
+                        return Catalog(path, self._release_reserve)
+                    problem = "the catalog has lost its last changes"
                 except sqlite3.Error as error:
                     if not is_damage(error):
                         raise
