@@ -10,6 +10,9 @@ SDKS := .sdks/.installed
 CLASSES := $(VENV)/spark.jsa
 BROWSER := $(VENV)/.browser
 
+# Hundreds of programs are started by the tests: where nothing is cached, each compiles Penstock anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Three at a time, as each waits for something now and then; in their order, in which the slow ones
 # are not the last; and with the same made-up examples each time: pytest alone makes up new ones.
 EVERY_TEST := --durations 15 --numprocesses 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci
