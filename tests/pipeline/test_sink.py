@@ -158,6 +158,19 @@ def test_a_large_message_arrives_whole_between_its_neighbours(
     assert cloud.payloads("http", stream) == sent
 
 
+def append_task(client: StreamManagerClient, stream: str, task: S3ExportTaskDefinition) -> None:
+    """To a new stream of S3 tasks."""
+    executor = S3ExportTaskExecutorConfig("to-s3")
+    client.create_message_stream(
+        MessageStreamDefinition(
+            stream,
+            strategy_on_full=StrategyOnFull.OverwriteOldestData,
+            export_definition=ExportDefinition(s3_task_executor=[executor]),
+        )
+    )
+    client.append_message(stream, Util.validate_and_serialize_to_json_bytes(task))
+
+
 @pytest.mark.parametrize("deletes", [True, False])
 def test_a_file_that_was_uploaded_is_deleted_once_that_is_known_if_a_setting_asks_for_it(
     client: StreamManagerClient,
@@ -176,17 +189,7 @@ def test_a_file_that_was_uploaded_is_deleted_once_that_is_known_if_a_setting_ask
     batches = Batches(msgspec.structs.replace(options, settings=settings))
     stream, path = new_name(), tmp_path / "file"
     path.write_bytes(b"x")
-    client.create_message_stream(
-        MessageStreamDefinition(
-            stream,
-            strategy_on_full=StrategyOnFull.OverwriteOldestData,
-            export_definition=ExportDefinition(
-                s3_task_executor=[S3ExportTaskExecutorConfig("to-s3")]
-            ),
-        )
-    )
-    task = S3ExportTaskDefinition(path.as_uri(), "sink", stream)
-    client.append_message(stream, Util.validate_and_serialize_to_json_bytes(task))
+    append_task(client, stream, S3ExportTaskDefinition(path.as_uri(), "sink", stream))
 
     said = batches.write()
 
@@ -211,16 +214,7 @@ def test_file_task_that_was_planned_before_a_restart_of_the_broker_is_carried_ou
     path.write_bytes(b"x")
     task = S3ExportTaskDefinition(path.as_uri(), "restarted", stream)
     with LocalBroker(root), StreamManagerClient(root=root) as client:
-        client.create_message_stream(
-            MessageStreamDefinition(
-                stream,
-                strategy_on_full=StrategyOnFull.OverwriteOldestData,
-                export_definition=ExportDefinition(
-                    s3_task_executor=[S3ExportTaskExecutorConfig("to-s3")]
-                ),
-            )
-        )
-        client.append_message(stream, Util.validate_and_serialize_to_json_bytes(task))
+        append_task(client, stream, task)
         batches = Batches(options_for(Lane.files, tmp_path, root=str(root)))
         planned = batches.plan()
     with LocalBroker(root), StreamManagerClient(root=root) as client:
