@@ -13,14 +13,17 @@ BROWSER := $(VENV)/.browser
 # Hundreds of programs are started by the tests: where nothing is cached, each compiles Penstock anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Three at a time, as each waits for something now and then; in their order, in which the slow ones
-# are not the last; and with the same made-up examples each time: pytest alone makes up new ones.
-EVERY_TEST := --durations 15 --numprocesses 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile ci
+# Three at a time, as tests also wait; in the order of their names, in which slow files are not last.
+PYTEST := $(BIN)/pytest --durations 15 --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Hypothesis tries the same examples in each run of `make test`, and ten times as many new ones in
+# each run of `make test-full`.
+TEST := -m "not full" --hypothesis-profile ci
+TEST_FULL := --hypothesis-profile full
 
-.PHONY: help install run test lint style types bench soak docs pictures clean
+.PHONY: help install run test test-full lint style types bench soak docs pictures clean
 
 help: ## List what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 install: $(INSTALLED) ## Create .venv with the penstock command in it
 
@@ -59,12 +62,15 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 # Types are checked beside the tests: by itself that keeps one core busy for most of a minute.
-test: style $(SDKS) $(CLASSES) $(BROWSER) ## Run every check and every test
+test: style $(SDKS) $(CLASSES) $(BROWSER) ## Run every check, and the tests of everything that is promised
 	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
-	$(BIN)/pytest $(EVERY_TEST); tests=$$?; \
+	$(PYTEST) $(TEST); tests=$$?; \
 	wait $$types; types=$$?; \
 	echo "$(BIN)/mypy"; cat $(VENV)/types.log; \
 	exit $$((tests | types))
+
+test-full: lint $(SDKS) $(CLASSES) $(BROWSER) ## The same with further starts of Spark and ten times the examples
+	$(PYTEST) $(TEST_FULL)
 
 bench: $(SDKS) ## Measure against Redis Streams, NATS JetStream, Parquet and boto3, in the same run
 	$(BIN)/python -m benchmarks

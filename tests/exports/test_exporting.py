@@ -544,6 +544,7 @@ def test_nothing_is_lost_when_the_broker_is_killed(backlog: Backlog, broker: Bro
     backlog.check_all_arrive(exported)
 
 
+@pytest.mark.full
 def test_nothing_is_lost_when_the_driver_is_killed(
     backlog: Backlog, pipeline: PipelineProcess
 ) -> None:

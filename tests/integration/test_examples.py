@@ -155,6 +155,7 @@ def stored_alerts(client: StreamManagerClient) -> list[tuple[str, int]]:
     return [(alert["turbine"], alert["sequence_number"]) for alert in alerts]
 
 
+@pytest.mark.full
 def test_the_wind_farm_runs_until_it_is_interrupted_and_averages_every_reading_that_is_not_too_late(
     broker: BrokerProcess, client: StreamManagerClient, tmp_path: Path
 ) -> None:

@@ -221,6 +221,7 @@ def run_driver(cluster: Cluster, broker: BrokerProcess, directory: Path) -> dict
     return facts
 
 
+@pytest.mark.full
 def test_the_executors_of_a_cluster_read_and_write_streams(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ print(json.dumps(told))
     }
 
 
+@pytest.mark.full
 def test_what_the_user_has_set_is_kept_and_errors_are_shown(tmp_path: Path) -> None:
     program = """
 from pyspark.sql import SparkSession

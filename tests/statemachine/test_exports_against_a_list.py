@@ -434,7 +434,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
 
 TestExportsAgainstAList = ExportsAgainstAList.TestCase
 TestExportsAgainstAList.settings = settings(
-    max_examples=50,
+    max_examples=settings().max_examples // 4,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -317,7 +317,7 @@ class StoreAgainstAList(RuleBasedStateMachine):
 
 TestStoreAgainstAList = StoreAgainstAList.TestCase
 TestStoreAgainstAList.settings = settings(
-    max_examples=120,
+    max_examples=settings().max_examples * 6 // 10,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
