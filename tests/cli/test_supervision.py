@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import psutil
 import pytest
 
 from penstock.cli.supervision import Program
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 # They tell their process ids, so that a test can do something to them.
 _RUNS = 'echo "ready $$"; exec sleep 1000'
@@ -94,6 +96,41 @@ def test_nobody_waits_for_one_that_never_gets_ready_when_all_is_over(make: Make)
     threading.Timer(0.01, is_over.set).start()
 
     assert program.wait_until_ready(is_over) == ""
+
+
+# Its handler takes longer than one look for the line that says that the program is ready.
+_SLOW_HANDLER = """
+import signal, sys, threading, time
+from penstock.cli.supervision import Program
+
+is_over = threading.Event()
+
+def handle(*_):
+    time.sleep(1)
+    is_over.set()
+
+signal.signal(signal.SIGTERM, handle)
+program = Program("thing", lambda: ["sleep", "1000"], "ready")
+program.start()
+print("waits", flush=True)
+try:
+    print(repr(program.wait_until_ready(is_over)))
+finally:
+    program.stop()
+"""
+
+
+def test_waiting_for_a_program_ends_after_a_slow_signal_handler() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _SLOW_HANDLER], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waits\n"
+            process.terminate()
+            assert process.communicate(timeout=PATIENCE_S)[0] == "''\n"
+        finally:
+            process.kill()
 
 
 def test_what_it_is_told_in_its_environment_arrives(make: Make) -> None:

@@ -51,7 +51,9 @@ class Program:
         self._pass_on = pass_on
         self._relay: threading.Thread | None = None
         self._process: subprocess.Popen[str] | None = None
-        self._ready_lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        # Not a SimpleQueue: there, `get` with a timeout waits for ever if a signal's handler
+        # outlasts the timeout, as of Python 3.11.
+        self._ready_lines: queue.Queue[str] = queue.Queue()
         self._began = 0.0
         self._starts_at = 0.0
         self._pauses = delays(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
