@@ -5,6 +5,7 @@ The pipeline is left out where it is not needed: it takes Spark seconds to start
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock import StreamManagerClient
@@ -67,7 +69,8 @@ def start(root: Path, tmp_path: Path) -> Iterator[Callable[..., Up]]:
     yield begin
     for up in started:
         for process in up.children():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         if up.process.poll() is None:
             up.process.kill()
 
@@ -251,7 +254,7 @@ def test_a_port_that_is_taken_is_told(root: Path) -> None:
 def test_a_sandbox_that_is_killed_is_started_again_where_it_was(start: Callable[..., Up]) -> None:
     up = start("--sandbox", "--no-pipeline")
     up.read_until("Ctrl-C")
-    (sandbox,) = [it for it in up.children() if "sandbox" in it.cmdline()]
+    (sandbox,) = up.children_of("sandbox")
     (port,) = {it.laddr.port for it in sandbox.net_connections() if it.status == "LISTEN"}
     cloud = SandboxClient(f"http://127.0.0.1:{port}")
     assert cloud.is_healthy()
@@ -383,7 +386,7 @@ def test_it_says_where_exports_go(start: Callable[..., Up], tmp_path: Path) -> N
 def test_a_signal_ends_it_also_while_spark_starts(start: Callable[..., Up]) -> None:
     up = start()
     up.read_until("Ctrl-C")
-    wait_until(lambda: [it for it in up.children() if it.name() == "java"])
+    wait_until(lambda: up.children_of("java"))
     children = up.children()
 
     up.process.send_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 from pathlib import Path
@@ -54,6 +55,15 @@ class Up:
             return psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
+
+    def children_of(self, word: str) -> list[psutil.Process]:
+        """Those whose command lines have this word; processes may end at any time."""
+        found = []
+        for child in self.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if word in (child.name(), *child.cmdline()):
+                    found.append(child)
+        return found
 
     def end(self) -> tuple[int, str]:
         """Its exit code and all that it said on standard error."""

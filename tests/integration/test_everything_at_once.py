@@ -6,6 +6,7 @@ are taken here.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import time
@@ -63,11 +64,7 @@ class Farm:
         return set(self.cloud.payloads("kinesis", "wind-farm"))
 
     def find(self, command: str) -> psutil.Process:
-        (found,) = [
-            child
-            for child in psutil.Process(self.up.process.pid).children()
-            if command in child.cmdline()
-        ]
+        (found,) = self.up.children_of(command)
         return found
 
 
@@ -89,7 +86,7 @@ def farm(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         if farm.up.process.poll() is None:
             farm.up.process.kill()
         for child in children:
-            if child.is_running():
+            with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 
 
