@@ -126,3 +126,15 @@ def is_served(root: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def is_root_of(root: str, instance: str) -> bool:
+    """Whether this directory belongs to the broker with this id, which runs now.
+
+    A copy of the directory, or one with the same path on another machine, has another id.
+    """
+    try:
+        address = (Path(root) / ADDRESS_FILE).read_bytes()
+        return msgspec.json.decode(address, type=Address).instance == instance
+    except (OSError, msgspec.DecodeError):
+        return False

@@ -45,7 +45,9 @@ _READ = frozenset(
         Operation.LocateMessages,
     )
 )
-_EXPORT = frozenset((Operation.PlanExports, Operation.CommitExports))
+_EXPORT = frozenset(
+    (Operation.PlanExports, Operation.CommitExports, Operation.ReserveBandwidth)
+)
 _CHANGE = frozenset(
     (
         Operation.CreateMessageStream,

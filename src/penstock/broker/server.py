@@ -19,10 +19,10 @@ from penstock import __version__
 from penstock.broker.access import Gate, ensure_first_token
 from penstock.broker.bulk import Premises
 from penstock.broker.descriptors import Shortages, plan_budget, raise_limit
+from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.engine import Exports
 from penstock.broker.exports.handlers import ExportHandlers
-from penstock.broker.exports.pacing import Bandwidth
 from penstock.broker.exports.pipelines import Pipelines
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.handlers import Handlers, now_millis
@@ -113,12 +113,14 @@ class Broker:
             clock = asyncio.get_running_loop().time
             self.recent_tasks = statuses.recent
             self.pipelines = Pipelines(clock, now_millis)
+            bandwidth = Bandwidth(settings.exporter_max_bandwidth, clock)
             self.exports = Exports(
                 self._store,
                 self.streams,
-                Bandwidth(settings.exporter_max_bandwidth),
+                bandwidth,
                 dead_letters,
                 statuses,
+                settings.export_gather_ms / 1000,
                 clock,
                 now_millis,
             )
@@ -126,6 +128,7 @@ class Broker:
                 self._store,
                 self.streams,
                 self.exports,
+                bandwidth,
                 dead_letters,
                 statuses,
                 self.pipelines,

@@ -132,6 +132,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sync_interval_ms: Annotated[
         int, _doc("how often streams without flush on write are synced", ge=10, le=3_600_000)
     ] = 1000
+    export_gather_ms: Annotated[
+        int,
+        _doc(
+            "how long messages that follow closely on others are gathered before they are exported; "
+            "exports of priority 1 to 3, full batches and the first message after a pause leave at "
+            "once",
+            ge=0,
+            le=60_000,
+        ),
+    ] = 500
     reclaim_exported: Annotated[
         bool, _doc("whether a full RejectNewData stream drops what its enabled exports have sent")
     ] = True

@@ -240,10 +240,9 @@ class Stream:
             skipped_messages=progress.skipped_messages,
             failures=activity.failures,
             retry_in_millis=activity.retry_in_millis,
-            lane=activity.lane,
+            state=activity.state,
             # A clock may have been set back since.
             seconds_behind=max(now - since, 0) / 1000 if since is not None else 0.0,
-            is_leased=activity.is_leased,
             lost_messages=activity.lost_messages,
         )
 

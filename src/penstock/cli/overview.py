@@ -13,7 +13,6 @@ from penstock.cli.output import Line, format_table, printable
 from penstock.cli.units import human_bytes, human_duration
 from penstock.model import ExportStatus, MessageStreamInfo, to_wire
 from penstock.model.export import messages_behind
-from penstock.model.exporting import Lane
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 
 HEADING = {"bold": True}
@@ -36,9 +35,7 @@ _UNTOLD_OF_EXPORTS = (
     "skippedMessages",
     "failures",
     "retryInMillis",
-    "lane",
     "secondsBehind",
-    "isLeased",
     "lostMessages",
 )
 
@@ -380,8 +377,6 @@ def _state(state: ExportState, export: ExportStatistics) -> str:
     if state is not ExportState.paused and export.retry_in_millis:
         # Rounded up: it is not to be tried in no time for a second.
         remarks.append(f"retry in {human_duration(export.retry_in_millis + 999)}")
-    if state is not ExportState.paused and export.lane == Lane.recovering:
-        remarks.append(export.lane)
     return f"{state} ({', '.join(remarks)})" if remarks else state
 
 

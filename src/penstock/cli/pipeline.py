@@ -20,11 +20,14 @@ from penstock.cli.signals import call_at_signal
 )
 @click.option("--master", help="A Spark cluster; by default Spark runs on this machine's cores.")
 @click.option(
-    "--checkpoint",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where Spark keeps its checkpoints; they may be thrown away, and are by default.",
+    "--conf",
+    "spark_settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="A setting of Spark, as with spark-submit; may be repeated.",
 )
+# Pipelines no longer have checkpoints.
+@click.option("--checkpoint", hidden=True)
 @click.option("--log-level", help="TRACE, DEBUG, INFO, WARN or ERROR.")
 @click.option("--json", "as_json", is_flag=True, help="Logs as JSON.")
 @config_option
@@ -32,7 +35,8 @@ def pipeline(
     root: str | None,
     broker: str | None,
     master: str | None,
-    checkpoint: Path | None,
+    spark_settings: tuple[str, ...],
+    checkpoint: str | None,  # noqa: ARG001 - accepted from scripts of version 0.1
     log_level: str | None,
     as_json: bool,
     config: Path | None,
@@ -45,6 +49,7 @@ def pipeline(
     log_format = "json" if as_json else None
     settings = settings_from(config, root=root, log_level=log_level, log_format=log_format)
     host, port = _split(broker) if broker else (None, None)
+    spark_config = dict(map(_split_setting, spark_settings))
     try:
         from penstock.pipeline.run import Pipeline, PipelineFailedError
         from penstock.spark.options import BrokerOptions
@@ -67,7 +72,7 @@ def pipeline(
         # Nothing is to be told yet; but Spark takes a while to start, and would then tell less
         # clearly that a token is not good for this.
         client.commit_exports([])
-    running = Pipeline(place, settings, master=master, checkpoint=checkpoint)
+    running = Pipeline(place, settings, master=master, config=spark_config)
 
     def stop() -> None:
         running.ask_to_stop()
@@ -82,6 +87,13 @@ def pipeline(
         running.run(lambda: click.echo("penstock pipeline ready"))
     except PipelineFailedError as error:
         raise Failure(str(error)) from None
+
+
+def _split_setting(setting: str) -> tuple[str, str]:
+    name, equals, value = setting.partition("=")
+    if not equals or not name.startswith("spark."):
+        raise Failure(f"--conf is {setting!r}: expected spark.NAME=VALUE", WRONG_USAGE)
+    return name, value
 
 
 def _split(broker: str) -> tuple[str, str]:

@@ -32,11 +32,11 @@ from penstock.model import (
     ReadMessagesOptions,
 )
 from penstock.model.exporting import (
-    CommittedExports,
+    CommittedReports,
+    DeliveryReport,
     ExportPlan,
-    ExportReport,
-    Lane,
     PipelineDescription,
+    ReservedBandwidth,
 )
 from penstock.model.statistics import Statistics
 from penstock.model.storage import Location, StoredRun, StreamPosition
@@ -239,29 +239,50 @@ class AsyncStreamManagerClient(Client):
     async def plan_exports(
         self,
         pipeline: str,
-        lane: Lane,
+        task: str,
         *,
-        max_bytes: int,
         lease_millis: int,
+        holding: Sequence[str] = (),
+        max_slices: int = 256,
+        max_bytes: int = 64 * 1024 * 1024,
+        max_priority: int | None = None,
         wait_millis: int = 0,
         about: PipelineDescription | None = None,
+        stops: bool = False,
     ) -> ExportPlan:
-        """What is due in a lane, leased to this pipeline for so long; waits for something."""
+        """Work that is due, leased to a task of a pipeline; waits until something is due."""
         return await self._call(
             calls.plan_exports(
                 pipeline,
-                lane,
-                max_bytes=max_bytes,
+                task,
                 lease_millis=lease_millis,
+                holding=holding,
+                max_slices=max_slices,
+                max_bytes=max_bytes,
+                max_priority=max_priority,
                 wait_millis=wait_millis,
                 about=about,
+                stops=stops,
                 request_timeout=self.request_timeout,
             )
         )
 
-    async def commit_exports(self, reports: Sequence[ExportReport]) -> CommittedExports:
-        """What became of slices that were planned; the answer says which of it counted."""
+    async def commit_exports(self, reports: Sequence[DeliveryReport]) -> CommittedReports:
+        """Report about work; the answer names the leases whose reports were accepted."""
         return await self._call(calls.commit_exports(reports))
+
+    async def reserve_bandwidth(
+        self, lease: str, size: int, *, wait_millis: int = 0
+    ) -> ReservedBandwidth:
+        """Reserve bytes of a file that are to be sent; waits until they may be."""
+        call = calls.reserve_bandwidth(
+            lease, size, wait_millis=wait_millis, request_timeout=self.request_timeout
+        )
+        return await self._call(call)
+
+    async def rewind_export(self, stream_name: str, identifier: str, sequence_number: int) -> None:
+        """Move an export, back or forward: it continues with this message."""
+        await self._call(calls.rewind_export(stream_name, identifier, sequence_number))
 
     async def read_stored(
         self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int

@@ -30,11 +30,11 @@ from penstock.model import (
     to_wire,
 )
 from penstock.model.exporting import (
-    CommittedExports,
+    CommittedReports,
+    DeliveryReport,
     ExportPlan,
-    ExportReport,
-    Lane,
     PipelineDescription,
+    ReservedBandwidth,
 )
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.statistics import Statistics
@@ -314,31 +314,57 @@ def read_stored(
 
 def plan_exports(
     pipeline: str,
-    lane: Lane,
+    task: str,
     *,
-    max_bytes: int,
     lease_millis: int,
+    holding: Sequence[str],
+    max_slices: int,
+    max_bytes: int,
+    max_priority: int | None,
     wait_millis: int,
-    about: PipelineDescription | None = None,
+    about: PipelineDescription | None,
+    stops: bool,
     request_timeout: float,
 ) -> Call[ExportPlan]:
     _check_wait("wait_millis", wait_millis, request_timeout)
     fields: dict[str, Any] = {
         "pipeline": pipeline,
-        "lane": lane.value,
-        "maxBytes": max_bytes,
+        "task": task,
         "leaseMillis": lease_millis,
+        "holding": list(holding),
+        "maxSlices": max_slices,
+        "maxBytes": max_bytes,
         "waitMillis": wait_millis,
+        "stops": stops,
     }
+    if max_priority is not None:
+        fields["maxPriority"] = max_priority
     if about is not None:
         fields["about"] = msgspec.to_builtins(about)
     return Call(Operation.PlanExports, fields, _export_plan, may_repeat=True)
 
 
-def commit_exports(reports: Sequence[ExportReport]) -> Call[CommittedExports]:
-    # What the broker has taken already, it does not take again.
+def commit_exports(reports: Sequence[DeliveryReport]) -> Call[CommittedReports]:
+    # The broker recognizes a report that it has accepted before.
     fields = {"reports": [msgspec.to_builtins(report) for report in reports]}
     return Call(Operation.CommitExports, fields, _committed, may_repeat=True)
+
+
+def reserve_bandwidth(
+    lease: str, size: int, *, wait_millis: int, request_timeout: float
+) -> Call[ReservedBandwidth]:
+    _check_wait("wait_millis", wait_millis, request_timeout)
+    fields = {"lease": lease, "size": size, "waitMillis": wait_millis}
+    return Call(Operation.ReserveBandwidth, fields, _reserved, may_repeat=True)
+
+
+def rewind_export(stream_name: str, identifier: str, sequence_number: int) -> Call[None]:
+    fields = {
+        "streamName": _checked_name(stream_name),
+        "identifier": identifier,
+        "sequenceNumber": sequence_number,
+    }
+    return Call(Operation.RewindExport, fields, raise_for_status, may_repeat=True)
 
 
 def _slice_of(stream_name: str, stream_id: str, start: int, end: int) -> dict[str, Any]:
@@ -466,9 +492,14 @@ def _export_plan(response: Response) -> ExportPlan:
     return convert(response, ExportPlan)
 
 
-def _committed(response: Response) -> CommittedExports:
+def _committed(response: Response) -> CommittedReports:
     raise_for_status(response)
-    return convert(response, CommittedExports)
+    return convert(response, CommittedReports)
+
+
+def _reserved(response: Response) -> ReservedBandwidth:
+    raise_for_status(response)
+    return convert(response, ReservedBandwidth)
 
 
 def _stored_run(response: Response) -> StoredRun:

@@ -1,4 +1,4 @@
-"""What broker and pipeline tell each other: what is due, and what became of it."""
+"""The contract between broker and pipeline: work that is due, and reports about it."""
 
 from __future__ import annotations
 
@@ -12,154 +12,189 @@ from penstock.model.limits import Name, SequenceNumber
 from penstock.model.status import Status
 from penstock.model.storage import SegmentSummary
 
-
-class Lane(StrEnum):
-    """Exports that wait for each other: a batch of a lane ends with its slowest delivery."""
-
-    # Those that answer quickly, whatever they answer.
-    steady = "steady"
-    # Those whose last delivery took too long.
-    recovering = "recovering"
-    # Uploads of files.
-    files = "files"
+MAX_SKIPPED = 4096
+MAX_ARRIVED = 1024
+MAX_REASON_LENGTH = 2048
 
 
-# The kind of a slice that has no messages, and an upload that nobody goes on with: it is to be
-# aborted, so that nothing of it is left and billed.
-ABANDONED_UPLOAD = "abandoned_upload"
+class ExportState(StrEnum):
+    """What an export is doing."""
+
+    # All messages are exported.
+    up_to_date = "up-to-date"
+    # Messages wait for their batch to fill, or for the next moment at which exports are gathered.
+    waiting = "waiting"
+    # Messages may leave, and no task has them.
+    due = "due"
+    # A task delivers.
+    exporting = "exporting"
+    # The last delivery failed; the next one follows after a pause.
+    failing = "failing"
+    paused = "paused"
 
 
 class Upload(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """A multipart upload that has begun: what it takes to go on with it, or to abort it."""
+    """A multipart upload that has begun: what it takes to continue or to abort it."""
 
     # Of its task.
     sequence_number: SequenceNumber
     bucket: str
     key: str
-    # S3's name for it. Empty while it is being created: then there may be one, or not.
+    # S3's name for it. Empty until S3 has answered: then the upload may exist or not.
     upload_id: str = ""
     # In milliseconds since 1970.
     began: int
-    # What the file was when it began; of another one no part may be added.
+    # Identifies the contents of the file; parts of a changed file are never added.
     fingerprint: str
     size: int
     part_size: int
-    # By place: what S3 is told of each part that has arrived, and nothing for one that has not.
+    # The ETag of each part, empty for a part that has not arrived.
     parts: list[str] = []
+
+    @property
+    def arrived_parts(self) -> int:
+        return sum(map(bool, self.parts))
 
 
 class TaskEvent(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Something that happened to an S3 task, for the status stream of its export."""
+    """A status of an S3 task, for the status stream of its export."""
 
     sequence_number: SequenceNumber
     status: Status
-    message: Annotated[str, Meta(max_length=2048)]
+    message: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
     # In milliseconds since 1970.
     time: int
-    # The task as it was given, under its names on the wire; None if it was none.
+    # The task as it was appended, under its names on the wire; None if the message is no task.
     task: dict[str, Any] | None = None
+
+    @property
+    def ends_task(self) -> bool:
+        return self.status in (Status.Success, Status.Failure, Status.Canceled)
 
 
 class PipelineDescription(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What a pipeline tells of itself, for people who look at it."""
+    """A pipeline as status and dashboard show it."""
 
     # In milliseconds since 1970.
     started: int
     spark_version: Annotated[str, Meta(max_length=64)] = ""
-    # Where Spark runs.
+    # Spark's master URL.
     master: Annotated[str, Meta(max_length=255)] = ""
     # Spark's own page; None if there is none.
     spark_page: Annotated[str, Meta(max_length=255)] | None = None
 
 
-class ExportSlice(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Messages [first, end) of a stream, leased to one pipeline, which sends them to one export."""
+class Work(msgspec.Struct, frozen=True, rename="camel", kw_only=True, tag_field="work"):
+    """Something to do for one export, leased to one task of a pipeline."""
 
     lease: str
     stream: str
+    identifier: str
+
+
+class MessageSlice(Work, frozen=True, rename="camel", kw_only=True, tag="messages"):
+    """Messages [first, end) of a stream, to be sent to one destination."""
+
     stream_id: str
-    # The list in the export definition that the configuration stands in, and the configuration.
+    # The name of the configuration's list in the export definition, and the configuration.
     kind: str
     config: dict[str, Any]
     first: int
     end: int
-    # Of these messages: those that have arrived before.
+    # Messages of the slice that have arrived in an earlier attempt.
     arrived: list[int]
     has_files: bool
     segments: list[SegmentSummary]
-    # For S3 tasks: uploads that have begun, when tasks are too old to be carried out (in
-    # milliseconds after they were appended), and how many bytes may be sent before the next plan.
+
+
+class TaskSlice(MessageSlice, frozen=True, rename="camel", kw_only=True, tag="tasks"):
+    """S3 tasks [first, end) of a stream, to be carried out."""
+
+    # Uploads that have begun.
     uploads: list[Upload] = []
+    # Tasks that are older are canceled, in milliseconds.
     time_to_live: int | None = None
-    max_sent_bytes: int | None = None
+    # The bandwidth is limited: bytes have to be reserved before they are sent.
+    is_metered: bool = False
 
 
-class SliceHeader(msgspec.Struct, frozen=True):
-    """What the task that delivers a slice is told of it."""
+class UploadAbort(Work, frozen=True, rename="camel", kw_only=True, tag="abort"):
+    """An upload that no task continues. S3 keeps and bills its parts until it is aborted."""
 
-    slice: ExportSlice
-    # Of the broker; see ExportPlan.
-    root: str
-    instance: str
+    upload: Upload
+
+
+AnyWork = MessageSlice | TaskSlice | UploadAbort
 
 
 class ExportPlan(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What is due, the most urgent first."""
+    """Work for a task, the most urgent first."""
 
-    # The broker's directory, and by what a program on the same machine knows that it is.
+    # The broker's directory, and the id by which a program on the same machine recognizes it.
     root: str
     instance: str
-    slices: list[ExportSlice]
-    # Those that have exports at all; others need not be asked for.
-    lanes: list[Lane] = []
+    work: list[AnyWork]
+    # The number of exports that are due and that no task has.
+    waiting: int = 0
+    # The number of tasks of the pipeline that are connected.
+    tasks: int = 0
+    # Leases that the task no longer holds: reports about them are not accepted.
+    lost: list[str] = []
+    # The pipeline is stopping: the task ends when its deliveries are reported.
+    stops: bool = False
 
 
 class SkippedMessage(msgspec.Struct, frozen=True, rename="camel"):
-    """A message that its destination never takes, and why."""
+    """A message that its destination never accepts, and why."""
 
     sequence_number: SequenceNumber
-    reason: Annotated[str, Meta(max_length=2048)]
+    reason: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
 
 
-class ExportReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What became of a slice."""
+class DeliveryReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The result of work since it was leased, or since the report before."""
 
     lease: str
     stream: Name
-    stream_id: str
+    stream_id: str = ""
     identifier: Name
-    first: SequenceNumber
+    # The first message that earlier reports have not settled.
+    first: SequenceNumber = 0
     # All messages below have arrived or were skipped.
-    settled_end: SequenceNumber
-    # Others that have arrived.
-    arrived: Annotated[list[SequenceNumber], Meta(max_length=1024)] = []
+    settled_end: SequenceNumber = 0
+    # Messages behind it that have arrived or were skipped.
+    arrived: Annotated[list[SequenceNumber], Meta(max_length=MAX_ARRIVED)] = []
     exported_messages: Annotated[int, Meta(ge=0)] = 0
     exported_bytes: Annotated[int, Meta(ge=0)] = 0
-    skipped: Annotated[list[SkippedMessage], Meta(max_length=4096)] = []
-    # Of those below `settled_end`: how many could not be read, damaged or dropped by then.
+    skipped: Annotated[list[SkippedMessage], Meta(max_length=MAX_SKIPPED)] = []
+    # The number of messages below `settled_end` that could not be read: damaged or dropped.
     missing: Annotated[int, Meta(ge=0)] = 0
-    # What was put on the wire, also in vain.
+    # Bytes on the wire, also of calls that failed.
     sent_bytes: Annotated[int, Meta(ge=0)] = 0
-    # Why it ended before its end; empty if the time was up, or nothing was wrong.
-    error: Annotated[str, Meta(max_length=2048)] = ""
-    # It is to be left alone for so long, at least.
+    # Why the delivery ended early; empty if it did not.
+    error: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)] = ""
+    # The minimum time before the next delivery.
     pause_millis: Annotated[int, Meta(ge=0)] = 0
-    elapsed_millis: Annotated[int, Meta(ge=0)] = 0
-    # It took longer than others of its lane may be kept waiting.
-    was_slow: bool = False
-    # Of S3 tasks: what happened, in its order; all uploads that have begun and are not over; and
-    # those that should have been aborted and could not be.
+    # S3 tasks: their events, in order; all uploads that have begun and not ended; uploads that
+    # could not be aborted.
     events: Annotated[list[TaskEvent], Meta(max_length=16_384)] = []
     uploads: Annotated[list[Upload], Meta(max_length=1024)] = []
     abandoned: Annotated[list[Upload], Meta(max_length=1024)] = []
-    # There is more to come of the slice: what it says is stored, and the lease goes on.
-    is_interim: bool = False
+    # False: more reports follow, and the task keeps the lease.
+    is_final: bool = True
 
 
-class CommittedExports(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What the broker says to reports."""
+class ReservedBandwidth(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The broker's answer to a task that wants to send bytes of a file."""
 
-    # The leases of those that it took.
+    # The bytes may be sent.
+    is_granted: bool
+    # False: the lease has ended, and nothing may be sent for it.
+    is_held: bool
+
+
+class CommittedReports(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The broker's answer to reports."""
+
+    # The leases of the reports that were accepted.
     accepted: frozenset[str]
-    # There is something due for which nobody has a lease, in a lane of one that is interim.
-    is_awaited: bool = False

@@ -22,12 +22,10 @@ class ExportStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     # Deliveries that failed one after the other, and in how long the next one is tried.
     failures: int = 0
     retry_in_millis: int | None = None
-    # The exports it waits for; see `penstock.model.exporting`.
-    lane: str = "steady"
+    # See `ExportState`; empty if the server does not tell.
+    state: str = ""
     # Of the oldest message that it has not exported: how long that one waits.
     seconds_behind: float = 0.0
-    # Somebody is delivering.
-    is_leased: bool = False
     # Since the broker was started: messages that the stream dropped, or that were damaged, before
     # they were exported.
     lost_messages: int = 0
@@ -36,12 +34,12 @@ class ExportStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True
 class ExportActivity(NamedTuple):
     """What an export is doing, as far as it is not stored."""
 
-    lane: str
+    # See `ExportState`.
+    state: str
     failures: int
     retry_in_millis: int | None
     # When the oldest message that it has not exported was appended; None if there is none.
     waiting_since: int | None
-    is_leased: bool
     lost_messages: int
 
 

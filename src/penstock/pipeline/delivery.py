@@ -1,7 +1,7 @@
-"""Delivery: messages brought to a destination, in order, for as long as there is time.
+"""The delivery of a slice of messages, in order: the part that all destinations share.
 
-The part that is the same for all destinations: what is sent again and when, how the message is
-found for which a call was refused, and what the broker is told in the end.
+It decides which messages are sent again and when, and finds the message for which a call was
+refused.
 """
 
 from __future__ import annotations
@@ -23,50 +23,17 @@ from penstock.pipeline.destinations.destination import (
     UnavailableError,
 )
 from penstock.pipeline.settlements import Delivery, Settlements
+from penstock.pipeline.stopping import StopSignal
 
 logger = logging.getLogger(__name__)
 
-# Seconds before what failed is sent again; each time that it fails it is twice as long.
+# Seconds before messages that failed are sent again, doubled with each failure in a row.
 _FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 1.0
-# A stream of which so much is lost at once is worth a look before more of it is.
-MOST_SKIPPED = 1000
-
-
-class Budget:
-    """The time that a delivery has."""
-
-    def __init__(
-        self,
-        seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.clock = clock
-        self._sleep = sleep
-        self._end = clock() + seconds
-
-    def renew(self, seconds: float) -> None:
-        """So much more from now on."""
-        self._end = self.clock() + seconds
-
-    def is_over(self) -> bool:
-        return self.clock() >= self._end
-
-    def pause(self, seconds: float) -> bool:
-        """Waits; False, at once, if nothing could be done afterwards."""
-        if self.clock() + seconds >= self._end:
-            return False
-        if seconds > 0:
-            self._sleep(seconds)
-        return not self.is_over()
-
-
-def deliver(destination: Destination, messages: Messages, end: int, budget: Budget) -> Delivery:
-    """Brings what there is of the slice [messages.first, end) to its destination."""
-    attempt = Attempt(destination, messages, end, budget)
-    attempt.run()
-    return attempt.delivery()
+_MAX_PAUSE = 1.0
+# After so many calls in a row with failed messages, the broker decides when to try again.
+_MAX_FAILURES = 6
+# A delivery ends when it has skipped so many messages: a report has to name all of them.
+MAX_SKIPPED = 1000
 
 
 class _Part:
@@ -104,27 +71,31 @@ class _Part:
         return _Part(self.messages.pick(places), [self.places[place] for place in places])
 
 
-class Attempt:
-    """One delivery of the slice [messages.first, end), under way.
-
-    One thread runs it; another one may look at any time how far it got.
-    """
+class MessageDelivery:
+    """A delivery of the slice [messages.first, end). One thread runs it, any thread may look."""
 
     def __init__(
-        self, destination: Destination, messages: Messages, end: int, budget: Budget
+        self,
+        destination: Destination,
+        messages: Messages,
+        end: int,
+        stop: StopSignal,
+        # Called when messages have arrived.
+        on_progress: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._destination = destination
         self._messages = messages
-        self._budget = budget
+        self._stop = stop
+        self._on_progress = on_progress
+        self._clock = clock
         self._error = ""
-        self._retry_after: float | None = None
-        self._timed_out = False
-        self._slowest_call = 0.0
+        self._retry_after = 0.0
         self._settlements = Settlements(messages, end)
         self._sent_bytes = 0
-        # Before it no call is to be made.
-        self._next_call = budget.clock()
-        # What has become of a call is noted as a whole before anybody looks.
+        # No call may begin before.
+        self._next_call = clock()
+        # The results of a call become visible at once.
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -132,30 +103,28 @@ class Attempt:
             self._error = self._run()
         except UnavailableError as unavailable:
             self._error = str(unavailable) or "the destination is not available"
-            self._retry_after = unavailable.retry_after
-            self._timed_out = unavailable.timed_out
+            self._retry_after = unavailable.retry_after or 0.0
         except Exception as unexpected:
-            # Whatever it is, the broker has to hear of it: it is what the user looks at.
+            # The status of the export shows it.
             self._error = f"{type(unexpected).__name__}: {unexpected}"
             logger.exception("the delivery of messages of %s failed", self._messages.stream)
 
     def _run(self) -> str:
-        """Why it is not done, though the destination can be reached; empty if only time ran out."""
-        # What failed lies on top: it goes first.
+        """Why it ended early, though the destination can be reached; empty if it was stopped."""
+        # Messages that failed lie on top: they are sent first.
         parts = [_Part(self._messages, range(len(self._messages.numbers)))]
         error = ""
         failures = 0
-        while parts and self._settlements.skipped_count < MOST_SKIPPED:
+        while parts and self._settlements.skipped_count < MAX_SKIPPED:
             part = parts[-1]
             if part.is_done:
                 parts.pop()
                 continue
-            if self._budget.is_over():
+            if self._stop.is_set or failures == _MAX_FAILURES:
                 return error
             limit = part.limit
             if skipped := self._settlements.skipped_count:
-                # Not otherwise: most destinations skip nothing, and some take any number at once.
-                limit = min(limit, MOST_SKIPPED - skipped)
+                limit = min(limit, MAX_SKIPPED - skipped)
             call = self._destination.prepare(part.messages, part.next, limit)
             if call.content is None:
                 self._settle(part, call, Answer())
@@ -171,31 +140,29 @@ class Attempt:
                 error = next(iter(answer.failed.values()), "")
                 if answer.failed:
                     parts.append(part.pick(_find(part.messages, call, answer.failed)))
-            # Last, for it may ask the destination itself: what has arrived is noted by now.
-            self._next_call = self._budget.clock() + self._destination.pause
+            # Last, because it may make a call itself.
+            self._next_call = self._clock() + self._destination.pause
+            self._on_progress()
         return error if parts else ""
 
     def _wait(self, failures: int) -> bool:
-        """Waits until the next call may be made; False if that is too late."""
-        pause = self._next_call - self._budget.clock()
+        """Waits until the next call may begin; False if the delivery is stopped meanwhile."""
+        pause = self._next_call - self._clock()
         if failures:
-            longest = min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE)
-            # Or all who were refused together would come back together.
-            pause = max(pause, random.uniform(longest / 2, longest))  # noqa: S311 - no secret
-        return pause <= 0 or self._budget.pause(pause)
+            max_pause = min(_FIRST_PAUSE * 2 ** (failures - 1), _MAX_PAUSE)
+            # Deliveries that failed at the same time are not retried at the same time.
+            pause = max(pause, random.uniform(max_pause / 2, max_pause))  # noqa: S311 - no secret
+        return pause <= 0 or self._stop.wait(pause)
 
     def _send(self, part: _Part, call: Call) -> Answer | None:
         """The answer to a call; None if it is to be made again with fewer messages."""
         self._sent_bytes += call.size
-        began = self._budget.clock()
         try:
             return self._destination.send(call)
         except RefusedError as refusal:
             numbers = part.messages.numbers[call.start : call.stop]
             sent = [number for number in numbers if number not in call.skipped]
             return None if len(sent) > 1 else Answer(refused=dict.fromkeys(sent, str(refusal)))
-        finally:
-            self._slowest_call = max(self._slowest_call, self._budget.clock() - began)
 
     def _settle(self, part: _Part, call: Call, answer: Answer) -> None:
         with self._lock:
@@ -218,20 +185,14 @@ class Attempt:
                 self._settlements.note_arrived((place,))
 
     def delivery(self) -> Delivery:
-        """What became of it, as far as it got."""
+        """The result, as far as it got."""
         with self._lock:
             return msgspec.structs.replace(
                 self._settlements.describe(),
                 sent_bytes=self._sent_bytes,
                 error=self._error,
-                retry_after=self._retry_after,
-                timed_out=self._timed_out,
-                slowest_call=self._slowest_call,
-                pause=max(self._next_call - self._budget.clock(), 0.0),
+                pause=max(self._next_call - self._clock(), self._retry_after, 0.0),
             )
-
-    def leave_behind(self) -> None:
-        """Nothing: what it is about to deliver counts as not delivered, and is sent again."""
 
 
 def _find(messages: Messages, call: Call, numbers: Iterable[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The pipeline as a program: Spark with a query for each lane, until it is told to stop."""
+"""The driver of a pipeline: it starts resident tasks on Spark, watches, scales and restarts them."""
 
 from __future__ import annotations
 
@@ -9,79 +9,98 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
-import penstock.spark
 from penstock.broker.settings import Settings
 from penstock.client.backoff import delays
-from penstock.model.exporting import Lane, PipelineDescription
+from penstock.client.blocking import StreamManagerClient
+from penstock.errors import StreamManagerException
+from penstock.model.exporting import ExportPlan, PipelineDescription
 from penstock.pipeline.destinations.destination import DestinationSettings
-from penstock.pipeline.lanes import LIMITS
-from penstock.pipeline.options import PipelineOptions, encode_place
 from penstock.pipeline.scratch import make_scratch
-from penstock.pipeline.signals import Signals
-from penstock.pipeline.source import FORMAT, ExportsDataSource
 from penstock.pipeline.spark_page import SparkPage
+from penstock.pipeline.task import TaskSpec, run_tasks
 from penstock.spark.place import Place
+from penstock.spark.session import start_context
 
 logger = logging.getLogger(__name__)
 
 _SETTINGS = {
-    # A batch without slices is of no use.
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # Nothing depends on checkpoints: see `penstock.pipeline.planning`.
-    "spark.sql.streaming.minBatchesToRetain": "2",
-    "spark.sql.streaming.numRecentProgressUpdates": "2",
-    # The first progress, which may be without data, tells that a lane works.
-    "spark.sql.streaming.noDataProgressEventInterval": "0",
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing"
-        ".FileSystemBasedCheckpointFileManager"
-    ),
-    # A query that waits for a broker that is away does not notice that it is to stop.
-    "spark.sql.streaming.stopTimeout": "5s",
+    # Two tasks with the same leases would be in each other's way.
+    "spark.speculation": "false",
+    # The driver restarts tasks itself.
+    "spark.task.maxFailures": "1",
 }
-# Spark's own page keeps what it shows in memory: the last minutes are enough.
+# Spark's own page keeps what it shows in memory.
 _PAGE_SETTINGS = {
     "spark.ui.enabled": "true",
     "spark.ui.port": "0",
     "spark.ui.killEnabled": "false",
     "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",
-    "spark.ui.retainedTasks": "500",
-    "spark.sql.ui.retainedExecutions": "20",
-    "spark.sql.streaming.ui.retainedQueries": "10",
+    "spark.ui.retainedTasks": "100",
 }
+# The minimum that Spark accepts.
 _HEAP = "512m"
-_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms16m -XX:MaxNewSize=16m"
 _LOOPBACK = "127.0.0.1"
-_LOOK_SECONDS = 0.2
-# What is under way when it stops may take so long; one that hangs is not waited for.
-_FINISH_SECONDS = LIMITS[Lane.steady].longest + 5
-# A query that ran so long has recovered from what ended the one before it.
-_WELL_SECONDS = 60.0
-# After so many starts in vain it is Spark itself that does not work.
-_MOST_FAILURES = 5
+
+# The name under which the driver asks the broker.
+_DRIVER = "driver"
+_LOOK_SECONDS = 1.0
+# Until the first task is ready.
+_FIRST_LOOK_SECONDS = 0.1
+# Another task starts when exports were due at so many looks in a row and no task had them.
+_LOOKS_BEFORE_SCALING = 2
+_TASK_LIFE_SECONDS = 600.0
+# Tasks beside the first one end when there was no backlog for so long.
+_IDLE_SECONDS = 30.0
+# A call that runs when the pipeline stops may take so long; a longer one is given up.
+_FINISH_SECONDS = 6.0
+# A task that ran so long has recovered from the failure of the one before it.
+_RECOVERED_SECONDS = 60.0
+# After so many failures in a row Spark itself does not work.
+_MAX_FAILURES = 5
+# A task that Spark does not start within so long waits for cores.
+_NO_CORES_SECONDS = 15.0
 
 
 class PipelineFailedError(Exception):
-    """Spark is gone, or cannot be used: the pipeline has to be started anew."""
+    """Spark is gone, or cannot be used: the pipeline has to be restarted."""
 
 
-class _Running(NamedTuple):
-    query: StreamingQuery
-    began: float
+class _TaskThread:
+    """A Spark job with one resident task. Its thread ends with the task."""
+
+    def __init__(self, spark: SparkContext, spec: TaskSpec) -> None:
+        self.name = spec.task
+        self.began = time.monotonic()
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(spark, spec), daemon=True)
+        self._thread.start()
+
+    def _run(self, spark: SparkContext, spec: TaskSpec) -> None:
+        try:
+            spark.setJobDescription(f"exports, task {spec.task}")
+            spark.parallelize([spec], 1).mapPartitions(run_tasks).collect()
+        except Exception as error:  # noqa: BLE001 - the driver's thread handles it
+            self.error = error
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(max(seconds, 0.0))
 
 
 class Pipeline:
-    """The queries of all lanes in one Spark session. For one thread, but for `ask_to_stop`."""
+    """One Spark application. For one thread, but for `ask_to_stop`."""
 
     def __init__(
         self,
@@ -89,22 +108,28 @@ class Pipeline:
         settings: Settings,
         *,
         master: str | None = None,
-        checkpoint: Path | None = None,
         config: Mapping[str, str] | None = None,
     ) -> None:
         self._place = place
         self._settings = settings
-        self._master = master
+        self._master = master or "local[*]"
         self._config = dict(config or {})
         self._stops = threading.Event()
         self._has_begun = threading.Event()
         self._temporary = make_scratch()
         self._directory = Path(self._temporary.name)
-        self._checkpoint = checkpoint
         self._id = secrets.token_hex(8)
-        self._started = time.time_ns() // 1_000_000
-        self._about: PipelineDescription | None = None
+        self._about = PipelineDescription(started=time.time_ns() // 1_000_000)
         self._page = SparkPage()
+        self._threads: list[_TaskThread] = []
+        self._task_count = 0
+        self._failures = 0
+        self._pauses = delays()
+        self._restart_at = 0.0
+
+    @property
+    def _is_local(self) -> bool:
+        return self._master.startswith("local")
 
     def ask_to_stop(self) -> None:
         """From any thread."""
@@ -112,11 +137,11 @@ class Pipeline:
 
     @property
     def has_begun(self) -> bool:
-        """Whether something may be under way that should come to its end."""
+        """Whether deliveries may be in flight that should finish."""
         return self._has_begun.is_set()
 
     def discard(self) -> None:
-        """Leaves nothing behind of one that has not begun; from any thread."""
+        """Removes the temporary files of a pipeline that has not begun; from any thread."""
         self._temporary.cleanup()
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -125,154 +150,165 @@ class Pipeline:
             try:
                 self._run(ready)
             except (Py4JError, PySparkException, OSError) as error:
-                # Whoever stops it may have stopped Java as well.
+                # A stop may end Java as well.
                 if not self._stops.is_set():
                     raise PipelineFailedError(_explain(error)) from None
 
     def _run(self, ready: Callable[[], None]) -> None:
         spark = self._start_spark()
-        queries: dict[Lane, _Running] = {}
         try:
-            queries[Lane.steady] = self._start(spark, Lane.steady)
-            self._has_begun.set()
-            self._watch(spark, queries, ready)
-            self._finish(queries)
+            with self._place.connect(patient=True) as client:
+                self._has_begun.set()
+                self._watch(spark, client, ready)
+                self._finish(client)
         finally:
             self._page.close()
             _stop(spark)
 
-    def _start_spark(self) -> SparkSession:
+    def _start_spark(self) -> SparkContext:
         _choose_java(os.environ, self._directory)
-        cores = os.cpu_count() or 1
-        # One more for each lane beside the first: what hangs in one must not hold up another.
-        master = self._master or f"local[{cores + len(LIMITS) - 1}]"
         config = {**_SETTINGS, **self._config}
-        if master.startswith("local"):
+        if self._is_local:
             config.setdefault("spark.local.dir", str(self._directory))
-        if self._settings.spark_page and master.startswith("local"):
-            config = {**_PAGE_SETTINGS, **self._page.settings, **config}
-            # Nothing else decides where the page listens.
-            os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+            if self._settings.spark_page:
+                config = {**_PAGE_SETTINGS, **self._page.settings, **config}
+                # The page listens on the address that this variable names.
+                os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         with _keeping_interrupts():
-            spark = penstock.spark.session("penstock-pipeline", master=master, config=config)
-        # What ends a query is told by us, in one line.
-        spark.sparkContext.setLogLevel("FATAL")
+            spark = start_context("penstock-pipeline", master=self._master, config=config)
+        # The driver logs errors of tasks itself, in one line.
+        spark.setLogLevel("FATAL")
         # It prints a traceback when Java is gone.
-        server = spark.sparkContext._accumulatorServer  # noqa: SLF001
+        server = spark._accumulatorServer  # noqa: SLF001
         server.handle_error = _ignore  # type: ignore[assignment,method-assign]
-        spark.dataSource.register(ExportsDataSource)
-        page = spark.sparkContext.uiWebUrl
-        if page is not None and master.startswith("local"):
+        page = spark.uiWebUrl
+        if page is not None and self._is_local:
             page = self._page.open(page)
         self._about = PipelineDescription(
-            started=self._started,
+            started=self._about.started,
             spark_version=spark.version,
-            master=master,
+            master=self._master,
             spark_page=page,
         )
         return spark
 
-    def _start(self, spark: SparkSession, lane: Lane) -> _Running:
-        options = self._options(lane).to_spark()
-        checkpoint = self._checkpoint or self._directory
-        rows = spark.readStream.format(FORMAT).options(**options).load()
-        query = (
-            rows.writeStream.format(FORMAT)
-            .options(**options)
-            .queryName(f"exports-{lane.value}")
-            .option("checkpointLocation", str(checkpoint / lane.value))
-            .start()
-        )
-        return _Running(query, time.monotonic())
-
-    def _options(self, lane: Lane) -> PipelineOptions:
-        settings = self._settings
-        return PipelineOptions(
-            pipeline=self._id,
-            lane=lane.value,
-            broker=encode_place(self._place),
-            signals=str(self._directory),
-            threads=LIMITS[lane].threads or settings.exporter_thread_pool_size,
-            about=self._about,
-            settings=DestinationSettings(
-                kinesis_inter_call_delay_ms=settings.exporter_kinesis_inter_call_delay_ms,
-                kinesis_partition_key=settings.kinesis_partition_key,
-                kinesis_large_records=settings.kinesis_large_records,
-                channels=settings.channels,
-                read_only_directories=settings.read_only_directories,
-                s3_min_part_bytes=(
-                    settings.exporter_s3_destination_multipart_upload_min_part_size_bytes
-                ),
-                s3_tasks_at_once=settings.s3_tasks_at_once,
-                s3_parts_at_once=settings.s3_parts_at_once,
-                s3_key_time_zone=settings.s3_key_time_zone,
-                s3_delete_uploaded_files=settings.s3_delete_uploaded_files,
-            ),
-        )
-
-    @property
-    def _signals(self) -> Signals:
-        return Signals(self._directory)
+    # Tasks
 
     def _watch(
-        self, spark: SparkSession, queries: dict[Lane, _Running], ready: Callable[[], None]
+        self, spark: SparkContext, client: StreamManagerClient, ready: Callable[[], None]
     ) -> None:
-        """Starts queries again that ended, which a task that dies makes them do.
-
-        A lane is begun when it has exports: each takes memory, and many never need but one.
-        """
-        pauses = delays()
-        failures = 0
         is_ready = False
-        while not self._stops.wait(_LOOK_SECONDS):
-            # The first batch takes seconds; from then on it is fast.
-            if not is_ready and queries[Lane.steady].query.lastProgress is not None:
+        pending_looks = 0
+        is_short_of_cores = False
+        self._start_task(spark, idle_seconds=None)
+        while not self._stops.wait(_LOOK_SECONDS if is_ready else _FIRST_LOOK_SECONDS):
+            self._restart_ended(spark)
+            plan = self._look(client)
+            if plan is None:
+                continue
+            if plan.tasks and not is_ready:
                 is_ready = True
                 ready()
-            for lane in LIMITS:
-                running = queries.get(lane)
-                if running is None and not self._signals.is_wanted(lane):
-                    continue
-                if running is not None:
-                    if running.query.isActive:
-                        continue
-                    logger.warning("lane %s ended: %s", lane.value, _reason(running.query))
-                    if time.monotonic() - running.began > _WELL_SECONDS:
-                        pauses = delays()
-                    if self._stops.wait(next(pauses)):
-                        return
-                try:
-                    queries[lane] = self._start(spark, lane)
-                    failures = 0
-                except (Py4JJavaError, PySparkException) as error:
-                    # Spark finds out about a Python process that is gone when it needs it.
-                    failures += 1
-                    if failures == _MOST_FAILURES:
-                        raise
-                    logger.warning("lane %s did not start: %s", lane.value, first_line(error))
+            pending_looks = pending_looks + 1 if plan.waiting else 0
+            max_tasks = max(spark.defaultParallelism, 1)
+            if pending_looks >= _LOOKS_BEFORE_SCALING and len(self._threads) < max_tasks:
+                pending_looks = 0
+                self._start_task(spark, idle_seconds=_IDLE_SECONDS)
+            waits_for_cores = self._waits_for_cores(plan)
+            if waits_for_cores and not is_short_of_cores:
+                logger.warning(
+                    "Spark has no cores for the tasks of this pipeline: it waits for other "
+                    "applications on %s to end, or for more workers",
+                    self._master,
+                )
+            is_short_of_cores = waits_for_cores
 
-    def _finish(self, queries: dict[Lane, _Running]) -> None:
-        """Lets batches end that are under way: what they deliver need not be delivered twice."""
-        self._signals.ask_to_stop()
-        deadline = time.monotonic() + _FINISH_SECONDS
-        for lane, running in queries.items():
-            while running.query.isActive and time.monotonic() < deadline:
-                if self._signals.has_stopped(lane):
-                    break
-                time.sleep(_LOOK_SECONDS / 4)
-            running.query.stop()
+    def _look(self, client: StreamManagerClient) -> ExportPlan | None:
+        try:
+            return client.plan_exports(self._id, _DRIVER, lease_millis=1000, max_slices=0)
+        except (StreamManagerException, OSError) as error:
+            logger.debug("the broker does not answer: %s", error)
+            return None
+
+    def _waits_for_cores(self, plan: ExportPlan) -> bool:
+        """Whether Spark has not started the first task for a long time."""
+        oldest = min((thread.began for thread in self._threads), default=time.monotonic())
+        return not plan.tasks and time.monotonic() - oldest > _NO_CORES_SECONDS
+
+    def _restart_ended(self, spark: SparkContext) -> None:
+        """Removes tasks that have ended, and keeps one running."""
+        for thread in [each for each in self._threads if not each.is_alive]:
+            self._threads.remove(thread)
+            if thread.error is not None:
+                self._note_failure(thread)
+        if not self._threads and time.monotonic() >= self._restart_at:
+            self._start_task(spark, idle_seconds=None)
+
+    def _note_failure(self, thread: _TaskThread) -> None:
+        assert thread.error is not None
+        if isinstance(thread.error, Py4JError) and not isinstance(thread.error, Py4JJavaError):
+            raise thread.error  # Java is gone
+        if time.monotonic() - thread.began > _RECOVERED_SECONDS:
+            self._failures = 0
+            self._pauses = delays()
+        self._failures += 1
+        if self._failures == _MAX_FAILURES:
+            raise thread.error
+        logger.warning("task %s ended: %s", thread.name, first_line(thread.error))
+        self._restart_at = time.monotonic() + next(self._pauses)
+
+    def _start_task(self, spark: SparkContext, *, idle_seconds: float | None) -> None:
+        self._task_count += 1
+        spec = TaskSpec(
+            place=self._place,
+            pipeline=self._id,
+            task=str(self._task_count),
+            about=self._about,
+            settings=destination_settings(self._settings),
+            threads=self._settings.exporter_thread_pool_size,
+            life_seconds=_TASK_LIFE_SECONDS,
+            idle_seconds=idle_seconds,
+            finish_seconds=_FINISH_SECONDS,
+            environment={
+                name: value for name, value in os.environ.items() if name.startswith("AWS_")
+            },
+        )
+        self._threads.append(_TaskThread(spark, spec))
+
+    def _finish(self, client: StreamManagerClient) -> None:
+        """Lets deliveries finish that are in flight: they need not be repeated."""
+        deadline = time.monotonic() + _FINISH_SECONDS + 2
+        with suppress(StreamManagerException, OSError):
+            client.plan_exports(self._id, _DRIVER, lease_millis=1000, max_slices=0, stops=True)
+            for thread in self._threads:
+                thread.join(deadline - time.monotonic())
+
+
+def destination_settings(settings: Settings) -> DestinationSettings:
+    return DestinationSettings(
+        kinesis_inter_call_delay_ms=settings.exporter_kinesis_inter_call_delay_ms,
+        kinesis_partition_key=settings.kinesis_partition_key,
+        kinesis_large_records=settings.kinesis_large_records,
+        channels=settings.channels,
+        read_only_directories=settings.read_only_directories,
+        s3_min_part_bytes=settings.exporter_s3_destination_multipart_upload_min_part_size_bytes,
+        s3_tasks_at_once=settings.s3_tasks_at_once,
+        s3_parts_at_once=settings.s3_parts_at_once,
+        s3_key_time_zone=settings.s3_key_time_zone,
+        s3_delete_uploaded_files=settings.s3_delete_uploaded_files,
+    )
 
 
 @contextmanager
 def _keeping_interrupts() -> Iterator[None]:
-    """Spark would take Ctrl-C for itself, and cancel what is being delivered."""
+    """Spark would handle Ctrl-C itself, and cancel deliveries."""
     handler = signal.getsignal(signal.SIGINT)
     yield
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
 
 
-def _stop(spark: SparkSession) -> None:
+def _stop(spark: SparkContext) -> None:
     try:
         spark.stop()
     except (Py4JError, OSError):
@@ -280,15 +316,14 @@ def _stop(spark: SparkSession) -> None:
 
 
 def _choose_java(environment: MutableMapping[str, str], scratch: Path) -> None:
-    """A Java that is small and soon as fast as it gets; what the user has set is kept.
+    """Settings for a small Java; those of the user take precedence.
 
-    Nearly all that a pipeline does is done in Python: better code and more memory for Java's part
-    would go unnoticed, and cost a small machine a good share of what it has.
+    All work is done in Python: a larger heap and better compiled code would gain nothing.
     """
     environment.setdefault("SPARK_DRIVER_MEMORY", _HEAP)
-    # Java leaves libraries there that it has unpacked.
+    # Java leaves unpacked libraries there.
     usual = f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{scratch}"'
-    # Of two the last one counts.
+    # Of two equal options the last one counts.
     chosen = environment.get("SPARK_SUBMIT_OPTS", "")
     environment["SPARK_SUBMIT_OPTS"] = f"{usual} {chosen}".rstrip()
 
@@ -297,24 +332,25 @@ def _ignore(*_: object) -> None:
     pass
 
 
-def _reason(query: StreamingQuery) -> str:
-    error = query.exception()
-    return first_line(error) if error is not None else "no reason was given"
-
-
 def _explain(error: Exception) -> str:
-    # What Java itself has to say is the other kind of error.
     if isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError):
         return "Spark ended: its Java is gone"
     return f"Spark failed: {first_line(error)}"
 
 
 def first_line(error: BaseException) -> str:
-    """What Spark says of an error, without where it happened."""
+    """The message of an error of Spark, without the stack trace."""
     text = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
     lines = [line for line in text.splitlines() if line.strip()] or [repr(error)]
     found = lines[0]
     if found.endswith("Traceback (most recent call last):"):
-        # What happened in Python stands behind where it happened.
+        # The error in Python stands below its traceback.
         found = next((line for line in lines[1:] if not line.startswith(" ")), found)
+    missing = [line for line in lines if "ModuleNotFoundError: No module named" in line]
+    if missing:
+        found = (
+            f"{missing[0].strip()}: install the same packages on the workers of the cluster, with "
+            "pip install 'penstock[spark]', or name a Python that has them with "
+            "--conf spark.pyspark.python=PATH"
+        )
     return found[:500]

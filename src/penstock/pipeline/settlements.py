@@ -1,4 +1,4 @@
-"""Which messages of a slice have been dealt with, and what the broker is told of that."""
+"""Which messages of a slice have arrived or were skipped."""
 
 from __future__ import annotations
 
@@ -12,37 +12,33 @@ from penstock.pipeline.destinations.destination import Messages
 
 
 class UploadedFile(NamedTuple):
+    sequence_number: int
     path: str
     fingerprint: str
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a slice in one attempt."""
+    """The result of a delivery, as far as it got since it began."""
 
-    # All messages of the slice before it have arrived or were skipped.
+    # All messages of the slice below have arrived or were skipped.
     settled_end: int
-    # Those behind it of which the same is true: they are not sent again.
+    # Messages behind it that have arrived or were skipped.
     arrived: list[int] = []
     exported_messages: int = 0
     exported_bytes: int = 0
-    # Numbers, and why these messages will never arrive.
+    # Numbers, and why their messages will never arrive.
     skipped: list[tuple[int, str]] = []
-    # Put on the wire, in vain or not.
+    # Bytes on the wire, also of calls that failed.
     sent_bytes: int = 0
-    # Why it ended before all was done; empty if it did not, or if only time was short.
+    # Why it ended early; empty if it did not, or was stopped.
     error: str = ""
-    # Seconds that the destination asked to be left alone.
-    retry_after: float | None = None
-    timed_out: bool = False
-    # Seconds that one call took.
-    slowest_call: float = 0.0
-    # Seconds before the next call may be made.
+    # The minimum number of seconds before the next call.
     pause: float = 0.0
-    # Of S3 tasks: see ExportReport.
+    # S3 tasks: see DeliveryReport.
     events: list[TaskEvent] = []
     uploads: list[Upload] = []
     abandoned: list[Upload] = []
-    # Files that are where they should be: they may be deleted once the broker knows.
+    # Uploaded files, by the number of their task: they may be deleted when that is reported.
     uploaded: list[UploadedFile] = []
 
 

@@ -11,11 +11,10 @@ import mmap
 import os
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.root import ADDRESS_FILE, Address
+from penstock.root import is_root_of
 from penstock.spark.planning import Piece
 from penstock.spark.stored import ENTRY_TYPE, Stored
 from penstock.store.record import ENTRY, data_path, index_path
@@ -23,19 +22,7 @@ from penstock.store.record import ENTRY, data_path, index_path
 
 def has_files(piece: Piece) -> bool:
     """Whether the broker that told of this piece keeps its files on this machine."""
-    return piece.root is not None and is_here(piece.root, piece.instance)
-
-
-def is_here(root: str, instance: str) -> bool:
-    """Whether this is the directory of the broker that is called so in this run.
-
-    A copy of the root, or one of the same path on another machine, does not know it.
-    """
-    try:
-        address = (Path(root) / ADDRESS_FILE).read_bytes()
-        return msgspec.json.decode(address, type=Address).instance == instance
-    except (OSError, msgspec.DecodeError):
-        return False
+    return piece.root is not None and is_root_of(piece.root, piece.instance)
 
 
 def map_piece(piece: Piece) -> Stored | None:

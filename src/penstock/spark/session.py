@@ -68,6 +68,12 @@ def session(
     return spark
 
 
+def start_context(app_name: str, *, master: str, config: Mapping[str, str]) -> SparkContext:
+    """A SparkContext that is set up as `session` does it, without Spark SQL, which is large."""
+    asked = {"spark.app.name": app_name, "spark.master": master, **config}
+    return SparkContext.getOrCreate(_start_java(asked))
+
+
 def register(spark: SparkSession) -> None:
     """Makes format("penstock") known to a session; once or many times."""
     from penstock.spark.source import SCHEMA, PenstockDataSource
@@ -122,6 +128,19 @@ def _is_running() -> bool:
 
 
 def _start(asked: dict[str, str]) -> SparkSession:
+    known = _start_java(asked)
+    spark = SparkSession.builder.config(conf=known).getOrCreate()
+    if _is_local(known) and not known.contains(_SHUFFLE_PARTITIONS):
+        spark.conf.set(_SHUFFLE_PARTITIONS, spark.sparkContext.defaultParallelism)
+    return spark
+
+
+def _is_local(conf: SparkConf) -> bool:
+    return conf.get("spark.master", "").startswith("local")
+
+
+def _start_java(asked: dict[str, str]) -> SparkConf:
+    """Starts Java, and gives the settings of a context in it."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java
         SparkContext._ensure_initialized()  # noqa: SLF001
     else:
@@ -130,8 +149,7 @@ def _start(asked: dict[str, str]) -> SparkSession:
             SparkContext._ensure_initialized(conf=SparkConf().setAll(list(asked.items())))  # noqa: SLF001
     # Only now, with all files and variables read by Spark itself, is it known what the master is.
     known = SparkConf().setAll(list(asked.items()))
-    is_local = known.get("spark.master", "").startswith("local")
-    if is_local:
+    if _is_local(known):
         for name, value in _LOCAL_SETTINGS.items():
             known.setIfMissing(name, value)
         # Another Python would not find what this one has installed. On other machines there may be
@@ -140,10 +158,7 @@ def _start(asked: dict[str, str]) -> SparkSession:
         if not chosen and "PYSPARK_PYTHON" not in os.environ:
             chosen = str(worker_python(sys.executable, os.environ))
         os.environ.setdefault("PYSPARK_PYTHON", chosen)
-    spark = SparkSession.builder.config(conf=known).getOrCreate()
-    if is_local and not known.contains(_SHUFFLE_PARTITIONS):
-        spark.conf.set(_SHUFFLE_PARTITIONS, spark.sparkContext.defaultParallelism)
-    return spark
+    return known
 
 
 def _variables_for_java(environment: Mapping[str, str]) -> dict[str, str]:

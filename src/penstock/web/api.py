@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from penstock.broker.exports.task_export import TaskExport
 from penstock.broker.server import Broker
 from penstock.broker.streams import Stream
 from penstock.errors import (
@@ -148,11 +149,15 @@ class Api:
             },
         }
 
-    def _pipeline(self, request: Request, visitor: Visitor) -> Plain:  # noqa: ARG002
+    def _pipeline(self, request: Request, visitor: Visitor) -> Plain:  # noqa: ARG002 - of the route
         pipelines = self._broker.pipelines
         return {
             "pipelines": [picture.draw_pipeline(each) for each in pipelines],
-            "batches": [picture.draw_batch(each) for each in pipelines.batches],
+            "deliveries": [
+                picture.draw_delivery(each)
+                for each in pipelines.deliveries
+                if visitor.sees(each.stream)
+            ],
         }
 
     def _recent_events(self, request: Request, visitor: Visitor) -> Plain:
@@ -237,9 +242,9 @@ class Api:
             if not visitor.sees(stream.name):
                 continue
             for export in self._broker.exports.of(stream).values():
-                if export.kind == "s3_task_executor":
+                if isinstance(export, TaskExport):
                     visitor.require_reading(stream.name)
-                    waiting += max(stream.log.end - export.undone_from, 0)
+                    waiting += max(stream.log.end - export.pending_from, 0)
                     tasks += draw_tasks(export, self._broker.recent_tasks)
         return {"tasks": tasks, "waiting": waiting}
 

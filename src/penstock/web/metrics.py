@@ -61,7 +61,7 @@ class Scene(NamedTuple):
     flushes: Distribution
     export_totals: Mapping[str, ExportTotals]
     connected_pipelines: int
-    batches: Mapping[str, Distribution]
+    deliveries: Mapping[str, Distribution]
 
 
 class Kind(StrEnum):
@@ -457,11 +457,11 @@ DECLARED = (
         _one(lambda scene: scene.connected_pipelines),
     ),
     Declared(
-        "penstock_batch_seconds",
+        "penstock_delivery_seconds",
         _histogram,
-        "how long the batches of a lane took, with Spark's own part",
-        lambda scene: [((lane,), found) for lane, found in scene.batches.items()],
-        ("lane",),
+        "how long deliveries took, from the lease of their messages to the last report",
+        lambda scene: [((kind,), found) for kind, found in scene.deliveries.items()],
+        ("kind",),
     ),
 )
 
@@ -510,8 +510,8 @@ def look(
             for kind in ExportDefinition.__struct_fields__
         },
         connected_pipelines=sum(each.is_connected for each in broker.pipelines),
-        batches={
-            lane.value: durations.look() for lane, durations in broker.pipelines.durations.items()
+        deliveries={
+            kind: durations.look() for kind, durations in broker.pipelines.durations.items()
         },
     )
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.exports.pipelines import Batch, Pipeline
+from penstock.broker.exports.pipelines import Assignment, Delivery, Pipeline, Task
 from penstock.broker.server import Broker
 from penstock.broker.streams import Stream
 from penstock.model import (
@@ -166,8 +166,7 @@ def _draw_export(found: ExportStatistics, config: ExportConfig, rate: float) -> 
         "destination": _destination(found.kind, config),
         "priority": config.priority,
         "isPaused": found.is_paused,
-        "lane": found.lane,
-        "state": state_of(found),
+        "state": found.state,
         "lastExportedSequenceNumber": found.last_exported_sequence_number,
         "messagesBehind": found.messages_behind,
         "secondsBehind": found.seconds_behind,
@@ -181,16 +180,6 @@ def _draw_export(found: ExportStatistics, config: ExportConfig, rate: float) -> 
         "lostMessages": found.lost_messages,
         "rates": {"messagesExported": round(rate, 2)},
     }
-
-
-def state_of(export: ExportStatistics) -> str:
-    if export.is_paused:
-        return "paused"
-    if export.failures:
-        return "failing"
-    if not export.messages_behind:
-        return "up-to-date"
-    return "exporting" if export.is_leased else "waiting"
 
 
 def _destination(kind: str, config: ExportConfig) -> str:
@@ -230,30 +219,43 @@ def draw_pipeline(pipeline: Pipeline) -> Plain:
         "sparkVersion": about.spark_version if about else None,
         "master": about.master if about else None,
         "sparkPage": about.spark_page if about else None,
-        "lanes": [
-            {
-                "lane": lane.value,
-                "isConnected": activity.is_connected,
-                "batches": activity.batches,
-                "lastBatchAt": activity.last.started if activity.last else None,
-                "lastDurationMillis": _millis(activity.last) if activity.last else None,
-            }
-            for lane, activity in pipeline.lanes.items()
-        ],
+        "tasks": [_draw_task(each) for each in pipeline.tasks.values()],
     }
 
 
-def draw_batch(batch: Batch) -> Plain:
+def _draw_task(task: Task) -> Plain:
     return {
-        "pipeline": batch.pipeline,
-        "lane": batch.lane.value,
-        "batch": batch.number,
-        "startedAt": batch.started,
-        "durationMillis": _millis(batch),
-        "slices": batch.work.slices,
-        "messages": batch.work.messages,
+        "id": task.name,
+        "isConnected": task.is_connected,
+        "startedAt": task.started,
+        "lastSeen": task.last_seen,
+        "deliveries": task.deliveries,
+        "messages": task.messages,
+        "assignments": [_draw_assignment(each) for each in task.assignments.values()],
     }
 
 
-def _millis(batch: Batch) -> int:
-    return round(batch.seconds * 1000)
+def _draw_assignment(assignment: Assignment) -> Plain:
+    work = assignment.work
+    return {
+        "lease": work.lease,
+        "kind": assignment.kind,
+        "stream": work.stream,
+        "exportIdentifier": work.identifier,
+        "startedAt": assignment.started,
+        "messages": assignment.messages,
+    }
+
+
+def draw_delivery(delivery: Delivery) -> Plain:
+    return {
+        "pipeline": delivery.holder.pipeline,
+        "task": delivery.holder.task,
+        "kind": delivery.kind,
+        "stream": delivery.stream,
+        "exportIdentifier": delivery.identifier,
+        "startedAt": delivery.started,
+        "durationMillis": round(delivery.seconds * 1000, 1),
+        "messages": delivery.messages,
+        "error": delivery.error,
+    }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.broker.exports.export import Export
 from penstock.broker.exports.recent_tasks import RecentTasks
+from penstock.broker.exports.task_export import TaskExport
 from penstock.errors import StreamManagerException
 from penstock.model.exporting import TaskEvent, Upload
 from penstock.model.s3 import find_task
@@ -17,12 +17,12 @@ _MOST_WAITING = 20
 _WAITING_BYTES = 256 * 1024
 
 
-def draw_tasks(export: Export, recent: RecentTasks) -> Iterator[Plain]:
+def draw_tasks(export: TaskExport, recent: RecentTasks) -> Iterator[Plain]:
     """The newest first, as far as they are known."""
     events = list(recent.of(export.stream.name, export.identifier))
     told = {event.sequence_number: event for event in events}
     uploads = {upload.sequence_number: upload for upload in export.uploads}
-    undone = dict(_waiting(export, export.undone_from))
+    undone = dict(_waiting(export, export.pending_from))
     for number in sorted(undone, reverse=True):
         yield _draw(export, number, undone[number], told.get(number), uploads.get(number))
     for number, event in told.items():
@@ -30,7 +30,7 @@ def draw_tasks(export: Export, recent: RecentTasks) -> Iterator[Plain]:
             yield _draw(export, number, event.task, event, uploads.get(number))
 
 
-def _waiting(export: Export, first: int) -> Iterator[tuple[int, Plain | None]]:
+def _waiting(export: TaskExport, first: int) -> Iterator[tuple[int, Plain | None]]:
     stop = min(export.stream.log.end, first + _MOST_WAITING)
     while first < stop:
         try:
@@ -44,7 +44,7 @@ def _waiting(export: Export, first: int) -> Iterator[tuple[int, Plain | None]]:
 
 
 def _draw(
-    export: Export,
+    export: TaskExport,
     number: int,
     task: Plain | None,
     event: TaskEvent | None,
@@ -63,7 +63,7 @@ def _draw(
         "time": event.time if event else upload.began if upload else None,
         "size": upload.size if upload else None,
         "parts": -(-upload.size // upload.part_size) if upload and upload.part_size else None,
-        "partsArrived": sum(map(bool, upload.parts)) if upload else None,
+        "partsArrived": upload.arrived_parts if upload else None,
     }
 
 

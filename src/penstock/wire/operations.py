@@ -41,6 +41,10 @@ class Operation(IntEnum):
     PlanExportsResponse = 77
     CommitExports = 78
     CommitExportsResponse = 79
+    ReserveBandwidth = 80
+    ReserveBandwidthResponse = 81
+    RewindExport = 82
+    RewindExportResponse = 83
 
 
 RESPONSE_TO: dict[int, Operation] = {
@@ -60,4 +64,6 @@ RESPONSE_TO: dict[int, Operation] = {
     Operation.ReadStored: Operation.ReadStoredResponse,
     Operation.PlanExports: Operation.PlanExportsResponse,
     Operation.CommitExports: Operation.CommitExportsResponse,
+    Operation.ReserveBandwidth: Operation.ReserveBandwidthResponse,
+    Operation.RewindExport: Operation.RewindExportResponse,
 }

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.model import MessageStreamDefinition, ReadMessagesOptions
-from penstock.model.exporting import ExportReport, Lane, PipelineDescription
+from penstock.model.exporting import DeliveryReport, PipelineDescription
 from penstock.model.limits import Name, Payload, ReadTimeoutMillis, RequestId, SequenceNumber
 from penstock.wire.operations import Operation
 
@@ -137,28 +137,52 @@ class ReadStoredRequest(Request):
 
 
 class PlanExportsRequest(Request):
-    """What is due in a lane: slices, which the pipeline has until their lease ends.
+    """Work for a task of a pipeline, which is leased to it.
 
-    By asking for the next ones it gives back those of the same lane that it has not reported. The
-    answer waits until something is due, or the time is up.
+    Leases that the task holds are renewed, and its others end. The answer waits until something is
+    due, or the time is up. With `max_slices` 0 it tells only how much is due.
     """
 
     operation = Operation.PlanExports
     # Of one run of a pipeline.
     pipeline: Annotated[str, Meta(min_length=1, max_length=64)]
-    lane: Lane
-    max_bytes: Annotated[int, Meta(ge=1)]
+    task: Annotated[str, Meta(min_length=1, max_length=64)]
     lease_millis: Annotated[int, Meta(ge=100, le=3_600_000)]
-    max_slices: Annotated[int, Meta(ge=1, le=4096)] = 256
+    # Leases that the task holds.
+    holding: Annotated[list[str], Meta(max_length=4096)] = []
+    max_slices: Annotated[int, Meta(ge=0, le=4096)] = 256
+    max_bytes: Annotated[int, Meta(ge=0)] = 64 * 1024 * 1024
+    # Exports with larger priorities, which are less urgent, are left out.
+    max_priority: Annotated[int, Meta(ge=1)] | None = None
     wait_millis: ReadTimeoutMillis = 0
     about: PipelineDescription | None = None
+    # The pipeline stops: all of its tasks end.
+    stops: bool = False
 
 
 class CommitExportsRequest(Request):
-    """What became of slices; all of it is stored, or none."""
+    """Reports about work; either all of them are stored, or none."""
 
     operation = Operation.CommitExports
-    reports: Annotated[list[ExportReport], Meta(max_length=4096)]
+    reports: Annotated[list[DeliveryReport], Meta(max_length=4096)]
+
+
+class ReserveBandwidthRequest(Request):
+    """Bytes of a file that are to be sent; the answer waits until they may be."""
+
+    operation = Operation.ReserveBandwidth
+    lease: Annotated[str, Meta(max_length=1024)]
+    size: Annotated[int, Meta(ge=1)]
+    wait_millis: ReadTimeoutMillis = 0
+
+
+class RewindExportRequest(Request):
+    """Moves an export: the next message that it exports has this number."""
+
+    operation = Operation.RewindExport
+    stream_name: Name
+    identifier: Name
+    sequence_number: SequenceNumber
 
 
 class StatisticsRequest(Request):
@@ -194,5 +218,7 @@ EXTENDED_REQUESTS = {
         ReadStoredRequest,
         PlanExportsRequest,
         CommitExportsRequest,
+        ReserveBandwidthRequest,
+        RewindExportRequest,
     ),
 }

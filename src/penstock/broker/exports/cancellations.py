@@ -1,6 +1,6 @@
-"""Tasks that nobody carries out any more, because they, their export or their stream go.
+"""S3 tasks that are dropped before they are carried out, with their export or their stream.
 
-Each of them has a status, and its upload is aborted. What is told of a task is read before it goes.
+Each gets the status Canceled, and its upload is aborted. A task is read before it is dropped.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import logging
 from collections.abc import Callable, Container, Iterable
 
 from penstock.broker.exports.abandoned import AbandonedUploads
-from penstock.broker.exports.export import Export
 from penstock.broker.exports.registry import Registry
 from penstock.broker.exports.statuses import Statuses
+from penstock.broker.exports.task_export import TaskExport
 from penstock.broker.exports.tasks import Loss, cancel_tasks
 from penstock.broker.streams import Stream
 from penstock.model import MessageStreamDefinition
-from penstock.model.exporting import Lane, TaskEvent
+from penstock.model.exporting import TaskEvent
 from penstock.model.status import Status
 
 logger = logging.getLogger(__name__)
 
 
 class Cancellations:
-    """The witness of all streams. Called from the event loop only."""
+    """Is notified before messages are dropped and definitions change, by the event loop only."""
 
     def __init__(
         self,
@@ -35,24 +35,24 @@ class Cancellations:
         self._statuses = statuses
         self._abandoned = abandoned
         self._now_millis = now_millis
-        self._is_telling = False
+        self._is_writing = False
 
-    # What goes
+    # Messages and definitions that are about to go
 
     def before_drop(self, stream: Stream, end: int, are_expired: bool) -> None:
         for export in self._exports.of(stream).values():
             export.note_loss(end)
-        # A status stream may have to drop something to take a status. Of that nothing is told, or
-        # it might come back to a stream that is just about to drop something.
-        if self._is_telling:
+        # A status stream may drop messages to accept a status. That writes no further statuses,
+        # or it could come back to a stream that is about to drop messages.
+        if self._is_writing:
             return
         reason = "its time to live is over" if are_expired else "the stream was full and dropped it"
         for export in self._executors(stream):
             events = self._cancel(export, export.next_number, end, reason)
-            # Whoever has a task on lease may have carried it out, and will say so.
+            # A task that is leased may have been carried out: a report decides.
             held = [event for event in events if event.sequence_number < export.held_end]
             export.dropped += held
-            self._tell(export, events[len(held) :])
+            self._write(export, events[len(held) :])
 
     def before_change(
         self, stream: Stream, definition: MessageStreamDefinition | None
@@ -64,7 +64,7 @@ class Cancellations:
             executors = definition.export_definition.s3_task_executor or ()
             kept = {config.identifier for config in executors}
         canceled = [
-            (export, self._cancel(export, export.undone_from, stream.log.end, reason))
+            (export, self._cancel(export, export.pending_from, stream.log.end, reason))
             for export in self._executors(stream)
             if export.identifier not in kept
         ]
@@ -72,50 +72,55 @@ class Cancellations:
         def conclude() -> Callable[[], None] | None:
             for export, events in canceled:
                 self._abandoned.abandon(export.track(export.uploads, are_abandoned=True))
-                self.conclude_lease(export, export.settling_told)
-                self._tell(export, events)
+                self.conclude_lease(export, export.ended_in_report)
+                self._write(export, events)
                 self._statuses.recent.forget(export.stream.name, export.identifier)
             return self._sync_statuses() if canceled else None
 
         return conclude
 
-    def _executors(self, stream: Stream) -> Iterable[Export]:
+    def _executors(self, stream: Stream) -> Iterable[TaskExport]:
         if stream.definition.export_definition.s3_task_executor:
             for export in self._exports.of(stream).values():
-                if export.lane is Lane.files:
+                if isinstance(export, TaskExport):
                     yield export
 
-    def _cancel(self, export: Export, first: int, end: int, reason: str) -> list[TaskEvent]:
+    def _cancel(self, export: TaskExport, first: int, end: int, reason: str) -> list[TaskEvent]:
         if first >= end or not export.origin.wants(Status.Canceled):
             return []
         events = cancel_tasks(export.stream.log, first, end, Loss(reason, self._now_millis()))
         return [event for event in events if event.sequence_number not in export.arrived]
 
-    # What went while somebody had it
+    # Messages that were dropped while they were leased
 
-    def conclude_lease(self, export: Export, told: Container[int] = ()) -> None:
-        """How these tasks ended was told. Others that went meanwhile are not carried out."""
-        left = [event for event in export.dropped if event.sequence_number not in told]
+    def conclude_lease(self, export: TaskExport, ended: Container[int] = ()) -> None:
+        """The lease is over: dropped tasks are canceled, but for those that have ended."""
+        self.forget_dropped(export, ended)
+        left = export.dropped
         export.dropped = []
-        self._tell(export, [event for event in left if event.sequence_number not in export.arrived])
+        self._write(export, [event for event in left if event.sequence_number not in export.arrived])
 
-    def give_up(self, export: Export) -> None:
-        """Nobody has it any more: what went meanwhile is not carried out."""
+    def forget_dropped(self, export: TaskExport, ended: Container[int]) -> None:
+        """These tasks have ended: their status is written."""
+        export.dropped = [each for each in export.dropped if each.sequence_number not in ended]
+
+    def give_up(self, export: TaskExport) -> None:
+        """No task of a pipeline holds the export: dropped tasks are not carried out."""
         stale = [each for each in export.uploads if each.sequence_number < export.next_number]
         if not stale and not export.dropped:
             return
-        # What is reported too late would be told twice.
-        export.lease = None
+        # A report that comes late would write a second status.
+        export.revoke_lease()
         export.uploads = [each for each in export.uploads if each not in stale]
         self._abandoned.abandon(export.track(stale, are_abandoned=True))
         self.conclude_lease(export)
 
-    def _tell(self, export: Export, events: list[TaskEvent]) -> None:
-        self._is_telling = True
+    def _write(self, export: TaskExport, events: list[TaskEvent]) -> None:
+        self._is_writing = True
         try:
             self._statuses.write(export.origin, events, self._now_millis())
         finally:
-            self._is_telling = False
+            self._is_writing = False
 
     def _sync_statuses(self) -> Callable[[], None]:
         sync = self._statuses.sync()

@@ -18,7 +18,7 @@ from penstock.errors import (
     StreamManagerException,
 )
 from penstock.model import MessageStreamDefinition, StrategyOnFull
-from penstock.model.exporting import ExportReport, SkippedMessage
+from penstock.model.exporting import DeliveryReport, SkippedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class DeadLetters:
         # Why the stream could not be created.
         self._problem: StreamManagerException | None = None
 
-    def keep(self, stream: Stream, report: ExportReport, now: int) -> ExportReport:
+    def keep(self, stream: Stream, report: DeliveryReport, now: int) -> DeliveryReport:
         """Stores what was skipped; the report as far as that worked.
 
         What cannot be kept is not skipped: the export stays before it, and says why.
@@ -101,7 +101,7 @@ class DeadLetters:
                 raise self._problem from None
             raise
 
-    def needs_stream(self, reports: Sequence[ExportReport]) -> bool:
+    def needs_stream(self, reports: Sequence[DeliveryReport]) -> bool:
         """Whether messages are to be kept while there is no stream to keep them in."""
         if not self._name or not any(report.skipped for report in reports):
             return False
@@ -109,7 +109,7 @@ class DeadLetters:
             return False
         return any(self._has_any(report) for report in reports)
 
-    def _has_any(self, report: ExportReport) -> bool:
+    def _has_any(self, report: DeliveryReport) -> bool:
         """Whether any of the messages that were skipped is still there."""
         try:
             log = self._streams.find(report.stream).log

@@ -1,7 +1,7 @@
-"""All exports of a broker: what is due in a lane, who has it, and what became of it.
+"""All exports of a broker: what is due, which task has it, and what its reports change.
 
-Called from the event loop only. The broker's progress is the only truth: a pipeline that dies, or
-is asked twice, sends again what it had not reported, and nothing else.
+Called from the event loop only. The progress that the broker has stored is the only truth: a task
+that dies, or whose report is lost, delivers again what it had not reported, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,43 +14,46 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.broker.exports.abandoned import AbandonedUploads
+from penstock.broker.exports.abandoned import AbandonedUpload, AbandonedUploads
+from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.cancellations import Cancellations
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.export import Export, Lease
-from penstock.broker.exports.pacing import Account, Bandwidth
+from penstock.broker.exports.deliverable import Deliverable
+from penstock.broker.exports.export import Export
+from penstock.broker.exports.lease import Holder, Lease, parse_id
+from penstock.broker.exports.message_export import MessageExport
 from penstock.broker.exports.registry import Registry
-from penstock.broker.exports.settlement import (
-    Settled,
-    Settlement,
-    concluded_in,
-    log_outcome,
-    settle_report,
-    within_slice,
-)
+from penstock.broker.exports.settlement import Settled, Settlement
 from penstock.broker.exports.statuses import Statuses
+from penstock.broker.exports.task_export import TaskExport, ended_tasks
 from penstock.broker.statistics import ExportTotals
 from penstock.broker.streams import Stream, Streams
-from penstock.errors import StreamManagerException
-from penstock.model.exporting import ExportReport, ExportSlice, Lane
+from penstock.model import ExportConfig
+from penstock.model.exporting import AnyWork, DeliveryReport, Upload
 from penstock.model.statistics import ExportActivity
-from penstock.model.validation import to_wire
-from penstock.store.log import FileLog
 from penstock.store.store import Store
 from penstock.wire.requests import PlanExportsRequest
 
 logger = logging.getLogger(__name__)
 
-# A pipeline whose connection is gone may be on its way back: so long its slices stay its own.
+# A task that has lost its connection keeps its leases for so long, to reconnect.
 _GRACE_SECONDS = 3.0
 
 
+class Plan(NamedTuple):
+    work: list[AnyWork]
+    # The number of deliverables that are due and that no task has.
+    waiting: int
+    # Leases that the task no longer holds.
+    lost: list[str]
+
+
 class Outlook(NamedTuple):
-    """What a lane with nothing to do waits for."""
+    """What a task waits for when nothing is due."""
 
     # On the loop's clock.
     at: float
-    # Streams, and the end at which each may have something.
+    # Streams, and the end at which each may have messages that are due.
     needed_ends: Sequence[tuple[Stream, int]]
 
 
@@ -62,292 +65,291 @@ class Exports:
         bandwidth: Bandwidth,
         dead_letters: DeadLetters,
         statuses: Statuses,
+        gather_seconds: float,
         clock: Callable[[], float],
         now_millis: Callable[[], int],
     ) -> None:
-        self._streams = streams
         self._bandwidth = bandwidth
         self._dead_letters = dead_letters
         self._statuses = statuses
+        self._gather_seconds = gather_seconds
         self._clock = clock
+        self._now_millis = now_millis
         self._turns = 0
         # Why nothing is planned: progress cannot be stored. Empty if it can.
         self.suspension = ""
+        # The priority of the most urgent file that waits for bandwidth; None if none does.
+        self.min_reserved_priority: Callable[[], int | None] = lambda: None
         # By kind.
         self.totals: defaultdict[str, ExportTotals] = defaultdict(ExportTotals)
-        # In the leases that it gives.
-        self._id = secrets.token_hex(4)
+        # Part of the leases of this run of the broker.
+        self._run_id = secrets.token_hex(4)
         uploads = store.uploads()
-        self._all = Registry(streams, (each for each in uploads if not each.is_abandoned))
+        # Uploads that had begun when the broker was stopped, by the id of their export.
+        self._begun: defaultdict[str, list[Upload]] = defaultdict(list)
+        for tracked in uploads:
+            if not tracked.is_abandoned:
+                self._begun[tracked.export_id].append(tracked.upload)
+        self._all = Registry(streams, self._make)
         self._abandoned = AbandonedUploads(store, statuses)
         self._abandoned.add(each for each in uploads if each.is_abandoned)
         self._cancellations = Cancellations(self._all, statuses, self._abandoned, now_millis)
         streams.tell(self._cancellations)
 
+    def _make(self, stream: Stream, kind: str, config: ExportConfig) -> Export:
+        if kind == "s3_task_executor":
+            uploads = self._begun.pop(stream.stored.progress[config.identifier].export_id, [])
+            return TaskExport(stream, kind, config, self._dead_letters, self._statuses, uploads)
+        return MessageExport(stream, kind, config, self._dead_letters, self._gather_seconds)
+
+    def _deliverables(self) -> Iterator[Deliverable]:
+        yield from self._all
+        yield from self._abandoned
+
     def finish(self) -> None:
-        """The broker stops: what would be told later is told now."""
+        """The broker stops: write the statuses that would be written later."""
         for export in self._all:
-            # A report of it comes too late for the next broker, which does not have the messages.
-            self._cancellations.conclude_lease(export)
+            if isinstance(export, TaskExport):
+                # The next broker does not have the dropped messages.
+                self._cancellations.conclude_lease(export)
 
     def of(self, stream: Stream) -> Mapping[str, Export]:
-        """Those of one stream, by identifier."""
+        """The exports of one stream, by identifier."""
         return self._all.of(stream)
 
     def activities(self, stream: Stream) -> dict[str, ExportActivity]:
-        now = self._clock()
-        return {name: export.activity(now) for name, export in self._all.of(stream).items()}
+        now, now_millis = self._clock(), self._now_millis()
+        exports = self._all.of(stream).items()
+        return {name: export.activity(now, now_millis) for name, export in exports}
 
-    def lanes(self, sees: Callable[[str], bool]) -> list[Lane]:
-        """Those in which there is anything to do, now or later."""
-        lanes = {
-            export.lane
-            for export in self._all
-            if not export.config.disabled and sees(export.stream.name)
-        }
-        if self._abandoned.next_at(sees) < math.inf:
-            lanes.add(Lane.files)
-        return [lane for lane in Lane if lane in lanes]
-
-    # What is due
+    # Plans
 
     def plan(
-        self, request: PlanExportsRequest, sees: Callable[[str], bool], now_millis: int
-    ) -> list[ExportSlice]:
-        """Slices for a pipeline, the most urgent first; those that it had in this lane are free."""
+        self,
+        request: PlanExportsRequest,
+        sees: Callable[[str], bool],
+        now_millis: int,
+        *,
+        leases: bool = True,
+    ) -> Plan:
+        """Renews the leases that the task holds, frees its others, and leases what is due."""
         now = self._clock()
-        self.release(request.pipeline, request.lane)
-        if self.suspension:
-            return []
-        slices = self._plan_aborts(request, sees, now) if request.lane is Lane.files else []
-        account = self._account(request.lane)
-        room: float = request.max_bytes
-        for export in sorted(self._waiting(request.lane, sees), key=lambda it: it.urgency):
-            if export.free_at(now) > now:
+        holder = Holder(request.pipeline, request.task)
+        ends_at = now + request.lease_millis / 1000
+        lost = self._renew(holder, request.holding, ends_at)
+        if not leases:
+            return Plan([], 0, lost)
+        work: list[AnyWork] = []
+        waiting = 0
+        room = request.max_bytes
+        for each in self._due(sees, now, now_millis, request.max_priority):
+            is_full = len(work) == request.max_slices or room < 1
+            wire_room = self._wire_room(each)
+            if is_full or not wire_room:
+                waiting += bool(wire_room)
                 continue
-            due = export.due(now_millis)
-            if due.end <= export.next_number:
-                continue
-            allowed = account.room(now)
-            if room < 1 or not allowed or len(slices) == request.max_slices:
-                break
-            end = export.cut(due.end, min(room, export.messages_for(allowed)))
-            size = export.stream.log.size_of(export.next_number, end)
+            end = each.cut(each.due(now, now_millis).end, room, wire_room)
+            size = each.size_of(end)
             room -= size
-            charged = export.charge(size, allowed)
-            account.take(charged)
-            slices.append(self._lease(export, end, charged, request, now))
-        return slices
+            charged = each.wire_bytes_of(size)
+            self._bandwidth.charge(charged)
+            work.append(self._lease(each, holder, end, charged, ends_at, now))
+        return Plan(work, waiting, lost)
 
-    def _plan_aborts(
-        self, request: PlanExportsRequest, sees: Callable[[str], bool], now: float
-    ) -> list[ExportSlice]:
+    def _due(
+        self, sees: Callable[[str], bool], now: float, now_millis: int, max_priority: int | None
+    ) -> Iterator[Deliverable]:
+        """What may be leased now, the most urgent first."""
+        if self.suspension:
+            return
+        self._release_dropped(now)
+        found = [
+            each
+            for each in self._seen(sees, max_priority)
+            if each.free_at() <= now and each.due(now, now_millis).end > each.next_number
+        ]
+        yield from sorted(found, key=lambda each: each.urgency)
+
+    def _seen(
+        self, sees: Callable[[str], bool], max_priority: int | None = None
+    ) -> Iterator[Deliverable]:
+        for each in self._deliverables():
+            if (max_priority is None or each.priority <= max_priority) and sees(each.stream_name):
+                yield each
+
+    def _release_dropped(self, now: float) -> None:
+        """Cancels tasks that the stream has dropped, when no task of a pipeline holds them."""
         for export in self._all:
-            if export.lane is Lane.files and not export.is_settling and not export.is_leased(now):
+            if isinstance(export, TaskExport) and not export.is_leased(now):
                 self._cancellations.give_up(export)
-        return self._abandoned.plan(request, sees, now)
 
-    def _account(self, lane: Lane) -> Account:
-        return self._bandwidth.files if lane is Lane.files else self._bandwidth.messages
-
-    def _waiting(self, lane: Lane, sees: Callable[[str], bool]) -> Iterator[Export]:
-        for export in self._all:
-            is_free = not export.config.disabled and not export.is_settling
-            if export.lane is lane and is_free and sees(export.stream.name):
-                yield export
+    def _wire_room(self, each: Deliverable) -> float:
+        """The bytes that it may send now; 0 if it has to wait for bandwidth."""
+        if not each.is_charged:
+            return math.inf
+        reserved = self.min_reserved_priority()
+        if reserved is not None and reserved < each.priority:
+            return 0.0
+        return self._bandwidth.room(each.priority)
 
     def _lease(
-        self, export: Export, end: int, charged: float, request: PlanExportsRequest, now: float
-    ) -> ExportSlice:
-        first = export.next_number
-        turn = export.turn
+        self,
+        each: Deliverable,
+        holder: Holder,
+        end: int,
+        charged: float,
+        ends_at: float,
+        now: float,
+    ) -> AnyWork:
         self._turns += 1
-        export.turn = self._turns
-        export.is_untouched = False
-        export.lease = Lease(
-            f"{export.lease_name}-{self._id}-{self._turns}",
-            request.pipeline,
-            request.lane,
-            first,
-            end,
-            charged,
-            now + request.lease_millis / 1000,
-            turn,
-            export.parts,
-        )
-        stream, log = export.stream, export.stream.log
-        has_tasks = export.lane is Lane.files
-        return ExportSlice(
-            lease=export.lease.id,
-            stream=stream.name,
-            stream_id=stream.stored.id,
-            kind=export.kind,
-            config=to_wire(export.config),
-            first=first,
-            end=end,
-            arrived=[number for number in export.arrived if first <= number < end],
-            has_files=isinstance(log, FileLog),
-            segments=log.summaries(first, end),
-            uploads=[each for each in export.uploads if first <= each.sequence_number < end],
-            time_to_live=stream.definition.time_to_live_millis if has_tasks else None,
-            max_sent_bytes=int(charged) if has_tasks and charged else None,
-        )
+        serial = f"{self._run_id}-{self._turns:x}"
+        lease = Lease.make(each.name, serial, holder, each.next_number, end, ends_at)
+        lease = lease._replace(charged=charged)
+        each.take_lease(lease, self._turns, now)
+        return each.describe(lease, self._bandwidth.is_limited)
 
-    def is_awaited(self, lane: Lane, sees: Callable[[str], bool], now_millis: int) -> bool:
-        """Whether there is something due that nobody has."""
-        now = self._clock()
-        return not self.suspension and any(
-            export.free_at(now) <= now and export.due(now_millis).end > export.next_number
-            for export in self._waiting(lane, sees)
-        )
-
-    def outlook(self, lane: Lane, sees: Callable[[str], bool], now_millis: int) -> Outlook:
-        """What to wait for, when there is nothing due."""
-        if self.suspension:
+    def outlook(
+        self, request: PlanExportsRequest, sees: Callable[[str], bool], now_millis: int
+    ) -> Outlook:
+        """What to wait for when nothing is due."""
+        if self.suspension or not request.max_slices:
             return Outlook(math.inf, [])
         now = self._clock()
-        at = max(self._abandoned.next_at(sees), now) if lane is Lane.files else math.inf
+        at = math.inf
         needed: dict[Stream, int] = {}
-        for export in self._waiting(lane, sees):
-            stream = export.stream
-            free_at = export.free_at(now)
-            due = export.due(now_millis)
-            if due.end > export.next_number:
-                at = min(at, max(free_at, now + self._account(lane).seconds_until_room(now)))
+        for each in self._seen(sees, request.max_priority):
+            free_at = each.free_at()
+            if free_at == math.inf:
                 continue
-            needed[stream] = min(needed.get(stream, due.needed_end), due.needed_end)
+            due = each.due(now, now_millis)
+            if due.end > each.next_number:
+                room_at = now
+                if each.is_charged:
+                    room_at += self._bandwidth.seconds_until_room(each.priority)
+                at = min(at, max(free_at, room_at))
+                continue
+            if isinstance(each, Export):
+                stream = each.stream
+                needed[stream] = min(needed.get(stream, due.needed_end), due.needed_end)
             if due.at is not None:
                 at = min(at, max(free_at, now + (due.at - now_millis) / 1000))
         return Outlook(at, list(needed.items()))
 
-    # Who has it
+    # Leases
 
-    def release(self, pipeline: str, lane: Lane) -> None:
-        """A pipeline that asks anew has nothing of what it had."""
-        # Nobody knows how much of it was sent: what was charged for it stays charged.
-        for export in self._end_leases(pipeline, lane, -math.inf):
-            # It was not even begun, or it was lost: its turn is still to come.
-            export.turn = export.lease.turn if export.lease is not None else export.turn
+    def _renew(self, holder: Holder, holding: Sequence[str], ends_at: float) -> list[str]:
+        """Renews these leases and frees the holder's others; those that it no longer has."""
+        held = set(holding)
+        for each in self._deliverables():
+            lease = each.lease
+            if lease is None or lease.holder != holder:
+                continue
+            if lease.id in held:
+                each.renew_lease(lease.id, ends_at)
+                held.discard(lease.id)
+            else:
+                each.end_lease(holder)
+        return [lease_id for lease_id in held if not self._adopt(lease_id, holder, ends_at)]
 
-    def depart(self, pipeline: str, lane: Lane) -> None:
-        """The connection of a pipeline is gone; unless it comes back, so is the pipeline."""
-        self._end_leases(pipeline, lane, self._clock() + _GRACE_SECONDS)
+    def _adopt(self, lease_id: str, holder: Holder, ends_at: float) -> bool:
+        parsed = parse_id(lease_id)
+        if parsed is None or parsed.serial.startswith(self._run_id):
+            return False
+        for export in self._all:
+            if export.name == parsed.name:
+                return export.adopt_lease(lease_id, parsed, holder, ends_at)
+        return False
 
-    def _end_leases(self, pipeline: str, lane: Lane, ends_at: float) -> list[Export]:
-        """Those that it had."""
-        self._abandoned.end_leases(pipeline, lane, ends_at)
-        held = []
-        for export in self._all.known():
-            lease = export.lease
-            if lease is not None and (lease.pipeline, lease.lane) == (pipeline, lane):
-                export.lease = lease._replace(ends_at=min(lease.ends_at, ends_at))
-                held.append(export)
-        return held
+    def depart(self, holder: Holder) -> None:
+        """The connection of a task is gone; unless it reconnects, its leases end."""
+        for each in self._deliverables():
+            each.end_lease(holder, self._clock() + _GRACE_SECONDS)
 
-    # What became of it
+    def find_lease(self, lease_id: str) -> Deliverable | None:
+        """What a lease is of, while a task holds it."""
+        for each in self._deliverables():
+            if each.lease is not None and each.lease.id == lease_id:
+                return each
+        return None
 
-    def settle(self, reports: Sequence[ExportReport], now_millis: int) -> Settlement:
-        """What deliveries mean, to be stored and then to be applied, or forgotten if that fails.
+    # Reports
 
-        Of an export that is gone, or whose slice went to somebody else, nothing is taken.
+    def settle(self, reports: Sequence[DeliveryReport], now_millis: int) -> Settlement:
+        """The outcomes of reports, to be stored and then applied, or canceled if that fails.
+
+        A report is refused if the export was removed, or if another task has the lease.
         """
         settlement = Settlement()
         for report in reports:
-            if self._abandoned.is_about(report):
-                settlement.attempts += self._abandoned.settle(report, now_millis)
-                continue
-            export = self._find(report)
-            if export is not None and export.has_taken(report):
+            found = self._find(report)
+            if found is not None and found.is_repeated(report):
                 settlement.repeated.append(report.lease)
-            elif export is not None and self._holds(export, report):
-                settlement.settled.append(self._settle(export, report, now_millis))
-            else:
+                continue
+            lease = found.begin_settling(report) if found is not None else None
+            if found is None or lease is None:
                 logger.info(
                     "stream %r, export %r: a report from %d on comes too late, and is ignored",
                     report.stream,
                     report.identifier,
                     report.first,
                 )
+                continue
+            outcome = found.settle(report, lease, now_millis)
+            settlement.settled.append(Settled(found, lease, report, outcome))
         return settlement
 
-    def _settle(self, export: Export, report: ExportReport, now_millis: int) -> Settled:
-        sound = within_slice(export, report)
-        if not report.is_interim:
-            sound = self._dead_letters.keep(export.stream, sound, now_millis)
-            export.settling_end = sound.settled_end
-            export.settling_told = concluded_in(sound)
-        export.is_settling = True
-        self._statuses.write(export.origin, sound.events, now_millis)
-        settled = settle_report(export, report, sound, now_millis)
-        if report.is_interim and export.lease is None:
-            export.adopt(report, self._clock())
-        return settled
+    def _find(self, report: DeliveryReport) -> Deliverable | None:
+        parsed = parse_id(report.lease)
+        for each in self._deliverables():
+            if parsed is None or each.name != parsed.name:
+                continue
+            is_earlier = not parsed.serial.startswith(self._run_id)
+            if is_earlier and each.next_number == report.first:
+                # It expires at once unless the task renews it.
+                each.adopt_lease(report.lease, parsed, Holder("", ""), self._clock())
+            return each
+        return None
 
     def apply(self, settlement: Settlement) -> None:
-        """What was settled is stored: what is due next is decided by it."""
+        """The settlement is stored."""
         now = self._clock()
-        for attempt in settlement.attempts:
-            self._abandoned.apply(attempt, now, random.random())  # noqa: S311 - no secret
         for settled in settlement.settled:
-            export, report = settled.export, settled.report
-            export.end_settling()
-            export.take(settled.taken)
-            if not report.is_interim:
-                self._apply_delivery(settled, now)
-            self._apply_uploads(settled)
+            self._apply(settled, now)
 
-    def _apply_uploads(self, settled: Settled) -> None:
-        export = settled.export
-        export.uploads = settled.uploads
-        self._abandoned.add(settled.abandoned)
+    def _apply(self, settled: Settled, now: float) -> None:
+        each, lease, outcome = settled.deliverable, settled.lease, settled.outcome
+        report = outcome.report
+        self._count(each.kind, report)
+        if each.is_charged:
+            unaccounted = lease.charged if report.is_final else min(lease.charged, report.sent_bytes)
+            self._bandwidth.charge(report.sent_bytes - unaccounted)
+        chance = random.random()  # noqa: S311 - no secret
+        each.finish_settling(settled.report, outcome, now, chance)
+        if isinstance(each, AbandonedUpload):
+            self._abandoned.remove(outcome.ended)
+        elif isinstance(each, TaskExport):
+            self._abandoned.add(outcome.abandoned)
+            self._conclude(each, report)
+
+    def _conclude(self, export: TaskExport, report: DeliveryReport) -> None:
+        if report.is_final:
+            self._cancellations.conclude_lease(export, ended_tasks(report))
+        else:
+            self._cancellations.forget_dropped(export, ended_tasks(report))
         if not self._all.has(export):
-            # It was removed while that was stored.
+            # It was removed while the report was stored.
             self._abandoned.abandon(export.track(export.uploads, are_abandoned=True))
 
-    def _apply_delivery(self, settled: Settled, now: float) -> None:
-        export, lease, report = settled.export, settled.lease, settled.report
-        self._count(export.kind, report)
-        charged = lease.charged if lease is not None else 0
-        self._account(export.lane).take(report.sent_bytes - charged)
-        export.lease = None
-        had_failed = export.failures > 0
-        export.settle(report, lease, now, random.random())  # noqa: S311 - no secret
-        self._cancellations.conclude_lease(export, concluded_in(report))
-        log_outcome(export, report, had_failed=had_failed)
-
-    def _count(self, kind: str, report: ExportReport) -> None:
+    def _count(self, kind: str, report: DeliveryReport) -> None:
         totals = self.totals[kind]
-        totals.deliveries += 1
+        totals.deliveries += report.is_final
         totals.failures += bool(report.error)
         totals.messages += report.exported_messages
         totals.bytes += report.exported_bytes
         totals.skipped_messages += len(report.skipped)
         totals.sent_bytes += report.sent_bytes
 
-    def forget(self, settlement: Settlement) -> None:
-        """What was settled could not be stored: it may be reported again."""
-        for attempt in settlement.attempts:
-            self._abandoned.forget(attempt)
+    def cancel(self, settlement: Settlement) -> None:
+        """The settlement could not be stored: its reports may come again."""
         for settled in settlement.settled:
-            settled.export.end_settling()
-
-    def _find(self, report: ExportReport) -> Export | None:
-        try:
-            stream = self._streams.find(report.stream)
-        except StreamManagerException:
-            return None
-        if stream.stored.id != report.stream_id:
-            return None
-        return self._all.of(stream).get(report.identifier)
-
-    def _holds(self, export: Export, report: ExportReport) -> bool:
-        """Whether a report is about where the export stands."""
-        if export.is_settling:
-            return False
-        if export.lease is not None:
-            return (export.lease.id, export.lease.first) == (report.lease, report.first)
-        # A broker before this one gave the lease: it holds if nothing happened since. What this
-        # one gave was settled before.
-        name, _, rest = report.lease.partition("-")
-        is_earlier = name == export.lease_name and not rest.startswith(self._id)
-        return is_earlier and export.is_untouched and export.next_number == report.first
+            settled.deliverable.cancel_settling()

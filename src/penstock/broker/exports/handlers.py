@@ -1,4 +1,4 @@
-"""What pipelines ask for: what is due, and that what became of it is stored."""
+"""The requests of pipelines: plans of what is due, and reports about it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,27 @@ from typing import Any, Protocol
 
 from penstock.broker.access import Access
 from penstock.broker.bulk import Premises
+from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.engine import Exports, Outlook
-from penstock.broker.exports.pipelines import Pipelines, Work
+from penstock.broker.exports.engine import Exports, Outlook, Plan
+from penstock.broker.exports.lease import Holder
+from penstock.broker.exports.pipelines import Pipelines
+from penstock.broker.exports.reservations import Reservations
 from penstock.broker.exports.settlement import Settlement
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.exports.unstored import UnstoredProgress
 from penstock.broker.streams import Streams
 from penstock.broker.waiting import Waiter, seconds_to_wait
 from penstock.errors import StreamManagerException, UnknownFailureException
-from penstock.model.exporting import Lane
 from penstock.model.validation import to_wire
 from penstock.store.store import Store
 from penstock.store.stream import ProgressChange
-from penstock.wire.requests import CommitExportsRequest, PlanExportsRequest, Request
+from penstock.wire.requests import (
+    CommitExportsRequest,
+    PlanExportsRequest,
+    Request,
+    ReserveBandwidthRequest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +53,7 @@ class ExportHandlers:
         store: Store,
         streams: Streams,
         exports: Exports,
+        bandwidth: Bandwidth,
         dead_letters: DeadLetters,
         statuses: Statuses,
         pipelines: Pipelines,
@@ -63,28 +71,40 @@ class ExportHandlers:
         self._executor = executor
         self._now_millis = now_millis
         self.unstored = UnstoredProgress(executor, self._suspend)
+        call_later = asyncio.get_running_loop().call_later
+        self._reservations = Reservations(bandwidth, call_later, self.look_again)
+        exports.min_reserved_priority = lambda: self._reservations.min_priority
         self._pending: set[_PendingPlan] = set()
         # Creations of the dead-letter stream.
         self._creations: set[asyncio.Task[None]] = set()
-        # The last plan that a pipeline asked for in a lane, as long as it is connected.
-        self._latest: dict[tuple[str, Lane], PlanExportsRequest] = {}
+        # The last plan that a task asked for, as long as it is connected.
+        self._latest: dict[Holder, PlanExportsRequest] = {}
+        # Pipelines whose tasks are to end.
+        self._stopping: set[str] = set()
 
     def table(self) -> dict[type[Request], Callable[[Any, Any], None]]:
-        return {PlanExportsRequest: self._plan, CommitExportsRequest: self._commit}
+        return {
+            PlanExportsRequest: self._plan,
+            CommitExportsRequest: self._commit,
+            ReserveBandwidthRequest: self._reserve,
+        }
 
     # Plans
 
     def _plan(self, call: PendingCall, request: PlanExportsRequest) -> None:
         call.access.require(request.operation)
-        lane, key = request.lane, (request.pipeline, request.lane)
-        is_repeated = key in self._latest
-        self._latest[key] = request
-        self._pipelines.note_asking(request.pipeline, lane, request.about)
-        call.on_departure(key, lambda: self._depart(request))
+        holder = Holder(request.pipeline, request.task)
+        is_repeated = holder in self._latest
+        self._latest[holder] = request
+        if request.stops:
+            self._stopping.add(request.pipeline)
+        if request.max_slices:
+            self._pipelines.note_request(holder, request.holding, request.about)
+        call.on_departure(holder, lambda: self._depart(holder, request))
         is_answered = self._answer_plan(call, request, may_be_empty=not request.wait_millis)
-        if is_repeated:
-            # What it gave back others may take. And if it still waits on a connection that it has
-            # given up, it gets nothing there.
+        if is_repeated or request.stops:
+            # Leases that it gave up are free for others. A plan for which it still waits on a
+            # connection that it has lost is answered.
             self.look_again()
         if is_answered:
             return
@@ -92,7 +112,7 @@ class ExportHandlers:
         pending = _PendingPlan(
             call,
             seconds_to_wait(request.wait_millis),
-            lambda: self._exports.outlook(lane, call.access.sees, self._now_millis()),
+            lambda: self._exports.outlook(request, call.access.sees, self._now_millis()),
             lambda may_be_empty: self._answer_plan(call, request, may_be_empty=may_be_empty),
             self._streams,
             self._pending.discard,
@@ -104,35 +124,70 @@ class ExportHandlers:
     def _answer_plan(
         self, call: PendingCall, request: PlanExportsRequest, *, may_be_empty: bool
     ) -> bool:
-        is_latest = self._latest.get((request.pipeline, request.lane)) is request
-        slices = []
-        if is_latest:
-            slices = self._exports.plan(request, call.access.sees, self._now_millis())
-            if not slices and not may_be_empty:
+        holder = Holder(request.pipeline, request.task)
+        stops = request.pipeline in self._stopping
+        plan = Plan([], 0, [])
+        if self._latest.get(holder) is request:
+            plan = self._exports.plan(request, call.access.sees, self._now_millis(), leases=not stops)
+            if not (plan.work or plan.lost or stops or may_be_empty):
                 return False
-            work = Work(len(slices), sum(found.end - found.first for found in slices))
-            self._pipelines.note_given(request.pipeline, request.lane, work)
+            self._pipelines.note_work(holder, plan.work)
         call.succeed(
             root=self._premises.root,
             instance=self._premises.instance,
-            slices=[to_wire(found) for found in slices],
-            lanes=[lane.value for lane in self._exports.lanes(call.access.sees)],
+            work=[to_wire(each) for each in plan.work],
+            waiting=plan.waiting,
+            tasks=self._pipelines.count_tasks(request.pipeline),
+            lost=plan.lost,
+            stops=stops,
         )
         return True
 
-    def _depart(self, request: PlanExportsRequest) -> None:
-        key = request.pipeline, request.lane
-        # Unless it has come back already, on another connection.
-        if self._latest.get(key) is request:
-            del self._latest[key]
-            self._exports.depart(*key)
-            self._pipelines.note_departure(*key)
+    def _depart(self, holder: Holder, request: PlanExportsRequest) -> None:
+        # Unless it has reconnected already.
+        if self._latest.get(holder) is request:
+            del self._latest[holder]
+            self._exports.depart(holder)
+            self._pipelines.note_departure(holder)
+            if not any(each.pipeline == holder.pipeline for each in self._latest):
+                self._stopping.discard(holder.pipeline)
             self.look_again()
 
     def look_again(self) -> None:
-        """Something has changed that may make something due."""
+        """Something has changed that may make work due."""
         for pending in tuple(self._pending):
             pending.look_soon()
+
+    # Bandwidth
+
+    def _reserve(self, call: PendingCall, request: ReserveBandwidthRequest) -> None:
+        call.access.require(request.operation)
+        found = self._exports.find_lease(request.lease)
+        if found is None or not call.access.sees(found.stream_name):
+            call.succeed(isGranted=False, isHeld=False)
+            return
+        timer: asyncio.TimerHandle | None = None
+
+        def grant() -> None:
+            if timer is not None:
+                timer.cancel()
+            call.succeed(isGranted=True, isHeld=True)
+
+        def give_up() -> None:
+            self._reservations.cancel(reservation)
+            call.succeed(isGranted=False, isHeld=True)
+
+        reservation = self._reservations.request(found.priority, request.size, grant)
+        if self._reservations.has(reservation):
+            seconds = request.wait_millis / 1000
+            call.allow_seconds(seconds)
+            timer = asyncio.get_running_loop().call_later(seconds, give_up)
+
+            def cancel() -> None:
+                timer.cancel()
+                self._reservations.cancel(reservation)
+
+            call.on_close(cancel)
 
     # Commits
 
@@ -157,17 +212,8 @@ class ExportHandlers:
 
     def _settle(self, call: PendingCall, request: CommitExportsRequest) -> None:
         settlement = self._exports.settle(request.reports, self._now_millis())
-        is_interim = any(report.is_interim for report in request.reports)
-
-        def answer(accepted: list[str]) -> None:
-            call.succeed(
-                accepted=accepted,
-                isAwaited=is_interim
-                and self._exports.is_awaited(Lane.files, call.access.sees, self._now_millis()),
-            )
-
-        if not settlement:
-            answer(self._unless_unstored(settlement.accepted))
+        if not settlement.settled:
+            call.succeed(accepted=self._unless_unstored(settlement.accepted))
             return
         change = self._store.change_progress(settlement.progress(), settlement.uploads())
         store = self._storing(settlement, change)
@@ -175,38 +221,40 @@ class ExportHandlers:
         def apply() -> None:
             change.apply()
             self._exports.apply(settlement)
+            for each in settlement.settled:
+                self._pipelines.note_report(each.lease.holder, each.report)
 
         def keep(error: BaseException | None) -> None:
-            """What arrived is not delivered again, although its progress is not stored yet."""
+            """Messages that arrived are not sent again, although progress is not stored yet."""
             self.unstored.add(store, error)
             apply()
-            answer(self._unless_unstored(settlement.accepted))
+            call.succeed(accepted=self._unless_unstored(settlement.accepted))
 
         def stored(future: asyncio.Future[None]) -> None:
             error = future.exception()
             if error is None:
                 apply()
-                answer(settlement.accepted)
+                call.succeed(accepted=settlement.accepted)
                 self.look_again()
-            # An upload must be on the disk before it is created: that one is not kept.
-            elif isinstance(error, (OSError, sqlite3.Error)) and not is_interim:
+            # An upload has to be on the disk before it is created: such a report is not kept.
+            elif isinstance(error, (OSError, sqlite3.Error)) and settlement.is_final:
                 keep(error)
             else:
-                self._exports.forget(settlement)
+                self._exports.cancel(settlement)
                 self.look_again()
                 call.fail(_explain(error))
 
-        if self.unstored.error and not is_interim:
+        if self.unstored.error and settlement.is_final:
             keep(None)
             return
-        # The disk may take its time, in which others are served.
+        # The disk may be slow: other requests are served meanwhile.
         future = asyncio.get_running_loop().run_in_executor(self._executor, store)
         future.add_done_callback(stored)
 
     def _storing(self, settlement: Settlement, change: ProgressChange) -> Callable[[], None]:
-        """What stores a settlement, in any thread."""
+        """Stores a settlement, in any thread."""
         sync_letters, sync_statuses = self._dead_letters.sync(), self._statuses.sync()
-        has_letters = any(each.report.skipped for each in settlement.settled)
+        has_letters = settlement.has_skipped
 
         def store() -> None:
             if has_letters:
@@ -217,11 +265,11 @@ class ExportHandlers:
         return store
 
     def _unless_unstored(self, accepted: list[str]) -> list[str]:
-        """A pipeline deletes files of accepted tasks: not before their progress is on the disk."""
+        """A task deletes files whose reports are accepted: only when progress is on the disk."""
         return [] if self.unstored.error else accepted
 
     def _suspend(self, error: str) -> None:
-        """Without an error, exports go on."""
+        """Without an error, exports continue."""
         self._exports.suspension = error
         if not error:
             self.look_again()
@@ -234,14 +282,14 @@ def _explain(error: BaseException) -> UnknownFailureException:
 
 
 class _PendingPlan:
-    """A pipeline that waits for something to do."""
+    """A request for a plan that waits until something is due."""
 
     def __init__(
         self,
         call: PendingCall,
         seconds: float,
         outlook: Callable[[], Outlook],
-        # Answers the call if there is something to answer with, or in any case.
+        # Answers the call if something is due, or in any case if it may be empty.
         answer: Callable[[bool], bool],
         streams: Streams,
         over: Callable[[_PendingPlan], None],
@@ -260,7 +308,7 @@ class _PendingPlan:
         self._looks_soon = False
 
     def wait(self) -> None:
-        """Until something may be due, or the time is up."""
+        """Look again when something may be due, or when the time is up."""
         outlook = self._outlook()
         needed = [(stream.waiters, end) for stream, end in outlook.needed_ends]
         for waiters, end in (*needed, (self._streams.changes, self._streams.changed + 1)):
@@ -270,12 +318,12 @@ class _PendingPlan:
         self._timer = self._loop.call_at(min(outlook.at, self._deadline), self.look_soon)
 
     def _woken(self, reached: bool) -> None:
-        # A stream was deleted, or the broker stops: whoever asks again is told more.
+        # A stream was deleted, or the broker stops.
         self._gives_up = self._gives_up or not reached
         self.look_soon()
 
     def look_soon(self) -> None:
-        """In its own turn: this one belongs to whoever has just appended."""
+        """In a later turn of the loop: this one belongs to an append."""
         if not self._looks_soon and not self._is_over:
             self._looks_soon = True
             self._call.work(self._look())

@@ -1,70 +1,84 @@
-"""The pipelines that ask a broker for work, and how long they take for it.
-
-A batch of a lane begins when its pipeline is given slices and ends when it asks for the next ones:
-that is all of it, with what Spark itself needs.
-"""
+"""The pipelines of a broker and their tasks, as status, metrics and dashboard show them."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from penstock.broker.exports.lease import Holder
 from penstock.broker.statistics import Durations
-from penstock.model.exporting import Lane, PipelineDescription
+from penstock.model.exporting import (
+    AnyWork,
+    DeliveryReport,
+    MessageSlice,
+    PipelineDescription,
+    UploadAbort,
+)
 
 logger = logging.getLogger(__name__)
 
-# Of a batch that has hardly anything to do, and of one that waits for files.
-_BATCH_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0)
-_MOST_BATCHES = 200
-# Those that are gone are forgotten when so many others came.
-_MOST_PIPELINES = 8
+# From a single call to a long upload.
+_DELIVERY_SECONDS = (0.005, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 600.0)
+_MAX_DELIVERIES = 200
+# Pipelines and tasks that are disconnected are forgotten when there are more.
+_MAX_PIPELINES = 8
+_MAX_TASKS = 16
 
 
-class Work(NamedTuple):
-    """What a pipeline was given at once."""
+class Assignment(NamedTuple):
+    """Work that a task is doing."""
 
-    slices: int
+    work: AnyWork
+    # On the loop's clock, and in milliseconds since 1970.
+    since: float
+    started: int
+
+    @property
+    def kind(self) -> str:
+        return "s3_task_executor" if isinstance(self.work, UploadAbort) else self.work.kind
+
+    @property
+    def messages(self) -> int:
+        work = self.work
+        return work.end - work.first if isinstance(work, MessageSlice) else 0
+
+
+class Delivery(NamedTuple):
+    """Work that a task has finished."""
+
+    holder: Holder
+    kind: str
+    stream: str
+    identifier: str
     messages: int
-
-
-class Batch(NamedTuple):
-    pipeline: str
-    lane: Lane
-    # Of this lane, since the pipeline was started.
-    number: int
     # In milliseconds since 1970.
     started: int
     seconds: float
-    work: Work
+    error: str
 
 
-class _Begun(NamedTuple):
-    # On the loop's clock, and in milliseconds since 1970.
-    at: float
-    started: int
-    work: Work
+class Task:
+    """One resident task of a pipeline."""
 
-
-class LaneActivity:
-    """How one lane of a pipeline is doing."""
-
-    def __init__(self) -> None:
-        self.is_connected = False
-        self.batches = 0
-        self.last: Batch | None = None
-        self.begun: _Begun | None = None
+    def __init__(self, name: str, started: int) -> None:
+        self.name = name
+        # In milliseconds since 1970.
+        self.started = started
+        self.last_seen = started
+        self.is_connected = True
+        # By lease.
+        self.assignments: dict[str, Assignment] = {}
+        self.deliveries = 0
+        self.messages = 0
 
 
 class Pipeline:
-    """What is known of one."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.about: PipelineDescription | None = None
-        self.lanes: dict[Lane, LaneActivity] = {}
+        self.tasks: dict[str, Task] = {}
         # In milliseconds since 1970.
         self.last_seen = 0
 
@@ -75,66 +89,103 @@ class Pipeline:
 
     @property
     def is_connected(self) -> bool:
-        return any(lane.is_connected for lane in self.lanes.values())
+        return any(task.is_connected for task in self.tasks.values())
 
 
 class Pipelines:
-    """All that asked since the broker was started. Called from the event loop only."""
+    """All that asked for work since the broker started. Called from the event loop only."""
 
     def __init__(self, clock: Callable[[], float], now_millis: Callable[[], int]) -> None:
         self._clock = clock
         self._now_millis = now_millis
         self._known: dict[str, Pipeline] = {}
-        self.batches: deque[Batch] = deque(maxlen=_MOST_BATCHES)
-        self.durations = {lane: Durations(_BATCH_SECONDS) for lane in Lane}
+        self.deliveries: deque[Delivery] = deque(maxlen=_MAX_DELIVERIES)
+        # By kind.
+        self.durations: defaultdict[str, Durations] = defaultdict(
+            lambda: Durations(_DELIVERY_SECONDS)
+        )
 
     def __iter__(self) -> Iterator[Pipeline]:
         return iter(self._known.values())
 
-    def note_asking(self, name: str, lane: Lane, about: PipelineDescription | None) -> None:
-        """It asks for work: what it was given before is done, as far as it ever will be."""
-        pipeline = self._known.setdefault(name, Pipeline(name))
+    def note_request(
+        self, holder: Holder, holding: Sequence[str], about: PipelineDescription | None
+    ) -> None:
+        """A task asks for work, and holds these leases."""
+        now = self._now_millis()
+        pipeline = self._known.setdefault(holder.pipeline, Pipeline(holder.pipeline))
         pipeline.about = about or pipeline.about
         if not pipeline.is_connected:
-            logger.info("a pipeline asks for work: %s", pipeline)
-        pipeline.last_seen = self._now_millis()
-        activity = pipeline.lanes.setdefault(lane, LaneActivity())
-        activity.is_connected = True
-        if activity.begun is not None:
-            self._end_batch(pipeline, lane, activity, activity.begun)
-        self._forget_oldest()
+            logger.info("pipeline connected: %s", pipeline)
+        task = pipeline.tasks.setdefault(holder.task, Task(holder.task, now))
+        task.is_connected = True
+        task.last_seen = pipeline.last_seen = now
+        held = set(holding)
+        task.assignments = {
+            lease: each for lease, each in task.assignments.items() if lease in held
+        }
+        self._forget_oldest(pipeline)
 
-    def _end_batch(
-        self, pipeline: Pipeline, lane: Lane, activity: LaneActivity, begun: _Begun
-    ) -> None:
-        activity.begun = None
-        activity.batches += 1
-        seconds = self._clock() - begun.at
-        activity.last = Batch(
-            pipeline.name, lane, activity.batches, begun.started, seconds, begun.work
+    def note_work(self, holder: Holder, work: Sequence[AnyWork]) -> None:
+        """A task was given work."""
+        task = self._find(holder)
+        if task is not None:
+            for each in work:
+                now = self._clock(), self._now_millis()
+                task.assignments[each.lease] = Assignment(each, *now)
+
+    def note_report(self, holder: Holder, report: DeliveryReport) -> None:
+        """An accepted report."""
+        task = self._find(holder)
+        if task is None:
+            return
+        task.messages += report.exported_messages
+        assignment = task.assignments.get(report.lease)
+        if assignment is None or not report.is_final:
+            return
+        del task.assignments[report.lease]
+        task.deliveries += 1
+        seconds = self._clock() - assignment.since
+        self.durations[assignment.kind].note(seconds)
+        self.deliveries.append(
+            Delivery(
+                holder,
+                assignment.kind,
+                report.stream,
+                report.identifier,
+                assignment.messages,
+                assignment.started,
+                seconds,
+                report.error,
+            )
         )
-        self.batches.append(activity.last)
-        self.durations[lane].note(seconds)
 
-    def note_given(self, name: str, lane: Lane, work: Work) -> None:
-        pipeline = self._known[name]
-        pipeline.last_seen = self._now_millis()
-        if work.slices:
-            pipeline.lanes[lane].begun = _Begun(self._clock(), pipeline.last_seen, work)
+    def note_departure(self, holder: Holder) -> None:
+        """The connection of a task is closed; it may reconnect."""
+        task = self._find(holder)
+        if task is None:
+            return
+        pipeline = self._known[holder.pipeline]
+        task.is_connected = False
+        task.last_seen = pipeline.last_seen = self._now_millis()
+        if not pipeline.is_connected:
+            logger.info("pipeline disconnected: %s", pipeline)
 
-    def note_departure(self, name: str, lane: Lane) -> None:
-        """Its connection is gone; it may come back."""
-        pipeline = self._known.get(name)
-        if pipeline is not None:
-            pipeline.last_seen = self._now_millis()
-            pipeline.lanes[lane].is_connected = False
-            # Nobody knows how long this one took.
-            pipeline.lanes[lane].begun = None
-            if not pipeline.is_connected:
-                logger.info("a pipeline has gone: %s", pipeline)
+    def count_tasks(self, pipeline: str) -> int:
+        """The number of connected tasks that deliver."""
+        known = self._known.get(pipeline)
+        return sum(task.is_connected for task in known.tasks.values()) if known is not None else 0
 
-    def _forget_oldest(self) -> None:
-        gone = [each for each in self._known.values() if not each.is_connected]
-        gone.sort(key=lambda each: each.last_seen)
-        for pipeline in gone[: max(len(self._known) - _MOST_PIPELINES, 0)]:
+    def _find(self, holder: Holder) -> Task | None:
+        pipeline = self._known.get(holder.pipeline)
+        return pipeline.tasks.get(holder.task) if pipeline is not None else None
+
+    def _forget_oldest(self, current: Pipeline) -> None:
+        pipelines = [each for each in self._known.values() if not each.is_connected]
+        pipelines.sort(key=lambda each: each.last_seen)
+        for pipeline in pipelines[: max(len(self._known) - _MAX_PIPELINES, 0)]:
             del self._known[pipeline.name]
+        tasks = [each for each in current.tasks.values() if not each.is_connected]
+        tasks.sort(key=lambda each: each.last_seen)
+        for task in tasks[: max(len(current.tasks) - _MAX_TASKS, 0)]:
+            del current.tasks[task.name]

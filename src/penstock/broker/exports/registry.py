@@ -1,15 +1,16 @@
-"""Which exports there are: those of the streams as they are defined now."""
+"""The exports of all streams, as their definitions are now."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from penstock.broker.exports.export import Export
 from penstock.broker.streams import Stream, Streams
-from penstock.model import MessageStreamDefinition
-from penstock.model.exporting import Upload
-from penstock.store.rows import UploadProgress
+from penstock.model import ExportConfig, MessageStreamDefinition
+
+# Makes an export of a stream from its kind and its configuration.
+MakeExport = Callable[[Stream, str, ExportConfig], Export]
 
 
 class _Known(NamedTuple):
@@ -20,15 +21,13 @@ class _Known(NamedTuple):
 
 
 class Registry:
-    """What is known of each export. It is kept from one definition to the next."""
+    """An export is kept from one definition to the next. Called from the event loop only."""
 
-    def __init__(self, streams: Streams, begun: Iterable[UploadProgress]) -> None:
-        """`begun`: the uploads that were going on when the broker was stopped."""
+    def __init__(self, streams: Streams, make: MakeExport) -> None:
         self._streams = streams
+        self._make = make
+        # By the id of the stream.
         self._known: dict[str, _Known] = {}
-        self._begun: dict[str, list[Upload]] = {}
-        for tracked in begun:
-            self._begun.setdefault(tracked.export_id, []).append(tracked.upload)
 
     def __iter__(self) -> Iterator[Export]:
         streams = {stream.stored.id: stream for stream in self._streams}
@@ -37,16 +36,12 @@ class Registry:
         for stream in streams.values():
             yield from self._of(stream)
 
-    def known(self) -> Iterator[Export]:
-        """Those of which anything is known, also if they are gone by now."""
-        return (export for known in self._known.values() for export in known.exports)
-
     def of(self, stream: Stream) -> dict[str, Export]:
-        """Those of one stream, by identifier."""
+        """The exports of one stream, by identifier."""
         return {export.identifier: export for export in self._of(stream)}
 
     def has(self, export: Export) -> bool:
-        """Whether it is still this one: not removed, nor another one in its place."""
+        """False if it was removed, also if another one has its identifier."""
         stream = export.stream
         return self._streams.is_served(stream) and export in self._of(stream)
 
@@ -57,14 +52,13 @@ class Registry:
         return known.exports
 
     def _learn(self, stream: Stream, known: _Known | None) -> _Known:
-        """The exports of a definition; those that were there before go on."""
         before = {export.identifier: export for export in known.exports} if known else {}
         exports = []
         for kind, config in stream.definition.export_definition.configs_by_kind():
             export = before.get(config.identifier)
             export_id = stream.stored.progress[config.identifier].export_id
             if export is None or (export.id, export.kind) != (export_id, kind):
-                export = Export(stream, kind, config, self._begun.pop(export_id, ()))
-            export.change(config)
+                export = self._make(stream, kind, config)
+            export.change_config(config)
             exports.append(export)
         return _Known(stream.definition, exports)

@@ -1,4 +1,4 @@
-"""Uploads that nobody goes on with: aborted, so that nothing of them is left, and billed."""
+"""Aborts uploads that no task continues, because S3 keeps and bills their parts."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ def abort(upload: Upload, patience: float) -> None:
     if upload.upload_id:
         bucket.abort(upload.key, upload.upload_id)
         return
-    # It was about to be created when something ended: if there is one, only S3 knows.
+    # A crash happened before or after it was created: only S3 knows.
     with suppress(NoBucketError):
         for upload_id in bucket.find_uploads(upload.key, upload.began):
             bucket.abort(upload.key, upload_id)
 
 
-class AbortAttempt:
-    """A slice without messages, that has an upload which is to be aborted."""
+class UploadAbortion:
+    """The delivery of an `UploadAbort`."""
 
     def __init__(self, upload: Upload, patience: float) -> None:
         self._upload = upload
         self._patience = patience
         self._error = ""
-        self._retry_after: float | None = None
+        self._retry_after = 0.0
 
     def run(self) -> None:
         try:
             abort(self._upload, self._patience)
         except UnavailableError as error:
             self._error = str(error)
-            self._retry_after = error.retry_after
+            self._retry_after = error.retry_after or 0.0
         except RefusedError as error:
             self._error = str(error)
 
@@ -44,8 +44,5 @@ class AbortAttempt:
         return Delivery(
             settled_end=self._upload.sequence_number,
             error=self._error,
-            retry_after=self._retry_after,
+            pause=self._retry_after,
         )
-
-    def leave_behind(self) -> None:
-        """Nothing: to be aborted twice does no harm."""

@@ -1,4 +1,4 @@
-"""One file on its way to its bucket: in one call, or in parts, over any number of batches."""
+"""The transfer of one file to its bucket: in one call, or in parts."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ import msgspec
 
 from penstock.model.exporting import Upload
 from penstock.pipeline.destinations.destination import UnavailableError
-from penstock.pipeline.uploads.allowance import Allowance
+from penstock.pipeline.stopping import StopSignal
 from penstock.pipeline.uploads.body import Body
 from penstock.pipeline.uploads.bucket import Bucket
 from penstock.pipeline.uploads.inputs import InputFile
 
 _MEBIBYTE = 1024 * 1024
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 # Each call costs something beside its bytes: this is what the AWS SDKs choose.
 _LARGE_FILE = 100 * _MEBIBYTE
 _LARGE_PART = 8 * _MEBIBYTE
 # A part that takes longer goes alone.
 _QUICK_SECONDS = 3.0
-# However few wait for their turn: a batch has to end some time.
-_MOST_RENEWALS = 60
-# A part that failed is sent again by itself, after so many seconds; then the upload has to wait.
+# A part that failed is sent again after so many seconds; then the upload fails.
 _PART_PAUSES = (0.1, 0.4)
-# What goes in one call cannot be stopped and gone on with, and others may be waiting: what takes
-# longer goes in parts.
-_MOST_SECONDS_WHOLE = 30.0
+# A file that is sent in one call cannot be continued after a stop. One that takes longer is sent in
+# parts.
+_MAX_WHOLE_SECONDS = 30.0
 
 
 class TooSlowError(Exception):
@@ -40,12 +38,12 @@ class TooSlowError(Exception):
 def choose_part_size(size: int, least: int) -> int:
     """The least that may be; more of a large file, so that there are not too many parts."""
     usual = _LARGE_PART if size > _LARGE_FILE else 0
-    needed = -(-size // _MOST_PARTS)
+    needed = -(-size // _MAX_PARTS)
     return max(least, usual, -(-needed // _MEBIBYTE) * _MEBIBYTE)
 
 
 def send_whole(
-    file: InputFile, bucket: Bucket, key: str, metadata: Mapping[str, str], allowance: Allowance
+    file: InputFile, bucket: Bucket, key: str, metadata: Mapping[str, str], stop: StopSignal
 ) -> None:
     """In one call. TooSlowError if it takes too long and might as well go in parts.
 
@@ -54,40 +52,38 @@ def send_whole(
     began = time.monotonic()
 
     def go_on() -> None:
-        allowance.go_on()
-        if time.monotonic() - began > _MOST_SECONDS_WHOLE:
+        stop.check()
+        if time.monotonic() - began > _MAX_WHOLE_SECONDS:
             raise TooSlowError
 
     body = Body(file, 0, file.size, go_on)
     # What has changed while it was read is not sent. After that its digest tells.
     file.check()
-    allowance.take(file.size)
     with _telling_problems(body):
         bucket.put(key, body, metadata)
     file.check()
 
 
 class PartsTransfer:
-    """A multipart upload, from where it stands.
-
-    `keep` is told how far it got, `renew` as well, when the time is up: it may give more of it.
-    """
+    """A multipart upload, from where it stands."""
 
     def __init__(
         self,
         file: InputFile,
         bucket: Bucket,
         upload: Upload,
-        allowance: Allowance,
+        stop: StopSignal,
+        # Waits until so many bytes may be sent; False if the upload is stopped.
+        reserve: Callable[[int], bool],
+        # Called with the upload after each part.
         keep: Callable[[Upload], None],
-        renew: Callable[[Upload], object],
     ) -> None:
         self._file = file
         self._bucket = bucket
         self._upload = upload
-        self._allowance = allowance
+        self._stop = stop
+        self._reserve = reserve
         self._keep = keep
-        self._renew = renew
         self._count = max(-(-upload.size // upload.part_size), 1)
         self._sent = {place: part for place, part in enumerate(upload.parts) if part}
         # The next one is the last.
@@ -96,7 +92,7 @@ class PartsTransfer:
         self._error: Exception | None = None
 
     def run(self, threads: int) -> bool:
-        """Whether all of it is there by now; what has arrived is kept in any case.
+        """Whether the object is complete; parts that have arrived are kept in any case.
 
         UnavailableError if a part did not arrive, GoneError if there is no such upload, InputError
         if the file is not what it was when the upload began.
@@ -108,15 +104,14 @@ class PartsTransfer:
             raise self._error
         if len(self._sent) < self._count:
             return False
-        # Whatever the time: this takes little of it, and all of the rest would have to wait.
-        self._allowance.go_on()
+        self._stop.check()
         self._file.check()
         state = self._state()
         self._bucket.complete(state.key, state.upload_id, state.parts)
         return True
 
     def _send_missing(self, threads: int) -> None:
-        # On a slow line several at once would take so much longer, and not one might arrive.
+        # On a slow line several parts at once take so long that none may arrive.
         began = time.monotonic()
         self._send_parts(most=1)
         if time.monotonic() - began > _QUICK_SECONDS:
@@ -139,40 +134,38 @@ class PartsTransfer:
                 part = self._send_part(place)
                 with self._lock:
                     self._sent[place] = part
+                    state = self._state()
+                self._keep(state)
                 most = most - 1 if most is not None else None
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
             with self._lock:
                 self._error = self._error or error
 
     def _take(self) -> int | None:
-        """The place of the next part, which is to be sent now."""
-        with self._lock:
-            state = self._state() if self._allowance.may_renew(_MOST_RENEWALS) else None
-            if state is not None:
-                self._allowance.renew()
-        if state is not None:
-            # The others go on meanwhile.
-            self._renew(state)
+        """The place of the next part, which may be sent now."""
         with self._lock:
             if not self._missing or self._error is not None:
                 return None
-            place = self._missing[-1]
-            return self._missing.pop() if self._allowance.begin(self._size_of(place)) else None
+            place = self._missing.pop()
+        if self._reserve(self._size_of(place)):
+            return place
+        with self._lock:
+            self._missing.append(place)
+        return None
 
     def _size_of(self, place: int) -> int:
         return min(self._upload.part_size, self._upload.size - place * self._upload.part_size)
 
     def _send_part(self, place: int) -> str:
         upload, size = self._upload, self._size_of(place)
-        body = Body(self._file, place * upload.part_size, size, self._allowance.go_on)
+        body = Body(self._file, place * upload.part_size, size, self._stop.check)
         for pause in (*_PART_PAUSES, None):
             try:
                 with _telling_problems(body):
                     return self._bucket.put_part(upload.key, upload.upload_id, place + 1, body)
             except UnavailableError:
-                if pause is None or not self._allowance.pause(pause):
+                if pause is None or not self._stop.wait(pause) or not self._reserve(size):
                     raise
-                self._allowance.take(size)
         raise AssertionError("the last one raises")
 
 

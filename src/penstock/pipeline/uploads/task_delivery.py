@@ -1,7 +1,7 @@
-"""The tasks of a slice, carried out in their order for as long as there is time.
+"""The delivery of a slice of S3 tasks, in order.
 
-What has to be known of an upload after a crash, the broker is told before it matters: that one is
-about to be created, and then what it is called. So nothing stays in a bucket that nobody knows of.
+The broker stores an upload before it is created, and its id before the first part is sent: after a
+crash it is continued or aborted, and no parts stay in a bucket unnoticed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.errors import StreamManagerException
 from penstock.model import S3ExportTaskExecutorConfig
-from penstock.model.exporting import TaskEvent, Upload
+from penstock.model.exporting import TaskEvent, TaskSlice, Upload
 from penstock.model.s3 import find_task
 from penstock.model.status import Status
 from penstock.pipeline.destinations.destination import (
@@ -27,10 +27,9 @@ from penstock.pipeline.destinations.destination import (
     RefusedError,
     UnavailableError,
 )
-from penstock.pipeline.messenger import Echo
 from penstock.pipeline.settlements import Delivery, Settlements, UploadedFile
+from penstock.pipeline.stopping import StoppedError, StopSignal
 from penstock.pipeline.uploads.aborting import abort
-from penstock.pipeline.uploads.allowance import Allowance, LeftBehindError
 from penstock.pipeline.uploads.bucket import Bucket, GoneError
 from penstock.pipeline.uploads.inputs import Enclosure, InputError, InputFile, find_path
 from penstock.pipeline.uploads.tasks import Task, TaskError, parse_task, resolve_key
@@ -44,61 +43,53 @@ from penstock.pipeline.uploads.transfer import (
 logger = logging.getLogger(__name__)
 
 _DEFAULT_THRESHOLD = 5 * 1024 * 1024
-# As much as S3 takes in one call.
-_MOST_WHOLE = 5 * 1024 * 1024 * 1024
-# Also if nobody waits, a batch of tasks has to end soon: until then they do not count as done.
-_MOST_RENEWALS = 4
+# The maximum for one call to S3.
+_MAX_WHOLE_BYTES = 5 * 1024 * 1024 * 1024
 # So many tasks may be done behind one that is not.
-_MOST_AHEAD = 512
-_MESSAGE_LENGTH = 1000
+_MAX_AHEAD = 512
+_MAX_MESSAGE_LENGTH = 1000
 
 
-class _LostError(Exception):
-    """The tasks are somebody else's by now, or nobody's: the broker wants nothing of this."""
-
-
-class TasksAttempt:
-    """One attempt at the tasks of a slice. One thread runs it; another one may look at any time."""
+class TaskDelivery:
+    """A delivery of S3 tasks. One thread runs it, any thread may look."""
 
     def __init__(
         self,
         export: Export,
         messages: Messages,
-        end: int,
-        uploads: list[Upload],
-        time_to_live: int | None,
-        allowance: Allowance,
-        # Tells the broker at once.
-        tell: Callable[[Delivery], Echo],
+        found: TaskSlice,
+        stop: StopSignal,
+        # Waits until so many bytes may be sent; False if the delivery was stopped.
+        reserve: Callable[[int], bool],
+        # Reports to the broker at once; False if the lease is lost.
+        report: Callable[[], bool],
+        # Called when parts have arrived or tasks have ended.
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         assert isinstance(export.config, S3ExportTaskExecutorConfig)
         settings = export.settings
         self._export = export
         self._messages = messages
-        self._time_to_live = time_to_live
-        self._allowance = allowance
-        self._tell = tell
+        self._time_to_live = found.time_to_live
+        self._stop = stop
+        self._reserve = reserve
+        self._report = report
+        self._on_progress = on_progress
         threshold = export.config.size_threshold_for_multipart_upload_bytes or _DEFAULT_THRESHOLD
-        self._threshold = min(max(threshold, settings.s3_min_part_bytes), _MOST_WHOLE)
+        self._threshold = min(max(threshold, settings.s3_min_part_bytes), _MAX_WHOLE_BYTES)
         self._enclosure = Enclosure(settings.read_only_directories, export.root)
-        self._settlements = Settlements(messages, end)
-        self._uploads = {upload.sequence_number: upload for upload in uploads}
+        self._settlements = Settlements(messages, found.end)
+        self._uploads = {upload.sequence_number: upload for upload in found.uploads}
         self._abandoned: list[Upload] = []
         self._events: list[TaskEvent] = []
         self._uploaded: list[UploadedFile] = []
-        # The numbers of tasks that are over.
-        self._concluded: set[int] = set()
+        self._sent_bytes = 0
         self._next = 0
         self._is_over = False
         self._error = ""
-        self._retry_after: float | None = None
-        self._timed_out = False
-        # All that is noted above.
+        self._retry_after = 0.0
+        # Guards the results above.
         self._lock = threading.Lock()
-        # What is told to the broker at once, it is told in its order.
-        self._telling = threading.Lock()
-
-    # The attempt
 
     def run(self) -> None:
         if self._export.root is None:
@@ -119,18 +110,14 @@ class TasksAttempt:
         with self._lock:
             return msgspec.structs.replace(
                 self._settlements.describe(),
-                sent_bytes=self._allowance.sent_bytes,
+                sent_bytes=self._sent_bytes,
                 error=self._error,
-                retry_after=self._retry_after,
-                timed_out=self._timed_out,
+                pause=self._retry_after,
                 events=list(self._events),
                 uploads=list(self._uploads.values()),
                 abandoned=list(self._abandoned),
                 uploaded=list(self._uploaded),
             )
-
-    def leave_behind(self) -> None:
-        self._allowance.leave_behind()
 
     def _work(self) -> None:
         try:
@@ -138,25 +125,22 @@ class TasksAttempt:
                 self._attempt(place)
         except UnavailableError as error:
             self._end(str(error), error)
-        except (_LostError, LeftBehindError):
+        except StoppedError:
             self._end("")
         except (OSError, StreamManagerException) as error:
-            # The broker is away, or this machine has no descriptors left.
+            # The broker is unavailable, or this machine has no descriptors left.
             self._end(f"{type(error).__name__}: {error}")
         except Exception as error:
-            # Whatever it is, the broker has to hear of it: it is what the user looks at.
+            # The status of the export shows it.
             logger.exception("an S3 task of stream %r failed", self._export.stream)
             self._end(f"{type(error).__name__}: {error}")
 
     def _take(self) -> int | None:
         """The place of the next task."""
-        if self._has_more() and self._allowance.may_renew(_MOST_RENEWALS):
-            self._allowance.renew()
-            self._give_way()
         with self._lock:
-            if not self._has_more() or not self._allowance.may_begin():
+            if not self._has_more() or self._stop.is_set:
                 return None
-            if self._settlements.count_ahead() >= _MOST_AHEAD:
+            if self._settlements.count_ahead() >= _MAX_AHEAD:
                 return None
             self._next += 1
             return self._next - 1
@@ -165,14 +149,13 @@ class TasksAttempt:
         return not self._is_over and self._next < len(self._messages.numbers)
 
     def _end(self, error: str, unavailable: UnavailableError | None = None) -> None:
-        """Nothing more is begun: tasks are carried out in their order."""
+        """No further task begins: tasks are carried out in order."""
         with self._lock:
             self._is_over = True
             if error and not self._error:
                 self._error = error
                 if unavailable is not None:
-                    self._retry_after = unavailable.retry_after
-                    self._timed_out = unavailable.timed_out
+                    self._retry_after = unavailable.retry_after or 0.0
 
     # One task
 
@@ -188,7 +171,6 @@ class TasksAttempt:
             with self._enclosure.open(path) as file:
                 where = self._upload(place, task, file)
                 if not where:
-                    # There is no time for more.
                     self._end("")
                     return
                 self._succeed(place, where, file)
@@ -200,22 +182,23 @@ class TasksAttempt:
         with self._lock:
             self._conclude(place, Status.Success, message)
             self._settlements.note_arrived((place,))
-            self._uploaded.append(UploadedFile(file.path, file.fingerprint))
+            number = self._messages.numbers[place]
+            self._uploaded.append(UploadedFile(number, file.path, file.fingerprint))
+        self._on_progress()
 
     def _dismiss(self, place: int, status: Status, reason: str) -> None:
-        """It will never be done: nothing of it is left behind."""
+        """The task will never be done: its upload is aborted."""
         upload = self._uploads.get(self._messages.numbers[place])
         if upload is not None:
             self._abort(place, upload)
         with self._lock:
             self._conclude(place, status, reason)
             self._settlements.note_skipped(place, reason)
+        self._on_progress()
 
     def _conclude(self, place: int, status: Status, message: str) -> None:
-        """Under the lock, at once with what is settled by it: or it might be told by itself."""
-        number = self._messages.numbers[place]
-        self._concluded.add(number)
-        self._uploads.pop(number, None)
+        """Under the lock: the event and the settled task become visible at once."""
+        self._uploads.pop(self._messages.numbers[place], None)
         self._events.append(self._make_event(place, status, message))
 
     def _abort(self, place: int, upload: Upload) -> None:
@@ -232,7 +215,7 @@ class TasksAttempt:
             )
 
     def _abort_unknown(self, place: int, upload: Upload) -> None:
-        """Whoever was about to create it may have done so, and have ended then."""
+        """A crash may have happened before or after the upload was created."""
         try:
             abort(upload, self._export.patience)
         except RefusedError as error:
@@ -252,7 +235,7 @@ class TasksAttempt:
         return TaskEvent(
             sequence_number=self._messages.numbers[place],
             status=status,
-            message=message[:_MESSAGE_LENGTH],
+            message=message[:_MAX_MESSAGE_LENGTH],
             time=_now_millis(),
             task=find_task(self._messages.payloads[place]),
         )
@@ -260,17 +243,17 @@ class TasksAttempt:
     # Its file
 
     def _upload(self, place: int, task: Task, file: InputFile) -> str:
-        """Where it is by now; empty if there is more of it to be sent."""
+        """The place of the complete object; empty if the delivery was stopped before."""
         upload = self._uploads.get(self._messages.numbers[place])
         if upload is None:
-            if file.size > self._threshold and self._concluded:
-                # What is over is told before something is begun that takes long.
-                return ""
             key = self._resolve(task.key)
             where = f"s3://{task.bucket}/{key}"
             self._say(place, Status.InProgress, f"{file.size} bytes are on their way to {where}")
-            if self._put(task, key, file):
-                return where
+            if file.size <= self._threshold:
+                if not self._reserve(file.size):
+                    return ""
+                if self._put(task, key, file):
+                    return where
             upload = self._plan_upload(place, task.bucket, key, file)
         elif upload.fingerprint != file.fingerprint:
             raise InputError(f"{file.path!r} has changed since its upload began")
@@ -283,12 +266,11 @@ class TasksAttempt:
         return resolve_key(key, time.time_ns(), _zone(self._export.settings.s3_key_time_zone))
 
     def _put(self, task: Task, key: str, file: InputFile) -> bool:
-        """In one call; False if it is to go in parts."""
-        if file.size > self._threshold:
-            return False
+        """In one call; False if that takes too long, and parts are better."""
         bucket = Bucket(task.bucket, self._export.patience)
+        self._note_sent(file.size)
         try:
-            send_whole(file, bucket, key, task.user_metadata or {}, self._allowance)
+            send_whole(file, bucket, key, task.user_metadata or {}, self._stop)
         except TooSlowError:
             return False
         return True
@@ -304,7 +286,7 @@ class TasksAttempt:
             part_size=choose_part_size(file.size, self._export.settings.s3_min_part_bytes),
         )
         self._keep(upload)
-        self._tell_at_once()
+        self._report_upload()
         return upload
 
     def _send_parts(self, place: int, task: Task, file: InputFile, upload: Upload) -> bool:
@@ -312,7 +294,7 @@ class TasksAttempt:
         if not upload.upload_id:
             upload = self._create(bucket, upload, task.user_metadata or {})
         transfer = PartsTransfer(
-            file, bucket, upload, self._allowance, self._keep, self._tell_progress
+            file, bucket, upload, self._stop, self._reserve_part, self._keep_progress
         )
         try:
             is_there = transfer.run(self._export.settings.s3_parts_at_once)
@@ -335,20 +317,25 @@ class TasksAttempt:
         created = msgspec.structs.replace(upload, upload_id=upload_id)
         try:
             self._keep(created)
-            self._tell_at_once()
-        except _LostError:
+            self._report_upload()
+        except StoppedError:
             abort(created, self._export.patience)
             raise
         return created
 
-    def _tell_progress(self, upload: Upload) -> None:
-        self._keep(upload)
-        self._give_way()
+    def _reserve_part(self, size: int) -> bool:
+        is_granted = not self._stop.is_set and self._reserve(size)
+        if is_granted:
+            self._note_sent(size)
+        return is_granted
 
-    def _give_way(self) -> None:
-        """Ends the batch if others wait: exports, or tasks that are over beside a long one."""
-        if self._tell_at_once() or (self._concluded and self._uploads):
-            self._allowance.end()
+    def _note_sent(self, size: int) -> None:
+        with self._lock:
+            self._sent_bytes += size
+
+    def _keep_progress(self, upload: Upload) -> None:
+        self._keep(upload)
+        self._on_progress()
 
     def _keep(self, upload: Upload) -> None:
         with self._lock:
@@ -358,21 +345,10 @@ class TasksAttempt:
         with self._lock:
             self._uploads.pop(upload.sequence_number, None)
 
-    def _tell_at_once(self) -> bool:
-        """Whether others wait for the end of the batch; _LostError if nobody waits for this.
-
-        How tasks ended is not told before the broker takes them for done.
-        """
-        with self._telling:
-            now = self.delivery()
-            events = [each for each in now.events if each.sequence_number not in self._concluded]
-            echo = self._tell(msgspec.structs.replace(now, events=events))
-            if not echo.is_taken:
-                raise _LostError
-            with self._lock:
-                self._events = [each for each in self._events if each not in events]
-                del self._abandoned[: len(now.abandoned)]
-        return echo.is_awaited
+    def _report_upload(self) -> None:
+        """StoppedError if the lease is lost: then the broker has not stored the upload."""
+        if not self._report():
+            raise StoppedError
 
 
 def _zone(name: str) -> tzinfo:

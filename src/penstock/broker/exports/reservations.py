@@ -1,0 +1,80 @@
+"""Bandwidth for parts of files: requests wait until it is granted, the most urgent first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.broker.exports.bandwidth import Bandwidth
+
+_MIN_WAIT_SECONDS = 0.01
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Reservation:
+    """A request that waits. Requests of equal priority are granted in their order."""
+
+    def __init__(self, priority: int, size: int, grant: Callable[[], None]) -> None:
+        self.priority = priority
+        self.size = size
+        self.grant = grant
+
+
+class Reservations:
+    """Called from the event loop only."""
+
+    def __init__(
+        self,
+        bandwidth: Bandwidth,
+        call_later: Callable[[float, Callable[[], None]], Timer],
+        on_grant: Callable[[], None],
+    ) -> None:
+        """`on_grant` is called when requests were granted: less urgent work may be due."""
+        self._bandwidth = bandwidth
+        self._call_later = call_later
+        self._on_grant = on_grant
+        self._waiting: list[Reservation] = []
+        self._timer: Timer | None = None
+
+    @property
+    def min_priority(self) -> int | None:
+        """That of the most urgent request; None if none waits."""
+        return min((each.priority for each in self._waiting), default=None)
+
+    def request(self, priority: int, size: int, grant: Callable[[], None]) -> Reservation:
+        """Calls `grant` when so many bytes may be sent; at once if they may be sent now."""
+        reservation = Reservation(priority, size, grant)
+        self._waiting.append(reservation)
+        # `sort` is stable.
+        self._waiting.sort(key=lambda each: each.priority)
+        self._look()
+        return reservation
+
+    def has(self, reservation: Reservation) -> bool:
+        """Whether it still waits."""
+        return reservation in self._waiting
+
+    def cancel(self, reservation: Reservation) -> None:
+        if reservation in self._waiting:
+            self._waiting.remove(reservation)
+            self._look()
+
+    def _look(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        granted = []
+        while self._waiting:
+            first = self._waiting[0]
+            if not self._bandwidth.grant(first.priority, first.size):
+                seconds = self._bandwidth.seconds_until_grant(first.priority)
+                self._timer = self._call_later(max(seconds, _MIN_WAIT_SECONDS), self._look)
+                break
+            granted.append(self._waiting.pop(0))
+        for reservation in granted:
+            reservation.grant()
+        if granted:
+            self._on_grant()

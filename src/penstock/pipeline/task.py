@@ -1,0 +1,207 @@
+"""A resident task: it asks the broker for work, delivers it in threads, and reports.
+
+It runs in a Python worker of Spark for minutes. A broker that is restarted finds its leases again;
+when the task dies, its leases expire and other tasks deliver the same messages again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from penstock.broker.logs import set_up_worker_logs
+from penstock.client.blocking import StreamManagerClient
+from penstock.errors import StreamManagerException
+from penstock.model.exporting import AnyWork, ExportPlan, MessageSlice, PipelineDescription, TaskSlice
+from penstock.pipeline.destinations import import_destination
+from penstock.pipeline.destinations.destination import DestinationSettings
+from penstock.pipeline.job import Job
+from penstock.root import is_root_of
+from penstock.spark.place import Place
+from penstock.spark.python import settle_worker
+
+logger = logging.getLogger(__name__)
+
+_LEASE_MILLIS = 15_000
+# The broker answers at once when something is due. Asking again renews leases.
+_WAIT_MILLIS = 4_000
+# While all threads are busy, the task asks for urgent work only.
+_BUSY_WAIT_MILLIS = 50
+_URGENT_PRIORITY = 3
+# A job that takes longer no longer counts against the number of threads: it may hang.
+_SLOW_SECONDS = 1.0
+_MAX_JOBS = 256
+_MAX_BYTES = 64 * 1024 * 1024
+# Before a retry when the broker refuses a plan.
+_RETRY_SECONDS = 1.0
+
+
+class TaskSpec(NamedTuple):
+    """What the driver tells a task, in values that can be pickled."""
+
+    place: Place
+    pipeline: str
+    task: str
+    about: PipelineDescription
+    settings: DestinationSettings
+    # The number of exports that are delivered at the same time.
+    threads: int
+    # The task ends after so many seconds, so that a cluster can rebalance.
+    life_seconds: float
+    # It ends earlier when other tasks could have done its work for so many seconds; None: it does
+    # not.
+    idle_seconds: float | None
+    # Seconds for calls that run when the task ends.
+    finish_seconds: float
+    # Variables of the driver that destinations read.
+    environment: dict[str, str]
+
+
+def run_tasks(specs: Iterable[TaskSpec]) -> Iterator[int]:
+    """For Spark: runs a task to its end, and gives the number of its jobs."""
+    settle_worker()
+    set_up_worker_logs()
+    for spec in specs:
+        for name, value in spec.environment.items():
+            os.environ.setdefault(name, value)
+        yield ResidentTask(spec).run()
+
+
+class ResidentTask:
+    def __init__(self, spec: TaskSpec) -> None:
+        self._spec = spec
+        self._condition = threading.Condition()
+        # By lease.
+        self._jobs: dict[str, Job] = {}
+        self._count = 0
+        self._root: str | None = None
+        self._instance = ""
+
+    def run(self) -> int:
+        client = self._spec.place.connect(patient=True)
+        try:
+            self._serve(client)
+            self._finish(client)
+        finally:
+            client.close()
+        return self._count
+
+    def _serve(self, client: StreamManagerClient) -> None:
+        """Asks and delivers until the task is to end."""
+        spec = self._spec
+        now = time.monotonic()
+        ends_at = now + spec.life_seconds
+        needed_at = now
+        while True:
+            now = time.monotonic()
+            is_idle = spec.idle_seconds is not None and now - needed_at > spec.idle_seconds
+            # A job that hangs may end meanwhile; it is not waited for twice as long.
+            is_old = now > ends_at and (not self._has_slow_jobs(now) or now > ends_at + spec.life_seconds)
+            if is_idle or is_old:
+                return
+            plan = self._ask(client, now)
+            if plan is None:
+                time.sleep(_RETRY_SECONDS)
+                continue
+            if plan.waiting:
+                needed_at = now
+            for work in plan.work:
+                self._start(work, client)
+            if plan.stops:
+                return
+
+    def _ask(self, client: StreamManagerClient, now: float) -> ExportPlan | None:
+        spec = self._spec
+        with self._condition:
+            jobs = list(self._jobs.values())
+        quick = sum(now - job.began < _SLOW_SECONDS for job in jobs)
+        free = min(spec.threads - quick, _MAX_JOBS - len(jobs))
+        room = max(_MAX_BYTES - sum(job.size for job in jobs), 1)
+        is_busy = free <= 0
+        try:
+            plan = client.plan_exports(
+                spec.pipeline,
+                spec.task,
+                lease_millis=_LEASE_MILLIS,
+                holding=[job.lease for job in jobs],
+                max_slices=max(free, 1),
+                max_bytes=room,
+                max_priority=_URGENT_PRIORITY if is_busy else None,
+                wait_millis=_BUSY_WAIT_MILLIS if is_busy else _WAIT_MILLIS,
+                about=spec.about,
+            )
+        except (StreamManagerException, OSError) as error:
+            logger.warning("the broker gives no work: %s", error)
+            return None
+        self._stop_lost(plan.lost)
+        if plan.instance != self._instance:
+            self._instance = plan.instance
+            self._root = plan.root if is_root_of(plan.root, plan.instance) else None
+        return plan
+
+    def _has_slow_jobs(self, now: float) -> bool:
+        with self._condition:
+            return any(now - job.began >= _SLOW_SECONDS for job in self._jobs.values())
+
+    def _stop_lost(self, leases: Iterable[str]) -> None:
+        with self._condition:
+            for lease in leases:
+                if lease in self._jobs:
+                    self._jobs[lease].stop(is_lost=True)
+
+    def _start(self, work: AnyWork, client: StreamManagerClient) -> None:
+        prepare_imports(work)
+        job = Job(work, self._root, client, self._spec.settings)
+        with self._condition:
+            self._jobs[job.lease] = job
+            self._count += 1
+        # A daemon: a call that hangs does not keep the worker from ending.
+        threading.Thread(target=self._run, args=(job,), name="penstock-job", daemon=True).start()
+
+    def _run(self, job: Job) -> None:
+        try:
+            job.run()
+        finally:
+            with self._condition:
+                self._jobs.pop(job.lease, None)
+                self._condition.notify_all()
+
+    def _finish(self, client: StreamManagerClient) -> None:
+        """Ends jobs after the calls that they have begun, and renews their leases meanwhile."""
+        deadline = time.monotonic() + self._spec.finish_seconds
+        with self._condition:
+            for job in self._jobs.values():
+                job.stop()
+        while time.monotonic() < deadline:
+            with self._condition:
+                self._condition.wait_for(lambda: not self._jobs, _LEASE_MILLIS / 5000)
+                leases = list(self._jobs)
+            if not leases:
+                return
+            with suppress(StreamManagerException, OSError):
+                client.plan_exports(
+                    self._spec.pipeline,
+                    self._spec.task,
+                    lease_millis=_LEASE_MILLIS,
+                    holding=leases,
+                    max_slices=0,
+                )
+
+
+def prepare_imports(work: AnyWork) -> None:
+    """Imports what the first delivery of a kind needs, which takes up to a second.
+
+    In the thread that asks: threads that import the same modules at once may deadlock.
+    """
+    # An import that fails is reported by the delivery.
+    with suppress(KeyError, ImportError):
+        if isinstance(work, MessageSlice) and not isinstance(work, TaskSlice):
+            import_destination(work.kind)
+        else:
+            importlib.import_module("penstock.pipeline.uploads.task_delivery")
