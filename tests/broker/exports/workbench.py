@@ -1,4 +1,4 @@
-"""The engine over a real store, on a clock that goes when it is told to."""
+"""The engine over a real store, with a clock that tests set."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.engine import Exports
+from penstock.broker.exports.engine import Exports, Outlook, Plan
 from penstock.broker.exports.export import Export
-from penstock.broker.exports.pacing import Bandwidth
+from penstock.broker.exports.lease import Holder
 from penstock.broker.exports.settlement import Settlement
 from penstock.broker.exports.statuses import Statuses
+from penstock.broker.exports.task_export import TaskExport
 from penstock.broker.settings import Settings
 from penstock.broker.streams import Stream, Streams
 from penstock.model import MessageStreamDefinition, from_wire
 from penstock.model.exporting import (
-    ExportReport,
-    ExportSlice,
-    Lane,
+    AnyWork,
+    DeliveryReport,
+    MessageSlice,
     SkippedMessage,
     TaskEvent,
+    TaskSlice,
     Upload,
+    UploadAbort,
 )
+from penstock.model.statistics import ExportActivity
 from penstock.model.status import Status, StatusLevel
 from penstock.store.rows import ExportProgress
 from penstock.store.store import Store
@@ -71,28 +76,37 @@ def upload(number: int, upload_id: str = "u", **fields: Any) -> Upload:
     return Upload(**{**plain, **fields})
 
 
-def report(found: ExportSlice, **fields: Any) -> ExportReport:
-    """That all of a slice has arrived, but for what the fields say."""
-    plain: dict[str, Any] = {
+def report(found: AnyWork, **fields: Any) -> DeliveryReport:
+    """All messages have arrived, except where the fields differ."""
+    if isinstance(found, MessageSlice):
+        first, end = found.first, found.end
+        plain = {
+            "stream_id": found.stream_id,
+            "settled_end": end,
+            "exported_messages": fields.get("settled_end", end) - fields.get("first", first),
+        }
+    else:
+        first, plain = found.upload.sequence_number, {}
+    plain |= {
         "lease": found.lease,
         "stream": found.stream,
-        "stream_id": found.stream_id,
-        "identifier": found.config["identifier"],
-        "first": found.first,
-        "settled_end": found.end,
-        "exported_messages": fields.get("settled_end", found.end) - found.first,
+        "identifier": found.identifier,
+        "first": first,
     }
-    return ExportReport(**{**plain, **fields})
+    return DeliveryReport(**{**plain, **fields})
 
 
-def failure(found: ExportSlice, **fields: Any) -> ExportReport:
-    plain = {"settled_end": found.first, "exported_messages": 0, "error": "it is down"}
+def failure(found: AnyWork, **fields: Any) -> DeliveryReport:
+    """No message has arrived."""
+    plain: dict[str, Any] = {"error": "it is down"}
+    if isinstance(found, MessageSlice):
+        plain |= {"settled_end": fields.get("first", found.first), "exported_messages": 0}
     return report(found, **{**plain, **fields})
 
 
-def interim(found: ExportSlice, **fields: Any) -> ExportReport:
-    """That something happened, and more is to come."""
-    return report(found, **{"settled_end": found.first, "is_interim": True, **fields})
+def interim(found: MessageSlice, **fields: Any) -> DeliveryReport:
+    """No message has arrived yet, and more reports follow."""
+    return failure(found, **{"error": "", "is_final": False, **fields})
 
 
 def skip(number: int) -> SkippedMessage:
@@ -108,11 +122,17 @@ class Commit(NamedTuple):
 
 class Workbench:
     def __init__(
-        self, root: Path, *, kilobits_a_second: int | None = None, dead_letter_stream: str = ""
+        self,
+        root: Path,
+        *,
+        kilobits_per_second: int | None = None,
+        dead_letter_stream: str = "",
+        gather_seconds: float = 0.0,
     ) -> None:
         self._root = root
-        self._kilobits_a_second = kilobits_a_second
+        self._kilobits_per_second = kilobits_per_second
         self._dead_letter_stream = dead_letter_stream
+        self._gather_seconds = gather_seconds
         self._executor = ThreadPoolExecutor(1)
         self.seconds = 5000.0
         self.now = BEGINNING
@@ -124,12 +144,14 @@ class Workbench:
         self.streams = Streams(self.store, settings, self._executor)
         self.dead_letters = DeadLetters(self.streams, self._dead_letter_stream)
         self.statuses = Statuses(self.streams)
+        self.bandwidth = Bandwidth(self._kilobits_per_second, lambda: self.seconds)
         self.exports = Exports(
             self.store,
             self.streams,
-            Bandwidth(self._kilobits_a_second),
+            self.bandwidth,
             self.dead_letters,
             self.statuses,
+            self._gather_seconds,
             lambda: self.seconds,
             lambda: self.now,
         )
@@ -202,30 +224,53 @@ class Workbench:
         return self.streams.find(name).stored.progress[identifier]
 
     def export(self, name: str, identifier: str = "e") -> Export:
-        return self.exports._all.of(self.streams.find(name))[identifier]
+        return self.exports.of(self.streams.find(name))[identifier]
 
-    # What a pipeline does
+    def task_export(self, name: str, identifier: str = "e") -> TaskExport:
+        export = self.export(name, identifier)
+        assert isinstance(export, TaskExport)
+        return export
 
-    def plan(
-        self,
-        lane: Lane = Lane.steady,
-        *,
-        pipeline: str = "p",
-        sees: Callable[[str], bool] = lambda _: True,
-        **fields: Any,
-    ) -> list[ExportSlice]:
-        plain = {"max_bytes": 1 << 26, "lease_millis": 10_000, **fields}
-        request = PlanExportsRequest(request_id="r", pipeline=pipeline, lane=lane, **plain)
-        return self.exports.plan(request, sees, self.now)
+    def activity(self, name: str, identifier: str = "e") -> ExportActivity:
+        return self.exports.activities(self.streams.find(name))[identifier]
 
-    def plan_one(self, lane: Lane = Lane.steady, **fields: Any) -> ExportSlice:
-        (found,) = self.plan(lane, **fields)
+    # What a task of a pipeline does
+
+    def request(self, task: str = "t", pipeline: str = "p", **fields: Any) -> PlanExportsRequest:
+        plain = {"lease_millis": 10_000, **fields}
+        return PlanExportsRequest(request_id="r", pipeline=pipeline, task=task, **plain)
+
+    def ask(self, *, sees: Callable[[str], bool] = lambda _: True, **fields: Any) -> Plan:
+        return self.exports.plan(self.request(**fields), sees, self.now)
+
+    def plan(self, **fields: Any) -> list[AnyWork]:
+        return self.ask(**fields).work
+
+    def plan_one(self, **fields: Any) -> MessageSlice:
+        (found,) = self.plan(**fields)
+        assert isinstance(found, MessageSlice)
         return found
 
-    def plan_file(self, **fields: Any) -> ExportSlice:
-        return self.plan_one(Lane.files, **fields)
+    def plan_file(self, **fields: Any) -> TaskSlice:
+        (found,) = self.plan(**fields)
+        assert isinstance(found, TaskSlice)
+        return found
 
-    def begin_commit(self, *reports: ExportReport) -> Commit:
+    def plan_aborts(self, **fields: Any) -> list[UploadAbort]:
+        return [each for each in self.plan(**fields) if isinstance(each, UploadAbort)]
+
+    def plan_abort(self, **fields: Any) -> UploadAbort:
+        (found,) = self.plan(**fields)
+        assert isinstance(found, UploadAbort)
+        return found
+
+    def outlook(self, *, sees: Callable[[str], bool] = lambda _: True, **fields: Any) -> Outlook:
+        return self.exports.outlook(self.request(**fields), sees, self.now)
+
+    def depart(self, task: str = "t", pipeline: str = "p") -> None:
+        self.exports.depart(Holder(pipeline, task))
+
+    def begin_commit(self, *reports: DeliveryReport) -> Commit:
         if self.dead_letters.needs_stream(reports):
             asyncio.run(self.dead_letters.create_stream())
         settlement = self.exports.settle(reports, self.now)
@@ -238,8 +283,18 @@ class Workbench:
         commit.change.apply()
         self.exports.apply(commit.settlement)
 
-    def commit(self, *reports: ExportReport) -> int:
-        """As the broker does; how many of them counted."""
+    def cancel_commit(self, commit: Commit) -> None:
+        """The disk has failed."""
+        self.exports.cancel(commit.settlement)
+
+    def commit(self, *reports: DeliveryReport) -> int:
+        """Settles as the broker does; the number of reports that changed something."""
         commit = self.begin_commit(*reports)
         self.finish_commit(commit)
-        return len(commit.settlement.settled) + len(commit.settlement.attempts)
+        return len(commit.settlement.settled)
+
+    def accepted(self, *reports: DeliveryReport) -> list[str]:
+        """Settles as the broker does; the leases that are answered."""
+        commit = self.begin_commit(*reports)
+        self.finish_commit(commit)
+        return commit.settlement.accepted
