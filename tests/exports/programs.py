@@ -63,3 +63,8 @@ def status_of(client: StreamManagerClient, stream: str, identifier: str) -> Expo
 
 def has_exported(client: StreamManagerClient, stream: str, identifier: str, last: int) -> bool:
     return status_of(client, stream, identifier).last_exported_sequence_number == last
+
+
+def state_of(client: StreamManagerClient, stream: str, identifier: str) -> str:
+    found = next(it for it in client.statistics().streams if it.name == stream)
+    return next(it.state for it in found.exports if it.identifier == identifier)

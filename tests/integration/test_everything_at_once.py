@@ -137,10 +137,10 @@ def test_devices_append_and_exports_arrive_while_plots_move(page: Page, farm: Fa
     wait_until(lambda: farm.cloud.records("s3", "wind-farm"))
 
 
-def test_batches_of_spark_are_shown_with_a_link_to_its_own_page(page: Page) -> None:
+def test_tasks_of_the_pipeline_are_shown_with_a_link_to_sparks_own_page(page: Page) -> None:
     go(page, "/pipeline")
     pipeline = page.get_by_test_id("pipeline")
-    expect(pipeline.get_by_test_id("lane").first).to_contain_text("batches")
+    expect(pipeline.get_by_test_id("task").first).to_contain_text("deliveries")
     link = pipeline.get_by_role("link").get_attribute("href")
     assert link is not None
     assert link.startswith("http://127.0.0.1:")

@@ -254,28 +254,65 @@ def test_the_executors_of_a_cluster_read_and_write_streams(
         assert sorted(payloads("copied")) == sorted([*readings, "one more"])
 
 
-def test_the_executors_of_a_cluster_deliver_exports(cluster: Cluster, tmp_path: Path) -> None:
-    variables = {
-        name: cluster.environment[name]
-        for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP")
-    }
-    with (
-        Sandbox() as cloud,
-        BrokerProcess(tmp_path / "root") as broker,
-        StreamManagerClient(root=broker.root) as client,
-    ):
-        config = HTTPConfig("h", uri=cloud.http_url("readings"))
-        client.create_message_stream(
-            MessageStreamDefinition(
-                name="readings",
-                strategy_on_full=StrategyOnFull.OverwriteOldestData,
-                export_definition=ExportDefinition(http=[config]),
-            )
+class ClusterExports:
+    """A broker with one export, and a pipeline whose tasks run on the executors of the cluster."""
+
+    def __init__(self, cluster: Cluster, cloud: Sandbox, root: Path) -> None:
+        self._cloud = cloud
+        self.broker = BrokerProcess(root)
+        variables = {
+            name: cluster.environment[name]
+            for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP")
+        }
+        self._variables = {**variables, **cloud.variables}
+        self._flags = (
+            *("--master", cluster.master),
+            *("--conf", "spark.executor.memory=512m"),
+            *("--conf", f"spark.executor.extraJavaOptions={QUICK_JAVA}"),
         )
-        messages = [b"%d" % number for number in range(20)]
-        client.append_messages("readings", messages)
-        flags = ("--broker", f"127.0.0.1:{broker.port}", "--master", cluster.master)
-        with PipelineProcess(broker.root, *flags, SPARK_EXECUTOR_MEMORY="512m", **variables):
-            wait_until(lambda: has_exported(client, "readings", "h", 19), "all of it", PATIENCE_S)
+
+    @contextmanager
+    def running(self) -> Iterator[StreamManagerClient]:
+        with self.broker, StreamManagerClient(root=self.broker.root) as client:
+            config = HTTPConfig("h", uri=self._cloud.http_url("readings"))
+            client.create_message_stream(
+                MessageStreamDefinition(
+                    name="readings",
+                    strategy_on_full=StrategyOnFull.OverwriteOldestData,
+                    export_definition=ExportDefinition(http=[config]),
+                )
+            )
+            flags = ("--broker", f"127.0.0.1:{self.broker.port}", *self._flags)
+            with PipelineProcess(self.broker.root, *flags, **self._variables):
+                yield client
+
+    def check_arrival(self, client: StreamManagerClient, messages: list[bytes]) -> None:
+        last = len(messages) - 1
+        wait_until(lambda: has_exported(client, "readings", "h", last), "all of it", PATIENCE_S)
+        assert list(dict.fromkeys(self._cloud.payloads("http", "readings"))) == messages
+
+
+def find_executor(worker_pid: int) -> psutil.Process:
+    (executor,) = [
+        child
+        for child in psutil.Process(worker_pid).children(recursive=True)
+        if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline())
+    ]
+    return executor
+
+
+def test_the_executors_of_a_cluster_deliver_exports_also_after_one_is_killed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    messages = [b"%d" % number for number in range(20)]
+    with Sandbox() as cloud:
+        exports = ClusterExports(cluster, cloud, tmp_path / "root")
+        with exports.running() as client:
+            client.append_messages("readings", messages)
+            exports.check_arrival(client, messages)
             assert any("pyspark.worker" in command for command in commands_of(cluster.worker_pid))
-        assert cloud.payloads("http", "readings") == messages
+
+            find_executor(cluster.worker_pid).kill()
+            more = [b"%d" % number for number in range(20, 40)]
+            client.append_messages("readings", more)
+            exports.check_arrival(client, messages + more)

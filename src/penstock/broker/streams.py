@@ -243,6 +243,7 @@ class Stream:
             state=activity.state,
             # A clock may have been set back since.
             seconds_behind=max(now - since, 0) / 1000 if since is not None else 0.0,
+            is_leased=activity.is_leased,
             lost_messages=activity.lost_messages,
         )
 

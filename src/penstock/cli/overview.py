@@ -36,6 +36,7 @@ _UNTOLD_OF_EXPORTS = (
     "failures",
     "retryInMillis",
     "secondsBehind",
+    "isLeased",
     "lostMessages",
 )
 

@@ -26,6 +26,8 @@ class ExportStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     state: str = ""
     # Of the oldest message that it has not exported: how long that one waits.
     seconds_behind: float = 0.0
+    # A task of a pipeline delivers; also for a moment after the export was paused.
+    is_leased: bool = False
     # Since the broker was started: messages that the stream dropped, or that were damaged, before
     # they were exported.
     lost_messages: int = 0
@@ -40,6 +42,7 @@ class ExportActivity(NamedTuple):
     retry_in_millis: int | None
     # When the oldest message that it has not exported was appended; None if there is none.
     waiting_since: int | None
+    is_leased: bool
     lost_messages: int
 
 

@@ -1,4 +1,4 @@
-"""The driver of a pipeline: it starts resident tasks on Spark, watches, scales and restarts them."""
+"""The driver of a pipeline: it starts resident tasks on Spark, scales and restarts them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
@@ -53,6 +53,8 @@ _LOOPBACK = "127.0.0.1"
 # The name under which the driver asks the broker.
 _DRIVER = "driver"
 _LOOK_SECONDS = 1.0
+# How often the driver looks whether tasks have ended.
+_WATCH_SECONDS = 0.25
 # Until the first task is ready.
 _FIRST_LOOK_SECONDS = 0.1
 # Another task starts when exports were due at so many looks in a row and no task had them.
@@ -97,6 +99,41 @@ class _TaskThread:
 
     def join(self, seconds: float) -> None:
         self._thread.join(max(seconds, 0.0))
+
+
+class _BrokerWatch:
+    """Looks every second how much is due. In a thread, which waits while the broker is gone."""
+
+    def __init__(self, place: Place, pipeline: str) -> None:
+        self._place = place
+        self._pipeline = pipeline
+        self._wakes = threading.Event()
+        self._stops = False
+        # The latest answer.
+        self.plan: ExportPlan | None = None
+        # The number of answers.
+        self.looks = 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stop_tasks(self) -> None:
+        """All tasks of the pipeline are to end."""
+        self._stops = True
+        self._wakes.set()
+
+    def _run(self) -> None:
+        client: StreamManagerClient | None = None
+        while True:
+            try:
+                client = client or self._place.connect(patient=True)
+                self.plan = client.plan_exports(
+                    self._pipeline, _DRIVER, lease_millis=1000, max_slices=0, stops=self._stops
+                )
+                self.looks += 1
+            except (StreamManagerException, OSError) as error:
+                logger.debug("the broker does not answer: %s", error)
+            is_ready = self.plan is not None and self.plan.tasks > 0
+            self._wakes.wait(_LOOK_SECONDS if is_ready else _FIRST_LOOK_SECONDS)
+            self._wakes.clear()
 
 
 class Pipeline:
@@ -157,10 +194,10 @@ class Pipeline:
     def _run(self, ready: Callable[[], None]) -> None:
         spark = self._start_spark()
         try:
-            with self._place.connect(patient=True) as client:
-                self._has_begun.set()
-                self._watch(spark, client, ready)
-                self._finish(client)
+            watch = _BrokerWatch(self._place, self._id)
+            self._has_begun.set()
+            self._watch(spark, watch, ready)
+            self._finish(watch)
         finally:
             self._page.close()
             _stop(spark)
@@ -194,24 +231,22 @@ class Pipeline:
 
     # Tasks
 
-    def _watch(
-        self, spark: SparkContext, client: StreamManagerClient, ready: Callable[[], None]
-    ) -> None:
+    def _watch(self, spark: SparkContext, watch: _BrokerWatch, ready: Callable[[], None]) -> None:
         is_ready = False
-        pending_looks = 0
+        looks = pending_looks = 0
         is_short_of_cores = False
         self._start_task(spark, idle_seconds=None)
-        while not self._stops.wait(_LOOK_SECONDS if is_ready else _FIRST_LOOK_SECONDS):
+        while not self._stops.wait(_WATCH_SECONDS if is_ready else _FIRST_LOOK_SECONDS):
             self._restart_ended(spark)
-            plan = self._look(client)
-            if plan is None:
+            plan = watch.plan
+            if plan is None or watch.looks == looks:
                 continue
+            looks = watch.looks
             if plan.tasks and not is_ready:
                 is_ready = True
                 ready()
             pending_looks = pending_looks + 1 if plan.waiting else 0
-            max_tasks = max(spark.defaultParallelism, 1)
-            if pending_looks >= _LOOKS_BEFORE_SCALING and len(self._threads) < max_tasks:
+            if pending_looks >= _LOOKS_BEFORE_SCALING and self._may_scale(spark):
                 pending_looks = 0
                 self._start_task(spark, idle_seconds=_IDLE_SECONDS)
             waits_for_cores = self._waits_for_cores(plan)
@@ -223,12 +258,8 @@ class Pipeline:
                 )
             is_short_of_cores = waits_for_cores
 
-    def _look(self, client: StreamManagerClient) -> ExportPlan | None:
-        try:
-            return client.plan_exports(self._id, _DRIVER, lease_millis=1000, max_slices=0)
-        except (StreamManagerException, OSError) as error:
-            logger.debug("the broker does not answer: %s", error)
-            return None
+    def _may_scale(self, spark: SparkContext) -> bool:
+        return len(self._threads) < max(spark.defaultParallelism, 1)
 
     def _waits_for_cores(self, plan: ExportPlan) -> bool:
         """Whether Spark has not started the first task for a long time."""
@@ -275,13 +306,12 @@ class Pipeline:
         )
         self._threads.append(_TaskThread(spark, spec))
 
-    def _finish(self, client: StreamManagerClient) -> None:
+    def _finish(self, watch: _BrokerWatch) -> None:
         """Lets deliveries finish that are in flight: they need not be repeated."""
         deadline = time.monotonic() + _FINISH_SECONDS + 2
-        with suppress(StreamManagerException, OSError):
-            client.plan_exports(self._id, _DRIVER, lease_millis=1000, max_slices=0, stops=True)
-            for thread in self._threads:
-                thread.join(deadline - time.monotonic())
+        watch.stop_tasks()
+        for thread in self._threads:
+            thread.join(deadline - time.monotonic())
 
 
 def destination_settings(settings: Settings) -> DestinationSettings:

@@ -168,6 +168,7 @@ class Export(Deliverable):
             self.failures,
             int(self.retry_in(now) * 1000) if self.failures else None,
             self._pending_since(),
+            self.is_leased(now),
             self._lost,
         )
 
