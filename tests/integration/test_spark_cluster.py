@@ -190,11 +190,14 @@ def running_group(
         assert not alive
 
 
-def commands_of(pid: int) -> Iterator[str]:
-    """What was started by a process, and by what it has started, and has not ended meanwhile."""
+def find_children(pid: int, word: str) -> list[psutil.Process]:
+    """Descendants of a process in whose command lines a word is."""
+    found = []
     for child in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            yield " ".join(child.cmdline())
+        with suppress(psutil.NoSuchProcess):  # also of one that has just ended
+            if word in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def wait_for_line(log: Path, pattern: str) -> str:
@@ -292,15 +295,6 @@ class ClusterExports:
         assert list(dict.fromkeys(self._cloud.payloads("http", "readings"))) == messages
 
 
-def find_executor(worker_pid: int) -> psutil.Process:
-    (executor,) = [
-        child
-        for child in psutil.Process(worker_pid).children(recursive=True)
-        if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline())
-    ]
-    return executor
-
-
 def test_the_executors_of_a_cluster_deliver_exports_also_after_one_is_killed(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -310,9 +304,10 @@ def test_the_executors_of_a_cluster_deliver_exports_also_after_one_is_killed(
         with exports.running() as client:
             client.append_messages("readings", messages)
             exports.check_arrival(client, messages)
-            assert any("pyspark.worker" in command for command in commands_of(cluster.worker_pid))
+            assert find_children(cluster.worker_pid, "pyspark.worker")
 
-            find_executor(cluster.worker_pid).kill()
+            (executor,) = find_children(cluster.worker_pid, "CoarseGrainedExecutorBackend")
+            executor.kill()
             more = [b"%d" % number for number in range(20, 40)]
             client.append_messages("readings", more)
             exports.check_arrival(client, messages + more)
