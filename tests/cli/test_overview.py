@@ -9,7 +9,6 @@ import pytest
 
 from penstock.cli.output import Line
 from penstock.cli.overview import (
-    ExportState,
     Picture,
     Rate,
     Rates,
@@ -28,6 +27,7 @@ from penstock.model import (
     StorageStatus,
     StrategyOnFull,
 )
+from penstock.model.exporting import ExportState
 from penstock.model.statistics import DiskStatistics
 
 from .pictures import export, picture, stream
@@ -45,17 +45,39 @@ def row(lines: list[Line], first: str) -> list[str]:
 # Exports
 
 
+@pytest.mark.parametrize("state", [*ExportState, "unheard-of"])
+def test_the_state_of_an_export_is_the_brokers(state: str) -> None:
+    told = export(state=state, messages_behind=3, error_message="no", failures=1)
+
+    assert export_state(told) == state
+
+
 @pytest.mark.parametrize(
     ("fields", "state"),
     [
-        ({}, ExportState.idle),
-        ({"messages_behind": 3}, ExportState.behind),
-        ({"messages_behind": 3, "error_message": "no"}, ExportState.failing),
-        ({"messages_behind": 3, "error_message": "no", "is_paused": True}, ExportState.paused),
+        ({}, "up-to-date"),
+        ({"messages_behind": 3}, "behind"),
+        ({"messages_behind": 3, "error_message": "no"}, "failing"),
+        ({"messages_behind": 3, "error_message": "no", "skipped_messages": 1}, "behind"),
+        ({"messages_behind": 3, "error_message": "no", "is_paused": True}, "paused"),
     ],
 )
-def test_an_export_is_in_one_of_four_states(fields: dict[str, Any], state: ExportState) -> None:
-    assert export_state(export(**fields)) is state
+def test_where_a_server_tells_no_state_its_status_implies_one(
+    fields: dict[str, Any], state: str
+) -> None:
+    assert export_state(export(**fields)) == state
+
+
+def test_exports_are_ordered_and_coloured_by_their_state() -> None:
+    states = ["up-to-date", "unheard-of", "paused", "exporting", "due", "failing", "waiting"]
+    exports = [export(identifier=f"e{place}", state=each) for place, each in enumerate(states)]
+    lines = picture_lines(picture(1, stream("s", exports=exports)))[-len(states) :]
+
+    assert [cells(line)[3] for line in lines] == [
+        *["failing", "due", "exporting", "waiting", "paused", "up-to-date", "unheard-of"]
+    ]
+    assert [line.style for line in lines[:2]] == [{"fg": "red"}, {"fg": "yellow"}]
+    assert lines[4].style == {"dim": True}
 
 
 def test_exports_that_fail_come_first_and_in_one_line_each() -> None:
@@ -65,7 +87,7 @@ def test_exports_that_fail_come_first_and_in_one_line_each() -> None:
 
     assert [cells(line) for line in lines[-2:]] == [
         ["s", "broken", "kinesis", "failing", "2", "-", "never", "no [2J way"],
-        ["s", "fine", "kinesis", "idle", "0", "7", "1 min 30 s ago"],
+        ["s", "fine", "kinesis", "up-to-date", "0", "7", "1 min 30 s ago"],
     ]
     assert lines[-2].style == {"fg": "red"}
 
@@ -76,16 +98,13 @@ def test_exports_that_fail_come_first_and_in_one_line_each() -> None:
         ({"retry_in_millis": 3001}, "failing (retry in 4 s)"),
         ({"retry_in_millis": 300_000}, "failing (retry in 5 min 0 s)"),
         ({"retry_in_millis": 0}, "failing"),
-        ({"lane": "recovering"}, "failing (recovering)"),
-        ({"lane": "files"}, "failing"),
-        ({"lane": "recovering", "retry_in_millis": 1}, "failing (retry in 1 s, recovering)"),
-        ({"lane": "recovering", "retry_in_millis": 1, "is_paused": True}, "paused"),
+        ({"retry_in_millis": 1}, "failing (retry in 1 s)"),
+        ({"retry_in_millis": 1, "state": "paused"}, "paused"),
     ],
 )
-def test_an_export_that_fails_says_when_it_is_tried_again_and_with_whom(
-    fields: dict[str, Any], state: str
-) -> None:
-    failing = export(messages_behind=2, error_message="no", failures=1, **fields)
+def test_a_failing_export_shows_when_it_is_retried(fields: dict[str, Any], state: str) -> None:
+    told = {"messages_behind": 2, "error_message": "no", "failures": 1, "state": "failing"}
+    failing = export(**{**told, **fields})
     lines = picture_lines(picture(1, stream("s", end=8, exports=[failing])))
 
     assert cells(lines[-1])[3] == state
@@ -203,7 +222,7 @@ def test_what_such_a_server_does_not_tell_is_left_out() -> None:
         "exports",
     }
     told = set(plain["streams"][0]["exports"][0])
-    assert not told & {"skippedMessages", "failures", "retryInMillis", "lane"}
+    assert not told & {"skippedMessages", "failures", "retryInMillis", "secondsBehind"}
     assert lines[0].text == "stream manager 1 at 127.0.0.1:8088"
     assert lines[3].text.split() == ["STREAM", "MESSAGES", "SIZE", "FULL", "NUMBERS"]
 
@@ -212,15 +231,16 @@ def test_what_such_a_server_does_not_tell_is_left_out() -> None:
 
 
 def test_programs_get_the_counters_under_the_names_of_the_wire() -> None:
-    seen = picture(3, stream("s", end=4, exports=[export(messages_behind=4)]), messages_appended=4)
+    seen = picture(
+        3, stream("s", end=4, exports=[export(messages_behind=4, state="due")]), messages_appended=4
+    )
     plain = plain_picture(seen._replace(unreadable={"bad": "its file is gone"}))
 
     assert plain["time"] == 1_000_000
     assert plain["uptimeMillis"] == 3000
     assert plain["messagesAppended"] == 4
     assert plain["streams"][0]["segments"] == 1
-    assert plain["streams"][0]["exports"][0]["state"] == "behind"
-    assert plain["streams"][0]["exports"][0]["lane"] == "steady"
+    assert plain["streams"][0]["exports"][0]["state"] == "due"
     assert plain["streams"][0]["exports"][0]["skippedMessages"] == 0
     assert plain["unreadableStreams"] == [{"name": "bad", "errorMessage": "its file is gone"}]
 

@@ -76,7 +76,7 @@ def test_the_broker_its_streams_and_its_exports_are_shown(broker: Reachable) -> 
     assert rows(finished, "empty") == [["empty", "0", "0 B", "0%", "-", "1", "0"]]
     assert rows(finished, "sensor 1") == [
         ["sensor 1", "5", "500 B", "49%", "0..4", "1", "0"],
-        ["sensor 1", "cloud", "kinesis", "behind", "5", "-", "never"],
+        ["sensor 1", "cloud", "kinesis", "due", "5", "-", "never"],
         ["sensor 1", "web", "http", "paused", "5", "-", "never"],
     ]
     assert "\x1b" not in finished.output
@@ -93,7 +93,7 @@ def test_programs_get_the_statistics_as_json(broker: Reachable) -> None:
     assert sensor["newestSequenceNumber"] == 4
     assert [(export["identifier"], export["state"]) for export in sensor["exports"]] == [
         ("web", "paused"),
-        ("cloud", "behind"),
+        ("cloud", "due"),
     ]
 
 

@@ -6,13 +6,13 @@ All of it is pure: from a `Picture`, and for rates from two of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 from penstock.cli.output import Line, format_table, printable
 from penstock.cli.units import human_bytes, human_duration
 from penstock.model import ExportStatus, MessageStreamInfo, to_wire
 from penstock.model.export import messages_behind
+from penstock.model.exporting import ExportState
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 
 HEADING = {"bold": True}
@@ -30,7 +30,9 @@ _UNTOLD = (
     "damagedMessages",
     "damage",
 )
-# The same for ExportStatistics.
+# The state of an export that is not up to date, where the server tells none.
+_BEHIND = "behind"
+# The same as `_UNTOLD` for ExportStatistics.
 _UNTOLD_OF_EXPORTS = (
     "skippedMessages",
     "failures",
@@ -93,23 +95,18 @@ def statistics_of(info: MessageStreamInfo) -> StreamStatistics:
     )
 
 
-class ExportState(StrEnum):
-    """From the one that wants looking at most."""
-
-    failing = "failing"
-    behind = "behind"
-    paused = "paused"
-    idle = "idle"
+def export_state(export: ExportStatistics) -> str:
+    """The state by the broker's word; from a server that tells none, what its status implies."""
+    return export.state or _implied_state(export)
 
 
-def export_state(export: ExportStatistics) -> ExportState:
+def _implied_state(export: ExportStatistics) -> str:
     if export.is_paused:
         return ExportState.paused
-    # One that only skipped what its destination never takes works well; a broker that is not ours
-    # tells no failures.
+    # An export that only skipped messages works well.
     if export.failures or (export.error_message and not export.skipped_messages):
         return ExportState.failing
-    return ExportState.behind if export.messages_behind else ExportState.idle
+    return _BEHIND if export.messages_behind else ExportState.up_to_date
 
 
 # For programs
@@ -334,11 +331,15 @@ def _stream_row(stream: StreamStatistics, rate: Rate | None, is_penstock: bool) 
     return row
 
 
-_STATE_STYLE: dict[ExportState, Mapping[str, Any]] = {
+# The states that need attention most come first.
+_STATE_STYLE: dict[str, Mapping[str, Any]] = {
     ExportState.failing: ALARM,
-    ExportState.behind: {"fg": "yellow"},
+    ExportState.due: {"fg": "yellow"},
+    _BEHIND: {"fg": "yellow"},
+    ExportState.exporting: {},
+    ExportState.waiting: {},
     ExportState.paused: DIM,
-    ExportState.idle: {},
+    ExportState.up_to_date: {},
 }
 
 
@@ -350,8 +351,9 @@ def _export_lines(picture: Picture) -> list[Line]:
     ]
     if not found:
         return []
-    urgency = list(ExportState)
-    found.sort(key=lambda entry: (urgency.index(entry[0]), entry[1], entry[2].identifier))
+    rank = {state: place for place, state in enumerate(_STATE_STYLE)}
+    # A newer broker may know states that this program does not.
+    found.sort(key=lambda entry: (rank.get(entry[0], len(rank)), entry[1], entry[2].identifier))
     has_skipped = any(export.skipped_messages for _, _, export in found)
     rows = []
     for state, name, export in found:
@@ -369,16 +371,15 @@ def _export_lines(picture: Picture) -> list[Line]:
         row["last export"] = _age(picture.epoch_millis, export.last_export_time)
         row["error"] = printable(export.error_message)
         rows.append(row)
-    return _table(rows, [_STATE_STYLE[state] for state, _, _ in found])
+    return _table(rows, [_STATE_STYLE.get(state, {}) for state, _, _ in found])
 
 
-def _state(state: ExportState, export: ExportStatistics) -> str:
-    """The state, and what an export that is not paused waits for."""
-    remarks = []
-    if state is not ExportState.paused and export.retry_in_millis:
-        # Rounded up: it is not to be tried in no time for a second.
-        remarks.append(f"retry in {human_duration(export.retry_in_millis + 999)}")
-    return f"{state} ({', '.join(remarks)})" if remarks else state
+def _state(state: str, export: ExportStatistics) -> str:
+    """The state, and when a failed delivery is retried."""
+    if state == ExportState.paused or not export.retry_in_millis:
+        return state
+    # Rounded up: the last second before a retry is no "0 s".
+    return f"{state} (retry in {human_duration(export.retry_in_millis + 999)})"
 
 
 # Tables: rows have their cells by the headings
