@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from penstock.broker.access import Role, new_secret
-from penstock.model.exporting import ExportReport
+from penstock.model.exporting import DeliveryReport
 from penstock.store.rows import TokenRow
 from penstock.testing.connection import Connection
 from penstock.web.server import WebServer
@@ -123,23 +123,29 @@ def quoted(name: str) -> str:
 
 
 def plan(connection: Connection, **fields: Any) -> list[Json]:
-    """What is due in the steady lane, or in another one."""
-    plain = {"pipeline": "p", "lane": "steady", "maxBytes": 1 << 20, "leaseMillis": 60_000}
-    slices: list[Json] = connection.call(Operation.PlanExports, **{**plain, **fields})["slices"]
-    return slices
+    """The work that a task is given, as soon as there is some."""
+    plain = {
+        "pipeline": "p",
+        "task": "1",
+        "maxBytes": 1 << 20,
+        "leaseMillis": 60_000,
+        "waitMillis": 20_000,
+    }
+    work: list[Json] = connection.call(Operation.PlanExports, **{**plain, **fields})["work"]
+    return work
 
 
 def commit(connection: Connection, found: Json, **fields: Any) -> None:
-    """Reports a slice as exported, but for what the fields say, which are those of a report."""
+    """Reports a slice as exported, except for the given fields of the report."""
     plain = {
         "lease": found["lease"],
         "stream": found["stream"],
         "streamId": found["streamId"],
-        "identifier": found["config"]["identifier"],
+        "identifier": found["identifier"],
         "first": found["first"],
         "settledEnd": found["end"],
         "exportedMessages": found["end"] - found["first"],
     }
-    assert fields.keys() <= set(ExportReport.__struct_encode_fields__)
+    assert fields.keys() <= set(DeliveryReport.__struct_encode_fields__)
     answer = connection.call(Operation.CommitExports, reports=[{**plain, **fields}])
     assert answer["accepted"] == [found["lease"]]

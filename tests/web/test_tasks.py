@@ -75,7 +75,7 @@ def test_tasks_that_wait_are_shown_the_newest_first(site: Site, client: Connecti
 
 def test_a_task_from_its_upload_to_its_end(site: Site, client: Connection) -> None:
     ask_for(client, "whole", 0, 1)
-    (found,) = plan(client, lane="files")
+    (found,) = plan(client)
     upload = {
         "sequenceNumber": 0,
         "bucket": "a-bucket",
@@ -87,7 +87,7 @@ def test_a_task_from_its_upload_to_its_end(site: Site, client: Connection) -> No
         "partSize": 5_242_880,
         "parts": ["a", "", "c"],
     }
-    underway = {"settledEnd": 0, "exportedMessages": 0, "isInterim": True, "uploads": [upload]}
+    underway = {"settledEnd": 0, "exportedMessages": 0, "isFinal": False, "uploads": [upload]}
     commit(client, found, **underway)
 
     waits, goes_on = site.see("/api/tasks?stream=whole")["tasks"]
@@ -135,8 +135,8 @@ def test_what_became_of_a_task_is_shown_also_if_many_before_it_wait(
     site: Site, client: Connection
 ) -> None:
     ask_for(client, "behind", *range(50))
-    (found,) = plan(client, lane="files")
-    interim = {"settledEnd": 0, "exportedMessages": 0, "isInterim": True}
+    (found,) = plan(client)
+    interim = {"settledEnd": 0, "exportedMessages": 0, "isFinal": False}
     commit(client, found, **interim, events=[event(40, Status.Success)])
 
     found_states = states(site, "behind")
