@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from penstock.broker.exports.lease import Holder
@@ -21,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 # From a single call to a long upload.
 _DELIVERY_SECONDS = (0.005, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 600.0)
-_MAX_DELIVERIES = 200
+# Of each kind: frequent deliveries do not displace rare ones, such as long uploads.
+_MAX_DELIVERIES = 60
 # Pipelines and tasks that are disconnected are forgotten when there are more.
 _MAX_PIPELINES = 8
 _MAX_TASKS = 16
@@ -57,6 +59,11 @@ class Delivery(NamedTuple):
     started: int
     seconds: float
     error: str
+
+    @property
+    def ended(self) -> float:
+        """In milliseconds since 1970."""
+        return self.started + 1000 * self.seconds
 
 
 class Task:
@@ -99,14 +106,22 @@ class Pipelines:
         self._clock = clock
         self._now_millis = now_millis
         self._known: dict[str, Pipeline] = {}
-        self.deliveries: deque[Delivery] = deque(maxlen=_MAX_DELIVERIES)
         # By kind.
+        self._deliveries: defaultdict[str, deque[Delivery]] = defaultdict(
+            lambda: deque(maxlen=_MAX_DELIVERIES)
+        )
         self.durations: defaultdict[str, Durations] = defaultdict(
             lambda: Durations(_DELIVERY_SECONDS)
         )
 
     def __iter__(self) -> Iterator[Pipeline]:
         return iter(self._known.values())
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        """The latest deliveries of each kind, in the order in which they ended."""
+        latest = chain.from_iterable(self._deliveries.values())
+        return sorted(latest, key=lambda each: each.ended)
 
     def note_request(
         self, holder: Holder, holding: Sequence[str], about: PipelineDescription | None
@@ -147,7 +162,7 @@ class Pipelines:
         task.deliveries += 1
         seconds = self._clock() - assignment.since
         self.durations[assignment.kind].note(seconds)
-        self.deliveries.append(
+        self._deliveries[assignment.kind].append(
             Delivery(
                 holder,
                 assignment.kind,
