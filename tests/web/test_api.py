@@ -165,24 +165,30 @@ def test_events_are_what_was_logged(
     assert all(event["id"] > created["id"] for event in later)
 
 
-def test_pipelines_tell_what_they_did(site: Site, client: Connection, name: str) -> None:
+ABOUT = {
+    "started": 5,
+    "sparkVersion": "4.1",
+    "master": "local[3]",
+    "sparkPage": "http://127.0.0.1:4040",
+}
+
+
+def pipeline_of(answer: Json, name: str) -> Json:
+    found: Json = next(each for each in answer["pipelines"] if each["id"] == name)
+    return found
+
+
+def test_pipelines_show_their_tasks_and_what_each_is_doing(
+    site: Site, client: Connection, name: str
+) -> None:
     create(client, name, exportDefinition=to_http())
-    append(client, name, b"x")
-    about = {
-        "started": 5,
-        "sparkVersion": "4.1",
-        "master": "local[3]",
-        "sparkPage": "http://127.0.0.1:4040",
-    }
-    (found,) = plan(client, pipeline=name, about=about)
-    commit(client, found)
-    plan(client, pipeline=name)
+    client.append_many(name, [b"1", b"2"])
+    (found,) = plan(client, pipeline=name, task="7", about=ABOUT)
 
-    answer = site.see("/api/pipeline")
+    pipeline = pipeline_of(site.see("/api/pipeline"), name)
 
-    pipeline = next(each for each in answer["pipelines"] if each["id"] == name)
-    (lane,) = pipeline.pop("lanes")
-    assert pipeline.pop("lastSeen") > 0
+    (task,) = pipeline.pop("tasks")
+    assert pipeline.pop("lastSeen") == task.pop("lastSeen") > 0
     assert pipeline == {
         "id": name,
         "isConnected": True,
@@ -191,18 +197,101 @@ def test_pipelines_tell_what_they_did(site: Site, client: Connection, name: str)
         "master": "local[3]",
         "sparkPage": "http://127.0.0.1:4040",
     }
-    assert (lane["lane"], lane["batches"]) == ("steady", 1)
-    batch = answer["batches"][-1]
-    assert lane["lastBatchAt"] == batch["startedAt"]
-    assert lane["lastDurationMillis"] == batch["durationMillis"]
-    assert [batch[key] for key in ("pipeline", "lane", "batch", "slices", "messages")] == [
-        name,
-        "steady",
-        1,
-        1,
-        1,
-    ]
+    (assignment,) = task.pop("assignments")
+    assert assignment.pop("startedAt") >= task.pop("startedAt") > 0
+    assert assignment == {
+        "lease": found["lease"],
+        "kind": "http",
+        "stream": name,
+        "exportIdentifier": "e",
+        "messages": 2,
+    }
+    assert task == {
+        "id": "7",
+        "isConnected": True,
+        "deliveries": 0,
+        "messages": 0,
+        "otherAssignments": 0,
+    }
+    assert "tasks" not in pipeline_of(site.see("/api/overview"), name)
     client.call(Operation.DeleteMessageStream, name=name)
+
+
+def test_deliveries_are_listed_with_their_results(
+    site: Site, client: Connection, name: str
+) -> None:
+    create(client, name, exportDefinition=to_http())
+    client.append_many(name, [b"1", b"2"])
+    (found,) = plan(client, pipeline=name, task="7")
+    commit(client, found, settledEnd=1, exportedMessages=1, isFinal=False)
+    commit(client, found, first=1, exportedMessages=0, settledEnd=1, error="<b>down</b>")
+
+    answer = site.see("/api/pipeline")
+
+    (delivery,) = [each for each in answer["deliveries"] if each["pipeline"] == name]
+    assert delivery.pop("startedAt") > 0
+    assert delivery.pop("durationMillis") >= 0
+    assert delivery == {
+        "pipeline": name,
+        "task": "7",
+        "kind": "http",
+        "stream": name,
+        "exportIdentifier": "e",
+        "messages": 2,
+        "error": "<b>down</b>",
+    }
+    (task,) = pipeline_of(answer, name)["tasks"]
+    assert (task["deliveries"], task["messages"], task["assignments"]) == (1, 1, [])
+    client.call(Operation.DeleteMessageStream, name=name)
+
+
+def test_a_disconnected_task_is_shown_without_work(
+    site: Site, client: Connection, name: str
+) -> None:
+    create(client, name, exportDefinition=to_http())
+    append(client, name, b"x")
+    with site.connect() as other:
+        plan(other, pipeline=name)
+        assert pipeline_of(site.see("/api/pipeline"), name)["tasks"][0]["assignments"]
+
+    def pipeline() -> Json:
+        return pipeline_of(site.see("/api/pipeline"), name)
+
+    wait_until(lambda: not pipeline()["isConnected"])
+    (task,) = pipeline()["tasks"]
+    assert not task["isConnected"]
+    assert task["assignments"] == []
+    client.call(Operation.DeleteMessageStream, name=name)
+
+
+def test_work_and_deliveries_of_unseen_streams_are_left_out(
+    site: Site, client: Connection, name: str
+) -> None:
+    mine, secret = f"{name} mine", f"{name} secret"
+    for each in (mine, secret):
+        create(client, each, exportDefinition=to_http(priority=1))
+        append(client, each, b"1")
+    for found in plan(client, pipeline=name):
+        commit(client, found, error=f"error of {found['stream']}", isFinal=True)
+    with site.connect() as other:
+        # Nothing is waited for after these failures.
+        for each in (mine, secret):
+            site.change(f"/api/streams/{quoted(each)}/exports/e/pause")
+            site.change(f"/api/streams/{quoted(each)}/exports/e/resume")
+            append(client, each, b"2")
+        assert len(plan(other, pipeline=name)) == 2
+
+        token = site.make_token(Role.observer, mine)
+        answer = site.see("/api/pipeline", token)
+
+        (task,) = pipeline_of(answer, name)["tasks"]
+        assert [each["stream"] for each in task["assignments"]] == [mine]
+        assert task["otherAssignments"] == 1
+        assert {each["stream"] for each in answer["deliveries"]} == {mine}
+        assert "secret" not in site.get("/api/pipeline", token).body.decode()
+        assert "secret" not in site.get("/api/overview", token).body.decode()
+    for each in (mine, secret):
+        client.call(Operation.DeleteMessageStream, name=each)
 
 
 # Answers about all streams
@@ -636,8 +725,8 @@ def test_pausing_and_resuming_change_nothing_else(
     assert definition_of(client, name) == disabled(before, kind, "e", True)
     assert {state["identifier"]: state["state"] for state in exports_of(site, name)} == {
         "e": "paused",
-        "f": "waiting",
-        "g": "waiting",
+        "f": "waiting" if "batchIntervalMillis" in config else "due",
+        "g": "due",
     }
     assert site.change(f"{path}/pause").json == {"isPaused": True}
 
@@ -657,7 +746,10 @@ def test_an_export_goes_on_where_it_was_when_it_is_resumed(
 ) -> None:
     create(client, name)
     client.append_many(name, [b"1", b"2", b"3", b"4"])
-    definition = {**definition_of(client, name), "exportDefinition": to_http(startSequenceNumber=1)}
+    definition = {
+        **definition_of(client, name),
+        "exportDefinition": to_http(startSequenceNumber=1, priority=1),
+    }
     client.call(Operation.UpdateMessageStream, definition=definition)
     (found,) = plan(client)
     assert (found["first"], found["end"]) == (1, 4)
@@ -666,7 +758,7 @@ def test_an_export_goes_on_where_it_was_when_it_is_resumed(
     path = f"/api/streams/{name}/exports/e"
 
     site.change(f"{path}/pause")
-    assert plan(client) == []
+    assert plan(client, waitMillis=0) == []
     (paused,) = exports_of(site, name)
     site.change(f"{path}/resume")
     (after,) = exports_of(site, name)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.model.statistics import ExportStatistics
 from penstock.testing.connection import Connection
-from penstock.web.picture import look_at_disk, state_of
+from penstock.web.picture import look_at_disk
 from penstock.wire.operations import Operation
 from tests.broker.exports.workbench import to_http, to_s3
 from tests.support import Json, append, create, running, wait_until
@@ -162,7 +161,6 @@ def test_each_kind_of_export_tells_where_it_leads(
     found = export_of(site)
 
     assert (found["kind"], found["destination"]) == (kind, destination)
-    assert found["lane"] == ("files" if kind == "s3_task_executor" else "steady")
 
 
 def test_an_export_from_its_first_message_to_its_end(site: Site, client: Connection) -> None:
@@ -173,7 +171,6 @@ def test_an_export_from_its_first_message_to_its_end(site: Site, client: Connect
         "destination": "HTTP http://127.0.0.1/",
         "priority": None,
         "isPaused": False,
-        "lane": "steady",
         "state": "up-to-date",
         "lastExportedSequenceNumber": -1,
         "messagesBehind": 0,
@@ -189,7 +186,7 @@ def test_an_export_from_its_first_message_to_its_end(site: Site, client: Connect
         "rates": {"messagesExported": 0.0},
     }
     client.append_many("s", [b"1", b"2"])
-    wait_until(lambda: export_of(site)["state"] == "waiting")
+    wait_until(lambda: export_of(site)["state"] == "due")
     wait_until(lambda: export_of(site)["secondsBehind"] > 0)
     (found,) = plan(client)
     wait_until(lambda: export_of(site)["state"] == "exporting")
@@ -220,32 +217,20 @@ def test_an_export_that_fails_tells_why_and_when_it_is_tried_again(
     assert 0 < failing["retryInMillis"] <= 120_000
 
 
-@pytest.mark.parametrize(
-    ("fields", "state"),
-    [
-        ({}, "up-to-date"),
-        ({"messages_behind": 1}, "waiting"),
-        ({"messages_behind": 1, "is_leased": True}, "exporting"),
-        ({"is_leased": True}, "up-to-date"),
-        ({"messages_behind": 1, "is_leased": True, "failures": 1}, "failing"),
-        ({"is_paused": True, "failures": 1, "messages_behind": 1}, "paused"),
-    ],
-)
-def test_the_state_of_an_export_is_what_people_have_to_know(
-    fields: dict[str, Any], state: str
-) -> None:
-    plain = {
-        "identifier": "e",
-        "kind": "http",
-        "is_paused": False,
-        "last_exported_sequence_number": -1,
-        "messages_behind": 0,
-        "last_export_time": None,
-        "error_message": "",
-        "exported_bytes": 0,
-        "exported_messages": 0,
-    }
-    assert state_of(ExportStatistics(**{**plain, **fields})) == state
+def test_an_export_that_waits_for_its_batch_shows_it(site: Site, client: Connection) -> None:
+    create(client, "s", exportDefinition=to_http(batchSize=2, batchIntervalMillis=600_000))
+    append(client, "s", b"x")
+    wait_until(lambda: export_of(site)["state"] == "waiting")
+    append(client, "s", b"x")
+    wait_until(lambda: export_of(site)["state"] == "due")
+
+
+def test_a_paused_export_shows_it(site: Site, client: Connection) -> None:
+    create(client, "s", exportDefinition=to_http(disabled=True))
+    append(client, "s", b"x")
+
+    found = export_of(site)
+    assert (found["state"], found["isPaused"]) == ("paused", True)
 
 
 def test_the_disk_is_that_of_the_root(tmp_path: Path) -> None:

@@ -152,7 +152,13 @@ class Api:
     def _pipeline(self, request: Request, visitor: Visitor) -> Plain:  # noqa: ARG002 - of the route
         pipelines = self._broker.pipelines
         return {
-            "pipelines": [picture.draw_pipeline(each) for each in pipelines],
+            "pipelines": [
+                {
+                    **picture.draw_pipeline(each),
+                    "tasks": [picture.draw_task(task, visitor) for task in each.tasks.values()],
+                }
+                for each in pipelines
+            ],
             "deliveries": [
                 picture.draw_delivery(each)
                 for each in pipelines.deliveries

@@ -219,11 +219,13 @@ def draw_pipeline(pipeline: Pipeline) -> Plain:
         "sparkVersion": about.spark_version if about else None,
         "master": about.master if about else None,
         "sparkPage": about.spark_page if about else None,
-        "tasks": [_draw_task(each) for each in pipeline.tasks.values()],
     }
 
 
-def _draw_task(task: Task) -> Plain:
+def draw_task(task: Task, visitor: Visitor) -> Plain:
+    """A task and its current work, as far as the visitor sees the streams."""
+    # A task that is gone may come back to its work, but nothing is known of it now.
+    assignments = task.assignments.values() if task.is_connected else ()
     return {
         "id": task.name,
         "isConnected": task.is_connected,
@@ -231,7 +233,10 @@ def _draw_task(task: Task) -> Plain:
         "lastSeen": task.last_seen,
         "deliveries": task.deliveries,
         "messages": task.messages,
-        "assignments": [_draw_assignment(each) for each in task.assignments.values()],
+        "assignments": [
+            _draw_assignment(each) for each in assignments if visitor.sees(each.work.stream)
+        ],
+        "otherAssignments": sum(not visitor.sees(each.work.stream) for each in assignments),
     }
 
 
