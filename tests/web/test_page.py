@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, expect
+from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect
 
 from penstock.client.blocking import StreamManagerClient
 from penstock.model import (
@@ -19,8 +20,21 @@ from penstock.model import (
     MessageStreamDefinition,
     StrategyOnFull,
 )
+from penstock.testing.connection import Connection
 from penstock.web.server import PAGE
-from tests.support import PATIENCE_S, wait_until
+from tests.broker.exports.workbench import to_http, to_s3
+from tests.support import (
+    PATIENCE_S,
+    PENSTOCK,
+    Json,
+    append,
+    clean_environment,
+    create,
+    run_program,
+    running,
+    wait_until,
+)
+from tests.web.site import commit, plan
 
 from .browser import (
     NO_ANSWER,
@@ -379,6 +393,199 @@ def test_an_unknown_token_brings_up_a_form_for_another(
         page.get_by_role("button", name="Use the token").click()
         _heading(page, "Overview")
         expect(page.get_by_role("status").first).to_have_text("Live")
+
+
+# Pipelines
+
+LONG = "long-" * 50
+ABOUT = {
+    "started": 1_700_000_000_000,
+    "sparkVersion": "4.1",
+    "master": "local[3]",
+    "sparkPage": "javascript:alert(1)",
+}
+
+
+class TaskPeer:
+    """A task of a pipeline that delivers when a test says so."""
+
+    _numbers = count(1)
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.name = str(next(self._numbers))
+
+    def ask(self, **fields: Any) -> list[Json]:
+        return plan(self.connection, pipeline="edge", task=self.name, about=ABOUT, **fields)
+
+    def deliver(self, stream: str, **fields: Any) -> None:
+        """One message, with this result."""
+        append(self.connection, stream, b"x")
+        (found,) = self.ask()
+        assert found["stream"] == stream
+        commit(self.connection, found, **fields)
+
+    def serve(self) -> None:
+        """Whatever is due next."""
+        for found in self.ask():
+            commit(self.connection, found)
+
+
+@pytest.fixture(scope="module")
+def edge(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    """A broker with streams that are exported at once."""
+    root = tmp_path_factory.mktemp("edge") / "root"
+    with Dashboard(root, PENSTOCK_EXPORT_GATHER_MS="0") as started:
+        with started.connect() as connection:
+            for name in ("presses", LONG):
+                create(connection, name, exportDefinition=to_http("to-hall"))
+            create(connection, "camera", exportDefinition=to_s3("to-bucket"))
+        yield started
+
+
+@pytest.fixture
+def task(edge: Dashboard) -> Iterator[TaskPeer]:
+    with edge.connect() as connection:
+        yield TaskPeer(connection)
+
+
+@pytest.fixture
+def pipeline_page(browser: Browser, edge: Dashboard) -> Iterator[Page]:
+    with open_page(browser, edge.link(), viewport=SCREEN) as page:
+        go(page, "/pipeline")
+        _heading(page, "Pipeline")
+        yield page
+
+
+def _deliveries(page: Page) -> Locator:
+    return page.get_by_role("table", name="Latest deliveries").locator("tbody").get_by_role("row")
+
+
+def test_tasks_are_shown_with_their_current_work(
+    pipeline_page: Page, task: TaskPeer, edge: Dashboard
+) -> None:
+    append(task.connection, "presses", b"1")
+    (found,) = task.ask()
+    pipeline = pipeline_page.get_by_test_id("pipeline")
+    expect(pipeline).to_contain_text("connected")
+    expect(pipeline).to_contain_text("local[3]")
+    # An address that is no page is no link.
+    expect(pipeline.get_by_text("Spark's own page")).to_be_hidden()
+    shown = pipeline.get_by_test_id("task").filter(has_text=f"Task {task.name}")
+    expect(shown).to_contain_text("started")
+    work = shown.get_by_test_id("assignment")
+    for text in ("presses", "to-hall", "HTTP", "1 message", "for "):
+        expect(work).to_contain_text(text)
+    before = work.locator(".elapsed").inner_text()
+    expect(work.locator(".elapsed")).not_to_have_text(before)
+
+    with edge.connect() as connection, running((idle := TaskPeer(connection)).serve):
+        other = pipeline.get_by_test_id("task").filter(has_text=f"Task {idle.name}")
+        expect(other).to_contain_text("Waiting for work")
+        expect(other).to_contain_text("0 deliveries · 0 messages")
+        append(task.connection, "presses", b"2")
+        commit(task.connection, found)
+    expect(shown).to_contain_text("1 delivery · 1 message")
+    expect(work).to_have_count(0)
+    expect(other).to_contain_text("ended")
+
+
+def test_deliveries_are_listed_and_drawn_by_kind(pipeline_page: Page, task: TaskPeer) -> None:
+    for _ in range(3):
+        task.deliver("presses")
+    task.deliver("camera")
+    task.deliver(LONG, settledEnd=0, exportedMessages=0, error=ATTACK, pauseMillis=300_000)
+    rows = _deliveries(pipeline_page)
+    newest = rows.first
+    for text in (LONG, "to-hall", "HTTP", "failed", ATTACK):
+        expect(newest).to_contain_text(text)
+    expect(newest).to_have_attribute("data-state", "bad")
+    expect(rows.filter(has_text="camera")).to_contain_text("delivered")
+    drawn = pipeline_page.get_by_role("img", name="to HTTP")
+    expect(drawn).to_have_attribute("aria-label", re.compile("median .*, longest .*, 1 failed"))
+    assert drawn.locator("rect").count() >= 4
+    assert drawn.locator("rect[data-failed]").count() == 1
+    expect(
+        pipeline_page.get_by_role("img", name="Durations of the last 1 delivery to S3")
+    ).to_be_visible()
+    expect(pipeline_page).to_have_title("Pipeline · Penstock")
+    assert pipeline_page.locator("main img, main script").count() == 0
+    take_picture(pipeline_page, "page-pipeline")
+
+
+def test_deliveries_are_filtered_and_sorted_with_the_keyboard(
+    pipeline_page: Page, task: TaskPeer
+) -> None:
+    rows = _deliveries(pipeline_page)
+    expect(rows.filter(has_text="presses").first).to_be_visible()
+    pipeline_page.get_by_role("radio", name="All").focus()
+    pipeline_page.keyboard.press("ArrowRight")
+    expect(pipeline_page.get_by_role("radio", name="Failed")).to_be_focused()
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("failed")
+    pipeline_page.keyboard.press("ArrowLeft")
+    expect(rows.filter(has_text="presses").first).to_be_visible()
+    pipeline_page.get_by_role("button", name="Stream").focus()
+    pipeline_page.keyboard.press("Enter")
+    expect(rows.first).to_contain_text("camera")
+    expect(pipeline_page.get_by_role("columnheader", name="Stream")).to_have_attribute(
+        "aria-sort", "ascending"
+    )
+    link = rows.first.get_by_role("link", name="camera")
+    link.focus()
+    pipeline_page.keyboard.press("Enter")
+    _heading(pipeline_page, "camera")
+
+
+def test_on_a_phone_the_pipeline_fits_the_screen(pipeline_page: Page, task: TaskPeer) -> None:
+    append(task.connection, "presses", b"1")
+    (found,) = task.ask()
+    pipeline_page.set_viewport_size(PHONE)
+    expect(pipeline_page.get_by_test_id("assignment")).to_be_visible()
+    failed = _deliveries(pipeline_page).filter(has_text="failed")
+    expect(failed.locator(".problem")).to_be_visible()
+    pipeline_page.emulate_media(color_scheme="dark")
+    take_picture(pipeline_page, "page-pipeline-phone")
+    assert pipeline_page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    frame = pipeline_page.locator(".table-frame")
+    assert frame.evaluate("frame => frame.scrollWidth <= frame.clientWidth")
+    commit(task.connection, found)
+
+
+def test_a_disconnected_pipeline_is_shown_as_such(pipeline_page: Page, edge: Dashboard) -> None:
+    pipeline = pipeline_page.get_by_test_id("pipeline")
+    with edge.connect() as connection:
+        TaskPeer(connection).deliver("presses")
+        expect(pipeline.locator(".panel-head")).to_contain_text("connected")
+        expect(pipeline.get_by_text("Last seen")).to_be_hidden()
+    expect(pipeline).to_contain_text("disconnected")
+    expect(pipeline.get_by_text("Last seen")).to_be_visible()
+    expect(pipeline.get_by_test_id("assignment")).to_have_count(0)
+
+
+def test_a_visitor_sees_no_work_of_unseen_streams(
+    browser: Browser, edge: Dashboard, task: TaskPeer
+) -> None:
+    made = run_program(
+        *(PENSTOCK, "tokens", "create", "hall", "--role", "observer", "--stream", "camera"),
+        *("--root", edge.root),
+        cwd=edge.root,
+        env=clean_environment(),
+        seconds=PATIENCE_S,
+    )
+    assert made.returncode == 0, made.stderr
+    append(task.connection, "presses", b"1")
+    (found,) = task.ask()
+    # Events are about all streams.
+    no_events = r"status of 403.*/api/events"
+    with open_page(browser, edge.link(made.stdout.strip()), no_events) as page:
+        go(page, "/pipeline")
+        shown = page.get_by_test_id("task").filter(has_text=f"Task {task.name}")
+        expect(shown).to_contain_text("Delivering 1 slice of streams that the token does not see")
+        expect(_deliveries(page)).to_have_count(1)
+        expect(_deliveries(page)).to_contain_text("camera")
+        expect(page.get_by_role("main")).not_to_contain_text("presses")
+    commit(task.connection, found)
 
 
 # However one looks at it

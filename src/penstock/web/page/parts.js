@@ -87,6 +87,7 @@ const KIND_OF_EXPORT_STATE = {
   failing: "bad",
   paused: "off",
   waiting: "busy",
+  due: "busy",
   exporting: "busy",
   "up-to-date": "good",
 };
@@ -98,6 +99,19 @@ export function kindOfExport(state) {
 
 export function wordOfExport(state) {
   return WORD_OF_EXPORT_STATE[state] ?? state;
+}
+
+const WORD_OF_KIND = {
+  http: "HTTP",
+  iot_analytics: "channel",
+  iot_sitewise: "SiteWise",
+  kinesis: "Kinesis",
+  s3_task_executor: "S3",
+};
+
+/** A kind of exports. */
+export function wordOfKind(kind) {
+  return WORD_OF_KIND[kind] ?? kind;
 }
 
 /** A number with its name, and a line that says more. */

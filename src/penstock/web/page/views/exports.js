@@ -48,7 +48,7 @@ function exportPart(app, name, { identifier, kind }, accessOf) {
   const error = element("p", { class: "error-text" });
   const retry = element("p", { class: "retry" });
   const remark = element("p", { class: "note bad", role: "alert", hidden: true });
-  const facts = factsPart("Rate", "Last exported", "Last try", "Exported", "Skipped", "Lost", "Priority", "Lane");
+  const facts = factsPart("Rate", "Last exported", "Last try", "Exported", "Skipped", "Lost", "Priority");
   const change = pauseButton(app, name, identifier, accessOf, remark);
   const tasks =
     kind === "s3_task_executor" ? element("a", { href: tasksLink(name) }, "Its tasks") : null;
@@ -129,7 +129,6 @@ function exportFacts(it, now) {
         ? `${formatCount(it.lostMessages)} dropped or damaged before`
         : null,
     Priority: it.priority === null ? "none" : String(it.priority),
-    Lane: it.lane,
   };
 }
 

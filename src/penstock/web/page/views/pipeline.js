@@ -1,14 +1,26 @@
-// Spark: the pipelines that export, and how long the batches of their lanes take.
+// Spark: the pipelines that export, their tasks, and the latest deliveries.
 
 import { get } from "../api.js";
 import { element, KeyedList, setAttribute, setHidden, setText, shape } from "../dom.js";
 import { formatClock, formatCount, formatElapsed, formatTime, plural } from "../format.js";
-import { agoPart, emptyPart, factsPart, heading, statePart } from "../parts.js";
+import {
+  agoPart,
+  choicePart,
+  emptyPart,
+  factsPart,
+  heading,
+  statePart,
+  wordOfKind,
+} from "../parts.js";
+import { streamLink } from "../router.js";
 import { LiveTable, textCell } from "../table.js";
 
 const BARS = 60;
 const BAR_HEIGHT = 56;
+// Rows of the table.
 const LISTED = 50;
+// Tasks that have ended are shown as well, so many of them.
+const ENDED_TASKS = 3;
 
 export function pipelineView(app) {
   const list = element("div", { class: "stack" });
@@ -22,27 +34,28 @@ export function pipelineView(app) {
     "penstock pipeline",
     " starts one; penstock up starts one beside the broker.",
   );
-  const table = batchesTable();
-  const batches = element(
-    "section",
-    { class: "panel flush", "aria-labelledby": "batches-title" },
-    element("h2", { id: "batches-title" }, "Latest batches"),
-    table.element,
-  );
+  const deliveries = deliveriesPart(app);
   return {
     title: "Pipeline",
-    element: element("div", { class: "view" }, heading("Pipeline"), list, empty, batches),
+    element: element(
+      "div",
+      { class: "view" },
+      heading("Pipeline"),
+      list,
+      empty,
+      deliveries.element,
+    ),
     async refresh(_, signal) {
       const answer = await get("/api/pipeline", {}, signal);
       setHidden(empty, answer.pipelines.length > 0);
-      setHidden(batches, answer.pipelines.length === 0);
+      setHidden(deliveries.element, answer.pipelines.length === 0);
       pipelines.update(
         answer.pipelines.map((it) => ({
           ...it,
-          all: answer.batches.filter(({ pipeline }) => pipeline === it.id),
+          deliveries: answer.deliveries.filter(({ pipeline }) => pipeline === it.id),
         })),
       );
-      table.update(answer.batches.slice(-LISTED).reverse(), app.now(), "No batch has ended yet.");
+      deliveries.update(answer.deliveries);
     },
   };
 }
@@ -51,26 +64,32 @@ function pipelinePart(app) {
   const title = element("h2", {});
   const state = statePart();
   const link = element("a", { target: "_blank", rel: "noopener noreferrer" }, "Spark's own page ↗");
-  const facts = factsPart("Spark", "Master", "Started", "Last heard of");
-  const list = element("ul", { class: "lanes" });
-  const lanes = new KeyedList(
-    list,
-    ({ lane }) => lane,
-    () => lanePart(app),
+  const facts = factsPart("Spark", "Master", "Started", "Last seen");
+  const taskList = element("ul", { class: "pipeline-tasks" });
+  const tasks = new KeyedList(
+    taskList,
+    ({ id }) => id,
+    () => taskPart(app),
   );
+  const durationsTitle = element("h3", {}, "Durations of the latest deliveries");
+  const durationList = element("ul", { class: "durations" });
+  const durations = new KeyedList(durationList, ({ kind }) => kind, durationsPart);
   return {
     element: element(
       "section",
       { class: "panel", "data-testid": "pipeline" },
       element("div", { class: "panel-head" }, title, state.element, link),
       facts.element,
-      list,
+      element("h3", {}, "Tasks"),
+      taskList,
+      durationsTitle,
+      durationList,
     ),
     update(pipeline) {
       setText(title, `Pipeline ${pipeline.id}`);
       state.update(
         pipeline.isConnected ? "good" : "bad",
-        pipeline.isConnected ? "connected" : "away",
+        pipeline.isConnected ? "connected" : "disconnected",
       );
       const page = safeLink(pipeline.sparkPage);
       setHidden(link, page === null || !pipeline.isConnected);
@@ -79,15 +98,13 @@ function pipelinePart(app) {
         Spark: pipeline.sparkVersion,
         Master: pipeline.master,
         Started: pipeline.startedAt ? formatTime(pipeline.startedAt) : null,
-        "Last heard of":
+        "Last seen":
           pipeline.isConnected || !pipeline.lastSeen ? null : formatTime(pipeline.lastSeen),
       });
-      lanes.update(
-        pipeline.lanes.map((lane) => ({
-          ...lane,
-          all: pipeline.all.filter((batch) => batch.lane === lane.lane).slice(-BARS),
-        })),
-      );
+      tasks.update(shownTasks(pipeline.tasks));
+      const groups = byKind(pipeline.deliveries);
+      setHidden(durationsTitle, groups.length === 0);
+      durations.update(groups);
     },
   };
 }
@@ -97,10 +114,110 @@ function safeLink(address) {
   return address !== null && /^https?:\/\//i.test(address) ? address : null;
 }
 
-function lanePart() {
-  const name = element("h3", {});
+/** All connected tasks in the order in which they started, then the last ones that ended. */
+function shownTasks(tasks) {
+  const ended = tasks
+    .filter(({ isConnected }) => !isConnected)
+    .sort((one, other) => other.lastSeen - one.lastSeen);
+  return [
+    ...tasks
+      .filter(({ isConnected }) => isConnected)
+      .sort((one, other) => one.startedAt - other.startedAt),
+    ...ended.slice(0, ENDED_TASKS),
+  ];
+}
+
+function byKind(deliveries) {
+  const kinds = [...new Set(deliveries.map(({ kind }) => kind))].sort();
+  return kinds.map((kind) => ({
+    kind,
+    deliveries: deliveries.filter((it) => it.kind === kind).slice(-BARS),
+  }));
+}
+
+// Tasks
+
+function taskPart(app) {
+  const name = element("h4", {});
+  const state = statePart();
+  const verb = element("span", {});
+  const time = agoPart();
+  const numbers = element("span", {});
+  const list = element("ul", { class: "assignments" });
+  const assignments = new KeyedList(
+    list,
+    ({ lease }) => lease,
+    (it) => assignmentPart(app, it),
+  );
+  const rest = element("p", { class: "muted" });
+  return {
+    element: element(
+      "li",
+      { class: "pipeline-task", "data-testid": "task" },
+      element("div", { class: "row" }, name, state.element),
+      element(
+        "div",
+        {},
+        element("p", { class: "muted" }, verb, time.element, numbers),
+        list,
+        rest,
+      ),
+    ),
+    update(task) {
+      const { isConnected } = task;
+      setText(name, `Task ${task.id}`);
+      state.update(isConnected ? "good" : "off", isConnected ? "connected" : "ended");
+      setText(verb, isConnected ? "started " : "ended ");
+      time.update(isConnected ? task.startedAt : task.lastSeen, app.now());
+      setText(
+        numbers,
+        ` · ${plural(task.deliveries, "delivery", "deliveries")} · ${plural(task.messages, "message")}`,
+      );
+      assignments.update(task.assignments);
+      setHidden(list, task.assignments.length === 0);
+      const words = restOfWork(task);
+      setHidden(rest, words === "");
+      setText(rest, words);
+    },
+  };
+}
+
+/** What a task is doing that is not listed. */
+function restOfWork({ isConnected, assignments, otherAssignments }) {
+  if (!isConnected) return "";
+  if (otherAssignments > 0) {
+    return `Delivering ${plural(otherAssignments, "slice")} of streams that the token does not see`;
+  }
+  return assignments.length === 0 ? "Waiting for work" : "";
+}
+
+function assignmentPart(app, { stream, exportIdentifier, kind, messages }) {
+  const elapsed = element("span", { class: "elapsed" });
+  return {
+    element: element(
+      "li",
+      { "data-testid": "assignment" },
+      element("a", { href: streamLink(stream) }, stream),
+      element("span", {}, exportIdentifier),
+      element("span", { class: "muted" }, wordOfKind(kind)),
+      element("span", { class: "muted" }, sizeOf(kind, messages)),
+      elapsed,
+    ),
+    update: ({ startedAt }) =>
+      setText(elapsed, `for ${formatElapsed(Math.max(0, app.now() - startedAt))}`),
+  };
+}
+
+function sizeOf(kind, messages) {
+  if (messages === 0) return "aborts an upload";
+  return plural(messages, kind === "s3_task_executor" ? "task" : "message");
+}
+
+// Durations
+
+function durationsPart() {
+  const name = element("h4", {});
   const numbers = element("p", { class: "muted" });
-  const typical = element("p", { class: "muted" });
   const picture = shape("svg", {
     class: "bars",
     role: "img",
@@ -108,44 +225,45 @@ function lanePart() {
     viewBox: `0 0 ${BARS} ${BAR_HEIGHT}`,
   });
   const scale = element("span", { class: "muted bars-scale" });
-  const rows = new KeyedList(picture, ({ startedAt, batch }) => `${startedAt}/${batch}`, barPart);
+  const bars = new KeyedList(picture, keyOfDelivery, barPart);
   return {
     element: element(
       "li",
-      { class: "lane", "data-testid": "lane" },
-      element("div", {}, name, numbers, typical),
+      { class: "duration", "data-testid": "durations" },
+      element("div", {}, name, numbers),
       element("div", { class: "bars-frame" }, picture, scale),
     ),
-    update({ lane, batches, lastDurationMillis, all }) {
-      const durations = all
+    update({ kind, deliveries }) {
+      const sorted = deliveries
         .map(({ durationMillis }) => durationMillis)
         .sort((one, other) => one - other);
-      const longest = durations.at(-1) ?? 0;
-      setText(name, lane);
-      setText(
-        numbers,
-        `${plural(batches, "batch", "batches")}${lastDurationMillis === null ? "" : ` · last ${formatElapsed(lastDurationMillis)}`}`,
-      );
-      setText(
-        typical,
-        durations.length > 0 ? `median ${formatElapsed(durations[durations.length >> 1])}` : "",
-      );
-      setText(scale, longest ? formatElapsed(longest) : "");
+      const longest = formatElapsed(sorted.at(-1));
+      const median = formatElapsed(sorted[sorted.length >> 1]);
+      const failed = deliveries.filter(({ error }) => error !== "").length;
+      setText(name, wordOfKind(kind));
+      setText(numbers, `median ${median}${failed > 0 ? ` · ${formatCount(failed)} failed` : ""}`);
+      setText(scale, longest);
       setAttribute(
         picture,
         "aria-label",
-        `Durations of the last ${all.length} batches of the lane ${lane}, at most ${formatElapsed(longest)}`,
+        `Durations of the last ${plural(deliveries.length, "delivery", "deliveries")} to ${wordOfKind(kind)}: median ${median}, longest ${longest}, ${failed} failed`,
       );
-      rows.update(all.map((batch, index) => ({ ...batch, x: BARS - all.length + index, longest })));
+      bars.update(
+        deliveries.map((it, place) => ({
+          ...it,
+          x: BARS - deliveries.length + place,
+          longest: sorted.at(-1),
+        })),
+      );
     },
   };
 }
 
-function barPart(batch) {
+function barPart(delivery) {
   const bar = shape(
     "rect",
-    { class: "bar-of-batch", width: 0.72 },
-    shape("title", {}, batchTitle(batch)),
+    { class: "bar", width: 0.72, "data-failed": delivery.error !== "" },
+    shape("title", {}, titleOf(delivery)),
   );
   return {
     element: bar,
@@ -158,49 +276,143 @@ function barPart(batch) {
   };
 }
 
-function batchTitle({ batch, startedAt, durationMillis, messages }) {
-  const size = messages === null ? "" : `, ${formatCount(messages)} messages`;
-  return `Batch ${batch} at ${formatClock(startedAt)}: ${formatElapsed(durationMillis)}${size}`;
+function titleOf({ stream, exportIdentifier, kind, startedAt, durationMillis, messages, error }) {
+  const result = error === "" ? "" : `; ${error}`;
+  return `${stream}, ${exportIdentifier} at ${formatClock(startedAt)}: ${formatElapsed(durationMillis)}, ${sizeOf(kind, messages)}${result}`;
 }
 
-function batchesTable() {
-  const known = (value) => (value === null ? "–" : formatCount(value));
+function keyOfDelivery({ pipeline, task, stream, exportIdentifier, startedAt }) {
+  return `${pipeline}/${task}/${stream}/${exportIdentifier}/${startedAt}`;
+}
+
+// Deliveries
+
+function deliveriesPart(app) {
+  let deliveries = [];
+  let choice = "all";
+  const table = deliveriesTable();
+  const choices = choicePart(
+    "Which deliveries",
+    "deliveries",
+    [
+      ["all", "All"],
+      ["failed", "Failed"],
+    ],
+    choice,
+    (chosen) => {
+      choice = chosen;
+      show();
+    },
+  );
+
+  function show() {
+    const isFailed = choice === "failed";
+    const shown = isFailed ? deliveries.filter(({ error }) => error !== "") : deliveries;
+    table.update(
+      shown.slice(-LISTED),
+      app.now(),
+      isFailed ? "None of the latest deliveries failed." : "Nothing has been delivered yet.",
+    );
+  }
+
+  return {
+    element: element(
+      "section",
+      { class: "panel flush", "aria-labelledby": "deliveries-title" },
+      element(
+        "div",
+        { class: "panel-head" },
+        element("h2", { id: "deliveries-title" }, "Latest deliveries"),
+        choices.element,
+      ),
+      table.element,
+    ),
+    update(changed) {
+      deliveries = changed;
+      show();
+    },
+  };
+}
+
+function deliveriesTable() {
   return new LiveTable({
-    label: "Latest batches",
-    className: "compact batches",
-    keyOf: (batch) => `${batch.pipeline}/${batch.lane}/${batch.batch}/${batch.startedAt}`,
+    label: "Latest deliveries",
+    className: "compact deliveries",
+    keyOf: keyOfDelivery,
+    sortedBy: "ended",
+    rowState: ({ error }) => (error === "" ? null : "bad"),
     columns: [
-      { id: "lane", label: "Lane", cell: () => textCell(({ lane }) => lane) },
+      { id: "stream", label: "Stream", cell: streamCell, order: ({ stream }) => stream },
       {
-        id: "batch",
-        label: "Batch",
-        isNumber: true,
-        cell: () => textCell(({ batch }) => formatCount(batch)),
-      },
-      { id: "started", label: "Started", isNumber: true, cell: startedCell },
-      {
-        id: "duration",
-        label: "Duration",
-        isNumber: true,
-        cell: () => textCell(({ durationMillis }) => formatElapsed(durationMillis)),
+        id: "export",
+        label: "Export",
+        cell: () => textCell(({ exportIdentifier }) => exportIdentifier),
+        order: ({ exportIdentifier }) => exportIdentifier,
       },
       {
-        id: "slices",
-        label: "Slices",
-        isNumber: true,
-        cell: () => textCell(({ slices }) => known(slices)),
+        id: "kind",
+        label: "Kind",
+        cell: () => textCell(({ kind }) => wordOfKind(kind)),
+        order: ({ kind }) => wordOfKind(kind),
       },
+      { id: "result", label: "Result", cell: resultCell, order: ({ error }) => error },
       {
         id: "size",
         label: "Messages",
         isNumber: true,
-        cell: () => textCell(({ messages }) => known(messages)),
+        descends: true,
+        cell: () => textCell(({ messages }) => (messages === 0 ? "–" : formatCount(messages))),
+        order: ({ messages }) => messages,
+      },
+      {
+        id: "duration",
+        label: "Duration",
+        isNumber: true,
+        descends: true,
+        cell: () => textCell(({ durationMillis }) => formatElapsed(durationMillis)),
+        order: ({ durationMillis }) => durationMillis,
+      },
+      {
+        id: "task",
+        label: "Task",
+        isNumber: true,
+        cell: () => textCell(({ task }) => task),
+        order: ({ task }) => task,
+      },
+      {
+        id: "ended",
+        label: "Ended",
+        isNumber: true,
+        descends: true,
+        cell: endedCell,
+        order: endOf,
       },
     ],
   });
 }
 
-function startedCell() {
+function streamCell({ stream }) {
+  return { element: element("a", { href: streamLink(stream), title: stream }, stream) };
+}
+
+function resultCell({ error }) {
+  const state = statePart();
+  state.update(error === "" ? "good" : "bad", error === "" ? "delivered" : "failed");
+  return {
+    element: element(
+      "div",
+      {},
+      state.element,
+      error === "" ? null : element("span", { class: "problem", title: error }, error),
+    ),
+  };
+}
+
+function endedCell() {
   const part = agoPart();
-  return { element: part.element, update: ({ startedAt }, now) => part.update(startedAt, now) };
+  return { element: part.element, update: (it, now) => part.update(endOf(it), now) };
+}
+
+function endOf({ startedAt, durationMillis }) {
+  return startedAt + durationMillis;
 }

@@ -163,7 +163,7 @@ function retention({ problem, strategyOnFull, timeToLiveMillis }) {
   return timeToLiveMillis ? `${full} · kept ${formatDuration(timeToLiveMillis)}` : full;
 }
 
-const URGENCIES = { failing: 4, paused: 3, waiting: 2, exporting: 2, "up-to-date": 1 };
+const URGENCIES = { failing: 4, paused: 3, due: 2, waiting: 2, exporting: 2, "up-to-date": 1 };
 
 /** By the worst export, then by how far it is behind. */
 function urgency({ exports }) {
