@@ -141,7 +141,7 @@ def test_tasks_of_the_pipeline_are_shown_with_a_link_to_sparks_own_page(page: Pa
     go(page, "/pipeline")
     pipeline = page.get_by_test_id("pipeline")
     expect(pipeline.get_by_test_id("task").first).to_contain_text("deliveries")
-    link = pipeline.get_by_role("link").get_attribute("href")
+    link = pipeline.get_by_role("link", name="Spark's own page").get_attribute("href")
     assert link is not None
     assert link.startswith("http://127.0.0.1:")
     answer = page.context.request.get(link)
