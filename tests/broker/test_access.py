@@ -31,7 +31,7 @@ LOOK = {"ListStreams", "DescribeMessageStream", "Statistics", "WatchStreams"}
 APPEND = {"AppendMessage", "AppendMessages"}
 READ = {"ReadMessages", "ReadColumns", "ReadStored", "LocateMessages"}
 EXPORT = {"PlanExports", "CommitExports"}
-CHANGE = {"CreateMessageStream", "UpdateMessageStream", "DeleteMessageStream"}
+CHANGE = {"CreateMessageStream", "UpdateMessageStream", "DeleteMessageStream", "RewindExport"}
 
 MAY = {
     Role.admin: LOOK | APPEND | READ | CHANGE | EXPORT,

@@ -7,7 +7,7 @@ import errno
 import os
 import resource
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -347,15 +347,20 @@ class Notes:
 
     def __init__(self) -> None:
         self.seen: list[object] = []
+        self.moves: list[dict[str, int]] = []
 
     def before_drop(self, stream: Stream, end: int, are_expired: bool) -> None:
         self.seen.append((stream.name, end, are_expired))
 
     def before_change(
-        self, stream: Stream, definition: MessageStreamDefinition | None
+        self,
+        stream: Stream,
+        definition: MessageStreamDefinition | None,
+        moves: Mapping[str, int],
     ) -> Callable[[], None]:
         assert stream.definition is not definition
         self.seen.append((stream.name, definition, stream.log.end))
+        self.moves.append(dict(moves))
         return lambda: self.seen.append("done")
 
 
@@ -376,6 +381,29 @@ def test_a_witness_sees_a_stream_before_and_after_it_changes(
     assert notes.seen == [("s", wanted, 1), "done"]
     asyncio.run(streams.delete("s"))
     assert notes.seen[2:] == [("s", None, 1), "done"]
+
+
+def test_witness_is_notified_of_moves(streams: Streams, notes: Notes) -> None:
+    def exports(start: int) -> dict[str, object]:
+        return {"http": [{"identifier": "e", "uri": "http://x", "startSequenceNumber": start}]}
+
+    create(streams, exportDefinition=exports(0)).append([b"x"] * 5, 1)
+    asyncio.run(streams.update(definition(exportDefinition=exports(2))))
+    asyncio.run(streams.update(definition(exportDefinition=exports(2), flushOnWrite=True)))
+    asyncio.run(streams.rewind("s", "e", 2))
+    asyncio.run(streams.delete("s"))
+    assert notes.moves == [{"e": 2}, {}, {"e": 2}, {}]
+
+
+def test_rewind_is_allowed_although_the_definition_is_no_longer(
+    streams: Streams, store: Store
+) -> None:
+    asyncio.run(streams.create(definition("status")))
+    executor = {"identifier": "e", "statusConfig": {"statusStreamName": "status"}}
+    create(streams, exportDefinition={"s3TaskExecutor": [executor]}).append([b"x"], 1)
+    asyncio.run(streams.delete("status"))
+    asyncio.run(streams.rewind("s", "e", 1))
+    assert store.streams["s"].progress["e"].last_exported == 0
 
 
 def test_a_witness_is_not_told_of_changes_that_fail(

@@ -128,3 +128,89 @@ def test_the_removal_of_a_large_stream_gives_way_to_other_work(
     store.work()
     assert not directory.exists()
     assert not store.wait_for_work(0)
+
+
+def _exported(store: Store, define: Define, *configs: KinesisConfig) -> None:
+    """A stream whose exports have exported ten messages each."""
+    store.create(define("s", export_definition=ExportDefinition(kinesis=list(configs))))
+    progress = [ExportProgress(each.identifier, 9, 5, "it failed", 100, 11, 1) for each in configs]
+    store.commit_progress({"s": progress})
+
+
+def test_moved_export_keeps_counters_and_gets_another_id(
+    restartable: Restartable, define: Define
+) -> None:
+    store = restartable.store
+    _exported(store, define, KinesisConfig("a", "x"), KinesisConfig("b", "x"))
+    stream = store.streams["s"]
+    before = stream.progress["a"], stream.progress["b"]
+    update = store.plan_update(stream, stream.definition, {"a": 3})
+    assert store.store_changes([update]) == [None]
+    assert stream.progress["a"] == before[0]
+    update.apply()
+
+    moved = stream.progress["a"]
+    assert moved == ExportProgress("a", 2, 5, "", 100, 11, 1, moved.export_id)
+    assert moved.export_id != before[0].export_id
+    assert stream.progress["b"] == before[1]
+    assert restartable.restart().streams["s"].progress == {"a": moved, "b": before[1]}
+
+
+@pytest.mark.parametrize("report_is_first", [False, True])
+def test_report_that_is_stored_during_a_move_does_not_undo_it(
+    restartable: Restartable, define: Define, report_is_first: bool
+) -> None:
+    store = restartable.store
+    _exported(store, define, KinesisConfig("a", "x"))
+    stream = store.streams["s"]
+    report = store.change_progress({"s": [stream.progress["a"]._replace(last_exported=20)]})
+    update = store.plan_update(stream, stream.definition, {"a": 3})
+    if report_is_first:
+        report.store()
+    assert store.store_changes([update]) == [None]
+    if not report_is_first:
+        report.store()
+    update.apply()
+    report.apply()
+
+    assert stream.progress["a"].last_exported == 2
+    assert restartable.restart().streams["s"].progress["a"].last_exported == 2
+
+
+def test_report_that_is_applied_before_a_move_is_counted(
+    restartable: Restartable, define: Define
+) -> None:
+    store = restartable.store
+    _exported(store, define, KinesisConfig("a", "x"))
+    stream = store.streams["s"]
+    progress = stream.progress["a"]._replace(last_exported=20, processed_messages=22)
+    report = store.change_progress({"s": [progress]})
+    update = store.plan_update(stream, stream.definition, {"a": 3})
+    report.store()
+    report.apply()
+    assert store.store_changes([update]) == [None]
+    update.apply()
+
+    expected = 2, 22
+    for found in (stream, restartable.restart().streams["s"]):
+        moved = found.progress["a"]
+        assert (moved.last_exported, moved.processed_messages) == expected
+
+
+def test_move_that_cannot_be_stored_changes_nothing(
+    restartable: Restartable, define: Define
+) -> None:
+    store = restartable.store
+    _exported(store, define, KinesisConfig("a", "x"))
+    stream = store.streams["s"]
+    before = stream.progress["a"]
+    store.catalog._connection.execute(
+        "CREATE TEMP TRIGGER no BEFORE UPDATE ON export_progress "
+        "BEGIN SELECT RAISE(ABORT, 'no'); END"
+    )
+    definition = define("s", export_definition=ExportDefinition(kinesis=[KinesisConfig("a", "y")]))
+    (error,) = store.store_changes([store.plan_update(stream, definition, {"a": 3})])
+    assert isinstance(error, sqlite3.Error)
+    again = restartable.restart().streams["s"]
+    assert again.progress["a"] == before
+    assert again.definition == stream.definition

@@ -53,6 +53,7 @@ _CHANGE = frozenset(
         Operation.CreateMessageStream,
         Operation.UpdateMessageStream,
         Operation.DeleteMessageStream,
+        Operation.RewindExport,
     )
 )
 

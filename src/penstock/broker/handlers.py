@@ -45,6 +45,7 @@ from penstock.wire.requests import (
     ReadColumnsRequest,
     ReadMessagesRequest,
     Request,
+    RewindExportRequest,
     StatisticsRequest,
     UpdateMessageStreamRequest,
 )
@@ -120,6 +121,7 @@ class Handlers:
             AppendMessagesRequest: self._append_many,
             ReadMessagesRequest: self._read,
             ReadColumnsRequest: self._read_columns,
+            RewindExportRequest: self._rewind,
             StatisticsRequest: self._answer_statistics,
             **BulkHandlers(streams, premises, answers, self._count_read).table(),
             **others,
@@ -352,6 +354,12 @@ class Handlers:
     def _delete(self, call: PendingCall, request: DeleteMessageStreamRequest) -> None:
         call.access.require(request.operation, request.name)
         self._change(call, self._streams.delete(request.name))
+
+    def _rewind(self, call: PendingCall, request: RewindExportRequest) -> None:
+        name = request.stream_name
+        call.access.require(request.operation, name)
+        change = self._streams.rewind(name, request.identifier, request.sequence_number)
+        self._change(call, change)
 
     def _change(self, call: PendingCall, change: Coroutine[Any, Any, None]) -> None:
         """Answers when a change of a definition is stored and applied.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from penstock.broker.moves import start_of
 from penstock.errors import InvalidRequestException, UpdateNotAllowedException
-from penstock.model import (
-    ExportConfig,
-    MessageStreamDefinition,
-    S3ExportTaskExecutorConfig,
-)
+from penstock.model import MessageStreamDefinition, S3ExportTaskExecutorConfig
 
 
 def check_definition(
@@ -107,18 +104,12 @@ def check_update(
             f"definition.maxSize is {max_size}: it must be at least streamSegmentSize, "
             f"{segment_size}"
         )
-    known = {export.identifier: _start_of(export) for export in current.exports()}
+    known = {export.identifier: start_of(export) for export in current.exports()}
     for export in wanted.exports():
-        start = _start_of(export)
+        start = start_of(export)
         # A start that is already in force was right when it was set.
         if start and start != known.get(export.identifier) and start >= newest:
             raise InvalidRequestException(
                 f"definition.exportDefinition {export.identifier!r}: startSequenceNumber is "
                 f"{start}, and must be less than the newest sequence number, {newest}"
             )
-
-
-def _start_of(export: ExportConfig) -> int | None:
-    if isinstance(export, S3ExportTaskExecutorConfig):
-        return None
-    return export.start_sequence_number

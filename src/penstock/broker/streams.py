@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from penstock.broker.descriptors import Shortages
+from penstock.broker.moves import find_moves, rewound
 from penstock.broker.rules import check_definition, check_update, names_status_stream
 from penstock.broker.settings import Settings
 from penstock.broker.waiting import DefinitionCommits, GroupCommit, Waiters
@@ -255,12 +256,16 @@ class Witness(Protocol):
         """The messages below `end` are about to go, because they are too old or take up room."""
 
     def before_change(
-        self, stream: Stream, definition: MessageStreamDefinition | None
+        self,
+        stream: Stream,
+        definition: MessageStreamDefinition | None,
+        moves: Mapping[str, int],
     ) -> Callable[[], Callable[[], None] | None]:
         """Called when another definition, or the deletion (None), is stored and about to apply.
 
-        The result is called when the change has been applied. It returns what has to be on the
-        disk before the change is answered, to be called from a thread, or None.
+        `moves` has the numbers of the messages that exports continue with, by identifier. The
+        result is called when the change has been applied. It returns what has to be on the disk
+        before the change is answered, to be called from a thread, or None.
         """
 
 
@@ -321,11 +326,14 @@ class Streams:
             self._witness.before_drop(stream, end, are_expired)
 
     def _before_change(
-        self, stream: Stream | None, definition: MessageStreamDefinition | None = None
+        self,
+        stream: Stream | None,
+        definition: MessageStreamDefinition | None = None,
+        moves: Mapping[str, int] | None = None,
     ) -> Callable[[], Callable[[], None] | None]:
         if self._witness is None or stream is None:
             return lambda: None
-        return self._witness.before_change(stream, definition)
+        return self._witness.before_change(stream, definition, moves or {})
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._streams.values())
@@ -364,6 +372,10 @@ class Streams:
     ) -> None:
         """Update a definition to what `change` makes of it, when no other change is pending."""
         await self._carry_out(self._edit(name, change))
+
+    async def rewind(self, name: str, identifier: str, number: int) -> None:
+        """Moves an export, back or forward: the next message that it exports has this number."""
+        await self._carry_out(self._rewind(name, identifier, number))
 
     async def delete(self, name: str) -> None:
         await self._carry_out(self._delete(name))
@@ -422,8 +434,21 @@ class Streams:
         self._check(definition)
         log = stream.log
         check_update(stream.definition, definition, log.total_bytes, log.end - 1)
+        await self._redefine(stream, definition, find_moves(stream.definition, definition))
+
+    async def _rewind(self, name: str, identifier: str, number: int) -> None:
+        async with self._name_lock(name):
+            stream = self.find(name)
+            definition = rewound(stream.definition, identifier, number, stream.log.end)
+            await self._redefine(stream, definition, {identifier: number})
+
+    async def _redefine(
+        self, stream: Stream, definition: MessageStreamDefinition, moves: Mapping[str, int]
+    ) -> None:
+        """Stores and applies a definition that was checked, and moves of exports."""
+        log = stream.log
         with self._explained(stream.name):
-            change = self._store.plan_update(stream.stored, definition)
+            change = self._store.plan_update(stream.stored, definition, moves)
         limits = log.limits
         if not limits.overwrites:
             # What the new definition would reject is rejected from now on. A stream that
@@ -435,10 +460,17 @@ class Streams:
             log.limits = limits
             raise
         try:
-            conclude = self._before_change(stream, definition)
+            conclude = self._before_change(stream, definition, moves)
         finally:
             change.apply()
         logger.info("stream %r updated", stream.name)
+        for identifier, number in moves.items():
+            logger.info(
+                "stream %r, export %r: it continues with message %d",
+                stream.name,
+                identifier,
+                number,
+            )
         await self._conclude(conclude)
 
     async def _delete(self, name: str) -> None:

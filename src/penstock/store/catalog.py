@@ -326,10 +326,12 @@ class Catalog:
         definition: bytes,
         kept: Sequence[ExportProgress],
         added: Sequence[ExportProgress],
+        moved: Sequence[ExportProgress] = (),
     ) -> None:
         """A new definition, and the exports that it has.
 
-        The stored progress of a kept export stays: it may be ahead of what the caller knows.
+        The stored progress of a kept export stays: it may be ahead of what the caller knows. Of one
+        that is moved, the position and the id are stored, and its counters stay.
         """
         with self.transaction() as connection:
             self._open_definition_changes += 1
@@ -348,6 +350,22 @@ class Catalog:
             )
             _insert_progress(connection, stream_id, kept, "IGNORE")
             _insert_progress(connection, stream_id, added)
+            connection.executemany(
+                "UPDATE export_progress SET last_exported = ?1, error_message = ?2, "
+                "export_id = ?3, checksum = row_checksum(stream_id, identifier, ?1, last_time, ?2, "
+                "exported_bytes, processed_messages, skipped_messages, ?3) "
+                "WHERE stream_id = ?4 AND identifier = ?5",
+                [
+                    (
+                        each.last_exported,
+                        each.error_message,
+                        each.export_id,
+                        stream_id,
+                        each.identifier,
+                    )
+                    for each in moved
+                ],
+            )
 
     @_retried(uses_reserve=True)
     def remove_stream(self, stream_id: str) -> None:

@@ -34,8 +34,13 @@ class ExportProgress(NamedTuple):
     # Those that have arrived, and those that were skipped.
     processed_messages: int = 0
     skipped_messages: int = 0
-    # An export that is removed and added again is another one, which has another id.
+    # An export that is removed and added again, or moved, has another id: reports and uploads that
+    # began before are not its own.
     export_id: str = ""
+
+    def moved_to(self, number: int, export_id: str) -> ExportProgress:
+        """The next message has this number. Counters go on."""
+        return self._replace(last_exported=number - 1, error_message="", export_id=export_id)
 
 
 class UploadProgress(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

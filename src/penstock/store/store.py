@@ -155,13 +155,21 @@ class Store:
             raise self.space.refuse(0)
         return Creation(self, definition)
 
-    def plan_update(self, stream: StoredStream, definition: MessageStreamDefinition) -> Update:
-        """Another definition; exports that it no longer names are forgotten."""
+    def plan_update(
+        self,
+        stream: StoredStream,
+        definition: MessageStreamDefinition,
+        moves: Mapping[str, int] | None = None,
+    ) -> Update:
+        """Another definition; exports that it no longer names are forgotten.
+
+        `moves`: the numbers of the messages that exports continue with, by identifier.
+        """
         if Limits.of(definition).segment_size != stream.log.limits.segment_size:
             # A new size is that of the segment begun next. One more segment does no harm if the
             # change fails.
             stream.log.begin_segment()
-        return Update(self, stream, definition)
+        return Update(self, stream, definition, moves or {})
 
     def plan_deletion(self, name: str) -> Deletion:
         """The stream and its data. Also one that cannot be read."""

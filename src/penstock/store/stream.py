@@ -165,8 +165,13 @@ class Creation(DefinitionChange):
 
 class Update(DefinitionChange):
     def __init__(
-        self, store: Owner, stream: StoredStream, definition: MessageStreamDefinition
+        self,
+        store: Owner,
+        stream: StoredStream,
+        definition: MessageStreamDefinition,
+        moves: Mapping[str, int],
     ) -> None:
+        """`moves`: the numbers of the messages that exports continue with, by identifier."""
         self._store = store
         self._stream = stream
         self._definition = definition
@@ -180,12 +185,18 @@ class Update(DefinitionChange):
             if export.identifier in stream.progress
         ]
         self._progress = progress_of(definition, stream.progress)
+        self._moved = {
+            each.identifier: each.moved_to(moves[each.identifier], new_id())
+            for each in self._kept
+            if each.identifier in moves
+        }
 
     def record(self) -> None:
         kept = {each.identifier for each in self._kept}
         added = [each for name, each in self._progress.items() if name not in kept]
+        moved = list(self._moved.values())
         encoded = encode_definition(self._definition)
-        self._store.catalog.update_stream(self.stream_id, encoded, self._kept, added)
+        self._store.catalog.update_stream(self.stream_id, encoded, self._kept, added, moved)
 
     def apply(self) -> None:
         stream, log = self._stream, self._stream.log
@@ -195,6 +206,9 @@ class Update(DefinitionChange):
         stream.progress = {
             name: stream.progress.get(name, planned) for name, planned in self._progress.items()
         }
+        for name, moved in self._moved.items():
+            current = stream.progress[name]
+            stream.progress[name] = current.moved_to(moved.last_exported + 1, moved.export_id)
         if isinstance(log, FileLog):
             if self._definition.flush_on_write and not log.journals:
                 # The journal holds nothing of what came before: the next flush syncs that.
@@ -242,7 +256,7 @@ class ProgressChange:
         self._catalog.commit_progress(progress, self._uploads)
 
     def apply(self) -> None:
-        """It holds from now on, for exports that are still there."""
+        """It holds from now on, for exports that are still there and were not moved."""
         for stream, export in self._progress:
             current = stream.progress.get(export.identifier)
             if current is not None and current.export_id == export.export_id:

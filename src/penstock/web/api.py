@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.broker.exports.task_export import TaskExport
+from penstock.broker.moves import change_export
 from penstock.broker.server import Broker
 from penstock.broker.streams import Stream
 from penstock.errors import (
@@ -24,7 +25,6 @@ from penstock.errors import (
     StreamManagerException,
     UpdateNotAllowedException,
 )
-from penstock.model import MessageStreamDefinition
 from penstock.model.statistics import Statistics
 from penstock.store.log import Log
 from penstock.store.segment import DamagedError
@@ -267,7 +267,12 @@ class Api:
         self._find(name, visitor)
         visitor.require_change(name)
         await self._broker.streams.edit(
-            name, lambda definition: _with_disabled(definition, identifier, is_disabled)
+            name,
+            lambda definition: change_export(
+                definition,
+                identifier,
+                lambda export: msgspec.structs.replace(export, disabled=is_disabled),
+            ),
         )
         return {"isPaused": is_disabled}
 
@@ -279,25 +284,6 @@ def json_response(value: Any, status: int = 200) -> Response:
 def _sight(visitor: Visitor) -> Hashable:
     """The same for all who see the same streams."""
     return None if visitor.sees_all else visitor.access.token.patterns
-
-
-def _with_disabled(
-    definition: MessageStreamDefinition, identifier: str, is_disabled: bool
-) -> MessageStreamDefinition:
-    exports = definition.export_definition
-    for kind, config in exports.configs_by_kind():
-        if config.identifier == identifier:
-            changed = [
-                msgspec.structs.replace(each, disabled=is_disabled) if each is config else each
-                for each in getattr(exports, kind)
-            ]
-            return msgspec.structs.replace(
-                definition, export_definition=msgspec.structs.replace(exports, **{kind: changed})
-            )
-    known = ", ".join(repr(each.identifier) for each in definition.exports()) or "none"
-    raise ResourceNotFoundException(
-        f"the stream {definition.name!r} has no export {identifier!r}: it has {known}"
-    )
 
 
 def _select_messages(request: Request, log: Log) -> tuple[int, int]:

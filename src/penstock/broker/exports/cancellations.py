@@ -6,7 +6,7 @@ Each gets the status Canceled, and its upload is aborted. A task is read before 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from penstock.broker.exports.abandoned import AbandonedUploads
 from penstock.broker.exports.registry import Registry
@@ -19,6 +19,8 @@ from penstock.model.exporting import TaskEvent
 from penstock.model.status import Status
 
 logger = logging.getLogger(__name__)
+
+_PASSED = "the export was moved to a later task"
 
 
 class Cancellations:
@@ -55,7 +57,10 @@ class Cancellations:
             self._write(export, events[len(held) :])
 
     def before_change(
-        self, stream: Stream, definition: MessageStreamDefinition | None
+        self,
+        stream: Stream,
+        definition: MessageStreamDefinition | None,
+        moves: Mapping[str, int],
     ) -> Callable[[], Callable[[], None] | None]:
         kept: set[str] = set()
         reason = "the stream was deleted"
@@ -63,19 +68,29 @@ class Cancellations:
             reason = "the export was removed"
             executors = definition.export_definition.s3_task_executor or ()
             kept = {config.identifier for config in executors}
-        canceled = [
+        removed = [
             (export, self._cancel(export, export.pending_from, stream.log.end, reason))
             for export in self._executors(stream)
             if export.identifier not in kept
         ]
+        # The upload of a task that is carried out again is begun anew.
+        moved = [
+            (export, self._cancel(export, export.pending_from, moves[export.identifier], _PASSED))
+            for export in self._executors(stream)
+            if export.identifier in kept and export.identifier in moves
+        ]
 
         def conclude() -> Callable[[], None] | None:
-            for export, events in canceled:
+            for export, _ in moved:
+                # Its tasks are carried out again.
+                self._statuses.recent.forget(export.stream.name, export.identifier)
+            for export, events in (*removed, *moved):
                 self._abandoned.abandon(export.track(export.uploads, are_abandoned=True))
                 self.conclude_lease(export, export.ended_in_report)
                 self._write(export, events)
+            for export, _ in removed:
                 self._statuses.recent.forget(export.stream.name, export.identifier)
-            return self._sync_statuses() if canceled else None
+            return self._sync_statuses() if removed or moved else None
 
         return conclude
 

@@ -315,6 +315,10 @@ class Exports:
         now = self._clock()
         for settled in settlement.settled:
             self._apply(settled, now)
+            each = settled.deliverable
+            if not settled.report.is_final and isinstance(each, Export) and not self._all.has(each):
+                # The task must not begin an upload that is about to be aborted.
+                settlement.lost.add(settled.lease.id)
 
     def _apply(self, settled: Settled, now: float) -> None:
         each, lease, outcome = settled.deliverable, settled.lease, settled.outcome
@@ -337,7 +341,7 @@ class Exports:
         else:
             self._cancellations.forget_dropped(export, ended_tasks(report))
         if not self._all.has(export):
-            # It was removed while the report was stored.
+            # It was removed or moved while the report was stored.
             self._abandoned.abandon(export.track(export.uploads, are_abandoned=True))
 
     def _count(self, kind: str, report: DeliveryReport) -> None:

@@ -21,7 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class Export(Deliverable):
-    """Kept from one definition of the stream to the next."""
+    """Kept from one definition of the stream to the next.
+
+    An export that is moved is replaced by another one, whose id differs: leases of messages at the
+    old position, reports about them and uploads are not its own.
+    """
 
     def __init__(self, stream: Stream, kind: str, config: ExportConfig) -> None:
         self.stream = stream
@@ -143,6 +147,10 @@ class Export(Deliverable):
         if config != self.config:
             self.config = config
             self.forget_failures()
+
+    def take_over_losses(self, replaced: Export) -> None:
+        """It takes the place of this one, and counts on."""
+        self._lost = replaced._lost
 
     def note_loss(self, end: int) -> None:
         """The messages below are about to be dropped; a task that holds some may deliver them."""

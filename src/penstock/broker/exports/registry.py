@@ -55,10 +55,12 @@ class Registry:
         before = {export.identifier: export for export in known.exports} if known else {}
         exports = []
         for kind, config in stream.definition.export_definition.configs_by_kind():
-            export = before.get(config.identifier)
+            known_export = export = before.get(config.identifier)
             export_id = stream.stored.progress[config.identifier].export_id
             if export is None or (export.id, export.kind) != (export_id, kind):
                 export = self._make(stream, kind, config)
+                if known_export is not None:
+                    export.take_over_losses(known_export)
             export.change_config(config)
             exports.append(export)
         return _Known(stream.definition, exports)

@@ -25,10 +25,13 @@ class Settlement:
         self.settled: list[Settled] = []
         # Leases of reports that were accepted before and came again.
         self.repeated: list[str] = []
+        # Leases of exports that were removed or moved while a report was stored.
+        self.lost: set[str] = set()
 
     @property
     def accepted(self) -> list[str]:
-        return [*(each.report.lease for each in self.settled), *self.repeated]
+        leases = [*(each.report.lease for each in self.settled), *self.repeated]
+        return [lease for lease in leases if lease not in self.lost]
 
     @property
     def has_skipped(self) -> bool:
