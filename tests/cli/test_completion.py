@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.wire.operations import Operation
 from tests.support import (
     PENSTOCK,
     LocalBroker,
@@ -105,6 +106,25 @@ def test_streams_of_the_broker_that_is_named_are_offered(broker: Reachable) -> N
     assert complete(f"penstock append --root {root} x") == []
     with_token = {"AWS_CONTAINER_AUTHORIZATION_TOKEN": broker.token}
     assert complete(f"penstock read --port {broker.port} o", **with_token) == ["one, two"]
+
+
+def test_exports_of_the_stream_before_the_cursor_are_offered(broker: Reachable) -> None:
+    root = shlex.quote(str(broker.root))
+    exports = [{"identifier": name, "uri": "http://x"} for name in ("cloud", "copy", "lab")]
+    with broker.connect() as client:
+        create(client, "exported", exportDefinition={"http": exports})
+    try:
+        line = f"penstock exports rewind --root {root}"
+        assert complete(f"{line} exp") == ["exported"]
+        assert complete(f"{line} exported ''") == ["cloud", "copy", "lab"]
+        assert complete(f"{line} exported c") == ["cloud", "copy"]
+        assert complete(f"{line} turbine-1 ''") == []
+        assert complete(f"{line} nowhere ''") == []
+        assert complete(f"{line} exported cloud --to ''") == ["earliest", "latest"]
+        assert complete(f"{line} exported cloud --to e") == ["earliest"]
+    finally:
+        with broker.connect() as client:
+            client.call(Operation.DeleteMessageStream, name="exported")
 
 
 def test_nothing_is_offered_where_something_is_wrong(broker: Reachable) -> None:

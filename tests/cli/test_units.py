@@ -1,6 +1,8 @@
-"""Sizes and durations: what is taken, what is refused, and that what is shown is taken again."""
+"""Sizes, durations and times: what is taken, what is refused, and that what is shown is taken again."""
 
 from __future__ import annotations
+
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from penstock.cli.units import (
     human_duration,
     parse_duration,
     parse_size,
+    parse_time,
 )
 from penstock.model.limits import INT64_MAX, MILLIS_MAX
 
@@ -107,3 +110,33 @@ def test_bytes_are_three_digits_and_a_unit(count: int, shown: str) -> None:
 )
 def test_a_duration_is_its_two_largest_units(millis: int, shown: str) -> None:
     assert human_duration(millis) == shown
+
+
+NOW = 1_772_352_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "millis"),
+    [
+        ("2h ago", NOW - 7_200_000),
+        ("90s ago", NOW - 90_000),
+        (" 1h 30min ago ", NOW - 5_400_000),
+        ("2026-03-01T08:00:00Z", NOW),
+        ("2026-03-01T09:00:00+01:00", NOW),
+        ("2026-03-01T08:00:00.123Z", NOW + 123),
+        ("1969-12-31T23:59:59Z", -1000),
+    ],
+)
+def test_times_are_relative_or_iso_8601(text: str, millis: int) -> None:
+    assert parse_time(text, NOW) == millis
+
+
+@pytest.mark.parametrize("text", ["2026-03-01T08:00", "2026-03-01 08:00:00", "2026-03-01"])
+def test_time_without_a_zone_is_local(text: str) -> None:
+    assert parse_time(text, NOW) == int(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+@pytest.mark.parametrize("text", ["", "ago", "2h", "yesterday", "2026-13-01", "2 ago"])
+def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no time: expected one such as .*, or 2h ago"):
+        parse_time(text, NOW)

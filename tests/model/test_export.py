@@ -19,7 +19,7 @@ from penstock.model import (
     from_wire,
     to_wire,
 )
-from penstock.model.export import messages_behind
+from penstock.model.export import messages_behind, next_number
 
 from .samples import COMPLETE_EXPORTS, EXPORTS, Json, with_export
 
@@ -128,3 +128,14 @@ def test_an_export_is_behind_by_what_it_has_still_to_take(
 
 def test_an_export_that_has_no_start_takes_all() -> None:
     assert messages_behind(S3ExportTaskExecutorConfig("s"), -1, 2, 9) == 8
+
+
+@pytest.mark.parametrize(
+    ("start", "last", "oldest", "number"),
+    [(None, -1, 0, 0), (None, 4, 0, 5), (9, 4, 0, 9), (9, 20, 0, 21), (None, 4, 8, 8)],
+)
+def test_export_continues_behind_the_last_exported_message(
+    start: int | None, last: int, oldest: int, number: int
+) -> None:
+    config = KinesisConfig("k", "x", start_sequence_number=start)
+    assert next_number(config, last, oldest) == number

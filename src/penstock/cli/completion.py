@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 from click.shell_completion import (
@@ -16,6 +17,9 @@ from click.shell_completion import (
 
 from penstock.cli.main import json_option, main
 from penstock.cli.output import echo_json
+
+if TYPE_CHECKING:
+    from penstock.client.blocking import StreamManagerClient
 
 _PROGRAM = "penstock"
 _VARIABLE = "_PENSTOCK_COMPLETE"
@@ -30,12 +34,32 @@ def complete_streams(
     incomplete: str,
 ) -> list[str]:
     """The streams of the broker that the options before the cursor name; none if it has none."""
+    return _complete(ctx, incomplete, lambda client: client.list_streams())
+
+
+def complete_exports(
+    ctx: click.Context,
+    param: click.Parameter,  # noqa: ARG001 - click passes it
+    incomplete: str,
+) -> list[str]:
+    """The exports of the stream before the cursor."""
+
+    def find(client: StreamManagerClient) -> list[str]:
+        definition = client.describe_message_stream(ctx.params["stream"]).definition
+        return [export.identifier for export in definition.exports()]
+
+    return _complete(ctx, incomplete, find)
+
+
+def _complete(
+    ctx: click.Context, incomplete: str, find: Callable[[StreamManagerClient], list[str]]
+) -> list[str]:
     from penstock.cli.target import Target
 
     target = Target(**{name: ctx.params.get(name) for name in Target._fields})
     try:
         with target.connect_briefly(_PATIENCE_SECONDS, _PATIENCE_SECONDS) as client:
-            return [name for name in client.list_streams() if name.startswith(incomplete)]
+            return [name for name in find(client) if name.startswith(incomplete)]
     except Exception:  # noqa: BLE001 - a key that does nothing is better than an error there
         return []
 

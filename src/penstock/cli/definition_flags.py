@@ -245,16 +245,10 @@ def _changed_exports(
 
 
 def _check_identifiers(definition: MessageStreamDefinition, changes: ExportChanges) -> None:
-    known = [export.identifier for export in definition.exports()]
     seen: set[str] = set()
     for identifiers in changes:
         for identifier in dict.fromkeys(identifiers):
-            if identifier not in known:
-                raise Failure(
-                    f"the stream {definition.name!r} has no export {identifier!r}; "
-                    f"{_right_identifier(identifier, known)}",
-                    NOT_FOUND,
-                )
+            find_export(definition, identifier)
             if identifier in seen:
                 raise Failure(
                     f"the export {identifier!r} can be removed, paused or resumed, but only one "
@@ -262,6 +256,18 @@ def _check_identifiers(definition: MessageStreamDefinition, changes: ExportChang
                     WRONG_USAGE,
                 )
             seen.add(identifier)
+
+
+def find_export(definition: MessageStreamDefinition, identifier: str) -> ExportConfig:
+    """The export of a definition; a failure that names the known ones if it has none such."""
+    exports = {export.identifier: export for export in definition.exports()}
+    if identifier not in exports:
+        raise Failure(
+            f"the stream {definition.name!r} has no export {identifier!r}; "
+            f"{_right_identifier(identifier, list(exports))}",
+            NOT_FOUND,
+        )
+    return exports[identifier]
 
 
 def _right_identifier(wrong: str, known: list[str]) -> str:

@@ -62,6 +62,7 @@ _MODULES = {
     "dashboard": "access",
     "doctor": "doctor",
     "env": "access",
+    "exports": "exports",
     "pipeline": "pipeline",
     "read": "read",
     "sandbox": "sandbox",

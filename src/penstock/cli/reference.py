@@ -39,7 +39,7 @@ read it. [The cookbook](cookbook.md#connecting) has all of it.
 ## Shell completion
 
 `eval "$(penstock completion bash)"` (or `zsh`, `fish`) completes commands, options and the names
-of streams.
+of streams and exports.
 """
 
 

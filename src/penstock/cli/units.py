@@ -1,8 +1,9 @@
-"""Sizes and durations: as people write them, as they read them back, and rounded for a glance."""
+"""Sizes, durations and times: as people write them, read them back, and rounded for a glance."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
 from penstock.model.sizes import NUMBER, PREFIXES, SIZE_UNITS, parse_size, whole_number
@@ -14,8 +15,10 @@ __all__ = [
     "human_duration",
     "parse_duration",
     "parse_size",
+    "parse_time",
 ]
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DURATION_UNITS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000, "ms": 1}
 _MILLIS_OF = {**_DURATION_UNITS, "m": 60_000, "w": 7 * 86_400_000}
 _DURATION = rf"{NUMBER}([a-z]+)\s*"
@@ -39,6 +42,22 @@ def parse_duration(text: str) -> int:
         )
     millis = sum(Fraction(number) * _MILLIS_OF[unit] for number, unit in amounts)
     return whole_number(Fraction(millis), text, "milliseconds")
+
+
+def parse_time(text: str, now_millis: int) -> int:
+    """Milliseconds since 1970, from `2h ago`, or from an ISO 8601 time, by default local."""
+    lowered = text.strip().lower()
+    try:
+        if lowered.endswith("ago"):
+            return now_millis - parse_duration(lowered.removesuffix("ago"))
+        # A time without a zone is a local one.
+        moment = datetime.fromisoformat(text.strip()).astimezone(UTC)
+        return (moment - _EPOCH) // timedelta(milliseconds=1)
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{text!r} is no time: expected one such as 2026-03-01T08:00, 2026-03-01T08:00:00Z, or "
+            "2h ago"
+        ) from None
 
 
 def format_duration(millis: int) -> str:

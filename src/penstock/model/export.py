@@ -143,5 +143,10 @@ def messages_behind(config: ExportConfig, last_exported: int, oldest: int, newes
 
     Not those before its start, nor those that were dropped before it came to them.
     """
+    return max(newest + 1 - next_number(config, last_exported, oldest), 0)
+
+
+def next_number(config: ExportConfig, last_exported: int, oldest: int) -> int:
+    """The message that an export continues with, of a stream whose oldest message is known."""
     start = getattr(config, "start_sequence_number", None) or 0
-    return max(newest + 1 - max(last_exported + 1, start, oldest), 0)
+    return max(last_exported + 1, start, oldest)

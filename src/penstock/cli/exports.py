@@ -1,0 +1,298 @@
+"""`penstock exports`: how exports are doing, and pausing, resuming and rewinding them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import click
+
+from penstock.cli.completion import complete_exports, complete_streams
+from penstock.cli.definition_flags import ExportChanges, change_definition, find_export
+from penstock.cli.main import Failure, json_option
+from penstock.cli.output import echo_json, echo_table, printable
+from penstock.cli.overview import export_state
+from penstock.cli.status import take_picture
+from penstock.cli.target import Target, target_options
+from penstock.cli.units import parse_time
+from penstock.client.blocking import StreamManagerClient
+from penstock.errors import ResourceNotFoundException
+from penstock.model import MessageStreamInfo, ReadMessagesOptions, to_wire
+from penstock.model.export import next_number
+from penstock.model.statistics import ExportStatistics, StreamStatistics
+
+_HEADINGS = ("stream", "export", "kind", "state", "behind", "position", "last error")
+_WORDS = ("earliest", "latest")
+
+stream_argument = click.argument("stream", shell_complete=complete_streams)
+identifier_argument = click.argument("identifier", shell_complete=complete_exports)
+
+
+@click.group()
+def exports() -> None:
+    """Exports: how they are doing, and pausing, resuming and rewinding them.
+
+    IDENTIFIER is the name of an export in the definition of its stream. `penstock streams update`
+    adds and removes exports.
+    """
+
+
+# Looking
+
+
+class _Listed(NamedTuple):
+    stream: str
+    export: ExportStatistics
+    # The number of the message that it continues with.
+    position: int
+
+    @property
+    def state(self) -> str:
+        return export_state(self.export)
+
+    def row(self) -> tuple[object, ...]:
+        export = self.export
+        error = printable(export.error_message) or "-"
+        behind, position = export.messages_behind, self.position
+        return self.stream, export.identifier, export.kind, self.state, behind, position, error
+
+    def plain(self) -> dict[str, Any]:
+        plain: dict[str, Any] = to_wire(self.export)
+        return {
+            "streamName": self.stream,
+            **plain,
+            "state": self.state,
+            "nextSequenceNumber": self.position,
+        }
+
+
+@exports.command("list")
+@click.argument("stream", required=False, shell_complete=complete_streams)
+@target_options
+@json_option
+def list_exports(stream: str | None, target: Target, as_json: bool) -> None:
+    """Show the exports of all streams, or of one, and how far they are.
+
+    An export continues with the message whose number is its position. With --json it is an array;
+    of each export it has what `penstock status --json` has, streamName and nextSequenceNumber.
+    """
+    with target.connect() as client:
+        if stream is not None:
+            # It fails if there is no such stream.
+            client.describe_message_stream(stream)
+        picture = take_picture(client)
+        shown = [each for each in picture.streams if stream in (None, each.name)]
+        found = [listed for each in shown for listed in _list_exports(client, each)]
+    if as_json:
+        echo_json([each.plain() for each in found])
+    elif found:
+        echo_table(_HEADINGS, [each.row() for each in found])
+    else:
+        where = "no exports" if stream is None else f"no exports of the stream {stream!r}"
+        click.echo(f"There are {where}; `penstock streams update` adds one.", err=True)
+    if picture.unreadable and stream is None:
+        raise Failure("; ".join(picture.unreadable.values()))
+
+
+def _list_exports(client: StreamManagerClient, stream: StreamStatistics) -> Iterator[_Listed]:
+    if not stream.exports:
+        return
+    try:
+        definition = client.describe_message_stream(stream.name).definition
+    except ResourceNotFoundException:
+        return  # it was deleted a moment ago
+    configs = {config.identifier: config for config in definition.exports()}
+    for export in stream.exports:
+        if export.identifier in configs:
+            last, oldest = export.last_exported_sequence_number, stream.oldest_sequence_number
+            position = next_number(configs[export.identifier], last, oldest)
+            yield _Listed(stream.name, export, position)
+
+
+# Pausing
+
+
+@exports.command()
+@stream_argument
+@identifier_argument
+@target_options
+@json_option
+def pause(stream: str, identifier: str, target: Target, as_json: bool) -> None:
+    """Stop an export. It keeps its position.
+
+    With --json it prints streamName, identifier and isPaused.
+    """
+    _set_paused(stream, identifier, target, as_json, is_paused=True)
+
+
+@exports.command()
+@stream_argument
+@identifier_argument
+@target_options
+@json_option
+def resume(stream: str, identifier: str, target: Target, as_json: bool) -> None:
+    """Continue an export that is paused.
+
+    With --json it prints streamName, identifier and isPaused.
+    """
+    _set_paused(stream, identifier, target, as_json, is_paused=False)
+
+
+def _set_paused(
+    stream: str, identifier: str, target: Target, as_json: bool, *, is_paused: bool
+) -> None:
+    changes = ExportChanges(**{"paused" if is_paused else "resumed": (identifier,)})
+    with target.connect() as client:
+        before = client.describe_message_stream(stream).definition
+        was_paused = bool(find_export(before, identifier).disabled)
+        if was_paused != is_paused:
+            client.update_message_stream(change_definition(before, {}, changes))
+    if as_json:
+        echo_json({"streamName": stream, "identifier": identifier, "isPaused": is_paused})
+    elif was_paused == is_paused:
+        state = "paused already" if is_paused else "not paused"
+        click.echo(f"the export {identifier} of {stream} is {state}")
+    else:
+        click.echo(f"{'paused' if is_paused else 'resumed'} {identifier} of {stream}")
+
+
+# Rewinding
+
+
+class Move(NamedTuple):
+    """From one message to another, as far as the stream has them."""
+
+    start: int
+    target: int
+    oldest: int
+    end: int
+
+    @property
+    def sent_again(self) -> int:
+        return max(self._stored(self.start) - self._stored(self.target), 0)
+
+    @property
+    def left_out(self) -> int:
+        return max(self._stored(self.target) - self._stored(self.start), 0)
+
+    def _stored(self, number: int) -> int:
+        return min(max(number, self.oldest), self.end)
+
+    def __str__(self) -> str:
+        if self.target == self.start:
+            return f"to {self.target}, where it was: messages in flight are sent again"
+        direction = "back" if self.target < self.start else "on"
+        count = abs(self.sent_again - self.left_out)
+        what = "messages are" if count != 1 else "message is"
+        effect = "not sent" if self.left_out else "sent again"
+        return f"from {self.start} {direction} to {self.target}: {count} {what} {effect}"
+
+
+def _complete_to(
+    ctx: click.Context,  # noqa: ARG001 - click passes it
+    param: click.Parameter,  # noqa: ARG001
+    incomplete: str,
+) -> list[str]:
+    return [word for word in _WORDS if word.startswith(incomplete)]
+
+
+@exports.command()
+@stream_argument
+@identifier_argument
+@click.option(
+    "--to",
+    required=True,
+    metavar="NUMBER|TIME|earliest|latest",
+    shell_complete=_complete_to,
+    help="The message to continue with.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what it would do, and do nothing.")
+@target_options
+@json_option
+def rewind(
+    stream: str, identifier: str, to: str, dry_run: bool, target: Target, as_json: bool
+) -> None:
+    """Move an export, back to send messages again, or forward to leave messages out.
+
+    \b
+    penstock exports rewind sensors cloud --to 12000
+    penstock exports rewind sensors cloud --to "2h ago"
+    penstock exports rewind sensors cloud --to 2026-03-01T08:00
+    penstock exports rewind sensors cloud --to earliest
+
+    A time means the first message that was appended then or later; it is a local one unless it
+    names its zone. Latest is the next message that is appended. With --json it prints streamName,
+    identifier, from, to, sentAgain and leftOut.
+    """
+    with target.connect() as client:
+        info = client.describe_message_stream(stream)
+        start = _position(info, identifier)
+        storage = info.storage_status
+        oldest, end = storage.oldest_sequence_number, storage.newest_sequence_number + 1
+        number = _find_number(client, info, to)
+        if not dry_run:
+            client.rewind_export(stream, identifier, number)
+    move = Move(start, number, oldest, end)
+    if as_json:
+        plain = {"from": start, "to": number, "sentAgain": move.sent_again}
+        names = {"streamName": stream, "identifier": identifier}
+        echo_json({**names, **plain, "leftOut": move.left_out})
+        return
+    click.echo(f"{'would move' if dry_run else 'moved'} {identifier} of {stream} {move}")
+
+
+def _position(info: MessageStreamInfo, identifier: str) -> int:
+    config = find_export(info.definition, identifier)
+    for status in info.export_statuses:
+        if status.export_config_identifier == identifier:
+            oldest = info.storage_status.oldest_sequence_number
+            return next_number(config, status.last_exported_sequence_number, oldest)
+    return next_number(config, -1, info.storage_status.oldest_sequence_number)
+
+
+def _find_number(client: StreamManagerClient, info: MessageStreamInfo, to: str) -> int:
+    storage = info.storage_status
+    oldest, end = storage.oldest_sequence_number, storage.newest_sequence_number + 1
+    if to == "earliest":
+        return oldest
+    if to == "latest":
+        return end
+    if to.isdecimal():
+        return _require_number(int(to), end)
+    now_millis = time.time_ns() // 1_000_000
+    try:
+        wanted = parse_time(to, now_millis)
+    except ValueError:
+        raise click.BadParameter(
+            f"{to!r} is neither a number nor a time: expected a sequence number from 0 to {end}, a "
+            "time such as 2026-03-01T08:00 or '2h ago', earliest, or latest",
+            param_hint="'--to'",
+        ) from None
+    if wanted > now_millis:
+        raise click.BadParameter(f"{to!r} is in the future", param_hint="'--to'")
+    return find_first_since(client, info.definition.name, wanted, range(oldest, end))
+
+
+def _require_number(number: int, end: int) -> int:
+    if number > end:
+        raise click.BadParameter(
+            f"{number} is beyond the stream: expected 0 to {end}, the number of the next message",
+            param_hint="'--to'",
+        )
+    return number
+
+
+def find_first_since(client: StreamManagerClient, stream: str, millis: int, numbers: range) -> int:
+    """The first of these messages that was appended at a time or later; their end if none was."""
+    first, end = numbers.start, numbers.stop
+    while first < end:
+        middle = (first + end) // 2
+        options = ReadMessagesOptions(middle, min_message_count=1, max_message_count=1)
+        (message,) = client.read_messages(stream, options)
+        if message.ingest_time >= millis:
+            end = middle
+        else:
+            # The stream may have dropped messages meanwhile, and begin later.
+            first = message.sequence_number + 1
+    return first
