@@ -272,6 +272,13 @@ class Exports:
                 return each
         return None
 
+    def describe_lease(self, lease_id: str) -> AnyWork | None:
+        """The work of a lease that a task holds."""
+        found = self.find_lease(lease_id)
+        if found is None or found.lease is None:
+            return None
+        return found.describe(found.lease, self._bandwidth.is_limited)
+
     # Reports
 
     def settle(self, reports: Sequence[DeliveryReport], now_millis: int) -> Settlement:

@@ -129,6 +129,7 @@ class ExportHandlers:
         plan = Plan([], 0, [])
         if self._latest.get(holder) is request:
             plan = self._exports.plan(request, call.access.sees, self._now_millis(), leases=not stops)
+            self._note_resumed(holder, request)
             if not (plan.work or plan.lost or stops or may_be_empty):
                 return False
             self._pipelines.note_work(holder, plan.work)
@@ -142,6 +143,13 @@ class ExportHandlers:
             stops=stops,
         )
         return True
+
+    def _note_resumed(self, holder: Holder, request: PlanExportsRequest) -> None:
+        """Work that the task was given by the broker before a restart."""
+        for lease in self._pipelines.unknown_leases(holder, request.holding):
+            work = self._exports.describe_lease(lease)
+            if work is not None:
+                self._pipelines.note_work(holder, [work])
 
     def _depart(self, holder: Holder, request: PlanExportsRequest) -> None:
         # Unless it has reconnected already.
