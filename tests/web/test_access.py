@@ -19,6 +19,7 @@ LOOKS = ("/api/overview", "/api/history", "/api/pipeline", "/api/events", "/metr
 MESSAGES = "/api/streams/mine/messages"
 TASKS = "/api/tasks?stream=tasks"
 PAUSE = "/api/streams/mine/exports/e/pause"
+REWIND = "/api/streams/mine/exports/e/rewind?to=latest"
 
 
 def make_site(root: pytest.TempPathFactory, name: str, **settings: object) -> Site:
@@ -170,9 +171,11 @@ def test_a_foreign_page_changes_nothing_where_no_token_is_asked_for(
     unguarded.ask("POST", PAUSE.replace("pause", "resume"))
 
     assert unguarded.ask("POST", PAUSE, token, headers).status == 401
+    assert unguarded.ask("POST", REWIND, token, headers).status == 401
     assert unguarded.get(MESSAGES, token, headers).status == 401
     (export,) = unguarded.get("/api/streams/mine").json["exports"]
     assert not export["isPaused"]
+    assert export["messagesBehind"] == 1
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST", "[::1]:5"])

@@ -815,3 +815,54 @@ def test_a_change_that_the_rules_forbid_is_told(site: Site, client: Connection, 
     assert status == 400
     assert "does not exist; create it first" in sentence
     client.call(Operation.DeleteMessageStream, name=name)
+
+
+@pytest.mark.parametrize(("to", "number"), [("3", 3), ("earliest", 0), ("latest", 5), ("5", 5)])
+def test_export_is_rewound(site: Site, client: Connection, name: str, to: str, number: int) -> None:
+    create(client, name, exportDefinition=to_http(startSequenceNumber=2))
+    client.append_many(name, [b"x"] * 5)
+
+    answer = site.change(f"/api/streams/{name}/exports/e/rewind?to={to}")
+
+    assert answer.json == {"nextSequenceNumber": number}
+    (export,) = exports_of(site, name)
+    assert export["lastExportedSequenceNumber"] == number - 1
+    assert export["messagesBehind"] == 5 - number
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "sentence"),
+    [
+        ("{name}/exports/e/rewind?to=6", 400, "sequenceNumber is 6: expected 0 to 5"),
+        ("{name}/exports/e/rewind?to=-1", 400, "to is '-1': expected a whole number from 0 to 5"),
+        ("{name}/exports/e/rewind?to=soon", 400, "earliest or latest"),
+        ("{name}/exports/e/rewind", 400, "to is ''"),
+        ("{name}/exports/f/rewind?to=0", 404, "has no export 'f': it has 'e'"),
+        ("nowhere/exports/e/rewind?to=0", 404, "does not exist"),
+    ],
+)
+def test_impossible_rewind_is_refused(
+    site: Site, client: Connection, name: str, path: str, status: int, sentence: str
+) -> None:
+    create(client, name, exportDefinition=to_http(startSequenceNumber=2))
+    client.append_many(name, [b"x"] * 5)
+
+    refusal = site.change(f"/api/streams/{path.format(name=name)}").refusal
+
+    assert refusal[0] == status
+    assert sentence in refusal[1]
+    (export,) = exports_of(site, name)
+    assert export["messagesBehind"] == 3
+
+
+@pytest.mark.parametrize("role", [role for role in Role if role is not Role.admin])
+def test_rewinding_takes_an_admin(site: Site, client: Connection, name: str, role: Role) -> None:
+    create(client, name, exportDefinition=to_http())
+    append(client, name, b"x")
+    token = site.make_token(role)
+
+    status, sentence = site.change(f"/api/streams/{name}/exports/e/rewind?to=1", token).refusal
+
+    assert (status, sentence) == (403, f"the role {role} does not allow changes; it takes admin")
+    (export,) = exports_of(site, name)
+    assert export["messagesBehind"] == 1

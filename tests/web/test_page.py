@@ -359,6 +359,44 @@ def test_an_admin_pauses_and_resumes_an_export(page: Page, client: StreamManager
     assert not is_disabled()
 
 
+def test_admin_rewinds_an_export(page: Page, client: StreamManagerClient) -> None:
+    def exported() -> int:
+        statuses = client.describe_message_stream("attacked").export_statuses
+        found = {each.export_config_identifier: each for each in statuses}
+        return found["to-kinesis"].last_exported_sequence_number
+
+    client.rewind_export("attacked", "to-kinesis", 2)
+    go(page, "/streams/attacked")
+    export = page.locator('[data-identifier="to-kinesis"]')
+    expect(export).to_contain_text("Nothing behind")
+    export.get_by_role("button", name="Rewind to-kinesis").click()
+    dialog = export.get_by_test_id("rewind-dialog")
+    expect(dialog).to_be_visible()
+    effect = dialog.get_by_test_id("rewind-effect")
+    expect(effect).to_have_text("It is there already: messages in flight are sent again.")
+    dialog.get_by_label("Continue with message").fill("1")
+    expect(effect).to_have_text("1 message is sent again.")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_be_hidden()
+    assert exported() == 1
+
+    export.get_by_role("button", name="Rewind to-kinesis").click()
+    dialog.get_by_role("button", name="Earliest").click()
+    expect(effect).to_have_text("2 messages are sent again.")
+    dialog.get_by_role("button", name="Rewind").click()
+    expect(dialog).to_be_hidden()
+    expect(export).to_contain_text("2 behind")
+    assert exported() == -1
+
+    export.get_by_role("button", name="Rewind to-kinesis").click()
+    dialog.get_by_label("Continue with message").fill("7")
+    expect(effect).to_have_text("The stream has no such message: 2 is the next one.")
+    dialog.get_by_role("button", name="Latest").click()
+    expect(effect).to_have_text("2 messages are not sent.")
+    page.keyboard.press("Escape")
+    assert exported() == -1
+
+
 def test_who_has_no_token_sees_numbers_and_is_told_how_to_get_one(
     browser: Browser, dashboard: Dashboard, client: StreamManagerClient
 ) -> None:

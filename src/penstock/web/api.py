@@ -96,6 +96,7 @@ class Api:
         changes: dict[str, AsyncAnswer] = {
             f"{stream}/exports/{{identifier}}/pause": self._pause,
             f"{stream}/exports/{{identifier}}/resume": self._resume,
+            f"{stream}/exports/{{identifier}}/rewind": self._rewind,
         }
         return [
             *(
@@ -276,6 +277,14 @@ class Api:
         )
         return {"isPaused": is_disabled}
 
+    async def _rewind(self, request: Request, visitor: Visitor) -> Plain:
+        name, identifier = request.path_params["name"], request.path_params["identifier"]
+        log = self._find(name, visitor).log
+        visitor.require_change(name)
+        number = _select_number(request, log)
+        await self._broker.streams.rewind(name, identifier, number)
+        return {"nextSequenceNumber": max(number, log.oldest)}
+
 
 def json_response(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type=_JSON)
@@ -284,6 +293,23 @@ def json_response(value: Any, status: int = 200) -> Response:
 def _sight(visitor: Visitor) -> Hashable:
     """The same for all who see the same streams."""
     return None if visitor.sees_all else visitor.access.token.patterns
+
+
+def _select_number(request: Request, log: Log) -> int:
+    """The number that an export is moved to."""
+    match request.query_params.get("to", ""):
+        case "earliest":
+            return log.oldest
+        case "latest":
+            return log.end
+        case text if text.isascii() and text.isdigit() and len(text) <= 19:
+            return int(text)
+        case text:
+            raise HTTPException(
+                400,
+                f"to is {text[:80]!r}: expected a whole number from 0 to {log.end}, earliest or "
+                "latest",
+            )
 
 
 def _select_messages(request: Request, log: Log) -> tuple[int, int]:

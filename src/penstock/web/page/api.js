@@ -34,8 +34,8 @@ export function get(path, parameters = {}, signal = undefined) {
   return request("GET", path, (response) => response.json(), parameters, signal);
 }
 
-export function post(path) {
-  return request("POST", path, (response) => response.json());
+export function post(path, parameters = {}) {
+  return request("POST", path, (response) => response.json(), parameters);
 }
 
 export function getBytes(path) {

@@ -1,5 +1,5 @@
-// The exports of one stream: where they go, how far behind they are, what went wrong, and a button
-// that pauses them.
+// The exports of one stream: where they go, how far behind they are, what went wrong, and buttons
+// that pause and rewind them.
 
 import { needsAdmin } from "../access.js";
 import { AccessError, pathOf, post } from "../api.js";
@@ -7,6 +7,7 @@ import { element, KeyedList, setAttribute, setHidden, setText } from "../dom.js"
 import { formatAgo, formatBytes, formatCount, formatDuration, formatRate } from "../format.js";
 import { emptyPart, factsPart, kindOfExport, statePart, wordOfExport } from "../parts.js";
 import { tasksLink } from "../router.js";
+import { rewindButton } from "./rewind.js";
 
 export class ExportsPart {
   #rows;
@@ -16,13 +17,14 @@ export class ExportsPart {
     " adds one.",
   );
   #access = null;
+  #stream = null;
 
   constructor(app, name) {
     const list = element("ul", { class: "exports" });
     this.#rows = new KeyedList(
       list,
       (it) => it.identifier,
-      (it) => exportPart(app, name, it, () => this.#access),
+      (it) => exportPart(app, name, it, () => this.#access, () => this.#stream),
     );
     this.element = element(
       "section",
@@ -33,14 +35,15 @@ export class ExportsPart {
     );
   }
 
-  update(access, exports) {
+  update(access, stream) {
     this.#access = access;
-    setHidden(this.#empty, exports.length > 0);
-    this.#rows.update(exports);
+    this.#stream = stream;
+    setHidden(this.#empty, stream.exports.length > 0);
+    this.#rows.update(stream.exports);
   }
 }
 
-function exportPart(app, name, { identifier, kind }, accessOf) {
+function exportPart(app, name, { identifier, kind }, accessOf, streamOf) {
   const state = statePart();
   const destination = element("span", { class: "destination" });
   const lag = element("span", { class: "lag-value" });
@@ -50,6 +53,7 @@ function exportPart(app, name, { identifier, kind }, accessOf) {
   const remark = element("p", { class: "note bad", role: "alert", hidden: true });
   const facts = factsPart("Rate", "Last exported", "Last try", "Exported", "Skipped", "Lost", "Priority");
   const change = pauseButton(app, name, identifier, accessOf, remark);
+  const rewind = rewindButton(app, name, identifier, accessOf);
   const tasks =
     kind === "s3_task_executor" ? element("a", { href: tasksLink(name) }, "Its tasks") : null;
   const node = element(
@@ -64,7 +68,7 @@ function exportPart(app, name, { identifier, kind }, accessOf) {
         element("h3", {}, identifier),
         element("p", { class: "muted" }, destination),
       ),
-      element("div", { class: "row" }, tasks, change.element),
+      element("div", { class: "row" }, tasks, rewind.element, change.element),
     ),
     element(
       "div",
@@ -99,6 +103,7 @@ function exportPart(app, name, { identifier, kind }, accessOf) {
       setText(retry, retrySentence(it));
       facts.update(exportFacts(it, app.now()));
       change.update(it.isPaused);
+      rewind.update(it, streamOf());
     },
   };
 }

@@ -58,7 +58,7 @@ export function streamView(app, { name, query }) {
 
   function update(overview, stream) {
     tiles.update(stream);
-    exports.update(overview.access, stream.exports);
+    exports.update(overview.access, stream);
     definition.update(stream.definition);
     rate.update(history.means("messagesAppended", "messagesExported"));
     setHidden(behind.element, stream.exports.length === 0);
