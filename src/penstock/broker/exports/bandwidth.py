@@ -51,8 +51,8 @@ class Bandwidth:
             return 0.0
         owed = sum(debt for debtor, debt in self._debts.items() if debtor < priority)
         others = sum(self._debts.values()) - owed
-        missing = owed + max(self._minimum - self._left, 0.0)
-        return (missing + min(missing, others)) / self._rate
+        missing = max(self._minimum - self._left, 0.0)
+        return (owed + missing + min(missing, others)) / self._rate
 
     def seconds_until_grant(self, priority: int) -> float:
         """How long a part of a file has to wait, at least."""
@@ -62,7 +62,14 @@ class Bandwidth:
     def charge(self, size: float) -> None:
         """Messages of this size are sent; a negative size refunds bytes that were not."""
         if self.is_limited:
+            self._fill()
             self._left = min(self._left - size, self._capacity)
+
+    def has_debt(self, priority: int) -> bool:
+        """Whether a file of this priority has sent bytes in advance."""
+        if self._debts:
+            self._fill()
+        return priority in self._debts
 
     def grant(self, priority: int, size: int) -> bool:
         """Whether a part of a file may be sent now. It is charged then."""

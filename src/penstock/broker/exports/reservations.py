@@ -30,12 +30,12 @@ class Reservations:
         self,
         bandwidth: Bandwidth,
         call_later: Callable[[float, Callable[[], None]], Timer],
-        on_grant: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
-        """`on_grant` is called when requests were granted: less urgent work may be due."""
+        """`on_change` is called when requests were granted or canceled: other work may be due."""
         self._bandwidth = bandwidth
         self._call_later = call_later
-        self._on_grant = on_grant
+        self._on_change = on_change
         self._waiting: list[Reservation] = []
         self._timer: Timer | None = None
 
@@ -61,6 +61,7 @@ class Reservations:
         if reservation in self._waiting:
             self._waiting.remove(reservation)
             self._look()
+            self._on_change()
 
     def _look(self) -> None:
         if self._timer is not None:
@@ -77,4 +78,4 @@ class Reservations:
         for reservation in granted:
             reservation.grant()
         if granted:
-            self._on_grant()
+            self._on_change()
