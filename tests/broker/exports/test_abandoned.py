@@ -1,187 +1,191 @@
-"""Uploads that nobody goes on with: they are aborted, whatever it takes."""
+"""Uploads that no task continues: they are aborted, however long it takes."""
 
 from __future__ import annotations
 
 import logging
 import math
-from typing import Any
 
 import pytest
 
-from penstock.model.exporting import ABANDONED_UPLOAD, ExportSlice, Lane, Upload
+from penstock.model.exporting import Upload
 from tests.broker.exports.workbench import (
     Workbench,
     failure,
     interim,
     report,
     to_http,
+    to_s3,
     upload,
 )
 
 
 def abandon(bench: Workbench, *uploads: Upload) -> None:
-    """These of the first stream, which has nothing to do otherwise."""
+    """Uploads of stream "s", whose tasks have all ended."""
     bench.create_tasks("s", max(each.sequence_number for each in uploads) + 1)
     bench.commit(report(bench.plan_file(), abandoned=list(uploads)))
 
 
-def aborts(bench: Workbench, **fields: Any) -> list[ExportSlice]:
-    slices = bench.plan(Lane.files, **fields)
-    return [each for each in slices if each.kind == ABANDONED_UPLOAD]
-
-
-def test_a_slice_has_what_it_takes_to_abort_one(bench: Workbench) -> None:
+def test_work_has_what_it_takes_to_abort_an_upload(bench: Workbench) -> None:
     abandon(bench, upload(3))
-    found = bench.plan_file()
-    assert (found.kind, found.stream, found.config) == (
-        ABANDONED_UPLOAD,
-        "s",
-        {"identifier": "e"},
-    )
-    assert (found.first, found.end, found.segments, found.arrived) == (3, 3, [], [])
-    assert found.uploads == [upload(3)]
-    assert (found.time_to_live, found.max_sent_bytes) == (None, None)
+    found = bench.plan_abort()
+    assert (found.stream, found.identifier, found.upload) == ("s", "e", upload(3))
 
 
-def test_they_are_planned_with_uploads_of_files_and_nowhere_else(bench: Workbench) -> None:
-    abandon(bench, upload(0))
-    bench.create("other", to_http(), 1)
-    assert [each.kind for each in bench.plan(Lane.steady)] == ["http"]
-    assert bench.plan(Lane.recovering) == []
-    assert [each.kind for each in bench.plan(Lane.files)] == [ABANDONED_UPLOAD]
+def test_aborts_are_less_urgent_than_exports_with_a_priority(bench: Workbench) -> None:
+    abandon(bench, upload(0), upload(1))
+    bench.create("file", to_s3(priority=10), 1)
+    bench.create("messages", to_http(priority=9), 1)
+    assert [each.stream for each in bench.plan()] == ["messages", "file", "s", "s"]
+    assert len(bench.plan(max_slices=3)) == 3
+    assert bench.plan_aborts(max_priority=10) == []
 
 
-def test_they_come_first_and_a_few_at_a_time(bench: Workbench) -> None:
+def test_failed_aborts_do_not_keep_others_from_their_turn(bench: Workbench) -> None:
     abandon(bench, *(upload(number) for number in range(20)))
-    bench.append_tasks("s", 1)
-    kinds = [each.kind for each in bench.plan(Lane.files)]
-    assert kinds == [ABANDONED_UPLOAD] * 16 + ["s3_task_executor"]
-    assert len(aborts(bench, max_slices=3)) == 3
-
-
-def test_those_that_fail_keep_no_others_from_their_turn(bench: Workbench) -> None:
-    abandon(bench, *(upload(number) for number in range(20)))
-    bench.commit(*map(failure, aborts(bench)))
+    bench.commit(*map(failure, bench.plan_aborts(max_slices=16)))
     bench.wait(10)
-    assert {16, 17, 18, 19} < {each.first for each in aborts(bench)}
+    found = {each.upload.sequence_number for each in bench.plan_aborts(max_slices=16)}
+    assert {16, 17, 18, 19} < found
 
 
-def test_one_that_was_aborted_is_over(bench: Workbench) -> None:
+def test_aborted_upload_is_over(bench: Workbench) -> None:
     abandon(bench, upload(0))
-    found = bench.plan_file()
+    found = bench.plan_abort()
     assert bench.commit(report(found)) == 1
-    assert bench.plan(Lane.files) == []
+    assert bench.plan() == []
     assert bench.commit(report(found)) == 0
     assert bench.store.catalog.uploads() == []
     assert bench.told() == []
 
 
-def test_one_that_could_not_be_aborted_is_tried_again_later_and_later(bench: Workbench) -> None:
+def test_failed_abort_is_retried_after_growing_pauses(bench: Workbench) -> None:
     abandon(bench, upload(0))
     waited = []
     for _ in range(4):
-        bench.commit(failure(bench.plan_file()))
-        assert bench.plan(Lane.files) == []
-        outlook = bench.exports.outlook(Lane.files, lambda _: True, bench.now)
-        waited.append(outlook.at - bench.seconds)
+        bench.commit(failure(bench.plan_abort()))
+        assert bench.plan() == []
+        waited.append(bench.outlook().at - bench.seconds)
         bench.wait(waited[-1])
     assert waited == sorted(waited)
     assert 0.3 < waited[0] <= 0.5
     assert waited[-1] > 2
-    bench.commit(failure(bench.plan_file(), pause_millis=10**9))
+    bench.commit(failure(bench.plan_abort(), pause_millis=10**9))
     bench.wait(300)
-    assert len(bench.plan(Lane.files)) == 1
+    assert len(bench.plan()) == 1
 
 
-def test_that_it_could_not_be_aborted_is_told_once(bench: Workbench) -> None:
+def test_failure_gets_one_status(bench: Workbench) -> None:
     abandon(bench, upload(0))
     for _ in range(3):
-        bench.commit(failure(bench.plan_file(), error="no rights"))
+        bench.commit(failure(bench.plan_abort(), error="no rights"))
         bench.wait(10)
     bench.restart()
-    bench.commit(failure(bench.plan_file(), error="no rights"))
+    bench.commit(failure(bench.plan_abort(), error="no rights"))
     message = "an unfinished upload of s3://a-bucket/key/0 could not be aborted and is tried again"
     assert bench.told() == [("Warning", 0, f"{message}: no rights")]
     (status,) = bench.status_messages()
     assert "s3ExportTaskDefinition" not in status["statusContext"]
 
 
-def test_a_long_reason_is_told_in_part(bench: Workbench) -> None:
+def test_long_reason_is_shortened(bench: Workbench) -> None:
     abandon(bench, upload(0, key="k" * 1024))
-    bench.commit(failure(bench.plan_file(), error="x" * 2048))
+    bench.commit(failure(bench.plan_abort(), error="x" * 2048))
     ((_, _, message),) = bench.told()
     assert message.endswith("xxx")
     assert len(message) < 2048
 
 
-def test_they_outlive_their_stream_and_the_broker(bench: Workbench) -> None:
+def test_aborts_outlive_their_stream_and_the_broker(bench: Workbench) -> None:
     abandon(bench, upload(0))
     bench.delete("s")
     bench.restart()
-    found = bench.plan_file()
-    assert (found.stream, found.uploads) == ("s", [upload(0)])
+    found = bench.plan_abort()
+    assert (found.stream, found.upload) == ("s", upload(0))
     bench.commit(failure(found))
     assert [status for status, _, _ in bench.told()] == ["Warning"]
     bench.wait(1)
-    assert bench.commit(report(bench.plan_file())) == 1
+    assert bench.commit(report(bench.plan_abort())) == 1
     bench.restart()
-    assert bench.plan(Lane.files) == []
+    assert bench.plan() == []
 
 
-def test_whoever_does_not_see_the_stream_does_not_get_them(bench: Workbench) -> None:
+def test_tokens_that_do_not_see_the_stream_get_no_aborts(bench: Workbench) -> None:
     abandon(bench, upload(0))
-    assert bench.plan(Lane.files, sees=lambda name: name != "s") == []
-    outlook = bench.exports.outlook(Lane.files, lambda name: name != "s", bench.now)
-    assert outlook.at == math.inf
-    assert len(bench.plan(Lane.files, sees=lambda name: name == "s")) == 1
+    assert bench.plan(sees=lambda name: name != "s") == []
+    assert bench.outlook(sees=lambda name: name != "s").at == math.inf
+    assert len(bench.plan(sees=lambda name: name == "s")) == 1
 
 
-def test_the_same_upload_is_abandoned_once(bench: Workbench) -> None:
+def test_upload_is_abandoned_once(bench: Workbench) -> None:
     abandon(bench, upload(0), upload(0), upload(0, "another"))
-    assert [each.uploads[0].upload_id for each in aborts(bench)] == ["u", "another"]
+    assert [each.upload.upload_id for each in bench.plan_aborts()] == ["u", "another"]
 
 
-# Who has it
+# Leases
 
 
-def test_one_pipeline_at_a_time_has_it(bench: Workbench) -> None:
+def test_one_task_at_a_time_has_an_abort(bench: Workbench) -> None:
     abandon(bench, upload(0))
-    found = bench.plan_file(pipeline="p")
-    assert bench.plan(Lane.files, pipeline="q") == []
-    outlook = bench.exports.outlook(Lane.files, lambda _: True, bench.now)
-    assert outlook.at == bench.seconds + 10
-    again = bench.plan_file(pipeline="p")
+    found = bench.plan_abort(task="a")
+    assert bench.plan(task="b") == []
+    assert bench.outlook(task="b").at == bench.seconds + 10
+    again = bench.plan_abort(task="a")
     assert bench.commit(report(found)) == 0
-    assert bench.commit(interim(again)) == 0
     bench.wait(10)
-    other = bench.plan_file(pipeline="q")
+    other = bench.plan_abort(task="b")
     assert bench.commit(report(again)) == 0
     assert bench.commit(report(other)) == 1
 
 
-def test_those_of_a_pipeline_that_is_gone_are_free_after_a_moment(bench: Workbench) -> None:
+def test_lease_of_an_abort_is_renewed(bench: Workbench) -> None:
     abandon(bench, upload(0))
-    bench.plan_file(pipeline="p", lease_millis=600_000)
-    bench.exports.depart("p", Lane.steady)
+    found = bench.plan_abort(task="a")
+    for _ in range(3):
+        bench.wait(9)
+        assert bench.ask(task="a", holding=[found.lease]) == ([], 0, [])
+    assert bench.plan(task="b") == []
+
+
+def test_leases_of_a_disconnected_task_end_after_a_moment(bench: Workbench) -> None:
+    abandon(bench, upload(0))
+    bench.plan_abort(task="a", lease_millis=600_000)
+    bench.depart("other")
     bench.wait(5)
-    assert bench.plan(Lane.files, pipeline="q") == []
-    bench.exports.depart("p", Lane.files)
+    assert bench.plan(task="b") == []
+    bench.depart("a")
     bench.wait(3)
-    assert len(bench.plan(Lane.files, pipeline="q")) == 1
+    assert len(bench.plan(task="b")) == 1
 
 
-def test_while_a_report_is_stored_nobody_gets_it_or_reports_it_again(bench: Workbench) -> None:
+def test_restarted_broker_does_not_adopt_leases_of_aborts(bench: Workbench) -> None:
+    """Aborting an upload twice does no harm."""
     abandon(bench, upload(0))
-    found = bench.plan_file()
+    found = bench.plan_abort()
+    bench.restart()
+    assert bench.ask(holding=[found.lease], max_slices=0).lost == [found.lease]
+    assert bench.commit(report(found)) == 0
+    assert len(bench.plan()) == 1
+
+
+def test_abort_is_neither_leased_nor_reported_while_a_report_is_stored(bench: Workbench) -> None:
+    abandon(bench, upload(0))
+    found = bench.plan_abort()
     commit = bench.begin_commit(failure(found))
     assert bench.commit(failure(found)) == 0
     bench.wait(100)
-    assert bench.plan(Lane.files) == []
-    bench.exports.forget(commit.settlement)
+    assert bench.plan() == []
+    bench.cancel_commit(commit)
     assert bench.commit(failure(found)) == 1
 
 
-def test_if_it_cannot_be_stored_the_next_start_knows_it_all_the_same(
+def test_repeated_report_of_a_failure_is_accepted_once(bench: Workbench) -> None:
+    abandon(bench, upload(0))
+    given = failure(bench.plan_abort())
+    assert bench.accepted(given) == bench.accepted(given) == [given.lease]
+    assert len(bench.told()) == 1
+
+
+def test_upload_that_cannot_be_recorded_is_abandoned_after_the_next_start(
     bench: Workbench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.create_tasks("s", 1)
@@ -192,21 +196,21 @@ def test_if_it_cannot_be_stored_the_next_start_knows_it_all_the_same(
     )
     bench.delete("s")
     bench.store.work()
-    assert len(bench.plan(Lane.files)) == 1
+    assert len(bench.plan()) == 1
     assert "cannot record abandoned uploads: no" in caplog.text
     bench.restart()
-    assert len(bench.plan(Lane.files)) == 1
+    assert len(bench.plan()) == 1
 
 
-def test_an_outage_is_logged_when_it_begins(
+def test_outage_is_logged_when_it_begins(
     bench: Workbench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.broker.exports")
     abandon(bench, upload(0))
     for _ in range(2):
-        bench.commit(failure(bench.plan_file()))
+        bench.commit(failure(bench.plan_abort()))
         bench.wait(10)
-    bench.commit(report(bench.plan_file()))
+    bench.commit(report(bench.plan_abort()))
     assert [record.getMessage() for record in caplog.records] == [
         "stream 's', export 'e': an unfinished upload cannot be aborted: it is down",
         "stream 's', export 'e': an unfinished upload was aborted",

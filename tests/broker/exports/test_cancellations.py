@@ -1,4 +1,4 @@
-"""Tasks that go before they are carried out: they are told of, and their uploads are aborted."""
+"""Tasks that are dropped before they are carried out: canceled, and their uploads aborted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import UnknownFailureException
 from penstock.model import MessageStreamDefinition, StrategyOnFull, from_wire
-from penstock.model.exporting import ABANDONED_UPLOAD, Lane
+from penstock.model.exporting import UploadAbort
 from penstock.model.status import Status, StatusLevel
 from penstock.store.log import FileLog
 from penstock.store.record import data_path
@@ -60,16 +60,14 @@ def expire(bench: Workbench) -> None:
 
 
 def abandoned(bench: Workbench) -> list[int]:
-    return [each.first for each in bench.plan(Lane.files) if each.kind == ABANDONED_UPLOAD]
+    return [each.upload.sequence_number for each in bench.plan_aborts()]
 
 
-# A stream or an export goes
+# Removed streams and exports
 
 
 @removals
-def test_what_was_not_done_is_canceled_when_it_is_removed(
-    bench: Workbench, reason: str, remove: Remove
-) -> None:
+def test_removal_cancels_unfinished_tasks(bench: Workbench, reason: str, remove: Remove) -> None:
     bench.create_tasks("s", 5)
     bench.commit(failure(bench.plan_file(), settled_end=2, arrived=[3]))
     remove(bench)
@@ -82,7 +80,7 @@ def test_what_was_not_done_is_canceled_when_it_is_removed(
 
 
 @removals
-def test_its_uploads_are_to_be_aborted(bench: Workbench, reason: str, remove: Remove) -> None:
+def test_removal_abandons_uploads(bench: Workbench, reason: str, remove: Remove) -> None:
     bench.create_tasks("s", 3)
     bench.commit(failure(bench.plan_file(), uploads=[upload(0), upload(2)]))
     remove(bench)
@@ -92,9 +90,7 @@ def test_its_uploads_are_to_be_aborted(bench: Workbench, reason: str, remove: Re
 
 
 @removals
-def test_whoever_has_it_on_lease_reports_too_late(
-    bench: Workbench, reason: str, remove: Remove
-) -> None:
+def test_report_after_the_removal_is_refused(bench: Workbench, reason: str, remove: Remove) -> None:
     bench.create_tasks("s", 2)
     found = bench.plan_file()
     bench.commit(interim(found, uploads=[upload(0)]))
@@ -107,7 +103,7 @@ def test_whoever_has_it_on_lease_reports_too_late(
 
 
 @removals
-def test_what_is_just_being_stored_is_not_canceled_and_its_uploads_are_aborted(
+def test_removal_does_not_cancel_tasks_whose_report_is_being_stored(
     bench: Workbench, reason: str, remove: Remove
 ) -> None:
     bench.create_tasks("s", 4)
@@ -127,7 +123,7 @@ def test_what_is_just_being_stored_is_not_canceled_and_its_uploads_are_aborted(
     assert len(bench.told()) == 3
 
 
-def test_an_export_that_stays_cancels_nothing(bench: Workbench) -> None:
+def test_changed_export_cancels_nothing(bench: Workbench) -> None:
     bench.create_tasks("s", 2)
     bench.commit(failure(bench.plan_file(), uploads=[upload(0)]))
     bench.update("s", to_s3(priority=1, **told_in()))
@@ -136,7 +132,7 @@ def test_an_export_that_stays_cancels_nothing(bench: Workbench) -> None:
     assert bench.plan_file().uploads == [upload(0)]
 
 
-def test_a_removal_that_fails_cancels_nothing(bench: Workbench) -> None:
+def test_failed_removal_cancels_nothing(bench: Workbench) -> None:
     bench.create_tasks("s", 2)
     bench.commit(failure(bench.plan_file(), uploads=[upload(0)]))
     bench.store.catalog._connection.execute(
@@ -149,7 +145,7 @@ def test_a_removal_that_fails_cancels_nothing(bench: Workbench) -> None:
     assert bench.plan_file().uploads == [upload(0)]
 
 
-def test_damage_stops_no_deletion(bench: Workbench) -> None:
+def test_stream_with_damage_can_be_deleted(bench: Workbench) -> None:
     stream = bench.create_tasks("s", 3)
     assert isinstance(stream.log, FileLog)
     data_path(bench.store.root / "streams" / stream.stored.id, 0).write_bytes(b"y")
@@ -159,7 +155,7 @@ def test_damage_stops_no_deletion(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("config", [{}, told_in(level=StatusLevel.ERROR)])
-def test_who_does_not_want_to_know_is_told_nothing_and_uploads_are_aborted_all_the_same(
+def test_uploads_are_abandoned_also_if_no_status_is_wanted(
     bench: Workbench, config: dict[str, Any]
 ) -> None:
     bench.create("status", {})
@@ -171,18 +167,18 @@ def test_who_does_not_want_to_know_is_told_nothing_and_uploads_are_aborted_all_t
     assert abandoned(bench) == [0]
 
 
-def test_exports_of_other_kinds_cancel_nothing(bench: Workbench) -> None:
+def test_exports_of_messages_cancel_nothing(bench: Workbench) -> None:
     bench.create("status", {})
     bench.create("s", to_http(), 3)
     bench.delete("s")
     assert bench.told() == []
 
 
-# Messages go
+# Dropped messages
 
 
 @pytest.mark.parametrize("persistence", [0, 1], ids=["file", "memory"])
-def test_what_outlives_the_ttl_is_canceled(bench: Workbench, persistence: int) -> None:
+def test_expired_tasks_are_canceled(bench: Workbench, persistence: int) -> None:
     bench.create_tasks("s", 3, timeToLiveMillis=TTL, persistence=persistence)
     bench.commit(report(bench.plan_file(), settled_end=1))
     expire(bench)
@@ -191,13 +187,13 @@ def test_what_outlives_the_ttl_is_canceled(bench: Workbench, persistence: int) -
 
 
 @pytest.mark.parametrize("persistence", [0, 1], ids=["file", "memory"])
-def test_what_is_overwritten_is_canceled(bench: Workbench, persistence: int) -> None:
+def test_overwritten_tasks_are_canceled(bench: Workbench, persistence: int) -> None:
     stream = bench.create_tasks("s", 100, persistence=persistence, **SMALL)
     assert stream.log.oldest > 0
     assert canceled(bench) == [(number, FULL) for number in range(stream.log.oldest)]
 
 
-def test_its_uploads_are_aborted_too(bench: Workbench) -> None:
+def test_uploads_of_dropped_tasks_are_abandoned(bench: Workbench) -> None:
     bench.create_tasks("s", 2, timeToLiveMillis=TTL)
     bench.commit(failure(bench.plan_file(), uploads=[upload(1)]))
     expire(bench)
@@ -206,14 +202,14 @@ def test_its_uploads_are_aborted_too(bench: Workbench) -> None:
     assert abandoned(bench) == [1]
 
 
-def test_what_was_done_is_not_canceled(bench: Workbench) -> None:
+def test_finished_tasks_are_not_canceled(bench: Workbench) -> None:
     bench.create_tasks("s", 3, timeToLiveMillis=TTL)
     bench.commit(failure(bench.plan_file(), settled_end=1, arrived=[2]))
     expire(bench)
     assert canceled(bench) == [(1, EXPIRED)]
 
 
-def test_what_somebody_has_is_not_canceled_before_he_has_reported(bench: Workbench) -> None:
+def test_leased_tasks_are_not_canceled_before_the_report(bench: Workbench) -> None:
     bench.create_tasks("s", 3, timeToLiveMillis=TTL)
     found = bench.plan_file(lease_millis=3_600_000)
     bench.append_tasks("s", 1)
@@ -224,62 +220,114 @@ def test_what_somebody_has_is_not_canceled_before_he_has_reported(bench: Workben
     assert canceled(bench) == [(3, EXPIRED), (1, EXPIRED)]
 
 
-def test_what_somebody_had_and_did_not_find_any_more_is_canceled(bench: Workbench) -> None:
+def test_settled_tasks_without_an_event_are_canceled(bench: Workbench) -> None:
     bench.create_tasks("s", 3, timeToLiveMillis=TTL)
     found = bench.plan_file(lease_millis=3_600_000)
     expire(bench)
-    # Between the plan and the reading of it: for whoever has it there are no such messages.
+    # Dropped between the plan and the reading: the task finds no such messages.
     bench.commit(report(found, events=[event(2)]))
     assert canceled(bench) == [(0, EXPIRED), (1, EXPIRED)]
 
 
-def test_what_is_just_being_stored_is_waited_for_as_well(bench: Workbench) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_tasks_are_not_canceled_while_their_report_is_stored(
+    bench: Workbench, restarts: bool
+) -> None:
     bench.create_tasks("s", 3, timeToLiveMillis=TTL)
     found = bench.plan_file()
-    bench.restart()
+    if restarts:
+        bench.restart()
     commit = bench.begin_commit(report(found, settled_end=2))
     expire(bench)
-    assert canceled(bench) == [(2, EXPIRED)]
-    bench.exports.forget(commit.settlement)
-    assert canceled(bench) == [(2, EXPIRED)]
-    bench.plan(Lane.files)
-    assert canceled(bench) == [(2, EXPIRED), (0, EXPIRED), (1, EXPIRED)]
+    bench.plan()
+    assert canceled(bench) == []
+    bench.cancel_commit(commit)
+    assert canceled(bench) == []
+    bench.plan()
+    assert canceled(bench) == [(0, EXPIRED), (1, EXPIRED), (2, EXPIRED)]
+
+
+def test_tasks_that_interim_reports_have_ended_are_not_canceled(bench: Workbench) -> None:
+    bench.create_tasks("s", 5, timeToLiveMillis=TTL)
+    found = bench.plan_file(lease_millis=3_600_000)
+    bench.commit(interim(found, settled_end=1, arrived=[3], events=[event(0), event(3)]))
+    expire(bench)
+    assert canceled(bench) == []
+    bench.commit(interim(found, first=1, settled_end=2, arrived=[3], events=[event(1)]))
+    bench.commit(failure(found, first=2, arrived=[3]))
+    assert canceled(bench) == [(2, EXPIRED), (4, EXPIRED)]
+    assert len(bench.told()) == 5
+
+
+def test_tasks_dropped_while_an_interim_report_is_stored_are_not_canceled_twice(
+    bench: Workbench,
+) -> None:
+    bench.create_tasks("s", 4, timeToLiveMillis=TTL)
+    found = bench.plan_file(lease_millis=3_600_000)
+    ended = [event(0), event(2)]
+    commit = bench.begin_commit(interim(found, settled_end=1, arrived=[2], events=ended))
+    expire(bench)
+    bench.finish_commit(commit)
+    assert canceled(bench) == []
+    bench.commit(report(found, first=1, settled_end=3, events=[event(1)]))
+    assert canceled(bench) == [(3, EXPIRED)]
+    assert len(bench.told()) == 4
+
+
+def test_tasks_dropped_after_an_interim_report_are_canceled_when_the_lease_expires(
+    bench: Workbench,
+) -> None:
+    bench.create_tasks("s", 4, timeToLiveMillis=TTL)
+    found = bench.plan_file(lease_millis=3_600_000)
+    begun = [upload(2)]
+    bench.commit(
+        interim(found, settled_end=1, arrived=[3], events=[event(0), event(3)], uploads=begun)
+    )
+    expire(bench)
+    bench.wait(3600)
+    assert abandoned(bench) == [2]
+    assert canceled(bench) == [(1, EXPIRED), (2, EXPIRED)]
+    # It would write a second status.
+    assert bench.commit(report(found, first=1, events=[event(1)])) == 0
 
 
 @pytest.mark.parametrize("how", ["released", "expired", "removed", "restarted"])
-def test_what_somebody_had_and_never_reported_is_canceled_then(bench: Workbench, how: str) -> None:
+def test_dropped_tasks_are_canceled_when_their_lease_ends_without_a_report(
+    bench: Workbench, how: str
+) -> None:
     bench.create_tasks("s", 2, timeToLiveMillis=TTL)
     found = bench.plan_file(lease_millis=3_600_000)
     bench.commit(interim(found, uploads=[upload(0)]))
     expire(bench)
-    assert bench.plan(Lane.files, pipeline="q") == []
+    assert bench.plan(task="b") == []
     assert canceled(bench) == []
     match how:
         case "released":
-            (abort,) = bench.plan(Lane.files)
+            (abort,) = bench.plan()
         case "expired":
             bench.wait(3600)
-            (abort,) = bench.plan(Lane.files, pipeline="q")
+            (abort,) = bench.plan(task="b")
         case "removed":
             bench.delete("s")
-            (abort,) = bench.plan(Lane.files)
+            (abort,) = bench.plan()
         case "restarted":
             bench.restart()
-            (abort,) = bench.plan(Lane.files)
+            (abort,) = bench.plan()
     assert canceled(bench) == [(0, EXPIRED), (1, EXPIRED)]
-    assert abort.uploads == [upload(0)]
+    assert isinstance(abort, UploadAbort)
+    assert abort.upload == upload(0)
     assert bench.commit(report(found, events=[event(0)])) == 0
     assert len(bench.told()) == 2
 
 
-def test_a_paused_export_is_told_of_what_goes(bench: Workbench) -> None:
+def test_dropped_tasks_of_a_paused_export_are_canceled(bench: Workbench) -> None:
     bench.create_tasks("s", 1, timeToLiveMillis=TTL)
     bench.update("s", to_s3(disabled=True, **told_in()), timeToLiveMillis=TTL)
     expire(bench)
     assert canceled(bench) == [(0, EXPIRED)]
 
 
-def test_a_status_stream_that_drops_something_to_take_a_status_tells_nobody(
+def test_status_stream_that_drops_messages_for_a_status_cancels_no_tasks(
     bench: Workbench,
 ) -> None:
     bench.create("last", {})
@@ -291,21 +339,21 @@ def test_a_status_stream_that_drops_something_to_take_a_status_tells_nobody(
     assert bench.told("last") == []
 
 
-def test_statuses_of_status_streams_are_told_of_reports(bench: Workbench) -> None:
+def test_status_stream_that_drops_messages_for_a_report_cancels_its_tasks(bench: Workbench) -> None:
     bench.create("last", {})
     bench.create("status", to_s3(**told_in("last")), **SMALL)
     bench.create("s", to_s3(**told_in()))
     bench.append_tasks("s", 50)
     events = [event(number, Status.Success) for number in range(50)]
-    found = next(each for each in bench.plan(Lane.files) if each.stream == "s")
+    found = next(each for each in bench.plan() if each.stream == "s")
     bench.commit(report(found, events=events))
     assert {status for status, _, _ in bench.told("last")} == {"Canceled"}
 
 
-# A broker that is killed
+# A killed broker
 
 
-def test_what_was_dropped_and_not_removed_is_not_seen_again_and_its_tasks_are_told(
+def test_tasks_in_segments_evicted_at_start_up_are_canceled(
     tmp_path: Path,
 ) -> None:
     store = Store(tmp_path / "root")
@@ -316,7 +364,7 @@ def test_what_was_dropped_and_not_removed_is_not_seen_again_and_its_tasks_are_to
     for number in range(100):
         log.append([json.dumps(task(number)).encode()], number)
     assert log.oldest > 0
-    # As one finds it that is killed before anything is removed, or told.
+    # As after a kill before segments are removed and statuses are written.
     killed = shutil.copytree(tmp_path / "root", tmp_path / "killed")
     store.close()
 

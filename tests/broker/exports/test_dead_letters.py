@@ -1,4 +1,4 @@
-"""The dead-letter stream: what is skipped is kept, and what cannot be kept is not skipped."""
+"""The dead-letter stream keeps skipped messages; a message that it cannot keep is not skipped."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from penstock.model.exporting import ExportReport
+from penstock.model.exporting import DeliveryReport
 from penstock.store.log import FileLog
 from penstock.store.record import data_path
-from tests.broker.exports.workbench import Workbench, report, skip, to_http
+from tests.broker.exports.workbench import Workbench, interim, report, skip, to_http
 
 
 @pytest.fixture
@@ -29,15 +29,15 @@ def letters(bench: Workbench) -> list[dict[str, Any]]:
     return [json.loads(payload) for payload in payloads]
 
 
-def keep(bench: Workbench, *numbers: int, **fields: Any) -> ExportReport:
-    """What is left of a report on the first slice, in which these were skipped."""
+def keep(bench: Workbench, *numbers: int, **fields: Any) -> DeliveryReport:
+    """The settled report about the first slice, in which these messages were skipped."""
     skipped = [skip(number) for number in numbers]
     commit = bench.begin_commit(report(bench.plan_one(), skipped=skipped, **fields))
     (settled,) = commit.settlement.settled
-    return settled.report
+    return settled.outcome.report
 
 
-def test_a_letter_has_the_message_and_why_it_was_skipped(bench: Workbench) -> None:
+def test_letter_has_the_message_and_the_reason(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     began = bench.now
     bench.wait(3)
@@ -55,7 +55,7 @@ def test_a_letter_has_the_message_and_why_it_was_skipped(bench: Workbench) -> No
     }
 
 
-def test_the_stream_is_made_when_it_is_needed_and_drops_its_oldest(bench: Workbench) -> None:
+def test_stream_is_created_when_it_is_needed_and_drops_its_oldest(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     bench.commit(report(bench.plan_one(), settled_end=1))
     assert bench.streams.names() == ["s"]
@@ -64,7 +64,7 @@ def test_the_stream_is_made_when_it_is_needed_and_drops_its_oldest(bench: Workbe
     assert bench.streams.find("letters").definition.strategy_on_full.name == "OverwriteOldestData"
 
 
-def test_what_is_not_kept_is_not_skipped(bench: Workbench) -> None:
+def test_message_that_is_not_kept_is_not_skipped(bench: Workbench) -> None:
     bench.create("letters", {}, maxSize=1024, strategyOnFull=0)
     bench.append("letters", 1, size=700)
     bench.create("s", to_http(), 8)
@@ -78,7 +78,7 @@ def test_what_is_not_kept_is_not_skipped(bench: Workbench) -> None:
     assert "is full" in kept.error
 
 
-def test_an_export_waits_until_the_letters_can_be_kept(bench: Workbench) -> None:
+def test_export_waits_until_the_letters_can_be_kept(bench: Workbench) -> None:
     bench.create("letters", {}, maxSize=1024, strategyOnFull=0)
     bench.append("letters", 1, size=1000)
     bench.create("s", to_http(), 3)
@@ -92,7 +92,7 @@ def test_an_export_waits_until_the_letters_can_be_kept(bench: Workbench) -> None
     assert [letter["sequenceNumber"] for letter in letters(bench)] == [1]
 
 
-def test_of_messages_that_are_gone_there_is_nothing_to_keep(bench: Workbench) -> None:
+def test_dropped_messages_are_not_kept(bench: Workbench) -> None:
     stream = bench.create("s", to_http(), maxSize=4096, streamSegmentSize=1024)
     bench.append("s", 4, size=500)
     found = bench.plan_one()
@@ -103,7 +103,7 @@ def test_of_messages_that_are_gone_there_is_nothing_to_keep(bench: Workbench) ->
     assert "letters" not in bench.streams.names()
 
 
-def test_a_damaged_message_does_not_hold_up_an_export_for_ever(bench: Workbench) -> None:
+def test_damaged_message_does_not_block_an_export(bench: Workbench) -> None:
     stream = bench.create("s", to_http(), 3)
     assert isinstance(stream.log, FileLog)
     data_path(bench.store.root / "streams" / stream.stored.id, 0).write_bytes(b"y" * 30)
@@ -111,7 +111,7 @@ def test_a_damaged_message_does_not_hold_up_an_export_for_ever(bench: Workbench)
     assert bench.progress("s").last_exported == 2
 
 
-def test_what_leaves_the_dead_letter_stream_itself_makes_no_letters(bench: Workbench) -> None:
+def test_exports_of_the_dead_letter_stream_make_no_letters(bench: Workbench) -> None:
     bench.create("letters", to_http(), 3)
     assert keep(bench, 1).settled_end == 3
     assert bench.streams.find("letters").log.end == 3
@@ -138,7 +138,7 @@ def test_without_a_dead_letter_stream_skipped_messages_are_only_counted(tmp_path
     bench.close()
 
 
-def test_an_export_waits_while_the_stream_cannot_be_created(bench: Workbench) -> None:
+def test_export_waits_while_the_stream_cannot_be_created(bench: Workbench) -> None:
     bench.create("s", to_http(), 3)
     connection = bench.store.catalog._connection
     connection.execute(
@@ -152,3 +152,14 @@ def test_an_export_waits_while_the_stream_cannot_be_created(bench: Workbench) ->
     bench.commit(report(bench.plan_one(), skipped=[skip(1)]))
     assert bench.progress("s").last_exported == 2
     assert [letter["sequenceNumber"] for letter in letters(bench)] == [1]
+
+
+def test_letters_of_interim_reports_are_kept_once(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one()
+    given = interim(found, settled_end=3, skipped=[skip(1)])
+    for _ in range(2):
+        assert bench.accepted(given) == [found.lease]
+    bench.commit(report(found, first=3, skipped=[skip(4)]))
+    assert [letter["sequenceNumber"] for letter in letters(bench)] == [1, 4]
+    assert bench.progress("s").skipped_messages == 2

@@ -1,4 +1,4 @@
-"""All exports: what is due in a lane, who has it, and which reports count."""
+"""All exports: what is due, which task has it, and which reports are accepted."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from typing import Any
 
 import pytest
 
-from penstock.model.exporting import ExportSlice, Lane
+from penstock.broker.exports.reservations import Reservations
+from penstock.model.exporting import AnyWork, MessageSlice, TaskSlice, UploadAbort
 from tests.broker.exports.workbench import (
     Workbench,
     failure,
     interim,
     report,
     skip,
+    task,
     to_http,
     to_s3,
+    told_in,
     upload,
 )
 
 
-def order(slices: list[ExportSlice]) -> list[str]:
-    return [found.stream for found in slices]
+def order(work: list[AnyWork]) -> list[str]:
+    return [each.stream for each in work]
 
 
-# What is due
+# Due work
 
 
-def test_a_slice_says_all_that_a_pipeline_has_to_know(bench: Workbench) -> None:
+def test_slice_has_all_that_a_task_needs(bench: Workbench) -> None:
     stream = bench.create("s", to_http(priority=2), 3)
     found = bench.plan_one()
     assert (found.stream, found.stream_id, found.kind) == ("s", stream.stored.id, "http")
@@ -39,18 +42,51 @@ def test_a_slice_says_all_that_a_pipeline_has_to_know(bench: Workbench) -> None:
     assert [(segment.first, segment.end) for segment in found.segments] == [(0, 3)]
 
 
-def test_a_memory_stream_has_no_files(bench: Workbench) -> None:
+def test_memory_stream_has_no_files(bench: Workbench) -> None:
     bench.create("s", to_http(), 3, persistence=1)
     assert not bench.plan_one().has_files
 
 
-def test_the_most_urgent_come_first_and_those_without_a_priority_last(bench: Workbench) -> None:
+def test_most_urgent_exports_come_first_and_those_without_a_priority_last(
+    bench: Workbench,
+) -> None:
     for name, priority in (("none", None), ("ten", 10), ("one", 1), ("two", 2)):
         bench.create(name, to_http(priority=priority), 1)
     assert order(bench.plan()) == ["one", "two", "ten", "none"]
 
 
-def test_equals_take_turns(bench: Workbench) -> None:
+def test_one_plan_orders_messages_files_and_aborts_by_priority(bench: Workbench) -> None:
+    bench.create("gone", to_s3(priority=1))
+    bench.append_tasks("gone", 1)
+    bench.commit(interim(bench.plan_file(), uploads=[upload(0)]))
+    bench.delete("gone")
+    for name, exports in (
+        ("messages 9", to_http(priority=9)),
+        ("file 10", to_s3(priority=10)),
+        ("file 1", to_s3(priority=1)),
+        ("messages 2", to_http(priority=2)),
+    ):
+        bench.create(name, exports, 1)
+
+    plan = bench.plan()
+
+    assert order(plan) == ["file 1", "messages 2", "messages 9", "file 10", "gone"]
+    kinds = [TaskSlice, MessageSlice, MessageSlice, TaskSlice, UploadAbort]
+    assert [type(each) for each in plan] == kinds
+
+
+def test_less_urgent_work_than_asked_for_is_left_out(bench: Workbench) -> None:
+    for priority in (1, 3, 4, None):
+        bench.create(str(priority), to_http(priority=priority), 1)
+    plan = bench.ask(max_priority=3)
+    assert order(plan.work) == ["1", "3"]
+    assert plan.waiting == 0
+    outlook = bench.outlook(max_priority=3, task="other")
+    assert outlook.at == bench.seconds + 10
+    assert order(bench.plan(task="other")) == ["4", "None"]
+
+
+def test_exports_of_equal_priority_take_turns(bench: Workbench) -> None:
     for name in "abc":
         bench.create(name, to_http(), 5)
     seen = []
@@ -61,47 +97,45 @@ def test_equals_take_turns(bench: Workbench) -> None:
     assert seen == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_what_was_planned_and_not_begun_comes_first_the_next_time(bench: Workbench) -> None:
-    for name in "abc":
-        bench.create(name, to_http(), 5)
-    first, *_ = bench.plan()
-    # There was no time for the others.
-    bench.commit(report(first, settled_end=first.first + 1))
-    assert order(bench.plan()) == ["b", "c", "a"]
-
-
-def test_lanes_are_those_that_have_exports(bench: Workbench) -> None:
-    def lanes() -> list[Lane]:
-        return bench.exports.lanes(lambda _: True)
-
-    assert lanes() == []
-    bench.create("paused", to_s3(disabled=True), 1)
-    assert lanes() == []
-    bench.create("http", to_http(), 1)
-    assert lanes() == [Lane.steady]
-    bench.create("s3", to_s3(), 1)
-    assert lanes() == [Lane.steady, Lane.files]
-    bench.commit(failure(bench.plan_one(), was_slow=True))
-    assert lanes() == [Lane.recovering, Lane.files]
-    assert bench.exports.lanes(lambda name: name == "s3") == [Lane.files]
-
-
-def test_a_plan_is_no_larger_than_was_asked_for(bench: Workbench) -> None:
+def test_plan_is_no_larger_than_asked_for(bench: Workbench) -> None:
     for name in "abc":
         bench.create(name, to_http(), 10)
     found = bench.plan(max_bytes=150)
-    assert 0 < sum(10 * (each.end - each.first) for each in found) <= 150
+    sizes = [10 * (each.end - each.first) for each in found if isinstance(each, MessageSlice)]
+    assert 0 < sum(sizes) <= 150
     assert len(bench.plan(max_slices=2)) == 2
+    assert bench.plan(max_bytes=0) == []
 
 
-def test_a_pause_keeps_back_what_is_planned_next_and_not_what_is_on_its_way(
-    bench: Workbench,
+@pytest.mark.parametrize("limits", [{"max_slices": 0}, {"max_bytes": 0}])
+def test_look_counts_due_exports_without_a_task_and_leases_none(
+    bench: Workbench, limits: dict[str, Any]
 ) -> None:
+    for name in "abc":
+        bench.create(name, to_http(), 1)
+    bench.create("idle", to_http())
+    bench.create("paused", to_http(disabled=True), 1)
+    bench.plan(max_slices=1)
+    plan = bench.ask(task="driver", **limits)
+    assert (plan.work, plan.waiting) == ([], 2)
+    assert bench.outlook(task="driver", **limits) == (math.inf, [])
+    assert len(bench.plan(task="another")) == 2
+
+
+def test_plan_tells_how_much_is_left(bench: Workbench) -> None:
+    for name in "abc":
+        bench.create(name, to_http(), 1)
+    assert bench.ask(max_slices=1).waiting == 2
+
+
+def test_pause_ends_after_the_slice_that_is_leased(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     bench.update("s", to_http(disabled=True))
+    assert bench.ask(holding=[found.lease]) == ([], 0, [])
     assert bench.commit(report(found, settled_end=2)) == 1
     assert bench.plan() == []
+    assert bench.outlook() == (math.inf, [])
     bench.update("s", to_http(disabled=False))
     assert bench.plan_one().first == 2
 
@@ -110,11 +144,11 @@ def test_streams_that_a_token_does_not_see_are_left_out(bench: Workbench) -> Non
     for name in ("mine", "yours"):
         bench.create(name, to_http(), 1)
     assert order(bench.plan(sees=lambda name: name == "mine")) == ["mine"]
-    outlook = bench.exports.outlook(Lane.steady, lambda name: name == "yours", bench.now)
-    assert outlook.at <= bench.seconds
+    assert bench.ask(max_slices=0, task="d", sees=lambda name: name == "mine").waiting == 0
+    assert bench.outlook(sees=lambda name: name == "yours").at <= bench.seconds
 
 
-def test_two_exports_of_a_stream_go_at_their_own_pace(bench: Workbench) -> None:
+def test_two_exports_of_a_stream_are_independent(bench: Workbench) -> None:
     exports = {"http": [{"identifier": name, "uri": "http://127.0.0.1/"} for name in "ab"]}
     bench.create("s", exports, 4)
     first, second = bench.plan()
@@ -123,15 +157,41 @@ def test_two_exports_of_a_stream_go_at_their_own_pace(bench: Workbench) -> None:
     assert bench.progress("s", "b").last_exported == -1
 
 
+def test_nothing_is_leased_while_progress_cannot_be_stored(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one()
+    bench.create("t", to_http(), 5)
+    bench.exports.suspension = "the disk is full"
+    assert bench.ask(holding=[found.lease]) == ([], 0, [])
+    assert bench.outlook() == (math.inf, [])
+    bench.exports.suspension = ""
+    assert order(bench.plan(holding=[found.lease])) == ["t"]
+
+
 # Bandwidth
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[Workbench]:
-    """A thousand bytes a second."""
-    bench = Workbench(tmp_path / "slow", kilobits_a_second=8)
+    """1000 bytes per second."""
+    bench = Workbench(tmp_path / "slow", kilobits_per_second=8)
     yield bench
     bench.close()
+
+
+def send(bench: Workbench, **fields: Any) -> int:
+    """Delivers all messages that are due; the bytes on the wire."""
+    sent = 0
+    for found in bench.plan(**fields):
+        assert isinstance(found, MessageSlice)
+        size = 20 * (found.end - found.first)
+        bench.commit(report(found, exported_bytes=size // 2, sent_bytes=size))
+        sent += size
+    return sent
+
+
+def wait_for_work(bench: Workbench) -> None:
+    bench.wait(max(bench.outlook().at - bench.seconds, 0) + 0.001)
 
 
 def test_all_exports_share_the_bandwidth(slow: Workbench) -> None:
@@ -139,16 +199,26 @@ def test_all_exports_share_the_bandwidth(slow: Workbench) -> None:
         slow.create(name, to_http(), 1000)
     sent, began = 0, slow.seconds
     while sent < 20_000:
-        for found in slow.plan():
-            size = 20 * (found.end - found.first)
-            slow.commit(report(found, exported_bytes=size // 2, sent_bytes=size))
-            sent += size
-        outlook = slow.exports.outlook(Lane.steady, lambda _: True, slow.now)
-        slow.wait(max(outlook.at - slow.seconds, 0) + 0.001)
+        sent += send(slow)
+        wait_for_work(slow)
     assert 17 <= slow.seconds - began <= 22
 
 
-def test_a_costly_export_stops_neither_itself_nor_others(slow: Workbench) -> None:
+def test_urgent_messages_get_the_bandwidth_first(slow: Workbench) -> None:
+    slow.create("bulk", to_http(priority=10), 1000)
+    slow.create("urgent", to_http(priority=1), 1000)
+    sent = {"bulk": 0, "urgent": 0}
+    while sent["urgent"] < 10_000:
+        for found in slow.plan():
+            assert isinstance(found, MessageSlice)
+            size = 15 * (found.end - found.first)
+            slow.commit(report(found, exported_bytes=size // 2, sent_bytes=size))
+            sent[found.stream] += size
+        wait_for_work(slow)
+    assert sent["bulk"] < 1000
+
+
+def test_costly_export_blocks_neither_itself_nor_others(slow: Workbench) -> None:
     for name in "ab":
         slow.create(name, to_http(), 3)
     costly, _ = slow.plan()
@@ -162,7 +232,7 @@ def test_a_costly_export_stops_neither_itself_nor_others(slow: Workbench) -> Non
     assert served == {"a", "b"}
 
 
-def test_what_a_pipeline_may_have_sent_before_it_vanished_stays_charged(slow: Workbench) -> None:
+def test_lease_without_a_report_stays_charged(slow: Workbench) -> None:
     slow.create("s", to_http())
     slow.append("s", 3, size=900)
     slow.plan_one()
@@ -171,89 +241,429 @@ def test_what_a_pipeline_may_have_sent_before_it_vanished_stays_charged(slow: Wo
     assert slow.plan_one().first == 0
 
 
-def test_a_file_may_send_what_is_allowed_and_others_wait_until_it_is_made_up_for(
-    slow: Workbench,
+@pytest.mark.parametrize("sent", [(0, 0), (50, 0), (50, 100), (400, 0), (0, 400)])
+def test_charge_is_corrected_by_the_bytes_of_all_reports(
+    slow: Workbench, sent: tuple[int, int]
 ) -> None:
-    for name in "ab":
-        slow.create(name, to_s3(), 5)
-    found = slow.plan_one(Lane.files)
-    assert (found.stream, found.max_sent_bytes) == ("a", 1000)
-    slow.commit(report(found, settled_end=1, sent_bytes=60_000))
-    assert slow.plan(Lane.files) == []
-    outlook = slow.exports.outlook(Lane.files, lambda _: True, slow.now)
-    assert outlook.at == pytest.approx(slow.seconds + 60)
-    slow.wait(59)
-    assert slow.plan(Lane.files) == []
-    slow.wait(2)
-    assert slow.plan_one(Lane.files).stream == "b"
+    slow.create("s", to_http())
+    slow.append("s", 10, size=20)
+    found = slow.plan_one()
+    assert slow.bandwidth.room(1) == 700
+    first, last = sent
+    slow.commit(interim(found, settled_end=5, exported_messages=5, sent_bytes=first))
+    assert slow.bandwidth.room(1) == min(700, 1000 - first)
+    slow.commit(report(found, first=5, sent_bytes=last))
+    assert slow.bandwidth.room(1) == 1000 - first - last
 
 
-def test_what_a_file_did_not_send_others_may(slow: Workbench) -> None:
-    slow.create("s", to_s3(), 5)
-    found = slow.plan_one(Lane.files)
-    slow.commit(interim(found, uploads=[upload(0)]))
-    assert slow.plan(Lane.files, pipeline="q") == []
-    slow.commit(report(found, settled_end=1, sent_bytes=0))
-    assert slow.plan_one(Lane.files).first == 1
+def test_report_that_loses_its_lease_is_refunded(tmp_path: Path) -> None:
+    bench = Workbench(tmp_path / "b", kilobits_per_second=8, dead_letter_stream="letters")
+    bench.create("letters", {}, maxSize=1024, strategyOnFull=0)
+    bench.append("letters", 1, size=1000)
+    bench.create("s", to_http(), 10)
+    found = bench.plan_one()
+    bench.commit(interim(found, settled_end=5, skipped=[skip(2)], sent_bytes=100))
+    assert bench.bandwidth.room(1) == 900
+    bench.close()
 
 
-def test_messages_leave_while_a_file_is_made_up_for(slow: Workbench) -> None:
-    slow.create("file", to_s3(), 2)
-    slow.create("s", to_http(), 1000)
-    slow.commit(report(slow.plan_one(Lane.files), settled_end=1, sent_bytes=10**7))
-    sent, began = 0, slow.seconds
-    while sent < 10_000:
-        for found in slow.plan():
-            size = 20 * (found.end - found.first)
-            slow.commit(report(found, exported_bytes=size // 2, sent_bytes=size))
-            sent += size
-        outlook = slow.exports.outlook(Lane.steady, lambda _: True, slow.now)
-        slow.wait(max(outlook.at - slow.seconds, 0) + 0.001)
-    # Half of a thousand bytes a second.
-    assert 17 <= slow.seconds - began <= 22
+def test_files_are_metered_only_if_bandwidth_is_limited(slow: Workbench, bench: Workbench) -> None:
+    for each in (slow, bench):
+        each.create("s", to_s3(), 5)
+    assert slow.plan_file().is_metered
+    assert not bench.plan_file().is_metered
 
 
-# Who has it
+def test_plan_of_files_is_not_charged(slow: Workbench) -> None:
+    slow.create("s", to_s3())
+    slow.append("s", 100, size=1000)
+    found = slow.plan_file()
+    slow.commit(report(found, settled_end=1, sent_bytes=10**9))
+    assert slow.bandwidth.room(1) == 1000
+    assert slow.plan_file().first == 1
 
 
-def test_a_slice_is_given_to_one_pipeline_at_a_time(bench: Workbench) -> None:
+def test_file_gets_bandwidth_before_less_urgent_messages(slow: Workbench) -> None:
+    reservations = reserving(slow)
+    slow.create("s", to_http(priority=10), 1000)
+    slow.bandwidth.charge(1000)
+    granted: list[int] = []
+    waiting = reservations.request(1, 10_000, lambda: granted.append(1))
+    slow.wait(0.5)
+    assert slow.plan() == []
+    # Only a grant makes the messages due.
+    assert slow.outlook().at == math.inf
+    reservations._look()
+    assert granted == [1]
+    assert not reservations.has(waiting)
+    # Then its debt is paid first.
+    assert slow.outlook().at == pytest.approx(slow.seconds + 9.7)
+    slow.wait(9.8)
+    assert slow.plan_one().stream == "s"
+
+
+def test_more_urgent_messages_do_not_wait_for_files(slow: Workbench) -> None:
+    reservations = reserving(slow)
+    slow.create("s", to_http(priority=1), 1000)
+    reservations.request(5, 100_000, lambda: None)
+    reservations.request(5, 100_000, lambda: None)
+    slow.wait(0.5)
+    assert slow.outlook().at == slow.seconds
+    assert slow.plan_one().stream == "s"
+
+
+def test_equally_urgent_files_and_messages_share_the_bandwidth(slow: Workbench) -> None:
+    """Although the messages come first whenever both may be sent."""
+    reservations = reserving(slow)
+    slow.create("s", to_http(priority=5), 5000)
+    files, messages = 0, 0
+
+    def grant() -> None:
+        nonlocal files
+        files += 10_000
+        reservations.request(5, 10_000, grant)
+
+    reservations.request(5, 10_000, grant)
+    for _ in range(1000):
+        slow.wait(0.1)
+        messages += send(slow)
+        reservations._look()
+    assert 40_000 <= messages <= 60_000
+    assert 40_000 <= files <= 60_000
+
+
+def reserving(bench: Workbench) -> Reservations:
+    class Never:
+        def cancel(self) -> None: ...
+
+    reservations = Reservations(bench.bandwidth, lambda *_: Never(), lambda: None)
+    bench.exports.min_reserved_priority = lambda: reservations.min_priority
+    return reservations
+
+
+# Leases
+
+
+def test_slice_is_leased_to_one_task_at_a_time(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
-    bench.plan_one(pipeline="p")
+    bench.plan_one(task="a")
     bench.append("s", 5)
-    assert bench.plan(pipeline="q") == []
+    assert bench.plan(task="b") == []
+    assert bench.plan(task="a", pipeline="another") == []
     bench.wait(10)
-    assert bench.plan_one(pipeline="q").end == 10
+    assert bench.plan_one(task="b").end == 10
 
 
-def test_a_pipeline_that_asks_again_has_given_back_what_it_had_in_that_lane(
+def test_request_renews_the_leases_that_its_task_holds(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one(task="a")
+    for _ in range(5):
+        bench.wait(9)
+        assert bench.ask(task="a", holding=[found.lease]) == ([], 0, [])
+        assert bench.plan(task="b") == []
+    bench.wait(10)
+    assert bench.plan_one(task="b").first == 0
+    assert bench.ask(task="a", holding=[found.lease]).lost == [found.lease]
+
+
+def test_expired_lease_is_renewed_unless_another_task_has_it(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one(task="a")
+    bench.wait(100)
+    assert bench.ask(task="a", holding=[found.lease]).lost == []
+    assert bench.plan(task="b") == []
+
+
+def test_lease_is_renewed_while_a_report_is_stored(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one(task="a")
+    commit = bench.begin_commit(interim(found, settled_end=2))
+    bench.wait(9)
+    assert bench.ask(task="a", holding=[found.lease]).lost == []
+    bench.finish_commit(commit)
+    bench.wait(9)
+    assert bench.plan(task="b") == []
+
+
+def test_task_that_asks_again_frees_leases_that_it_does_not_hold(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    bench.create("t", to_http(), 5)
+    first, other = bench.plan()
+    second = bench.plan_one(holding=[other.lease])
+    assert second.stream == "s"
+    assert first.lease != second.lease
+    assert bench.commit(report(first)) == 0
+    assert bench.commit(report(second), report(other)) == 2
+
+
+def test_lease_of_a_finished_delivery_is_not_lost(bench: Workbench) -> None:
+    """The task may report it while its request waits, which is no reason for an answer."""
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one()
+    bench.commit(report(found))
+    assert bench.ask(holding=[found.lease]).lost == []
+    bench.append("s", 1)
+    bench.plan_one(task="b")
+    assert bench.ask(holding=[found.lease]).lost == []
+
+
+@pytest.mark.parametrize("lease", ["", "x", "e/0-5/x", "e/0-5/1"])
+def test_unknown_leases_are_lost(bench: Workbench, lease: str) -> None:
+    bench.create("s", to_http(), 5)
+    plan = bench.ask(holding=[lease])
+    assert plan.lost == [lease]
+    assert order(plan.work) == ["s"]
+
+
+def test_lease_of_a_removed_export_is_lost(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one()
+    bench.update("s", {})
+    assert bench.ask(holding=[found.lease]).lost == [found.lease]
+
+
+def test_leases_of_a_disconnected_task_end_after_a_moment(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    bench.plan_one(task="a", lease_millis=600_000)
+    bench.depart("other")
+    bench.depart("a", pipeline="another")
+    bench.wait(5)
+    assert bench.plan(task="b") == []
+    bench.depart("a")
+    assert bench.plan(task="b") == []
+    bench.wait(3)
+    assert bench.plan_one(task="b").first == 0
+
+
+def test_task_that_reconnects_keeps_its_leases(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one(task="a")
+    bench.depart("a")
+    bench.wait(2)
+    assert bench.ask(task="a", holding=[found.lease]).lost == []
+    bench.wait(9)
+    assert bench.plan(task="b") == []
+
+
+def test_task_that_disconnects_while_its_report_is_stored_loses_the_lease(
     bench: Workbench,
 ) -> None:
     bench.create("s", to_http(), 5)
-    first = bench.plan_one()
-    assert bench.plan(Lane.recovering) == []
-    second = bench.plan_one()
-    assert (first.first, first.lease) != (second.first, second.lease)
-    assert bench.commit(report(first)) == 0
-    assert bench.commit(report(second)) == 1
-
-
-def test_the_slices_of_a_pipeline_that_is_gone_are_free_after_a_moment(bench: Workbench) -> None:
-    bench.create("s", to_http(), 5)
-    bench.plan_one(pipeline="p", lease_millis=600_000)
-    bench.exports.depart("other", Lane.steady)
-    bench.exports.depart("p", Lane.recovering)
-    bench.wait(5)
-    assert bench.plan(pipeline="q") == []
-    bench.exports.depart("p", Lane.steady)
-    assert bench.plan(pipeline="q") == []
+    found = bench.plan_one(task="a", lease_millis=600_000)
+    commit = bench.begin_commit(interim(found, settled_end=2))
+    bench.depart("a")
+    bench.finish_commit(commit)
     bench.wait(3)
-    assert bench.plan_one(pipeline="q").first == 0
+    assert bench.plan_one(task="b").first == 2
 
 
-# Which reports count
+def test_lease_is_found_while_a_task_holds_it(bench: Workbench) -> None:
+    bench.create("s", to_s3(), 5)
+    found = bench.plan_file()
+    assert bench.exports.find_lease(found.lease) is bench.export("s")
+    bench.commit(interim(found))
+    assert bench.exports.find_lease(found.lease) is bench.export("s")
+    bench.commit(report(found))
+    assert bench.exports.find_lease(found.lease) is None
+    assert bench.exports.find_lease("x") is None
 
 
-def test_a_report_counts_once(bench: Workbench) -> None:
+# Restarts of the broker
+
+
+def test_restarted_broker_adopts_leases_that_tasks_hold(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    bench.create("t", to_s3(), 5)
+    first, second = bench.plan(task="a")
+    bench.restart()
+    leases = [first.lease, second.lease]
+    assert bench.ask(task="a", holding=leases) == ([], 0, [])
+    assert bench.plan(task="b") == []
+    assert bench.accepted(report(first), report(second)) == leases
+    assert bench.progress("s").last_exported == bench.progress("t").last_exported == 4
+
+
+def test_adopted_lease_expires_and_can_be_lost(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one(task="a")
+    bench.restart()
+    bench.ask(task="a", holding=[found.lease])
+    bench.wait(10)
+    assert bench.plan_one(task="b").first == 0
+    assert bench.ask(task="a", holding=[found.lease]).lost == [found.lease]
+    assert bench.commit(report(found)) == 0
+
+
+@pytest.mark.parametrize("adopts_by_plan", [True, False])
+def test_adopted_lease_continues_behind_interim_reports(
+    bench: Workbench, adopts_by_plan: bool
+) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one(task="a")
+    bench.commit(interim(found, settled_end=2, exported_messages=2))
+    bench.restart()
+    if adopts_by_plan:
+        assert bench.ask(task="a", holding=[found.lease]).lost == []
+    assert bench.commit(interim(found, first=2, settled_end=3)) == 1
+    assert bench.commit(report(found, first=3)) == 1
+    assert bench.progress("s").last_exported == 4
+
+
+def test_lease_that_a_report_has_adopted_is_renewed_by_its_task(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one(task="a")
+    bench.restart()
+    assert bench.accepted(interim(found, settled_end=2)) == [found.lease]
+    # The task has a moment to ask.
+    assert bench.plan(task="b") == []
+    bench.wait(2)
+    assert bench.ask(task="a", holding=[found.lease]).lost == []
+    bench.wait(9)
+    assert bench.plan(task="b") == []
+    bench.depart("a")
+    bench.wait(3)
+    assert bench.plan_one(task="b").first == 2
+
+
+def test_lease_that_a_report_has_adopted_expires_unless_its_task_asks(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one()
+    bench.restart()
+    bench.commit(interim(found, settled_end=2))
+    bench.wait(3)
+    assert bench.plan_one(task="b").first == 2
+
+
+def test_reservation_adopts_a_lease(bench: Workbench) -> None:
+    bench.create("s", to_s3(), 5)
+    found = bench.plan_file()
+    bench.restart()
+    assert bench.exports.find_lease(found.lease) is bench.export("s")
+    assert bench.commit(report(found)) == 1
+
+
+def test_lease_is_not_adopted_once_another_task_has_the_slice(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one(task="a")
+    bench.restart()
+    other = bench.plan_one(task="b")
+    assert bench.ask(task="a", holding=[found.lease]).lost == [found.lease]
+    assert bench.exports.find_lease(found.lease) is None
+    assert bench.commit(report(found)) == 0
+    assert bench.commit(report(other)) == 1
+    # Nor after it was reported, or given up.
+    assert bench.ask(task="a", holding=[found.lease]).lost == [found.lease]
+
+
+@pytest.mark.parametrize("is_final", [True, False])
+def test_of_two_earlier_leases_the_first_one_is_adopted(bench: Workbench, is_final: bool) -> None:
+    bench.create("s", to_http(), 5)
+    first, second = bench.plan_one(), bench.plan_one()
+    bench.restart()
+    assert bench.commit(failure(first, is_final=is_final, error="")) == 1
+    assert bench.ask(holding=[second.lease], max_slices=0).lost == [second.lease]
+    assert bench.commit(report(second)) == 0
+
+
+def test_report_that_does_not_continue_the_progress_adopts_nothing(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one()
+    bench.commit(interim(found, settled_end=3))
+    bench.restart()
+    # The broker before has settled more than the task knows.
+    assert bench.commit(report(found)) == 0
+    assert bench.ask(holding=[found.lease]).lost == []
+    assert bench.commit(report(found, first=3)) == 1
+
+
+def test_lease_is_not_adopted_when_its_export_is_further(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    old = bench.plan_one()
+    bench.commit(report(bench.plan_one()))
+    bench.append("s", 5)
+    bench.commit(report(bench.plan_one(), settled_end=7))
+    bench.restart()
+    assert bench.ask(holding=[old.lease], max_slices=0).lost == [old.lease]
+    assert bench.commit(report(old)) == 0
+
+
+def test_lease_of_a_paused_export_is_adopted(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one()
+    bench.update("s", to_http(disabled=True))
+    bench.restart()
+    assert bench.commit(report(found)) == 1
+
+
+def test_messages_that_were_dropped_before_a_restart_do_not_spoil_a_lease(
+    bench: Workbench,
+) -> None:
+    stream = bench.create("s", to_http(), maxSize=4096, streamSegmentSize=1024)
+    bench.append("s", 6, size=500)
+    found = bench.plan_one()
+    bench.append("s", 4, size=500)
+    assert found.first < stream.log.oldest < found.end
+    bench.restart()
+    assert bench.ask(holding=[found.lease]).lost == []
+    assert bench.commit(report(found)) == 1
+    assert bench.progress("s").last_exported == found.end - 1
+
+
+def test_lease_of_messages_that_a_crash_has_lost_is_not_adopted(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    """New messages get their numbers, and have not been delivered."""
+    bench.create("s", to_http(), 3)
+    found = bench.plan_one()
+    crashed = found.lease.replace("/0-3/", "/0-5/")
+    bench.restart()
+    bench.append("s", 5)
+    late = report(found, lease=crashed, settled_end=5)
+    assert bench.commit(late) == 0
+    assert bench.ask(holding=[crashed], max_slices=0).lost == [crashed]
+    assert bench.plan_one().first == 0
+
+
+# Reports
+
+
+def test_interim_report_continues_the_lease_from_its_end(bench: Workbench) -> None:
+    bench.create("s", to_http(), 10)
+    found = bench.plan_one()
+    assert bench.accepted(interim(found, settled_end=4, exported_messages=4)) == [found.lease]
+    assert bench.progress("s").last_exported == 3
+    assert bench.plan(task="b") == []
+    # The next one has to begin there.
+    for first in (0, 3, 5):
+        assert bench.commit(interim(found, first=first, settled_end=6)) == 0
+    assert bench.commit(interim(found, first=4, settled_end=6, exported_messages=2)) == 1
+    assert bench.commit(report(found, first=6)) == 1
+    progress = bench.progress("s")
+    assert (progress.last_exported, progress.processed_messages) == (9, 10)
+    assert bench.plan() == []
+
+
+def test_task_that_dies_after_an_interim_report_loses_only_the_rest(bench: Workbench) -> None:
+    bench.create("s", to_http(), 10)
+    found = bench.plan_one(task="a")
+    bench.commit(interim(found, settled_end=4, arrived=[6]))
+    bench.wait(10)
+    again = bench.plan_one(task="b")
+    assert (again.first, again.end, again.arrived) == (4, 10, [6])
+    assert bench.commit(interim(found, first=4, settled_end=10)) == 0
+
+
+def test_interim_report_with_the_whole_slice_keeps_the_lease(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one()
+    bench.commit(interim(found, settled_end=5))
+    bench.append("s", 5)
+    assert bench.plan(task="b") == []
+    assert bench.commit(report(found, first=5)) == 1
+    assert bench.plan_one(task="b").first == 5
+
+
+def test_report_is_accepted_once(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     failed = failure(found, exported_messages=1, arrived=[3])
@@ -264,69 +674,75 @@ def test_a_report_counts_once(bench: Workbench) -> None:
     assert bench.export("s").failures == 1
 
 
-def test_two_reports_of_a_slice_at_once_are_one(bench: Workbench) -> None:
+def test_two_reports_of_a_lease_at_once_are_one(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     assert bench.commit(report(found), report(found, settled_end=2)) == 1
     assert bench.progress("s").last_exported == 4
 
 
-def test_a_report_after_the_lease_counts_until_somebody_else_has_the_slice(
+def test_report_after_the_lease_is_accepted_until_another_task_has_the_slice(
     bench: Workbench,
 ) -> None:
     bench.create("s", to_http(), 5)
-    found = bench.plan_one(pipeline="p")
+    found = bench.plan_one(task="a")
     bench.wait(100)
     assert bench.commit(report(found, settled_end=2)) == 1
-    found = bench.plan_one(pipeline="p")
+    found = bench.plan_one(task="a")
     bench.wait(100)
-    other = bench.plan_one(pipeline="q")
+    other = bench.plan_one(task="b")
     assert bench.commit(report(found)) == 0
     assert bench.progress("s").last_exported == 1
     assert bench.commit(report(other)) == 1
 
 
-def test_while_a_report_is_stored_nobody_gets_the_slice_or_reports_it_again(
-    bench: Workbench,
+@pytest.mark.parametrize("is_final", [True, False])
+def test_slice_is_neither_leased_nor_reported_while_a_report_is_stored(
+    bench: Workbench, is_final: bool
 ) -> None:
     bench.create("s", to_http(), 5)
-    found = bench.plan_one()
-    commit = bench.begin_commit(report(found, settled_end=3))
+    found = bench.plan_one(task="a")
+    commit = bench.begin_commit(report(found, settled_end=3, is_final=is_final))
     assert bench.commit(report(found)) == 0
     bench.wait(100)
-    assert bench.plan() == bench.plan(pipeline="q") == []
-    outlook = bench.exports.outlook(Lane.steady, lambda _: True, bench.now)
-    assert outlook == (math.inf, [])
+    assert bench.plan(task="a") == bench.plan(task="b") == []
+    assert bench.outlook() == (math.inf, [])
     bench.finish_commit(commit)
     assert bench.plan_one().first == 3
     assert bench.commit(report(found)) == 0
 
 
-def test_a_report_that_could_not_be_stored_may_come_again(bench: Workbench) -> None:
+@pytest.mark.parametrize("is_final", [True, False])
+def test_report_that_could_not_be_stored_may_come_again(bench: Workbench, is_final: bool) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
-    commit = bench.begin_commit(report(found))
-    bench.exports.forget(commit.settlement)
+    given = report(found, settled_end=3, is_final=is_final)
+    bench.cancel_commit(bench.begin_commit(given))
     assert bench.progress("s").last_exported == -1
-    assert bench.commit(report(found)) == 1
-
-
-def test_a_report_counts_with_the_next_broker_if_nothing_has_happened(bench: Workbench) -> None:
-    bench.create("s", to_http(), 5)
-    found = bench.plan_one()
-    bench.restart()
-    assert bench.commit(report(found, settled_end=3)) == 1
+    assert bench.commit(given) == 1
     assert bench.progress("s").last_exported == 2
-    assert bench.commit(report(found)) == 0
-    again = bench.plan_one()
-    bench.restart()
-    assert bench.plan_one(pipeline="q").first == 3
-    assert bench.commit(report(again)) == 0
+
+
+def test_failed_settlement_cancels_all_of_its_reports(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        bench.create(name, to_http(), 5)
+    first, second = bench.plan()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(bench.export("b"), "within_lease", fail)
+        with pytest.raises(RuntimeError):
+            bench.commit(report(first), report(second))
+    assert bench.commit(report(first), report(second)) == 2
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("looks_between", [False, True])
-def test_a_report_of_an_export_that_was_replaced_is_not_about_the_one_that_is_there_now(
+def test_report_of_a_replaced_export_is_refused(
     bench: Workbench, restarts: bool, looks_between: bool
 ) -> None:
     bench.create("s", to_http(), 5)
@@ -345,11 +761,12 @@ def test_a_report_of_an_export_that_was_replaced_is_not_about_the_one_that_is_th
     assert (again.first, again.end, again.arrived) == (0, 5, [])
 
 
-def test_a_report_on_its_way_to_the_disk_is_not_about_an_export_that_takes_the_place(
-    bench: Workbench,
+@pytest.mark.parametrize("is_final", [True, False])
+def test_report_being_stored_does_not_change_an_export_that_replaces_its_own(
+    bench: Workbench, is_final: bool
 ) -> None:
     bench.create("s", to_http(), 5)
-    commit = bench.begin_commit(report(bench.plan_one()))
+    commit = bench.begin_commit(report(bench.plan_one(), is_final=is_final))
     bench.update("s", {})
     bench.update("s", to_http())
     bench.finish_commit(commit)
@@ -358,7 +775,7 @@ def test_a_report_on_its_way_to_the_disk_is_not_about_an_export_that_takes_the_p
     assert bench.plan_one().first == 0
 
 
-def test_a_report_of_another_stream_of_that_name_does_not_count(bench: Workbench) -> None:
+def test_report_of_a_deleted_stream_is_refused(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     bench.delete("s")
@@ -369,7 +786,7 @@ def test_a_report_of_another_stream_of_that_name_does_not_count(bench: Workbench
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_one_whose_kind_changes_keeps_its_progress_and_nothing_else(
+def test_export_whose_kind_changes_keeps_its_progress_and_nothing_else(
     bench: Workbench, restarts: bool
 ) -> None:
     bench.create("s", to_http(), 5)
@@ -379,12 +796,13 @@ def test_one_whose_kind_changes_keeps_its_progress_and_nothing_else(
     if restarts:
         bench.restart()
     assert bench.commit(report(found)) == 0
+    assert bench.ask(holding=[found.lease], max_slices=0).lost == [found.lease]
     again = bench.plan_one()
     assert (again.kind, again.first, again.arrived) == ("kinesis", 1, [])
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_no_report_brings_an_export_beyond_its_slice(bench: Workbench, restarts: bool) -> None:
+def test_report_does_not_move_an_export_beyond_its_slice(bench: Workbench, restarts: bool) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     if restarts:
@@ -398,24 +816,51 @@ def test_no_report_brings_an_export_beyond_its_slice(bench: Workbench, restarts:
     assert bench.export("s").arrived == []
 
 
-def test_a_report_from_another_place_than_its_slice_does_not_count(bench: Workbench) -> None:
+def test_report_with_another_first_message_is_refused(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     assert bench.commit(report(found, first=2)) == 0
 
 
-def test_what_was_dropped_meanwhile_does_not_spoil_a_report(bench: Workbench) -> None:
+@pytest.mark.parametrize("names", [{"stream": "t"}, {"identifier": "f"}])
+def test_report_under_other_names_than_those_of_its_lease_is_refused(
+    bench: Workbench, names: dict[str, str]
+) -> None:
+    """Tokens are checked against the names."""
+    bench.create("t", to_http("f"))
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one()
+    assert bench.commit(report(found, **names)) == 0
+    assert bench.commit(report(found)) == 1
+
+
+def test_messages_dropped_meanwhile_do_not_spoil_a_report(bench: Workbench) -> None:
     stream = bench.create("s", to_http(), maxSize=4096, streamSegmentSize=1024)
     bench.append("s", 8, size=500)
     found = bench.plan_one()
     bench.append("s", 8, size=500)
     assert stream.log.oldest > found.first
-    assert bench.commit(report(found, settled_end=3)) == 1
+    assert bench.commit(interim(found, settled_end=2)) == 1
+    assert bench.commit(report(found, first=2, settled_end=3)) == 1
     assert bench.progress("s").last_exported == 2
     assert bench.plan_one().first == stream.log.oldest
 
 
-def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
+def test_totals_count_by_kind(bench: Workbench) -> None:
+    bench.create("s", to_http(), 6)
+    found = bench.plan_one()
+    bench.commit(interim(found, settled_end=2, exported_messages=2, sent_bytes=30))
+    bench.commit(
+        failure(
+            found, first=2, settled_end=4, exported_messages=1, exported_bytes=10, skipped=[skip(3)]
+        )
+    )
+    totals = bench.exports.totals["http"]
+    assert (totals.deliveries, totals.failures, totals.messages) == (1, 1, 3)
+    assert (totals.bytes, totals.sent_bytes, totals.skipped_messages) == (10, 30, 1)
+
+
+def test_outage_is_logged_when_it_begins_and_when_it_ends(
     bench: Workbench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.broker.exports")
@@ -431,38 +876,52 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
     ]
 
 
-# What to wait for
+# The outlook of a request that waits
 
 
-def test_an_idle_lane_waits_for_the_next_message_of_each_stream(bench: Workbench) -> None:
+def test_idle_task_waits_for_the_next_message_of_each_stream(bench: Workbench) -> None:
     a = bench.create("a", to_http())
     b = bench.create("b", to_http(batchSize=4, batchIntervalMillis=60_000), 1)
     bench.create("c", {}, 1)
     bench.create("d", to_http(disabled=True), 1)
-    outlook = bench.exports.outlook(Lane.steady, lambda _: True, bench.now)
-    assert dict(outlook.needed_ends) == {a: 1, b: 4}
+    e = bench.create("e", to_s3())
+    outlook = bench.outlook()
+    assert dict(outlook.needed_ends) == {a: 1, b: 4, e: 1}
     assert outlook.at == bench.seconds + 60
 
 
 @pytest.mark.parametrize(("fields", "seconds"), [({}, 10.0), ({"lease_millis": 200_000}, 200.0)])
-def test_a_lane_waits_for_a_lease_to_end(
+def test_task_waits_for_a_lease_to_end(
     bench: Workbench, fields: dict[str, Any], seconds: float
 ) -> None:
     bench.create("s", to_http(), 5)
     bench.plan_one(**fields)
-    outlook = bench.exports.outlook(Lane.steady, lambda _: True, bench.now)
-    assert outlook.at == bench.seconds + seconds
+    assert bench.outlook().at == bench.seconds + seconds
 
 
-def test_a_lane_waits_for_the_end_of_a_pause(bench: Workbench) -> None:
+def test_task_waits_for_the_end_of_a_pause(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     bench.commit(failure(bench.plan_one(), pause_millis=7000))
-    outlook = bench.exports.outlook(Lane.steady, lambda _: True, bench.now)
-    assert outlook.at == bench.seconds + 7
+    assert bench.outlook().at == bench.seconds + 7
 
 
-def test_when_the_clock_is_put_back_nothing_waits_for_it_to_come_round(bench: Workbench) -> None:
+def test_clock_that_is_set_back_delays_nothing(bench: Workbench) -> None:
     bench.create("s", to_http(batchSize=4, batchIntervalMillis=60_000), 1)
     assert bench.plan() == []
     bench.now -= 86_400_000
     assert bench.plan_one().end == 1
+
+
+def test_dropped_tasks_are_canceled_when_the_broker_stops(bench: Workbench) -> None:
+    bench.create("status", {})
+    bench.create("s", to_s3(**told_in()), timeToLiveMillis=60_000)
+    bench.append_tasks("s", 1)
+    found = bench.plan_file(lease_millis=3_600_000)
+    bench.wait(61)
+    bench.streams.trim(bench.now)
+    assert bench.told() == []
+    bench.restart()
+    assert bench.told() == [("Canceled", 0, "its time to live is over")]
+    assert bench.status_messages()[0]["statusContext"]["s3ExportTaskDefinition"] == task(0)
+    # It would get a second status.
+    assert bench.commit(report(found)) == 0

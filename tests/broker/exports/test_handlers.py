@@ -1,4 +1,4 @@
-"""Plans and commits over the wire: who waits, who is woken, and who may."""
+"""Plans, reports and reservations over the wire: what waits, what is woken, and who may."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import pytest
 
 from penstock.broker.access import Role, new_secret
 from penstock.broker.exports import unstored
-from penstock.broker.exports.pipelines import Work
+from penstock.broker.exports.lease import Holder
 from penstock.broker.handlers import now_millis
 from penstock.errors import (
     InvalidRequestException,
     UnauthorizedException,
     UnknownFailureException,
 )
-from penstock.model.exporting import Lane
 from penstock.store.rows import TokenRow
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
@@ -36,37 +35,56 @@ numbers = count()
 
 @pytest.fixture
 def stream(client: Connection) -> Iterator[str]:
-    """One with an export, which is gone when the test is over."""
+    """A stream with an export, which is deleted after the test."""
     name = create(client, f"s{next(numbers)}", exportDefinition=to_http())
     yield name
     client.call(Operation.DeleteMessageStream, name=name)
 
 
-def plan(connection: Connection, wait: int = 0, pipeline: str = "p", **fields: Any) -> list[Json]:
-    plain = {"lane": "steady", "maxBytes": 1 << 20, "leaseMillis": 60_000, "waitMillis": wait}
-    answer = connection.call(Operation.PlanExports, pipeline=pipeline, **{**plain, **fields})
-    slices: list[Json] = answer["slices"]
-    return slices
+def ask(connection: Connection, wait: int = 0, **fields: Any) -> Json:
+    plain = {"pipeline": "p", "task": "t", "leaseMillis": 60_000, "waitMillis": wait}
+    return connection.call(Operation.PlanExports, **{**plain, **fields})
+
+
+def plan(connection: Connection, wait: int = 0, **fields: Any) -> list[Json]:
+    work: list[Json] = ask(connection, wait, **fields)["work"]
+    return work
 
 
 def report(found: Json, **fields: Any) -> Json:
-    plain = {
-        "lease": found["lease"],
-        "stream": found["stream"],
+    plain = {key: found[key] for key in ("lease", "stream", "identifier")}
+    if found["work"] == "abort":
+        return {**plain, "first": found["upload"]["sequenceNumber"], **fields}
+    settled = {
         "streamId": found["streamId"],
-        "identifier": found["config"]["identifier"],
         "first": found["first"],
         "settledEnd": found["end"],
         "exportedMessages": found["end"] - found["first"],
     }
-    return {**plain, **fields}
+    return {**plain, **settled, **fields}
+
+
+def interim(found: Json, **fields: Any) -> Json:
+    """No message has arrived yet, and more reports follow."""
+    plain = {"settledEnd": found["first"], "exportedMessages": 0, "isFinal": False}
+    return report(found, **{**plain, **fields})
 
 
 def commit(connection: Connection, *reports: Json) -> list[str]:
-    """The leases of those that counted."""
+    """The leases of accepted reports."""
     answer = connection.call(Operation.CommitExports, reports=list(reports))
     accepted: list[str] = answer["accepted"]
     return accepted
+
+
+def reserve(connection: Connection, lease: str, size: int = 1000, wait: int = 0) -> Json:
+    answer = connection.call(Operation.ReserveBandwidth, lease=lease, size=size, waitMillis=wait)
+    return {key: answer[key] for key in ("isGranted", "isHeld")}
+
+
+GRANTED = {"isGranted": True, "isHeld": True}
+TIMED_OUT = {"isGranted": False, "isHeld": True}
+LOST = {"isGranted": False, "isHeld": False}
 
 
 def exported(connection: Connection, name: str) -> int:
@@ -80,60 +98,72 @@ def export_statistics(connection: Connection) -> list[Json]:
 
 
 def waiting(broker: LocalBroker) -> int:
-    """How many plans wait: each of them waits for changes of streams."""
+    """The number of pending plans: each of them waits for changes of streams."""
     return broker.run(lambda: len(broker.broker.streams.changes))
 
 
 class Waiting:
-    """A plan that is asked for in a thread, and what came of it."""
+    """A plan that is requested in a thread, and its answer."""
 
     def __init__(self, broker: LocalBroker, connection: Connection, **fields: Any) -> None:
-        self.slices: list[Json] | None = None
+        self.answer: Json | None = None
         before = waiting(broker)
-        self._running = running(lambda: self._plan(connection, fields))
+        self._running = running(lambda: self._ask(connection, fields))
         self._running.__enter__()
         wait_until(lambda: waiting(broker) > before)
 
-    def _plan(self, connection: Connection, fields: dict[str, Any]) -> None:
-        self.slices = plan(connection, WAIT, **fields)
+    def _ask(self, connection: Connection, fields: dict[str, Any]) -> None:
+        self.answer = ask(connection, WAIT, **fields)
 
-    def finish(self) -> list[Json]:
+    def finish(self) -> Json:
         self._running.__exit__(None, None, None)
-        assert self.slices is not None
-        return self.slices
+        assert self.answer is not None
+        return self.answer
+
+    def work(self) -> list[Json]:
+        work: list[Json] = self.finish()["work"]
+        return work
 
 
-def test_what_is_due_is_told_with_where_the_broker_is(
+# Plans
+
+
+def test_plan_tells_the_work_and_where_the_broker_is(
     broker: LocalBroker, client: Connection, stream: str
 ) -> None:
     append(client, stream, b"x")
-    answer = client.call(
-        Operation.PlanExports, pipeline="p", lane="steady", maxBytes=9, leaseMillis=1000
-    )
+    answer = ask(client)
     assert answer["root"] == str(broker.root.absolute())
     assert answer["instance"]
-    (found,) = answer["slices"]
-    assert (found["stream"], found["first"], found["end"]) == (stream, 0, 1)
+    assert (answer["waiting"], answer["lost"], answer["stops"]) == (0, [], False)
+    assert answer["tasks"] == 1
+    (found,) = answer["work"]
+    assert (found["work"], found["stream"]) == ("messages", stream)
+    assert (found["first"], found["end"]) == (0, 1)
     assert found["segments"][0]["end"] == 1
 
 
-def test_what_is_committed_is_described_and_survives(tmp_path: Path) -> None:
+def test_committed_progress_is_described_and_survives(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         name = create(client, "s", exportDefinition=to_http())
         append(client, name, b"x")
         (found,) = plan(client)
-        assert commit(client, report(found, exportedBytes=1)) == [found["lease"]]
+        given = report(found, exportedBytes=1)
+        assert commit(client, given) == [found["lease"]]
         assert exported(client, name) == 0
+        # The same report again, and another one.
+        assert commit(client, given) == [found["lease"]]
         assert commit(client, report(found)) == []
         (export,) = export_statistics(client)
         assert (export["exportedMessages"], export["exportedBytes"]) == (1, 1)
-        assert (export["lane"], export["failures"], export["skippedMessages"]) == ("steady", 0, 0)
+        assert (export["state"], export["failures"]) == ("up-to-date", 0)
+        assert export["skippedMessages"] == 0
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         assert exported(client, name) == 0
         assert plan(client) == []
 
 
-def test_a_commit_of_nothing_and_of_what_is_gone_is_answered(
+def test_commit_of_nothing_and_of_unknown_exports_is_answered(
     client: Connection, stream: str
 ) -> None:
     append(client, stream, b"x")
@@ -144,137 +174,362 @@ def test_a_commit_of_nothing_and_of_what_is_gone_is_answered(
     assert exported(client, stream) == -1
 
 
-def test_a_plan_that_waits_is_woken_by_an_append(
+def test_pending_plan_is_woken_by_an_append(
     broker: LocalBroker, client: Connection, other: Connection, stream: str
 ) -> None:
-    waits = Waiting(broker, client)
+    pending = Waiting(broker, client)
     append(other, stream, b"x")
-    (found,) = waits.finish()
+    (found,) = pending.work()
     assert found["stream"] == stream
     assert waiting(broker) == 0
 
 
-def test_a_plan_that_waits_is_woken_when_an_export_is_resumed(
+def test_pending_plan_is_woken_when_gathered_messages_leave(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    append(other, stream, b"x")
+    (found,) = plan(client)
+    commit(client, report(found))
+    append(other, stream, b"y")
+    assert [(each["first"], each["end"]) for each in plan(client, WAIT)] == [(1, 2)]
+
+
+def test_pending_plan_is_woken_when_an_export_is_resumed(
     broker: LocalBroker, client: Connection, other: Connection, stream: str
 ) -> None:
     append(other, stream, b"x")
     definition = {"name": stream, "strategyOnFull": 1}
     paused = {**definition, "exportDefinition": to_http(disabled=True)}
     other.call(Operation.UpdateMessageStream, definition=paused)
-    waits = Waiting(broker, client)
+    pending = Waiting(broker, client)
     resumed = {**definition, "exportDefinition": to_http()}
     other.call(Operation.UpdateMessageStream, definition=resumed)
-    assert len(waits.finish()) == 1
+    assert len(pending.work()) == 1
 
 
-def test_a_plan_that_waits_is_woken_by_a_report(
+def test_pending_plan_is_woken_by_a_final_report(
     broker: LocalBroker, client: Connection, other: Connection, stream: str
 ) -> None:
     for _ in range(2):
         append(other, stream, b"x")
-    (found,) = plan(other, pipeline="q", maxBytes=1)
-    waits = Waiting(broker, client)
-    commit(other, report(found))
-    (rest,) = waits.finish()
+    (found,) = plan(other, task="b", maxBytes=1)
+    pending = Waiting(broker, client)
+    assert commit(other, interim(found, settledEnd=1)) == [found["lease"]]
+    assert commit(other, report(found, first=1)) == [found["lease"]]
+    (rest,) = pending.work()
     assert rest["first"] == 1
 
 
-def test_a_plan_that_waits_in_another_lane_gets_what_was_slow(
-    broker: LocalBroker, client: Connection, other: Connection, stream: str
-) -> None:
-    append(other, stream, b"x")
-    (found,) = plan(other)
-    waits = Waiting(broker, client, lane="recovering")
-    commit(other, report(found, settledEnd=0, wasSlow=True))
-    assert len(waits.finish()) == 1
-
-
-def test_a_plan_that_waits_gets_what_another_pipeline_gives_back(
+def test_pending_plan_gets_work_that_another_task_gives_back(
     broker: LocalBroker, client: Connection, other: Connection, stream: str
 ) -> None:
     urgent = create(other, f"{stream} urgent", exportDefinition=to_http(priority=1))
     for name in (stream, urgent):
         append(other, name, b"x")
-    assert len(plan(other, pipeline="q")) == 2
-    waits = Waiting(broker, client)
-    (kept,) = plan(other, pipeline="q", maxSlices=1)
-    (found,) = waits.finish()
-    assert (kept["stream"], found["stream"]) == (urgent, stream)
+    kept, given_back = plan(other, task="b")
+    pending = Waiting(broker, client)
+    assert plan(other, task="b", holding=[kept["lease"]], maxSlices=0) == []
+    (found,) = pending.work()
+    assert (kept["stream"], given_back["stream"], found["stream"]) == (urgent, stream, stream)
     other.call(Operation.DeleteMessageStream, name=urgent)
 
 
-def test_a_plan_that_waits_gets_what_a_pipeline_had_that_is_gone(
+def test_pending_plan_gets_the_work_of_a_disconnected_task(
     broker: LocalBroker, client: Connection, stream: str
 ) -> None:
     with broker.connect() as gone:
         append(gone, stream, b"x")
-        assert len(plan(gone, pipeline="q", leaseMillis=3_600_000)) == 1
-        waits = Waiting(broker, client)
-    assert len(waits.finish()) == 1
+        assert len(plan(gone, task="b", leaseMillis=3_600_000)) == 1
+        pending = Waiting(broker, client)
+    assert len(pending.work()) == 1
 
 
-def test_a_pipeline_that_has_come_back_keeps_its_slices_when_its_old_connection_ends(
+def test_pending_plan_is_not_answered_by_reports_of_its_task(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    """Otherwise each delivery would cost a second request."""
+    append(other, stream, b"x")
+    (found,) = plan(client)
+    pending = Waiting(broker, client, holding=[found["lease"]])
+    assert commit(other, report(found)) == [found["lease"]]
+    append(other, stream, b"y")
+    answer = pending.finish()
+    assert answer["lost"] == []
+    assert [each["first"] for each in answer["work"]] == [1]
+
+
+def test_pending_plan_is_answered_when_a_lease_is_lost(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    append(other, stream, b"x")
+    (found,) = plan(client)
+    pending = Waiting(broker, client, holding=[found["lease"]])
+    definition = {"name": stream, "strategyOnFull": 1, "exportDefinition": {}}
+    other.call(Operation.UpdateMessageStream, definition=definition)
+    assert pending.finish()["lost"] == [found["lease"]]
+
+
+def test_task_that_has_reconnected_keeps_its_leases_when_its_old_connection_ends(
     broker: LocalBroker, client: Connection, stream: str
 ) -> None:
     with broker.connect() as old:
         append(old, stream, b"x")
-        plan(old)
-        (found,) = plan(client, leaseMillis=3_600_000)
+        (found,) = plan(old)
+        assert plan(client, holding=[found["lease"]], leaseMillis=3_600_000) == []
     wait_until(lambda: len(broker.sessions) == 1)
-    exports = broker.broker.exports
-    served = broker.run(lambda: exports._all.of(broker.broker.streams.find(stream))["e"])
+    served = broker.run(lambda: broker.broker.exports.of(broker.broker.streams.find(stream))["e"])
     assert served.lease is not None
     assert served.lease.id == found["lease"]
-    assert broker.run(lambda: served.free_at(0.0)) > broker.run(broker.loop.time) + 1000
+    assert broker.run(served.free_at) > broker.run(broker.loop.time) + 1000
 
 
-def test_a_pipeline_that_waits_on_a_connection_it_has_given_up_gets_nothing_there(
+def test_plan_is_answered_empty_when_its_task_asks_on_another_connection(
     broker: LocalBroker, client: Connection, other: Connection, stream: str
 ) -> None:
     forsaken = Waiting(broker, client)
-    pipeline: list[Json] = []
-    with running(lambda: pipeline.extend(plan(other, WAIT))):
-        assert forsaken.finish() == []
+    received: list[Json] = []
+    with running(lambda: received.extend(plan(other, WAIT))):
+        assert forsaken.work() == []
         append(client, stream, b"x")
-    assert [found["stream"] for found in pipeline] == [stream]
+    assert [found["stream"] for found in received] == [stream]
 
 
-def test_a_plan_whose_client_left_waits_no_longer(broker: LocalBroker, stream: str) -> None:
+def test_plan_of_a_closed_connection_is_canceled(broker: LocalBroker, stream: str) -> None:
     peer = broker.connect()
-    peer.send(
-        Operation.PlanExports,
-        pipeline="p",
-        lane="steady",
-        maxBytes=1,
-        leaseMillis=1000,
-        waitMillis=WAIT,
-    )
+    peer.send(Operation.PlanExports, pipeline="p", task="t", leaseMillis=1000, waitMillis=WAIT)
     wait_until(lambda: waiting(broker) == 1)
     peer.close()
     wait_until(lambda: waiting(broker) == 0)
     assert stream in broker.run(broker.broker.streams.names)
 
 
-def test_a_plan_that_waits_is_answered_when_its_stream_is_deleted(
+def test_pending_plan_is_answered_when_its_stream_is_deleted(
     broker: LocalBroker, client: Connection, other: Connection
 ) -> None:
     name = create(other, f"s{next(numbers)}", exportDefinition=to_http())
-    waits = Waiting(broker, client)
+    pending = Waiting(broker, client)
     other.call(Operation.DeleteMessageStream, name=name)
-    assert waits.finish() == []
+    assert pending.work() == []
 
 
-def test_a_plan_that_waits_is_answered_when_its_time_is_up(client: Connection, stream: str) -> None:
+def test_pending_plan_is_answered_when_its_time_is_up(client: Connection, stream: str) -> None:
     assert plan(client, wait=50) == []
     assert exported(client, stream) == -1
 
 
-def test_plans_that_wait_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
+def test_pending_plans_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         create(client, "s", exportDefinition=to_http())
-        waits = Waiting(broker, client)
+        pending = Waiting(broker, client)
         broker.stop()
-        assert waits.finish() == []
+        assert pending.work() == []
+
+
+# The driver
+
+
+def test_look_is_answered_at_once_with_due_exports_and_connected_tasks(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    append(client, stream, b"x")
+    look: Json = {"pipeline": "looks", "task": "driver", "maxSlices": 0}
+    answer = ask(other, **look)
+    assert (answer["work"], answer["waiting"], answer["tasks"]) == ([], 1, 0)
+    (found,) = plan(client, pipeline="looks")
+    answer = ask(other, **look)
+    assert (answer["waiting"], answer["tasks"]) == (0, 1)
+    commit(client, report(found))
+
+
+@pytest.mark.parametrize("limit", ["maxSlices", "maxBytes"])
+def test_plan_of_nothing_waits_for_its_time(client: Connection, stream: str, limit: str) -> None:
+    append(client, stream, b"x")
+    answer = ask(client, wait=50, **{limit: 0})
+    assert (answer["work"], answer["waiting"]) == ([], 1)
+
+
+def test_stopping_pipeline_ends_its_tasks_and_no_others(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    name = f"stops {stream}"
+    with broker.connect() as driver, broker.connect() as second:
+        append(other, stream, b"x")
+        (found,) = plan(client, pipeline=name, task="a")
+        pending = Waiting(broker, second, pipeline=name, task="b")
+        assert ask(driver, pipeline=name, task="driver", maxSlices=0, stops=True)["stops"]
+        answer = pending.finish()
+        assert (answer["stops"], answer["work"]) == (True, [])
+        # A task that finishes keeps its leases, gets no work and may report.
+        commit(client, report(found, settledEnd=0, exportedMessages=0))
+        answer = ask(client, pipeline=name, task="a", maxSlices=0)
+        assert (answer["stops"], answer["work"], answer["lost"]) == (True, [], [])
+        answer = ask(other, pipeline="another")
+        assert (answer["stops"], len(answer["work"])) == (False, 1)
+        commit(other, report(answer["work"][0], settledEnd=0, exportedMessages=0))
+
+
+def test_stopping_pipeline_renews_leases(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    name = f"stops {stream}"
+    append(other, stream, b"x")
+    (found,) = plan(client, pipeline=name)
+    ask(other, pipeline=name, task="driver", maxSlices=0, stops=True)
+    answer = ask(client, pipeline=name, holding=[found["lease"]], leaseMillis=3_600_000)
+    assert (answer["stops"], answer["lost"]) == (True, [])
+    lease = broker.run(lambda: broker.broker.exports.find_lease(found["lease"]))
+    assert lease is not None
+    assert broker.run(lease.free_at) > broker.run(broker.loop.time) + 1000
+
+
+def test_name_of_a_stopped_pipeline_can_be_used_again(broker: LocalBroker, stream: str) -> None:
+    name = f"stops {stream}"
+    with broker.connect() as driver:
+        assert ask(driver, pipeline=name, task="driver", maxSlices=0, stops=True)["stops"]
+    wait_until(lambda: len(broker.sessions) == 1)
+    with broker.connect() as driver:
+        assert not ask(driver, pipeline=name, task="driver", maxSlices=0)["stops"]
+
+
+# Bandwidth
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[LocalBroker]:
+    """1000 bytes per second."""
+    with LocalBroker(tmp_path / "slow", exporter_max_bandwidth=8) as broker:
+        yield broker
+
+
+def lease_file(connection: Connection, name: str = "file", **fields: Any) -> str:
+    """The lease of a slice of tasks."""
+    create(connection, name, exportDefinition=to_s3(**fields))
+    append(connection, name, json.dumps(task(0)).encode())
+    (found,) = plan(connection, task=name)
+    assert found["work"] == "tasks"
+    return str(found["lease"])
+
+
+def reservations(broker: LocalBroker) -> int:
+    return broker.run(lambda: len(broker.broker._export_handlers._reservations._waiting))
+
+
+def test_without_a_limit_bandwidth_is_granted_at_once(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        assert reserve(client, lease_file(client), 10**12) == GRANTED
+
+
+def test_bandwidth_is_not_reserved_for_leases_that_have_ended(
+    slow: LocalBroker,
+) -> None:
+    with slow.connect() as client:
+        lease = lease_file(client)
+        assert reserve(client, "x") == LOST
+        client.call(Operation.DeleteMessageStream, name="file")
+        assert reserve(client, lease) == LOST
+
+
+def test_reservation_waits_for_bandwidth(slow: LocalBroker) -> None:
+    with slow.connect() as client:
+        lease = lease_file(client)
+        assert reserve(client, lease, 1200) == GRANTED
+        assert reserve(client, lease, wait=1) == TIMED_OUT
+        assert reserve(client, lease, wait=WAIT) == GRANTED
+        assert reservations(slow) == 0
+
+
+def test_most_urgent_reservation_is_granted_first(slow: LocalBroker) -> None:
+    with slow.connect() as client, slow.connect() as first, slow.connect() as second:
+        leases = [lease_file(client, str(priority), priority=priority) for priority in (9, 1)]
+        assert reserve(client, leases[0], 1500) == GRANTED
+        granted: list[int] = []
+        with running(lambda: granted.append(len(reserve(first, leases[0], 100, WAIT)))):
+            wait_until(lambda: reservations(slow) == 1)
+            assert reserve(second, leases[1], 100, WAIT) == GRANTED
+            assert reservations(slow) == 1
+        assert granted
+
+
+def test_reservation_of_a_closed_connection_is_canceled(slow: LocalBroker) -> None:
+    with slow.connect() as client:
+        lease = lease_file(client)
+        assert reserve(client, lease, 10**9) == GRANTED
+        with slow.connect() as gone:
+            gone.send(Operation.ReserveBandwidth, lease=lease, size=1, waitMillis=WAIT)
+            wait_until(lambda: reservations(slow) == 1)
+        wait_until(lambda: reservations(slow) == 0)
+
+
+def test_messages_are_planned_when_a_reservation_is_granted(slow: LocalBroker) -> None:
+    with slow.connect() as client, slow.connect() as other, slow.connect() as third:
+        lease = lease_file(client, priority=1)
+        name = create(client, "s", exportDefinition=to_http(priority=10))
+        append(client, name, b"x")
+        assert reserve(client, lease, 1100) == GRANTED
+        granted: list[Json] = []
+        with running(lambda: granted.append(reserve(other, lease, 100, WAIT))):
+            wait_until(lambda: reservations(slow) == 1)
+            assert [each["stream"] for each in plan(third, WAIT)] == [name]
+            assert reservations(slow) == 0
+        assert granted == [GRANTED]
+
+
+def test_messages_are_planned_when_a_reservation_times_out(slow: LocalBroker) -> None:
+    with slow.connect() as client, slow.connect() as other:
+        lease = lease_file(client, priority=1)
+        name = create(client, "s", exportDefinition=to_http(priority=10))
+        slow.run(lambda: slow.broker.exports._bandwidth.charge(2000))
+        append(client, name, b"x")
+        pending = Waiting(slow, other)
+        assert reserve(client, lease, wait=10) == TIMED_OUT
+        assert [each["stream"] for each in pending.work()] == [name]
+
+
+def test_token_reserves_for_its_own_streams_only(slow: LocalBroker) -> None:
+    secret = new_secret()
+    row = TokenRow(secret[:8], Role.pipeline, ("mine*",), 1)
+    slow.run(lambda: slow.broker._store.catalog.add_token(row, secret))
+    with slow.connect() as client, slow.connect(secret) as pipeline:
+        assert reserve(pipeline, lease_file(client, "yours"), 10) == LOST
+        assert reserve(pipeline, lease_file(client, "mine"), 10) == GRANTED
+
+
+@pytest.mark.parametrize("fields", [{"size": 0}, {"lease": 5}, {"waitMillis": -1}])
+def test_invalid_reservation_is_refused(client: Connection, fields: Json) -> None:
+    plain = {"lease": "l", "size": 1}
+    with pytest.raises(InvalidRequestException, match=next(iter(fields))):
+        client.call(Operation.ReserveBandwidth, **{**plain, **fields})
+
+
+# Restarts of the broker
+
+
+def test_restarted_broker_continues_with_the_leases_of_tasks(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        name = create(client, "s", exportDefinition=to_http())
+        for _ in range(3):
+            append(client, name, b"x")
+        (found,) = plan(client)
+        commit(client, interim(found, settledEnd=1))
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        answer = ask(client, holding=[found["lease"]])
+        assert (answer["work"], answer["lost"]) == ([], [])
+        assert commit(client, report(found, first=1)) == [found["lease"]]
+        assert exported(client, name) == 2
+
+
+def test_reservation_continues_after_a_restart(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        lease = lease_file(client)
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        assert reserve(client, lease) == GRANTED
+        assert ask(client, task="file", holding=[lease])["lost"] == []
+        (pipeline,) = broker.run(lambda: list(broker.broker.pipelines))
+        assert broker.run(lambda: broker.broker.exports.find_lease(lease)) is not None
+        assert pipeline.is_connected
+
+
+# Failures of the disk
 
 
 @contextmanager
@@ -324,19 +579,19 @@ def test_exports_are_suspended_while_progress_cannot_be_stored(
         append(client, second, b"x")
         slices = plan(client)
         with progress_refused(broker):
-            # Nothing is accepted for good, and nothing is an error.
+            # Neither accepted nor an error.
             assert commit(client, report(slices[0])) == []
             assert suspension(client) == "no more"
-            # Also of others that are under way nothing is delivered again.
+            # Messages in flight are not delivered again either.
             assert commit(client, report(slices[1])) == []
             assert (exported(client, first), exported(client, second)) == (0, 0)
             append(client, first, b"y")
             assert plan(client) == []
-            assert plan(client, pipeline="another") == []
-            waits = Waiting(broker, client)
+            assert plan(client, task="another") == []
+            pending = Waiting(broker, client)
             assert stored_progress(broker, first) == -1
-        # It goes on by itself, with what is new.
-        (found,) = waits.finish()
+        # Exports continue with new messages.
+        (found,) = pending.work()
         assert (found["stream"], found["first"]) == (first, 1)
         assert suspension(client) == ""
         assert stored_progress(broker, first) == stored_progress(broker, second) == 0
@@ -345,7 +600,7 @@ def test_exports_are_suspended_while_progress_cannot_be_stored(
     assert "suspended" in lines[0]
 
 
-def test_reason_of_a_suspension_is_that_of_the_last_attempt(
+def test_suspension_has_the_reason_of_the_last_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unstored, "_RETRY_SECONDS", 0.01)
@@ -379,14 +634,8 @@ def test_upload_that_cannot_be_stored_is_not_begun(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         name = create(client, "s", exportDefinition=to_s3())
         append(client, name, json.dumps(task(0)).encode())
-        (found,) = plan(client, lane="files")
-        begun = report(
-            found,
-            settledEnd=found["first"],
-            exportedMessages=0,
-            isInterim=True,
-            uploads=[msgspec.to_builtins(upload(0))],
-        )
+        (found,) = plan(client)
+        begun = interim(found, uploads=[msgspec.to_builtins(upload(0))])
         with (
             progress_refused(broker),
             pytest.raises(UnknownFailureException, match="the disk of the server failed: no more"),
@@ -395,7 +644,7 @@ def test_upload_that_cannot_be_stored_is_not_begun(tmp_path: Path) -> None:
         assert commit(client, begun) == [found["lease"]]
 
 
-def test_skipped_messages_are_kept_where_the_settings_say(tmp_path: Path) -> None:
+def test_skipped_messages_are_kept_in_the_stream_of_the_settings(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with LocalBroker(root, dead_letter_stream="letters") as broker, broker.connect() as client:
         name = create(client, "s", exportDefinition=to_http())
@@ -408,15 +657,39 @@ def test_skipped_messages_are_kept_where_the_settings_say(tmp_path: Path) -> Non
         assert export["skippedMessages"] == 1
 
 
+def test_interim_report_that_cannot_be_stored_keeps_its_lease(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        name = create(client, "s", exportDefinition=to_http())
+        for _ in range(2):
+            append(client, name, b"x")
+        (found,) = plan(client)
+        progress = interim(found, settledEnd=1)
+        with progress_refused(broker), pytest.raises(UnknownFailureException, match="no more"):
+            commit(client, progress)
+        assert suspension(client) == ""
+        assert ask(client, holding=[found["lease"]])["lost"] == []
+        assert commit(client, progress) == [found["lease"]]
+        assert exported(client, name) == 0
+
+
 @pytest.mark.parametrize(
-    "fields", [{"lane": "fast"}, {"leaseMillis": 1}, {"pipeline": ""}, {"maxBytes": 0}]
+    "fields",
+    [
+        {"task": ""},
+        {"leaseMillis": 1},
+        {"pipeline": ""},
+        {"maxBytes": -1},
+        {"maxSlices": -1},
+        {"maxPriority": 0},
+        {"holding": [1]},
+    ],
 )
-def test_a_plan_that_makes_no_sense_is_refused(client: Connection, fields: Json) -> None:
+def test_invalid_plan_is_refused(client: Connection, fields: Json) -> None:
     with pytest.raises(InvalidRequestException, match=next(iter(fields))):
         plan(client, **fields)
 
 
-def test_a_token_plans_and_reports_for_its_own_streams_only(
+def test_token_plans_and_reports_for_its_own_streams_only(
     broker: LocalBroker, client: Connection, stream: str
 ) -> None:
     secret = new_secret()
@@ -426,12 +699,15 @@ def test_a_token_plans_and_reports_for_its_own_streams_only(
     for name in (mine, stream):
         append(client, name, b"x")
     with broker.connect(secret) as pipeline:
-        (found,) = plan(pipeline, pipeline="q")
+        (found,) = plan(pipeline, task="b")
         assert found["stream"] == mine
         (others,) = plan(client)
         with pytest.raises(UnauthorizedException, match="not for the stream"):
             commit(pipeline, report(found), report(others))
         assert exported(client, mine) == -1
+        # Nor under the name of a stream that the token sees.
+        assert commit(pipeline, report(others, stream=mine)) == []
+        assert exported(client, stream) == -1
         commit(pipeline, report(found))
     assert exported(client, mine) == 0
     client.call(Operation.DeleteMessageStream, name=mine)
@@ -440,18 +716,17 @@ def test_a_token_plans_and_reports_for_its_own_streams_only(
 # S3 tasks
 
 
-def test_a_task_from_its_plan_to_its_status(
+def test_task_from_its_plan_to_its_status(
     broker: LocalBroker, client: Connection, other: Connection
 ) -> None:
     status_stream = create(client, f"status {next(numbers)}")
     name = create(client, f"s{next(numbers)}", exportDefinition=to_s3(**told_in(status_stream)))
     append(client, name, json.dumps(task(0)).encode())
-    (found,) = plan(client, lane="files")
+    (found,) = plan(client)
     assert None not in found.values()
     going_on = msgspec.to_builtins(upload(0))
-    interim = report(found, settledEnd=0, isInterim=True, uploads=[going_on])
     for _ in range(2):
-        assert commit(client, interim) == [found["lease"]]
+        assert commit(client, interim(found, uploads=[going_on])) == [found["lease"]]
     assert exported(client, name) == -1
 
     statuses: list[Json] = []
@@ -472,30 +747,29 @@ def waits_for_messages(broker: LocalBroker, name: str) -> bool:
     return broker.run(stream.waiters.count_readers) > 0
 
 
-def test_a_lane_of_files_that_waits_is_woken_when_an_upload_is_abandoned(
+def test_pending_plan_is_woken_when_an_upload_is_abandoned(
     broker: LocalBroker, client: Connection, other: Connection
 ) -> None:
     name = create(other, f"s{next(numbers)}", exportDefinition=to_s3())
     append(other, name, json.dumps(task(0)).encode())
-    (found,) = plan(other, lane="files", pipeline="q")
+    (found,) = plan(other, task="b")
     going_on = msgspec.to_builtins(upload(0))
-    commit(other, report(found, settledEnd=0, isInterim=True, uploads=[going_on]))
-    waits = Waiting(broker, client, lane="files")
+    commit(other, interim(found, uploads=[going_on]))
+    pending = Waiting(broker, client)
     other.call(Operation.DeleteMessageStream, name=name)
-    slices = waits.finish()
-    # It may be answered because a stream is gone; then it asks again.
-    (abort,) = slices or plan(client, lane="files")
-    assert (abort["kind"], abort["uploads"]) == ("abandoned_upload", [going_on])
+    # It may be answered because a stream is gone; then the task asks again.
+    (abort,) = pending.work() or plan(client)
+    assert (abort["work"], abort["upload"]) == ("abort", going_on)
     assert commit(client, report(abort)) == [abort["lease"]]
 
 
-def test_a_status_is_on_the_disk_before_its_report_is_answered(tmp_path: Path) -> None:
+def test_status_is_on_the_disk_before_its_report_is_answered(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with LocalBroker(root, sync_interval_ms=3_600_000) as broker, broker.connect() as client:
         create(client, "status")
         create(client, "s", exportDefinition=to_s3(**told_in("status")))
         append(client, "s", json.dumps(task(0)).encode())
-        (found,) = plan(client, lane="files")
+        (found,) = plan(client)
         event = {"sequenceNumber": 0, "status": 0, "message": "done", "time": 5}
         commit(client, report(found, events=[event]))
         logs: dict[str, Any] = {
@@ -505,7 +779,7 @@ def test_a_status_is_on_the_disk_before_its_report_is_answered(tmp_path: Path) -
         assert not logs["status"].has_unsynced
 
 
-def test_what_was_dropped_while_somebody_had_it_is_told_when_the_broker_stops(
+def test_tasks_dropped_while_they_were_leased_are_canceled_when_the_broker_stops(
     tmp_path: Path,
 ) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
@@ -513,7 +787,7 @@ def test_what_was_dropped_while_somebody_had_it_is_told_when_the_broker_stops(
         exports = to_s3(**told_in("status"))
         create(client, "s", exportDefinition=exports, timeToLiveMillis=60_000)
         append(client, "s", json.dumps(task(0)).encode())
-        (found,) = plan(client, lane="files")
+        (found,) = plan(client)
         broker.run(lambda: broker.broker.streams.trim(now_millis() + 120_000))
         assert broker.run(lambda: broker.broker.streams.find("status").log.end) == 0
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
@@ -522,25 +796,26 @@ def test_what_was_dropped_while_somebody_had_it_is_told_when_the_broker_stops(
         assert commit(client, report(found)) == []
 
 
-def test_statuses_uploads_and_progress_are_there_after_a_restart(tmp_path: Path) -> None:
+def test_statuses_uploads_and_progress_survive_a_restart(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         create(client, "status")
         create(client, "s", exportDefinition=to_s3(**told_in("status")))
         for number in range(2):
             append(client, "s", json.dumps(task(number)).encode())
-        (found,) = plan(client, lane="files")
+        (found,) = plan(client)
         event = {"sequenceNumber": 0, "status": 0, "message": "done", "time": 5}
         going_on = msgspec.to_builtins(upload(1, parts=["a"]))
         commit(client, report(found, settledEnd=1, events=[event], uploads=[going_on]))
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
-        (again,) = plan(client, lane="files")
+        (again,) = plan(client)
         assert (again["first"], again["uploads"]) == (1, [going_on])
         assert len(read(client, "status")) == 1
 
 
-def test_a_pipeline_is_known_from_its_first_plan_to_its_end(
-    broker: LocalBroker, stream: str
-) -> None:
+# Pipelines
+
+
+def test_pipeline_is_known_from_its_first_plan_on(broker: LocalBroker, stream: str) -> None:
     name = f"of {stream}"
     about = {"started": 5, "sparkVersion": "4.1.0", "master": "local[3]", "sparkPage": None}
 
@@ -550,14 +825,16 @@ def test_a_pipeline_is_known_from_its_first_plan_to_its_end(
 
     with broker.connect() as leaving:
         append(leaving, stream, b"x")
+        ask(leaving, pipeline=name, task="driver", maxSlices=0, about=about)
         assert known() is None
         (found,) = plan(leaving, pipeline=name, about=about)
         assert known().is_connected
         assert msgspec.to_builtins(known().about) == about
+        assert list(known().tasks["t"].assignments) == [found["lease"]]
         commit(leaving, report(found))
-        plan(leaving, pipeline=name)
-        batch = known().lanes[Lane.steady].last
-        assert (batch.number, batch.work) == (1, Work(slices=1, messages=1))
+        delivery = broker.run(lambda: broker.broker.pipelines.deliveries[-1])
+        assert (delivery.holder, delivery.messages) == (Holder(name, "t"), 1)
+        assert known().tasks["t"].assignments == {}
     wait_until(lambda: not known().is_connected)
 
 
@@ -571,7 +848,7 @@ def test_a_pipeline_is_known_from_its_first_plan_to_its_end(
         ("4.1.0", "about"),
     ],
 )
-def test_what_a_pipeline_tells_of_itself_is_checked(
+def test_invalid_description_of_a_pipeline_is_refused(
     client: Connection, about: Any, message: str
 ) -> None:
     with pytest.raises(InvalidRequestException, match=message):

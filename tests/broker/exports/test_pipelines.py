@@ -1,34 +1,73 @@
-"""Pipelines that come, work and go, on a clock that goes when it is told to."""
+"""Pipelines and their tasks as the dashboard shows them, on a clock that tests set."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from penstock.broker.exports.pipelines import Batch, Pipeline, Pipelines, Work
-from penstock.model.exporting import Lane, PipelineDescription
+from penstock.broker.exports.lease import Holder
+from penstock.broker.exports.pipelines import Delivery, Pipeline, Pipelines, Task
+from penstock.model.exporting import (
+    AnyWork,
+    DeliveryReport,
+    MessageSlice,
+    PipelineDescription,
+    UploadAbort,
+)
+from tests.broker.exports.workbench import upload
 
 START = 1_700_000_000_000
 ABOUT = PipelineDescription(started=START, spark_version="4.1.0", master="local[4]")
-WORK = Work(2, 30)
+
+
+def messages(lease: str = "l", first: int = 0, end: int = 30) -> MessageSlice:
+    return MessageSlice(
+        lease=lease,
+        stream="s",
+        identifier="e",
+        stream_id="i",
+        kind="http",
+        config={},
+        first=first,
+        end=end,
+        arrived=[],
+        has_files=True,
+        segments=[],
+    )
+
+
+def abort(lease: str = "l") -> UploadAbort:
+    return UploadAbort(lease=lease, stream="s", identifier="e", upload=upload(7))
 
 
 class Bench:
     def __init__(self) -> None:
         self.seconds = 100.0
-        self.pipelines = Pipelines(
-            lambda: self.seconds, lambda: START + round((self.seconds - 100) * 1000)
-        )
+        self.pipelines = Pipelines(lambda: self.seconds, lambda: self.now)
+
+    @property
+    def now(self) -> int:
+        return START + round((self.seconds - 100) * 1000)
 
     def ask(
-        self, name: str = "p", lane: Lane = Lane.steady, about: PipelineDescription | None = None
+        self,
+        *holding: str,
+        name: str = "p",
+        task: str = "t",
+        about: PipelineDescription | None = None,
     ) -> None:
-        self.pipelines.note_asking(name, lane, about)
+        self.pipelines.note_request(Holder(name, task), holding, about)
 
-    def give(self, work: Work = WORK, name: str = "p", lane: Lane = Lane.steady) -> None:
-        self.pipelines.note_given(name, lane, work)
+    def give(self, *work: AnyWork, name: str = "p", task: str = "t") -> None:
+        self.pipelines.note_work(Holder(name, task), work)
 
-    def leave(self, name: str = "p", lane: Lane = Lane.steady) -> None:
-        self.pipelines.note_departure(name, lane)
+    def report(self, lease: str = "l", *, task: str = "t", **fields: Any) -> None:
+        report = DeliveryReport(lease=lease, stream="s", identifier="e", **fields)
+        self.pipelines.note_report(Holder("p", task), report)
+
+    def leave(self, name: str = "p", task: str = "t") -> None:
+        self.pipelines.note_departure(Holder(name, task))
 
     @property
     def names(self) -> list[str]:
@@ -40,8 +79,13 @@ class Bench:
         return pipeline
 
     @property
-    def batches(self) -> list[Batch]:
-        return list(self.pipelines.batches)
+    def task(self) -> Task:
+        (task,) = self.only.tasks.values()
+        return task
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        return list(self.pipelines.deliveries)
 
 
 @pytest.fixture
@@ -49,124 +93,179 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_nothing_is_known_of_those_that_never_asked(bench: Bench) -> None:
-    assert bench.names == []
-    assert bench.batches == []
+# Deliveries
+
+
+def test_holders_that_never_asked_are_unknown(bench: Bench) -> None:
     bench.leave("nobody")
-    assert bench.names == []
+    bench.give(messages())
+    bench.report()
+    assert (bench.names, bench.deliveries) == ([], [])
+    assert bench.pipelines.count_tasks("p") == 0
 
 
-def test_a_batch_lasts_until_the_next_is_asked_for(bench: Bench) -> None:
+def test_delivery_lasts_from_the_plan_to_the_final_report(bench: Bench) -> None:
     bench.ask()
     bench.seconds += 7
-    bench.give()
+    bench.give(messages())
+    (assignment,) = bench.task.assignments.values()
+    assert (assignment.kind, assignment.messages, assignment.started) == ("http", 30, START + 7000)
     bench.seconds += 1.5
-    assert bench.batches == []
-    bench.ask()
+    bench.report(exported_messages=30)
 
-    batch = Batch("p", Lane.steady, 1, START + 7000, 1.5, WORK)
-    assert bench.batches == [batch]
-    lane = bench.only.lanes[Lane.steady]
-    assert (lane.batches, lane.last) == (1, batch)
-    durations = bench.pipelines.durations[Lane.steady].look()
+    delivery = Delivery(Holder("p", "t"), "http", "s", "e", 30, START + 7000, 1.5, "")
+    assert bench.deliveries == [delivery]
+    assert (bench.task.deliveries, bench.task.messages) == (1, 30)
+    assert bench.task.assignments == {}
+    durations = bench.pipelines.durations["http"].look()
     assert (sum(durations.counts), durations.sum) == (1, 1.5)
-    assert bench.only.last_seen == START + 8500
 
 
-def test_one_that_was_given_nothing_has_no_batch(bench: Bench) -> None:
+def test_interim_report_counts_messages_and_the_delivery_goes_on(bench: Bench) -> None:
     bench.ask()
-    bench.give(Work(0, 0))
-    bench.seconds += 1
+    bench.give(messages())
+    bench.report(exported_messages=20, is_final=False)
+    assert (bench.task.deliveries, bench.task.messages) == (0, 20)
+    assert list(bench.task.assignments) == ["l"]
+    bench.report(exported_messages=10, error="it is down")
+    assert bench.task.messages == 30
+    assert [delivery.error for delivery in bench.deliveries] == ["it is down"]
+
+
+def test_report_about_an_unknown_lease_counts_messages_only(bench: Bench) -> None:
+    """As after a restart of the broker."""
+    bench.ask("l")
+    bench.report(exported_messages=20)
+    assert (bench.task.deliveries, bench.task.messages) == (0, 20)
+    assert bench.deliveries == []
+
+
+def test_aborted_upload_is_a_delivery_without_messages(bench: Bench) -> None:
     bench.ask()
-
-    assert bench.batches == []
-    assert bench.only.lanes[Lane.steady].batches == 0
-
-
-def test_lanes_have_batches_of_their_own(bench: Bench) -> None:
-    for lane in (Lane.steady, Lane.files):
-        bench.ask(lane=lane)
-        bench.give(lane=lane)
-    bench.seconds += 1
-    bench.ask(lane=Lane.files)
-    bench.seconds += 1
-    bench.ask(lane=Lane.steady)
-
-    assert [(batch.lane, batch.number, batch.seconds) for batch in bench.batches] == [
-        (Lane.files, 1, 1.0),
-        (Lane.steady, 1, 2.0),
-    ]
+    bench.give(abort())
+    bench.report()
+    (delivery,) = bench.deliveries
+    assert (delivery.kind, delivery.messages) == ("s3_task_executor", 0)
 
 
-def test_of_a_batch_whose_pipeline_left_nobody_knows_how_long_it_took(bench: Bench) -> None:
+def test_tasks_have_assignments_of_their_own(bench: Bench) -> None:
+    for task in "ab":
+        bench.ask(task=task)
+        bench.give(messages(task), task=task)
+    bench.report("a", task="a")
+    assert [list(each.assignments) for each in bench.only.tasks.values()] == [[], ["b"]]
+
+
+def test_assignments_that_a_task_no_longer_holds_are_forgotten(bench: Bench) -> None:
     bench.ask()
-    bench.give()
+    bench.give(messages("a"), messages("b"))
+    bench.ask("b", "c")
+    assert list(bench.task.assignments) == ["b"]
+    assert bench.deliveries == []
+
+
+def test_assignments_stay_while_a_task_is_disconnected(bench: Bench) -> None:
+    bench.ask()
+    bench.give(messages())
     bench.leave()
+    bench.seconds += 1
+    bench.ask("l")
+    bench.report()
+    assert [delivery.seconds for delivery in bench.deliveries] == [1.0]
+
+
+def test_only_the_latest_deliveries_are_kept_and_all_are_counted(bench: Bench) -> None:
+    bench.ask()
+    for number in range(300):
+        bench.give(messages(first=number, end=number + 1))
+        bench.report()
+
+    assert len(bench.deliveries) == 200
+    assert bench.task.deliveries == 300
+    assert sum(bench.pipelines.durations["http"].look().counts) == 300
+
+
+# Pipelines and tasks
+
+
+def test_pipeline_is_connected_as_long_as_one_of_its_tasks_is(bench: Bench) -> None:
+    for task in "ab":
+        bench.ask(task=task)
+    assert bench.pipelines.count_tasks("p") == 2
+    bench.leave(task="a")
+    assert bench.only.is_connected
+    assert bench.pipelines.count_tasks("p") == 1
+    bench.seconds += 5
+    bench.leave(task="b")
     assert not bench.only.is_connected
+    assert bench.pipelines.count_tasks("p") == 0
+    assert bench.only.last_seen == START + 5000
+
+
+def test_task_that_reconnects_is_the_same_task(bench: Bench) -> None:
+    bench.ask()
+    bench.leave()
     bench.seconds += 100
     bench.ask()
-
-    assert bench.batches == []
-    assert bench.only.is_connected
-
-
-def test_one_is_connected_as_long_as_one_of_its_lanes_is(bench: Bench) -> None:
-    bench.ask(lane=Lane.steady)
-    bench.ask(lane=Lane.files)
-    bench.leave(lane=Lane.steady)
-    assert bench.only.is_connected
-    bench.leave(lane=Lane.files)
-    assert not bench.only.is_connected
+    assert bench.task.is_connected
+    assert (bench.task.started, bench.task.last_seen) == (START, START + 100_000)
 
 
-def test_what_it_told_of_itself_is_kept(bench: Bench) -> None:
+def test_description_is_kept(bench: Bench) -> None:
+    bench.ask()
+    assert str(bench.only) == "p"
     bench.ask(about=ABOUT)
     bench.ask()
-
     assert bench.only.about == ABOUT
     assert str(bench.only) == "p on Spark 4.1.0, local[4]"
 
 
-def test_only_the_latest_batches_are_kept_and_all_are_counted(bench: Bench) -> None:
-    for _ in range(301):
-        bench.ask()
-        bench.give()
-
-    assert [batch.number for batch in bench.batches] == list(range(101, 301))
-    assert bench.only.lanes[Lane.steady].batches == 300
-    assert sum(bench.pipelines.durations[Lane.steady].look().counts) == 300
-
-
-def test_those_that_are_gone_are_forgotten_when_others_come(bench: Bench) -> None:
-    bench.ask("stays")
+def test_disconnected_pipelines_are_forgotten_when_others_connect(bench: Bench) -> None:
+    bench.ask(name="stays")
     for number in range(20):
         bench.seconds += 1
-        bench.ask(str(number))
+        bench.ask(name=str(number))
         bench.leave(str(number))
 
     assert bench.names == ["stays", *map(str, range(13, 20))]
-    bench.ask("another")
+    bench.ask(name="another")
     assert bench.names == ["stays", *map(str, range(14, 20)), "another"]
 
 
-def test_those_that_are_connected_are_not_forgotten(bench: Bench) -> None:
+def test_connected_pipelines_are_not_forgotten(bench: Bench) -> None:
     for number in range(20):
-        bench.ask(str(number))
+        bench.ask(name=str(number))
 
     assert len(bench.names) == 20
 
 
-def test_that_one_came_and_went_is_logged_once(
+def test_disconnected_tasks_are_forgotten_when_others_connect(bench: Bench) -> None:
+    bench.ask(task="stays")
+    for number in range(40):
+        bench.seconds += 1
+        bench.ask(task=str(number))
+        bench.leave(task=str(number))
+
+    assert list(bench.only.tasks) == ["stays", *map(str, range(25, 40))]
+
+
+def test_connected_tasks_are_not_forgotten(bench: Bench) -> None:
+    for number in range(40):
+        bench.ask(task=str(number))
+
+    assert len(bench.only.tasks) == 40
+
+
+def test_connection_and_disconnection_are_logged_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
-        for lane in Lane:
-            bench.ask(lane=lane, about=ABOUT)
-            bench.ask(lane=lane, about=ABOUT)
-        for lane in Lane:
-            bench.leave(lane=lane)
+        for task in "aab":
+            bench.ask(task=task, about=ABOUT)
+        for task in "ab":
+            bench.leave(task=task)
 
     assert caplog.messages == [
-        "a pipeline asks for work: p on Spark 4.1.0, local[4]",
-        "a pipeline has gone: p on Spark 4.1.0, local[4]",
+        "pipeline connected: p on Spark 4.1.0, local[4]",
+        "pipeline disconnected: p on Spark 4.1.0, local[4]",
     ]

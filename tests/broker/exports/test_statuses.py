@@ -1,4 +1,4 @@
-"""Status messages: what is written, when, and what happens if it cannot be."""
+"""Status messages: their contents, their time, and status streams that do not accept them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def origin(level: StatusLevel | None = None, name: str | None = "status") -> Ori
     return Origin("s", "e", StatusConfig(level, name))
 
 
-def test_a_status_is_what_the_clients_of_aws_read(bench: Workbench) -> None:
+def test_status_has_the_format_of_the_aws_client(bench: Workbench) -> None:
     bench.create("status", {})
     bench.statuses.write(origin(), [event(7)], bench.now)
     (message,) = bench.status_messages()
@@ -47,7 +47,7 @@ def test_a_status_is_what_the_clients_of_aws_read(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("given", [None, {**task(7), "userMetadata": None}])
-def test_nothing_is_null(bench: Workbench, given: dict[str, Any] | None) -> None:
+def test_unset_fields_are_left_out(bench: Workbench, given: dict[str, Any] | None) -> None:
     bench.create("status", {})
     bench.statuses.write(origin(), [event(7, task=given)], bench.now)
     log = bench.streams.find("status").log
@@ -66,7 +66,7 @@ def test_nothing_is_null(bench: Workbench, given: dict[str, Any] | None) -> None
         (StatusLevel.DEBUG, {"Failure", "Warning", "Canceled", "Success", "InProgress"}),
     ],
 )
-def test_an_export_says_how_much_it_wants_to_know(
+def test_level_of_an_export_selects_statuses(
     bench: Workbench, level: StatusLevel | None, written: set[str]
 ) -> None:
     bench.create("status", {})
@@ -83,14 +83,14 @@ def test_without_a_status_stream_nothing_is_written(
     assert caplog.records == []
 
 
-def test_an_export_that_tells_its_own_stream_tells_nothing(bench: Workbench) -> None:
-    """It cannot be defined; one that was defined before that must not go round for ever."""
+def test_export_writes_no_statuses_into_its_own_stream(bench: Workbench) -> None:
+    """It cannot be defined; one that was defined before that rule must not write for ever."""
     stream = bench.create("s", {})
     bench.statuses.write(origin(name="s"), [event(1)], bench.now)
     assert stream.log.end == 0
 
 
-def test_whoever_waits_for_a_status_is_woken(bench: Workbench) -> None:
+def test_status_wakes_waiting_reads(bench: Workbench) -> None:
     stream = bench.create("status", {})
     woken: list[bool] = []
     stream.waiters.add(Waiter(1, woken.append))
@@ -98,7 +98,7 @@ def test_whoever_waits_for_a_status_is_woken(bench: Workbench) -> None:
     assert woken == [True]
 
 
-def test_many_go_through_segments_in_their_order(bench: Workbench) -> None:
+def test_many_statuses_are_written_in_order(bench: Workbench) -> None:
     stream = bench.create("status", {}, streamSegmentSize=2048)
     bench.statuses.write(origin(), [event(number) for number in range(40)], bench.now)
     assert stream.log.segment_count > 3
@@ -108,7 +108,7 @@ def test_many_go_through_segments_in_their_order(bench: Workbench) -> None:
 # When it cannot be written
 
 
-def test_an_export_goes_on_without_its_status_stream_which_is_said_once(
+def test_missing_status_stream_does_not_block_an_export_and_is_logged_once(
     bench: Workbench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.broker.exports.statuses")
@@ -130,7 +130,7 @@ def test_an_export_goes_on_without_its_status_stream_which_is_said_once(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
-def test_a_full_status_stream_that_rejects_new_data_is_no_trouble_either(
+def test_full_status_stream_does_not_block_an_export(
     bench: Workbench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.create("status", {}, maxSize=1024, strategyOnFull=0)
@@ -144,7 +144,7 @@ def test_a_full_status_stream_that_rejects_new_data_is_no_trouble_either(
     assert "is full" in record.getMessage()
 
 
-def test_one_that_is_too_large_does_not_cost_the_others(bench: Workbench) -> None:
+def test_status_that_is_too_large_does_not_affect_others(bench: Workbench) -> None:
     bench.create("status", {}, maxSize=2048, streamSegmentSize=1024)
     events = [event(1), event(2, message="x" * 2048), event(3)]
     bench.statuses.write(origin(), events, bench.now)
@@ -155,7 +155,7 @@ def test_one_that_is_too_large_does_not_cost_the_others(bench: Workbench) -> Non
 # When it is on the disk
 
 
-def test_what_was_written_is_synced_with_the_progress(bench: Workbench) -> None:
+def test_statuses_are_synced_with_the_progress(bench: Workbench) -> None:
     bench.create_tasks("s", 2)
     log: Any = bench.streams.find("status").log
     bench.commit(report(bench.plan_file(), settled_end=1, events=[event(0)]))
@@ -167,14 +167,14 @@ def test_what_was_written_is_synced_with_the_progress(bench: Workbench) -> None:
     assert not log.has_unsynced
 
 
-def test_a_stream_that_was_deleted_need_not_be_synced(bench: Workbench) -> None:
+def test_deleted_stream_is_not_synced(bench: Workbench) -> None:
     bench.create("status", {})
     bench.statuses.write(origin(), [event(1)], bench.now)
     bench.delete("status")
     bench.statuses.sync()()
 
 
-def test_a_report_that_comes_again_is_not_told_again(bench: Workbench) -> None:
+def test_repeated_report_writes_no_second_status(bench: Workbench) -> None:
     bench.create_tasks("s", 3)
     found = bench.plan_file()
     failed = failure(found, events=[event(0, Status.Warning)])
@@ -183,7 +183,7 @@ def test_a_report_that_comes_again_is_not_told_again(bench: Workbench) -> None:
     assert len(bench.told()) == 1
 
 
-def test_a_retry_does_not_repeat_in_progress(bench: Workbench) -> None:
+def test_retry_does_not_repeat_in_progress(bench: Workbench) -> None:
     bench.create("status", {})
     debug = origin(StatusLevel.DEBUG)
     for events in (

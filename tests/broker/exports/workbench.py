@@ -104,7 +104,7 @@ def failure(found: AnyWork, **fields: Any) -> DeliveryReport:
     return report(found, **{**plain, **fields})
 
 
-def interim(found: MessageSlice, **fields: Any) -> DeliveryReport:
+def interim(found: AnyWork, **fields: Any) -> DeliveryReport:
     """No message has arrived yet, and more reports follow."""
     return failure(found, **{"error": "", "is_final": False, **fields})
 

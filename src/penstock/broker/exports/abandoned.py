@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from penstock.broker.exports.deliverable import NO_PRIORITY, Deliverable, Outcome
-from penstock.broker.exports.lease import Holder, Lease, ParsedId
+from penstock.broker.exports.lease import Lease
 from penstock.broker.exports.pacing import Due
 from penstock.broker.exports.statuses import Origin, Statuses
 from penstock.model.exporting import DeliveryReport, TaskEvent, UploadAbort
@@ -53,10 +53,6 @@ class AbandonedUpload(Deliverable):
 
     def wire_bytes_of(self, size: int) -> float:  # noqa: ARG002
         return 0.0
-
-    def adopt_lease(self, lease_id: str, parsed: ParsedId, holder: Holder, ends_at: float) -> bool:  # noqa: ARG002
-        """Never: aborting an upload twice does no harm."""
-        return False
 
     def describe(self, lease: Lease, is_metered: bool) -> UploadAbort:  # noqa: ARG002
         return UploadAbort(

@@ -113,7 +113,9 @@ class Cancellations:
         self.forget_dropped(export, ended)
         left = export.dropped
         export.dropped = []
-        self._write(export, [event for event in left if event.sequence_number not in export.arrived])
+        self._write(
+            export, [event for event in left if event.sequence_number not in export.arrived]
+        )
 
     def forget_dropped(self, export: TaskExport, ended: Container[int]) -> None:
         """These tasks have ended: their status is written."""

@@ -1,8 +1,8 @@
 """What tasks lease and deliver: a state machine that alone decides who may have it.
 
-    free ──lease──▶ leased ──report──▶ settling ──stored──▶ free, after a failure with a pause
-      ▲               │  ▲                │
-      └─lease expires─┘  └──not stored, or more reports follow
+free ──lease──▶ leased ──report──▶ settling ──stored──▶ free, after a failure with a pause
+  ▲               │  ▲                │
+  └─lease expires─┘  └────────────────┘ not stored, or more reports follow
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -44,13 +45,29 @@ class Outcome(NamedTuple):
     report: DeliveryReport
     progress: ExportProgress | None = None
     # S3 tasks: uploads that continue, uploads to be aborted, and ids of uploads that are over.
-    uploads: list[UploadProgress] = []
-    abandoned: list[UploadProgress] = []
-    ended: list[str] = []
+    uploads: Sequence[UploadProgress] = ()
+    abandoned: Sequence[UploadProgress] = ()
+    ended: Sequence[str] = ()
+
+    @property
+    def ends_lease(self) -> bool:
+        """What could not be kept is delivered again, also if the task has more to report."""
+        return self.report.is_final or bool(self.report.error)
 
     @property
     def continued(self) -> list[Upload]:
         return [each.upload for each in self.uploads]
+
+
+class _Reported(NamedTuple):
+    """A report that was accepted."""
+
+    lease: str
+    digest: bytes
+    is_final: bool
+
+
+_NO_REPORT = _Reported("", b"", is_final=False)
 
 
 class Deliverable(ABC):
@@ -72,9 +89,8 @@ class Deliverable(ABC):
         self._not_before = -math.inf
         # Nothing was leased or reported since the broker started.
         self._is_untouched = True
-        # The lease and the digest of the last accepted report: it may come again if its answer was
-        # lost.
-        self._last_report = ("", b"")
+        # It may come again if its answer was lost.
+        self._last_report = _NO_REPORT
 
     # What subclasses decide
 
@@ -173,46 +189,56 @@ class Deliverable(ABC):
         self.turn = turn
         self._state = _Leased(lease)
 
-    def renew_lease(self, lease_id: str, ends_at: float) -> bool:
-        """False if the task no longer has it."""
+    def renew_lease(self, holder: Holder, ends_at: float) -> None:
+        """The task holds it, also if the broker did not know until now which task that is."""
         match self._state:
-            case _Leased(lease) if lease.id == lease_id:
-                self._state = _Leased(lease._replace(ends_at=ends_at))
-                return True
-            case _Settling(lease):
-                return lease.id == lease_id
-        return False
+            case _Leased(lease) | _Settling(lease):
+                self._state = self._state._replace(
+                    lease=lease._replace(holder=holder, ends_at=ends_at)
+                )
+
+    def find_resumed(self, parsed: ParsedId) -> int | None:  # noqa: ARG002 - for subclasses
+        """The first unsettled message of a lease of the broker before a restart.
+
+        None if the lease is not valid any more.
+        """
+        return None
 
     def adopt_lease(self, lease_id: str, parsed: ParsedId, holder: Holder, ends_at: float) -> bool:
         """Accept a lease of the broker before a restart, if nothing was leased since."""
-        number = self.next_number
-        is_free = isinstance(self._state, _Free) and self._is_untouched and not self.is_disabled
-        if not is_free or not parsed.first <= number <= parsed.end:
+        first = self.find_resumed(parsed)
+        if first is None or not self._is_untouched:
             return False
         self._is_untouched = False
-        self._state = _Leased(Lease(lease_id, holder, number, parsed.end, ends_at))
+        self._state = _Leased(Lease(lease_id, holder, first, parsed.end, ends_at))
         return True
 
     def end_lease(self, holder: Holder, ends_at: float = -math.inf) -> None:
         """The task has given it up, or is gone unless it comes back before `ends_at`."""
         match self._state:
-            case _Leased(lease) if lease.holder == holder:
-                self._state = _Leased(lease._replace(ends_at=min(lease.ends_at, ends_at)))
+            case _Leased(lease) | _Settling(lease) if lease.holder == holder:
+                ends_at = min(lease.ends_at, ends_at)
+                self._state = self._state._replace(lease=lease._replace(ends_at=ends_at))
 
     def revoke_lease(self) -> None:
         """Reports about earlier leases are no longer accepted."""
         self._state = _Free()
         self._is_untouched = False
-        self._last_report = ("", b"")
+        self._last_report = _NO_REPORT
 
     # Reports
 
     def is_repeated(self, report: DeliveryReport) -> bool:
         """Whether it is the last accepted report, sent again."""
-        if self._last_report[0] != report.lease or self._last_report[1] != _digest(report):
+        last = self._last_report
+        if last.lease != report.lease or last.digest != _digest(report):
             return False
         lease = self.lease
         return report.is_final or (lease is not None and lease.id == report.lease)
+
+    def has_finished(self, lease_id: str) -> bool:
+        """Whether the last report that was accepted has ended this lease."""
+        return self._last_report.is_final and self._last_report.lease == lease_id
 
     def begin_settling(self, report: DeliveryReport) -> Lease | None:
         """The lease that the report is about; None if the task no longer has it."""
@@ -234,26 +260,31 @@ class Deliverable(ABC):
         """The outcome is stored. `given` is the report as it came, and `chance` is in [0, 1)."""
         report = outcome.report
         had_failed = self.failures > 0
-        if isinstance(self._state, _Settling):
-            self._last_report = given.lease, _digest(given)
-            self._release(self._state.lease, report)
-        if report.is_final or report.error:
-            self._pause(report, now, chance)
+        has_advanced = self._has_advanced(report)
+        match self._state:
+            case _Settling(lease):
+                has_advanced = has_advanced or lease.has_advanced
+                self._last_report = _Reported(given.lease, _digest(given), given.is_final)
+                self._state = (
+                    _Free()
+                    if outcome.ends_lease
+                    else _Leased(
+                        lease._replace(
+                            first=report.settled_end,
+                            charged=max(lease.charged - report.sent_bytes, 0.0),
+                            has_advanced=has_advanced,
+                        )
+                    )
+                )
+        if outcome.ends_lease:
+            self._pause(report, has_advanced, now, chance)
         self.apply(outcome)
         self.log_result(report, had_failed)
 
-    def _release(self, lease: Lease, report: DeliveryReport) -> None:
-        # What could not be kept is delivered again, also if the task has more to report.
-        if report.is_final or report.error:
-            self._state = _Free()
-            return
-        charged = max(lease.charged - report.sent_bytes, 0.0)
-        self._state = _Leased(lease._replace(first=report.settled_end, charged=charged))
-
-    def _pause(self, report: DeliveryReport, now: float, chance: float) -> None:
+    def _pause(self, report: DeliveryReport, has_advanced: bool, now: float, chance: float) -> None:
         pause = report.pause_millis / 1000
         if report.error:
-            self.failures = 1 if self._has_advanced(report) else self.failures + 1
+            self.failures = 1 if has_advanced else self.failures + 1
             pause = max(pause, backoff_seconds(self.failures, chance))
         else:
             self.failures = 0

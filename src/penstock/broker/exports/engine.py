@@ -18,9 +18,9 @@ from penstock.broker.exports.abandoned import AbandonedUpload, AbandonedUploads
 from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.cancellations import Cancellations
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.deliverable import Deliverable
+from penstock.broker.exports.deliverable import Deliverable, Outcome
 from penstock.broker.exports.export import Export
-from penstock.broker.exports.lease import Holder, Lease, parse_id
+from penstock.broker.exports.lease import Holder, Lease, ParsedId, parse_id
 from penstock.broker.exports.message_export import MessageExport
 from penstock.broker.exports.registry import Registry
 from penstock.broker.exports.settlement import Settled, Settlement
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 # A task that has lost its connection keeps its leases for so long, to reconnect.
 _GRACE_SECONDS = 3.0
+# The task that holds a lease of the broker before a restart, until it asks for work.
+_UNKNOWN = Holder("", "")
 
 
 class Plan(NamedTuple):
@@ -95,6 +97,9 @@ class Exports:
         self._abandoned.add(each for each in uploads if each.is_abandoned)
         self._cancellations = Cancellations(self._all, statuses, self._abandoned, now_millis)
         streams.tell(self._cancellations)
+        # They remember how far their streams go.
+        for _ in self._all:
+            pass
 
     def _make(self, stream: Stream, kind: str, config: ExportConfig) -> Export:
         if kind == "s3_task_executor":
@@ -187,10 +192,16 @@ class Exports:
         """The bytes that it may send now; 0 if it has to wait for bandwidth."""
         if not each.is_charged:
             return math.inf
+        return 0.0 if self._waits_for_files(each) else self._bandwidth.room(each.priority)
+
+    def _waits_for_files(self, each: Deliverable) -> bool:
+        """Whether the next bandwidth belongs to a file that is at least as urgent."""
         reserved = self.min_reserved_priority()
-        if reserved is not None and reserved < each.priority:
-            return 0.0
-        return self._bandwidth.room(each.priority)
+        if reserved is None or not each.is_charged:
+            return False
+        # A file with a debt has had its turn: equally urgent messages get their half meanwhile.
+        is_next = reserved == each.priority and not self._bandwidth.has_debt(reserved)
+        return reserved < each.priority or is_next
 
     def _lease(
         self,
@@ -212,7 +223,7 @@ class Exports:
         self, request: PlanExportsRequest, sees: Callable[[str], bool], now_millis: int
     ) -> Outlook:
         """What to wait for when nothing is due."""
-        if self.suspension or not request.max_slices:
+        if self.suspension or not request.max_slices or not request.max_bytes:
             return Outlook(math.inf, [])
         now = self._clock()
         at = math.inf
@@ -223,6 +234,9 @@ class Exports:
                 continue
             due = each.due(now, now_millis)
             if due.end > each.next_number:
+                if self._waits_for_files(each):
+                    # A grant makes pending plans look again.
+                    continue
                 room_at = now
                 if each.is_charged:
                     room_at += self._bandwidth.seconds_until_room(each.priority)
@@ -242,23 +256,31 @@ class Exports:
         held = set(holding)
         for each in self._deliverables():
             lease = each.lease
-            if lease is None or lease.holder != holder:
-                continue
-            if lease.id in held:
-                each.renew_lease(lease.id, ends_at)
+            if lease is not None and lease.id in held:
+                each.renew_lease(holder, ends_at)
                 held.discard(lease.id)
-            else:
+            elif lease is not None:
                 each.end_lease(holder)
-        return [lease_id for lease_id in held if not self._adopt(lease_id, holder, ends_at)]
+            # The task reported them while its request waited.
+            held -= {lease_id for lease_id in held if each.has_finished(lease_id)}
+        return [
+            lease_id
+            for lease_id in holding
+            if lease_id in held and self._adopt(lease_id, holder, ends_at) is None
+        ]
 
-    def _adopt(self, lease_id: str, holder: Holder, ends_at: float) -> bool:
+    def _adopt(self, lease_id: str, holder: Holder, ends_at: float) -> Export | None:
         parsed = parse_id(lease_id)
-        if parsed is None or parsed.serial.startswith(self._run_id):
-            return False
+        if parsed is None or self._is_of_this_run(parsed):
+            return None
         for export in self._all:
             if export.name == parsed.name:
-                return export.adopt_lease(lease_id, parsed, holder, ends_at)
-        return False
+                is_adopted = export.adopt_lease(lease_id, parsed, holder, ends_at)
+                return export if is_adopted else None
+        return None
+
+    def _is_of_this_run(self, parsed: ParsedId) -> bool:
+        return parsed.serial.startswith(self._run_id)
 
     def depart(self, holder: Holder) -> None:
         """The connection of a task is gone; unless it reconnects, its leases end."""
@@ -270,7 +292,7 @@ class Exports:
         for each in self._deliverables():
             if each.lease is not None and each.lease.id == lease_id:
                 return each
-        return None
+        return self._adopt(lease_id, _UNKNOWN, self._clock() + _GRACE_SECONDS)
 
     def describe_lease(self, lease_id: str) -> AnyWork | None:
         """The work of a lease that a task holds."""
@@ -301,19 +323,27 @@ class Exports:
                     report.first,
                 )
                 continue
-            outcome = found.settle(report, lease, now_millis)
+            try:
+                outcome = found.settle(report, lease, now_millis)
+            except BaseException:
+                found.cancel_settling()
+                self.cancel(settlement)
+                raise
             settlement.settled.append(Settled(found, lease, report, outcome))
         return settlement
 
     def _find(self, report: DeliveryReport) -> Deliverable | None:
         parsed = parse_id(report.lease)
+        if parsed is None:
+            return None
         for each in self._deliverables():
-            if parsed is None or each.name != parsed.name:
+            # The names were checked against the token of the task.
+            names = each.name, each.stream_name, each.identifier
+            if names != (parsed.name, report.stream, report.identifier):
                 continue
-            is_earlier = not parsed.serial.startswith(self._run_id)
-            if is_earlier and each.next_number == report.first:
-                # It expires at once unless the task renews it.
-                each.adopt_lease(report.lease, parsed, Holder("", ""), self._clock())
+            if not self._is_of_this_run(parsed) and each.find_resumed(parsed) == report.first:
+                ends_at = self._clock() + _GRACE_SECONDS
+                each.adopt_lease(report.lease, parsed, _UNKNOWN, ends_at)
             return each
         return None
 
@@ -323,7 +353,8 @@ class Exports:
         for settled in settlement.settled:
             self._apply(settled, now)
             each = settled.deliverable
-            if not settled.report.is_final and isinstance(each, Export) and not self._all.has(each):
+            is_gone = isinstance(each, Export) and not self._all.has(each)
+            if not settled.report.is_final and (is_gone or settled.outcome.ends_lease):
                 # The task must not begin an upload that is about to be aborted.
                 settlement.lost.add(settled.lease.id)
 
@@ -332,7 +363,9 @@ class Exports:
         report = outcome.report
         self._count(each.kind, report)
         if each.is_charged:
-            unaccounted = lease.charged if report.is_final else min(lease.charged, report.sent_bytes)
+            unaccounted = lease.charged
+            if not outcome.ends_lease:
+                unaccounted = min(unaccounted, report.sent_bytes)
             self._bandwidth.charge(report.sent_bytes - unaccounted)
         chance = random.random()  # noqa: S311 - no secret
         each.finish_settling(settled.report, outcome, now, chance)
@@ -340,13 +373,14 @@ class Exports:
             self._abandoned.remove(outcome.ended)
         elif isinstance(each, TaskExport):
             self._abandoned.add(outcome.abandoned)
-            self._conclude(each, report)
+            self._conclude(each, outcome)
 
-    def _conclude(self, export: TaskExport, report: DeliveryReport) -> None:
-        if report.is_final:
-            self._cancellations.conclude_lease(export, ended_tasks(report))
+    def _conclude(self, export: TaskExport, outcome: Outcome) -> None:
+        ended = ended_tasks(outcome.report)
+        if outcome.ends_lease:
+            self._cancellations.conclude_lease(export, ended)
         else:
-            self._cancellations.forget_dropped(export, ended_tasks(report))
+            self._cancellations.forget_dropped(export, ended)
         if not self._all.has(export):
             # It was removed or moved while the report was stored.
             self._abandoned.abandon(export.track(export.uploads, are_abandoned=True))

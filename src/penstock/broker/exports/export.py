@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.broker.exports.deliverable import NO_PRIORITY, Deliverable
-from penstock.broker.exports.lease import Lease
+from penstock.broker.exports.lease import Lease, ParsedId
 from penstock.broker.streams import Stream
 from penstock.model import ExportConfig
 from penstock.model.exporting import DeliveryReport, ExportState
@@ -34,6 +34,9 @@ class Export(Deliverable):
         self.id = self.progress.export_id
         # An export whose kind changes keeps its id, and not its leases.
         super().__init__(f"{self.id}/{kind}", stream.name, config.identifier)
+        # Of the stream. A lease that was given before a restart has no messages behind it, unless
+        # a crash has lost them.
+        self._first_seen_end = stream.log.end
         # Messages behind the next one that have arrived.
         self.arrived: list[int] = []
         # Messages that were dropped or damaged before they were exported.
@@ -71,6 +74,11 @@ class Export(Deliverable):
     def held_end(self) -> int:
         """Messages below may still be reported by the task that holds them."""
         return self.lease.end if self.lease is not None else 0
+
+    def find_resumed(self, parsed: ParsedId) -> int | None:
+        first = max(parsed.first, self.position)
+        is_current = parsed.first <= self.next_number and first <= parsed.end
+        return first if is_current and parsed.end <= self._first_seen_end else None
 
     def size_of(self, end: int) -> int:
         return self.stream.log.size_of(self.next_number, end)
@@ -137,7 +145,9 @@ class Export(Deliverable):
         elif had_failed and not self.failures:
             logger.info("%s: it works again", who)
         if report.skipped:
-            logger.warning("%s: %s", who, describe_problem(msgspec.structs.replace(report, error="")))
+            logger.warning(
+                "%s: %s", who, describe_problem(msgspec.structs.replace(report, error=""))
+            )
         if report.missing:
             logger.warning("%s: messages that cannot be read are left out: %d", who, report.missing)
 
@@ -161,7 +171,8 @@ class Export(Deliverable):
     def state(self, now: float, now_millis: int) -> ExportState:
         if self.is_disabled:
             return ExportState.paused
-        if self.failures:
+        has_advanced = self.lease is not None and self.lease.has_advanced
+        if self.failures and not has_advanced:
             return ExportState.failing
         if self.next_number >= self.stream.log.end:
             return ExportState.up_to_date

@@ -128,7 +128,9 @@ class ExportHandlers:
         stops = request.pipeline in self._stopping
         plan = Plan([], 0, [])
         if self._latest.get(holder) is request:
-            plan = self._exports.plan(request, call.access.sees, self._now_millis(), leases=not stops)
+            plan = self._exports.plan(
+                request, call.access.sees, self._now_millis(), leases=not stops
+            )
             self._note_resumed(holder, request)
             if not (plan.work or plan.lost or stops or may_be_empty):
                 return False
@@ -187,8 +189,8 @@ class ExportHandlers:
 
         reservation = self._reservations.request(found.priority, request.size, grant)
         if self._reservations.has(reservation):
-            seconds = request.wait_millis / 1000
-            call.allow_seconds(seconds)
+            call.allow_seconds(request.wait_millis / 1000)
+            seconds = seconds_to_wait(request.wait_millis)
             timer = asyncio.get_running_loop().call_later(seconds, give_up)
 
             def cancel() -> None:

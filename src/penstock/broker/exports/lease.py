@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Self
 
-_ID = re.compile(r"(?P<name>.+)/(?P<first>\d+)-(?P<end>\d+)/(?P<serial>[0-9a-f-]+)")
+_ID = re.compile(r"(?P<name>.+)/(?P<first>[0-9]{1,19})-(?P<end>[0-9]{1,19})/(?P<serial>[0-9a-f-]+)")
 
 
 class Holder(NamedTuple):
@@ -29,6 +29,8 @@ class Lease(NamedTuple):
     ends_at: float
     # Bytes that the bandwidth was charged with and that no report has accounted for.
     charged: float = 0.0
+    # An earlier report has settled messages or parts of files.
+    has_advanced: bool = False
 
     @classmethod
     def make(

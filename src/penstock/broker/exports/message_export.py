@@ -52,7 +52,8 @@ class MessageExport(Export):
         size = batch_size_of(self.config)
         due = plan_due(first, log.end, size, interval, log.time_of, now_millis)
         leaves_at = self._leaves_at(now)
-        if interval is None and leaves_at > now and log.end - first < size:
+        is_gathered = interval is None and first >= self._due_end and log.end - first < size
+        if is_gathered and leaves_at > now:
             wait_millis = math.ceil((leaves_at - now) * 1000)
             return Due(first, now_millis + wait_millis, first + size)
         self._due_end = max(self._due_end, due.end)

@@ -25,7 +25,8 @@ class Settlement:
         self.settled: list[Settled] = []
         # Leases of reports that were accepted before and came again.
         self.repeated: list[str] = []
-        # Leases of exports that were removed or moved while a report was stored.
+        # Leases that have ended although their reports are not final: their exports were removed or
+        # moved meanwhile, or messages could not be kept.
         self.lost: set[str] = set()
 
     @property

@@ -9,7 +9,7 @@ import msgspec
 from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.deliverable import Outcome
 from penstock.broker.exports.export import Export
-from penstock.broker.exports.lease import Lease
+from penstock.broker.exports.lease import Lease, ParsedId
 from penstock.broker.exports.pacing import Due
 from penstock.broker.exports.statuses import Origin, Statuses
 from penstock.broker.streams import Stream
@@ -82,6 +82,11 @@ class TaskExport(Export):
         ]
 
     # Leases
+
+    def find_resumed(self, parsed: ParsedId) -> int | None:
+        # Tasks that the stream dropped before the restart are canceled.
+        first = super().find_resumed(parsed)
+        return first if first == self.next_number else None
 
     def due(self, now: float, now_millis: int) -> Due:  # noqa: ARG002 - tasks never wait
         end = self.stream.log.end
