@@ -45,9 +45,7 @@ _READ = frozenset(
         Operation.LocateMessages,
     )
 )
-_EXPORT = frozenset(
-    (Operation.PlanExports, Operation.CommitExports, Operation.ReserveBandwidth)
-)
+_EXPORT = frozenset((Operation.PlanExports, Operation.CommitExports, Operation.ReserveBandwidth))
 _CHANGE = frozenset(
     (
         Operation.CreateMessageStream,

@@ -135,9 +135,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     export_gather_ms: Annotated[
         int,
         _doc(
-            "how long messages that follow closely on others are gathered before they are exported; "
-            "exports of priority 1 to 3, full batches and the first message after a pause leave at "
-            "once",
+            "how long messages that follow closely on others are gathered before they are "
+            "exported; exports of priority 1 to 3, full batches and the first message after a "
+            "pause leave at once",
             ge=0,
             le=60_000,
         ),

@@ -174,15 +174,30 @@ def test_assignments_stay_while_a_task_is_disconnected(bench: Bench) -> None:
     assert [delivery.seconds for delivery in bench.deliveries] == [1.0]
 
 
-def test_only_the_latest_deliveries_are_kept_and_all_are_counted(bench: Bench) -> None:
+def test_only_the_latest_deliveries_of_a_kind_are_kept_and_all_are_counted(bench: Bench) -> None:
     bench.ask()
     for number in range(300):
         bench.give(messages(first=number, end=number + 1))
         bench.report()
 
-    assert len(bench.deliveries) == 200
+    assert len(bench.deliveries) == 60
     assert bench.task.deliveries == 300
     assert sum(bench.pipelines.durations["http"].look().counts) == 300
+
+
+def test_frequent_deliveries_do_not_displace_those_of_other_kinds(bench: Bench) -> None:
+    bench.ask()
+    bench.give(abort("abort"))
+    bench.seconds += 5
+    bench.report("abort")
+    for _ in range(100):
+        bench.seconds += 1
+        bench.give(messages())
+        bench.report()
+
+    assert [delivery.kind for delivery in bench.deliveries] == ["s3_task_executor"] + 60 * ["http"]
+    ended = [delivery.ended for delivery in bench.deliveries]
+    assert ended == sorted(ended)
 
 
 # Pipelines and tasks
