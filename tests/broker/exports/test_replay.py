@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -98,6 +99,13 @@ class Replay:
         work = [each for each in plan.work if each.stream == self.name]
         assert all(isinstance(each, MessageSlice) for each in work)
         return [each for each in work if isinstance(each, MessageSlice)]
+
+    def hold(self, *leases: str) -> list[str]:
+        """The task asks for no work, and delivers these; the leases that it has lost."""
+        plan = self.client.plan_exports(
+            self.name, "t", lease_millis=LEASE_MILLIS, holding=leases, max_slices=0
+        )
+        return plan.lost
 
     def lease_one(self) -> MessageSlice:
         (found,) = self.lease()
@@ -372,7 +380,8 @@ def test_slice_in_flight_is_fenced_off(client: StreamManagerClient, number: int)
     late = report(found, first=3, exported_messages=7)
     assert not replay.commit(late)
     assert replay.statistics().last_exported_sequence_number == number - 1
-    # Another task has the new slice, and the late report comes again.
+    # When the delivery has ended, another task has the new slice, and the late report comes again.
+    assert replay.hold() == []
     again = replay.lease(task="other")
     assert [each.first for each in again] == ([number] if number < 10 else [])
     assert not replay.commit(late)
@@ -384,11 +393,61 @@ def test_task_learns_that_its_lease_is_lost(client: StreamManagerClient) -> None
     replay = Replay(client, define(to_http()))
     found = replay.lease_one()
     replay.rewind(0)
-    plan = client.plan_exports(
-        replay.name, "t", lease_millis=LEASE_MILLIS, holding=[found.lease], max_slices=0
-    )
-    assert plan.lost == [found.lease]
+    assert replay.hold(found.lease) == [found.lease]
     assert not client.reserve_bandwidth(found.lease, 1).is_held
+
+
+def test_moved_export_waits_for_the_end_of_the_old_delivery(client: StreamManagerClient) -> None:
+    replay = Replay(client, define(to_http()))
+    found = replay.lease_one()
+    replay.rewind(8)
+    for _ in range(2):
+        assert replay.lease(task="other") == []
+        assert replay.hold(found.lease) == [found.lease]
+    # Also if it is moved once more.
+    replay.rewind(4)
+    assert replay.lease(task="other") == []
+    replay.hold()
+    (again,) = replay.lease(task="other")
+    assert again.first == 4
+
+
+def test_moved_export_does_not_wait_for_a_task_that_is_gone(process: BrokerProcess) -> None:
+    with StreamManagerClient(root=process.root) as client:
+        replay = Replay(client, define(to_http()))
+        with StreamManagerClient(root=process.root) as gone:
+            replay.client = gone
+            replay.lease_one()
+            replay.rewind(4)
+        replay.client = client
+        # The task may come back for some seconds.
+        (again,) = replay.lease(task="other", wait_millis=20_000)
+        assert again.first == 4
+        client.delete_message_stream(replay.name)
+
+
+def test_task_is_told_once_that_a_lease_is_lost(client: StreamManagerClient) -> None:
+    replay = Replay(client, define(to_http()))
+    found = replay.lease_one()
+    replay.rewind(0)
+
+    def ask() -> tuple[list[str], float]:
+        began = time.monotonic()
+        plan = client.plan_exports(
+            replay.name,
+            "t",
+            lease_millis=LEASE_MILLIS,
+            holding=[found.lease],
+            max_slices=0,
+            wait_millis=20_000,
+        )
+        return plan.lost, time.monotonic() - began
+
+    assert ask()[0] == [found.lease]
+    # It ends its delivery, and meanwhile it neither asks without a pause nor waits for long.
+    lost, seconds = ask()
+    assert lost == [found.lease]
+    assert 0.1 < seconds < 10
 
 
 def test_report_that_was_accepted_before_a_rewind_is_refused_after_it(
@@ -414,10 +473,7 @@ def test_rewind_survives_kill_9(tmp_path: Path) -> None:
         with StreamManagerClient(root=process.root) as client:
             replay.client = client
             # A lease of the position before is not adopted, although its next message is the same.
-            plan = client.plan_exports(
-                replay.name, "t", lease_millis=LEASE_MILLIS, holding=[found.lease], max_slices=0
-            )
-            assert plan.lost == [found.lease]
+            assert replay.hold(found.lease) == [found.lease]
             assert not replay.commit(report(found, first=6))
             assert replay.lease_one().first == 6
             replay.rewind(1)
@@ -537,6 +593,7 @@ def test_uploads_of_a_rewound_executor_are_aborted(files: Replay) -> None:
     begun = report(found, settled_end=1, uploads=uploads, exported_messages=1, is_final=False)
     assert files.commit(begun)
     files.rewind(0)
+    files.hold()
     plan = files.client.plan_exports(files.name, "other", lease_millis=LEASE_MILLIS)
     (again,) = [each for each in plan.work if isinstance(each, TaskSlice)]
     assert (again.first, again.uploads) == (0, [])

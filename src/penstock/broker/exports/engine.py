@@ -255,6 +255,7 @@ class Exports:
         """Renews these leases and frees the holder's others; those that it no longer has."""
         held = set(holding)
         for each in self._deliverables():
+            each.renew_fence(holder, holding, ends_at)
             lease = each.lease
             if lease is not None and lease.id in held:
                 each.renew_lease(holder, ends_at)

@@ -158,9 +158,10 @@ class Export(Deliverable):
             self.config = config
             self.forget_failures()
 
-    def take_over_losses(self, replaced: Export) -> None:
-        """It takes the place of this one, and counts on."""
+    def replace(self, replaced: Export) -> None:
+        """It takes the place of this one, whose delivery has to end first."""
         self._lost = replaced._lost
+        self.wait_for(replaced.lease or replaced._fence)
 
     def note_loss(self, end: int) -> None:
         """The messages below are about to be dropped; a task that holds some may deliver them."""

@@ -35,6 +35,9 @@ from penstock.wire.requests import (
 
 logger = logging.getLogger(__name__)
 
+# A task whose delivery goes on although its lease is lost asks again so soon, until it has ended.
+_LOST_SECONDS = 0.2
+
 
 class PendingCall(Protocol):
     @property
@@ -79,6 +82,8 @@ class ExportHandlers:
         self._creations: set[asyncio.Task[None]] = set()
         # The last plan that a task asked for, as long as it is connected.
         self._latest: dict[Holder, PlanExportsRequest] = {}
+        # Lost leases that a task was told, and whose deliveries it has not ended yet.
+        self._told_lost: dict[Holder, frozenset[str]] = {}
         # Pipelines whose tasks are to end.
         self._stopping: set[str] = set()
 
@@ -109,9 +114,12 @@ class ExportHandlers:
         if is_answered:
             return
         call.allow_seconds(request.wait_millis / 1000)
+        seconds = seconds_to_wait(request.wait_millis)
+        if self._told_lost.get(holder):
+            seconds = min(seconds, _LOST_SECONDS)
         pending = _PendingPlan(
             call,
-            seconds_to_wait(request.wait_millis),
+            seconds,
             lambda: self._exports.outlook(request, call.access.sees, self._now_millis()),
             lambda may_be_empty: self._answer_plan(call, request, may_be_empty=may_be_empty),
             self._streams,
@@ -132,7 +140,9 @@ class ExportHandlers:
                 request, call.access.sees, self._now_millis(), leases=not stops
             )
             self._note_resumed(holder, request)
-            if not (plan.work or plan.lost or stops or may_be_empty):
+            is_news = not self._told_lost.get(holder, frozenset()).issuperset(plan.lost)
+            self._told_lost[holder] = frozenset(plan.lost)
+            if not (plan.work or is_news or stops or may_be_empty):
                 return False
             self._pipelines.note_work(holder, plan.work)
         call.succeed(
@@ -157,6 +167,7 @@ class ExportHandlers:
         # Unless it has reconnected already.
         if self._latest.get(holder) is request:
             del self._latest[holder]
+            self._told_lost.pop(holder, None)
             self._exports.depart(holder)
             self._pipelines.note_departure(holder)
             if not any(each.pipeline == holder.pipeline for each in self._latest):

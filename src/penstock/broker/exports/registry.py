@@ -60,7 +60,7 @@ class Registry:
             if export is None or (export.id, export.kind) != (export_id, kind):
                 export = self._make(stream, kind, config)
                 if known_export is not None:
-                    export.take_over_losses(known_export)
+                    export.replace(known_export)
             export.change_config(config)
             exports.append(export)
         return _Known(stream.definition, exports)
