@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from penstock.broker.exports.export import Export
 from penstock.broker.exports.message_export import MessageExport
 from penstock.broker.exports.registry import Registry
@@ -77,3 +79,16 @@ def test_uploads_that_had_begun_belong_to_their_export(bench: Workbench) -> None
     bench.restart()
     assert bench.task_export("s", "a").uploads == []
     assert bench.task_export("s", "b").uploads == [upload(1), upload(2)]
+
+
+def test_moved_export_is_a_new_one_that_counts_on(bench: Workbench) -> None:
+    stream = bench.create("s", to_http(), 0, maxSize=4096, streamSegmentSize=1024)
+    bench.append("s", 20, size=500)
+    before = bench.export("s")
+    lost = bench.activity("s").lost_messages
+    assert lost == stream.log.oldest > 0
+    asyncio.run(bench.streams.rewind("s", "e", 0))
+    after = bench.export("s")
+    assert after is not before
+    assert after.name != before.name
+    assert bench.activity("s").lost_messages == lost
