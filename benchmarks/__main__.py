@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks import (
     appends,
     dashboard,
+    edge_cost,
     exports,
     files,
     memory,
@@ -39,6 +40,7 @@ PARTS: dict[str, Callable[[Path, Scale], Iterator[Comparison]]] = {
     "startup": startup.measure,
     "spark-scan": spark_scan.measure,
     "spark-latency": spark_latency.measure,
+    "edge-cost": edge_cost.measure,
     "exports": exports.measure,
     "files": files.measure,
     "dashboard": dashboard.measure,
@@ -65,13 +67,13 @@ def main() -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="draw docs/benchmarks.svg from a file of results, the newest by default",
+        help="draw the charts in docs from a file of results, the newest by default",
     )
     options = parser.parse_args()
     # So that the servers which it started are ended, however it ends.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if options.plot is not None:
-        print(plot.write(load(Path(options.plot) if options.plot else None)))
+        print(*plot.write(load(Path(options.plot) if options.plot else None)), sep="\n")
         return
     _measure(options.only or list(PARTS), QUICK if options.quick else FULL, options.directory)
 

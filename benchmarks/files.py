@@ -15,10 +15,9 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-import psutil
-
 from benchmarks.clients import WrongAnswerError
 from benchmarks.exports import Pipeline
+from benchmarks.processes import memory_bytes
 from benchmarks.report import Comparison, Unit
 from benchmarks.servers import Penstock, running
 from benchmarks.timing import Contender, Figure, Scale, measure_rates
@@ -251,8 +250,4 @@ def _measure_memory(bench: Bench, scale: Scale) -> Comparison:
 
 
 def _memory(bench: Bench) -> float:
-    total = 0.0
-    for process in (*bench.pipeline.processes(), bench.broker.process()):
-        with suppress(psutil.NoSuchProcess):
-            total += float(process.memory_full_info().pss)
-    return total
+    return memory_bytes((*bench.pipeline.processes(), bench.broker.process()))

@@ -28,6 +28,10 @@ class Unit(StrEnum):
     CORE_SHARE = "% of a core"
 
 
+# A peer's figure in one of these is compared with the first figure, which is ours.
+_COMPARED = (Unit.RATE, Unit.CORE_SHARE, Unit.MEGABYTES)
+
+
 @dataclass(frozen=True)
 class Target:
     """What was wanted of a figure: at least or at most so much, as a ratio or in its unit."""
@@ -88,7 +92,7 @@ def print_comparison(comparison: Comparison) -> None:
         target = comparison.targets.get(name)
         if target is not None:
             line += f"   {_describe(target)}"
-        elif comparison.unit is Unit.RATE and not name.startswith(OURS):
+        elif comparison.unit in _COMPARED and not name.startswith(OURS) and figure.median:
             line += f"   {ours / figure.median:5.2f} x"
         print(line)
     for note in comparison.notes:

@@ -11,7 +11,6 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import psutil
 
 from benchmarks.clients import STREAM, PenstockPy, WrongAnswerError
+from benchmarks.processes import measure_shares
 from benchmarks.report import Comparison, Unit
 from benchmarks.servers import Penstock, running
 from benchmarks.spark_session import describe, started
@@ -38,7 +38,6 @@ _PAUSE_SECONDS = 0.05
 _WARM_UP_MESSAGES = 50
 # What the last batch leaves to do is done.
 _SETTLE_SECONDS = 2.0
-_SAMPLE_SECONDS = 0.5
 
 
 class Source(ABC):
@@ -224,23 +223,8 @@ class RunningQuery:
 def _measure_processor(seconds: float) -> float:
     """Percent of a core that all processes started from here use: Java, its Python, the broker."""
     time.sleep(_SETTLE_SECONDS)
-    before = _processor_seconds()
-    used = dict(before)
-    start = time.monotonic()
-    while time.monotonic() < start + seconds:
-        time.sleep(_SAMPLE_SECONDS)
-        used |= _processor_seconds()
-    return 100 * (sum(used.values()) - sum(before.values())) / (time.monotonic() - start)
-
-
-def _processor_seconds() -> dict[int, float]:
-    """Of each process: what one used that ends later is not forgotten, nor taken for less."""
-    found = {}
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            found[process.pid] = times.user + times.system
-    return found
+    me = psutil.Process()
+    return measure_shares(lambda: {"all": me.children(recursive=True)}, seconds)["all"]
 
 
 def _percentile(values: list[float], percent: int) -> float:

@@ -27,6 +27,8 @@ class Scale:
     latency_rounds: int
     latency_messages: int
     idle_seconds: float
+    # The demo's load; half of it without messages.
+    edge_seconds: float
     # Messages of a run through the pipeline.
     exported: int
     # Small files of a run, and the megabytes of a large one.
@@ -46,6 +48,7 @@ FULL = Scale(
     latency_rounds=3,
     latency_messages=200,
     idle_seconds=10,
+    edge_seconds=60,
     exported=500_000,
     files=2_000,
     file_megabytes=1_000,
@@ -62,6 +65,7 @@ QUICK = Scale(
     latency_rounds=1,
     latency_messages=200,
     idle_seconds=5,
+    edge_seconds=20,
     exported=200_000,
     files=500,
     file_megabytes=400,
