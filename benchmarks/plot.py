@@ -1,4 +1,4 @@
-"""A bar chart of the rates as SVG, written by hand: readable on light and on dark pages."""
+"""Bar charts as SVG, written by hand: readable on light and on dark pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from pathlib import Path
 
 from benchmarks.report import OURS, Comparison, Unit, format_figure
 
-OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.svg"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+_RATES = (
+    "benchmarks.svg",
+    "Messages a second: Penstock beside Redis Streams, NATS JetStream, and Parquet read and "
+    "written by Spark",
+)
+_EXPORTS = (
+    "benchmarks-exports.svg",
+    "Rates, processor time and memory of exports: Penstock beside loops around boto3",
+)
 
 _WIDTH = 760
 _LABEL_WIDTH = 205
@@ -35,14 +45,25 @@ _STYLE = """
 """
 
 
-def write(comparisons: list[Comparison], path: Path = OUTPUT) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(draw([item for item in comparisons if item.unit is Unit.RATE]))
-    return path
+def write(comparisons: list[Comparison], directory: Path = DOCS) -> list[Path]:
+    """One chart of exports, and one of all other rates; none for what was not measured."""
+    exports = [each for each in comparisons if each.name.startswith(("exports", "edge-cost"))]
+    rates = [each for each in comparisons if each.unit is Unit.RATE and each not in exports]
+    compared = [each for each in exports if _has_peer(each) and each.unit is not Unit.SECONDS]
+    written = []
+    for (name, label), chosen in ((_RATES, rates), (_EXPORTS, compared)):
+        if chosen:
+            (directory / name).write_text(draw(chosen, label))
+            written.append(directory / name)
+    return written
 
 
-def draw(comparisons: list[Comparison]) -> str:
-    """Within a group a bar is as long as its share of the group's fastest."""
+def _has_peer(comparison: Comparison) -> bool:
+    return not all(name.startswith(OURS) for name in comparison.figures)
+
+
+def draw(comparisons: list[Comparison], label: str) -> str:
+    """Within a group a bar is as long as its share of the group's largest figure."""
     parts: list[str] = []
     y = _TOP
     for comparison in comparisons:
@@ -51,9 +72,7 @@ def draw(comparisons: list[Comparison]) -> str:
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"'
-            f' width="{_WIDTH}" height="{height}" role="img"'
-            ' aria-label="Messages a second: Penstock beside Redis Streams, NATS JetStream, and'
-            ' Parquet read and written by Spark">',
+            f' width="{_WIDTH}" height="{height}" role="img" aria-label="{escape(label)}">',
             f"<style>{_STYLE}</style>",
             *parts,
             "</svg>\n",
@@ -67,16 +86,16 @@ def _draw_group(comparison: Comparison, y: int, parts: list[str]) -> int:
         f'<tspan class="quiet" font-weight="400" dx="8">{comparison.unit}</tspan></text>'
     )
     y += _TITLE
-    fastest = max(figure.median for figure in comparison.figures.values())
+    largest = max(figure.median for figure in comparison.figures.values())
     ours = next(iter(comparison.figures.values())).median
     room = _WIDTH - _LABEL_WIDTH - _VALUE_WIDTH
     for name, figure in comparison.figures.items():
         is_ours = name.startswith(OURS)
-        width = max(2.0, room * figure.median / fastest)
+        width = max(2.0, room * figure.median / largest)
         value = format_figure(figure.median, comparison.unit)
-        ratio = (
-            "" if is_ours else f'<tspan class="quiet" dx="8">{ours / figure.median:.1f} x</tspan>'
-        )
+        ratio = ""
+        if not is_ours and figure.median:
+            ratio = f'<tspan class="quiet" dx="8">{ours / figure.median:.1f} x</tspan>'
         parts += (
             f'<text class="name" x="{_LABEL_WIDTH - 10}" y="{y + 13}">{escape(name)}</text>',
             f'<rect class="{"ours" if is_ours else "peer"}" x="{_LABEL_WIDTH}" y="{y}"'
