@@ -105,6 +105,8 @@ class MessageSlice(Work, frozen=True, rename="camel", kw_only=True, tag="message
     arrived: list[int]
     has_files: bool
     segments: list[SegmentSummary]
+    # About how many bytes its messages have.
+    size: int = 0
 
 
 class TaskSlice(MessageSlice, frozen=True, rename="camel", kw_only=True, tag="tasks"):

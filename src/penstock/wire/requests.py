@@ -168,11 +168,14 @@ class CommitExportsRequest(Request):
 
 
 class ReserveBandwidthRequest(Request):
-    """Bytes of a file that are to be sent; the answer waits until they may be."""
+    """Bytes of a file that are to be sent; the answer waits until they may be.
+
+    With `size` 0 it tells only whether the lease is still held.
+    """
 
     operation = Operation.ReserveBandwidth
     lease: Annotated[str, Meta(max_length=1024)]
-    size: Annotated[int, Meta(ge=1)]
+    size: Annotated[int, Meta(ge=0)]
     wait_millis: ReadTimeoutMillis = 0
 
 

@@ -147,10 +147,11 @@ class Exports:
         work: list[AnyWork] = []
         waiting = 0
         room = request.max_bytes
-        for each in self._due(sees, now, now_millis, request.max_priority):
+        max_priority = request.max_priority or math.inf
+        for each in self._due(sees, now, now_millis):
             is_full = len(work) == request.max_slices or room < 1
             wire_room = self._wire_room(each)
-            if is_full or not wire_room:
+            if is_full or not wire_room or each.priority > max_priority:
                 waiting += bool(wire_room)
                 continue
             end = each.cut(each.due(now, now_millis).end, room, wire_room)
@@ -162,7 +163,7 @@ class Exports:
         return Plan(work, waiting, lost)
 
     def _due(
-        self, sees: Callable[[str], bool], now: float, now_millis: int, max_priority: int | None
+        self, sees: Callable[[str], bool], now: float, now_millis: int
     ) -> Iterator[Deliverable]:
         """What may be leased now, the most urgent first."""
         if self.suspension:
@@ -170,7 +171,7 @@ class Exports:
         self._release_dropped(now)
         found = [
             each
-            for each in self._seen(sees, max_priority)
+            for each in self._seen(sees)
             if each.free_at() <= now and each.due(now, now_millis).end > each.next_number
         ]
         yield from sorted(found, key=lambda each: each.urgency)

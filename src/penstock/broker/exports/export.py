@@ -98,6 +98,7 @@ class Export(Deliverable):
             "arrived": [number for number in self.arrived if lease.first <= number < lease.end],
             "has_files": isinstance(log, FileLog),
             "segments": log.summaries(lease.first, lease.end),
+            "size": log.size_of(max(lease.first, log.oldest), lease.end),
         }
 
     # Reports

@@ -187,6 +187,9 @@ class ExportHandlers:
         if found is None or not call.access.sees(found.stream_name):
             call.succeed(isGranted=False, isHeld=False)
             return
+        if not request.size:
+            call.succeed(isGranted=True, isHeld=True)
+            return
         timer: asyncio.TimerHandle | None = None
 
         def grant() -> None:
