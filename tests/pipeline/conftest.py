@@ -1,4 +1,4 @@
-"""A sandboxed cloud in this process, for what is delivered for real."""
+"""A sandbox of the cloud in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _running_cloud() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def cloud(_running_cloud: Sandbox) -> Iterator[Sandbox]:
-    """One in which nothing is wrong yet."""
+    """Without faults."""
     _running_cloud.reset_calls()
     yield _running_cloud
     _running_cloud.clear_faults()

@@ -24,6 +24,7 @@ from penstock.model import (
     IoTSiteWiseConfig,
     KinesisConfig,
 )
+from penstock.pipeline.delivery import MessageDelivery
 from penstock.pipeline.destinations import open_destination
 from penstock.pipeline.destinations.channel import ChannelDestination, Files
 from penstock.pipeline.destinations.destination import (
@@ -32,20 +33,35 @@ from penstock.pipeline.destinations.destination import (
     Export,
     Messages,
 )
+from penstock.pipeline.settlements import Delivery
+from penstock.pipeline.stopping import StopSignal
 from penstock.sandbox.server import Sandbox
 
 _names = count()
 
 STREAM = "turbine"
 # Far above what an answer of the sandbox takes.
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 NO_PAUSE = DestinationSettings(kinesis_inter_call_delay_ms=0)
 
 
 def make_export(
-    config: ExportConfig, settings: DestinationSettings = NO_PAUSE, patience: float = PATIENCE_S
+    config: ExportConfig, settings: DestinationSettings = NO_PAUSE, timeout: float = TIMEOUT_S
 ) -> Export:
-    return Export(STREAM, "0af1", config, settings, None, patience)
+    return Export(STREAM, "0af1", config, settings, None, timeout)
+
+
+def deliver(
+    destination: Destination, messages: Messages, end: int | None = None, *, stops: bool = False
+) -> Delivery:
+    """Runs a delivery to its end. With `stops` it is stopped after its first call."""
+    stop = StopSignal()
+    end = messages.numbers[-1] + 1 if end is None else end
+    delivery = MessageDelivery(
+        destination, messages, end, stop, stop.stop if stops else lambda: None
+    )
+    delivery.run()
+    return delivery.delivery()
 
 
 class Harness(ABC):
@@ -75,8 +91,8 @@ class Harness(ABC):
     def payload(self, number: int) -> bytes:
         return str(number).encode()
 
-    def open(self, batch_size: int | None = None, patience: float = PATIENCE_S) -> Destination:
-        return open_destination(self.kind, make_export(self.config(batch_size), patience=patience))
+    def open(self, batch_size: int | None = None, timeout: float = TIMEOUT_S) -> Destination:
+        return open_destination(self.kind, make_export(self.config(batch_size), timeout=timeout))
 
     def messages(self, numbers: range, bad: Mapping[int, bytes] | None = None) -> Messages:
         now = int(time.time() * 1000)
@@ -188,9 +204,9 @@ class ChannelHarness(Harness):
     def config(self, batch_size: int | None = None) -> ExportConfig:
         return IoTAnalyticsConfig(identifier="e", iot_channel=self.name, batch_size=batch_size)
 
-    def open(self, batch_size: int | None = None, patience: float = PATIENCE_S) -> Destination:
+    def open(self, batch_size: int | None = None, timeout: float = TIMEOUT_S) -> Destination:
         settings = DestinationSettings(channels=str(self.directory))
-        export = make_export(self.config(batch_size), settings, patience)
+        export = make_export(self.config(batch_size), settings, timeout)
         return ChannelDestination(export, self._files)
 
     def arrived(self) -> list[int]:

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model import IoTAnalyticsConfig
-from penstock.pipeline.delivery import Budget, deliver
 from penstock.pipeline.destinations import channel as channel_module
 from penstock.pipeline.destinations.channel import ChannelDestination, Files
 from penstock.pipeline.destinations.destination import (
@@ -25,6 +24,7 @@ from penstock.pipeline.destinations.destination import (
     Messages,
     UnavailableError,
 )
+from tests.pipeline.destinations.suite import deliver
 
 DAY = 86_400_000
 NOON = 20_000 * DAY + DAY // 2
@@ -57,7 +57,7 @@ def make_messages(
 
 
 def send(destination: ChannelDestination, messages: Messages) -> None:
-    delivery = deliver(destination, messages, messages.numbers[-1] + 1, Budget(60))
+    delivery = deliver(destination, messages)
     assert delivery.error == ""
 
 
@@ -181,9 +181,7 @@ def test_a_file_that_is_not_finished_is_not_seen_and_goes_away(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", ".", "wind farm", "x" * 129])
 def test_a_name_that_is_none_leads_nowhere(tmp_path: Path, name: str) -> None:
-    delivery = deliver(
-        ChannelDestination(make_export(tmp_path, name)), make_messages(0, 2), 2, Budget(60)
-    )
+    delivery = deliver(ChannelDestination(make_export(tmp_path, name)), make_messages(0, 2))
     assert "iotChannel is" in delivery.error
     assert delivery.settled_end == 0
     assert not files_in(tmp_path)
@@ -203,7 +201,7 @@ def test_a_delivery_that_hangs_keeps_others_from_writing(tmp_path: Path) -> None
     class Hanging(Files):
         def rename(self, path: Path, target: Path) -> None:
             # Meanwhile it is given up, and delivered again.
-            delivery = deliver(ChannelDestination(export), make_messages(0, 5), 5, Budget(60))
+            delivery = deliver(ChannelDestination(export), make_messages(0, 5))
             assert "an earlier delivery is still writing" in delivery.error
             other = ChannelDestination(make_export(tmp_path, identifier="other"))
             send(other, make_messages(0, 5))
@@ -214,28 +212,38 @@ def test_a_delivery_that_hangs_keeps_others_from_writing(tmp_path: Path) -> None
     assert Counter(numbers_in(tmp_path / "channels/farm")) == dict.fromkeys(range(5), 2)
 
 
-def test_a_delivery_that_comes_late_does_nothing(tmp_path: Path) -> None:
+def test_delivery_without_its_lease_writes_nothing(tmp_path: Path) -> None:
     export = make_export(tmp_path)
-    now = [100.0]
+    is_held = [True]
 
     class Hanging(Files):
         def make_directory(self, path: Path) -> None:
+            # Meanwhile another task has the lease.
+            is_held[0] = False
             send(ChannelDestination(export), make_messages(0, 5))
-            now[0] += export.patience + 1
             super().make_directory(path)
 
-    late = ChannelDestination(export, Hanging(), lambda: now[0])
-    delivery = deliver(late, make_messages(0, 3), 3, Budget(60))
-    assert delivery.timed_out
+    late = export._replace(holds_lease=lambda: is_held[0])
+    delivery = deliver(ChannelDestination(late, Hanging()), make_messages(0, 3))
+    assert delivery.error == "the channel farm: another task delivers these messages"
     assert delivery.settled_end == 0
     assert numbers_in(tmp_path / "channels/farm") == [0, 1, 2, 3, 4]
 
 
+def test_lease_is_checked_under_the_lock(tmp_path: Path) -> None:
+    def holds_lease() -> bool:
+        delivery = deliver(ChannelDestination(make_export(tmp_path)), make_messages(0, 5))
+        assert "an earlier delivery is still writing" in delivery.error
+        return True
+
+    export = make_export(tmp_path)._replace(holds_lease=holds_lease)
+    send(ChannelDestination(export), make_messages(0, 3))
+    assert numbers_in(tmp_path / "channels/farm") == [0, 1, 2]
+
+
 def test_a_disk_that_fails_is_told(tmp_path: Path) -> None:
     (tmp_path / "channels").write_text("not a directory")
-    delivery = deliver(
-        ChannelDestination(make_export(tmp_path)), make_messages(0, 2), 2, Budget(60)
-    )
+    delivery = deliver(ChannelDestination(make_export(tmp_path)), make_messages(0, 2))
     assert "the channel farm in" in delivery.error
 
 
@@ -318,9 +326,7 @@ def test_each_message_is_there_once_whatever_crashes(data: st.DataObject) -> Non
             files = DyingFiles(channel, confirmed, steps)
             destination = ChannelDestination(make_export(Path(directory)), files)
             try:
-                delivery = deliver(
-                    destination, make_messages(confirmed, end, times), end, Budget(60)
-                )
+                delivery = deliver(destination, make_messages(confirmed, end, times))
             except Crashed:
                 crashes += 1
                 continue

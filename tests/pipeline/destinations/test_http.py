@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.model import ExportFormat, HTTPConfig
-from penstock.pipeline.delivery import Budget, deliver
 from penstock.pipeline.destinations.destination import Messages
 from penstock.pipeline.destinations.http import HttpDestination, parse_retry_after
 from penstock.pipeline.settlements import Delivery
-from tests.pipeline.destinations.suite import make_export
+from tests.pipeline.destinations.suite import deliver, make_export
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -85,7 +84,7 @@ def of(*payloads: bytes) -> Messages:
 def run(uri: str, *payloads: bytes, batched: bool = False) -> Delivery:
     kind = ExportFormat.JSON_BATCHED if batched else None
     config = HTTPConfig(identifier="e", uri=uri, export_format=kind)
-    return deliver(HttpDestination(make_export(config)), of(*payloads), len(payloads), Budget(60))
+    return deliver(HttpDestination(make_export(config)), of(*payloads))
 
 
 def test_a_message_is_the_body_of_a_post(peer: Peer) -> None:
@@ -132,7 +131,7 @@ def test_what_passes_is_not_available(peer: Peer, status: int, batched: bool) ->
     assert delivery.error.startswith(f"POST http://{peer.place}/in: {status} ")
     assert delivery.error.endswith(": busy")
     assert "secret" not in delivery.error
-    assert delivery.retry_after == 7
+    assert delivery.pause == 7
     assert delivery.settled_end == 0
     assert len(peer.requests) == 1
 
@@ -182,11 +181,10 @@ def test_a_uri_that_is_none_costs_no_message(uri: str) -> None:
     assert delivery.skipped == []
 
 
-def test_where_nobody_listens_is_no_time_out() -> None:
+def test_refused_connection_is_an_error() -> None:
     delivery = run("http://127.0.0.1:1/", b"x")
     assert delivery.error.startswith("POST http://127.0.0.1:1/: NewConnectionError: ")
     assert " at 0x" not in delivery.error
-    assert not delivery.timed_out
 
 
 def test_a_name_and_a_password_are_told_to_the_host_and_nobody_else(peer: Peer) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from penstock.model import KinesisConfig
-from penstock.pipeline.delivery import Budget, deliver
 from penstock.pipeline.destinations import aws, kinesis
 from penstock.pipeline.destinations.destination import DestinationSettings, Messages
 from penstock.pipeline.destinations.kinesis import KinesisDestination
 from penstock.pipeline.settlements import Delivery
 from penstock.sandbox.server import Sandbox
-from tests.pipeline.destinations.suite import NO_PAUSE, KinesisHarness, make_export
+from tests.pipeline.destinations.suite import NO_PAUSE, KinesisHarness, deliver, make_export
 
 MEBIBYTE = 1024 * 1024
 
@@ -27,10 +26,10 @@ def other_end(sandbox: Sandbox, tmp_path: Path) -> Iterator[KinesisHarness]:
 
 
 def open_stream(
-    name: str, settings: DestinationSettings = NO_PAUSE, patience: float = 20.0
+    name: str, settings: DestinationSettings = NO_PAUSE, timeout: float = 20.0
 ) -> KinesisDestination:
     config = KinesisConfig(identifier="e", kinesis_stream_name=name)
-    return KinesisDestination(make_export(config, settings, patience))
+    return KinesisDestination(make_export(config, settings, timeout))
 
 
 def of(*payloads: bytes) -> Messages:
@@ -39,7 +38,7 @@ def of(*payloads: bytes) -> Messages:
 
 
 def run(destination: KinesisDestination, messages: Messages) -> Delivery:
-    return deliver(destination, messages, len(messages.numbers), Budget(60))
+    return deliver(destination, messages)
 
 
 def keys_of(other_end: KinesisHarness, choice: str, *payloads: bytes) -> list[str]:
@@ -158,8 +157,8 @@ def test_an_answer_that_is_none_settles_nothing(
 # The pause between calls
 
 
-def pause_of(other_end: KinesisHarness, patience: float = 20.0) -> float:
-    destination = open_stream(other_end.name, DestinationSettings(), patience)
+def pause_of(other_end: KinesisHarness, timeout: float = 20.0) -> float:
+    destination = open_stream(other_end.name, DestinationSettings(), timeout)
     return destination.pause
 
 
@@ -182,7 +181,7 @@ def test_there_is_one_where_they_are_not(other_end: KinesisHarness, fault: dict[
 
 def test_shards_that_are_not_told_in_time_fail_no_export(other_end: KinesisHarness) -> None:
     other_end.sandbox.set_fault("kinesis", operation="ListShards", hang=True)
-    destination = open_stream(other_end.name, DestinationSettings(), patience=0.3)
+    destination = open_stream(other_end.name, DestinationSettings(), timeout=0.3)
     delivery = run(destination, of(b"1"))
     assert delivery.error == ""
     assert delivery.settled_end == 1

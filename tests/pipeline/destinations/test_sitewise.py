@@ -7,12 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.pipeline.delivery import Budget, deliver
 from penstock.pipeline.destinations import aws
 from penstock.pipeline.destinations.destination import Call, Messages
 from penstock.pipeline.settlements import Delivery
 from penstock.sandbox.server import Sandbox
-from tests.pipeline.destinations.suite import SiteWiseHarness
+from tests.pipeline.destinations.suite import SiteWiseHarness, deliver
 
 VALUE = {"value": {"booleanValue": True}, "timestamp": {"timeInSeconds": 1}}
 ENTRY = {"entryId": "e", "propertyAlias": "/a", "propertyValues": [VALUE]}
@@ -33,7 +32,7 @@ def of(*messages: Any) -> Messages:
 
 
 def run(other_end: SiteWiseHarness, *messages: Any) -> Delivery:
-    return deliver(other_end.open(), of(*messages), len(messages), Budget(60))
+    return deliver(other_end.open(), of(*messages), len(messages))
 
 
 def texts(call: Call) -> list[list[bytes]]:
@@ -291,15 +290,13 @@ def test_only_failed_entries_of_a_message_are_retried(other_end: SiteWiseHarness
 def test_message_with_failed_entries_is_not_settled(other_end: SiteWiseHarness) -> None:
     other_end.fail_partly()
     messages = of([other_end.entry(number) for number in range(6)], other_end.entry(6))
-    # Time stands still, and no pause fits into it.
-    budget = Budget(0.01, clock=lambda: 0.0)
-    delivery = deliver(other_end.open(), messages, 2, budget)
+    delivery = deliver(other_end.open(), messages, stops=True)
     assert "ThrottlingException" in delivery.error
     assert "(entries[2], entries[5])" in delivery.error
     assert delivery.settled_end == 0
     assert delivery.arrived == [1]
     # The next delivery knows nothing of this one.
-    assert deliver(other_end.open(), messages.pick([0]), 1, Budget(60)).exported_messages == 1
+    assert deliver(other_end.open(), messages.pick([0])).exported_messages == 1
     assert other_end.arrived() == [0, 1, 3, 4, 6, 0, 1, 2, 3, 4, 5]
 
 
@@ -393,11 +390,11 @@ def test_invalid_entry_is_found_if_its_message_shares_a_call(other_end: SiteWise
     assert other_end.arrived() == [0, 1, 2, 4, 5]
 
 
-def test_calls_of_one_message_end_when_time_is_up(other_end: SiteWiseHarness) -> None:
-    # Two of these fit into the time, and four do not.
-    other_end.sandbox.set_fault("iotsitewise", delay_millis=500)
+def test_calls_of_one_message_may_take_longer_than_the_timeout_of_a_call(
+    other_end: SiteWiseHarness,
+) -> None:
+    other_end.sandbox.set_fault("iotsitewise", delay_millis=400)
     large = of([other_end.entry(number) for number in range(40)])
-    delivery = deliver(other_end.open(patience=0.9), large, 1, Budget(60))
-    assert delivery.timed_out
-    assert delivery.settled_end == 0
-    assert count_calls(other_end) < 4
+    delivery = deliver(other_end.open(timeout=1.0), large)
+    assert (delivery.error, delivery.settled_end) == ("", 1)
+    assert count_calls(other_end) == 4

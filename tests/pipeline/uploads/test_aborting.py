@@ -1,4 +1,4 @@
-"""Uploads that nobody goes on with."""
+"""Uploads that no task continues."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from penstock.model.exporting import Upload
-from penstock.pipeline.uploads.aborting import AbortAttempt, abort
+from penstock.pipeline.uploads.aborting import UploadAbortion, abort
 from penstock.sandbox.server import Sandbox
 from tests.pipeline.uploads.workbench import Workbench
 
-PATIENCE = 5.0
+TIMEOUT = 5.0
 
 
 def begin(bench: Workbench, *, is_known: bool = True) -> Upload:
@@ -30,40 +30,40 @@ def begin(bench: Workbench, *, is_known: bool = True) -> Upload:
     )
 
 
-def test_an_upload_is_aborted(bench: Workbench) -> None:
+def test_upload_is_aborted(bench: Workbench) -> None:
     upload = begin(bench)
-    abort(upload, PATIENCE)
-    abort(upload, PATIENCE)
+    abort(upload, TIMEOUT)
+    abort(upload, TIMEOUT)
     assert bench.unfinished() == []
 
 
-def test_one_whose_name_is_not_known_is_looked_for(in_store: Workbench) -> None:
-    abort(begin(in_store, is_known=False), PATIENCE)
+def test_upload_without_a_known_id_is_found(in_store: Workbench) -> None:
+    abort(begin(in_store, is_known=False), TIMEOUT)
     assert in_store.unfinished() == []
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_without_its_bucket_there_is_nothing_to_abort(in_store: Workbench, is_known: bool) -> None:
+def test_missing_bucket_has_no_upload(in_store: Workbench, is_known: bool) -> None:
     upload = begin(in_store, is_known=is_known)
-    abort(msgspec.structs.replace(upload, bucket="there-is-no-such-bucket"), PATIENCE)
+    abort(msgspec.structs.replace(upload, bucket="there-is-no-such-bucket"), TIMEOUT)
 
 
-def test_an_attempt_tells_what_became_of_it(in_sandbox: Workbench, cloud: Sandbox) -> None:
-    attempt = AbortAttempt(begin(in_sandbox), PATIENCE)
+def test_error_and_pause_are_reported(in_sandbox: Workbench, cloud: Sandbox) -> None:
+    abortion = UploadAbortion(begin(in_sandbox), TIMEOUT)
     cloud.set_fault("s3", operation="AbortMultipartUpload", status=503, retry_after=3)
-    attempt.run()
-    delivery = attempt.delivery()
+    abortion.run()
+    delivery = abortion.delivery()
     assert delivery.error
-    assert (delivery.settled_end, delivery.retry_after) == (7, 3)
+    assert (delivery.settled_end, delivery.pause) == (7, 3)
     assert in_sandbox.unfinished() == ["a"]
     cloud.clear_faults()
-    attempt = AbortAttempt(begin(in_sandbox), PATIENCE)
-    attempt.run()
-    assert attempt.delivery().error == ""
+    abortion = UploadAbortion(begin(in_sandbox), TIMEOUT)
+    abortion.run()
+    assert abortion.delivery().error == ""
 
 
-def test_denied_access_is_told_as_well(in_sandbox: Workbench, cloud: Sandbox) -> None:
-    attempt = AbortAttempt(begin(in_sandbox), PATIENCE)
+def test_denied_access_is_reported(in_sandbox: Workbench, cloud: Sandbox) -> None:
+    abortion = UploadAbortion(begin(in_sandbox), TIMEOUT)
     cloud.set_fault("s3", operation="AbortMultipartUpload", status=403, code="AccessDenied")
-    attempt.run()
-    assert "denies access" in attempt.delivery().error
+    abortion.run()
+    assert "denies access" in abortion.delivery().error

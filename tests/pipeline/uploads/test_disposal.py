@@ -1,4 +1,4 @@
-"""Files that were uploaded, and are not needed any more."""
+"""Uploaded files that a setting says to delete."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from penstock.pipeline.uploads.inputs import Enclosure
 def uploaded(path: Path, content: bytes = b"x") -> UploadedFile:
     path.write_bytes(content)
     with Enclosure((), None).open(str(path)) as file:
-        return UploadedFile(str(path), file.fingerprint)
+        return UploadedFile(0, str(path), file.fingerprint)
 
 
-def test_what_was_uploaded_is_deleted(tmp_path: Path) -> None:
+def test_uploaded_files_are_deleted(tmp_path: Path) -> None:
     files = [uploaded(tmp_path / name) for name in ("a", "b")]
     delete_files(files, [str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
 
-def test_what_has_changed_since_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_file_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a"
     files = [uploaded(path), uploaded(tmp_path / "b")]
     path.write_bytes(b"more")
@@ -32,7 +32,7 @@ def test_what_has_changed_since_stays(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "changed" in caplog.text
 
 
-def test_what_is_gone_already_is_no_harm(tmp_path: Path) -> None:
+def test_missing_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a"
     files = [uploaded(path), uploaded(tmp_path / "b")]
     path.unlink()
@@ -40,7 +40,7 @@ def test_what_is_gone_already_is_no_harm(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_link_in_place_of_a_directory_does_not_lead_elsewhere(tmp_path: Path) -> None:
+def test_link_in_place_of_a_directory_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "others").mkdir()
     file = uploaded(tmp_path / "files" / "a")

@@ -1,4 +1,4 @@
-"""How files are cut, and what becomes of those that cannot be sent as they should."""
+"""Transfers of files: the sizes of parts, slow calls, and stopping."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.delivery import Budget
+from penstock.pipeline.stopping import StoppedError, StopSignal
 from penstock.pipeline.uploads import transfer
-from penstock.pipeline.uploads.allowance import Allowance, LeftBehindError
 from penstock.pipeline.uploads.bucket import Bucket
 from penstock.pipeline.uploads.inputs import Enclosure, InputFile
 from penstock.pipeline.uploads.transfer import TooSlowError, choose_part_size, send_whole
@@ -45,20 +44,19 @@ def open_file(path: Path, size: int) -> InputFile:
     return Enclosure((), None).open(str(path))
 
 
-def test_one_call_that_takes_too_long_is_given_up(
+def test_slow_call_with_a_whole_file_ends(
     in_store: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "_MOST_SECONDS_WHOLE", 0.0)
-    allowance = Allowance(Budget(60.0), None)
+    monkeypatch.setattr(transfer, "_MAX_WHOLE_SECONDS", 0.0)
     with open_file(tmp_path / "a", LARGE) as file, pytest.raises(TooSlowError):
-        send_whole(file, Bucket(in_store.bucket, 5.0), "a", {}, allowance)
+        send_whole(file, Bucket(in_store.bucket, 5.0), "a", {}, StopSignal())
     assert in_store.list_keys() == []
 
 
-def test_what_takes_too_long_in_one_call_goes_in_parts(
+def test_file_of_a_slow_call_is_sent_in_parts(
     in_store: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "_MOST_SECONDS_WHOLE", 0.0)
+    monkeypatch.setattr(transfer, "_MAX_WHOLE_SECONDS", 0.0)
     in_store.threshold = 64 * MEBIBYTE
     in_store.add(in_store.write("a", bytes(LARGE)), "a")
     assert in_store.run().settled_end == FIRST + 1
@@ -66,15 +64,23 @@ def test_what_takes_too_long_in_one_call_goes_in_parts(
     assert (head["ContentLength"], head["ETag"].endswith('-4"')) == (LARGE, True)
 
 
-def test_what_is_left_behind_is_not_sent_to_its_end(in_store: Workbench, tmp_path: Path) -> None:
-    allowance = Allowance(Budget(60.0), None)
-    allowance.leave_behind()
-    with open_file(tmp_path / "a", LARGE) as file, pytest.raises(LeftBehindError):
-        send_whole(file, Bucket(in_store.bucket, 5.0), "a", {}, allowance)
+def test_lost_lease_ends_a_call(in_store: Workbench, tmp_path: Path) -> None:
+    stop = StopSignal()
+    stop.stop(is_lost=True)
+    with open_file(tmp_path / "a", LARGE) as file, pytest.raises(StoppedError):
+        send_whole(file, Bucket(in_store.bucket, 5.0), "a", {}, stop)
     assert in_store.list_keys() == []
 
 
-def test_on_a_slow_line_there_is_one_part_at_a_time(
+def test_stop_does_not_end_a_call(in_store: Workbench, tmp_path: Path) -> None:
+    stop = StopSignal()
+    stop.stop()
+    with open_file(tmp_path / "a", LARGE) as file:
+        send_whole(file, Bucket(in_store.bucket, 5.0), "a", {}, stop)
+    assert in_store.list_keys() == ["a"]
+
+
+def test_slow_parts_are_sent_one_at_a_time(
     in_sandbox: Workbench, cloud: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "_QUICK_SECONDS", 0.3)

@@ -1,4 +1,4 @@
-"""Attempts at S3 tasks as the courier makes them, with a broker that takes what it is told."""
+"""Deliveries of S3 tasks as a job runs them, and a broker that accepts their reports."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from typing import Any
 from mypy_boto3_s3.client import S3Client
 
 from penstock import S3ExportTaskExecutorConfig
-from penstock.model.exporting import TaskEvent, Upload
-from penstock.pipeline.delivery import Budget
+from penstock.model.exporting import TaskEvent, TaskSlice, Upload
 from penstock.pipeline.destinations.destination import DestinationSettings, Export, Messages
-from penstock.pipeline.messenger import Echo
 from penstock.pipeline.settlements import Delivery
-from penstock.pipeline.uploads.allowance import Allowance
-from penstock.pipeline.uploads.attempt import TasksAttempt
-from tests.support import PATIENCE_S
+from penstock.pipeline.stopping import StopSignal
+from penstock.pipeline.uploads.task_delivery import TaskDelivery
 
 MEBIBYTE = 1024 * 1024
 FIRST = 100
@@ -35,13 +32,15 @@ class Workbench:
         self.directory = directory
         self.bucket = f"bucket-{next(_numbers)}-{time.time_ns()}"
         client.create_bucket(Bucket=self.bucket)
-        # What the broker was told before the end of an attempt.
-        self.told: list[Delivery] = []
-        self.wants_to_know: Callable[[Delivery], bool] = lambda _: True
-        self.is_awaited = False
+        # The results that deliveries had to report at once, and how often they made progress.
+        self.reported: list[Delivery] = []
+        self.progress_count = 0
+        # Whether the broker accepts a report; it may raise.
+        self.accepts: Callable[[Delivery], bool] = lambda _: True
         self.tasks: list[bytes] = []
         self.settings: dict[str, Any] = {}
         self.threshold: int | None = None
+        self.stop = StopSignal()
 
     def write(self, name: str, content: bytes) -> Path:
         path = self.directory / name
@@ -49,7 +48,7 @@ class Workbench:
         return path
 
     def add(self, path: Path | str, key: str, **fields: Any) -> int:
-        """A task; its number."""
+        """Adds a task, and returns its number."""
         url = str(path) if isinstance(path, str) else path.as_uri()
         task = {"inputUrl": url, "bucket": self.bucket, "key": key, **fields}
         return self.add_payload(json.dumps(task).encode())
@@ -58,52 +57,72 @@ class Workbench:
         self.tasks.append(payload)
         return FIRST + len(self.tasks) - 1
 
-    def attempt(
+    def begin(
         self,
         *,
-        seconds: float = PATIENCE_S,
-        max_bytes: int | None = None,
+        # The number of calls with bytes of files before the delivery is stopped; None: it is not.
+        calls: int | None = None,
+        reserve: Callable[[int], bool] | None = None,
         uploads: Sequence[Upload] = (),
         time_to_live: int | None = None,
         is_remote: bool = False,
-    ) -> TasksAttempt:
+    ) -> TaskDelivery:
         count = len(self.tasks)
         now = time.time_ns() // 1_000_000
         messages = Messages(
             "tasks", FIRST, range(FIRST, FIRST + count), [now - 1000] * count, self.tasks
         )
-        export = Export(
-            "tasks",
-            "id",
-            S3ExportTaskExecutorConfig(
-                "to-s3", size_threshold_for_multipart_upload_bytes=self.threshold
-            ),
-            DestinationSettings(**self.settings),
-            None if is_remote else str(self.directory / "root"),
-            patience=5.0,
+        config = S3ExportTaskExecutorConfig(
+            "to-s3", size_threshold_for_multipart_upload_bytes=self.threshold
         )
-        return TasksAttempt(
-            export,
-            messages,
-            FIRST + count,
-            list(uploads),
-            time_to_live,
-            Allowance(Budget(seconds), max_bytes),
-            self._tell,
+        root = None if is_remote else str(self.directory / "root")
+        settings = DestinationSettings(**self.settings)
+        export = Export("tasks", "id", config, settings, root, timeout=5.0)
+        found = TaskSlice(
+            lease="lease",
+            stream="tasks",
+            identifier="to-s3",
+            stream_id="id",
+            kind="s3_task_executor",
+            config={},
+            first=FIRST,
+            end=FIRST + count,
+            arrived=[],
+            has_files=True,
+            segments=[],
+            uploads=list(uploads),
+            time_to_live=time_to_live,
         )
+        self.stop = StopSignal()
+        if reserve is None:
+            reserve = self._limited(calls)
 
-    def _tell(self, delivery: Delivery) -> Echo:
-        self.told.append(delivery)
-        return Echo(self.wants_to_know(delivery), self.is_awaited)
+        def report() -> bool:
+            self.reported.append(delivery.delivery())
+            return self.accepts(self.reported[-1])
 
-    def run(self, **how: Any) -> Delivery:
-        attempt = self.attempt(**how)
-        attempt.run()
-        return attempt.delivery()
+        delivery = TaskDelivery(
+            export, messages, found, self.stop, reserve, report, self._note_progress
+        )
+        return delivery
 
-    def all_events(self, delivery: Delivery) -> list[TaskEvent]:
-        """Those of an attempt, told at once or in the end."""
-        return [event for told in (*self.told, delivery) for event in told.events]
+    def _limited(self, calls: int | None) -> Callable[[int], bool]:
+        remaining = itertools.repeat(True) if calls is None else iter([True] * calls)
+
+        def reserve(_: int) -> bool:
+            if not next(remaining, False):
+                self.stop.stop()
+            return not self.stop.is_set
+
+        return reserve
+
+    def _note_progress(self) -> None:
+        self.progress_count += 1
+
+    def run(self, **options: Any) -> Delivery:
+        delivery = self.begin(**options)
+        delivery.run()
+        return delivery.delivery()
 
     def content(self, key: str) -> bytes:
         return self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
@@ -113,10 +132,10 @@ class Workbench:
         return [each["Key"] for each in found]
 
     def unfinished(self) -> list[str]:
-        """The keys of uploads that were begun and neither completed nor aborted."""
+        """The keys of uploads that were neither completed nor aborted."""
         found = self.client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", [])
         return [each["Key"] for each in found]
 
 
-def said(events: Sequence[TaskEvent]) -> list[tuple[int, str]]:
+def statuses(events: Sequence[TaskEvent]) -> list[tuple[int, str]]:
     return [(event.sequence_number, event.status.name) for event in events]

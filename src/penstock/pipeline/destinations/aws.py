@@ -24,11 +24,9 @@ from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectTimeoutError,
     NoCredentialsError,
     NoRegionError,
     PartialCredentialsError,
-    ReadTimeoutError,
 )
 
 from penstock import __version__
@@ -87,40 +85,40 @@ def forget_clients() -> None:
 os.register_at_fork(after_in_child=forget_clients)
 
 
-def call(service: str, operation: str, body: bytes, patience: float) -> bytes:
-    """The body of the answer to a call, which takes `patience` seconds at most to begin.
+def call(service: str, operation: str, body: bytes, timeout: float) -> bytes:
+    """The body of the answer to a call. The timeout is for each read and write.
 
     UnavailableError or RefusedError if it failed. Several threads may call at once.
     """
-    with sorting_errors(service, operation), using_client(service, patience) as client:
+    with sorting_errors(service, operation), using_client(service, timeout) as client:
         answer: bytes = getattr(client, xform_name(operation))(**{_BODY: body})[_BODY]
     return answer
 
 
-def find_endpoint(service: str, patience: float) -> str:
-    with sorting_errors(service, "endpoint"), using_client(service, patience) as client:
+def find_endpoint(service: str, timeout: float) -> str:
+    with sorting_errors(service, "endpoint"), using_client(service, timeout) as client:
         endpoint: str = client.meta.endpoint_url
     return endpoint
 
 
 @contextmanager
-def using_client(service: str, patience: float) -> Iterator[Any]:
+def using_client(service: str, timeout: float) -> Iterator[Any]:
     """The client of a service, which all threads share; after errors of credentials a new one."""
     try:
-        yield _get_client(service, patience)
+        yield _get_client(service, timeout)
     except (NoCredentialsError, ClientError) as error:
         if _is_about_credentials(error):
             # There may be others by the next time, which this client would not look for.
-            _clients.pop((service, patience), None)
+            _clients.pop((service, timeout), None)
         raise
 
 
-def _get_client(service: str, patience: float) -> Any:
+def _get_client(service: str, timeout: float) -> Any:
     # To make one takes a tenth of a second and more.
     with _lock:
-        client = _clients.get((service, patience))
+        client = _clients.get((service, timeout))
         if client is None:
-            client = _clients[service, patience] = _make_client(service, patience)
+            client = _clients[service, timeout] = _make_client(service, timeout)
         return client
 
 
@@ -130,14 +128,14 @@ def _is_about_credentials(error: NoCredentialsError | ClientError) -> bool:
     return _SET_CREDENTIALS in _ADVICE.get(error.response.get("Error", {}).get("Code", ""), "")
 
 
-def _make_client(service: str, patience: float) -> Any:
+def _make_client(service: str, timeout: float) -> Any:
     if service == S3:
-        client = _open_client(service, patience)
+        client = _open_client(service, timeout)
         if not _is_of_aws(client.meta.endpoint_url):
             # Names of buckets before the name of a machine of our own lead nowhere.
-            client = _open_client(service, patience, s3={"addressing_style": "path"})
+            client = _open_client(service, timeout, s3={"addressing_style": "path"})
         return client
-    client = _open_client(service, patience)
+    client = _open_client(service, timeout)
     if not _is_of_aws(client.meta.endpoint_url):
         # "data." before the name of a machine of our own, or before an address, leads nowhere.
         client.meta.config.inject_host_prefix = False
@@ -148,7 +146,7 @@ def _make_client(service: str, patience: float) -> Any:
     return client
 
 
-def _open_client(service: str, patience: float, **options: Any) -> Any:
+def _open_client(service: str, timeout: float, **options: Any) -> Any:
     # boto3 knows the first name alone; other SDKs, and Greengrass, have the second.
     region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
     return boto3.session.Session().client(  # type: ignore[call-overload] # any service
@@ -157,8 +155,8 @@ def _open_client(service: str, patience: float, **options: Any) -> Any:
         config=Config(
             # Whoever calls knows what has failed, and when it is worth to be sent again.
             retries={"total_max_attempts": 1, "mode": "standard"},
-            connect_timeout=patience,
-            read_timeout=patience,
+            connect_timeout=timeout,
+            read_timeout=timeout,
             # Destinations check what they send themselves, with reasons that name the message.
             parameter_validation=False,
             tcp_keepalive=True,
@@ -203,8 +201,6 @@ def sorting_errors(service: str, operation: str) -> Iterator[None]:
         yield
     except ClientError as error:
         raise _sort_answer(error, service, operation) from None
-    except (ConnectTimeoutError, ReadTimeoutError) as error:
-        raise UnavailableError(f"{service} {operation}: {error}", timed_out=True) from None
     except (NoCredentialsError, PartialCredentialsError) as error:
         text = f"{service} {operation}: {str(error).rstrip('.')}; {_SET_CREDENTIALS}"
         raise UnavailableError(text) from None

@@ -7,16 +7,16 @@ directory holds of this number and of higher ones was left behind, and goes away
 that begin there or later, then, with the rename that brings the messages, the rest of a file that
 begins earlier. No rename ever takes away a lower number.
 
-A delivery that hangs may be given up, and its messages may be in the next one, while it is still
-about to write. So one who writes holds the lock of the export, and one who comes late does nothing.
+A delivery that hangs may lose its lease: another task delivers the same messages, and more, while
+the first one is about to write. So a delivery writes under a lock of its export, and only if the
+broker confirms the lease under that lock.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -120,7 +120,6 @@ class ChannelDestination(Destination):
         self,
         export: Export,
         files: Files | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert isinstance(export.config, IoTAnalyticsConfig)
         self._channel = export.config.iot_channel
@@ -130,9 +129,8 @@ class ChannelDestination(Destination):
         self._export = abbreviate(export.config.identifier)
         self._channels = export.settings.channels
         self._root = export.root
-        self._patience = export.patience
+        self._holds_lease = export.holds_lease
         self._files = files or Files()
-        self._clock = clock
 
     def prepare(self, messages: Messages, start: int, limit: int) -> Call:
         end = min(start + limit, len(messages.numbers))
@@ -147,16 +145,14 @@ class ChannelDestination(Destination):
 
     def send(self, call: Call) -> Answer:
         rows: _Rows = call.content
-        give_up = self._clock() + self._patience
         channel = self._find_directory()
         directory = channel / date_directory(rows.day)
         try:
             self._files.make_directory(directory)
             with self._files.locked(channel / f"{self._own}lock"):
-                if self._clock() > give_up:
-                    # Others may have delivered these messages by now, and more.
+                if not self._holds_lease():
                     raise UnavailableError(
-                        f"the channel {self._channel} in {directory} is too slow", timed_out=True
+                        f"the channel {self._channel}: another task delivers these messages"
                     )
                 self._write(directory, rows)
         except BlockingIOError:

@@ -7,7 +7,7 @@ told to the broker are the same for all of them, and in `penstock.pipeline.deliv
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -63,14 +63,12 @@ class Answer(NamedTuple):
 
 
 class UnavailableError(Exception):
-    """A call failed as a whole, and may succeed later. Its text says what happened, to the user."""
+    """A call failed as a whole, and may succeed later. Users see the text."""
 
-    def __init__(self, reason: str, *, retry_after: float | None = None, timed_out: bool = False):
+    def __init__(self, reason: str, *, retry_after: float | None = None) -> None:
         super().__init__(reason)
-        # Seconds that the destination asked to be left alone.
+        # The number of seconds before a retry that the destination asked for.
         self.retry_after = retry_after
-        # No answer in time: it may have arrived.
-        self.timed_out = timed_out
 
 
 class RefusedError(Exception):
@@ -105,8 +103,11 @@ class Export(NamedTuple):
     settings: DestinationSettings
     # The broker's directory; None where the pipeline runs on another machine.
     root: str | None
-    # Seconds that one call may take, at most.
-    patience: float
+    # Seconds for one call.
+    timeout: float
+    # Whether the broker confirms that the messages are still leased to this delivery: otherwise
+    # another task may have delivered them already. UnavailableError if the broker does not answer.
+    holds_lease: Callable[[], bool] = lambda: True
 
 
 class Destination(ABC):

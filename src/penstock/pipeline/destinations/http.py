@@ -14,13 +14,7 @@ from urllib.parse import unquote
 
 import msgspec
 import urllib3
-from urllib3.exceptions import (
-    ConnectTimeoutError,
-    HTTPError,
-    LocationParseError,
-    NewConnectionError,
-    ReadTimeoutError,
-)
+from urllib3.exceptions import HTTPError, LocationParseError
 from urllib3.util import Url, parse_url
 
 from penstock import __version__
@@ -72,7 +66,7 @@ class HttpDestination(Destination):
         assert isinstance(export.config, HTTPConfig)
         config = export.config
         self._uri = config.uri
-        self._patience = export.patience
+        self._timeout = export.timeout
         self._is_batched = config.export_format is ExportFormat.JSON_BATCHED
         self._most_messages = (
             min(config.batch_size or _MOST_MESSAGES, _MOST_MESSAGES) if self._is_batched else 1
@@ -101,7 +95,7 @@ class HttpDestination(Destination):
         if url.auth:
             headers = headers | urllib3.make_headers(basic_auth=unquote(url.auth))
         if self._pool is None:
-            self._pool = _get_pool(self._patience, url)
+            self._pool = _get_pool(self._timeout, url)
         try:
             response = self._pool.request(
                 "POST",
@@ -111,10 +105,6 @@ class HttpDestination(Destination):
                 redirect=False,
                 retries=False,
             )
-        except (ConnectTimeoutError, ReadTimeoutError) as error:
-            # A connection that is refused at once is one of these to urllib3.
-            timed_out = not isinstance(error, NewConnectionError)
-            raise UnavailableError(f"{doing}: {_explain(error)}", timed_out=timed_out) from None
         except (HTTPError, OSError) as error:
             raise UnavailableError(f"{doing}: {_explain(error)}") from None
         return self._read_answer(response, sent, doing)
@@ -152,7 +142,7 @@ def _parse_uri(uri: str) -> Url:
     return url
 
 
-def _get_pool(patience: float, url: Url) -> urllib3.PoolManager:
+def _get_pool(timeout: float, url: Url) -> urllib3.PoolManager:
     """The connections of this process, on the way that the environment says."""
     proxy = None
     if not urllib.request.proxy_bypass(
@@ -161,14 +151,14 @@ def _get_pool(patience: float, url: Url) -> urllib3.PoolManager:
         proxies = urllib.request.getproxies()
         proxy = proxies.get(url.scheme or "") or proxies.get("all")
     with _lock:
-        pool = _pools.get((patience, proxy))
+        pool = _pools.get((timeout, proxy))
         if pool is None:
-            pool = _pools[patience, proxy] = _make_pool(patience, proxy)
+            pool = _pools[timeout, proxy] = _make_pool(timeout, proxy)
         return pool
 
 
-def _make_pool(patience: float, proxy: str | None) -> urllib3.PoolManager:
-    timeout = urllib3.Timeout(connect=patience, read=patience)
+def _make_pool(seconds: float, proxy: str | None) -> urllib3.PoolManager:
+    timeout = urllib3.Timeout(connect=seconds, read=seconds)
     # The certificates that the system trusts.
     context = ssl.create_default_context()
     if proxy is None:

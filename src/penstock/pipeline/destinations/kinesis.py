@@ -75,7 +75,7 @@ class KinesisDestination(Destination):
         assert isinstance(export.config, KinesisConfig)
         settings = export.settings
         self._name = export.config.kinesis_stream_name
-        self._patience = export.patience
+        self._timeout = export.timeout
         self._most_records = min(export.config.batch_size or _MOST_RECORDS, _MOST_RECORDS)
         large = settings.kinesis_large_records
         self._record_bytes = (10 if large else 1) * _MEBIBYTE
@@ -148,21 +148,21 @@ class KinesisDestination(Destination):
                 "and -, or the ARN of a stream"
             )
         numbers, body = call.content
-        return _read_answer(aws.call(_SERVICE, "PutRecords", body, self._patience), numbers)
+        return _read_answer(aws.call(_SERVICE, "PutRecords", body, self._timeout), numbers)
 
     @property
     def pause(self) -> float:
         return self._delay if self._delay and not self._knows_shards() else 0.0
 
     def _knows_shards(self) -> bool:
-        place = aws.find_endpoint(_SERVICE, self._patience), self._name
+        place = aws.find_endpoint(_SERVICE, self._timeout), self._name
         until, is_known = _shards.get(place, (0.0, False))
         if time.monotonic() < until:
             return is_known
         seconds = _KNOWN_SECONDS
         try:
             question = _encode({**self._stream, "MaxResults": 1})
-            aws.call(_SERVICE, "ListShards", question, self._patience)
+            aws.call(_SERVICE, "ListShards", question, self._timeout)
             is_known = True
         except (UnavailableError, RefusedError) as error:
             is_known = False

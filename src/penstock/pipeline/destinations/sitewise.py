@@ -16,7 +16,6 @@ them to itself, all within one `send`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -39,8 +38,7 @@ from penstock.pipeline.destinations.destination import (
 _SERVICE = "iotsitewise"
 _OPERATION = "BatchPutAssetPropertyValue"
 _MAX_ENTRIES = 10
-# So that all its calls fit into the time of one delivery, even if every entry needs its own:
-# a message that does not would be retried forever.
+# The calls of a message are one `send`: after a crash all of them are repeated.
 _MAX_MESSAGE_ENTRIES = 200
 
 # Of an entry with one of these errors nothing will ever become. One with any other may arrive when
@@ -125,7 +123,7 @@ _decode_answered = msgspec.json.Decoder(_Answered).decode
 class SiteWiseDestination(Destination):
     def __init__(self, export: Export) -> None:
         assert isinstance(export.config, IoTSiteWiseConfig)
-        self._patience = export.patience
+        self._timeout = export.timeout
         self._max_messages = min(export.config.batch_size or _MAX_ENTRIES, _MAX_ENTRIES)
         # By sequence number: messages of which some entries have failed.
         self._failed: dict[int, _Message] = {}
@@ -181,7 +179,6 @@ class SiteWiseDestination(Destination):
         self, batches: Sequence[Sequence[_Entry]], *, is_one_message: bool
     ) -> Iterator[tuple[_Entry, _Verdict | None]]:
         """Makes all calls; gives each entry with the verdict on it, None if it has arrived."""
-        deadline = time.monotonic() + self._patience
         failed_values: set[Hashable] = set()
         waiting = [*reversed(batches)]
         while waiting:
@@ -189,11 +186,6 @@ class SiteWiseDestination(Destination):
             batch = [entry for entry in waiting.pop() if failed_values.isdisjoint(entry.claims)]
             if not batch:
                 continue
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"{_SERVICE} {_OPERATION}: no time for the remaining entries of a message",
-                    timed_out=True,
-                )
             try:
                 verdicts = self._put(batch)
             except RefusedError as refusal:
@@ -212,7 +204,7 @@ class SiteWiseDestination(Destination):
 
     def _put(self, batch: Sequence[_Entry]) -> dict[str, _Verdict]:
         """The errors of one call, by the id of the entry."""
-        text = aws.call(_SERVICE, _OPERATION, _encode_body(batch), self._patience)
+        text = aws.call(_SERVICE, _OPERATION, _encode_body(batch), self._timeout)
         try:
             answer = _decode_answered(text)
         except msgspec.MsgspecError as error:

@@ -10,9 +10,9 @@ from penstock.pipeline.settlements import Delivery
 from penstock.pipeline.uploads.bucket import Bucket, NoBucketError
 
 
-def abort(upload: Upload, patience: float) -> None:
+def abort(upload: Upload, timeout: float) -> None:
     """UnavailableError or RefusedError if it may still be there afterwards."""
-    bucket = Bucket(upload.bucket, patience)
+    bucket = Bucket(upload.bucket, timeout)
     if upload.upload_id:
         bucket.abort(upload.key, upload.upload_id)
         return
@@ -25,15 +25,15 @@ def abort(upload: Upload, patience: float) -> None:
 class UploadAbortion:
     """The delivery of an `UploadAbort`."""
 
-    def __init__(self, upload: Upload, patience: float) -> None:
+    def __init__(self, upload: Upload, timeout: float) -> None:
         self._upload = upload
-        self._patience = patience
+        self._timeout = timeout
         self._error = ""
         self._retry_after = 0.0
 
     def run(self) -> None:
         try:
-            abort(self._upload, self._patience)
+            abort(self._upload, self._timeout)
         except UnavailableError as error:
             self._error = str(error)
             self._retry_after = error.retry_after or 0.0

@@ -58,9 +58,9 @@ class NoBucketError(RefusedError):
 class Bucket:
     """Each call is made once, and raises UnavailableError or RefusedError if it fails."""
 
-    def __init__(self, name: str, patience: float) -> None:
+    def __init__(self, name: str, timeout: float) -> None:
         self._name = name
-        self._patience = patience
+        self._timeout = timeout
 
     def put(self, key: str, body: Body, metadata: Mapping[str, str]) -> None:
         answer = self._call(
@@ -101,7 +101,7 @@ class Bucket:
         answer = self._call(
             "complete_multipart_upload",
             # To put thousands of parts together takes its time.
-            patience=_COMPLETING_FACTOR * self._patience,
+            timeout=_COMPLETING_FACTOR * self._timeout,
             Key=key,
             UploadId=upload_id,
             MultipartUpload={"Parts": described},
@@ -126,11 +126,11 @@ class Bucket:
             if upload["Key"] == key and _JUST_BEFORE < upload["Initiated"] - began < _SOON_AFTER
         ]
 
-    def _call(self, operation: str, patience: float | None = None, **fields: Any) -> Any:
+    def _call(self, operation: str, timeout: float | None = None, **fields: Any) -> Any:
         with (
             aws.sorting_errors(aws.S3, operation),
             self._sorting_answers(),
-            aws.using_client(aws.S3, patience or self._patience) as client,
+            aws.using_client(aws.S3, timeout or self._timeout) as client,
         ):
             return getattr(client, operation)(Bucket=self._name, **fields)
 

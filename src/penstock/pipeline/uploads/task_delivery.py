@@ -203,7 +203,7 @@ class TaskDelivery:
 
     def _abort(self, place: int, upload: Upload) -> None:
         try:
-            abort(upload, self._export.patience)
+            abort(upload, self._export.timeout)
         except (UnavailableError, RefusedError) as error:
             with self._lock:
                 self._abandoned.append(upload)
@@ -217,7 +217,7 @@ class TaskDelivery:
     def _abort_unknown(self, place: int, upload: Upload) -> None:
         """A crash may have happened before or after the upload was created."""
         try:
-            abort(upload, self._export.patience)
+            abort(upload, self._export.timeout)
         except RefusedError as error:
             self._say(
                 place,
@@ -267,7 +267,7 @@ class TaskDelivery:
 
     def _put(self, task: Task, key: str, file: InputFile) -> bool:
         """In one call; False if that takes too long, and parts are better."""
-        bucket = Bucket(task.bucket, self._export.patience)
+        bucket = Bucket(task.bucket, self._export.timeout)
         self._note_sent(file.size)
         try:
             send_whole(file, bucket, key, task.user_metadata or {}, self._stop)
@@ -290,7 +290,7 @@ class TaskDelivery:
         return upload
 
     def _send_parts(self, place: int, task: Task, file: InputFile, upload: Upload) -> bool:
-        bucket = Bucket(upload.bucket, self._export.patience)
+        bucket = Bucket(upload.bucket, self._export.timeout)
         if not upload.upload_id:
             upload = self._create(bucket, upload, task.user_metadata or {})
         transfer = PartsTransfer(
@@ -319,7 +319,7 @@ class TaskDelivery:
             self._keep(created)
             self._report_upload()
         except StoppedError:
-            abort(created, self._export.patience)
+            abort(created, self._export.timeout)
             raise
         return created
 

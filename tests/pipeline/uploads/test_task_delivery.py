@@ -1,4 +1,4 @@
-"""S3 tasks as they are carried out: real files, real S3s, and whatever may go wrong."""
+"""Deliveries of S3 tasks: real files, two S3 servers, failures and crashes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.errors import ConnectFailedException
 from penstock.model.exporting import Upload
 from penstock.model.status import Status
 from penstock.pipeline.settlements import Delivery
@@ -17,7 +18,7 @@ from penstock.pipeline.uploads.inputs import InputFile
 from penstock.sandbox.server import Sandbox
 from tests.object_store import ObjectStore
 from tests.pipeline.uploads.conftest import use_variables
-from tests.pipeline.uploads.workbench import FIRST, MEBIBYTE, Workbench, said
+from tests.pipeline.uploads.workbench import FIRST, MEBIBYTE, Workbench, statuses
 from tests.support import running, wait_until
 
 LARGE = 12 * MEBIBYTE + 17
@@ -33,11 +34,11 @@ def reason_of(delivery: Delivery) -> str:
     return skipped[1]
 
 
-# What arrives
+# Uploads
 
 
 @pytest.mark.parametrize("size", [0, 1, 5 * MEBIBYTE])
-def test_a_small_file_goes_in_one_call(bench: Workbench, size: int) -> None:
+def test_small_file_is_sent_in_one_call(bench: Workbench, size: int) -> None:
     content = os.urandom(size)
     number = bench.add(bench.write("a", content), "k/a.bin", userMetadata={"Camera": "North 1"})
     delivery = bench.run()
@@ -45,17 +46,17 @@ def test_a_small_file_goes_in_one_call(bench: Workbench, size: int) -> None:
     head = bench.client.head_object(Bucket=bench.bucket, Key="k/a.bin")
     assert head["Metadata"] == {"camera": "North 1"}
     assert "-" not in head["ETag"]
-    assert said(delivery.events) == [(number, "InProgress"), (number, "Success")]
+    assert statuses(delivery.events) == [(number, "InProgress"), (number, "Success")]
     assert f"{size} bytes were uploaded to s3://{bench.bucket}/k/a.bin" in (
         delivery.events[-1].message
     )
     assert (delivery.settled_end, delivery.error, delivery.uploads) == (FIRST + 1, "", [])
     assert (delivery.exported_messages, delivery.exported_bytes) == (1, len(bench.tasks[0]))
     assert delivery.sent_bytes == size
-    assert not bench.told
+    assert not bench.reported
 
 
-def test_a_large_file_goes_in_parts(bench: Workbench) -> None:
+def test_large_file_is_sent_in_parts(bench: Workbench) -> None:
     content = os.urandom(LARGE)
     number = bench.add(bench.write("a", content), "a", userMetadata={"x": "y"})
     delivery = bench.run()
@@ -65,12 +66,15 @@ def test_a_large_file_goes_in_parts(bench: Workbench) -> None:
     assert head["ETag"].endswith('-3"')
     assert bench.unfinished() == []
     assert (delivery.settled_end, delivery.uploads) == (FIRST + 1, [])
-    # That it began was told at once, and is not told again.
-    assert said(bench.told[0].events) == [(number, "InProgress")]
-    assert said(delivery.events) == [(number, "Success")]
+    # Before the upload is created, and with its id before the first part.
+    assert [only_upload(each).upload_id != "" for each in bench.reported] == [False, True]
+    assert statuses(bench.reported[0].events) == [(number, "InProgress")]
+    assert statuses(delivery.events) == [(number, "InProgress"), (number, "Success")]
+    # One for each part, one for all of them, and one for the task.
+    assert bench.progress_count == 5
 
 
-def test_a_file_of_just_the_threshold_goes_in_one_call(in_store: Workbench) -> None:
+def test_file_of_the_threshold_size_is_sent_in_one_call(in_store: Workbench) -> None:
     in_store.threshold = 8 * MEBIBYTE
     in_store.add(in_store.write("b", bytes(8 * MEBIBYTE + 1)), "b")
     in_store.add(in_store.write("a", bytes(8 * MEBIBYTE)), "a")
@@ -81,7 +85,7 @@ def test_a_file_of_just_the_threshold_goes_in_one_call(in_store: Workbench) -> N
     assert ["-" in etag for etag in etags] == [False, True]
 
 
-def test_a_large_file_in_one_call_is_read_while_it_is_sent(in_store: Workbench) -> None:
+def test_large_file_in_one_call_is_read_while_it_is_sent(in_store: Workbench) -> None:
     in_store.threshold = 64 * MEBIBYTE
     content = os.urandom(17 * MEBIBYTE)
     in_store.add(in_store.write("a", content), "a")
@@ -94,49 +98,56 @@ def test_tasks_are_carried_out_in_their_order(in_store: Workbench) -> None:
         in_store.add(in_store.write(f"f{number}", str(number).encode()), "same")
     delivery = in_store.run()
     assert in_store.content("same") == b"4"
-    assert [number for number, status in said(delivery.events) if status == "Success"] == [
+    assert [number for number, status in statuses(delivery.events) if status == "Success"] == [
         FIRST + number for number in range(5)
     ]
 
 
-def test_several_at_once_if_a_setting_asks_for_it(cloud: Sandbox, in_sandbox: Workbench) -> None:
+def test_several_tasks_run_at_once_if_a_setting_asks_for_it(
+    cloud: Sandbox, in_sandbox: Workbench
+) -> None:
     in_sandbox.settings = {"s3_tasks_at_once": 4}
     for number in range(5):
         in_sandbox.add(in_sandbox.write(f"f{number}", b"x"), f"k{number}")
     cloud.set_fault("s3", operation="PutObject", hang=True)
-    attempt = in_sandbox.attempt()
-    with running(attempt.run):
-        wait_until(lambda: attempt.delivery().sent_bytes == 4)
+    delivering = in_sandbox.begin()
+    with running(delivering.run):
+        wait_until(lambda: delivering.delivery().sent_bytes == 4)
         cloud.clear_faults()
-    assert attempt.delivery().settled_end == FIRST + 5
+    assert delivering.delivery().settled_end == FIRST + 5
     assert len(in_sandbox.list_keys()) == 5
 
 
-def test_what_is_over_is_told_before_a_long_upload_begins(in_store: Workbench) -> None:
+def test_end_of_a_task_is_reported_before_the_next_upload_is_created(in_store: Workbench) -> None:
     small = in_store.add(in_store.write("a", b"x"), "a")
-    in_store.add(in_store.write("b", bytes(LARGE)), "b")
+    large = in_store.add(in_store.write("b", bytes(LARGE)), "b")
     delivery = in_store.run()
-    # Or whoever deletes the file now, and is killed with all others, would be told of a Failure.
-    assert said(delivery.events) == [(small, "InProgress"), (small, "Success")]
-    assert delivery.settled_end == FIRST + 1
-    assert (in_store.told, in_store.unfinished()) == ([], [])
+    assert delivery.settled_end == FIRST + 2
+    first = in_store.reported[0]
+    assert first.settled_end == FIRST + 1
+    assert statuses(first.events) == [
+        (small, "InProgress"),
+        (small, "Success"),
+        (large, "InProgress"),
+    ]
 
 
-def test_how_a_task_ended_is_not_told_before_it_counts(
+def test_end_of_a_task_and_its_event_are_visible_at_once(
     in_sandbox: Workbench, cloud: Sandbox
 ) -> None:
-    in_sandbox.settings = {"s3_tasks_at_once": 2, "s3_parts_at_once": 1}
+    in_sandbox.settings = {"s3_tasks_at_once": 2}
     large = in_sandbox.add(in_sandbox.write("a", bytes(LARGE)), "a")
     small = in_sandbox.add(in_sandbox.write("b", b"x"), "b")
-    # The small one ends while the first part of the large one is on its way.
-    cloud.set_fault("s3", operation="PutObject", delay_millis=1000)
-    cloud.set_fault("s3", operation="UploadPart", delay_millis=2500)
-    delivery = in_sandbox.run(seconds=1.0)
-    told = [event for told in in_sandbox.told for event in said(told.events)]
-    assert (large, "InProgress") in told
-    assert (small, "Success") not in told
-    assert (small, "Success") in said(delivery.events)
+    cloud.set_fault("s3", operation="UploadPart", hang=True)
+    running_delivery = in_sandbox.begin()
+    with running(running_delivery.run):
+        delivery = wait_until(
+            lambda: found if (found := running_delivery.delivery()).arrived else None
+        )
+        cloud.clear_faults()
     assert (delivery.settled_end, delivery.arrived) == (large, [small])
+    assert (small, "Success") in statuses(delivery.events)
+    assert [each.sequence_number for each in delivery.uploaded] == [small]
 
 
 def test_keys_have_the_time_of_the_upload(in_store: Workbench) -> None:
@@ -146,10 +157,10 @@ def test_keys_have_the_time_of_the_upload(in_store: Workbench) -> None:
     assert in_store.list_keys() == [f"{time.strftime('%Y')}/Asia/Kolkata"]
 
 
-# What never arrives
+# Failures
 
 
-def test_what_can_never_be_done_fails_and_the_next_goes_on(
+def test_invalid_tasks_fail_and_the_next_one_is_carried_out(
     in_store: Workbench, tmp_path: Path
 ) -> None:
     (tmp_path / "directory").mkdir()
@@ -162,7 +173,7 @@ def test_what_can_never_be_done_fails_and_the_next_goes_on(
     in_store.add(in_store.write("g", b"x"), "g")
     delivery = in_store.run()
     assert in_store.list_keys() == ["g"]
-    events = in_store.all_events(delivery)
+    events = delivery.events
     failures = [event for event in events if event.status is Status.Failure]
     expected = [
         "there-is-no-such-bucket",
@@ -224,23 +235,23 @@ def test_the_files_of_the_broker_itself_are_refused(in_store: Workbench, tmp_pat
     assert in_store.list_keys() == []
 
 
-def test_a_task_that_is_too_old_is_canceled(in_store: Workbench) -> None:
+def test_expired_task_is_canceled(in_store: Workbench) -> None:
     number = in_store.add(in_store.write("a", b"x"), "a")
     delivery = in_store.run(time_to_live=500)
-    assert said(delivery.events) == [(number, "Canceled")]
+    assert statuses(delivery.events) == [(number, "Canceled")]
     assert "time to live" in delivery.events[0].message
     assert (delivery.settled_end, in_store.list_keys()) == (FIRST + 1, [])
     assert in_store.run(time_to_live=100_000).exported_messages == 1
 
 
-def test_on_another_machine_nothing_is_tried(in_store: Workbench) -> None:
+def test_tasks_are_not_carried_out_on_another_machine(in_store: Workbench) -> None:
     in_store.add(in_store.write("a", b"x"), "a")
     delivery = in_store.run(is_remote=True)
     assert "another" in delivery.error
     assert (delivery.settled_end, delivery.events) == (FIRST, [])
 
 
-# What changes while it is uploaded
+# Files that change
 
 
 def test_a_small_file_that_changes_while_it_is_read_is_not_sent(
@@ -256,7 +267,7 @@ def test_a_small_file_that_changes_while_it_is_read_is_not_sent(
         return content
 
     monkeypatch.setattr(InputFile, "read", change_after)
-    assert said(in_store.run().events)[-1] == (number, "Failure")
+    assert statuses(in_store.run().events)[-1] == (number, "Failure")
     assert in_store.list_keys() == []
 
 
@@ -279,19 +290,19 @@ def test_a_file_that_changes_during_its_upload_is_a_failure(in_store: Workbench,
                 path.unlink()
         return True
 
-    in_store.wants_to_know = take
+    in_store.accepts = take
     delivery = in_store.run()
-    assert said(delivery.events) == [(number, "Failure")]
+    assert statuses(delivery.events) == [(number, "InProgress"), (number, "Failure")]
     assert "a" in reason_of(delivery)
     assert (in_store.list_keys(), in_store.unfinished()) == ([], [])
     assert (delivery.settled_end, delivery.uploads) == (FIRST + 1, [])
 
 
-def test_a_file_that_changed_between_two_batches_is_a_failure(in_store: Workbench) -> None:
+def test_file_that_changed_between_two_deliveries_is_a_failure(in_store: Workbench) -> None:
     path = in_store.write("a", os.urandom(LARGE))
     in_store.add(path, "a")
     in_store.settings = {"s3_parts_at_once": 1}
-    first = in_store.run(max_bytes=1)
+    first = in_store.run(calls=1)
     assert in_store.unfinished() == ["a"]
     path.write_bytes(os.urandom(LARGE))
     delivery = in_store.run(uploads=first.uploads)
@@ -305,27 +316,27 @@ def test_a_small_file_that_changes_while_it_is_sent_is_a_failure(
     path = in_sandbox.write("a", b"before")
     number = in_sandbox.add(path, "a")
     cloud.set_fault("s3", operation="PutObject", hang=True)
-    attempt = in_sandbox.attempt()
-    thread = threading.Thread(target=attempt.run)
+    delivering = in_sandbox.begin()
+    thread = threading.Thread(target=delivering.run)
     thread.start()
-    wait_until(lambda: bool(attempt.delivery().sent_bytes))
+    wait_until(lambda: bool(delivering.delivery().sent_bytes))
     path.write_bytes(b"something else")
     cloud.clear_faults()
     thread.join()
-    # It is not mixed; but whoever deletes it now would lose what was added.
-    assert said(attempt.delivery().events)[-1] == (number, "Failure")
+    # The object is complete, but the file has other contents by now.
+    assert statuses(delivering.delivery().events)[-1] == (number, "Failure")
 
 
-# What goes on later
+# Uploads that continue
 
 
-def test_an_upload_goes_on_over_many_batches(bench: Workbench) -> None:
+def test_upload_continues_in_later_deliveries(bench: Workbench) -> None:
     content = os.urandom(LARGE)
     number = bench.add(bench.write("a", content), "a")
     bench.settings = {"s3_parts_at_once": 1}
     uploads: list[Upload] = []
     for parts in (1, 2):
-        delivery = bench.run(max_bytes=1, uploads=uploads)
+        delivery = bench.run(calls=1, uploads=uploads)
         uploads = delivery.uploads
         assert len(only_upload(delivery).parts) == parts
         assert (delivery.settled_end, delivery.error) == (FIRST, "")
@@ -333,18 +344,18 @@ def test_an_upload_goes_on_over_many_batches(bench: Workbench) -> None:
     delivery = bench.run(uploads=uploads)
     assert bench.content("a") == content
     assert (delivery.sent_bytes, delivery.uploads) == (LARGE - 10 * MEBIBYTE, [])
-    assert said(delivery.events) == [(number, "Success")]
+    assert statuses(delivery.events) == [(number, "Success")]
     assert bench.unfinished() == []
 
 
-def test_what_arrived_of_an_upload_is_kept_when_the_rest_fails(
+def test_parts_that_have_arrived_are_kept_when_others_fail(
     in_sandbox: Workbench, cloud: Sandbox
 ) -> None:
     in_sandbox.settings = {"s3_parts_at_once": 1}
     in_sandbox.add(in_sandbox.write("a", content := os.urandom(LARGE)), "a")
-    first = in_sandbox.run(max_bytes=1)
+    first = in_sandbox.run(calls=1)
     cloud.set_fault("s3", operation="UploadPart", status=503, code="SlowDown")
-    failed = in_sandbox.run(uploads=first.uploads, seconds=2.0)
+    failed = in_sandbox.run(uploads=first.uploads)
     assert "SlowDown" in failed.error
     assert only_upload(failed).parts == only_upload(first).parts
     assert not any(event.status is Status.Failure for event in failed.events)
@@ -354,7 +365,7 @@ def test_what_arrived_of_an_upload_is_kept_when_the_rest_fails(
     assert done.sent_bytes == LARGE - 5 * MEBIBYTE
 
 
-def test_a_part_that_fails_is_sent_again_by_itself(in_sandbox: Workbench, cloud: Sandbox) -> None:
+def test_failed_part_is_retried(in_sandbox: Workbench, cloud: Sandbox) -> None:
     in_sandbox.add(in_sandbox.write("a", content := os.urandom(LARGE)), "a")
     cloud.set_fault("s3", operation="UploadPart", status=500, for_calls=2)
     delivery = in_sandbox.run()
@@ -363,9 +374,9 @@ def test_a_part_that_fails_is_sent_again_by_itself(in_sandbox: Workbench, cloud:
     assert delivery.sent_bytes > LARGE
 
 
-def test_an_upload_that_is_gone_begins_anew(in_store: Workbench) -> None:
+def test_upload_that_s3_no_longer_has_is_restarted(in_store: Workbench) -> None:
     in_store.add(in_store.write("a", content := os.urandom(LARGE)), "a")
-    first = in_store.run(max_bytes=1)
+    first = in_store.run(calls=1)
     upload = only_upload(first)
     in_store.client.abort_multipart_upload(
         Bucket=in_store.bucket, Key="a", UploadId=upload.upload_id
@@ -377,9 +388,9 @@ def test_an_upload_that_is_gone_begins_anew(in_store: Workbench) -> None:
     assert in_store.content("a") == content
 
 
-def test_an_upload_whose_parts_are_not_what_they_were_begins_anew(in_store: Workbench) -> None:
+def test_upload_with_other_parts_is_restarted(in_store: Workbench) -> None:
     in_store.add(in_store.write("a", content := os.urandom(LARGE)), "a")
-    upload = only_upload(in_store.run(max_bytes=1))
+    upload = only_upload(in_store.run(calls=1))
     wrong = f'"{"0" * 32}" AAAAAA=='
     gone = in_store.run(uploads=[msgspec.structs.replace(upload, parts=[wrong] * 3)])
     assert "begins anew" in gone.error
@@ -388,14 +399,14 @@ def test_an_upload_whose_parts_are_not_what_they_were_begins_anew(in_store: Work
     assert in_store.content("a") == content
 
 
-def test_an_upload_of_which_the_name_is_not_known_is_looked_for_and_aborted(
+def test_upload_without_a_known_id_is_found_and_aborted(
     in_store: Workbench,
 ) -> None:
     in_store.add(in_store.write("a", content := os.urandom(LARGE)), "a")
-    in_store.run(max_bytes=1)
-    planned = only_upload(in_store.told[0])
+    in_store.run(calls=1)
+    planned = only_upload(in_store.reported[0])
     assert planned.upload_id == ""
-    # It was created, and whoever did so died before the answer came.
+    # As after a crash before the answer of S3.
     assert in_store.unfinished() == ["a"]
     delivery = in_store.run(uploads=[planned])
     assert delivery.settled_end == FIRST + 1
@@ -403,33 +414,33 @@ def test_an_upload_of_which_the_name_is_not_known_is_looked_for_and_aborted(
     assert in_store.unfinished() == []
 
 
-def test_uploads_of_others_to_the_same_key_are_left_alone(in_store: Workbench) -> None:
+def test_older_uploads_of_the_same_key_are_not_aborted(in_store: Workbench) -> None:
     in_store.add(in_store.write("a", os.urandom(LARGE)), "a")
     in_store.client.create_multipart_upload(Bucket=in_store.bucket, Key="a")
-    in_store.run(max_bytes=1)
+    in_store.run(calls=1)
     planned = msgspec.structs.replace(
-        only_upload(in_store.told[0]), began=int((time.time() - 3600) * 1000)
+        only_upload(in_store.reported[0]), began=int((time.time() - 3600) * 1000)
     )
     in_store.run(uploads=[planned])
     # Neither of the two is an hour old.
     assert in_store.unfinished() == ["a", "a"]
 
 
-def test_what_the_broker_does_not_want_is_not_begun(in_store: Workbench) -> None:
+def test_upload_is_not_created_if_the_lease_is_lost(in_store: Workbench) -> None:
     in_store.add(in_store.write("a", bytes(LARGE)), "a")
-    in_store.wants_to_know = lambda _: False
+    in_store.accepts = lambda _: False
     assert in_store.run().settled_end == FIRST
     assert in_store.unfinished() == []
 
 
-def test_an_upload_that_the_broker_does_not_want_any_more_is_aborted(in_store: Workbench) -> None:
+def test_created_upload_is_aborted_if_the_lease_is_lost(in_store: Workbench) -> None:
     in_store.add(in_store.write("a", bytes(LARGE)), "a")
-    in_store.wants_to_know = lambda delivery: not only_upload(delivery).upload_id
+    in_store.accepts = lambda delivery: not only_upload(delivery).upload_id
     delivery = in_store.run()
     assert (in_store.unfinished(), delivery.settled_end) == ([], FIRST)
 
 
-# What fails for now
+# Passing errors
 
 
 @pytest.mark.parametrize(
@@ -443,7 +454,7 @@ def test_an_upload_that_the_broker_does_not_want_any_more_is_aborted(in_store: W
         {"status": 400, "code": "ExpiredToken"},
     ],
 )
-def test_what_may_pass_is_no_failure(
+def test_passing_error_is_no_failure_of_the_task(
     in_sandbox: Workbench, cloud: Sandbox, fault: dict[str, object]
 ) -> None:
     number = in_sandbox.add(in_sandbox.write("a", b"x"), "a")
@@ -453,12 +464,12 @@ def test_what_may_pass_is_no_failure(
     assert delivery.error
     assert (delivery.settled_end, delivery.skipped) == (FIRST, [])
     # The second waits for its turn.
-    assert said(delivery.events) == [(number, "InProgress")]
+    assert statuses(delivery.events) == [(number, "InProgress")]
     cloud.clear_faults()
     assert in_sandbox.run().settled_end == FIRST + 2
 
 
-def test_no_credentials_are_no_failure(
+def test_missing_credentials_are_no_failure_of_the_task(
     in_store: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -471,70 +482,135 @@ def test_no_credentials_are_no_failure(
     assert delivery.settled_end == FIRST
 
 
-def test_how_long_s3_asks_to_be_left_alone_is_told(in_sandbox: Workbench, cloud: Sandbox) -> None:
+def test_retry_after_of_s3_is_reported(in_sandbox: Workbench, cloud: Sandbox) -> None:
     in_sandbox.add(in_sandbox.write("a", b"x"), "a")
     cloud.set_fault("s3", operation="PutObject", status=503, retry_after=7)
-    assert in_sandbox.run().retry_after == 7
+    assert in_sandbox.run().pause == 7
 
 
-def test_an_upload_that_cannot_be_aborted_is_told_of(in_sandbox: Workbench, cloud: Sandbox) -> None:
+def test_upload_that_cannot_be_aborted_is_reported(in_sandbox: Workbench, cloud: Sandbox) -> None:
     path = in_sandbox.write("a", os.urandom(LARGE))
     number = in_sandbox.add(path, "a")
-    first = in_sandbox.run(max_bytes=1)
+    first = in_sandbox.run(calls=1)
     path.unlink()
     cloud.set_fault("s3", operation="AbortMultipartUpload", status=500)
     delivery = in_sandbox.run(uploads=first.uploads)
-    assert said(delivery.events) == [(number, "Warning"), (number, "Failure")]
+    assert statuses(delivery.events) == [(number, "Warning"), (number, "Failure")]
     assert delivery.abandoned == first.uploads
     assert (delivery.uploads, delivery.settled_end) == ([], FIRST + 1)
 
 
 def test_a_canceled_task_leaves_no_upload(in_store: Workbench) -> None:
     number = in_store.add(in_store.write("a", os.urandom(LARGE)), "a")
-    first = in_store.run(max_bytes=1)
+    first = in_store.run(calls=1)
     delivery = in_store.run(uploads=first.uploads, time_to_live=1)
-    assert said(delivery.events) == [(number, "Canceled")]
+    assert statuses(delivery.events) == [(number, "Canceled")]
     assert (in_store.unfinished(), delivery.uploads) == ([], [])
 
 
-# When the time is up
+# Stopping
 
 
-def test_nothing_is_begun_when_the_time_is_up_and_others_wait(in_store: Workbench) -> None:
-    in_store.add(in_store.write("a", b"x"), "a")
-    in_store.is_awaited = True
-    delivery = in_store.run(seconds=0.0)
-    assert (delivery.settled_end, delivery.error, delivery.events) == (FIRST, "", [])
-    in_store.is_awaited = False
-    assert in_store.run(seconds=0.0).settled_end == FIRST + 1
+def test_stopped_delivery_begins_no_further_task(in_sandbox: Workbench, cloud: Sandbox) -> None:
+    for name in ("a", "b"):
+        in_sandbox.add(in_sandbox.write(name, b"x"), name)
+    cloud.set_fault("s3", operation="PutObject", delay_millis=500)
+    delivering = in_sandbox.begin()
+    with running(delivering.run):
+        wait_until(lambda: delivering.delivery().sent_bytes)
+        in_sandbox.stop.stop()
+    # The call that had begun is finished.
+    delivery = delivering.delivery()
+    assert (delivery.settled_end, delivery.error) == (FIRST + 1, "")
+    assert in_sandbox.list_keys() == ["a"]
 
 
-def test_an_upload_goes_on_for_as_long_as_nobody_waits(
+def test_stopped_upload_keeps_parts_that_have_arrived(
     in_sandbox: Workbench, cloud: Sandbox
 ) -> None:
     in_sandbox.settings = {"s3_parts_at_once": 1}
-    in_sandbox.add(in_sandbox.write("a", os.urandom(LARGE)), "a")
-    cloud.set_fault("s3", operation="UploadPart", delay_millis=1100)
-    in_sandbox.is_awaited = True
-    awaited = in_sandbox.run(seconds=0.2)
-    assert len(only_upload(awaited).parts) < 2
-    in_sandbox.is_awaited = False
-    delivery = in_sandbox.run(seconds=0.2, uploads=awaited.uploads)
-    assert "a" in in_sandbox.list_keys()
-    # Whoever goes on with it after a crash need not begin where this one did.
-    assert 2 in [len(upload.parts) for told in in_sandbox.told for upload in told.uploads]
-    assert delivery.settled_end == FIRST + 1
-
-
-def test_what_is_left_behind_ends(in_sandbox: Workbench, cloud: Sandbox) -> None:
-    for name in ("a", "b"):
-        in_sandbox.add(in_sandbox.write(name, b"x"), name)
-    cloud.set_fault("s3", operation="PutObject", hang=True, for_calls=1)
-    attempt = in_sandbox.attempt()
-    thread = threading.Thread(target=attempt.run)
-    thread.start()
-    wait_until(lambda: bool(attempt.delivery().sent_bytes))
-    attempt.leave_behind()
+    in_sandbox.add(in_sandbox.write("a", content := os.urandom(LARGE)), "a")
+    cloud.set_fault("s3", operation="UploadPart", delay_millis=500)
+    delivering = in_sandbox.begin()
+    with running(delivering.run):
+        wait_until(lambda: delivering.delivery().sent_bytes)
+        in_sandbox.stop.stop()
+    stopped = delivering.delivery()
+    assert (stopped.settled_end, stopped.error) == (FIRST, "")
+    assert only_upload(stopped).arrived_parts == 1
     cloud.clear_faults()
-    thread.join()
-    assert "b" not in in_sandbox.list_keys()
+    assert in_sandbox.run(uploads=stopped.uploads).settled_end == FIRST + 1
+    assert in_sandbox.content("a") == content
+
+
+def test_delivery_with_a_lost_lease_sends_no_further_part(
+    in_sandbox: Workbench, cloud: Sandbox
+) -> None:
+    in_sandbox.settings = {"s3_parts_at_once": 1}
+    in_sandbox.add(in_sandbox.write("a", bytes(LARGE)), "a")
+    cloud.set_fault("s3", operation="UploadPart", hang=True, for_calls=1)
+    delivering = in_sandbox.begin()
+    with running(delivering.run):
+        wait_until(lambda: delivering.delivery().sent_bytes)
+        in_sandbox.stop.stop(is_lost=True)
+        cloud.clear_faults()
+    assert in_sandbox.list_keys() == []
+    assert delivering.delivery().sent_bytes == 5 * MEBIBYTE
+
+
+# Limited bandwidth
+
+
+def test_each_call_with_bytes_of_files_is_reserved(in_sandbox: Workbench, cloud: Sandbox) -> None:
+    in_sandbox.settings = {"s3_parts_at_once": 1}
+    in_sandbox.add(in_sandbox.write("a", b"small"), "a")
+    in_sandbox.add(in_sandbox.write("b", bytes(LARGE)), "b")
+    # The first part is sent twice.
+    cloud.set_fault("s3", operation="UploadPart", status=500, for_calls=1)
+    reserved: list[int] = []
+
+    def reserve(size: int) -> bool:
+        reserved.append(size)
+        return True
+
+    delivery = in_sandbox.run(reserve=reserve)
+    part = 5 * MEBIBYTE
+    assert reserved == [5, part, part, part, LARGE - 2 * part]
+    assert delivery.sent_bytes == sum(reserved)
+
+
+def test_nothing_is_sent_without_a_reservation(in_sandbox: Workbench) -> None:
+    number = in_sandbox.add(in_sandbox.write("a", b"x"), "a")
+    delivery = in_sandbox.run(reserve=lambda _: False)
+    assert (delivery.settled_end, delivery.error, delivery.sent_bytes) == (FIRST, "", 0)
+    assert statuses(delivery.events) == [(number, "InProgress")]
+    assert in_sandbox.list_keys() == []
+
+
+def test_unavailable_broker_ends_the_delivery_with_an_error(
+    in_sandbox: Workbench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> bool:
+        raise ConnectFailedException("no broker listens")
+
+    in_sandbox.add(in_sandbox.write("a", b"x"), "a")
+    assert "no broker listens" in in_sandbox.run(reserve=fail).error
+    in_sandbox.tasks.clear()
+    in_sandbox.add(in_sandbox.write("b", bytes(LARGE)), "b")
+    in_sandbox.accepts = fail
+    delivery = in_sandbox.run()
+    assert delivery.error == "ConnectFailedException: no broker listens"
+    # The upload is not created before the broker has stored it.
+    assert (delivery.settled_end, in_sandbox.unfinished()) == (FIRST, [])
+    assert not caplog.records
+
+
+def test_unexpected_error_is_logged_and_reported(
+    in_sandbox: Workbench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: int) -> bool:
+        raise RuntimeError("a bug")
+
+    in_sandbox.add(in_sandbox.write("a", b"x"), "a")
+    assert in_sandbox.run(reserve=fail).error == "RuntimeError: a bug"
+    assert "an S3 task of stream 'tasks' failed" in caplog.text
