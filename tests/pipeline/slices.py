@@ -1,10 +1,9 @@
-"""Exports over HTTP: streams that have one, slices of them, and what a lane is told."""
+"""Streams with exports over HTTP, and work that a real broker leases."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from penstock import (
@@ -14,76 +13,77 @@ from penstock import (
     StrategyOnFull,
     StreamManagerClient,
 )
-from penstock.model.exporting import ExportSlice, Lane, SliceHeader
-from penstock.model.validation import to_wire
-from penstock.pipeline.destinations.destination import DestinationSettings, Messages
-from penstock.pipeline.options import PipelineOptions, encode_place
-from penstock.spark.options import BrokerOptions
-from penstock.spark.place import Place
+from penstock.model.export import CONFIG_OF_KIND, ExportConfig
+from penstock.model.exporting import AnyWork, MessageSlice, TaskSlice
+from penstock.pipeline.destinations.destination import DestinationSettings
 
 _numbers = itertools.count()
+_KINDS = {config: kind for kind, config in CONFIG_OF_KIND.items()}
+
+PIPELINE = "p"
+# Exports make no pauses between calls.
+NO_PAUSE = DestinationSettings(kinesis_inter_call_delay_ms=0)
 
 
 def new_name() -> str:
     return f"stream-{next(_numbers)}"
 
 
-def create(client: StreamManagerClient, name: str, uri: str, **fields: Any) -> str:
-    """A stream with one export."""
-    config = HTTPConfig(identifier="to-http", uri=uri, **fields)
+def create(client: StreamManagerClient, config: ExportConfig, **fields: Any) -> str:
+    """Creates a stream with one export, and returns its name."""
+    name = new_name()
     client.create_message_stream(
         MessageStreamDefinition(
             name,
             strategy_on_full=StrategyOnFull.OverwriteOldestData,
-            export_definition=ExportDefinition(http=[config]),
+            export_definition=ExportDefinition(**{_KINDS[type(config)]: [config]}),
+            **fields,
         )
     )
     return name
 
 
-def options_for(lane: Lane, directory: Path, **broker: Any) -> PipelineOptions:
-    """Of a pipeline with a directory of its own, and a broker that is found by these options."""
-    return PipelineOptions(
-        pipeline=directory.name,
-        lane=lane.value,
-        broker=encode_place(Place.find(BrokerOptions(**broker))),
-        signals=str(directory),
-        threads=4,
-        settings=DestinationSettings(kinesis_partition_key="field:a.b", channels="/channels"),
-    )
+def create_http(
+    client: StreamManagerClient, uri: str, payloads: Sequence[bytes] = (), **fields: Any
+) -> str:
+    """Creates a stream with one export over HTTP and these messages."""
+    name = create(client, HTTPConfig("to-http", uri, **fields))
+    if payloads:
+        client.append_messages(name, payloads)
+    return name
 
 
-def header_for(
-    uri: str,
-    stream: str = "s",
-    first: int = 0,
-    end: int = 1,
-    arrived: Sequence[int] = (),
-    kind: str = "http",
-) -> SliceHeader:
-    found = ExportSlice(
-        lease=f"lease of {stream}",
-        stream=stream,
-        stream_id=f"id of {stream}",
-        kind=kind,
-        config=to_wire(HTTPConfig(identifier="to-http", uri=uri)),
-        first=first,
-        end=end,
-        arrived=list(arrived),
-        has_files=False,
-        segments=[],
-    )
-    return SliceHeader(found, "/nowhere", "nobody")
+def plan(
+    client: StreamManagerClient, task: str = "1", pipeline: str = PIPELINE, **options: Any
+) -> list[AnyWork]:
+    """Work for a task, which holds no other."""
+    return client.plan_exports(pipeline, task, lease_millis=60_000, **options).work
 
 
-def messages_of(header: SliceHeader) -> Messages:
-    """Those that have not arrived before; each is its number."""
-    found = header.slice
-    numbers = [it for it in range(found.first, found.end) if it not in found.arrived]
-    payloads = [b"%d" % number for number in numbers]
-    return Messages(found.stream, found.first, numbers, [0] * len(numbers), payloads)
+def plan_slice(client: StreamManagerClient, task: str = "1", **options: Any) -> MessageSlice:
+    (work,) = plan(client, task, wait_millis=20_000, **options)
+    assert isinstance(work, MessageSlice)
+    return work
 
 
-def nothing_large(header: SliceHeader, number: int) -> bytes:
-    """For rows that hold all of their payloads."""
-    raise AssertionError(f"message {number} of {header.slice.stream} is looked for elsewhere")
+def plan_tasks(client: StreamManagerClient, task: str = "1") -> TaskSlice:
+    found = plan_slice(client, task)
+    assert isinstance(found, TaskSlice)
+    return found
+
+
+def lost_messages(client: StreamManagerClient, name: str) -> int:
+    """Messages that the only export of a stream could not read."""
+    (stream,) = [each for each in client.statistics().streams if each.name == name]
+    (export,) = stream.exports
+    return export.lost_messages
+
+
+def last_exported(client: StreamManagerClient, name: str) -> int:
+    (status,) = client.describe_message_stream(name).export_statuses
+    return status.last_exported_sequence_number
+
+
+def error_of(client: StreamManagerClient, name: str) -> str:
+    (status,) = client.describe_message_stream(name).export_statuses
+    return status.error_message or ""

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.delivery import MOST_SKIPPED, Budget, deliver
+from penstock.pipeline.delivery import MAX_SKIPPED, MessageDelivery
 from penstock.pipeline.destinations.destination import (
     Answer,
     Call,
@@ -16,27 +17,33 @@ from penstock.pipeline.destinations.destination import (
     UnavailableError,
 )
 from penstock.pipeline.settlements import Delivery
+from penstock.pipeline.stopping import StopSignal
 
 # What becomes of a call with these numbers: an answer, or an error that is raised.
 Behaviour = Callable[[Sequence[int]], Answer | Exception]
 
 
-class ManualClock:
-    """Time that passes only where somebody waits."""
+class ManualClock(StopSignal):
+    """Time that passes only in pauses. The delivery is stopped when the time is up."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 60.0) -> None:
+        super().__init__()
         self.now = 100.0
+        self.ends_at = self.now + seconds
         self.pauses: list[float] = []
 
     def __call__(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
+    def spend(self, seconds: float) -> None:
         self.now += seconds
+        if self.now > self.ends_at:
+            self.stop()
 
-    def budget(self, seconds: float = 60.0) -> Budget:
-        return Budget(seconds, self, self.sleep)
+    def wait(self, seconds: float) -> bool:
+        self.pauses.append(seconds)
+        self.spend(seconds)
+        return not self.is_set
 
 
 class FakeDestination(Destination):
@@ -90,13 +97,29 @@ def make(numbers: Sequence[int], first: int | None = None) -> Messages:
 
 
 def run(
-    destination: Destination, numbers: Sequence[int] = range(25), clock: ManualClock | None = None
+    destination: Destination,
+    numbers: Sequence[int] = range(25),
+    clock: ManualClock | None = None,
+    **options: Any,
 ) -> Delivery:
     end = numbers[-1] + 1 if numbers else 0
-    return deliver(destination, make(numbers), end, (clock or ManualClock()).budget())
+    return deliver(destination, make(numbers), end, clock, **options)
 
 
-def test_all_arrive_in_order_in_calls_that_are_full() -> None:
+def deliver(
+    destination: Destination,
+    messages: Messages,
+    end: int,
+    clock: ManualClock | None = None,
+    **options: Any,
+) -> Delivery:
+    clock = clock or ManualClock()
+    delivery = MessageDelivery(destination, messages, end, clock, clock=clock, **options)
+    delivery.run()
+    return delivery.delivery()
+
+
+def test_messages_are_sent_in_order_in_full_calls() -> None:
     destination = FakeDestination()
     delivery = run(destination)
     assert destination.arrived == list(range(25))
@@ -106,17 +129,17 @@ def test_all_arrive_in_order_in_calls_that_are_full() -> None:
     )
 
 
-def test_a_slice_without_messages_is_settled() -> None:
-    delivery = deliver(FakeDestination(), make([], first=3), 9, ManualClock().budget())
+def test_slice_without_messages_is_settled() -> None:
+    delivery = deliver(FakeDestination(), make([], first=3), 9)
     assert delivery == Delivery(settled_end=9)
 
 
-def test_what_is_missing_at_the_end_of_a_slice_is_settled_with_it() -> None:
-    delivery = deliver(FakeDestination(), make([5, 7], first=3), 20, ManualClock().budget())
+def test_missing_messages_at_the_end_of_a_slice_are_settled() -> None:
+    delivery = deliver(FakeDestination(), make([5, 7], first=3), 20)
     assert delivery.settled_end == 20
 
 
-def test_what_failed_goes_again_alone_and_before_what_follows() -> None:
+def test_failed_messages_are_retried_before_others_are_sent() -> None:
     clock = ManualClock()
     destination = FakeDestination(in_turn(Answer(failed={3: "busy", 7: "busy"})))
     delivery = run(destination, clock=clock)
@@ -127,16 +150,17 @@ def test_what_failed_goes_again_alone_and_before_what_follows() -> None:
     assert len(clock.pauses) == 1
 
 
-def test_pauses_grow_from_a_twentieth_of_a_second_to_one() -> None:
+def test_pauses_between_retries_are_doubled() -> None:
     clock = ManualClock()
     failure = Answer(failed={0: "busy"})
     destination = FakeDestination(in_turn(*[failure] * 8))
-    run(destination, range(1), clock)
-    for pause, longest in zip(clock.pauses, (0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0), strict=True):
+    delivery = run(destination, range(1), clock)
+    assert (delivery.error, len(destination.calls)) == ("busy", 6)
+    for pause, longest in zip(clock.pauses, (0.05, 0.1, 0.2, 0.4, 0.8), strict=True):
         assert longest / 2 <= pause <= longest
 
 
-def test_time_that_ends_while_a_message_fails_leaves_the_others_settled() -> None:
+def test_message_that_keeps_failing_ends_the_delivery() -> None:
     destination = FakeDestination(
         lambda numbers: Answer(failed={n: "busy" for n in numbers if n == 3})
     )
@@ -148,11 +172,11 @@ def test_time_that_ends_while_a_message_fails_leaves_the_others_settled() -> Non
     assert 10 not in destination.arrived
 
 
-def test_no_call_begins_when_the_time_is_up() -> None:
+def test_stopped_delivery_begins_no_call() -> None:
     clock = ManualClock()
 
     def take_long(_: Sequence[int]) -> Answer:
-        clock.now += 40
+        clock.spend(40)
         return Answer()
 
     destination = FakeDestination(take_long)
@@ -162,17 +186,17 @@ def test_no_call_begins_when_the_time_is_up() -> None:
     assert delivery.error == ""
 
 
-def test_a_destination_that_is_not_available_ends_it() -> None:
-    error = UnavailableError("nobody there", retry_after=7.0, timed_out=True)
+def test_unavailable_destination_ends_the_delivery() -> None:
+    error = UnavailableError("nobody there", retry_after=7.0)
     destination = FakeDestination(in_turn(Answer(), error))
     delivery = run(destination)
     assert delivery.settled_end == 10
-    assert (delivery.error, delivery.retry_after, delivery.timed_out) == ("nobody there", 7.0, True)
+    assert (delivery.error, delivery.pause) == ("nobody there", 7.0)
     assert delivery.sent_bytes == 20
     assert delivery.exported_messages == 10
 
 
-def test_a_fault_of_a_destination_is_told() -> None:
+def test_unexpected_error_of_a_destination_is_reported() -> None:
     delivery = run(FakeDestination(in_turn(Answer(), OSError(28, "No space left on device"))))
     assert delivery.error == "OSError: [Errno 28] No space left on device"
     assert delivery.settled_end == 10
@@ -180,19 +204,21 @@ def test_a_fault_of_a_destination_is_told() -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 10, 100])
 @pytest.mark.parametrize("guilty", [set(), {0}, {24}, {3, 4}, {0, 9, 10, 24}, set(range(25))])
-def test_the_guilty_of_a_refused_call_are_found_and_skipped(guilty: set[int], most: int) -> None:
+def test_invalid_messages_of_a_refused_call_are_found_and_skipped(
+    guilty: set[int], most: int
+) -> None:
     def refuse(numbers: Sequence[int]) -> Answer | Exception:
         return RefusedError("bad") if guilty & set(numbers) else Answer()
 
     destination = FakeDestination(refuse, most)
     delivery = run(destination)
     assert destination.arrived == [number for number in range(25) if number not in guilty]
-    assert delivery.skipped == [(number, "bad") for number in sorted(guilty)]
+    assert sorted(delivery.skipped) == [(number, "bad") for number in sorted(guilty)]
     assert delivery.settled_end == 25
     assert delivery.error == ""
 
 
-def test_one_guilty_message_of_many_costs_few_calls() -> None:
+def test_one_invalid_message_of_many_costs_few_calls() -> None:
     destination = FakeDestination(
         lambda numbers: RefusedError("bad") if 321 in numbers else Answer(), most=500
     )
@@ -200,7 +226,7 @@ def test_one_guilty_message_of_many_costs_few_calls() -> None:
     assert len(destination.calls) < 10 + 2 * 10 + 5
 
 
-def test_a_message_that_can_never_be_sent_is_skipped_without_a_call() -> None:
+def test_message_that_cannot_be_sent_is_skipped_without_a_call() -> None:
     destination = FakeDestination(malformed=dict.fromkeys((0, 4, 20, 21), "not JSON"), most=2)
     delivery = run(destination, range(22))
     assert delivery.skipped == [(number, "not JSON") for number in (0, 4, 20, 21)]
@@ -209,30 +235,30 @@ def test_a_message_that_can_never_be_sent_is_skipped_without_a_call() -> None:
     assert delivery.exported_messages == 18
 
 
-def test_what_an_answer_refuses_is_skipped_and_what_it_fails_is_not() -> None:
+def test_refused_messages_are_skipped_and_failed_messages_are_retried() -> None:
     answer = Answer(failed={1: "busy"}, refused={1: "bad", 2: "bad"})
     delivery = run(FakeDestination(in_turn(answer)), range(4))
     assert delivery.skipped == [(2, "bad")]
     assert delivery.exported_messages == 3
 
 
-def test_too_many_that_are_skipped_end_it_early() -> None:
+def test_delivery_ends_after_too_many_skipped_messages() -> None:
     destination = FakeDestination(
         lambda numbers: Answer(refused=dict.fromkeys(numbers, "bad")), most=300
     )
     delivery = run(destination, range(3000))
-    assert len(delivery.skipped) == MOST_SKIPPED
-    assert delivery.settled_end == MOST_SKIPPED
+    assert len(delivery.skipped) == MAX_SKIPPED
+    assert delivery.settled_end == MAX_SKIPPED
     assert delivery.error == ""
 
 
-def test_a_destination_may_take_any_number_at_once() -> None:
+def test_destination_may_accept_any_number_at_once() -> None:
     destination = FakeDestination(most=10**9)
     run(destination, range(5000))
     assert len(destination.calls) == 1
 
 
-def test_the_pause_of_a_destination_is_left_between_calls() -> None:
+def test_pause_of_a_destination_is_made_between_calls() -> None:
     clock = ManualClock()
     delivery = run(FakeDestination(pause=2.0), clock=clock)
     assert clock.pauses == [2.0, 2.0]
@@ -240,16 +266,28 @@ def test_the_pause_of_a_destination_is_left_between_calls() -> None:
     assert delivery.pause == 2.0
 
 
-def test_a_pause_that_does_not_fit_ends_it_without_an_error() -> None:
+def test_stop_during_a_pause_ends_the_delivery_without_an_error() -> None:
     clock = ManualClock()
     delivery = run(FakeDestination(pause=50.0), clock=clock)
-    assert clock.pauses == [50.0]
+    assert clock.pauses == [50.0, 50.0]
     assert delivery.settled_end == 20
     assert delivery.error == ""
-    assert delivery.pause == 50.0
 
 
-def test_a_fault_while_it_is_asked_for_a_pause_does_not_lose_what_arrived() -> None:
+def test_progress_is_announced_after_each_call() -> None:
+    ends: list[int] = []
+    delivering = MessageDelivery(
+        FakeDestination(),
+        make(range(25)),
+        25,
+        StopSignal(),
+        lambda: ends.append(delivering.delivery().settled_end),
+    )
+    delivering.run()
+    assert ends == [10, 20, 25]
+
+
+def test_error_after_a_call_does_not_lose_its_result() -> None:
     class Broken(FakeDestination):
         @property
         def pause(self) -> float:
@@ -264,7 +302,7 @@ OUTCOMES = st.sampled_from(["fine", "partly", "partly refused", "away", "unknown
 
 
 @given(data=st.data(), count=st.integers(1, 60), most=st.integers(1, 12))
-def test_whatever_happens_each_message_arrives_once_or_is_skipped(
+def test_each_message_arrives_once_or_is_skipped_despite_failures(
     data: st.DataObject, count: int, most: int
 ) -> None:
     guilty = data.draw(st.sets(st.integers(0, count - 1)), label="guilty")
@@ -290,15 +328,15 @@ def test_whatever_happens_each_message_arrives_once_or_is_skipped(
             troubled.update(numbers)
             unsure.update(numbers)
             destination.arrived.extend(numbers)
-            return UnavailableError("no answer", timed_out=True)
+            return UnavailableError("no answer")
         return Answer()
 
     destination = FakeDestination(behave, most, dict.fromkeys(malformed, "malformed"))
     first, settled, skipped = 0, set[int](), dict[int, str]()
     for _ in range(1000):
         numbers = [number for number in range(first, count) if number not in settled]
-        budget = ManualClock().budget(data.draw(st.sampled_from([0.01, 1.0, 60.0])))
-        delivery = deliver(destination, make(numbers, first), count, budget)
+        clock = ManualClock(data.draw(st.sampled_from([0.01, 1.0, 60.0])))
+        delivery = deliver(destination, make(numbers, first), count, clock)
         assert delivery.settled_end >= first
         first, settled = delivery.settled_end, settled | set(delivery.arrived)
         assert not skipped.keys() & dict(delivery.skipped).keys(), "skipped once"

@@ -13,7 +13,7 @@ import pytest
 from penstock.pipeline.scratch import make_scratch
 
 
-def test_it_is_gone_with_its_pipeline_and_so_are_those_of_killed_ones(
+def test_directory_is_removed_with_its_pipeline_or_by_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

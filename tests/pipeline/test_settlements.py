@@ -1,4 +1,4 @@
-"""Which messages of a slice have been dealt with."""
+"""Which messages of a slice have arrived or were skipped."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ def settlements() -> Settlements:
     )
 
 
-def test_of_nothing_that_is_settled_the_first_message_is_the_end() -> None:
+def test_end_is_the_first_message_if_none_is_settled() -> None:
     assert settlements().describe() == Delivery(settled_end=10)
 
 
-def test_what_is_settled_in_order_moves_the_end() -> None:
+def test_end_moves_with_messages_settled_in_order() -> None:
     noted = settlements()
     noted.note_arrived((0, 1))
     assert noted.describe() == Delivery(settled_end=13, exported_messages=2, exported_bytes=3)
     assert noted.count_ahead() == 0
 
 
-def test_what_is_settled_behind_others_is_named() -> None:
+def test_messages_settled_behind_others_are_listed() -> None:
     noted = settlements()
     noted.note_arrived((2,))
     noted.note_skipped(3, "too large")
@@ -36,12 +36,13 @@ def test_what_is_settled_behind_others_is_named() -> None:
     assert (described.exported_messages, described.exported_bytes) == (1, 3)
 
 
-def test_once_all_is_settled_the_end_is_that_of_the_slice() -> None:
+def test_end_of_the_slice_is_reached_when_all_are_settled() -> None:
     noted = settlements()
     noted.note_skipped(3, "b")
     noted.note_skipped(0, "a")
     noted.note_arrived((1, 2))
     described = noted.describe()
     assert (described.settled_end, described.arrived) == (20, [])
-    assert described.skipped == [(10, "a"), (14, "b")]
+    # In the order in which they were skipped: reports tell what is new.
+    assert described.skipped == [(14, "b"), (10, "a")]
     assert noted.count_ahead() == 0

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -68,7 +68,7 @@ class Job:
         self.work = work
         self.began = time.monotonic()
         # Bytes of messages that it has in memory.
-        self.size = 0
+        self.size = work.size if isinstance(work, MessageSlice) else 0
         self._root = root
         self._client = client
         self._settings = settings
@@ -96,6 +96,9 @@ class Job:
                 self._delivering.run()
         except UnavailableError as unavailable:
             error = str(unavailable)
+        except (StreamManagerException, OSError) as problem:
+            # The broker is unavailable, or this machine has no descriptors left.
+            error = f"{type(problem).__name__}: {problem}"
         except Exception as unexpected:
             # The status of the export shows it.
             error = f"{type(unexpected).__name__}: {unexpected}"
@@ -133,7 +136,6 @@ class Job:
 
     def _read(self, found: MessageSlice) -> None:
         self._messages = read_slice(found, self._root, self._client)
-        self.size = sum(map(len, self._messages.payloads))
 
     def _export(self, found: MessageSlice, timeout: float) -> Export:
         return Export(
@@ -143,7 +145,17 @@ class Job:
             self._settings,
             self._root,
             timeout,
+            self._holds_lease,
         )
+
+    def _holds_lease(self) -> bool:
+        try:
+            is_held = self._client.reserve_bandwidth(self.lease, 0).is_held
+        except (StreamManagerException, OSError) as error:
+            raise UnavailableError(f"the broker does not confirm the lease: {error}") from None
+        if not is_held:
+            self.stop(is_lost=True)
+        return is_held
 
     def _reserve(self, size: int) -> bool:
         """Waits until so many bytes may be sent; False if the delivery is stopped meanwhile."""
@@ -158,22 +170,30 @@ class Job:
     # Reports
 
     def _report_progress(self) -> None:
-        """Reports now and then how far it got, so that a crash repeats little."""
-        if time.monotonic() - self._reported_at < _REPORT_SECONDS:
+        """Reports about once a second how far it got, so that a crash repeats little."""
+        is_due = time.monotonic() - self._reported_at >= _REPORT_SECONDS
+        # Other threads of the delivery go on while one reports.
+        if not is_due or not self._reporting.acquire(blocking=False):
             return
         try:
-            self._report_now()
+            self._report_interim()
         except (StreamManagerException, OSError) as error:
             # The next report tells the same.
             logger.debug("progress of stream %r is not reported: %s", self.work.stream, error)
             self._reported_at = time.monotonic()
+        finally:
+            self._reporting.release()
 
     def _report_now(self) -> bool:
         """Reports how far it got; False if the lease is lost."""
         with self._reporting:
-            if self._delivering is None or self._stop.is_lost:
-                return not self._stop.is_lost
-            return self._report(self._delivering.delivery(), "", is_final=False)
+            return self._report_interim()
+
+    def _report_interim(self) -> bool:
+        assert self._delivering is not None
+        if self._stop.is_lost:
+            return False
+        return self._report(self._delivering.delivery(), "", is_final=False)
 
     def _finish(self, error: str) -> None:
         with self._reporting:
@@ -186,15 +206,18 @@ class Job:
                 self._report(delivery, error or delivery.error, is_final=True)
             except (StreamManagerException, OSError) as problem:
                 # The lease expires, and the messages are delivered again.
-                logger.warning("a delivery of stream %r is not reported: %s", self.work.stream, problem)
+                logger.warning(
+                    "a delivery of stream %r is not reported: %s", self.work.stream, problem
+                )
 
     def _report(self, delivery: Delivery, error: str, *, is_final: bool) -> bool:
         report = self._make_report(delivery, error, is_final=is_final)
         is_accepted = self.lease in self._client.commit_exports([report]).accepted
         self._reported_at = time.monotonic()
         if is_accepted:
-            self._delete_files(delivery, report)
+            uploaded = delivery.uploaded[len(self._reported.uploaded) :]
             self._reported = delivery
+            self._delete_files(uploaded, report)
         elif not is_final:
             self.stop(is_lost=True)
         return is_accepted
@@ -224,7 +247,7 @@ class Job:
             exported_bytes=delivery.exported_bytes - before.exported_bytes,
             skipped=[
                 SkippedMessage(number, reason[:_MAX_REASON_LENGTH])
-                for number, reason in delivery.skipped[len(before.skipped) :]
+                for number, reason in sorted(delivery.skipped[len(before.skipped) :])
             ],
             missing=self._count_missing(end) - self._count_missing(before.settled_end),
             sent_bytes=delivery.sent_bytes - before.sent_bytes,
@@ -241,16 +264,14 @@ class Job:
         arrived = sum(number < end for number in work.arrived)
         return end - work.first - bisect_left(self._messages.numbers, end) - arrived
 
-    def _delete_files(self, delivery: Delivery, report: DeliveryReport) -> None:
-        """Deletes uploaded files, where a setting asks for it, once their tasks are settled."""
+    def _delete_files(self, uploaded: Iterable[UploadedFile], report: DeliveryReport) -> None:
+        """Deletes uploaded files whose tasks are settled by a report, if a setting asks for it."""
         if not self._settings.s3_delete_uploaded_files:
             return
         from penstock.pipeline.uploads.disposal import delete_files
 
         settled = {*range(report.first, report.settled_end), *report.arrived}
-        files: list[UploadedFile] = [
-            each for each in delivery.uploaded if each.sequence_number in settled
-        ]
+        files = [each for each in uploaded if each.sequence_number in settled]
         delete_files(files, self._settings.read_only_directories)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 from penstock.client.blocking import StreamManagerClient
@@ -10,7 +11,7 @@ from penstock.errors import MessageStoreReadErrorException, ResourceNotFoundExce
 from penstock.model.exporting import MessageSlice
 from penstock.model.storage import SegmentSummary, StoredRun
 from penstock.pipeline.destinations.destination import Messages
-from penstock.store.record import ENTRY, count_intact, data_path, index_path
+from penstock.store.record import ENTRY, checksum, count_intact, data_path, index_path
 
 _MAX_ANSWER_BYTES = 1024 * 1024
 _NO_LONGER_THERE = (MessageStoreReadErrorException, ResourceNotFoundException)
@@ -26,19 +27,16 @@ def read_slice(found: MessageSlice, root: str | None, client: StreamManagerClien
         run = None
         if root is not None and found.has_files:
             run = _read_files(Path(root, "streams", found.stream_id), segment, first, end)
-        if run is not None:
-            messages.add(run)
-        else:
+        # The broker knows what is left of files that were removed, cut or damaged.
+        if run is None or not messages.add(run):
             _fetch(found, first, end, client, messages)
     return Messages(
         found.stream, found.first, messages.numbers, messages.ingest_times, messages.payloads
     )
 
 
-def _read_files(
-    directory: Path, segment: SegmentSummary, first: int, end: int
-) -> StoredRun | None:
-    """None if the files were removed or cut: the broker knows what is left of them."""
+def _read_files(directory: Path, segment: SegmentSummary, first: int, end: int) -> StoredRun | None:
+    """None if the files were removed or cut."""
     place = first - segment.first
     try:
         # The entry before the first one says where the first payload begins.
@@ -100,28 +98,26 @@ class _Columns:
         self.ingest_times: list[int] = []
         self.payloads: list[bytes] = []
 
-    def add(self, run: StoredRun) -> None:
-        """The messages of a run, but for damaged ones and those that are left out."""
-        ends, checksums, times = zip(*ENTRY.iter_unpack(run.entries), strict=True)
-        starts = (run.position, *ends[:-1])
-        base = run.position
-        payloads = [
-            run.payloads[start - base : stop - base]
-            for start, stop in zip(starts, ends, strict=True)
-        ]
-        first, place = run.first_sequence_number, 0
-        while place < len(payloads):
-            intact = place + count_intact(payloads[place:], times[place:], checksums[place:])
-            self._add(range(first + place, first + intact), times[place:intact], payloads[place:intact])
-            place = intact + 1  # the one that ended it is damaged
+    def add(self, run: StoredRun) -> bool:
+        """The messages of a run, but for damaged ones and those that are left out.
 
-    def _add(self, numbers: range, times: tuple[int, ...], payloads: list[bytes]) -> None:
-        if self._left_out:
-            chosen = [place for place, number in enumerate(numbers) if number not in self._left_out]
-            self.numbers += [numbers[place] for place in chosen]
-            self.ingest_times += [times[place] for place in chosen]
-            self.payloads += [payloads[place] for place in chosen]
-            return
-        self.numbers += numbers
-        self.ingest_times += times
-        self.payloads += payloads
+        False if positions in the index are out of order: then nothing is added.
+        """
+        ends, checksums, times = zip(*ENTRY.iter_unpack(run.entries), strict=True)
+        first, base = run.first_sequence_number, run.position
+        bounds = [base, *ends]
+        if bounds != sorted(bounds):
+            return False
+        numbers = range(first, first + len(ends))
+        payloads = [run.payloads[start - base : stop - base] for start, stop in pairwise(bounds)]
+        if not self._left_out and count_intact(payloads, times, checksums) == len(payloads):
+            self.numbers += numbers
+            self.ingest_times += times
+            self.payloads += payloads
+            return True
+        for number, time, payload, found in zip(numbers, times, payloads, checksums, strict=True):
+            if number not in self._left_out and payload and checksum(payload, time) == found:
+                self.numbers.append(number)
+                self.ingest_times.append(time)
+                self.payloads.append(payload)
+        return True

@@ -26,7 +26,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     arrived: list[int] = []
     exported_messages: int = 0
     exported_bytes: int = 0
-    # Numbers, and why their messages will never arrive.
+    # Numbers, and why their messages will never arrive, in the order in which they were skipped.
     skipped: list[tuple[int, str]] = []
     # Bytes on the wire, also of calls that failed.
     sent_bytes: int = 0
@@ -82,5 +82,5 @@ class Settlements:
             arrived=[numbers[place] for place in arrived if self._is_settled[place]],
             exported_messages=self._exported_messages,
             exported_bytes=self._exported_bytes,
-            skipped=sorted(self._skipped),
+            skipped=list(self._skipped),
         )

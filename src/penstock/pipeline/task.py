@@ -18,7 +18,13 @@ from typing import NamedTuple
 from penstock.broker.logs import set_up_worker_logs
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import StreamManagerException
-from penstock.model.exporting import AnyWork, ExportPlan, MessageSlice, PipelineDescription, TaskSlice
+from penstock.model.exporting import (
+    AnyWork,
+    ExportPlan,
+    MessageSlice,
+    PipelineDescription,
+    TaskSlice,
+)
 from penstock.pipeline.destinations import import_destination
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.job import Job
@@ -37,7 +43,9 @@ _URGENT_PRIORITY = 3
 # A job that takes longer no longer counts against the number of threads: it may hang.
 _SLOW_SECONDS = 1.0
 _MAX_JOBS = 256
+# Of the messages of all jobs. Jobs that hang do not keep others from slices of the minimum size.
 _MAX_BYTES = 64 * 1024 * 1024
+_MIN_ROOM = 256 * 1024
 # Before a retry when the broker refuses a plan.
 _RETRY_SECONDS = 1.0
 
@@ -82,6 +90,8 @@ class ResidentTask:
         self._count = 0
         self._root: str | None = None
         self._instance = ""
+        # The last request for work failed.
+        self._has_failed = False
 
     def run(self) -> int:
         client = self._spec.place.connect(patient=True)
@@ -101,9 +111,9 @@ class ResidentTask:
         while True:
             now = time.monotonic()
             is_idle = spec.idle_seconds is not None and now - needed_at > spec.idle_seconds
-            # A job that hangs may end meanwhile; it is not waited for twice as long.
-            is_old = now > ends_at and (not self._has_slow_jobs(now) or now > ends_at + spec.life_seconds)
-            if is_idle or is_old:
+            # A long upload may end meanwhile; a job that hangs is not waited for any longer.
+            is_late = now > ends_at + spec.life_seconds
+            if is_late or ((is_idle or now > ends_at) and not self._has_slow_jobs(now)):
                 return
             plan = self._ask(client, now)
             if plan is None:
@@ -122,7 +132,7 @@ class ResidentTask:
             jobs = list(self._jobs.values())
         quick = sum(now - job.began < _SLOW_SECONDS for job in jobs)
         free = min(spec.threads - quick, _MAX_JOBS - len(jobs))
-        room = max(_MAX_BYTES - sum(job.size for job in jobs), 1)
+        room = max(_MAX_BYTES - sum(job.size for job in jobs), _MIN_ROOM)
         is_busy = free <= 0
         try:
             plan = client.plan_exports(
@@ -137,8 +147,11 @@ class ResidentTask:
                 about=spec.about,
             )
         except (StreamManagerException, OSError) as error:
-            logger.warning("the broker gives no work: %s", error)
+            if not self._has_failed:
+                logger.warning("the broker gives no work: %s", error)
+            self._has_failed = True
             return None
+        self._has_failed = False
         self._stop_lost(plan.lost)
         if plan.instance != self._instance:
             self._instance = plan.instance
@@ -178,9 +191,9 @@ class ResidentTask:
         with self._condition:
             for job in self._jobs.values():
                 job.stop()
-        while time.monotonic() < deadline:
+        while (seconds := deadline - time.monotonic()) > 0:
             with self._condition:
-                self._condition.wait_for(lambda: not self._jobs, _LEASE_MILLIS / 5000)
+                self._condition.wait_for(lambda: not self._jobs, min(seconds, _LEASE_MILLIS / 5000))
                 leases = list(self._jobs)
             if not leases:
                 return
@@ -199,8 +212,8 @@ def prepare_imports(work: AnyWork) -> None:
 
     In the thread that asks: threads that import the same modules at once may deadlock.
     """
-    # An import that fails is reported by the delivery.
-    with suppress(KeyError, ImportError):
+    # The job reports an import that fails.
+    with suppress(Exception):
         if isinstance(work, MessageSlice) and not isinstance(work, TaskSlice):
             import_destination(work.kind)
         else:
