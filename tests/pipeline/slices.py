@@ -32,11 +32,12 @@ def new_name() -> str:
 def create(client: StreamManagerClient, config: ExportConfig, **fields: Any) -> str:
     """Creates a stream with one export, and returns its name."""
     name = new_name()
+    configs: dict[str, Any] = {_KINDS[type(config)]: [config]}
     client.create_message_stream(
         MessageStreamDefinition(
             name,
             strategy_on_full=StrategyOnFull.OverwriteOldestData,
-            export_definition=ExportDefinition(**{_KINDS[type(config)]: [config]}),
+            export_definition=ExportDefinition(**configs),
             **fields,
         )
     )

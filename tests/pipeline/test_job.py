@@ -369,7 +369,8 @@ def channel_numbers(root: Path, channel: str) -> list[int]:
     if not directory.is_dir():
         return []
     table = ds.dataset(directory, partitioning="hive").to_table(columns=["sequence_number"])
-    return sorted(table["sequence_number"].to_pylist())
+    numbers: list[int] = table["sequence_number"].to_pylist()  # type: ignore[assignment]
+    return sorted(numbers)
 
 
 def test_channel_is_written_only_with_the_lease(

@@ -115,7 +115,13 @@ def serving(broker: Reachable, client: StreamManagerClient, **fields: Any) -> It
 
 
 def meets_fault(cloud: Sandbox, count: int = 1) -> bool:
-    return sum(fault["callsMet"] for fault in cloud.faults()) >= count
+    calls: list[int] = [fault["callsMet"] for fault in cloud.faults()]
+    return sum(calls) >= count
+
+
+def wait_for(client: StreamManagerClient, name: str, last: int) -> None:
+    """Until the export of a stream has exported this message."""
+    wait_until(lambda: last_exported(client, name) == last)
 
 
 # Deliveries
@@ -129,7 +135,7 @@ def test_task_delivers_messages_as_they_come(
     with serving(broker, client) as task:
         for number in range(3):
             client.append_message(name, b"%d" % number)
-            wait_until(lambda number=number: last_exported(client, name) == number)
+            wait_for(client, name, number)
     assert cloud.payloads("http", sink) == [b"0", b"1", b"2"]
     assert task.join() == 3
 
@@ -139,7 +145,7 @@ def test_files_are_read_only_on_the_machine_of_the_broker(
 ) -> None:
     name = create_http(client, cloud.http_url(new_name()), [b"x"])
     with serving(broker, client) as task:
-        wait_until(lambda: last_exported(client, name) == 0)
+        wait_for(client, name, 0)
         assert task.task._root == str(broker.root)
 
 
@@ -156,7 +162,7 @@ def test_hanging_destination_does_not_delay_others(
         for number in range(3):
             client.append_message(name, b"%d" % number)
             began = time.monotonic()
-            wait_until(lambda number=number: last_exported(client, name) == number)
+            wait_for(client, name, number)
             assert time.monotonic() - began < PROMPT_S
         cloud.clear_faults()
 
@@ -175,10 +181,10 @@ def test_urgent_export_is_served_while_all_threads_are_busy(
         wait_until(lambda: meets_fault(cloud))
         usual = create_http(client, cloud.http_url(new_name()), [b"x"], priority=4)
         urgent = create_http(client, cloud.http_url(new_name()), [b"x"], priority=3)
-        wait_until(lambda: last_exported(client, urgent) == 0)
+        wait_for(client, urgent, 0)
         assert last_exported(client, usual) == -1
         cloud.clear_faults()
-        wait_until(lambda: last_exported(client, usual) == 0)
+        wait_for(client, usual, 0)
 
 
 def test_more_urgent_exports_are_delivered_first(
@@ -319,7 +325,7 @@ def test_calls_in_flight_finish_when_the_pipeline_stops(
     assert last_exported(client, name) == arrived - 1
     cloud.clear_faults()
     with StreamManagerClient(root=broker.root) as other, serving(broker, other, pipeline="another"):
-        wait_until(lambda: last_exported(client, name) == 99)
+        wait_for(client, name, 99)
     assert cloud.payloads("http", sink) == [b"%d" % number for number in range(100)]
 
 
@@ -358,11 +364,11 @@ def test_task_continues_after_the_broker_was_killed(
         name = create_http(client, cloud.http_url(sink), payloads, priority=1)
         cloud.set_fault("http", name=sink, delay_millis=30)
         task = Running(make(broker))
-        for count in (5, 25):
-            wait_until(lambda count=count: len(cloud.payloads("http", sink)) > count)
+        for number in (5, 25):
+            wait_until(lambda: b"%d" % number in cloud.payloads("http", sink))  # noqa: B023
             broker.kill()
             broker.start()
-        wait_until(lambda: last_exported(client, name) == 59)
+        wait_for(client, name, 59)
         stop_pipeline(client)
         task.join()
     # At least once, and in order but for repetitions.
@@ -409,5 +415,5 @@ def test_settings_reach_destinations(
     client.append_message(name, b"x")
     settings = DestinationSettings(channels=str(tmp_path / "elsewhere"))
     with serving(broker, client, settings=settings):
-        wait_until(lambda: last_exported(client, name) == 0)
+        wait_for(client, name, 0)
     assert (tmp_path / "elsewhere" / "farm").is_dir()

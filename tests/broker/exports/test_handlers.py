@@ -494,7 +494,16 @@ def test_token_reserves_for_its_own_streams_only(slow: LocalBroker) -> None:
         assert reserve(pipeline, lease_file(client, "mine"), 10) == GRANTED
 
 
-@pytest.mark.parametrize("fields", [{"size": 0}, {"lease": 5}, {"waitMillis": -1}])
+def test_reservation_of_no_bytes_tells_whether_the_lease_is_held(slow: LocalBroker) -> None:
+    with slow.connect() as client, slow.connect() as other:
+        lease = lease_file(client)
+        assert reserve(client, lease, 10**9) == GRANTED
+        # No bandwidth is left.
+        assert reserve(client, lease, 0) == GRANTED
+        assert reserve(other, "another lease", 0) == LOST
+
+
+@pytest.mark.parametrize("fields", [{"size": -1}, {"lease": 5}, {"waitMillis": -1}])
 def test_invalid_reservation_is_refused(client: Connection, fields: Json) -> None:
     plain = {"lease": "l", "size": 1}
     with pytest.raises(InvalidRequestException, match=next(iter(fields))):

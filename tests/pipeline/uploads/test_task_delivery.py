@@ -145,6 +145,7 @@ def test_end_of_a_task_and_its_event_are_visible_at_once(
             lambda: found if (found := running_delivery.delivery()).arrived else None
         )
         cloud.clear_faults()
+    assert delivery is not None
     assert (delivery.settled_end, delivery.arrived) == (large, [small])
     assert (small, "Success") in statuses(delivery.events)
     assert [each.sequence_number for each in delivery.uploaded] == [small]
