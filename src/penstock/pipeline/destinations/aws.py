@@ -72,8 +72,8 @@ S3 = "s3"
 
 _lock = threading.Lock()
 _clients: dict[tuple[str, float], Any] = {}
-# As many as deliveries that one service may have at once.
-_MOST_CONNECTIONS = 256
+# As many as jobs that a task may have.
+_MAX_CONNECTIONS = 256
 
 
 def forget_clients() -> None:
@@ -163,7 +163,7 @@ def _open_client(service: str, timeout: float, **options: Any) -> Any:
             # One that is given is not put together anew for each call, which takes longer than
             # its signature.
             user_agent=f"penstock/{__version__} boto3/{boto3.__version__}",
-            max_pool_connections=_MOST_CONNECTIONS,
+            max_pool_connections=_MAX_CONNECTIONS,
             # What is sent has a digest of our own.
             request_checksum_calculation="when_required",
             **options,

@@ -29,7 +29,9 @@ from penstock.pipeline.destinations.destination import (
     UnavailableError,
 )
 
-_MOST_MESSAGES = 500
+_MAX_MESSAGES = 500
+# As many as jobs that a task may have.
+_MAX_CONNECTIONS = 256
 _SHOWN_CHARACTERS = 200
 _SHOWN_BYTES = 4 * _SHOWN_CHARACTERS
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -68,15 +70,15 @@ class HttpDestination(Destination):
         self._uri = config.uri
         self._timeout = export.timeout
         self._is_batched = config.export_format is ExportFormat.JSON_BATCHED
-        self._most_messages = (
-            min(config.batch_size or _MOST_MESSAGES, _MOST_MESSAGES) if self._is_batched else 1
+        self._max_messages = (
+            min(config.batch_size or _MAX_MESSAGES, _MAX_MESSAGES) if self._is_batched else 1
         )
         kind = "application/json" if self._is_batched else "application/octet-stream"
         self._headers = {"Content-Type": kind, "User-Agent": f"penstock/{__version__}"}
         self._pool: urllib3.PoolManager | None = None
 
     def prepare(self, messages: Messages, start: int, limit: int) -> Call:
-        stop = min(start + min(limit, self._most_messages), len(messages.numbers))
+        stop = min(start + min(limit, self._max_messages), len(messages.numbers))
         numbers = list(messages.numbers[start:stop])
         body = messages.payloads[start]
         if self._is_batched:
@@ -162,13 +164,13 @@ def _make_pool(seconds: float, proxy: str | None) -> urllib3.PoolManager:
     # The certificates that the system trusts.
     context = ssl.create_default_context()
     if proxy is None:
-        return urllib3.PoolManager(maxsize=32, timeout=timeout, ssl_context=context)
+        return urllib3.PoolManager(maxsize=_MAX_CONNECTIONS, timeout=timeout, ssl_context=context)
     found = parse_url(proxy)
     headers = urllib3.make_headers(proxy_basic_auth=unquote(found.auth)) if found.auth else None
     return urllib3.ProxyManager(
         found._replace(auth=None).url,
         proxy_headers=headers,
-        maxsize=32,
+        maxsize=_MAX_CONNECTIONS,
         timeout=timeout,
         ssl_context=context,
     )

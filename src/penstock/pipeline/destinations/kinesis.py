@@ -24,8 +24,8 @@ from penstock.pipeline.destinations.destination import (
 
 _SERVICE = "kinesis"
 _MEBIBYTE = 1024 * 1024
-_MOST_RECORDS = 500
-_MOST_KEY_CHARACTERS = 256
+_MAX_RECORDS = 500
+_MAX_KEY_CHARACTERS = 256
 _FIELD = "field:"
 # A stream's name, or its ARN in place of it.
 _STREAM_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}|arn:[^\s\"\\]{1,2000}")
@@ -76,7 +76,7 @@ class KinesisDestination(Destination):
         settings = export.settings
         self._name = export.config.kinesis_stream_name
         self._timeout = export.timeout
-        self._most_records = min(export.config.batch_size or _MOST_RECORDS, _MOST_RECORDS)
+        self._max_records = min(export.config.batch_size or _MAX_RECORDS, _MAX_RECORDS)
         large = settings.kinesis_large_records
         self._record_bytes = (10 if large else 1) * _MEBIBYTE
         self._call_bytes = (10 if large else 5) * _MEBIBYTE
@@ -86,7 +86,7 @@ class KinesisDestination(Destination):
         self._stream = {name: self._name}
 
     def prepare(self, messages: Messages, start: int, limit: int) -> Call:
-        end = min(start + min(limit, self._most_records), len(messages.numbers))
+        end = min(start + min(limit, self._max_records), len(messages.numbers))
         payloads = messages.payloads[start:end]
         keys = self._make_keys(payloads)
         # No key has more bytes than that, and nearly all calls are far below the limits.
@@ -226,4 +226,4 @@ def _find_key(payload: bytes, path: Sequence[str]) -> str | None:
         value = value.get(step) if isinstance(value, dict) else None
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
-    return str(value)[:_MOST_KEY_CHARACTERS]
+    return str(value)[:_MAX_KEY_CHARACTERS]

@@ -17,7 +17,7 @@ from penstock.store.record import crc32
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-_MOST_IN_MEMORY = 16 * 1024 * 1024
+_MAX_IN_MEMORY = 16 * 1024 * 1024
 _PIECE = 1024 * 1024
 
 
@@ -32,7 +32,7 @@ class Body:
     ) -> None:
         self.size = size
         self.content: bytes | IO[bytes]
-        if size <= _MOST_IN_MEMORY:
+        if size <= _MAX_IN_MEMORY:
             self.content = file.read(start, size)
             digest = crc32(self.content)
         else:

@@ -29,9 +29,9 @@ from penstock.pipeline.uploads.opening import NotAFileError, delete_file, open_f
 # long cannot.
 SETTLED_NANOSECONDS = 20_000_000
 _WAIT_SECONDS = 0.005
-_MOST_WAITS = 6
+_MAX_WAITS = 6
 
-_MOST_SHOWN_CHARACTERS = 300
+_MAX_SHOWN_CHARACTERS = 300
 
 _REASONS = {
     errno.ENOENT: "does not exist",
@@ -83,8 +83,8 @@ def _refusal(input_url: str, reason: str) -> InputError:
 def _show(text: str) -> str:
     """In quotes, and without what is no text: names of files may have any bytes."""
     shown = repr(text)
-    if len(shown) > _MOST_SHOWN_CHARACTERS:
-        return f"{shown[:_MOST_SHOWN_CHARACTERS]}…"
+    if len(shown) > _MAX_SHOWN_CHARACTERS:
+        return f"{shown[:_MAX_SHOWN_CHARACTERS]}…"
     return shown
 
 
@@ -174,7 +174,7 @@ class Enclosure:
 
         A file that is not left alone is not waited for: it will be found changed in any case.
         """
-        for _ in range(_MOST_WAITS):
+        for _ in range(_MAX_WAITS):
             status = os.fstat(descriptor)
             now = self._clock()
             # Times in the future were set on purpose, or the clock was: waiting does not help.

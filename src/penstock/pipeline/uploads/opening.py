@@ -18,7 +18,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 # As many as Linux follows.
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 
 # A directory that may be passed through needs not be one that may be listed. O_PATH asks for no
 # more; systems that do not have it ask for both.
@@ -126,7 +126,7 @@ def _walk(
             mode = os.stat(name, dir_fd=directories[-1], follow_symlinks=False).st_mode
             if stat.S_ISLNK(mode):
                 links += 1
-                if links > _MOST_LINKS:
+                if links > _MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 target = os.readlink(name, dir_fd=directories[-1])
                 if target.startswith("/"):

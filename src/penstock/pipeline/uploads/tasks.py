@@ -16,7 +16,7 @@ from penstock.model.s3 import Bucket
 from penstock.model.validation import from_wire
 from penstock.pipeline.uploads.date_patterns import PatternError, format_moment
 
-_MOST_KEY_BYTES = 1024
+_MAX_KEY_BYTES = 1024
 # What S3 advises against in keys.
 _UNSAFE_CHARACTER = re.compile(r"""[\\{ }%`\[\]"'><~#^?|]""")
 _PLACEHOLDER = re.compile(r"!\{([^:}]*):?([^}]*)\}")
@@ -39,7 +39,7 @@ class Task(Value):
 
     input_url: Annotated[str, Meta(min_length=1)] = REQUIRED
     bucket: Bucket = REQUIRED
-    key: Annotated[str, Meta(min_length=1, max_length=_MOST_KEY_BYTES)] = REQUIRED
+    key: Annotated[str, Meta(min_length=1, max_length=_MAX_KEY_BYTES)] = REQUIRED
     user_metadata: dict[str, str] | None = None
 
 
@@ -103,6 +103,6 @@ def resolve_key(key: str, epoch_nanos: int, zone: tzinfo) -> str:
     resolved = _PLACEHOLDER.sub(fill, key)
     if not resolved:
         raise TaskError(f"the key {key!r} is empty once it is filled in")
-    if len(resolved.encode()) > _MOST_KEY_BYTES:
-        raise TaskError(f"the key has more than {_MOST_KEY_BYTES} bytes: {resolved!r}")
+    if len(resolved.encode()) > _MAX_KEY_BYTES:
+        raise TaskError(f"the key has more than {_MAX_KEY_BYTES} bytes: {resolved!r}")
     return resolved

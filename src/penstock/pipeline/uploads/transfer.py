@@ -113,7 +113,7 @@ class PartsTransfer:
     def _send_missing(self, threads: int) -> None:
         # On a slow line several parts at once take so long that none may arrive.
         began = time.monotonic()
-        self._send_parts(most=1)
+        self._send_parts(limit=1)
         if time.monotonic() - began > _QUICK_SECONDS:
             threads = 1
         workers = min(threads, len(self._missing))
@@ -128,15 +128,15 @@ class PartsTransfer:
         parts = [self._sent.get(place, "") for place in range(max(self._sent, default=-1) + 1)]
         return msgspec.structs.replace(self._upload, parts=parts)
 
-    def _send_parts(self, most: int | None = None) -> None:
+    def _send_parts(self, limit: int | None = None) -> None:
         try:
-            while most != 0 and (place := self._take()) is not None:
+            while limit != 0 and (place := self._take()) is not None:
                 part = self._send_part(place)
                 with self._lock:
                     self._sent[place] = part
                     state = self._state()
                 self._keep(state)
-                most = most - 1 if most is not None else None
+                limit = limit - 1 if limit is not None else None
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
             with self._lock:
                 self._error = self._error or error
