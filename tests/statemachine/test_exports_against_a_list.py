@@ -1,8 +1,9 @@
-"""The broker's part of exports against lists of what has arrived, through all that may happen.
+"""The broker's side of exports against lists of delivered messages, through random events.
 
-A pipeline delivers as it likes: all, a part, nothing; it reports late, twice or never, vanishes, or
-delivers and says nothing. The broker stops, streams and exports come and go. Whatever happens, an
-export never says that it is further than its destination, and in the end everything is there.
+Tasks deliver all messages of a slice, some or none. They report at the end or in between, late,
+twice or never, disconnect, or deliver and report nothing. The broker restarts; streams and exports
+are removed, added and moved. At any time no export is ahead of its destination, and in the end all
+messages have arrived.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,16 +23,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.broker.streams import Stream
-from penstock.model.exporting import ExportReport, ExportSlice, Lane
+from penstock.model.exporting import DeliveryReport, MessageSlice
 from tests.broker.exports.workbench import Commit, Workbench, report, skip
 from tests.support import MEMORY
 
-PIPELINES = ("p", "q")
-LANES = (Lane.steady, Lane.recovering)
 LEASE_SECONDS = 10.0
 GRACE_SECONDS = 3.0
 
-# By stream: its exports, and what is special about them.
+# By stream: its exports, and their special fields.
 EXPORTS: dict[str, dict[str, dict[str, Any]]] = {
     "files": {"one": {}, "two": {"batchSize": 4, "batchIntervalMillis": 60_000}},
     "memory": {"one": {"priority": 3}, "two": {"startSequenceNumber": 5}},
@@ -40,37 +39,37 @@ PERSISTENCE = {"files": 0, "memory": 1}
 
 names = st.sampled_from(sorted(EXPORTS))
 identifiers = st.sampled_from(["one", "two"])
-pipelines = st.sampled_from(PIPELINES)
-lanes = st.sampled_from((Lane.steady, Lane.steady, Lane.recovering))
+tasks = st.sampled_from(["a", "b"])
 
 
 def is_refused(number: int) -> bool:
-    """Whether no destination ever takes this message."""
+    """Whether no destination accepts this message."""
     return number % 7 == 3
 
 
 class Way(Enum):
-    """How a slice is delivered and reported."""
+    """How messages of a slice are delivered and reported."""
 
     whole = "whole"
-    slow = "slow"
     in_part = "in part"
     failing = "failing"
-    in_silence = "in silence"
+    interim = "interim"
+    without_a_report = "without a report"
     to_a_slow_disk = "to a slow disk"
+    interim_to_a_slow_disk = "interim, to a slow disk"
     before_it_is_replaced = "before the export is replaced"
     after_it_was_replaced = "after the export was replaced"
 
 
 class Destination:
-    """What has come to one export, from when it was added until it is removed."""
+    """The messages that have arrived from one export, from its start to its end."""
 
     def __init__(self, start: int) -> None:
         self.start = start
-        # In the order in which they came for the first time.
+        # In the order in which they arrived for the first time.
         self.arrived: list[int] = []
         self.refused: set[int] = set()
-        self.holder: Parcel | None = None
+        self.holder: Delivery | None = None
 
     def take(self, number: int) -> None:
         if is_refused(number):
@@ -82,22 +81,37 @@ class Destination:
         return number in self.refused or number in self.arrived
 
 
-class Parcel:
-    """A slice that a pipeline was given."""
+class Delivery:
+    """A slice that a task was given, as the task knows it."""
 
     def __init__(
-        self,
-        found: ExportSlice,
-        destination: Destination,
-        owner: tuple[str, Lane],
-        held_until: float,
+        self, found: MessageSlice, destination: Destination, task: str, held_until: float
     ) -> None:
         self.slice = found
         self.destination = destination
-        self.owner = owner
+        self.task = task
+        # Before, no other task gets the slice.
         self.held_until = held_until
-        # The names of the stream and of the export.
-        self.export = (found.stream, str(found.config["identifier"]))
+        self.export = (found.stream, found.identifier)
+        # According to the last accepted report.
+        self.first = found.first
+        self.arrived = list(found.arrived)
+        # The task goes on: it has not given up the lease, lost it, or reported for the last time.
+        self.is_active = True
+        # The broker may have stored a report whose answer did not arrive.
+        self.is_certain = True
+
+
+class Sent(NamedTuple):
+    """A report, and the delivery that it is about."""
+
+    delivery: Delivery
+    report: DeliveryReport
+
+
+class InFlight(NamedTuple):
+    sent: Sent
+    commit: Commit
 
 
 class ExportsAgainstAList(RuleBasedStateMachine):
@@ -109,13 +123,22 @@ class ExportsAgainstAList(RuleBasedStateMachine):
             for name, exports in EXPORTS.items()
         }
         self.destinations: dict[tuple[str, str], Destination] = {}
-        self.parcels: list[Parcel] = []
-        self.reported: list[ExportReport] = []
-        self.commits: list[Commit] = []
+        self.deliveries: list[Delivery] = []
+        self.sent: list[Sent] = []
+        self.in_flight: list[InFlight] = []
 
-    @initialize(kilobits=st.sampled_from([None, 8]), letters=st.sampled_from(["", "letters"]))
-    def begin(self, kilobits: int | None, letters: str) -> None:
-        self.bench = Workbench(self.root, kilobits_a_second=kilobits, dead_letter_stream=letters)
+    @initialize(
+        kilobits=st.sampled_from([None, 8]),
+        letters=st.sampled_from(["", "letters"]),
+        gather=st.sampled_from([0.0, 0.5]),
+    )
+    def begin(self, kilobits: int | None, letters: str, gather: float) -> None:
+        self.bench = Workbench(
+            self.root,
+            kilobits_per_second=kilobits,
+            dead_letter_stream=letters,
+            gather_seconds=gather,
+        )
         for name in EXPORTS:
             self._create(name)
             self.append(name, 6)
@@ -138,14 +161,15 @@ class ExportsAgainstAList(RuleBasedStateMachine):
             persistence=PERSISTENCE[name],
         )
 
-    def _begin_destination(self, name: str, identifier: str) -> None:
-        start = self.fields[name][identifier].get("startSequenceNumber", 0)
+    def _begin_destination(self, name: str, identifier: str, start: int | None = None) -> None:
+        if start is None:
+            start = self.fields[name][identifier].get("startSequenceNumber", 0)
         self.destinations[name, identifier] = Destination(start)
 
     def _stream(self, name: str) -> Stream:
         return self.bench.streams.find(name)
 
-    # What clients do
+    # Clients
 
     @rule(name=names, count=st.integers(1, 12))
     def append(self, name: str, count: int) -> None:
@@ -163,7 +187,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
 
     @rule(data=st.data(), is_added_again=st.booleans())
     def remove_an_export(self, data: st.DataObject, is_added_again: bool) -> None:
-        """And add another one of the same name, maybe before anybody has looked."""
+        """And add another one of the same name, maybe before the broker has looked."""
         name, identifier = self._draw_export(data)
         if identifier in self.fields[name]:
             self._remove(name, identifier)
@@ -174,6 +198,19 @@ class ExportsAgainstAList(RuleBasedStateMachine):
     def add_an_export(self, name: str, identifier: str) -> None:
         if identifier not in self.fields[name]:
             self._add(name, identifier)
+
+    @rule(data=st.data())
+    def rewind_an_export(self, data: st.DataObject) -> None:
+        """Reports about messages at the old position are no longer accepted."""
+        name, identifier = self._draw_export(data)
+        if identifier not in self.fields[name]:
+            return
+        log = self._stream(name).log
+        number = data.draw(st.integers(log.oldest, log.end))
+        asyncio.run(self.bench.streams.rewind(name, identifier, number))
+        fields = self.fields[name][identifier]
+        fields["startSequenceNumber"] = min(fields.get("startSequenceNumber", 0), number)
+        self._begin_destination(name, identifier, number)
 
     def _remove(self, name: str, identifier: str) -> None:
         del self.fields[name][identifier]
@@ -189,8 +226,8 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         asyncio.run(self.bench.streams.update(self._define(name)))
 
     def _draw_export(self, data: st.DataObject) -> tuple[str, str]:
-        """Rather one that somebody delivers to."""
-        if self.parcels:
+        """Rather one that a task delivers."""
+        if self.deliveries:
             return self._draw(data).export
         export: tuple[str, str] = data.draw(st.tuples(names, identifiers))
         return export
@@ -200,187 +237,259 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         self.bench.delete(name)
         self._create(name)
 
-    # What pipelines do
+    # Tasks
 
     @rule(
-        pipeline=pipelines,
-        lane=lanes,
+        task=tasks,
+        is_holding=st.booleans(),
         max_bytes=st.sampled_from([1, 500, 1 << 20]),
-        max_slices=st.sampled_from([1, 256]),
+        max_slices=st.sampled_from([0, 1, 256]),
+        max_priority=st.sampled_from([None, None, 3]),
     )
-    def plan(self, pipeline: str, lane: Lane, max_bytes: int, max_slices: int) -> None:
-        self._plan(pipeline, lane, max_bytes, max_slices)
-
-    def _plan(self, pipeline: str, lane: Lane, max_bytes: int, max_slices: int) -> list[Parcel]:
-        for parcel in self.parcels:
-            if parcel.owner == (pipeline, lane):
-                parcel.held_until = -math.inf
-        slices = self.bench.plan(
-            lane,
-            pipeline=pipeline,
+    def plan(
+        self,
+        task: str,
+        is_holding: bool,
+        max_bytes: int,
+        max_slices: int,
+        max_priority: int | None,
+    ) -> None:
+        """A task that holds nothing any more may have been restarted, or has lost a plan."""
+        self._plan(
+            task,
+            is_holding,
             max_bytes=max_bytes,
             max_slices=max_slices,
-            lease_millis=round(LEASE_SECONDS * 1000),
+            max_priority=max_priority,
         )
-        return [self._give(found, (pipeline, lane)) for found in slices]
 
-    def _give(self, found: ExportSlice, owner: tuple[str, Lane]) -> Parcel:
-        identifier = found.config["identifier"]
-        destination = self.destinations[found.stream, identifier]
+    def _plan(self, task: str, is_holding: bool, **fields: Any) -> list[Delivery]:
+        own = [each for each in self.deliveries if each.task == task and each.is_active]
+        for each in own:
+            each.is_active = is_holding
+        plan = self.bench.ask(
+            task=task,
+            holding=[each.slice.lease for each in own if each.is_active],
+            lease_millis=round(LEASE_SECONDS * 1000),
+            **fields,
+        )
+        for each in own:
+            self._learn_lease(each, is_lost=each.slice.lease in plan.lost)
+        given = []
+        for found in plan.work:
+            assert isinstance(found, MessageSlice)
+            given.append(self._give(found, task))
+        return given
+
+    def _learn_lease(self, delivery: Delivery, is_lost: bool) -> None:
+        """The task has asked, and knows which leases it holds."""
+        if not delivery.is_active:
+            delivery.held_until = -math.inf
+        elif is_lost:
+            assert not self._is_held(delivery), "the broker has forgotten a lease"
+            delivery.is_active = False
+        else:
+            # The broker knew the lease, or it was restarted and has adopted the lease.
+            assert self.destinations.get(delivery.export) is delivery.destination
+            holder = delivery.destination.holder
+            assert holder is delivery or holder is None or not self._is_held(holder)
+            delivery.destination.holder = delivery
+            delivery.held_until = self.bench.seconds + LEASE_SECONDS
+
+    def _is_held(self, delivery: Delivery) -> bool:
+        """Whether the broker has to know the lease."""
+        is_current = self.destinations.get(delivery.export) is delivery.destination
+        is_holder = delivery.destination.holder is delivery
+        return is_current and is_holder and delivery.held_until > self.bench.seconds
+
+    def _give(self, found: MessageSlice, task: str) -> Delivery:
+        destination = self.destinations[found.stream, found.identifier]
         stream = self._stream(found.stream)
-        assert not self.fields[found.stream][identifier].get("disabled")
+        assert not self.fields[found.stream][found.identifier].get("disabled")
         assert max(stream.log.oldest, destination.start) <= found.first < found.end
         assert found.end <= stream.log.end
         assert all(map(destination.has, found.arrived))
         holder = destination.holder
-        assert holder is None or holder.held_until <= self.bench.seconds, "somebody has it"
-        parcel = Parcel(found, destination, owner, self.bench.seconds + LEASE_SECONDS)
-        destination.holder = parcel
-        self.parcels.append(parcel)
-        return parcel
+        assert holder is None or not self._is_held(holder), "another task has it"
+        held_until = self.bench.seconds + LEASE_SECONDS
+        delivery = Delivery(found, destination, task, held_until)
+        destination.holder = delivery
+        self.deliveries.append(delivery)
+        return delivery
 
-    @rule(pipeline=pipelines)
-    def vanish(self, pipeline: str) -> None:
-        for lane in LANES:
-            self.bench.exports.depart(pipeline, lane)
-        for parcel in self.parcels:
-            if parcel.owner[0] == pipeline:
+    @rule(task=tasks)
+    def disconnect(self, task: str) -> None:
+        self.bench.depart(task)
+        for delivery in self.deliveries:
+            if delivery.task == task:
                 ends = self.bench.seconds + GRACE_SECONDS
-                parcel.held_until = min(parcel.held_until, ends)
+                delivery.held_until = min(delivery.held_until, ends)
 
-    def _deliver(self, parcel: Parcel, end: int) -> None:
-        """The messages before `end`, those of them that are still there."""
-        found = parcel.slice
-        stream = self._stream(found.stream)
-        if stream.stored.id == found.stream_id:
-            for number in range(max(found.first, stream.log.oldest), end):
-                if number not in found.arrived:
-                    parcel.destination.take(number)
+    def _deliver(self, delivery: Delivery, end: int) -> None:
+        """The messages before `end` that the stream still has."""
+        stream = self._stream(delivery.slice.stream)
+        if stream.stored.id == delivery.slice.stream_id:
+            for number in range(max(delivery.first, stream.log.oldest), end):
+                if number not in delivery.arrived:
+                    delivery.destination.take(number)
 
     # One rule for all ways: a run that leaves out some of its rules still delivers in all of them.
     @rule(data=st.data(), how=st.sampled_from(Way))
     def deliver(self, data: st.DataObject, how: Way) -> None:
-        if not self.parcels:
-            self._plan("p", Lane.steady, 1 << 20, 256)
-        if not self.parcels:
+        if not self.deliveries:
+            self._plan("a", is_holding=True)
+        if not self.deliveries:
             return
-        parcel = self._draw(data)
+        delivery = self._draw(data)
         match how:
-            case Way.whole | Way.slow:
-                was_slow = how is Way.slow
-                self._commit(self._delivered(parcel, parcel.slice.end, was_slow=was_slow))
-            case Way.in_part | Way.failing:
+            case Way.whole:
+                self._send(self._make_report(delivery, delivery.slice.end))
+            case Way.in_part | Way.failing | Way.interim:
                 error = "it is down" if how is Way.failing else ""
-                self._deliver_a_part(data, parcel, error)
-            case Way.in_silence:
-                self._deliver(parcel, parcel.slice.end)
-            case Way.to_a_slow_disk:
-                message = self._delivered(parcel, parcel.slice.end)
-                self.reported.append(message)
-                self.commits.append(self.bench.begin_commit(message))
+                is_final = how is not Way.interim
+                self._send(self._deliver_a_part(data, delivery, error=error, is_final=is_final))
+            case Way.without_a_report:
+                self._deliver(delivery, delivery.slice.end)
+            case Way.to_a_slow_disk | Way.interim_to_a_slow_disk:
+                is_final = how is Way.to_a_slow_disk
+                sent = self._deliver_a_part(data, delivery, is_final=is_final)
+                self.sent.append(sent)
+                self.in_flight.append(InFlight(sent, self.bench.begin_commit(sent.report)))
             case Way.before_it_is_replaced | Way.after_it_was_replaced:
-                self._report_of_one_that_is_replaced(parcel, how)
+                self._report_and_replace(data, delivery, how)
 
-    def _deliver_a_part(self, data: st.DataObject, parcel: Parcel, error: str) -> None:
+    def _deliver_a_part(
+        self, data: st.DataObject, delivery: Delivery, *, error: str = "", is_final: bool
+    ) -> Sent:
         """To the exports of the memory stream also with holes, as when a call fails in part."""
-        found = parcel.slice
-        end = data.draw(st.integers(found.first, found.end))
+        found = delivery.slice
+        end = data.draw(st.integers(delivery.first, found.end))
         stream = self._stream(found.stream)
         more: set[int] = set()
         if found.stream == "memory" and stream.stored.id == found.stream_id:
             behind = range(max(end, stream.log.oldest), found.end)
             more = data.draw(st.sets(st.sampled_from(behind))) if behind else set()
-        self._commit(self._delivered(parcel, end, error=error, more=sorted(more)))
+        return self._make_report(delivery, end, error=error, more=sorted(more), is_final=is_final)
 
-    def _report_of_one_that_is_replaced(self, parcel: Parcel, how: Way) -> None:
-        name, identifier = parcel.export
+    def _report_and_replace(self, data: st.DataObject, delivery: Delivery, how: Way) -> None:
+        name, identifier = delivery.export
         if identifier not in self.fields[name]:
             return
-        message = self._delivered(parcel, parcel.slice.end)
-        is_on_its_way = how is Way.before_it_is_replaced
-        commit = self.bench.begin_commit(message) if is_on_its_way else None
+        is_final = data.draw(st.booleans())
+        sent = self._make_report(delivery, delivery.slice.end, is_final=is_final)
+        is_before = how is Way.before_it_is_replaced
+        commit = self.bench.begin_commit(sent.report) if is_before else None
         self._remove(name, identifier)
         self._add(name, identifier)
-        self._finish(commit or self.bench.begin_commit(message))
+        self._finish(InFlight(sent, commit or self.bench.begin_commit(sent.report)))
 
-    @precondition(lambda self: self.commits)
+    @precondition(lambda self: self.in_flight)
     @rule(works=st.booleans())
     def disk_answers(self, works: bool) -> None:
-        commit = self.commits.pop(0)
+        in_flight = self.in_flight.pop(0)
         if works:
-            self._finish(commit)
+            self._finish(in_flight)
         else:
-            self.bench.exports.forget(commit.settlement)
+            self.bench.cancel_commit(in_flight.commit)
 
-    @precondition(lambda self: self.reported)
+    @precondition(lambda self: self.sent)
     @rule(data=st.data())
     def report_again(self, data: st.DataObject) -> None:
-        self._commit(data.draw(st.sampled_from(self.reported)))
+        sent = data.draw(st.sampled_from(self.sent[-20:]))
+        self._finish(InFlight(sent, self.bench.begin_commit(sent.report)))
 
-    def _draw(self, data: st.DataObject) -> Parcel:
-        parcel: Parcel = data.draw(st.sampled_from(self.parcels[-8:]))
-        return parcel
+    def _draw(self, data: st.DataObject) -> Delivery:
+        delivery: Delivery = data.draw(st.sampled_from(self.deliveries[-8:]))
+        return delivery
 
-    def _delivered(
+    def _make_report(
         self,
-        parcel: Parcel,
+        delivery: Delivery,
         end: int,
+        *,
         error: str = "",
-        was_slow: bool = False,
         more: Sequence[int] = (),
-    ) -> ExportReport:
-        found = parcel.slice
-        self._deliver(parcel, end)
+        is_final: bool = True,
+    ) -> Sent:
+        """Delivers messages, and reports them."""
+        first, before = delivery.first, delivery.arrived
+        self._deliver(delivery, end)
         for number in more:
-            parcel.destination.take(number)
-        numbers = [*(n for n in range(found.first, end) if n not in found.arrived), *more]
-        known = [number for number in found.arrived if number >= end]
-        taken = [number for number in numbers if not is_refused(number)]
-        return report(
-            found,
+            delivery.destination.take(number)
+        new = {*range(first, end), *more} - set(before)
+        taken = [number for number in new if not is_refused(number)]
+        message = report(
+            delivery.slice,
+            first=first,
             settled_end=end,
-            arrived=sorted({*known, *more}),
+            arrived=sorted({*(number for number in before if number >= end), *more}),
             exported_messages=len(taken),
             exported_bytes=100 * len(taken),
             sent_bytes=150 * len(taken),
-            skipped=[skip(number) for number in numbers if is_refused(number)],
+            skipped=[skip(number) for number in sorted(new) if is_refused(number)],
             error=error,
-            was_slow=was_slow,
+            is_final=is_final,
         )
+        return Sent(delivery, message)
 
-    def _commit(self, message: ExportReport) -> None:
-        self.reported.append(message)
-        self._finish(self.bench.begin_commit(message))
+    def _send(self, sent: Sent) -> None:
+        delivery = sent.delivery
+        self.sent.append(sent)
+        is_settling = any(each.sent.delivery is delivery for each in self.in_flight)
+        is_due = delivery.is_active and delivery.is_certain and not is_settling
+        has_to_be_accepted = is_due and self._is_held(delivery)
+        accepted = self._finish(InFlight(sent, self.bench.begin_commit(sent.report)))
+        assert accepted or not has_to_be_accepted, "the report of a lease is refused"
 
-    def _finish(self, commit: Commit) -> None:
-        self.bench.finish_commit(commit)
-        leases = {each.report.lease for each in commit.settlement.settled}
-        for parcel in self.parcels:
-            if parcel.slice.lease in leases:
-                parcel.held_until = -math.inf
+    def _finish(self, in_flight: InFlight) -> bool:
+        """Stores reports; whether they were accepted."""
+        delivery, message = in_flight.sent
+        self.bench.finish_commit(in_flight.commit)
+        settlement = in_flight.commit.settlement
+        if message.lease not in settlement.accepted:
+            return False
+        if settlement.settled and message.is_final:
+            delivery.is_active = False
+            delivery.held_until = -math.inf
+        elif settlement.settled:
+            delivery.first = message.settled_end
+            delivery.arrived = message.arrived
+        return True
 
-    # What happens to a broker
+    # The broker
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 30.0, 400.0]))
     def time_passes(self, seconds: float) -> None:
         self.bench.wait(seconds)
 
     @rule(seconds=st.sampled_from([10, 86_400]))
-    def clock_is_put_back(self, seconds: int) -> None:
+    def clock_is_set_back(self, seconds: int) -> None:
         self.bench.now -= seconds * 1000
 
     @rule(are_stored=st.booleans())
     def restart(self, are_stored: bool) -> None:
-        """Leases are forgotten; what was about to be stored, may be."""
-        for commit in self.commits:
+        """Leases are forgotten until a task asks or reports; commits may be stored or not."""
+        for in_flight in self.in_flight:
             if are_stored:
-                commit.change.store()
-        self.commits.clear()
+                in_flight.commit.change.store()
+            in_flight.sent.delivery.is_certain = False
+        self.in_flight.clear()
         self.bench.restart()
-        for parcel in self.parcels:
-            parcel.held_until = -math.inf
+        for delivery in self.deliveries:
+            delivery.held_until = -math.inf
 
-    # What always holds
+    @rule(task=tasks)
+    def restart_while_a_task_delivers(self, task: str) -> None:
+        """The task asks before any other, and keeps all of its leases."""
+        held = [each for each in self.deliveries if each.task == task and self._is_held(each)]
+        certain = [each for each in held if each.is_active and each.is_certain]
+        busy = {each.sent.delivery for each in self.in_flight}
+        self.restart(are_stored=False)
+        self._plan(task, is_holding=True, max_slices=0)
+        for delivery in certain:
+            assert delivery in busy or self._is_held(delivery), "a lease is not adopted"
+
+    # Invariants
 
     @invariant()
     def no_export_is_ahead_of_its_destination(self) -> None:
@@ -392,13 +501,13 @@ class ExportsAgainstAList(RuleBasedStateMachine):
                 assert destination.has(number), f"{name} {identifier}: {number} is missing"
 
     @invariant()
-    def what_comes_in_whole_slices_comes_in_order(self) -> None:
+    def messages_without_holes_arrive_in_order(self) -> None:
         for (name, _), destination in self.destinations.items():
             if name == "files":
                 assert destination.arrived == sorted(destination.arrived)
 
-    def everything_arrives_when_all_is_well(self) -> None:
-        while self.commits:
+    def everything_arrives_in_the_end(self) -> None:
+        while self.in_flight:
             self.disk_answers(works=True)
         for name, exports in self.fields.items():
             for fields in exports.values():
@@ -407,13 +516,10 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         # As long as the longest back-off, or an interval.
         self.time_passes(400.0)
         for _ in range(1000):
-            given = [parcel for lane in LANES for parcel in self._plan("p", lane, 1 << 20, 256)]
-            for parcel in given:
-                self._commit(self._delivered(parcel, parcel.slice.end))
-            outlooks = [
-                self.bench.exports.outlook(lane, lambda _: True, self.bench.now) for lane in LANES
-            ]
-            at = min(outlook.at for outlook in outlooks)
+            given = self._plan("a", is_holding=False)
+            for delivery in given:
+                self._send(self._make_report(delivery, delivery.slice.end))
+            at = self.bench.outlook(task="a").at
             if at < math.inf:
                 self.time_passes(max(at - self.bench.seconds, 0.0) + 0.001)
             elif not given:
@@ -426,7 +532,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "bench"):
             try:
-                self.everything_arrives_when_all_is_well()
+                self.everything_arrives_in_the_end()
             finally:
                 self.bench.close()
         shutil.rmtree(self.root)

@@ -1,7 +1,7 @@
-"""S3 tasks against a list, while pipelines come and go, tasks expire and exports are removed.
+"""S3 tasks against a list, while tasks of a pipeline fail, S3 tasks expire and exports are removed.
 
-Whatever happens in whatever order: of each task something is told in the end, either that it was
-carried out or that it was canceled; and no upload that was begun is left in a bucket.
+In any order of events each S3 task gets a status in the end, either that it was carried out or that
+it was canceled, and no upload that was begun is left in the bucket.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.model.exporting import ABANDONED_UPLOAD, ExportReport, ExportSlice, Lane, Upload
+from penstock.model.exporting import DeliveryReport, TaskSlice, Upload, UploadAbort
 from penstock.model.status import Status
 from tests.broker.exports.workbench import (
     Commit,
     Workbench,
     event,
-    interim,
     report,
     to_http,
     to_s3,
@@ -33,17 +33,29 @@ from tests.support import MEMORY
 
 TTL = 60_000
 
-pipelines = st.sampled_from(["p", "q"])
-# What a stream may be defined with: statuses go to another stream, always.
+workers = st.sampled_from(["a", "b"])
+# Definitions of the stream; statuses always go to another stream.
 definitions = st.sampled_from([to_s3(**told_in()), to_s3(priority=1, **told_in()), {}, to_http()])
 
 
 class Held:
-    """A slice that a pipeline has, and the uploads that it goes on with."""
+    """A slice that a task of the pipeline has, as far as the task knows."""
 
-    def __init__(self, found: ExportSlice) -> None:
+    def __init__(self, found: TaskSlice, worker: str) -> None:
         self.slice = found
+        self.worker = worker
         self.uploads = {each.sequence_number: each for each in found.uploads}
+        # According to the last accepted report.
+        self.first = found.first
+        self.ended = set(found.arrived)
+
+
+class InFlight(NamedTuple):
+    """A report that is being stored."""
+
+    held: Held
+    report: DeliveryReport
+    commit: Commit
 
 
 class TasksAgainstAList(RuleBasedStateMachine):
@@ -51,20 +63,21 @@ class TasksAgainstAList(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="penstock-model-", dir=MEMORY))
         self.bench = Workbench(self.root)
-        # One that is deleted and created again begins another life.
+        # A stream that is deleted and created again begins another life.
         self.life = 0
         self.ids = itertools.count()
-        # Tasks of which something has to be told, by the life of the stream and their number.
+        # Tasks without a final status, by the life of the stream and their number.
         self.owed: set[tuple[int, int]] = set()
-        # The uploads that there are in the bucket.
+        # The uploads in the bucket.
         self.bucket: set[str] = set()
         self.held: list[Held] = []
-        self.commits: list[Commit] = []
+        self.aborts: list[UploadAbort] = []
+        self.in_flight: list[InFlight] = []
         self.bench.create("status", {})
         self.exports: dict[str, Any] = to_s3(**told_in())
         self._create()
 
-    # What clients do
+    # Clients
 
     def _create(self) -> None:
         self.bench.create("s", self.exports, **self._fields())
@@ -95,94 +108,157 @@ class TasksAgainstAList(RuleBasedStateMachine):
     def delete_and_create_again(self) -> None:
         self.bench.delete("s")
         self._collect()
-        assert not self.owed, "the stream is gone, and of these nothing was told"
+        assert not self.owed, "the stream is deleted, and these tasks have no status"
         self.life += 1
         self._create()
 
-    # What pipelines do
+    # Tasks of the pipeline
 
-    @rule(pipeline=pipelines, max_bytes=st.sampled_from([200, 1 << 20]))
-    def plan(self, pipeline: str, max_bytes: int) -> None:
-        for found in self.bench.plan(Lane.files, pipeline=pipeline, max_bytes=max_bytes):
-            self.held.append(Held(found))
+    @rule(
+        worker=workers,
+        is_holding=st.booleans(),
+        max_bytes=st.sampled_from([200, 1 << 20]),
+        max_slices=st.sampled_from([0, 256, 256]),
+    )
+    def plan(self, worker: str, is_holding: bool, max_bytes: int, max_slices: int) -> None:
+        """A worker that holds nothing any more still has its deliveries, and reports them late."""
+        own = [each for each in self.held if each.worker == worker and is_holding]
+        plan = self.bench.ask(
+            task=worker,
+            holding=[each.slice.lease for each in own],
+            max_bytes=max_bytes,
+            max_slices=max_slices,
+        )
+        self.held = [each for each in self.held if each.slice.lease not in plan.lost]
+        for found in plan.work:
+            match found:
+                case UploadAbort():
+                    self.aborts.append(found)
+                case TaskSlice():
+                    self.held.append(Held(found, worker))
+                case _:
+                    self._is_accepted(report(found))
 
-    def _draw(self, data: st.DataObject) -> Held:
-        held: Held = data.draw(st.sampled_from(self.held[-6:]))
-        return held
+    @rule(worker=workers)
+    def disconnect(self, worker: str) -> None:
+        self.bench.depart(worker)
+
+    def _draw(self, data: st.DataObject) -> Held | None:
+        busy = [each.held for each in self.in_flight]
+        free = [each for each in self.held[-6:] if each not in busy]
+        return data.draw(st.sampled_from(free)) if free else None
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def begin_an_upload(self, data: st.DataObject) -> None:
-        """It is told before it is created, and again when it has a name."""
+        """It is reported before it is created, and again when it has an id."""
         held = self._draw(data)
-        found = held.slice
-        if found.kind == ABANDONED_UPLOAD:
+        if held is None or held.first == held.slice.end:
             return
-        number = data.draw(st.integers(found.first, found.end - 1))
-        if number in held.uploads:
+        number = data.draw(st.integers(held.first, held.slice.end - 1))
+        if number in held.uploads or number in held.ended:
             return
         began = upload(number, "", key=f"key/{next(self.ids)}")
         held.uploads[number] = began
-        if not self._is_accepted(interim(found, uploads=list(held.uploads.values()))):
-            self.held.remove(held)
+        if not self._commit(held, self._make_report(held, held.first, is_final=False)):
             return
         self.bucket.add(began.key)
         held.uploads[number] = upload(number, f"id of {began.key}", key=began.key)
-        if not self._is_accepted(interim(found, uploads=list(held.uploads.values()))):
-            self.held.remove(held)
+        self._commit(held, self._make_report(held, held.first, is_final=False))
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), waits=st.booleans())
-    def finish_a_slice(self, data: st.DataObject, waits: bool) -> None:
+    @rule(data=st.data(), is_final=st.booleans(), waits=st.booleans())
+    def carry_out_tasks(self, data: st.DataObject, is_final: bool, waits: bool) -> None:
+        """Some tasks end, in any order, and maybe more reports follow."""
         held = self._draw(data)
-        self.held.remove(held)
-        found = held.slice
-        if found.kind == ABANDONED_UPLOAD:
-            self._abort(found, data.draw(st.booleans()))
+        if held is None:
             return
-        end = data.draw(st.integers(found.first, found.end))
-        done = {number for number in range(found.first, end) if number not in found.arrived}
-        finished = [each for each in held.uploads.values() if each.sequence_number in done]
-        self.bucket -= {each.key for each in finished}
-        left = [each for each in held.uploads.values() if each.sequence_number not in done]
+        end = data.draw(st.integers(held.first, held.slice.end))
+        behind = range(end, held.slice.end)
+        ended = set(data.draw(st.sets(st.sampled_from(behind), max_size=3))) if behind else set()
+        ended |= {number for number in held.ended if number >= end}
+        self._complete(held, {*range(held.first, end), *ended})
+        left = list(held.uploads.values())
         given_up: list[Upload] = (
             data.draw(st.lists(st.sampled_from(left), unique_by=id)) if left else []
         )
-        message = report(
-            found,
-            settled_end=end,
-            arrived=[number for number in found.arrived if number >= end],
-            events=[event(number) for number in sorted(done)],
-            uploads=[each for each in left if each not in given_up],
-            abandoned=given_up,
-            error=data.draw(st.sampled_from(["", "it is down"])),
+        for each in given_up:
+            del held.uploads[each.sequence_number]
+        error = data.draw(st.sampled_from(["", "it is down"])) if is_final else ""
+        message = self._make_report(
+            held, end, ended, abandoned=given_up, error=error, is_final=is_final
         )
-        self.commits.append(self.bench.begin_commit(message))
+        if is_final:
+            self.held.remove(held)
+        self.in_flight.append(InFlight(held, message, self.bench.begin_commit(message)))
         if not waits:
             self.disk_answers(works=True)
 
-    def _abort(self, found: ExportSlice, works: bool) -> None:
-        (abandoned,) = found.uploads
+    def _complete(self, held: Held, numbers: Iterable[int]) -> None:
+        """The uploads of these tasks are completed."""
+        for number in numbers:
+            done = held.uploads.pop(number, None)
+            if done is not None:
+                self.bucket.discard(done.key)
+
+    def _make_report(
+        self, held: Held, end: int, ended: Iterable[int] | None = None, **fields: Any
+    ) -> DeliveryReport:
+        arrived = held.ended if ended is None else set(ended)
+        new = ({*range(held.first, end)} | arrived) - held.ended
+        return report(
+            held.slice,
+            first=held.first,
+            settled_end=end,
+            arrived=sorted(number for number in arrived if number >= end),
+            events=[event(number) for number in sorted(new)],
+            uploads=list(held.uploads.values()),
+            **fields,
+        )
+
+    @precondition(lambda self: self.aborts)
+    @rule(data=st.data(), works=st.booleans())
+    def abort_an_upload(self, data: st.DataObject, works: bool) -> None:
+        found = data.draw(st.sampled_from(self.aborts[-6:]))
+        self.aborts.remove(found)
+        self._abort(found, works)
+
+    def _abort(self, found: UploadAbort, works: bool) -> None:
         if works:
-            self.bucket.discard(abandoned.key)
+            self.bucket.discard(found.upload.key)
         self._is_accepted(report(found, error="" if works else "it is down"))
 
-    def _is_accepted(self, message: ExportReport) -> bool:
-        commit = self.bench.begin_commit(message)
-        self.bench.finish_commit(commit)
-        return message.lease in commit.settlement.accepted
+    def _is_accepted(self, message: DeliveryReport) -> bool:
+        return message.lease in self.bench.accepted(message)
 
-    @precondition(lambda self: self.commits)
+    def _commit(self, held: Held, message: DeliveryReport) -> bool:
+        return self._finish(InFlight(held, message, self.bench.begin_commit(message)))
+
+    def _finish(self, in_flight: InFlight) -> bool:
+        """The disk has stored it; a task whose report is refused has lost its lease."""
+        held, message, commit = in_flight
+        self.bench.finish_commit(commit)
+        is_accepted = message.lease in commit.settlement.accepted
+        if is_accepted:
+            held.first = message.settled_end
+            held.ended = set(message.arrived)
+        elif held in self.held:
+            self.held.remove(held)
+        return is_accepted
+
+    @precondition(lambda self: self.in_flight)
     @rule(works=st.booleans())
     def disk_answers(self, works: bool) -> None:
-        while self.commits:
-            commit = self.commits.pop(0)
+        while self.in_flight:
+            in_flight = self.in_flight.pop(0)
             if works:
-                self.bench.finish_commit(commit)
+                self._finish(in_flight)
             else:
-                self.bench.exports.forget(commit.settlement)
+                self.bench.cancel_commit(in_flight.commit)
+                if in_flight.held in self.held:
+                    self.held.remove(in_flight.held)
 
-    # What happens to a broker
+    # The broker
 
     @rule(seconds=st.sampled_from([1.0, 12.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
@@ -191,13 +267,14 @@ class TasksAgainstAList(RuleBasedStateMachine):
 
     @rule(are_stored=st.booleans())
     def restart(self, are_stored: bool) -> None:
+        """Deliveries go on, and their leases are adopted unless another task was faster."""
         self.disk_answers(works=are_stored)
         self.bench.restart()
 
-    # What holds
+    # Invariants
 
     def _collect(self) -> None:
-        """Statuses are read, and what they are about is no longer owed."""
+        """Reads the statuses: their tasks are no longer owed one."""
         ends = (Status.Success.name, Status.Canceled.name)
         for status, number, _ in self.bench.told():
             if status in ends:
@@ -206,15 +283,14 @@ class TasksAgainstAList(RuleBasedStateMachine):
         self.bench.create("status", {})
 
     @invariant()
-    def what_is_owed_is_still_to_come(self) -> None:
-        """Whoever asks later gets every task of which nothing was told yet."""
-        if self.commits:
+    def tasks_without_a_status_are_pending(self) -> None:
+        if self.in_flight:
             return
         self._collect()
         if "s3TaskExecutor" not in self.exports:
             assert not self.owed
             return
-        export = self.bench.export("s")
+        export = self.bench.task_export("s")
         dropped = {each.sequence_number for each in export.dropped}
         log = self.bench.streams.find("s").log
         for life, number in self.owed:
@@ -227,19 +303,22 @@ class TasksAgainstAList(RuleBasedStateMachine):
             self.held.clear()
             for _ in range(200):
                 self.bench.wait(301)
-                slices = self.bench.plan(Lane.files)
-                if not slices:
+                work = self.bench.plan()
+                if not work:
                     break
-                for found in slices:
-                    if found.kind == ABANDONED_UPLOAD:
+                for found in work:
+                    if isinstance(found, UploadAbort):
                         self._abort(found, works=True)
                         continue
-                    self.bucket -= {each.key for each in found.uploads}
-                    events = [event(number) for number in range(found.first, found.end)]
+                    events = []
+                    if isinstance(found, TaskSlice):
+                        self.bucket -= {each.key for each in found.uploads}
+                        numbers = range(found.first, found.end)
+                        events = [event(each) for each in numbers if each not in found.arrived]
                     assert self._is_accepted(report(found, events=events))
             self._collect()
-            assert not self.owed, "nobody tells what became of these"
-            assert not self.bucket, "these are left in the bucket"
+            assert not self.owed, "these tasks have no status"
+            assert not self.bucket, "these uploads are left in the bucket"
             assert self.bench.store.catalog.uploads() == []
         finally:
             self.bench.close()
