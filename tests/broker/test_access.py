@@ -30,7 +30,7 @@ from tests.support import Json, LocalBroker, append, create, read, wait_until
 LOOK = {"ListStreams", "DescribeMessageStream", "Statistics", "WatchStreams"}
 APPEND = {"AppendMessage", "AppendMessages"}
 READ = {"ReadMessages", "ReadColumns", "ReadStored", "LocateMessages"}
-EXPORT = {"PlanExports", "CommitExports"}
+EXPORT = {"PlanExports", "CommitExports", "ReserveBandwidth"}
 CHANGE = {"CreateMessageStream", "UpdateMessageStream", "DeleteMessageStream", "RewindExport"}
 
 MAY = {

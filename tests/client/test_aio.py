@@ -38,7 +38,7 @@ from penstock import (
 from penstock.broker.access import Role
 from penstock.errors import RequestPayloadTooLargeException, SettingError
 from penstock.model import ExportDefinition, HTTPConfig
-from penstock.model.exporting import ExportReport, Lane
+from penstock.model.exporting import DeliveryReport, MessageSlice, ReservedBandwidth
 from penstock.store.catalog import Catalog
 from penstock.store.rows import TokenRow
 from penstock.wire.frames import encode_frame
@@ -165,12 +165,13 @@ def test_every_operation_does_what_it_says(broker: BrokerProcess, new_loop: NewL
                 http=[HTTPConfig("e", "http://127.0.0.1/")]
             )
             await client.update_message_stream(described)
-            plan = await client.plan_exports(
-                "p", Lane.steady, max_bytes=1024, lease_millis=10_000, wait_millis=1000
-            )
-            (found,) = [found for found in plan.slices if found.stream == described.name]
+            plan = await client.plan_exports("p", "t", lease_millis=10_000, wait_millis=1000)
+            (found,) = [found for found in plan.work if found.stream == described.name]
+            assert isinstance(found, MessageSlice)
             assert (found.first, found.end) == (0, 3)
-            report = ExportReport(
+            granted = ReservedBandwidth(is_granted=True, is_held=True)
+            assert await client.reserve_bandwidth(found.lease, 10, wait_millis=1000) == granted
+            report = DeliveryReport(
                 lease=found.lease,
                 stream=found.stream,
                 stream_id=found.stream_id,

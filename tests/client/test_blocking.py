@@ -47,7 +47,7 @@ from penstock.model import (
     ReadMessagesOptions,
     StrategyOnFull,
 )
-from penstock.model.exporting import ExportReport, Lane
+from penstock.model.exporting import DeliveryReport, MessageSlice, ReservedBandwidth
 from penstock.wire.frames import HEADER
 from penstock.wire.operations import Operation
 from tests.cli.command import penstock
@@ -245,7 +245,7 @@ def test_streams_are_watched_located_and_read_as_stored(
             use()
 
 
-def test_exports_are_planned_and_committed(
+def test_exports_are_planned_reported_and_metered(
     client: StreamManagerClient, pool: ThreadPoolExecutor
 ) -> None:
     name = make_stream(client)
@@ -255,16 +255,16 @@ def test_exports_are_planned_and_committed(
     planning = pool.submit(
         client.plan_exports,
         "p",
-        Lane.steady,
-        max_bytes=1024,
+        "t",
         lease_millis=10_000,
         wait_millis=30_000,
     )
     client.append_messages(name, numbered(5))
-    (found,) = planning.result().slices
+    (found,) = planning.result().work
+    assert isinstance(found, MessageSlice)
     assert (found.stream, found.kind, found.first) == (name, "http", 0)
 
-    report = ExportReport(
+    report = DeliveryReport(
         lease=found.lease,
         stream=found.stream,
         stream_id=found.stream_id,
@@ -272,14 +272,28 @@ def test_exports_are_planned_and_committed(
         first=0,
         settled_end=1,
         exported_messages=1,
+        is_final=False,
     )
     assert client.commit_exports([report]).accepted == {found.lease}
+    held = client.plan_exports("p", "t", lease_millis=10_000, holding=[found.lease])
+    assert (held.work, held.lost, held.tasks, held.stops) == ([], [], 1, False)
+    granted = ReservedBandwidth(is_granted=True, is_held=True)
+    assert client.reserve_bandwidth(found.lease, 1000) == granted
+    last = msgspec.structs.replace(
+        report, first=1, settled_end=1, exported_messages=0, is_final=True
+    )
+    assert client.commit_exports([last]).accepted == {found.lease}
+    lost = ReservedBandwidth(is_granted=False, is_held=False)
+    assert client.reserve_bandwidth(found.lease, 1000) == lost
     stale = msgspec.structs.replace(report, lease="of another broker")
     assert client.commit_exports([stale]).accepted == frozenset()
     (status,) = client.describe_message_stream(name).export_statuses
     assert (status.last_exported_sequence_number, status.exported_messages_count) == (0, 1)
-    plan = client.plan_exports("p", Lane.steady, max_bytes=1024, lease_millis=10_000)
-    assert [(each.first, each.end) for each in plan.slices] == [(1, 5)]
+    (rest,) = client.plan_exports("p", "t", lease_millis=10_000, wait_millis=30_000).work
+    assert isinstance(rest, MessageSlice)
+    assert rest.first == 1
+    look = client.plan_exports("p", "driver", lease_millis=10_000, max_slices=0, stops=True)
+    assert (look.work, look.tasks, look.stops) == ([], 1, True)
     client.delete_message_stream(name)
 
 

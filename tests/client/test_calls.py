@@ -33,7 +33,7 @@ from penstock.model import (
     ReadMessagesOptions,
     StrategyOnFull,
 )
-from penstock.model.exporting import ExportReport, Lane, PipelineDescription, SkippedMessage
+from penstock.model.exporting import DeliveryReport, PipelineDescription, SkippedMessage
 from penstock.model.storage import Location, SegmentSummary, StoredRun, StreamPosition
 from penstock.wire.codec import decode_request
 from penstock.wire.frames import HEADER
@@ -53,6 +53,8 @@ from penstock.wire.requests import (
     ReadMessagesRequest,
     ReadStoredRequest,
     Request,
+    ReserveBandwidthRequest,
+    RewindExportRequest,
     StatisticsRequest,
     UpdateMessageStreamRequest,
     WatchStreamsRequest,
@@ -72,7 +74,7 @@ DEFINITION = MessageStreamDefinition(
 )
 
 
-REPORT = ExportReport(
+REPORT = DeliveryReport(
     lease="l",
     stream="s",
     stream_id="i",
@@ -86,8 +88,7 @@ REPORT = ExportReport(
     sent_bytes=50,
     error="no way",
     pause_millis=100,
-    elapsed_millis=200,
-    was_slow=True,
+    is_final=False,
 )
 
 
@@ -204,41 +205,58 @@ REQUESTS: list[tuple[Call[Any], Request]] = [
     (
         calls.plan_exports(
             "p",
-            Lane.recovering,
-            max_bytes=1024,
+            "t",
             lease_millis=5000,
+            holding=("l", "m"),
+            max_slices=4,
+            max_bytes=1024,
+            max_priority=3,
             wait_millis=60_000,
+            about=ABOUT,
+            stops=True,
             request_timeout=60,
         ),
         PlanExportsRequest(
             request_id=ID,
             pipeline="p",
-            lane=Lane.recovering,
-            max_bytes=1024,
+            task="t",
             lease_millis=5000,
+            holding=["l", "m"],
+            max_slices=4,
+            max_bytes=1024,
+            max_priority=3,
             wait_millis=60_000,
+            about=ABOUT,
+            stops=True,
         ),
     ),
     (
         calls.plan_exports(
             "p",
-            Lane.files,
-            max_bytes=1024,
+            "t",
             lease_millis=5000,
+            holding=(),
+            max_slices=0,
+            max_bytes=0,
+            max_priority=None,
             wait_millis=0,
-            about=ABOUT,
+            about=None,
+            stops=False,
             request_timeout=60,
         ),
         PlanExportsRequest(
-            request_id=ID,
-            pipeline="p",
-            lane=Lane.files,
-            max_bytes=1024,
-            lease_millis=5000,
-            about=ABOUT,
+            request_id=ID, pipeline="p", task="t", lease_millis=5000, max_slices=0, max_bytes=0
         ),
     ),
     (calls.commit_exports([REPORT]), CommitExportsRequest(request_id=ID, reports=[REPORT])),
+    (
+        calls.reserve_bandwidth("l", 1024, wait_millis=500, request_timeout=60),
+        ReserveBandwidthRequest(request_id=ID, lease="l", size=1024, wait_millis=500),
+    ),
+    (
+        calls.rewind_export("s", "e", 5),
+        RewindExportRequest(request_id=ID, stream_name="s", identifier="e", sequence_number=5),
+    ),
 ]
 
 
@@ -261,9 +279,13 @@ def test_only_what_changes_nothing_more_may_be_repeated() -> None:
         Operation.WatchStreams,
         Operation.LocateMessages,
         Operation.ReadStored,
-        # The same pipeline gives back what it had; what was taken already is not taken again.
+        # A task that asks again frees leases that it does not hold, and a report that was accepted
+        # before changes nothing.
         Operation.PlanExports,
         Operation.CommitExports,
+        # Bytes that are reserved twice are charged twice, which delays others a little.
+        Operation.ReserveBandwidth,
+        Operation.RewindExport,
     }
 
 

@@ -5,8 +5,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.model.exporting import ExportPlan, ExportReport, ExportSlice, Lane, SkippedMessage
+from penstock.model.exporting import (
+    MAX_ARRIVED,
+    MAX_REASON_LENGTH,
+    MAX_SKIPPED,
+    DeliveryReport,
+    ExportPlan,
+    ExportState,
+    MessageSlice,
+    SkippedMessage,
+    TaskEvent,
+    TaskSlice,
+    Upload,
+    UploadAbort,
+)
+from penstock.model.status import Status
 from penstock.model.storage import SegmentSummary
+from penstock.model.validation import to_wire
 
 REPORT: dict[str, Any] = {
     "lease": "l",
@@ -17,61 +32,135 @@ REPORT: dict[str, Any] = {
     "settledEnd": 5,
 }
 
+SLICE: dict[str, Any] = {
+    "lease": "l",
+    "stream": "s",
+    "identifier": "e",
+    "stream_id": "i",
+    "config": {"identifier": "e"},
+    "first": 1,
+    "end": 5,
+    "arrived": [3],
+    "has_files": True,
+    "segments": [SegmentSummary(0, 9, 90, 1, 2, 3, 4)],
+}
 
-def test_a_plan_is_the_same_after_a_trip_over_the_wire() -> None:
+UPLOAD = Upload(
+    sequence_number=2,
+    bucket="b",
+    key="k",
+    upload_id="u",
+    began=5,
+    fingerprint="f",
+    size=30,
+    part_size=10,
+    parts=["a", "", "c"],
+)
+
+
+@pytest.mark.parametrize("encode", [msgspec.to_builtins, to_wire])
+def test_plan_is_the_same_after_a_trip_over_the_wire(encode: Any) -> None:
     plan = ExportPlan(
         root="/r",
         instance="i",
-        slices=[
-            ExportSlice(
-                lease="l",
-                stream="s",
-                stream_id="i",
-                kind="http",
-                config={"identifier": "e"},
-                first=1,
-                end=5,
-                arrived=[3],
-                has_files=True,
-                segments=[SegmentSummary(0, 9, 90, 1, 2, 3, 4)],
-            )
+        work=[
+            MessageSlice(kind="http", **SLICE),
+            TaskSlice(
+                kind="s3_task_executor",
+                uploads=[UPLOAD],
+                time_to_live=60_000,
+                is_metered=True,
+                **SLICE,
+            ),
+            UploadAbort(lease="m", stream="s", identifier="e", upload=UPLOAD),
         ],
+        waiting=3,
+        tasks=2,
+        lost=["n"],
+        stops=True,
     )
-    assert msgspec.convert(msgspec.to_builtins(plan), ExportPlan) == plan
+    assert msgspec.convert(encode(plan), ExportPlan) == plan
 
 
-def test_a_report_that_says_little_says_that_all_is_well() -> None:
-    report = msgspec.convert(REPORT, ExportReport)
-    assert (report.arrived, report.skipped, report.error, report.was_slow) == ([], [], "", False)
+@pytest.mark.parametrize(
+    ("work", "tag"),
+    [
+        (MessageSlice(kind="http", **SLICE), "messages"),
+        (TaskSlice(kind="s3_task_executor", **SLICE), "tasks"),
+        (UploadAbort(lease="l", stream="s", identifier="e", upload=UPLOAD), "abort"),
+    ],
+)
+def test_kinds_of_work_have_names_on_the_wire(work: Any, tag: str) -> None:
+    assert msgspec.to_builtins(work)["work"] == tag
+
+
+def test_plan_without_optional_fields_is_empty() -> None:
+    plan = msgspec.convert({"root": "/r", "instance": "i", "work": []}, ExportPlan)
+    assert (plan.waiting, plan.tasks, plan.lost, plan.stops) == (0, 0, [], False)
+
+
+def test_report_without_optional_fields_is_a_final_success() -> None:
+    report = msgspec.convert(REPORT, DeliveryReport)
+    assert (report.arrived, report.skipped, report.error, report.is_final) == ([], [], "", True)
     assert (report.exported_messages, report.exported_bytes, report.sent_bytes) == (0, 0, 0)
-    assert (report.pause_millis, report.elapsed_millis) == (0, 0)
-    assert msgspec.convert(msgspec.to_builtins(report), ExportReport) == report
+    assert (report.pause_millis, report.missing) == (0, 0)
+    assert (report.events, report.uploads, report.abandoned) == ([], [], [])
+    assert msgspec.convert(msgspec.to_builtins(report), DeliveryReport) == report
+
+
+def test_report_about_an_abort_needs_no_messages() -> None:
+    fields = {"lease": "l", "stream": "s", "identifier": "e", "first": 3}
+    report = msgspec.convert(fields, DeliveryReport)
+    assert (report.first, report.settled_end, report.stream_id) == (3, 0, "")
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"lease": None},
         {"first": -1},
         {"settledEnd": None},
         {"stream": ""},
+        {"identifier": ""},
         {"arrived": [-1]},
-        {"arrived": [1] * 1025},
+        {"arrived": [1] * (MAX_ARRIVED + 1)},
         {"exportedMessages": -1},
+        {"missing": -1},
         {"skipped": [{"sequenceNumber": 1}]},
-        {"error": "x" * 2049},
+        {"skipped": [{"sequenceNumber": 1, "reason": "x"}] * (MAX_SKIPPED + 1)},
+        {"error": "x" * (MAX_REASON_LENGTH + 1)},
         {"pauseMillis": -1},
+        {"isFinal": 1},
     ],
-    ids=str,
+    ids=lambda wrong: next(iter(wrong)),
 )
-def test_a_report_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_report_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({**REPORT, **wrong}, ExportReport)
+        msgspec.convert({**REPORT, **wrong}, DeliveryReport)
 
 
-def test_a_skipped_message_has_a_reason() -> None:
+def test_skipped_message_has_a_reason() -> None:
     skipped = msgspec.convert({"sequenceNumber": 4, "reason": "no"}, SkippedMessage)
     assert skipped == SkippedMessage(4, "no")
 
 
-def test_lanes_are_called_on_the_wire_as_here() -> None:
-    assert [lane.value for lane in Lane] == [lane.name for lane in Lane]
+def test_upload_counts_the_parts_that_have_arrived() -> None:
+    assert UPLOAD.arrived_parts == 2
+
+
+@pytest.mark.parametrize("status", Status)
+def test_tasks_end_with_success_failure_or_cancellation(status: Status) -> None:
+    event = TaskEvent(sequence_number=1, status=status, message="", time=5)
+    ends = (Status.Success, Status.Failure, Status.Canceled)
+    assert event.ends_task is (status in ends)
+
+
+def test_states_of_exports_have_readable_names() -> None:
+    assert [state.value for state in ExportState] == [
+        "up-to-date",
+        "waiting",
+        "due",
+        "exporting",
+        "failing",
+        "paused",
+    ]

@@ -44,6 +44,8 @@ from penstock.wire.requests import (
     ReadStoredRequest,
     Request,
     Requests,
+    ReserveBandwidthRequest,
+    RewindExportRequest,
     StatisticsRequest,
     UpdateMessageStreamRequest,
     WatchStreamsRequest,
@@ -274,15 +276,20 @@ COMPLETE: dict[type[Request], tuple[dict[str, Any], set[str]]] = {
     PlanExportsRequest: (
         {
             "pipeline": "p",
-            "lane": "steady",
-            "maxBytes": 1,
+            "task": "t",
             "leaseMillis": 100,
+            "holding": ["l"],
             "maxSlices": 1,
+            "maxBytes": 1,
+            "maxPriority": 3,
             "waitMillis": 5,
+            "stops": True,
         },
-        {"maxSlices", "waitMillis"},
+        {"holding", "maxSlices", "maxBytes", "maxPriority", "waitMillis", "stops"},
     ),
     CommitExportsRequest: ({"reports": [REPORT]}, set()),
+    ReserveBandwidthRequest: ({"lease": "l", "size": 1, "waitMillis": 5}, {"waitMillis"}),
+    RewindExportRequest: ({"streamName": "s", "identifier": "e", "sequenceNumber": 1}, set()),
 }
 WITH_FIELDS = [
     (kind, name) for kind, (fields, _) in COMPLETE.items() for name in ("requestId", *fields)
@@ -372,7 +379,7 @@ def test_a_request_id_of_another_kind_is_refused_and_echoed(request_id: str) -> 
     assert caught.value.request_id == request_id
 
 
-@pytest.mark.parametrize("operation", [0, 6, 17, 18, 63, 71, 80, 127, -1, -128])
+@pytest.mark.parametrize("operation", [0, 6, 17, 18, 63, 71, 81, 127, -1, -128])
 def test_an_operation_that_is_no_request_is_unknown(operation: int) -> None:
     with pytest.raises(StreamManagerException, match=f"operation {operation} is not known") as c:
         decode_request(operation, cbor2.dumps({"requestId": "r"}), EVERYTHING)
