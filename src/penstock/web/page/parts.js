@@ -103,7 +103,7 @@ export function wordOfExport(state) {
 
 const WORD_OF_KIND = {
   http: "HTTP",
-  iot_analytics: "channel",
+  iot_analytics: "Channel",
   iot_sitewise: "SiteWise",
   kinesis: "Kinesis",
   s3_task_executor: "S3",
