@@ -19,7 +19,7 @@ def test_the_help_says_what_it_does_and_when_it_works() -> None:
 
     assert finished.code == 0
     assert "penstock pipeline ready" in finished.output
-    for option in ("--broker HOST:PORT", "--master", "--checkpoint DIR", "--root DIR"):
+    for option in ("--broker HOST:PORT", "--master", "--conf KEY=VALUE", "--root DIR"):
         assert option in finished.output
 
 
@@ -29,6 +29,14 @@ def test_a_broker_that_is_no_host_and_port_is_refused(broker: str) -> None:
 
     assert finished.code == WRONG_USAGE
     assert finished.error_lines == [f"penstock: --broker is {broker!r}: expected HOST:PORT"]
+
+
+@pytest.mark.parametrize("setting", ["spark.executor.memory", "=1g", "executor.memory=1g"])
+def test_a_malformed_setting_of_spark_is_refused(setting: str) -> None:
+    finished = penstock("pipeline", "--conf", setting)
+
+    assert finished.code == WRONG_USAGE
+    assert finished.error_lines == [f"penstock: --conf is {setting!r}: expected spark.NAME=VALUE"]
 
 
 def test_a_port_that_is_none_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Sizes, durations and times: what is taken, what is refused, and that what is shown is taken again."""
+"""Sizes, durations and times: what is accepted, what is refused, and that output can be parsed."""
 
 from __future__ import annotations
 
