@@ -70,8 +70,17 @@ def test_large_file_is_sent_in_parts(bench: Workbench) -> None:
     assert [only_upload(each).upload_id != "" for each in bench.reported] == [False, True]
     assert statuses(bench.reported[0].events) == [(number, "InProgress")]
     assert statuses(delivery.events) == [(number, "InProgress"), (number, "Success")]
-    # One for each part, one for all of them, and one for the task.
-    assert bench.progress_count == 5
+    # After each part, after all of them, and after the task.
+    assert len(bench.parts) == 5
+    assert bench.parts[-2:] == [3, 0]
+
+
+def test_number_of_arrived_parts_never_falls(in_sandbox: Workbench) -> None:
+    in_sandbox.settings = {"s3_parts_at_once": 8}
+    in_sandbox.add(in_sandbox.write("a", os.urandom(60 * MEBIBYTE)), "a")
+    assert in_sandbox.run().settled_end == FIRST + 1
+    assert in_sandbox.parts[:-1] == sorted(in_sandbox.parts[:-1])
+    assert in_sandbox.parts[-2:] == [12, 0]
 
 
 def test_file_of_the_threshold_size_is_sent_in_one_call(in_store: Workbench) -> None:

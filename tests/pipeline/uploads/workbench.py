@@ -32,9 +32,10 @@ class Workbench:
         self.directory = directory
         self.bucket = f"bucket-{next(_numbers)}-{time.time_ns()}"
         client.create_bucket(Bucket=self.bucket)
-        # The results that deliveries had to report at once, and how often they made progress.
+        # The results that deliveries had to report at once.
         self.reported: list[Delivery] = []
-        self.progress_count = 0
+        # For each progress of a delivery, the number of parts that have arrived.
+        self.parts: list[int] = []
         # Whether the broker accepts a report; it may raise.
         self.accepts: Callable[[Delivery], bool] = lambda _: True
         self.tasks: list[bytes] = []
@@ -101,9 +102,11 @@ class Workbench:
             self.reported.append(delivery.delivery())
             return self.accepts(self.reported[-1])
 
-        delivery = TaskDelivery(
-            export, messages, found, self.stop, reserve, report, self._note_progress
-        )
+        def note_progress() -> None:
+            uploads = delivery.delivery().uploads
+            self.parts.append(sum(upload.arrived_parts for upload in uploads))
+
+        delivery = TaskDelivery(export, messages, found, self.stop, reserve, report, note_progress)
         return delivery
 
     def _limited(self, calls: int | None) -> Callable[[int], bool]:
@@ -115,9 +118,6 @@ class Workbench:
             return not self.stop.is_set
 
         return reserve
-
-    def _note_progress(self) -> None:
-        self.progress_count += 1
 
     def run(self, **options: Any) -> Delivery:
         delivery = self.begin(**options)

@@ -334,7 +334,11 @@ class TaskDelivery:
             self._sent_bytes += size
 
     def _keep_progress(self, upload: Upload) -> None:
-        self._keep(upload)
+        with self._lock:
+            known = self._uploads[upload.sequence_number]
+            # A thread that has sent a later part may have come first.
+            if upload.arrived_parts > known.arrived_parts:
+                self._uploads[upload.sequence_number] = upload
         self._on_progress()
 
     def _keep(self, upload: Upload) -> None:
