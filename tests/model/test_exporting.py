@@ -77,6 +77,7 @@ def test_plan_is_the_same_after_a_trip_over_the_wire(encode: Any) -> None:
         waiting=3,
         tasks=2,
         lost=["n"],
+        ending=["o"],
         stops=True,
     )
     assert msgspec.convert(encode(plan), ExportPlan) == plan
@@ -96,7 +97,8 @@ def test_kinds_of_work_have_names_on_the_wire(work: Any, tag: str) -> None:
 
 def test_plan_without_optional_fields_is_empty() -> None:
     plan = msgspec.convert({"root": "/r", "instance": "i", "work": []}, ExportPlan)
-    assert (plan.waiting, plan.tasks, plan.lost, plan.stops) == (0, 0, [], False)
+    assert (plan.waiting, plan.tasks, plan.stops) == (0, 0, False)
+    assert (plan.lost, plan.ending) == ([], [])
 
 
 def test_report_without_optional_fields_is_a_final_success() -> None:

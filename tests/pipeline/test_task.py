@@ -245,6 +245,30 @@ def test_job_of_a_deleted_stream_is_stopped(
     assert len(cloud.payloads("http", sink)) < 1000
 
 
+def test_job_of_a_paused_export_ends_after_its_call(
+    cloud: Sandbox, broker: LocalBroker, client: StreamManagerClient
+) -> None:
+    sink = new_name()
+    name = create_http(client, cloud.http_url(sink), [b"%d" % number for number in range(1000)])
+    definition = client.describe_message_stream(name).definition
+    (config,) = definition.export_definition.http or []
+    cloud.set_fault("http", name=sink, delay_millis=50)
+    with serving(broker, client):
+        wait_until(lambda: cloud.payloads("http", sink))
+        config.disabled = True
+        client.update_message_stream(definition)
+        wait_until(lambda: not job_threads())
+        arrived = len(cloud.payloads("http", sink))
+        assert arrived < 1000
+        # All that has arrived is reported, and nothing has to be repeated.
+        assert last_exported(client, name) == arrived - 1
+        cloud.clear_faults()
+        config.disabled = False
+        client.update_message_stream(definition)
+        wait_for(client, name, 999)
+    assert cloud.payloads("http", sink) == [b"%d" % number for number in range(1000)]
+
+
 def test_failed_import_of_a_destination_is_reported(
     cloud: Sandbox,
     broker: LocalBroker,

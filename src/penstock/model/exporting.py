@@ -142,6 +142,8 @@ class ExportPlan(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     tasks: int = 0
     # Leases that the task no longer holds: reports about them are not accepted.
     lost: list[str] = []
+    # Leases of paused exports: their deliveries end after the calls that they have begun.
+    ending: list[str] = []
     # The pipeline is stopping: the task ends when its deliveries are reported.
     stops: bool = False
 

@@ -152,7 +152,8 @@ class ResidentTask:
             self._has_failed = True
             return None
         self._has_failed = False
-        self._stop_lost(plan.lost)
+        self._stop(plan.lost, is_lost=True)
+        self._stop(plan.ending, is_lost=False)
         if plan.instance != self._instance:
             self._instance = plan.instance
             self._root = plan.root if is_root_of(plan.root, plan.instance) else None
@@ -162,11 +163,11 @@ class ResidentTask:
         with self._condition:
             return any(now - job.began >= _SLOW_SECONDS for job in self._jobs.values())
 
-    def _stop_lost(self, leases: Iterable[str]) -> None:
+    def _stop(self, leases: Iterable[str], *, is_lost: bool) -> None:
         with self._condition:
             for lease in leases:
                 if lease in self._jobs:
-                    self._jobs[lease].stop(is_lost=True)
+                    self._jobs[lease].stop(is_lost=is_lost)
 
     def _start(self, work: AnyWork, client: StreamManagerClient) -> None:
         prepare_imports(work)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from penstock.broker.exports.engine import Plan
 from penstock.model.exporting import Upload
 from tests.broker.exports.workbench import (
     Workbench,
@@ -142,7 +143,7 @@ def test_lease_of_an_abort_is_renewed(bench: Workbench) -> None:
     found = bench.plan_abort(task="a")
     for _ in range(3):
         bench.wait(9)
-        assert bench.ask(task="a", holding=[found.lease]) == ([], 0, [])
+        assert bench.ask(task="a", holding=[found.lease]) == Plan([], 0, [])
     assert bench.plan(task="b") == []
 
 

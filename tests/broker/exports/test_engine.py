@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.exports.engine import Plan
 from penstock.broker.exports.reservations import Reservations
 from penstock.model.exporting import AnyWork, MessageSlice, TaskSlice, UploadAbort
 from tests.broker.exports.workbench import (
@@ -24,6 +25,8 @@ from tests.broker.exports.workbench import (
     told_in,
     upload,
 )
+
+NOTHING = Plan([], 0, [])
 
 
 def order(work: list[AnyWork]) -> list[str]:
@@ -128,16 +131,41 @@ def test_plan_tells_how_much_is_left(bench: Workbench) -> None:
     assert bench.ask(max_slices=1).waiting == 2
 
 
-def test_pause_ends_after_the_slice_that_is_leased(bench: Workbench) -> None:
+def test_pause_lets_a_delivery_end_and_leases_nothing(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    bench.create("t", to_http(), 5)
+    found, other = bench.plan()
+    held = [found.lease, other.lease]
+    bench.update("s", to_http(disabled=True))
+    for _ in range(2):
+        plan = bench.ask(holding=held)
+        assert (plan.ending, plan.lost) == ((found.lease,), [])
+    assert bench.commit(report(found, settled_end=2)) == 1
+    assert bench.ask(holding=held).ending == ()
+    assert bench.plan(holding=held) == []
+    bench.update("s", to_http(disabled=False))
+    assert bench.plan_one(holding=held).first == 2
+
+
+def test_pause_ends_a_delivery_whose_report_is_being_stored(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one()
+    commit = bench.begin_commit(interim(found, settled_end=2))
+    bench.update("s", to_http(disabled=True))
+    assert bench.ask(holding=[found.lease]).ending == (found.lease,)
+    bench.finish_commit(commit)
+    assert bench.ask(holding=[found.lease]).ending == (found.lease,)
+    assert bench.commit(report(found, first=2)) == 1
+
+
+def test_pause_ends_a_delivery_also_after_a_restart(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     bench.update("s", to_http(disabled=True))
-    assert bench.ask(holding=[found.lease]) == ([], 0, [])
-    assert bench.commit(report(found, settled_end=2)) == 1
-    assert bench.plan() == []
+    bench.restart()
+    plan = bench.ask(holding=[found.lease])
+    assert (plan.ending, plan.lost) == ((found.lease,), [])
     assert bench.outlook() == (math.inf, [])
-    bench.update("s", to_http(disabled=False))
-    assert bench.plan_one().first == 2
 
 
 def test_streams_that_a_token_does_not_see_are_left_out(bench: Workbench) -> None:
@@ -162,7 +190,7 @@ def test_nothing_is_leased_while_progress_cannot_be_stored(bench: Workbench) -> 
     found = bench.plan_one()
     bench.create("t", to_http(), 5)
     bench.exports.suspension = "the disk is full"
-    assert bench.ask(holding=[found.lease]) == ([], 0, [])
+    assert bench.ask(holding=[found.lease]) == NOTHING
     assert bench.outlook() == (math.inf, [])
     bench.exports.suspension = ""
     assert order(bench.plan(holding=[found.lease])) == ["t"]
@@ -359,7 +387,7 @@ def test_request_renews_the_leases_that_its_task_holds(bench: Workbench) -> None
     found = bench.plan_one(task="a")
     for _ in range(5):
         bench.wait(9)
-        assert bench.ask(task="a", holding=[found.lease]) == ([], 0, [])
+        assert bench.ask(task="a", holding=[found.lease]) == NOTHING
         assert bench.plan(task="b") == []
     bench.wait(10)
     assert bench.plan_one(task="b").first == 0
@@ -477,7 +505,7 @@ def test_restarted_broker_adopts_leases_that_tasks_hold(bench: Workbench) -> Non
     first, second = bench.plan(task="a")
     bench.restart()
     leases = [first.lease, second.lease]
-    assert bench.ask(task="a", holding=leases) == ([], 0, [])
+    assert bench.ask(task="a", holding=leases) == NOTHING
     assert bench.plan(task="b") == []
     assert bench.accepted(report(first), report(second)) == leases
     assert bench.progress("s").last_exported == bench.progress("t").last_exported == 4

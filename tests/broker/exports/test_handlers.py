@@ -269,6 +269,27 @@ def test_pending_plan_is_answered_when_a_lease_is_lost(
     assert pending.finish()["lost"] == [found["lease"]]
 
 
+def test_pending_plan_is_answered_once_when_an_export_is_paused(
+    broker: LocalBroker, client: Connection, other: Connection, stream: str
+) -> None:
+    append(other, stream, b"x")
+    (found,) = plan(client)
+    held = [found["lease"]]
+    pending = Waiting(broker, client, holding=held)
+    paused = {"name": stream, "strategyOnFull": 1, "exportDefinition": to_http(disabled=True)}
+    other.call(Operation.UpdateMessageStream, definition=paused)
+    assert pending.finish()["ending"] == held
+    # The task waits again while the last call of its delivery runs.
+    pending = Waiting(broker, client, holding=held)
+    assert commit(other, report(found)) == held
+    name = create(other, f"{stream} other", exportDefinition=to_http())
+    append(other, name, b"x")
+    answer = pending.finish()
+    assert (answer["ending"], answer["lost"]) == ([], [])
+    assert [each["stream"] for each in answer["work"]] == [name]
+    other.call(Operation.DeleteMessageStream, name=name)
+
+
 def test_task_that_has_reconnected_keeps_its_leases_when_its_old_connection_ends(
     broker: LocalBroker, client: Connection, stream: str
 ) -> None:

@@ -48,6 +48,8 @@ class Plan(NamedTuple):
     waiting: int
     # Leases that the task no longer holds.
     lost: list[str]
+    # Leases of paused exports: their deliveries end after the calls that they have begun.
+    ending: Sequence[str] = ()
 
 
 class Outlook(NamedTuple):
@@ -142,8 +144,9 @@ class Exports:
         holder = Holder(request.pipeline, request.task)
         ends_at = now + request.lease_millis / 1000
         lost = self._renew(holder, request.holding, ends_at)
+        ending = self._find_paused(request.holding)
         if not leases:
-            return Plan([], 0, lost)
+            return Plan([], 0, lost, ending)
         work: list[AnyWork] = []
         waiting = 0
         room = request.max_bytes
@@ -160,7 +163,7 @@ class Exports:
             charged = each.wire_bytes_of(size)
             self._bandwidth.charge(charged)
             work.append(self._lease(each, holder, end, charged, ends_at, now))
-        return Plan(work, waiting, lost)
+        return Plan(work, waiting, lost, ending)
 
     def _due(
         self, sees: Callable[[str], bool], now: float, now_millis: int
@@ -270,6 +273,11 @@ class Exports:
             for lease_id in holding
             if lease_id in held and self._adopt(lease_id, holder, ends_at) is None
         ]
+
+    def _find_paused(self, holding: Sequence[str]) -> Sequence[str]:
+        held = set(holding)
+        leases = [each.lease for each in self._all if held and each.is_disabled]
+        return tuple(lease.id for lease in leases if lease is not None and lease.id in held)
 
     def _adopt(self, lease_id: str, holder: Holder, ends_at: float) -> Export | None:
         parsed = parse_id(lease_id)

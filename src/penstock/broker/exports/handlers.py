@@ -84,6 +84,8 @@ class ExportHandlers:
         self._latest: dict[Holder, PlanExportsRequest] = {}
         # Lost leases that a task was told, and whose deliveries it has not ended yet.
         self._told_lost: dict[Holder, frozenset[str]] = {}
+        # The same for leases of paused exports.
+        self._told_ending: dict[Holder, frozenset[str]] = {}
         # Pipelines whose tasks are to end.
         self._stopping: set[str] = set()
 
@@ -141,7 +143,9 @@ class ExportHandlers:
             )
             self._note_resumed(holder, request)
             is_news = not self._told_lost.get(holder, frozenset()).issuperset(plan.lost)
+            is_news |= not self._told_ending.get(holder, frozenset()).issuperset(plan.ending)
             self._told_lost[holder] = frozenset(plan.lost)
+            self._told_ending[holder] = frozenset(plan.ending)
             if not (plan.work or is_news or stops or may_be_empty):
                 return False
             self._pipelines.note_work(holder, plan.work)
@@ -152,6 +156,7 @@ class ExportHandlers:
             waiting=plan.waiting,
             tasks=self._pipelines.count_tasks(request.pipeline),
             lost=plan.lost,
+            ending=plan.ending,
             stops=stops,
         )
         return True
@@ -168,6 +173,7 @@ class ExportHandlers:
         if self._latest.get(holder) is request:
             del self._latest[holder]
             self._told_lost.pop(holder, None)
+            self._told_ending.pop(holder, None)
             self._exports.depart(holder)
             self._pipelines.note_departure(holder)
             if not any(each.pipeline == holder.pipeline for each in self._latest):
