@@ -17,11 +17,11 @@ class PipelineProcess(PenstockProcess):
 
     what = "pipeline"
 
-    def __init__(self, root: Path, *flags: str, **environment: str) -> None:
-        # Spark's own page takes a second to start, and nobody looks at it here.
+    def __init__(self, root: Path, *flags: str, name: str = "pipeline", **environment: str) -> None:
+        # Spark's own page takes a second to start.
         usual = {"SPARK_SUBMIT_OPTS": QUICK_JAVA, "PENSTOCK_SPARK_PAGE": "false"}
         variables = bare_environment(**usual, **environment)
-        super().__init__(root.with_name(f"{root.name}-pipeline.log"), variables)
+        super().__init__(root.with_name(f"{root.name}-{name}.log"), variables)
         self._words = ("pipeline", "--root", str(root), *flags)
         self._starts = 0
 
@@ -30,12 +30,16 @@ class PipelineProcess(PenstockProcess):
         """Where it puts what it needs while it runs; each start has its own."""
         return self._log.with_name(f"{self._log.stem}-{self._starts}")
 
-    def start(self) -> None:
+    def launch(self) -> queue.SimpleQueue[str]:
+        """Starts it, and does not wait until it is ready."""
         self._starts += 1
         self.temporary.mkdir()
         self.set_variable("TMPDIR", str(self.temporary))
+        return self._spawn(*self._words)
+
+    def start(self) -> None:
         try:
-            line = self._spawn(*self._words).get(timeout=PATIENCE_S)
+            line = self.launch().get(timeout=PATIENCE_S)
         except queue.Empty:
             self._fail()
         if line != "penstock pipeline ready\n":

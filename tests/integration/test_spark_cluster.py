@@ -285,9 +285,12 @@ class ClusterExports:
                     export_definition=ExportDefinition(http=[config]),
                 )
             )
-            flags = ("--broker", f"127.0.0.1:{self.broker.port}", *self._flags)
-            with PipelineProcess(self.broker.root, *flags, **self._variables):
+            with self.pipeline("first"):
                 yield client
+
+    def pipeline(self, name: str) -> PipelineProcess:
+        flags = ("--broker", f"127.0.0.1:{self.broker.port}", *self._flags)
+        return PipelineProcess(self.broker.root, *flags, name=name, **self._variables)
 
     def check_arrival(self, client: StreamManagerClient, messages: list[bytes]) -> None:
         last = len(messages) - 1
@@ -311,3 +314,9 @@ def test_the_executors_of_a_cluster_deliver_exports_also_after_one_is_killed(
             more = [b"%d" % number for number in range(20, 40)]
             client.append_messages("readings", more)
             exports.check_arrival(client, messages + more)
+
+            # The first pipeline has all cores of the cluster.
+            second = exports.pipeline("second")
+            second.launch()
+            wait_until(lambda: "Spark has no cores for the tasks" in second.log, "the warning")
+            second.kill()

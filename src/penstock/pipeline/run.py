@@ -69,7 +69,7 @@ _RECOVERED_SECONDS = 60.0
 # After so many failures in a row Spark itself does not work.
 _MAX_FAILURES = 5
 # A task that Spark does not start within so long waits for cores.
-_NO_CORES_SECONDS = 15.0
+_NO_CORES_SECONDS = 10.0
 
 
 class PipelineFailedError(Exception):
@@ -113,6 +113,8 @@ class _BrokerWatch:
         self.plan: ExportPlan | None = None
         # The number of answers.
         self.looks = 0
+        # The last request was answered.
+        self.is_answered = False
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop_tasks(self) -> None:
@@ -129,7 +131,9 @@ class _BrokerWatch:
                     self._pipeline, _DRIVER, lease_millis=1000, max_slices=0, stops=self._stops
                 )
                 self.looks += 1
+                self.is_answered = True
             except (StreamManagerException, OSError) as error:
+                self.is_answered = False
                 logger.debug("the broker does not answer: %s", error)
             is_ready = self.plan is not None and self.plan.tasks > 0
             self._wakes.wait(_LOOK_SECONDS if is_ready else _FIRST_LOOK_SECONDS)
@@ -237,7 +241,7 @@ class Pipeline:
         is_short_of_cores = False
         self._start_task(spark, idle_seconds=None)
         while not self._stops.wait(_WATCH_SECONDS if is_ready else _FIRST_LOOK_SECONDS):
-            self._restart_ended(spark)
+            self._restart_ended(spark, is_broker_there=watch.is_answered)
             plan = watch.plan
             if plan is None or watch.looks == looks:
                 continue
@@ -266,23 +270,24 @@ class Pipeline:
         oldest = min((thread.began for thread in self._threads), default=time.monotonic())
         return not plan.tasks and time.monotonic() - oldest > _NO_CORES_SECONDS
 
-    def _restart_ended(self, spark: SparkContext) -> None:
+    def _restart_ended(self, spark: SparkContext, *, is_broker_there: bool) -> None:
         """Removes tasks that have ended, and keeps one running."""
         for thread in [each for each in self._threads if not each.is_alive]:
             self._threads.remove(thread)
             if thread.error is not None:
-                self._note_failure(thread)
+                self._note_failure(thread, is_broker_there=is_broker_there)
         if not self._threads and time.monotonic() >= self._restart_at:
             self._start_task(spark, idle_seconds=None)
 
-    def _note_failure(self, thread: _TaskThread) -> None:
+    def _note_failure(self, thread: _TaskThread, *, is_broker_there: bool) -> None:
         assert thread.error is not None
         if isinstance(thread.error, Py4JError) and not isinstance(thread.error, Py4JJavaError):
             raise thread.error  # Java is gone
         if time.monotonic() - thread.began > _RECOVERED_SECONDS:
             self._failures = 0
             self._pauses = delays()
-        self._failures += 1
+        # Without the broker, the failure of a task says nothing about Spark.
+        self._failures += is_broker_there
         if self._failures == _MAX_FAILURES:
             raise thread.error
         logger.warning("task %s ended: %s", thread.name, first_line(thread.error))
