@@ -316,7 +316,7 @@ def test_file_gets_bandwidth_before_less_urgent_messages(slow: Workbench) -> Non
     slow.create("s", to_http(priority=10), 1000)
     slow.bandwidth.charge(1000)
     granted: list[int] = []
-    waiting = reservations.request(1, 10_000, lambda: granted.append(1))
+    waiting = reservations.request(1, 10_000, lambda: granted.append(1), lambda: True)
     slow.wait(0.5)
     assert slow.plan() == []
     # Only a grant makes the messages due.
@@ -333,8 +333,8 @@ def test_file_gets_bandwidth_before_less_urgent_messages(slow: Workbench) -> Non
 def test_more_urgent_messages_do_not_wait_for_files(slow: Workbench) -> None:
     reservations = reserving(slow)
     slow.create("s", to_http(priority=1), 1000)
-    reservations.request(5, 100_000, lambda: None)
-    reservations.request(5, 100_000, lambda: None)
+    reservations.request(5, 100_000, lambda: None, lambda: True)
+    reservations.request(5, 100_000, lambda: None, lambda: True)
     slow.wait(0.5)
     assert slow.outlook().at == slow.seconds
     assert slow.plan_one().stream == "s"
@@ -349,9 +349,9 @@ def test_equally_urgent_files_and_messages_share_the_bandwidth(slow: Workbench) 
     def grant() -> None:
         nonlocal files
         files += 10_000
-        reservations.request(5, 10_000, grant)
+        reservations.request(5, 10_000, grant, lambda: True)
 
-    reservations.request(5, 10_000, grant)
+    reservations.request(5, 10_000, grant, lambda: True)
     for _ in range(1000):
         slow.wait(0.1)
         messages += send(slow)

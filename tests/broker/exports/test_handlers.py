@@ -481,6 +481,18 @@ def test_reservation_of_a_closed_connection_is_canceled(slow: LocalBroker) -> No
         wait_until(lambda: reservations(slow) == 0)
 
 
+def test_reservation_of_a_lease_that_ends_meanwhile_is_not_granted(slow: LocalBroker) -> None:
+    with slow.connect() as client, slow.connect() as other:
+        lease = lease_file(client)
+        assert reserve(client, lease, 1400) == GRANTED
+        answers: list[Json] = []
+        with running(lambda: answers.append(reserve(other, lease, 10**9, WAIT))):
+            wait_until(lambda: reservations(slow) == 1)
+            client.call(Operation.DeleteMessageStream, name="file")
+        assert answers == [LOST]
+        assert reserve(client, lease_file(client, "another"), wait=WAIT) == GRANTED
+
+
 def test_messages_are_planned_when_a_reservation_is_granted(slow: LocalBroker) -> None:
     with slow.connect() as client, slow.connect() as other, slow.connect() as third:
         lease = lease_file(client, priority=1)

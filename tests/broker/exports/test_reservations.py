@@ -27,6 +27,8 @@ class Bench:
         self.seconds = 0.0
         self.timers: list[Timer] = []
         self.granted: list[str] = []
+        # Requests whose leases have ended.
+        self.lost: set[str] = set()
         self.changes = 0
         self.bandwidth = Bandwidth(8, lambda: self.seconds)
         self.reservations = Reservations(self.bandwidth, self._call_later, self._note_change)
@@ -40,7 +42,9 @@ class Bench:
         self.changes += 1
 
     def request(self, name: str, priority: int = 5, size: int = 100) -> Reservation:
-        return self.reservations.request(priority, size, lambda: self.granted.append(name))
+        return self.reservations.request(
+            priority, size, lambda: self.granted.append(name), lambda: name not in self.lost
+        )
 
     @property
     def timer(self) -> Timer | None:
@@ -74,8 +78,8 @@ def test_without_a_limit_everything_is_granted_at_once() -> None:
     bandwidth = Bandwidth(None, lambda: 0.0)
     reservations = Reservations(bandwidth, lambda _, call: Timer(0, call), lambda: None)
     for size in (1, 10**12):
-        reservations.request(5, size, lambda size=size: granted.append(size))  # type: ignore[misc]
-    assert granted == [1, 10**12]
+        reservations.request(5, size, lambda: granted.append(1), lambda: True)
+    assert granted == [1, 1]
 
 
 def test_request_waits_until_there_is_bandwidth(bench: Bench) -> None:
@@ -138,3 +142,13 @@ def test_no_timer_is_left_when_the_last_request_is_canceled(bench: Bench) -> Non
     bench.bandwidth.charge(1000)
     bench.reservations.cancel(bench.request("a"))
     assert bench.timer is None
+
+
+def test_request_whose_lease_has_ended_is_answered_without_a_charge(bench: Bench) -> None:
+    bench.bandwidth.charge(1000)
+    bench.request("lost", 1, size=10**9)
+    bench.request("other", 5)
+    bench.lost.add("lost")
+    bench.run(until=0.3)
+    assert bench.granted == ["lost", "other"]
+    assert not bench.bandwidth.has_debt(1)

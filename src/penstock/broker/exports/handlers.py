@@ -198,16 +198,19 @@ class ExportHandlers:
             return
         timer: asyncio.TimerHandle | None = None
 
-        def grant() -> None:
+        def is_held() -> bool:
+            return self._exports.find_lease(request.lease) is found
+
+        def answer() -> None:
             if timer is not None:
                 timer.cancel()
-            call.succeed(isGranted=True, isHeld=True)
+            call.succeed(isGranted=is_held(), isHeld=is_held())
 
         def give_up() -> None:
             self._reservations.cancel(reservation)
-            call.succeed(isGranted=False, isHeld=True)
+            call.succeed(isGranted=False, isHeld=is_held())
 
-        reservation = self._reservations.request(found.priority, request.size, grant)
+        reservation = self._reservations.request(found.priority, request.size, answer, is_held)
         if self._reservations.has(reservation):
             call.allow_seconds(request.wait_millis / 1000)
             seconds = seconds_to_wait(request.wait_millis)

@@ -17,10 +17,13 @@ class Timer(Protocol):
 class Reservation:
     """A request that waits. Requests of equal priority are granted in their order."""
 
-    def __init__(self, priority: int, size: int, grant: Callable[[], None]) -> None:
+    def __init__(
+        self, priority: int, size: int, answer: Callable[[], None], is_held: Callable[[], bool]
+    ) -> None:
         self.priority = priority
         self.size = size
-        self.grant = grant
+        self.answer = answer
+        self.is_held = is_held
 
 
 class Reservations:
@@ -44,9 +47,14 @@ class Reservations:
         """That of the most urgent request; None if none waits."""
         return min((each.priority for each in self._waiting), default=None)
 
-    def request(self, priority: int, size: int, grant: Callable[[], None]) -> Reservation:
-        """Calls `grant` when so many bytes may be sent; at once if they may be sent now."""
-        reservation = Reservation(priority, size, grant)
+    def request(
+        self, priority: int, size: int, answer: Callable[[], None], is_held: Callable[[], bool]
+    ) -> Reservation:
+        """Calls `answer` when so many bytes may be sent; at once if they may be sent now.
+
+        No bytes are charged if the lease is no longer held then.
+        """
+        reservation = Reservation(priority, size, answer, is_held)
         self._waiting.append(reservation)
         # `sort` is stable.
         self._waiting.sort(key=lambda each: each.priority)
@@ -67,15 +75,15 @@ class Reservations:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        granted = []
+        answered = []
         while self._waiting:
             first = self._waiting[0]
-            if not self._bandwidth.grant(first.priority, first.size):
+            if first.is_held() and not self._bandwidth.grant(first.priority, first.size):
                 seconds = self._bandwidth.seconds_until_grant(first.priority)
                 self._timer = self._call_later(max(seconds, _MIN_WAIT_SECONDS), self._look)
                 break
-            granted.append(self._waiting.pop(0))
-        for reservation in granted:
-            reservation.grant()
-        if granted:
+            answered.append(self._waiting.pop(0))
+        for reservation in answered:
+            reservation.answer()
+        if answered:
             self._on_change()
