@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.settings import Settings
-from penstock.pipeline.run import _choose_java, destination_settings, first_line
+from penstock.model.exporting import ExportPlan
+from penstock.pipeline.run import TaskDemand, _choose_java, destination_settings, first_line
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,21 @@ def test_destinations_have_the_settings_of_the_broker() -> None:
     assert found.channels == "/channels"
     assert (found.s3_parts_at_once, found.s3_delete_uploaded_files) == (2, True)
     assert found.read_only_directories == ("/files",)
+
+
+def test_another_task_starts_when_exports_stay_due() -> None:
+    demand = TaskDemand()
+    due, done = make_plan(waiting=3, tasks=1), make_plan(waiting=0, tasks=1)
+    looks = [demand.needs_task(each, 1) for each in (due, due, done, due, due, due)]
+    assert looks == [False, False, False, False, False, True]
+
+
+def test_no_other_task_starts_before_the_last_one_is_connected() -> None:
+    demand = TaskDemand()
+    plans = [make_plan(waiting=3, tasks=0)] * 5 + [make_plan(waiting=3, tasks=1)] * 2
+    assert not any(demand.needs_task(each, 1) for each in plans)
+    assert not demand.needs_task(make_plan(waiting=3, tasks=1), started_tasks=2)
+
+
+def make_plan(waiting: int, tasks: int) -> ExportPlan:
+    return ExportPlan(root="/", instance="i", work=[], waiting=waiting, tasks=tasks)

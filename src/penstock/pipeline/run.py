@@ -58,7 +58,7 @@ _WATCH_SECONDS = 0.25
 # Until the first task is ready.
 _FIRST_LOOK_SECONDS = 0.1
 # Another task starts when exports were due at so many looks in a row and no task had them.
-_LOOKS_BEFORE_SCALING = 2
+_LOOKS_BEFORE_SCALING = 3
 _TASK_LIFE_SECONDS = 600.0
 # Tasks beside the first one end when there was no backlog for so long.
 _IDLE_SECONDS = 30.0
@@ -138,6 +138,19 @@ class _BrokerWatch:
             is_ready = self.plan is not None and self.plan.tasks > 0
             self._wakes.wait(_LOOK_SECONDS if is_ready else _FIRST_LOOK_SECONDS)
             self._wakes.clear()
+
+
+class TaskDemand:
+    """Decides from looks at the broker whether another task is needed."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def needs_task(self, plan: ExportPlan, started_tasks: int) -> bool:
+        # A task that has just started has a backlog to deliver, which it may do alone.
+        is_pending = plan.waiting > 0 and plan.tasks >= started_tasks
+        self._looks = self._looks + 1 if is_pending else 0
+        return self._looks >= _LOOKS_BEFORE_SCALING
 
 
 class Pipeline:
@@ -237,7 +250,8 @@ class Pipeline:
 
     def _watch(self, spark: SparkContext, watch: _BrokerWatch, ready: Callable[[], None]) -> None:
         is_ready = False
-        looks = pending_looks = 0
+        looks = 0
+        demand = TaskDemand()
         is_short_of_cores = False
         self._start_task(spark, idle_seconds=None)
         while not self._stops.wait(_WATCH_SECONDS if is_ready else _FIRST_LOOK_SECONDS):
@@ -249,9 +263,7 @@ class Pipeline:
             if plan.tasks and not is_ready:
                 is_ready = True
                 ready()
-            pending_looks = pending_looks + 1 if plan.waiting else 0
-            if pending_looks >= _LOOKS_BEFORE_SCALING and self._may_scale(spark):
-                pending_looks = 0
+            if demand.needs_task(plan, len(self._threads)) and self._may_scale(spark):
                 self._start_task(spark, idle_seconds=_IDLE_SECONDS)
             waits_for_cores = self._waits_for_cores(plan)
             if waits_for_cores and not is_short_of_cores:
