@@ -344,10 +344,11 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         match how:
             case Way.whole:
                 self._send(self._make_report(delivery, delivery.slice.end))
-            case Way.in_part | Way.failing | Way.interim:
+            case Way.in_part | Way.failing:
                 error = "it is down" if how is Way.failing else ""
-                is_final = how is not Way.interim
-                self._send(self._deliver_a_part(data, delivery, error=error, is_final=is_final))
+                self._send(self._deliver_a_part(data, delivery, error=error, is_final=True))
+            case Way.interim:
+                self._report_in_parts(data, delivery)
             case Way.without_a_report:
                 self._deliver(delivery, delivery.slice.end)
             case Way.to_a_slow_disk | Way.interim_to_a_slow_disk:
@@ -357,6 +358,10 @@ class ExportsAgainstAList(RuleBasedStateMachine):
                 self.in_flight.append(InFlight(sent, self.bench.begin_commit(sent.report)))
             case Way.before_it_is_replaced | Way.after_it_was_replaced:
                 self._report_and_replace(data, delivery, how)
+
+    def _report_in_parts(self, data: st.DataObject, delivery: Delivery) -> None:
+        for _ in range(data.draw(st.integers(1, 3))):
+            self._send(self._deliver_a_part(data, delivery, is_final=False))
 
     def _deliver_a_part(
         self, data: st.DataObject, delivery: Delivery, *, error: str = "", is_final: bool
@@ -478,16 +483,21 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         for delivery in self.deliveries:
             delivery.held_until = -math.inf
 
-    @rule(task=tasks)
-    def restart_while_a_task_delivers(self, task: str) -> None:
-        """The task asks before any other, and keeps all of its leases."""
+    @rule(data=st.data(), task=tasks, is_first=st.booleans())
+    def restart_while_a_task_delivers(self, data: st.DataObject, task: str, is_first: bool) -> None:
+        """A task that asks before any other keeps all of its leases, and goes on reporting."""
+        self._plan(task, is_holding=True)
         held = [each for each in self.deliveries if each.task == task and self._is_held(each)]
-        certain = [each for each in held if each.is_active and each.is_certain]
         busy = {each.sent.delivery for each in self.in_flight}
+        expected = [each for each in held if each.is_active and each not in busy]
         self.restart(are_stored=False)
+        if not is_first:
+            self._plan("b" if task == "a" else "a", is_holding=True)
         self._plan(task, is_holding=True, max_slices=0)
-        for delivery in certain:
-            assert delivery in busy or self._is_held(delivery), "a lease is not adopted"
+        for delivery in expected:
+            assert self._is_held(delivery) or not is_first, "a lease is not adopted"
+            if delivery.is_active:
+                self._report_in_parts(data, delivery)
 
     # Invariants
 
