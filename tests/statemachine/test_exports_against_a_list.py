@@ -98,8 +98,6 @@ class Delivery:
         self.arrived = list(found.arrived)
         # The task goes on: it has not given up the lease, lost it, or reported for the last time.
         self.is_active = True
-        # The broker may have stored a report whose answer did not arrive.
-        self.is_certain = True
 
 
 class Sent(NamedTuple):
@@ -302,6 +300,15 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         is_holder = delivery.destination.holder is delivery
         return is_current and is_holder and delivery.held_until > self.bench.seconds
 
+    def _knows_position(self, delivery: Delivery) -> bool:
+        """False for a task that did not learn of a report, or of a lease of another task.
+
+        A broker that was restarted may adopt its lease, and refuses its report.
+        """
+        name, identifier = delivery.export
+        progress = self._stream(name).stored.progress[identifier]
+        return delivery.first == max(delivery.slice.first, progress.last_exported + 1)
+
     def _give(self, found: MessageSlice, task: str) -> Delivery:
         destination = self.destinations[found.stream, found.identifier]
         stream = self._stream(found.stream)
@@ -441,8 +448,8 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         delivery = sent.delivery
         self.sent.append(sent)
         is_settling = any(each.sent.delivery is delivery for each in self.in_flight)
-        is_due = delivery.is_active and delivery.is_certain and not is_settling
-        has_to_be_accepted = is_due and self._is_held(delivery)
+        is_due = delivery.is_active and not is_settling and self._is_held(delivery)
+        has_to_be_accepted = is_due and self._knows_position(delivery)
         accepted = self._finish(InFlight(sent, self.bench.begin_commit(sent.report)))
         assert accepted or not has_to_be_accepted, "the report of a lease is refused"
 
@@ -477,7 +484,6 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         for in_flight in self.in_flight:
             if are_stored:
                 in_flight.commit.change.store()
-            in_flight.sent.delivery.is_certain = False
         self.in_flight.clear()
         self.bench.restart()
         for delivery in self.deliveries:
