@@ -85,6 +85,11 @@ class Job:
     def lease(self) -> str:
         return self.work.lease
 
+    @property
+    def is_lost(self) -> bool:
+        """Its lease has ended: a call may run, and nothing is reported."""
+        return self._stop.is_lost
+
     def stop(self, *, is_lost: bool = False) -> None:
         """Begin no further call; if the lease is lost, report nothing."""
         self._stop.stop(is_lost=is_lost)

@@ -139,7 +139,7 @@ class ResidentTask:
                 spec.pipeline,
                 spec.task,
                 lease_millis=_LEASE_MILLIS,
-                holding=[job.lease for job in jobs],
+                holding=[job.lease for job in jobs if not job.is_lost],
                 max_slices=max(free, 1),
                 max_bytes=room,
                 max_priority=_URGENT_PRIORITY if is_busy else None,
@@ -195,7 +195,7 @@ class ResidentTask:
         while (seconds := deadline - time.monotonic()) > 0:
             with self._condition:
                 self._condition.wait_for(lambda: not self._jobs, min(seconds, _LEASE_MILLIS / 5000))
-                leases = list(self._jobs)
+                leases = [job.lease for job in self._jobs.values() if not job.is_lost]
             if not leases:
                 return
             with suppress(StreamManagerException, OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from typing import Any
 
@@ -236,29 +235,3 @@ def test_export_with_an_error_is_tried_after_a_restart(bench: Workbench) -> None
 
 
 # Replaced exports
-
-
-def test_moved_export_waits_for_the_delivery_of_its_predecessor(bench: Workbench) -> None:
-    bench.create("s", to_http(), 5)
-    found = bench.plan_one()
-    asyncio.run(bench.streams.rewind("s", "e", 1))
-    assert bench.export("s").free_at() == bench.seconds + 10
-    assert bench.plan(task="other") == []
-    # The task tells that the delivery is still running, and then that it has ended.
-    bench.wait(5)
-    assert bench.ask(holding=[found.lease], max_slices=0).lost == [found.lease]
-    assert bench.export("s").free_at() == bench.seconds + 10
-    assert bench.outlook().at == bench.seconds + 10
-    assert bench.ask(max_slices=0).lost == []
-    assert bench.export("s").free_at() == -math.inf
-    assert bench.plan_one(task="other").first == 1
-
-
-def test_moved_export_waits_no_longer_than_the_lease(bench: Workbench) -> None:
-    bench.create("s", to_http(), 5)
-    bench.plan_one()
-    asyncio.run(bench.streams.rewind("s", "e", 1))
-    bench.depart()
-    assert bench.export("s").free_at() == bench.seconds + 3
-    bench.wait(3)
-    assert bench.plan_one(task="other").first == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -397,21 +396,6 @@ def test_task_learns_that_its_lease_is_lost(client: StreamManagerClient) -> None
     assert not client.reserve_bandwidth(found.lease, 1).is_held
 
 
-def test_moved_export_waits_for_the_end_of_the_old_delivery(client: StreamManagerClient) -> None:
-    replay = Replay(client, define(to_http()))
-    found = replay.lease_one()
-    replay.rewind(8)
-    for _ in range(2):
-        assert replay.lease(task="other") == []
-        assert replay.hold(found.lease) == [found.lease]
-    # Also if it is moved once more.
-    replay.rewind(4)
-    assert replay.lease(task="other") == []
-    replay.hold()
-    (again,) = replay.lease(task="other")
-    assert again.first == 4
-
-
 def test_moved_export_does_not_wait_for_a_task_that_is_gone(process: BrokerProcess) -> None:
     with StreamManagerClient(root=process.root) as client:
         replay = Replay(client, define(to_http()))
@@ -424,30 +408,6 @@ def test_moved_export_does_not_wait_for_a_task_that_is_gone(process: BrokerProce
         (again,) = replay.lease(task="other", wait_millis=20_000)
         assert again.first == 4
         client.delete_message_stream(replay.name)
-
-
-def test_task_is_told_once_that_a_lease_is_lost(client: StreamManagerClient) -> None:
-    replay = Replay(client, define(to_http()))
-    found = replay.lease_one()
-    replay.rewind(0)
-
-    def ask() -> tuple[list[str], float]:
-        began = time.monotonic()
-        plan = client.plan_exports(
-            replay.name,
-            "t",
-            lease_millis=LEASE_MILLIS,
-            holding=[found.lease],
-            max_slices=0,
-            wait_millis=20_000,
-        )
-        return plan.lost, time.monotonic() - began
-
-    assert ask()[0] == [found.lease]
-    # It ends its delivery, and meanwhile it neither asks without a pause nor waits for long.
-    lost, seconds = ask()
-    assert lost == [found.lease]
-    assert 0.1 < seconds < 10
 
 
 def test_report_that_was_accepted_before_a_rewind_is_refused_after_it(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -85,8 +85,6 @@ class Deliverable(ABC):
         self.turn = 0
         self.failures = 0
         self._state: _Free | _Leased | _Settling = _Free()
-        # The lease of the deliverable that this one replaces, while its task may still deliver.
-        self._fence: Lease | None = None
         # On the loop's clock: the end of a pause.
         self._not_before = -math.inf
         # Nothing was leased or reported since the broker started.
@@ -183,14 +181,12 @@ class Deliverable(ABC):
             case _Leased(lease):
                 return max(lease.ends_at, self._not_before)
             case _Free():
-                fenced_until = self._fence.ends_at if self._fence is not None else -math.inf
-                return max(self._not_before, fenced_until)
+                return self._not_before
 
     def take_lease(self, lease: Lease, turn: int, now: float) -> None:  # noqa: ARG002 - for subclasses
         assert not self.is_settling
         self._is_untouched = False
         self.turn = turn
-        self._fence = None
         self._state = _Leased(lease)
 
     def renew_lease(self, holder: Holder, ends_at: float) -> None:
@@ -223,20 +219,6 @@ class Deliverable(ABC):
             case _Leased(lease) | _Settling(lease) if lease.holder == holder:
                 lease = lease._replace(ends_at=min(lease.ends_at, ends_at))
                 self._state = self._state._replace(lease=lease)
-        fence = self._fence
-        if fence is not None and fence.holder == holder:
-            self._fence = fence._replace(ends_at=min(fence.ends_at, ends_at))
-
-    def wait_for(self, lease: Lease | None) -> None:
-        """Not to be leased before the task with this lease has ended its delivery."""
-        self._fence = lease
-
-    def renew_fence(self, holder: Holder, holding: Container[str], ends_at: float) -> None:
-        """A task has told the leases whose deliveries are running."""
-        fence = self._fence
-        if fence is not None and fence.holder == holder:
-            is_running = fence.id in holding
-            self._fence = fence._replace(ends_at=ends_at) if is_running else None
 
     def revoke_lease(self) -> None:
         """Reports about earlier leases are no longer accepted."""

@@ -259,7 +259,6 @@ class Exports:
         """Renews these leases and frees the holder's others; those that it no longer has."""
         held = set(holding)
         for each in self._deliverables():
-            each.renew_fence(holder, holding, ends_at)
             lease = each.lease
             if lease is not None and lease.id in held:
                 each.renew_lease(holder, ends_at)
@@ -303,13 +302,6 @@ class Exports:
             if each.lease is not None and each.lease.id == lease_id:
                 return each
         return self._adopt(lease_id, _UNKNOWN, self._clock() + _GRACE_SECONDS)
-
-    def describe_lease(self, lease_id: str) -> AnyWork | None:
-        """The work of a lease that a task holds."""
-        found = self.find_lease(lease_id)
-        if found is None or found.lease is None:
-            return None
-        return found.describe(found.lease, self._bandwidth.is_limited)
 
     # Reports
 

@@ -160,9 +160,8 @@ class Export(Deliverable):
             self.forget_failures()
 
     def replace(self, replaced: Export) -> None:
-        """It takes the place of this one, whose delivery has to end first."""
+        """Takes the place of an export that was moved: its counters go on."""
         self._lost = replaced._lost
-        self.wait_for(replaced.lease or replaced._fence)
 
     def note_loss(self, end: int) -> None:
         """The messages below are about to be dropped; a task that holds some may deliver them."""

@@ -35,9 +35,6 @@ from penstock.wire.requests import (
 
 logger = logging.getLogger(__name__)
 
-# A task whose delivery goes on although its lease is lost asks again so soon, until it has ended.
-_LOST_SECONDS = 0.2
-
 
 class PendingCall(Protocol):
     @property
@@ -82,10 +79,6 @@ class ExportHandlers:
         self._creations: set[asyncio.Task[None]] = set()
         # The last plan that a task asked for, as long as it is connected.
         self._latest: dict[Holder, PlanExportsRequest] = {}
-        # Lost leases that a task was told, and whose deliveries it has not ended yet.
-        self._told_lost: dict[Holder, frozenset[str]] = {}
-        # The same for leases of paused exports.
-        self._told_ending: dict[Holder, frozenset[str]] = {}
         # Pipelines whose tasks are to end.
         self._stopping: set[str] = set()
 
@@ -116,12 +109,9 @@ class ExportHandlers:
         if is_answered:
             return
         call.allow_seconds(request.wait_millis / 1000)
-        seconds = seconds_to_wait(request.wait_millis)
-        if self._told_lost.get(holder):
-            seconds = min(seconds, _LOST_SECONDS)
         pending = _PendingPlan(
             call,
-            seconds,
+            seconds_to_wait(request.wait_millis),
             lambda: self._exports.outlook(request, call.access.sees, self._now_millis()),
             lambda may_be_empty: self._answer_plan(call, request, may_be_empty=may_be_empty),
             self._streams,
@@ -141,12 +131,7 @@ class ExportHandlers:
             plan = self._exports.plan(
                 request, call.access.sees, self._now_millis(), leases=not stops
             )
-            self._note_resumed(holder, request)
-            is_news = not self._told_lost.get(holder, frozenset()).issuperset(plan.lost)
-            is_news |= not self._told_ending.get(holder, frozenset()).issuperset(plan.ending)
-            self._told_lost[holder] = frozenset(plan.lost)
-            self._told_ending[holder] = frozenset(plan.ending)
-            if not (plan.work or is_news or stops or may_be_empty):
+            if not (plan.work or plan.lost or stops or may_be_empty):
                 return False
             self._pipelines.note_work(holder, plan.work)
         call.succeed(
@@ -161,19 +146,10 @@ class ExportHandlers:
         )
         return True
 
-    def _note_resumed(self, holder: Holder, request: PlanExportsRequest) -> None:
-        """Work that the task was given by the broker before a restart."""
-        for lease in self._pipelines.unknown_leases(holder, request.holding):
-            work = self._exports.describe_lease(lease)
-            if work is not None:
-                self._pipelines.note_work(holder, [work])
-
     def _depart(self, holder: Holder, request: PlanExportsRequest) -> None:
         # Unless it has reconnected already.
         if self._latest.get(holder) is request:
             del self._latest[holder]
-            self._told_lost.pop(holder, None)
-            self._told_ending.pop(holder, None)
             self._exports.depart(holder)
             self._pipelines.note_departure(holder)
             if not any(each.pipeline == holder.pipeline for each in self._latest):

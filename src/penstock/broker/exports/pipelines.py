@@ -141,11 +141,6 @@ class Pipelines:
         }
         self._forget_oldest(pipeline)
 
-    def unknown_leases(self, holder: Holder, holding: Sequence[str]) -> list[str]:
-        """Leases that a task holds since before the broker was restarted."""
-        task = self._find(holder)
-        return [lease for lease in holding if task is not None and lease not in task.assignments]
-
     def note_work(self, holder: Holder, work: Sequence[AnyWork]) -> None:
         """A task was given work."""
         task = self._find(holder)
