@@ -264,20 +264,6 @@ def test_a_disconnected_task_is_shown_without_work(
     client.call(Operation.DeleteMessageStream, name=name)
 
 
-def test_work_continues_to_be_shown_after_a_restart_of_the_broker(tmp_path: Path) -> None:
-    with Site(tmp_path / "root") as site, site.connect() as client:
-        create(client, "s", exportDefinition=to_http())
-        append(client, "s", b"x")
-        (found,) = plan(client)
-    with Site(tmp_path / "root") as site, site.connect() as client:
-        plan(client, holding=[found["lease"]], waitMillis=0)
-        (task,) = pipeline_of(site.see("/api/pipeline"), "p")["tasks"]
-        assert [(each["stream"], each["messages"]) for each in task["assignments"]] == [("s", 1)]
-        commit(client, found)
-        answer = site.see("/api/pipeline")
-        assert [each["stream"] for each in answer["deliveries"]] == ["s"]
-
-
 def test_work_and_deliveries_of_unseen_streams_are_left_out(
     site: Site, client: Connection, name: str
 ) -> None:
