@@ -33,6 +33,7 @@ from penstock.model.exporting import (
 from penstock.pipeline import job as job_module
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.job import Job
+from penstock.pipeline.reporting import Reporter
 from penstock.sandbox.server import Sandbox
 from penstock.store.record import data_path
 from tests.pipeline.slices import (
@@ -98,7 +99,8 @@ def make(
     root: Path | None = None,
     settings: DestinationSettings = NO_PAUSE,
 ) -> Job:
-    return Job(work, None if root is None else str(root), client, settings)
+    where = None if root is None else str(root)
+    return Job(work, where, client, Reporter(client), settings)
 
 
 def numbered(count: int) -> list[bytes]:

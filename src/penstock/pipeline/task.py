@@ -28,6 +28,7 @@ from penstock.model.exporting import (
 from penstock.pipeline.destinations import import_destination
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.job import Job
+from penstock.pipeline.reporting import Reporter
 from penstock.root import is_root_of
 from penstock.spark.place import Place
 from penstock.spark.python import settle_worker
@@ -105,6 +106,7 @@ class ResidentTask:
     def _serve(self, client: StreamManagerClient) -> None:
         """Asks and delivers until the task is to end."""
         spec = self._spec
+        reporter = Reporter(client)
         now = time.monotonic()
         ends_at = now + spec.life_seconds
         needed_at = now
@@ -122,7 +124,7 @@ class ResidentTask:
             if plan.waiting:
                 needed_at = now
             for work in plan.work:
-                self._start(work, client)
+                self._start(work, client, reporter)
             if plan.stops:
                 return
 
@@ -169,9 +171,9 @@ class ResidentTask:
                 if lease in self._jobs:
                     self._jobs[lease].stop(is_lost=is_lost)
 
-    def _start(self, work: AnyWork, client: StreamManagerClient) -> None:
+    def _start(self, work: AnyWork, client: StreamManagerClient, reporter: Reporter) -> None:
         prepare_imports(work)
-        job = Job(work, self._root, client, self._spec.settings)
+        job = Job(work, self._root, client, reporter, self._spec.settings)
         with self._condition:
             self._jobs[job.lease] = job
             self._count += 1
