@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from penstock.broker.settings import Settings
 from penstock.client.backoff import delays
 from penstock.client.blocking import StreamManagerClient
-from penstock.errors import StreamManagerException
+from penstock.errors import SettingError, StreamManagerException
 from penstock.model.exporting import ExportPlan, PipelineDescription
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.scratch import make_scratch
@@ -132,7 +132,8 @@ class _BrokerWatch:
                 )
                 self.looks += 1
                 self.is_answered = True
-            except (StreamManagerException, OSError) as error:
+            except (StreamManagerException, SettingError, OSError) as error:
+                # Without its address file, a broker that restarts cannot be found for a moment.
                 self.is_answered = False
                 logger.debug("the broker does not answer: %s", error)
             is_ready = self.plan is not None and self.plan.tasks > 0

@@ -17,7 +17,7 @@ _MIN_SECONDS = 0.2
 
 
 class Bandwidth:
-    """For one broker. Priorities are numbers, of which a smaller one is more urgent."""
+    """The bandwidth of one broker. A smaller priority is more urgent."""
 
     def __init__(self, kilobits_per_second: int | None, clock: Callable[[], float]) -> None:
         """Without a limit everything is allowed at once."""

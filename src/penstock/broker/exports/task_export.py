@@ -61,7 +61,7 @@ class TaskExport(Export):
 
     @property
     def ended_in_report(self) -> frozenset[int]:
-        """Tasks whose end is told by the report that is being stored."""
+        """Tasks that end with the report that is being stored."""
         return self._settling_ended
 
     def track(

@@ -125,7 +125,7 @@ class SiteWiseDestination(Destination):
         assert isinstance(export.config, IoTSiteWiseConfig)
         self._timeout = export.timeout
         self._max_messages = min(export.config.batch_size or _MAX_ENTRIES, _MAX_ENTRIES)
-        # By sequence number: messages of which some entries have failed.
+        # By sequence number: messages with entries that have failed.
         self._failed: dict[int, _Message] = {}
 
     def prepare(self, messages: Messages, start: int, limit: int) -> Call:
