@@ -187,11 +187,11 @@ def test_stopped_delivery_begins_no_call() -> None:
 
 
 def test_unavailable_destination_ends_the_delivery() -> None:
-    error = UnavailableError("nobody there", retry_after=7.0)
+    error = UnavailableError("connection refused", retry_after=7.0)
     destination = FakeDestination(in_turn(Answer(), error))
     delivery = run(destination)
     assert delivery.settled_end == 10
-    assert (delivery.error, delivery.pause) == ("nobody there", 7.0)
+    assert (delivery.error, delivery.pause) == ("connection refused", 7.0)
     assert delivery.sent_bytes == 20
     assert delivery.exported_messages == 10
 

@@ -109,7 +109,7 @@ def test_large_parts_are_granted_one_after_the_other(bench: Bench) -> None:
     assert bench.granted == ["a"]
     bench.run(until=8.9)
     assert bench.granted == ["a"]
-    # Nine seconds of debt, one of which the bucket had.
+    # The part has the bytes of ten seconds, and the bucket had those of one.
     bench.run(until=11)
     assert bench.granted == ["a", "b"]
     bench.run(until=25)

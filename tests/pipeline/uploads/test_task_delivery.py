@@ -333,7 +333,7 @@ def test_a_small_file_that_changes_while_it_is_sent_is_a_failure(
     path.write_bytes(b"something else")
     cloud.clear_faults()
     thread.join()
-    # The object is complete, but the file has other contents by now.
+    # The object is complete, but the file has changed since.
     assert statuses(delivering.delivery().events)[-1] == (number, "Failure")
 
 
