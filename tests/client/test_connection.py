@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +21,7 @@ import pytest
 
 from penstock.client import calls
 from penstock.client.calls import Call
-from penstock.client.connection import Connection
+from penstock.client.connection import Connection, PendingCall
 from penstock.client.failures import NotSentError
 from penstock.errors import (
     ClientException,
@@ -688,3 +691,50 @@ def test_a_server_that_does_not_answer_the_handshake_is_given_up_in_time() -> No
 def test_a_handshake_that_cannot_be_understood_is_a_refusal(fields: dict[str, Any]) -> None:
     with pytest.raises(ConnectFailedException):
         open_to(lambda caller: caller.greet(**fields))
+
+
+class _Turns(dict[str, Any]):
+    """Whose turn it is to read. After each look, something else happens."""
+
+    def __init__(self, turns: dict[str, Any], happens: Callable[[], object]) -> None:
+        super().__init__(turns)
+        self._happens = happens
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        self._happens()
+        return found
+
+
+def test_the_turn_of_a_reader_is_not_ended_because_the_one_before_it_is_gone() -> None:
+    with connected_to(serve_appends) as connection:
+        former = [PendingCall(append(1), "1")]
+        current = PendingCall(append(2), "2")
+        turn = weakref.ref(current)
+
+        def pass_on() -> None:
+            """The former reader ends its turn and is gone, and another thread begins to read."""
+            if former:
+                former.clear()
+                turns["reader"] = turn
+
+        turns = _Turns({"reader": weakref.ref(former[0])}, pass_on)
+        connection._reader = turns
+        connection._free_turn()
+
+        assert dict(turns) == {"reader": turn}
+        turns.clear()
+
+
+def test_many_threads_share_a_connection() -> None:
+    def ask(first: int) -> list[int]:
+        return [connection.call(append(number), later()) for number in range(first, first + 300)]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with connected_to(serve_appends) as connection, ThreadPoolExecutor(12) as threads:
+            results = threads.map(ask, range(0, 3600, 300))
+            assert sorted(itertools.chain(*results)) == list(range(3600))
+    finally:
+        sys.setswitchinterval(interval)

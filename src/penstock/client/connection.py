@@ -242,7 +242,9 @@ class Connection:
         """Ends the turn of a reader that is gone."""
         with self._freeing:
             reader = self._reader.get(_READER)
-            if reader is not None and reader() is None:
+            # One that has ended its turn may be gone as well, and another thread may read now. So
+            # it is looked up again: once a reader is gone, its turn is ended only here.
+            if reader is not None and reader() is None and self._reader.get(_READER) is reader:
                 del self._reader[_READER]
 
     def _hand_over(self) -> None:
