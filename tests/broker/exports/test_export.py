@@ -27,7 +27,7 @@ def test_export_begins_at_its_start_also_if_that_message_is_not_appended_yet(
 ) -> None:
     stream = bench.create("s", to_http(startSequenceNumber=7), 5)
     assert bench.plan() == []
-    assert bench.outlook().needed_ends == [(stream, 8)]
+    assert bench.outlook().needed_ends == ((stream, 8),)
     bench.append("s", 5)
     found = bench.plan_one()
     assert (found.first, found.end) == (7, 10)

@@ -163,7 +163,7 @@ def test_full_batch_leaves_early(gathering: Workbench) -> None:
     deliver(gathering)
     gathering.append("s", 3)
     assert gathering.plan() == []
-    assert gathering.outlook().needed_ends == [(stream, 5)]
+    assert gathering.outlook().needed_ends == ((stream, 5),)
     gathering.append("s", 1)
     assert deliver(gathering) == [("s", 1, 5)]
 

@@ -241,6 +241,9 @@ class Workbench:
         return PlanExportsRequest(request_id="r", pipeline=pipeline, task=task, **plain)
 
     def ask(self, *, sees: Callable[[str], bool] = lambda _: True, **fields: Any) -> Plan:
+        return self._ask(sees, **fields)[0]
+
+    def _ask(self, sees: Callable[[str], bool], **fields: Any) -> tuple[Plan, Outlook]:
         return self.exports.plan(self.request(**fields), sees, self.now)
 
     def plan(self, **fields: Any) -> list[AnyWork]:
@@ -265,7 +268,8 @@ class Workbench:
         return found
 
     def outlook(self, *, sees: Callable[[str], bool] = lambda _: True, **fields: Any) -> Outlook:
-        return self.exports.outlook(self.request(**fields), sees, self.now)
+        """What a task waits for, another one than usual: the leases of that one stay."""
+        return self._ask(sees, **{"task": "other", **fields})[1]
 
     def depart(self, task: str = "t", pipeline: str = "p") -> None:
         self.exports.depart(Holder(pipeline, task))

@@ -27,6 +27,8 @@ NO_PRIORITY = 11
 class _Free(NamedTuple):
     """No task has it."""
 
+    lease: None = None
+
 
 class _Leased(NamedTuple):
     lease: Lease
@@ -158,10 +160,7 @@ class Deliverable(ABC):
 
     @property
     def lease(self) -> Lease | None:
-        match self._state:
-            case _Leased(lease) | _Settling(lease):
-                return lease
-        return None
+        return self._state.lease
 
     @property
     def is_settling(self) -> bool:
@@ -236,9 +235,10 @@ class Deliverable(ABC):
         lease = self.lease
         return report.is_final or (lease is not None and lease.id == report.lease)
 
-    def has_finished(self, lease_id: str) -> bool:
-        """Whether the last report that was accepted has ended this lease."""
-        return self._last_report.is_final and self._last_report.lease == lease_id
+    @property
+    def finished_lease(self) -> str | None:
+        """The lease that the last accepted report has ended."""
+        return self._last_report.lease if self._last_report.is_final else None
 
     def begin_settling(self, report: DeliveryReport) -> Lease | None:
         """The lease that the report is about; None if the task no longer has it."""

@@ -11,7 +11,7 @@ import math
 import random
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.broker.exports.abandoned import AbandonedUpload, AbandonedUploads
@@ -42,6 +42,15 @@ _GRACE_SECONDS = 3.0
 _UNKNOWN = Holder("", "")
 
 
+class Outlook(NamedTuple):
+    """What a task waits for when nothing is due."""
+
+    # On the loop's clock.
+    at: float = math.inf
+    # Streams, and the end at which each may have messages that are due.
+    needed_ends: Sequence[tuple[Stream, int]] = ()
+
+
 class Plan(NamedTuple):
     work: list[AnyWork]
     # The number of deliverables that are due and that no task has.
@@ -52,13 +61,11 @@ class Plan(NamedTuple):
     ending: Sequence[str] = ()
 
 
-class Outlook(NamedTuple):
-    """What a task waits for when nothing is due."""
+class _Survey(NamedTuple):
+    """What may be leased now, with the end of what is due; and what to wait for."""
 
-    # On the loop's clock.
-    at: float
-    # Streams, and the end at which each may have messages that are due.
-    needed_ends: Sequence[tuple[Stream, int]]
+    due: list[tuple[Deliverable, int]]
+    outlook: Outlook
 
 
 class Exports:
@@ -115,10 +122,9 @@ class Exports:
 
     def finish(self) -> None:
         """The broker stops: write the statuses that would be written later."""
-        for export in self._all:
-            if isinstance(export, TaskExport):
-                # The next broker does not have the dropped messages.
-                self._cancellations.conclude_lease(export)
+        for export in self._all.task_exports:
+            # The next broker does not have the dropped messages.
+            self._cancellations.conclude_lease(export)
 
     def of(self, stream: Stream) -> Mapping[str, Export]:
         """The exports of one stream, by identifier."""
@@ -138,58 +144,88 @@ class Exports:
         now_millis: int,
         *,
         leases: bool = True,
-    ) -> Plan:
-        """Renews the leases that the task holds, frees its others, and leases what is due."""
+    ) -> tuple[Plan, Outlook]:
+        """Renews the leases that the task holds, frees its others, and leases what is due.
+
+        Returns what to wait for as well, in case that nothing is.
+        """
         now = self._clock()
         holder = Holder(request.pipeline, request.task)
         ends_at = now + request.lease_millis / 1000
-        lost = self._renew(holder, request.holding, ends_at)
-        ending = self._find_paused(request.holding)
-        if not leases:
-            return Plan([], 0, lost, ending)
+        lost, ending = self._renew(holder, request.holding, ends_at)
+        if not leases or self.suspension:
+            return Plan([], 0, lost, ending), Outlook()
+        self._release_dropped(now)
+        max_priority = request.max_priority or math.inf
+        seen = (each for each in self._deliverables() if sees(each.stream_name))
+        survey = self._survey(seen, now, now_millis, max_priority)
         work: list[AnyWork] = []
         waiting = 0
         room = request.max_bytes
-        max_priority = request.max_priority or math.inf
-        for each in self._due(sees, now, now_millis):
+        # Of equal urgency, in the order of streams.
+        for each, due_end in sorted(survey.due, key=lambda found: found[0].urgency):
             is_full = len(work) == request.max_slices or room < 1
             wire_room = self._wire_room(each)
             if is_full or not wire_room or each.priority > max_priority:
                 waiting += bool(wire_room)
                 continue
-            end = each.cut(each.due(now, now_millis).end, room, wire_room)
+            end = each.cut(due_end, room, wire_room)
             size = each.size_of(end)
             room -= size
             charged = each.wire_bytes_of(size)
             self._bandwidth.charge(charged)
             work.append(self._lease(each, holder, end, charged, ends_at, now))
-        return Plan(work, waiting, lost, ending)
+        can_lease = request.max_slices and request.max_bytes
+        outlook = survey.outlook if can_lease else Outlook()
+        return Plan(work, waiting, lost, ending), outlook
 
-    def _due(
-        self, sees: Callable[[str], bool], now: float, now_millis: int
-    ) -> Iterator[Deliverable]:
-        """What may be leased now, the most urgent first."""
-        if self.suspension:
-            return
-        self._release_dropped(now)
-        found = [
-            each
-            for each in self._seen(sees)
-            if each.free_at() <= now and each.due(now, now_millis).end > each.next_number
-        ]
-        yield from sorted(found, key=lambda each: each.urgency)
+    def _survey(
+        self,
+        deliverables: Iterable[Deliverable],
+        now: float,
+        now_millis: int,
+        max_priority: float = math.inf,
+    ) -> _Survey:
+        """Less urgent deliverables than the maximum are not waited for."""
+        found = []
+        at = math.inf
+        needed: dict[Stream, int] = {}
+        for each in deliverables:
+            free_at = each.free_at()
+            if free_at == math.inf:
+                continue
+            due = each.due(now, now_millis)
+            is_due = due.end > each.next_number
+            if is_due and free_at <= now:
+                found.append((each, due.end))
+            if each.priority > max_priority:
+                continue
+            if is_due:
+                at = min(at, max(free_at, self._room_at(each, now)))
+                continue
+            if due.at is not None:
+                at = min(at, max(free_at, now + (due.at - now_millis) / 1000))
+            if isinstance(each, Export):
+                stream = each.stream
+                needed[stream] = min(needed.get(stream, due.needed_end), due.needed_end)
+        return _Survey(found, Outlook(at, tuple(needed.items())))
 
-    def _seen(
-        self, sees: Callable[[str], bool], max_priority: int | None = None
-    ) -> Iterator[Deliverable]:
-        for each in self._deliverables():
-            if (max_priority is None or each.priority <= max_priority) and sees(each.stream_name):
-                yield each
+    def follow(self, settlement: Settlement, now_millis: int) -> Outlook | None:
+        """What to wait for after these reports; None if something may be due now."""
+        settled = [each.deliverable for each in settlement.settled]
+        # The tasks of other exports may have left uploads to be aborted; a report may give
+        # bandwidth back.
+        if self._bandwidth.is_limited or not all(
+            isinstance(each, MessageExport) for each in settled
+        ):
+            return None
+        survey = self._survey(settled, self._clock(), now_millis)
+        return None if survey.due else survey.outlook
 
     def _release_dropped(self, now: float) -> None:
         """Cancels tasks that the stream has dropped, when no task of a pipeline holds them."""
-        for export in self._all:
-            if isinstance(export, TaskExport) and not export.is_leased(now):
+        for export in self._all.task_exports:
+            if not export.is_leased(now):
                 self._cancellations.give_up(export)
 
     def _wire_room(self, each: Deliverable) -> float:
@@ -197,6 +233,14 @@ class Exports:
         if not each.is_charged:
             return math.inf
         return 0.0 if self._waits_for_files(each) else self._bandwidth.room(each.priority)
+
+    def _room_at(self, each: Deliverable, now: float) -> float:
+        """When there may be bandwidth for it; inf if it waits for a grant to a file."""
+        if not each.is_charged:
+            return now
+        if self._waits_for_files(each):
+            return math.inf
+        return now + self._bandwidth.seconds_until_room(each.priority)
 
     def _waits_for_files(self, each: Deliverable) -> bool:
         """Whether the next bandwidth belongs to a file that is at least as urgent."""
@@ -223,60 +267,36 @@ class Exports:
         each.take_lease(lease, self._turns, now)
         return each.describe(lease, self._bandwidth.is_limited)
 
-    def outlook(
-        self, request: PlanExportsRequest, sees: Callable[[str], bool], now_millis: int
-    ) -> Outlook:
-        """What to wait for when nothing is due."""
-        if self.suspension or not request.max_slices or not request.max_bytes:
-            return Outlook(math.inf, [])
-        now = self._clock()
-        at = math.inf
-        needed: dict[Stream, int] = {}
-        for each in self._seen(sees, request.max_priority):
-            free_at = each.free_at()
-            if free_at == math.inf:
-                continue
-            due = each.due(now, now_millis)
-            if due.end > each.next_number:
-                if self._waits_for_files(each):
-                    # A grant makes pending plans look again.
-                    continue
-                room_at = now
-                if each.is_charged:
-                    room_at += self._bandwidth.seconds_until_room(each.priority)
-                at = min(at, max(free_at, room_at))
-                continue
-            if isinstance(each, Export):
-                stream = each.stream
-                needed[stream] = min(needed.get(stream, due.needed_end), due.needed_end)
-            if due.at is not None:
-                at = min(at, max(free_at, now + (due.at - now_millis) / 1000))
-        return Outlook(at, list(needed.items()))
-
     # Leases
 
-    def _renew(self, holder: Holder, holding: Sequence[str], ends_at: float) -> list[str]:
-        """Renews these leases and frees the holder's others; those that it no longer has."""
-        held = set(holding)
+    def _renew(
+        self, holder: Holder, holding: Sequence[str], ends_at: float
+    ) -> tuple[list[str], Sequence[str]]:
+        """Renews these leases and frees the holder's others.
+
+        Returns those that it no longer has, and those of paused exports.
+        """
+        unknown = set(holding)
+        ending = []
         for each in self._deliverables():
             lease = each.lease
-            if lease is not None and lease.id in held:
+            if lease is not None and lease.id in unknown:
                 each.renew_lease(holder, ends_at)
-                held.discard(lease.id)
+                unknown.discard(lease.id)
+                if each.is_disabled:
+                    ending.append(lease.id)
             elif lease is not None:
                 each.end_lease(holder)
-            # The task reported them while its request waited.
-            held -= {lease_id for lease_id in held if each.has_finished(lease_id)}
-        return [
-            lease_id
-            for lease_id in holding
-            if lease_id in held and self._adopt(lease_id, holder, ends_at) is None
-        ]
-
-    def _find_paused(self, holding: Sequence[str]) -> Sequence[str]:
-        held = set(holding)
-        leases = [each.lease for each in self._all if held and each.is_disabled]
-        return tuple(lease.id for lease in leases if lease is not None and lease.id in held)
+            # The task reported it while its request waited.
+            unknown.discard(each.finished_lease)
+        lost = []
+        for lease_id in (each for each in holding if each in unknown):
+            export = self._adopt(lease_id, holder, ends_at)
+            if export is None:
+                lost.append(lease_id)
+            elif export.is_disabled:
+                ending.append(lease_id)
+        return lost, tuple(ending)
 
     def _adopt(self, lease_id: str, holder: Holder, ends_at: float) -> Export | None:
         parsed = parse_id(lease_id)

@@ -21,7 +21,7 @@ from penstock.broker.exports.settlement import Settlement
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.exports.unstored import UnstoredProgress
 from penstock.broker.streams import Streams
-from penstock.broker.waiting import Waiter, seconds_to_wait
+from penstock.broker.waiting import Waiter, Waiters, seconds_to_wait
 from penstock.errors import StreamManagerException, UnknownFailureException
 from penstock.model.validation import to_wire
 from penstock.store.store import Store
@@ -101,38 +101,38 @@ class ExportHandlers:
         if request.max_slices:
             self._pipelines.note_request(holder, request.holding, request.about)
         call.on_departure(holder, lambda: self._depart(holder, request))
-        is_answered = self._answer_plan(call, request, may_be_empty=not request.wait_millis)
+        outlook = self._answer_plan(call, request, may_be_empty=not request.wait_millis)
         if is_repeated or request.stops:
             # Leases that it gave up are free for others. A plan for which it still waits on a
             # connection that it has lost is answered.
             self.look_again()
-        if is_answered:
+        if outlook is None:
             return
         call.allow_seconds(request.wait_millis / 1000)
         pending = _PendingPlan(
             call,
             seconds_to_wait(request.wait_millis),
-            lambda: self._exports.outlook(request, call.access.sees, self._now_millis()),
             lambda may_be_empty: self._answer_plan(call, request, may_be_empty=may_be_empty),
             self._streams,
             self._pending.discard,
         )
         self._pending.add(pending)
         call.on_close(pending.cancel)
-        pending.wait()
+        pending.wait(outlook)
 
     def _answer_plan(
         self, call: PendingCall, request: PlanExportsRequest, *, may_be_empty: bool
-    ) -> bool:
+    ) -> Outlook | None:
+        """Answers if something is due; otherwise what to wait for."""
         holder = Holder(request.pipeline, request.task)
         stops = request.pipeline in self._stopping
         plan = Plan([], 0, [])
         if self._latest.get(holder) is request:
-            plan = self._exports.plan(
+            plan, outlook = self._exports.plan(
                 request, call.access.sees, self._now_millis(), leases=not stops
             )
             if not (plan.work or plan.lost or stops or may_be_empty):
-                return False
+                return outlook
             self._pipelines.note_work(holder, plan.work)
         call.succeed(
             root=self._premises.root,
@@ -144,7 +144,7 @@ class ExportHandlers:
             ending=plan.ending,
             stops=stops,
         )
-        return True
+        return None
 
     def _depart(self, holder: Holder, request: PlanExportsRequest) -> None:
         # Unless it has reconnected already.
@@ -160,6 +160,15 @@ class ExportHandlers:
         """Something has changed that may make work due."""
         for pending in tuple(self._pending):
             pending.look_soon()
+
+    def _follow(self, settlement: Settlement) -> None:
+        """Pending plans wait for the next messages of exports whose reports are stored."""
+        outlook = self._exports.follow(settlement, self._now_millis())
+        if outlook is None:
+            self.look_again()
+            return
+        for pending in self._pending:
+            pending.wait_also(outlook)
 
     # Bandwidth
 
@@ -244,7 +253,7 @@ class ExportHandlers:
             if error is None:
                 apply()
                 call.succeed(accepted=settlement.accepted)
-                self.look_again()
+                self._follow(settlement)
             # An upload has to be on the disk before it is created: such a report is not kept.
             elif isinstance(error, (OSError, sqlite3.Error)) and settlement.is_final:
                 keep(error)
@@ -297,14 +306,12 @@ class _PendingPlan:
         self,
         call: PendingCall,
         seconds: float,
-        outlook: Callable[[], Outlook],
         # Answers the call if something is due, or in any case if it may be empty.
-        answer: Callable[[bool], bool],
+        answer: Callable[[bool], Outlook | None],
         streams: Streams,
         over: Callable[[_PendingPlan], None],
     ) -> None:
         self._call = call
-        self._outlook = outlook
         self._answer = answer
         self._streams = streams
         self._over = over
@@ -316,15 +323,23 @@ class _PendingPlan:
         self._is_over = False
         self._looks_soon = False
 
-    def wait(self) -> None:
+    def wait(self, outlook: Outlook) -> None:
         """Look again when something may be due, or when the time is up."""
-        outlook = self._outlook()
-        needed = [(stream.waiters, end) for stream, end in outlook.needed_ends]
-        for waiters, end in (*needed, (self._streams.changes, self._streams.changed + 1)):
-            waiter = Waiter(end, self._woken, is_reader=False)
-            self._waiters.append(waiter)
-            waiters.add(waiter)
-        self._timer = self._loop.call_at(min(outlook.at, self._deadline), self.look_soon)
+        self._add(self._streams.changes, self._streams.changed + 1)
+        self.wait_also(outlook._replace(at=min(outlook.at, self._deadline)))
+
+    def wait_also(self, outlook: Outlook) -> None:
+        for stream, end in outlook.needed_ends:
+            self._add(stream.waiters, end)
+        if self._timer is None or outlook.at < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(outlook.at, self.look_soon)
+
+    def _add(self, waiters: Waiters, end: int) -> None:
+        waiter = Waiter(end, self._woken, is_reader=False)
+        self._waiters.append(waiter)
+        waiters.add(waiter)
 
     def _woken(self, reached: bool) -> None:
         # A stream was deleted, or the broker stops.
@@ -342,15 +357,17 @@ class _PendingPlan:
         self._stop_waiting()
         is_late = self._gives_up or self._loop.time() >= self._deadline
         if not self._is_over:
-            if self._answer(is_late):
+            outlook = self._answer(is_late)
+            if outlook is None:
                 self.cancel()
             else:
-                self.wait()
+                self.wait(outlook)
         yield from ()
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         for waiter in self._waiters:
             waiter.cancel()
         self._waiters.clear()

@@ -196,6 +196,8 @@ class Pipelines:
         return pipeline.tasks.get(holder.task) if pipeline is not None else None
 
     def _forget_oldest(self, current: Pipeline) -> None:
+        if len(self._known) <= _MAX_PIPELINES and len(current.tasks) <= _MAX_TASKS:
+            return
         pipelines = [each for each in self._known.values() if not each.is_connected]
         pipelines.sort(key=lambda each: each.last_seen)
         for pipeline in pipelines[: max(len(self._known) - _MAX_PIPELINES, 0)]:

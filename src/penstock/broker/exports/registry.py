@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from penstock.broker.exports.export import Export
+from penstock.broker.exports.task_export import TaskExport
 from penstock.broker.streams import Stream, Streams
 from penstock.model import ExportConfig, MessageStreamDefinition
 
@@ -28,13 +29,25 @@ class Registry:
         self._make = make
         # By the id of the stream.
         self._known: dict[str, _Known] = {}
+        # The exports of all streams, after so many changes of streams.
+        self._all: list[Export] = []
+        self._changes = -1
 
     def __iter__(self) -> Iterator[Export]:
-        streams = {stream.stored.id: stream for stream in self._streams}
-        for stream_id in self._known.keys() - streams.keys():
-            del self._known[stream_id]
-        for stream in streams.values():
-            yield from self._of(stream)
+        return iter(self._find_all())
+
+    @property
+    def task_exports(self) -> list[TaskExport]:
+        return [export for export in self._find_all() if isinstance(export, TaskExport)]
+
+    def _find_all(self) -> list[Export]:
+        if self._changes != self._streams.changed:
+            self._changes = self._streams.changed
+            streams = {stream.stored.id: stream for stream in self._streams}
+            for stream_id in self._known.keys() - streams.keys():
+                del self._known[stream_id]
+            self._all = [export for stream in streams.values() for export in self._of(stream)]
+        return self._all
 
     def of(self, stream: Stream) -> dict[str, Export]:
         """The exports of one stream, by identifier."""
