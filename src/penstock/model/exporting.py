@@ -155,7 +155,7 @@ class SkippedMessage(msgspec.Struct, frozen=True, rename="camel"):
     reason: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
 
 
-class DeliveryReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+class DeliveryReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
     """The result of work since it was leased, or since the report before."""
 
     lease: str

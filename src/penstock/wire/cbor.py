@@ -25,6 +25,22 @@ _SIMPLE_VALUES = frozenset((20, 21, 22, 23))  # false, true, null, undefined
 _FLOAT_SIZES = {25: 2, 26: 4, 27: 8}
 
 
+def _size_of(head: int) -> int:
+    """The size of an item if its first byte tells it, otherwise 0."""
+    major, info = head >> 5, head & 31
+    if info < 24:
+        sizes = {_UNSIGNED: 1, _NEGATIVE: 1, _BYTES: 1 + info, _TEXT: 1 + info}
+        return sizes.get(major, 1 if major == _SIMPLE and info in _SIMPLE_VALUES else 0)
+    if major in (_UNSIGNED, _NEGATIVE) and info <= 27:
+        return 1 + (1 << (info - 24))
+    return 1 + _FLOAT_SIZES[info] if major == _SIMPLE and info in _FLOAT_SIZES else 0
+
+
+_SIZES = [_size_of(head) for head in range(256)]
+# The first byte of a byte string and of a text whose length is in the second one.
+_LONGER = (_BYTES << 5 | 24, _TEXT << 5 | 24)
+
+
 class MalformedError(ValueError):
     """Bytes that are not one plain CBOR item."""
 
@@ -172,8 +188,30 @@ def _skip(data: bytes, position: int, depth: int, items_left: list[int]) -> int:
     count = length if major == _ARRAY else 2 * length
     if count > len(data) - position:
         raise MalformedError("cut off")
+    return _skip_items(data, position, count, depth + 1, items_left)
+
+
+def _skip_items(data: bytes, position: int, count: int, depth: int, items_left: list[int]) -> int:
+    """The position behind so many items. Most are small ones, whose sizes are easily found."""
+    end = len(data)
+    small = 0
     for _ in range(count):
-        position = _skip(data, position, depth + 1, items_left)
+        head = data[position] if position < end else -1
+        if head >= 0 and _SIZES[head]:
+            position += _SIZES[head]
+            small += 1
+        elif head in _LONGER and position + 1 < end:
+            position += 2 + data[position + 1]
+            small += 1
+        else:
+            position = _skip(data, position, depth, items_left)
+    items_left[0] -= small
+    if position > end:
+        raise MalformedError("cut off")
+    if small and depth > MAX_DEPTH:
+        raise MalformedError(f"nested deeper than {MAX_DEPTH}")
+    if items_left[0] < 0:
+        raise MalformedError(f"more than {MAX_ITEMS} items")
     return position
 
 
