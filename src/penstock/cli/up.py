@@ -91,20 +91,24 @@ def up(
     programs: list[Program] = []
     devices: threading.Thread | None = None
     try:
-        variables: Mapping[str, str] = {}
-        if sandbox:
-            variables = _start_sandbox(programs, settings, is_over)
+        # They start side by side. The pipeline waits for the broker, but its variables lead to the
+        # sandbox, which has to be ready before.
+        cloud = _Sandbox(settings)
         broker = _Broker(settings, config, as_json, chosen_http_port, is_demo=demo)
-        broker.start(programs, is_over)
+        if sandbox:
+            cloud.start(programs)
+        broker.start(programs)
+        variables = cloud.wait(is_over) if sandbox else {}
+        if has_pipeline:
+            _start_pipeline(programs, settings, config, as_json, variables)
+        broker.wait(is_over)
         if as_json:
             tell(json.dumps({**client_variables(settings), **variables}))
         else:
             tell(_summary(settings, demo, has_pipeline, variables))
-        if has_pipeline:
-            _start_pipeline(programs, settings, config, as_json, variables)
         if demo:
-            cloud = SandboxClient(variables["AWS_ENDPOINT_URL"]) if sandbox else None
-            arguments = (settings.root_path, is_over, cloud)
+            client = SandboxClient(variables["AWS_ENDPOINT_URL"]) if sandbox else None
+            arguments = (settings.root_path, is_over, client)
             devices = threading.Thread(target=run_demo, args=arguments, daemon=True)
             devices.start()
         while not is_over.wait(_LOOK_SECONDS):
@@ -132,23 +136,27 @@ def _ends() -> list[signal.Signals]:
     return ends
 
 
-def _start_sandbox(
-    programs: list[Program], settings: Settings, is_over: threading.Event
-) -> Mapping[str, str]:
-    """The variables that lead to it."""
-    chosen = "0"
-    cloud = Program(
-        "sandbox",
-        lambda: _penstock("sandbox", "--port", chosen, "--create-streams", *_KEEP),
-        "penstock sandbox ready",
-        pass_on=LineRelay("sandbox", settings.log_format).pass_on,
-    )
-    cloud.start()
-    programs.append(cloud)
-    url = _wait_for(cloud, is_over).rpartition(" ")[2]
-    # One that is started again has to be found where it was.
-    chosen = url.rpartition(":")[2]
-    return SandboxClient(url).variables
+class _Sandbox:
+    """How the sandbox is started: one that is started again is where it was before."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._port = "0"
+        self._program = Program(
+            "sandbox",
+            lambda: _penstock("sandbox", "--port", self._port, "--create-streams", *_KEEP),
+            "penstock sandbox ready",
+            pass_on=LineRelay("sandbox", settings.log_format).pass_on,
+        )
+
+    def start(self, programs: list[Program]) -> None:
+        self._program.start()
+        programs.append(self._program)
+
+    def wait(self, is_over: threading.Event) -> Mapping[str, str]:
+        """The variables that lead to it."""
+        url = _wait_for(self._program, is_over).rpartition(" ")[2]
+        self._port = url.rpartition(":")[2]
+        return SandboxClient(url).variables
 
 
 def _choose_http_port(settings: Settings) -> int | None:
@@ -181,19 +189,21 @@ class _Broker:
             # There is nothing to hide in what the devices of a demo measure.
             variable = variables_of("http_loopback_access")[0]
             environment[variable] = LoopbackAccess.MESSAGES.value
-        self._environment = environment
-
-    def start(self, programs: list[Program], is_over: threading.Event) -> None:
-        broker = Program(
+        self._program = Program(
             "broker",
             self._command,
             "penstock ready",
-            self._environment,
-            pass_on=LineRelay("broker", self._settings.log_format).pass_on,
+            environment,
+            pass_on=LineRelay("broker", settings.log_format).pass_on,
         )
-        broker.start()
-        programs.append(broker)
-        ready = _wait_for(broker, is_over)
+
+    def start(self, programs: list[Program]) -> None:
+        self._program.start()
+        programs.append(self._program)
+
+    def wait(self, is_over: threading.Event) -> None:
+        """Until it is ready, which is told."""
+        ready = _wait_for(self._program, is_over)
         self._port = int(ready.rpartition(":")[2])
         tell(ready)
         url = require_address(self._settings).http_url

@@ -24,6 +24,7 @@ from penstock.spark.options import BrokerOptions
 logger = logging.getLogger(__name__)
 
 _TLS_VARIABLE = "PENSTOCK_TLS_CA"
+_QUIET_SECONDS = 2.0
 
 T = TypeVar("T")
 
@@ -90,16 +91,18 @@ class Place(NamedTuple):
 
 
 def _try_for(seconds: float, attempt: Callable[[], T]) -> T:
-    give_up = time.monotonic() + seconds
+    began = time.monotonic()
     told = False
     for pause in delays():
         try:
             return attempt()
         except (OSError, ConnectFailedException) as error:
-            if not may_pass(error) or time.monotonic() + pause > give_up:
+            waited = time.monotonic() - began
+            if not may_pass(error) or waited + pause > seconds:
                 raise
-            # Or somebody with a wrong port would look at a query that just does nothing.
-            if not told:
+            # Or somebody with a wrong port would look at a query that just does nothing. A broker
+            # that starts at the same time is not worth a line.
+            if waited > min(_QUIET_SECONDS, seconds / 2) and not told:
                 logger.warning("%s; trying again for %g s", error, seconds)
                 told = True
         time.sleep(pause)
