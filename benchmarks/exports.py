@@ -262,7 +262,7 @@ def _compare_latencies(bench: Bench, scale: Scale) -> Comparison:
         Unit.SECONDS,
         figures,
         {name: Target(_MAX_URGENT_SECONDS, figure.median, is_maximum=True, is_ratio=False)},
-        notes=("messages without a priority are gathered for half a second: export_gather_ms",),
+        notes=("messages without a priority are gathered for a second: export_gather_ms",),
     )
 
 

@@ -141,7 +141,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
             le=60_000,
         ),
-    ] = 500
+    ] = 1000
     reclaim_exported: Annotated[
         bool, _doc("whether a full RejectNewData stream drops what its enabled exports have sent")
     ] = True

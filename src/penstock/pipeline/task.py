@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import threading
 import time
@@ -49,6 +50,8 @@ _MAX_BYTES = 64 * 1024 * 1024
 _MIN_ROOM = 256 * 1024
 # Before a retry when the broker refuses a plan.
 _RETRY_SECONDS = 1.0
+# How often the task describes its pipeline: a restarted broker does not know it.
+_ABOUT_SECONDS = 1.0
 
 
 class TaskSpec(NamedTuple):
@@ -93,20 +96,20 @@ class ResidentTask:
         self._instance = ""
         # The last request for work failed.
         self._has_failed = False
+        self._described_at = -math.inf
 
     def run(self) -> int:
-        client = self._spec.place.connect(patient=True)
-        try:
-            self._serve(client)
+        place = self._spec.place
+        # A request for work waits nearly all the time. The threads of jobs get the answers to their
+        # reports sooner on another connection.
+        with place.connect(patient=True) as client, place.connect(patient=True) as reporting:
+            self._serve(client, Reporter(reporting))
             self._finish(client)
-        finally:
-            client.close()
         return self._count
 
-    def _serve(self, client: StreamManagerClient) -> None:
+    def _serve(self, client: StreamManagerClient, reporter: Reporter) -> None:
         """Asks and delivers until the task is to end."""
         spec = self._spec
-        reporter = Reporter(client)
         now = time.monotonic()
         ends_at = now + spec.life_seconds
         needed_at = now
@@ -136,6 +139,7 @@ class ResidentTask:
         free = min(spec.threads - quick, _MAX_JOBS - len(jobs))
         room = max(_MAX_BYTES - sum(job.size for job in jobs), _MIN_ROOM)
         is_busy = free <= 0
+        about = spec.about if now - self._described_at >= _ABOUT_SECONDS else None
         try:
             plan = client.plan_exports(
                 spec.pipeline,
@@ -146,7 +150,7 @@ class ResidentTask:
                 max_bytes=room,
                 max_priority=_URGENT_PRIORITY if is_busy else None,
                 wait_millis=_BUSY_WAIT_MILLIS if is_busy else _WAIT_MILLIS,
-                about=spec.about,
+                about=about,
             )
         except (StreamManagerException, OSError) as error:
             if not self._has_failed:
@@ -154,6 +158,8 @@ class ResidentTask:
             self._has_failed = True
             return None
         self._has_failed = False
+        if about is not None:
+            self._described_at = now
         self._stop(plan.lost, is_lost=True)
         self._stop(plan.ending, is_lost=False)
         if plan.instance != self._instance:
