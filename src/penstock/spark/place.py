@@ -102,7 +102,7 @@ def _try_for(seconds: float, attempt: Callable[[], T]) -> T:
                 raise
             # Or somebody with a wrong port would look at a query that just does nothing. A broker
             # that starts at the same time is not worth a line.
-            if waited > min(_QUIET_SECONDS, seconds / 2) and not told:
+            if waited > min(_QUIET_SECONDS, seconds / 10) and not told:
                 logger.warning("%s; trying again for %g s", error, seconds)
                 told = True
         time.sleep(pause)
