@@ -1,36 +1,29 @@
-"""Where a pipeline and its Spark keep what is of no use after them."""
+"""The temporary directory of a pipeline and its Spark."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+# The id of the pipeline's process follows, and a "-".
 _PREFIX = "penstock-pipeline-"
-# Behind it stands the id of the process whose it is.
-_NAME = re.compile(rf"{_PREFIX}(\d+)-.*")
 
 
 def make_scratch() -> tempfile.TemporaryDirectory[str]:
-    """A new directory. Those that killed pipelines have left behind are removed."""
-    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        named = _NAME.fullmatch(directory.name)
-        if named is not None and not _is_alive(int(named[1])):
-            shutil.rmtree(directory, ignore_errors=True)
+    """Creates a directory, and removes those that killed pipelines have left behind."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = directory.name.removeprefix(_PREFIX).partition("-")[0]
+        # ValueError: not a process id. PermissionError: a running process of another user.
+        with suppress(ValueError, PermissionError):
+            try:
+                os.kill(int(pid), 0)
+            except ProcessLookupError:
+                shutil.rmtree(directory, ignore_errors=True)
     return tempfile.TemporaryDirectory(
         prefix=f"{_PREFIX}{os.getpid()}-",
-        # What Spark leaves running for a moment may still write to it.
+        # Processes of Spark may still write to it for a moment.
         ignore_cleanup_errors=True,
     )
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # somebody else's
-    return True
