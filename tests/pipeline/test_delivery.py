@@ -66,15 +66,16 @@ class FakeDestination(Destination):
         numbers = list(messages.numbers[start:stop])
         skipped = {number: self.malformed[number] for number in numbers if number in self.malformed}
         sent = [number for number in numbers if number not in skipped]
-        return Call(start, stop, skipped, sent or None, len(sent))
+        return Call(start, stop, skipped, sent, None, len(sent))
 
     def send(self, call: Call) -> Answer:
-        self.calls.append(call.content)
-        outcome = self.behave(call.content)
+        numbers = list(call.numbers)
+        self.calls.append(numbers)
+        outcome = self.behave(numbers)
         if isinstance(outcome, Exception):
             raise outcome
         gone = {**outcome.failed, **outcome.refused}
-        self.arrived += [number for number in call.content if number not in gone]
+        self.arrived += [number for number in numbers if number not in gone]
         return outcome
 
     @property

@@ -18,11 +18,11 @@ class UploadedFile(NamedTuple):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a delivery, as far as it got since it began."""
+    """The result of a delivery so far."""
 
-    # All messages of the slice below have arrived or were skipped.
+    # All messages of the slice with lower numbers have arrived or were skipped.
     settled_end: int
-    # Messages behind it that have arrived or were skipped.
+    # Messages with higher numbers that have arrived or were skipped.
     arrived: list[int] = []
     exported_messages: int = 0
     exported_bytes: int = 0
@@ -69,7 +69,7 @@ class Settlements:
         self._skipped.append((self._messages.numbers[place], reason))
 
     def count_ahead(self) -> int:
-        """How many are settled behind one that is not."""
+        """The number of settled messages after the first one that is not settled."""
         first = self._is_settled.find(False)
         return 0 if first < 0 else self._is_settled.count(True, first)
 

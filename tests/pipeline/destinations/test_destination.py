@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from penstock.pipeline.destinations.destination import parse_retry_after
 from tests.pipeline.destinations.suite import Harness, deliver
 
 # Short, and still long enough for a call that does not hang.
@@ -111,3 +114,19 @@ def test_destination_can_be_opened_again(harness: Harness) -> None:
     first.close()
     assert deliver(harness.open(), harness.messages(range(2, 4))).error == ""
     assert harness.arrived() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("120", 120.0),
+        ("soon", None),
+        ("-3", None),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
+        ("Thu, 01 Jan 1970 00:00:05 GMT", 0.0),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(text: str | None, seconds: float | None) -> None:
+    assert parse_retry_after(text, now=10.0) == seconds

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.model import ExportFormat, HTTPConfig
 from penstock.pipeline.destinations.destination import Messages
-from penstock.pipeline.destinations.http import HttpDestination, parse_retry_after
+from penstock.pipeline.destinations.http import HttpDestination
 from penstock.pipeline.settlements import Delivery
 from tests.pipeline.destinations.suite import deliver, make_export
 
@@ -209,19 +209,3 @@ def test_the_proxy_of_the_environment_is_used(peer: Peer, monkeypatch: pytest.Mo
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert run(f"http://{peer.place}/direct", b"x").error == ""
     assert peer.requests[1][0] == "/direct"
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        (None, None),
-        ("", None),
-        ("120", 120.0),
-        ("soon", None),
-        ("-3", None),
-        ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
-        ("Thu, 01 Jan 1970 00:00:05 GMT", 0.0),
-    ],
-)
-def test_retry_after_is_a_number_or_a_date(text: str | None, seconds: float | None) -> None:
-    assert parse_retry_after(text, now=10.0) == seconds

@@ -37,7 +37,7 @@ def run(other_end: SiteWiseHarness, *messages: Any) -> Delivery:
 
 def texts(call: Call) -> list[list[bytes]]:
     """The entries of each call of the API."""
-    return [[bytes(entry.text) for entry in batch] for batch in call.content.batches]
+    return [[bytes(entry.text) for entry in batch] for batch in call.content]
 
 
 def count_calls(other_end: SiteWiseHarness) -> int:

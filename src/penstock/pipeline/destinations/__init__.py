@@ -1,4 +1,4 @@
-"""The destinations that there are, by the name of their list in an export definition."""
+"""All destinations, by the name of their list in an export definition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from penstock.pipeline.destinations.destination import Destination, Export
 
-# The module and the class of each: what one export needs is not imported for another.
+# Module and class. Modules are imported when an export needs them.
 _DESTINATIONS = {
     "http": ("http", "HttpDestination"),
     "iot_analytics": ("channel", "ChannelDestination"),
@@ -21,7 +21,7 @@ def open_destination(kind: str, export: Export) -> Destination:
 
 
 def import_destination(kind: str) -> Callable[[Export], Destination]:
-    """The first time may take a second: boto3 is large."""
+    """The first import may take a second: boto3 is large."""
     module, name = _DESTINATIONS[kind]
     found: Callable[[Export], Destination] = getattr(
         importlib.import_module(f"{__name__}.{module}"), name

@@ -1,13 +1,14 @@
-"""What a destination is: it makes calls of messages and says what became of each of them.
+"""The interface of all destinations.
 
-A destination knows how to make a call and how to read its answer. Order, retries, time and what is
-told to the broker are the same for all of them, and in `penstock.pipeline.delivery`.
+A destination makes calls and reads their answers. Order, retries, pauses and reports to the broker
+are the same for all of them: see `penstock.pipeline.delivery`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,10 +17,10 @@ from penstock.model import ExportConfig
 
 
 class Messages(NamedTuple):
-    """Messages of one stream in their order, as columns: an object for each would cost more.
+    """Messages of one stream in order, as columns: an object for each message would cost more.
 
-    They are what there is of a slice that begins with `first`. Numbers may be missing: messages
-    that the stream no longer has, or that have arrived before.
+    They belong to a slice that begins with `first`. Numbers may be missing: the stream has dropped
+    the message, or it was delivered before.
     """
 
     stream: str
@@ -30,7 +31,7 @@ class Messages(NamedTuple):
     payloads: Sequence[bytes]
 
     def pick(self, places: Sequence[int]) -> Messages:
-        """Those at these places."""
+        """The messages at these places."""
         return Messages(
             self.stream,
             self.first,
@@ -41,24 +42,26 @@ class Messages(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What goes out at once: the messages at [start, stop), but for those that are skipped."""
+    """One call: the messages at the places [start, stop), without those that are skipped."""
 
     start: int
     stop: int
     # By sequence number: why a message can never be sent.
-    skipped: Mapping[int, str]
-    # What `send` sends, in whatever form it likes; None if nothing is left of the call.
-    content: Any
-    # About how many bytes that are on the wire.
-    size: int
+    skipped: Mapping[int, str] = {}
+    # The messages that are sent. If there are none, the call is not made.
+    numbers: Sequence[int] = ()
+    # What `send` sends, in a form of its own.
+    content: Any = None
+    # The approximate number of bytes on the wire.
+    size: int = 0
 
 
 class Answer(NamedTuple):
-    """What became of the messages of a call; those that are not named have arrived."""
+    """The result of a call: messages that are not named have arrived."""
 
-    # By sequence number: why it did not arrive, and may when it is sent again.
+    # By sequence number: why a message failed that may arrive when it is retried.
     failed: Mapping[int, str] = {}
-    # By sequence number: why it never will.
+    # By sequence number: why a message can never arrive.
     refused: Mapping[int, str] = {}
 
 
@@ -72,18 +75,30 @@ class UnavailableError(Exception):
 
 
 class RefusedError(Exception):
-    """A call was refused as invalid, for one of its messages; sending less finds it."""
+    """A call was refused because one of its messages is invalid; smaller calls find that one."""
+
+
+def parse_retry_after(header: str | None, now: float) -> float | None:
+    """The seconds to wait that a Retry-After header asks for, as a number or until a date."""
+    if not header:
+        return None
+    if header.strip().isdecimal():
+        return float(header)
+    try:
+        return max(parsedate_to_datetime(header).timestamp() - now, 0.0)
+    except ValueError:
+        return None
 
 
 class DestinationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is set for all exports of a pipeline; see `penstock.broker.settings`."""
+    """Settings for all exports of a pipeline; see `penstock.broker.settings`."""
 
     kinesis_inter_call_delay_ms: int = 1000
     # "random", "stream-name", or "field:" and the name of a JSON field, with dots between levels.
     kinesis_partition_key: str = "random"
     # Whether records and calls may have 10 MiB; 1 MiB and 5 MiB otherwise.
     kinesis_large_records: bool = False
-    # Where channels are, if not below the broker's root.
+    # The directory of all channels, if it is not below the broker's root.
     channels: str = ""
     # Directories that files may be uploaded from; any if there are none.
     read_only_directories: tuple[str, ...] = ()
@@ -95,7 +110,7 @@ class DestinationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Export(NamedTuple):
-    """An export as its destination is told of it."""
+    """What a destination needs to know of an export."""
 
     stream: str
     stream_id: str
@@ -111,13 +126,13 @@ class Export(NamedTuple):
 
 
 class Destination(ABC):
-    """Where one export goes. One thread at a time has it."""
+    """The destination of one export. One thread uses it at a time."""
 
     @abstractmethod
     def prepare(self, messages: Messages, start: int, limit: int) -> Call:
-        """The next call: messages from the place `start` on, as many as fit one, `limit` at most.
+        """The next call: messages from the place `start` on, as many as fit, `limit` at most.
 
-        It takes one message at least, if only to skip it.
+        It includes at least one message, even if it only skips it.
         """
 
     @abstractmethod
@@ -126,9 +141,8 @@ class Destination(ABC):
 
     @property
     def pause(self) -> float:
-        """Seconds to leave alone between two calls."""
+        """The seconds to wait between two calls."""
         return 0.0
 
-    @abstractmethod
-    def close(self) -> None:
-        """Ends connections that are of this destination alone. It is not used again."""
+    def close(self) -> None:  # noqa: B027 - connections usually belong to the process
+        """Releases resources of this destination alone. It is not used again."""

@@ -1,7 +1,7 @@
 """IoT SiteWise: BatchPutAssetPropertyValue, each message one entry or several, as JSON.
 
-A message is an entry, a list of entries, or an object `{"entries": [...]}`. An entry goes out as
-the program wrote it: fields that are not known here are SiteWise's business.
+A message is an entry, a list of entries, or an object `{"entries": [...]}`. An entry is sent as the
+program wrote it: SiteWise may know fields that are not known here.
 
 Every entry is delivered and judged by itself, and its message is settled when all of them are:
 
@@ -10,13 +10,14 @@ Every entry is delivered and judged by itself, and its message is settled when a
 - If an entry is refused for good, the others are sent nevertheless. The message is skipped, with a
   reason that names the entry by its place, such as `entries[2]`.
 
-Messages share a call as long as their entries fit in one. A message that needs several calls has
-them to itself, all within one `send`.
+Messages share a call as long as their entries fit in one. A message that needs several calls does
+not share them; all of them are made within one `send`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable
+from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -32,7 +33,6 @@ from penstock.pipeline.destinations.destination import (
     Export,
     Messages,
     RefusedError,
-    UnavailableError,
 )
 
 _SERVICE = "iotsitewise"
@@ -41,13 +41,13 @@ _MAX_ENTRIES = 10
 # The calls of a message are one `send`: after a crash all of them are repeated.
 _MAX_MESSAGE_ENTRIES = 200
 
-# Of an entry with one of these errors nothing will ever become. One with any other may arrive when
-# it is sent again: some pass, and others the user can do something about.
+# An entry with one of these errors will never be accepted. All other errors may pass, or the user
+# may remove their cause.
 _FINAL_ERRORS = ("InvalidRequest", "TimestampOutOfRange")
 
 
 class _Value(msgspec.Struct, rename="camel"):
-    # Whether it is one is for SiteWise to say, which has learned new ones since its SDKs were made.
+    # SiteWise checks it: there are new types of values since its SDKs were made.
     value: dict[str, Any]
     timestamp: TimeInNanos
 
@@ -68,38 +68,29 @@ class _Entry(NamedTuple):
     # Its place in the message, for reasons; empty if the message is the entry.
     place: str
     entry_id: str
-    # What no other entry of a call may have: its id, and each of its timestamps of its property.
+    # No other entry of a call may have one of these: its id, and the property and time of a value.
     claims: set[Hashable]
     text: msgspec.Raw
 
 
 class _Message(NamedTuple):
-    """What is left of a message."""
+    """A message that is not settled."""
 
-    # By place: entries that have not arrived yet.
+    # By place: entries that have not arrived, and may.
     pending: dict[str, _Entry]
-    # By place: why an entry never will.
-    refused: dict[str, str]
+    # By place: why an entry has not arrived. If it is not pending, it never will.
+    reasons: dict[str, str]
 
-
-class _Sent(NamedTuple):
-    # By sequence number.
-    messages: dict[int, _Message]
-    # The entries of each call of the API. If there are several, they are of one message.
-    batches: Sequence[Sequence[_Entry]]
-
-
-class _List(msgspec.Struct):
-    """A message with several entries, each as it was written."""
-
-    entries: list[msgspec.Raw]
-
-
-class _Verdict(NamedTuple):
-    """Why an entry was not accepted, and whether it never will be."""
-
-    is_final: bool
-    reason: str
+    def describe(self) -> str:
+        """The reasons why it is pending or refused, each once, with the places of its entries."""
+        places: dict[str, list[str]] = {}
+        for place, reason in self.reasons.items():
+            if place in self.pending or not self.pending:
+                places.setdefault(reason, []).append(place)
+        return "; ".join(
+            f"{reason} ({', '.join(found)})" if any(found) else reason
+            for reason, found in places.items()
+        )
 
 
 class _Error(msgspec.Struct, rename="camel"):
@@ -112,12 +103,12 @@ class _ErrorEntry(msgspec.Struct, rename="camel"):
     errors: list[_Error] = []
 
 
-class _Answered(msgspec.Struct, rename="camel"):
-    # Not optional: what has none is no answer of SiteWise, and nothing may have arrived.
+class _Result(msgspec.Struct, rename="camel"):
+    # Required: an answer without it is not from SiteWise, and nothing may have arrived.
     error_entries: list[_ErrorEntry]
 
 
-_decode_answered = msgspec.json.Decoder(_Answered).decode
+_decode_result = msgspec.json.Decoder(_Result).decode
 
 
 class SiteWiseDestination(Destination):
@@ -125,117 +116,114 @@ class SiteWiseDestination(Destination):
         assert isinstance(export.config, IoTSiteWiseConfig)
         self._timeout = export.timeout
         self._max_messages = min(export.config.batch_size or _MAX_ENTRIES, _MAX_ENTRIES)
-        # By sequence number: messages with entries that have failed.
-        self._failed: dict[int, _Message] = {}
+        # By sequence number.
+        self._messages: dict[int, _Message] = {}
 
     def prepare(self, messages: Messages, start: int, limit: int) -> Call:
         skipped: dict[int, str] = {}
-        taken: dict[int, _Message] = {}
+        numbers: list[int] = []
+        # The entries of each call of the API. If there are several, they are of one message.
         batches: list[list[_Entry]] = []
         stop = start
         end = min(start + limit, len(messages.numbers))
-        while stop < end and len(taken) < self._max_messages:
+        while stop < end and len(numbers) < self._max_messages:
             number = messages.numbers[stop]
-            message = self._failed.get(number) or _read_message(number, messages.payloads[stop])
+            message = self._messages.get(number) or _read_message(number, messages.payloads[stop])
             if message.pending:
-                entries = [entry for batch in batches for entry in batch]
-                packed = _pack([*entries, *message.pending.values()])
-                if taken and len(packed) > 1:
+                packed = _pack(chain(*batches, message.pending.values()))
+                if numbers and len(packed) > 1:
                     break
                 batches = packed
-                taken[number] = message
+                numbers.append(number)
+                self._messages[number] = message
             else:
-                skipped[number] = _describe(message.refused)
+                skipped[number] = message.describe()
             stop += 1
-        if not taken:
-            return Call(start, stop, skipped, None, 0)
+        if not numbers:
+            return Call(start, stop, skipped)
         size = sum(len(_encode_body(batch)) for batch in batches)
-        return Call(start, stop, skipped, _Sent(taken, batches), size)
+        return Call(start, stop, skipped, numbers, batches, size)
 
     def send(self, call: Call) -> Answer:
-        messages, batches = call.content
-        failures: dict[int, dict[str, str]] = {}
-        for entry, verdict in self._put_all(batches, is_one_message=len(messages) == 1):
-            message = messages[entry.number]
-            if verdict is not None and not verdict.is_final:
-                failures.setdefault(entry.number, {})[entry.place] = verdict.reason
-                continue
-            del message.pending[entry.place]
-            if verdict is not None:
-                message.refused[entry.place] = verdict.reason
-        failed: dict[int, str] = {}
-        refused: dict[int, str] = {}
-        for number, message in messages.items():
-            if number in failures:
-                self._failed[number] = message
-                failed[number] = _describe(failures[number])
-                continue
-            self._failed.pop(number, None)
-            if message.refused:
-                refused[number] = _describe(message.refused)
-        return Answer(failed, refused)
-
-    def _put_all(
-        self, batches: Sequence[Sequence[_Entry]], *, is_one_message: bool
-    ) -> Iterator[tuple[_Entry, _Verdict | None]]:
-        """Makes all calls; gives each entry with the verdict on it, None if it has arrived."""
         failed_values: set[Hashable] = set()
-        waiting = [*reversed(batches)]
+        waiting = [*reversed(call.content)]
         while waiting:
             # A value that replaces one that has failed must not arrive before it.
             batch = [entry for entry in waiting.pop() if failed_values.isdisjoint(entry.claims)]
             if not batch:
                 continue
             try:
-                verdicts = self._put(batch)
+                failed, refused = self._put(batch)
             except RefusedError as refusal:
                 # Of several messages the delivery finds the one that is invalid.
-                if not is_one_message:
+                if len(call.numbers) > 1:
                     raise
                 if len(batch) > 1:
                     waiting += [[entry] for entry in reversed(batch)]
                     continue
-                verdicts = {batch[0].entry_id: _Verdict(True, str(refusal))}
+                failed, refused = {}, {batch[0].entry_id: str(refusal)}
             for entry in batch:
-                verdict = verdicts.get(entry.entry_id)
-                if verdict is not None and not verdict.is_final:
+                message = self._messages[entry.number]
+                if entry.entry_id in failed:
                     failed_values |= entry.claims - {entry.entry_id}
-                yield entry, verdict
+                    message.reasons[entry.place] = failed[entry.entry_id]
+                    continue
+                del message.pending[entry.place]
+                message.reasons.pop(entry.place, None)
+                if entry.entry_id in refused:
+                    message.reasons[entry.place] = refused[entry.entry_id]
+        return self._settle(call.numbers)
 
-    def _put(self, batch: Sequence[_Entry]) -> dict[str, _Verdict]:
-        """The errors of one call, by the id of the entry."""
-        text = aws.call(_SERVICE, _OPERATION, _encode_body(batch), self._timeout)
-        try:
-            answer = _decode_answered(text)
-        except msgspec.MsgspecError as error:
-            raise UnavailableError(f"{_SERVICE} {_OPERATION}: not an answer: {error}") from None
-        verdicts = {entry.entry_id: _judge(entry.errors) for entry in answer.error_entries}
-        if not verdicts.keys() <= {entry.entry_id for entry in batch}:
-            raise UnavailableError(
-                f"{_SERVICE} {_OPERATION}: an error of an entry that was not sent"
-            )
-        return verdicts
+    def _put(self, batch: Iterable[_Entry]) -> tuple[dict[str, str], dict[str, str]]:
+        """Makes one call. Why entries failed that may arrive, and others that never will, by id."""
+        failed: dict[str, str] = {}
+        refused: dict[str, str] = {}
+        with aws.sorting_errors(_SERVICE, _OPERATION):
+            body = _encode_body(batch)
+            result = _decode_result(aws.call(_SERVICE, _OPERATION, body, self._timeout))
+            sent = {entry.entry_id for entry in batch}
+            for entry in result.error_entries:
+                if entry.entry_id not in sent:
+                    raise ValueError("an error of an entry that was not sent")
+                # Errors may concern some of its values only. The entry is retried as a whole if
+                # that may help one of them: SiteWise replaces a value by the same one.
+                errors = entry.errors or [_Error(error_message="an error that is not named")]
+                passing = [each for each in errors if not each.error_code.startswith(_FINAL_ERRORS)]
+                error = (passing or errors)[0]
+                (failed if passing else refused)[entry.entry_id] = (
+                    f"{_SERVICE} {_OPERATION}: {error.error_code}: {error.error_message}"
+                )
+        return failed, refused
 
-    def close(self) -> None:
-        """Nothing: connections are those of the process."""
+    def _settle(self, numbers: Iterable[int]) -> Answer:
+        failed: dict[int, str] = {}
+        refused: dict[int, str] = {}
+        for number in numbers:
+            message = self._messages[number]
+            if message.pending:
+                failed[number] = message.describe()
+                continue
+            del self._messages[number]
+            if message.reasons:
+                refused[number] = message.describe()
+        return Answer(failed, refused)
 
 
 def _read_message(number: int, payload: bytes) -> _Message:
-    """Its entries; those that SiteWise can never take are refused already."""
+    """Its entries; those that SiteWise can never accept are refused already."""
     message = _Message({}, {})
     try:
         entries = _split(payload)
     except ValueError as error:
-        message.refused[""] = str(error)
+        message.reasons[""] = str(error)
         return message
     for place, (plain, text) in entries.items():
         try:
-            fields = _check_entry(plain)
-        except ValueError as error:
-            message.refused[place] = str(error)
+            entry_id, claims = _read_entry(plain)
+        except (InvalidRequestException, ValueError) as error:
+            message.reasons[place] = f"not a SiteWise entry: {error}"
         else:
-            claims = {fields.entry_id, *_name_values(fields)}
-            message.pending[place] = _Entry(number, place, fields.entry_id, claims, text)
+            message.pending[place] = _Entry(number, place, entry_id, claims, text)
     return message
 
 
@@ -243,50 +231,41 @@ def _split(payload: bytes) -> dict[str, tuple[Any, msgspec.Raw]]:
     """The entries of a message by their places, decoded and as they were written."""
     try:
         plain = msgspec.json.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
-    is_wrapped = isinstance(plain, dict) and "entries" in plain
-    entries = plain["entries"] if is_wrapped else plain
-    if not is_wrapped and not isinstance(plain, list):
-        return {"": (plain, msgspec.Raw(payload))}
-    if not isinstance(entries, list) or not entries:
+    text = msgspec.Raw(payload)
+    if isinstance(plain, dict) and "entries" in plain:
+        plain = plain["entries"]
+        text = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])["entries"]
+    elif not isinstance(plain, list):
+        return {"": (plain, text)}
+    if not isinstance(plain, list) or not plain:
         raise ValueError("not SiteWise entries: expected a list with one entry or more")
-    if len(entries) > _MAX_MESSAGE_ENTRIES:
+    if len(plain) > _MAX_MESSAGE_ENTRIES:
         raise ValueError(
-            f"{len(entries)} SiteWise entries: a message has {_MAX_MESSAGE_ENTRIES} at most"
+            f"{len(plain)} SiteWise entries: a message has {_MAX_MESSAGE_ENTRIES} at most"
         )
-    if is_wrapped:
-        texts = msgspec.json.decode(payload, type=_List).entries
-    else:
-        texts = msgspec.json.decode(payload, type=list[msgspec.Raw])
-    return {
-        f"entries[{place}]": pair for place, pair in enumerate(zip(entries, texts, strict=True))
-    }
+    pairs = zip(plain, msgspec.json.decode(text, type=list[msgspec.Raw]), strict=True)
+    return {f"entries[{place}]": pair for place, pair in enumerate(pairs)}
 
 
-def _check_entry(plain: Any) -> _Fields:
-    """ValueError, with the reason, for what SiteWise can never take."""
+def _read_entry(plain: Any) -> tuple[str, set[Hashable]]:
+    """The id of an entry, and its claims."""
     if not isinstance(plain, dict):
-        raise ValueError("not a SiteWise entry: expected a JSON object")  # noqa: TRY004
-    try:
-        entry = from_wire(plain, _Fields)
-    except InvalidRequestException as error:
-        raise ValueError(f"not a SiteWise entry: {error}") from None
-    if not entry.property_alias and not (entry.asset_id and entry.property_id):
-        raise ValueError("not a SiteWise entry: no propertyAlias, nor both assetId and propertyId")
-    return entry
-
-
-def _name_values(entry: _Fields) -> Iterator[Hashable]:
-    for value in entry.property_values:
-        moment = value.timestamp.time_in_seconds, value.timestamp.offset_in_nanos or 0
-        yield entry.property_alias or (entry.asset_id, entry.property_id), moment
+        raise ValueError("expected a JSON object")  # noqa: TRY004
+    fields = from_wire(plain, _Fields)
+    if not fields.property_alias and not (fields.asset_id and fields.property_id):
+        raise ValueError("no propertyAlias, nor both assetId and propertyId")
+    named = fields.property_alias or (fields.asset_id, fields.property_id)
+    times = [value.timestamp for value in fields.property_values]
+    values = {(named, time.time_in_seconds, time.offset_in_nanos or 0) for time in times}
+    return fields.entry_id, {fields.entry_id, *values}
 
 
 def _pack(entries: Iterable[_Entry]) -> list[list[_Entry]]:
     """The entries of each call, in their order.
 
-    SiteWise refuses entries with the same claim if they come together. One after the other is fine.
+    SiteWise refuses entries with the same claim in one call, and accepts them in several.
     """
     batches: list[list[_Entry]] = []
     claims: set[Hashable] = set()
@@ -302,26 +281,3 @@ def _pack(entries: Iterable[_Entry]) -> list[list[_Entry]]:
 
 def _encode_body(batch: Iterable[_Entry]) -> bytes:
     return msgspec.json.encode({"entries": [entry.text for entry in batch]})
-
-
-def _describe(reasons: Mapping[str, str]) -> str:
-    """The reasons of entries, each of them once, followed by the places that it holds for."""
-    places: dict[str, list[str]] = {}
-    for place, reason in reasons.items():
-        places.setdefault(reason, []).append(place)
-    return "; ".join(
-        f"{reason} ({', '.join(found)})" if any(found) else reason
-        for reason, found in places.items()
-    )
-
-
-def _judge(errors: Sequence[_Error]) -> _Verdict:
-    """What the errors of an entry mean for it.
-
-    Errors may be of some of its values only. It is sent again as a whole if that may help one of
-    them: SiteWise replaces a value by the same one.
-    """
-    lasting = [error for error in errors if not error.error_code.startswith(_FINAL_ERRORS)]
-    error = next(iter(lasting or errors), _Error(error_message="an error that is not named"))
-    text = f"{_SERVICE} {_OPERATION}: {error.error_code}: {error.error_message}"
-    return _Verdict(bool(errors) and not lasting, text)
