@@ -45,6 +45,7 @@ _MOST_CONNECTIONS = 256
 # In so long a request is to be there, beginning with the connection or the last answer.
 _KEEP_ALIVE_SECONDS = 15
 _STOP_SECONDS = 2
+_TICK_SECONDS = 1.0
 
 # The page needs nothing from elsewhere, and nobody may put it into a page of his own.
 _HEADERS = [
@@ -145,12 +146,27 @@ class WebServer:
         self._sampler.stop()
         if self._listener is not None:
             await self._listener.close()
-        self._server.should_exit = True
+        self._server.end()
         await self._serving
         logging.getLogger().removeHandler(self._events)
 
 
 class _QuietServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ends = asyncio.Event()
+
+    def end(self) -> None:
+        self.should_exit = True
+        self._ends.set()
+
+    async def main_loop(self) -> None:
+        """Once a second, for the Date header. uvicorn looks ten times whether it is to end."""
+        while not self.should_exit:
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ends.wait(), _TICK_SECONDS)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are for the broker."""
