@@ -28,14 +28,14 @@ _MONTHS = ["January", "February", "March", "April", "May", "June", "July"]
 _MONTHS += ["August", "September", "October", "November", "December"]
 _DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
 _QUARTERS = ["1st quarter", "2nd quarter", "3rd quarter", "4th quarter"]
-_DAY_PERIOD_BY_HOUR = (
-    *["at night"] * 6,
-    *["in the morning"] * 6,
-    *["in the afternoon"] * 6,
-    *["in the evening"] * 3,
-    *["at night"] * 3,
+# Each with the hour at which it ends.
+_DAY_PERIODS = (
+    (6, "at night"),
+    (12, "in the morning"),
+    (18, "in the afternoon"),
+    (21, "in the evening"),
+    (24, "at night"),
 )
-_SPECIAL_MINUTES = {0: "midnight", 12: "noon"}  # the first of these hours
 
 
 class PatternError(ValueError):
@@ -72,38 +72,22 @@ class _Moment(NamedTuple):
         return (self.local.month + 2) // 3
 
     @property
-    def week_of_month(self) -> int:
-        return self._week_of(self.local.day)
+    def week_belongs_to_next_year(self) -> bool:
+        return self.local.month == 12 and self.local.day + 7 - self.day_of_week > 31
 
     @property
-    def week_of_week_year(self) -> int:
-        return 1 if self._shares_week_with_next_year() else self._week_of(self.day_of_year)
+    def week_of_year(self) -> int:
+        return 1 if self.week_belongs_to_next_year else self.week_of(self.day_of_year)
 
-    @property
-    def week_year(self) -> int:
-        return self.local.year + self._shares_week_with_next_year()
+    def week_of(self, day: int) -> int:
+        """The number of its week in a month or year, of which this is the given day."""
+        saturday = day + 7 - self.day_of_week
+        return (saturday + 6) // 7
 
     @property
     def nanos_of_day(self) -> int:
         minutes = self.local.hour * 60 + self.local.minute
         return (minutes * 60 + self.local.second) * _NANOS_PER_SECOND + self.nanos
-
-    @property
-    def offset(self) -> int:
-        """Seconds east of UTC."""
-        offset = self.local.utcoffset()
-        assert offset is not None
-        return int(offset.total_seconds())
-
-    def _week_of(self, day: int) -> int:
-        """The week of a month or year, of which this is the given day."""
-        # The first week may begin before the month or year does, by so many days.
-        earlier_days = (self.day_of_week - day) % 7
-        return (day - 1 + earlier_days) // 7 + 1
-
-    def _shares_week_with_next_year(self) -> bool:
-        saturday = self.local.day + 7 - self.day_of_week
-        return self.local.month == 12 and saturday > 31
 
 
 _Writer = Callable[[_Moment], str]
@@ -118,23 +102,8 @@ class _Number:
 
     def __call__(self, moment: _Moment) -> str:
         value = self.value(moment)
-        sign = "-" if value < 0 else ""
-        return sign + str(abs(value)).zfill(self.width)
-
-
-@dataclass(frozen=True)
-class _Padded:
-    letters: str
-    write: _Writer
-    width: int
-
-    def __call__(self, moment: _Moment) -> str:
-        text = self.write(moment)
-        if len(text) > self.width:
-            raise PatternError(
-                f"{self.letters} pads to {self.width} characters, and {text!r} is longer"
-            )
-        return text.rjust(self.width)
+        # The width is that of the digits, without the sign.
+        return str(value).zfill(self.width + (value < 0))
 
 
 def _numbers(value: Callable[[_Moment], int], widths: Iterable[int] = (1, 2)) -> _Forms:
@@ -165,21 +134,21 @@ def _literal(text: str) -> _Writer:
     return lambda _: text
 
 
-def _day_period(moment: _Moment) -> str:
-    if not moment.local.minute and moment.local.hour in _SPECIAL_MINUTES:
-        return _SPECIAL_MINUTES[moment.local.hour]
-    return _DAY_PERIOD_BY_HOUR[moment.local.hour]
+def _pad(letters: str, write: _Writer, width: int) -> _Writer:
+    def write_padded(moment: _Moment) -> str:
+        text = write(moment)
+        if len(text) > width:
+            raise PatternError(f"{letters} pads to {width} characters, and {text!r} is longer")
+        return text.rjust(width)
+
+    return write_padded
 
 
-def _narrow_day_period(moment: _Moment) -> str:
-    # No other period has a narrow name.
-    name = _day_period(moment)
-    return {"midnight": "mi", "noon": "n"}.get(name, name)
-
-
-def _split_offset(moment: _Moment) -> tuple[str, int, int, int]:
-    size = abs(moment.offset)
-    return "-" if moment.offset < 0 else "+", size // 3600, size // 60 % 60, size % 60
+def _day_period(moment: _Moment, midnight: str = "midnight", noon: str = "noon") -> str:
+    hour = moment.local.hour
+    if not moment.local.minute and hour in (0, 12):
+        return noon if hour else midnight
+    return next(name for end, name in _DAY_PERIODS if hour < end)
 
 
 def _offset(count: int, zero: str = "") -> _Writer:
@@ -187,30 +156,27 @@ def _offset(count: int, zero: str = "") -> _Writer:
     separator = ":" if count in (3, 5) else ""
 
     def write(moment: _Moment) -> str:
-        sign, hours, minutes, seconds = _split_offset(moment)
-        shown = [hours, minutes]
-        if count == 1 and not minutes:
-            shown = [hours]
-        if count > 3 and seconds:
-            shown = [hours, minutes, seconds]
-        if not any(shown):
-            # A minus of seconds that are not shown is not shown either.
-            sign = "+"
-            if zero:
-                return zero
-        return sign + separator.join(f"{number:02}" for number in shown)
+        # Hours and minutes; seconds only where there are any.
+        sign, *shown = re.findall(r"[+-]|\d\d", moment.local.strftime("%z"))
+        if count <= 3:
+            del shown[2:]
+        if count == 1 and shown[1] == "00":
+            del shown[1]
+        if set(shown) == {"00"}:
+            # The minus of seconds that are not shown is not shown either.
+            return zero or "+" + separator.join(shown)
+        return str(sign) + separator.join(shown)
 
     return write
 
 
-def _short_gmt_offset(moment: _Moment) -> str:
-    sign, hours, minutes, seconds = _split_offset(moment)
-    shown = f"GMT{sign}{hours}:{minutes:02}:{seconds:02}"
-    return shown.removesuffix(":00").removesuffix(":00") if moment.offset else "GMT"
-
-
 def _long_gmt_offset(moment: _Moment) -> str:
-    return f"GMT{_offset(5)(moment)}" if moment.offset else "GMT"
+    return f"GMT{_offset(5)(moment)}" if moment.local.utcoffset() else "GMT"
+
+
+def _short_gmt_offset(moment: _Moment) -> str:
+    # GMT+05:00 becomes GMT+5.
+    return re.sub(r"(?<=[+-])0|:00$", "", _long_gmt_offset(moment))
 
 
 def _zone_id(moment: _Moment) -> str:
@@ -229,7 +195,7 @@ def _zone_name(letters: str, utc: str) -> _Writer:
             return _offset(5, utc)(moment)
         if abbreviation == "UTC":
             return utc
-        # Where nobody uses an abbreviation, the tz database has an offset in its place.
+        # Where no abbreviation is in use, the tz database has an offset in its place.
         if letters == "z" and abbreviation.isalpha():
             return abbreviation
         raise PatternError(
@@ -257,13 +223,13 @@ _LETTERS: dict[str, _Forms] = {
     "G": dict.fromkeys((1, 2, 3), _literal("AD")) | {4: _literal("Anno Domini"), 5: _literal("A")},
     "u": _YEAR,
     "y": _YEAR,
-    "Y": _years(lambda moment: moment.week_year),
+    "Y": _years(lambda moment: moment.local.year + moment.week_belongs_to_next_year),
     "Q": _QUARTER,
     "q": _QUARTER,
     "M": _MONTH,
     "L": _MONTH,
-    "w": _numbers(lambda moment: moment.week_of_week_year),
-    "W": _numbers(lambda moment: moment.week_of_month, [1]),
+    "w": _numbers(lambda moment: moment.week_of_year),
+    "W": _numbers(lambda moment: moment.week_of(moment.local.day), [1]),
     "D": _numbers(lambda moment: moment.day_of_year, [1, 2, 3]),
     "d": _numbers(lambda moment: moment.local.day),
     # In later Javas this is the week, as the documentation always had it. In Java 17 it is the day.
@@ -273,7 +239,8 @@ _LETTERS: dict[str, _Forms] = {
     "e": _DAY_NAMES | _DAY_NUMBERS,
     "c": _DAY_NAMES | {1: _DAY_NUMBERS[1]},
     "a": {1: lambda moment: "AM" if moment.local.hour < 12 else "PM"},
-    "B": {1: _day_period, 4: _day_period, 5: _narrow_day_period},
+    # No other period has a narrow name.
+    "B": {1: _day_period, 4: _day_period, 5: lambda moment: _day_period(moment, "mi", "n")},
     "H": _numbers(lambda moment: moment.local.hour),
     "k": _numbers(lambda moment: moment.local.hour or 24),
     "K": _numbers(lambda moment: moment.local.hour % 12),
@@ -299,11 +266,8 @@ _PART = re.compile(
     r"|(?P<other>.)",
     re.DOTALL,
 )
-_REFUSED = {
-    "'": "a text that begins with ' has no ' at its end",
-    "{": "{ is reserved by Java; write '{' in quotes",
-    "}": "} is reserved by Java; write '}' in quotes",
-    "#": "# is reserved by Java; write '#' in quotes",
+_REFUSED = {char: f"{char} is reserved by Java; write '{char}' in quotes" for char in "{}#"} | {
+    "'": "a text that begins with ' has no ' at its end"
 }
 
 
@@ -311,31 +275,37 @@ _REFUSED = {
 def _compile(pattern: str) -> tuple[_Writer, ...]:
     writers: list[_Writer] = []
     open_sections = 0
+    follows_padded_number = False
     for part in _PART.finditer(pattern):
-        if part["letters"]:
-            writer = _writer_of(part["letters"], len(part["padding"]))
-            if isinstance(writer, _Number) and writers and _is_padded_number(writers[-1]):
+        letters, padding, other = part["letters"], part["padding"], part["other"]
+        is_number = False
+        if letters:
+            writer = _find_writer(letters)
+            is_number = isinstance(writer, _Number)
+            if padding:
+                writer = _pad(padding + letters, writer, len(padding))
+            elif is_number and follows_padded_number:
                 raise PatternError(
-                    f"Java fails where a number follows a padded number, as {part['letters']} does "
-                    "here; pad both, or write something between them"
+                    f"Java fails where a number follows a padded number, as {letters} does here; "
+                    "pad both, or write something between them"
                 )
-            writers.append(writer)
-        elif part["quoted"] is not None:
-            writers.append(_literal(part["quoted"].replace("''", "'") or "'"))
+        elif other is None:
+            writer = _literal(part["quoted"].replace("''", "'") or "'")
+        elif other in _REFUSED:
+            raise PatternError(_REFUSED[other])
         else:
-            other = part["other"]
-            if other in _REFUSED:
-                raise PatternError(_REFUSED[other])
             # An optional section is left out when it asks for what is not known, and here all of
             # a moment is known. One may stay open.
             open_sections += (other == "[") - (other == "]")
             if open_sections < 0:
                 raise PatternError("] ends an optional section that no [ began")
-            writers.append(_literal("" if other in "[]" else other))
+            writer = _literal("" if other in "[]" else other)
+        writers.append(writer)
+        follows_padded_number = is_number and bool(padding)
     return tuple(writers)
 
 
-def _writer_of(letters: str, padding: int) -> _Writer:
+def _find_writer(letters: str) -> _Writer:
     letter, count = letters[0], len(letters)
     if letter == "p":
         raise PatternError("p pads the letter that follows it, and none does")
@@ -349,8 +319,4 @@ def _writer_of(letters: str, padding: int) -> _Writer:
             f"{count} times the letter {letter} has no meaning; "
             f"allowed: {', '.join(map(str, sorted(forms)))}"
         )
-    return _Padded("p" * padding + letters, forms[count], padding) if padding else forms[count]
-
-
-def _is_padded_number(writer: _Writer) -> bool:
-    return isinstance(writer, _Padded) and isinstance(writer.write, _Number)
+    return forms[count]
