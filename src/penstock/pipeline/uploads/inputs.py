@@ -11,18 +11,20 @@ finds out whether the file has changed since.
 from __future__ import annotations
 
 import errno
+import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import unquote_to_bytes
 
 from penstock.model.channel import CHANNELS_DIRECTORY
+from penstock.pipeline.settlements import UploadedFile
 from penstock.pipeline.uploads.opening import NotAFileError, delete_file, open_file
+
+logger = logging.getLogger(__name__)
 
 # The times of a file are those of the kernel's clock, which ticks every 4 to 10 milliseconds: a
 # file that has just changed may change again and keep its times. One that was left alone for so
@@ -31,7 +33,8 @@ SETTLED_NANOSECONDS = 20_000_000
 _WAIT_SECONDS = 0.005
 _MAX_WAITS = 6
 
-_MAX_SHOWN_CHARACTERS = 300
+# Characters of a path or a URL in a message.
+_MAX_SHOWN = 300
 
 _REASONS = {
     errno.ENOENT: "does not exist",
@@ -51,25 +54,23 @@ class InputError(Exception):
 def find_path(input_url: str) -> str:
     """The path that the inputUrl of a task stands for: a URL of a local file, or a path itself."""
     path = input_url
-    if path[:5].lower() == "file:":
+    if is_url := path[:5].lower() == "file:":
         path = path[5:]
         if path.startswith("//"):
             host, slash, rest = path[2:].partition("/")
             if host.lower() not in ("", "localhost"):
                 raise _refusal(input_url, f"the file would be on another machine, {_show(host)}")
             path = slash + rest
-        try:
+    try:
+        if is_url:
             path = os.fsdecode(unquote_to_bytes(path))
-        except UnicodeError:
-            raise _refusal(input_url, "it has characters that no path has") from None
+        os.fsencode(path)
+    except UnicodeError:
+        raise _refusal(input_url, "it has characters that no path has") from None
     if not path.startswith("/"):
         raise _refusal(input_url, "this is no absolute path of a file")
     if "\0" in path:
         raise _refusal(input_url, "no path has a zero byte")
-    try:
-        os.fsencode(path)
-    except UnicodeError:
-        raise _refusal(input_url, "it has characters that no path has") from None
     return path
 
 
@@ -83,9 +84,7 @@ def _refusal(input_url: str, reason: str) -> InputError:
 def _show(text: str) -> str:
     """In quotes, and without what is no text: names of files may have any bytes."""
     shown = repr(text)
-    if len(shown) > _MAX_SHOWN_CHARACTERS:
-        return f"{shown[:_MAX_SHOWN_CHARACTERS]}…"
-    return shown
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
 
 
 class Enclosure:
@@ -114,30 +113,26 @@ class Enclosure:
         OSError if this process has no memory or no descriptors left: the file may be all right.
         """
         with _explaining(path):
-            return self._open(path)
+            descriptor = open_file(
+                path,
+                lambda place: self._check_place(path, place),
+                lambda status: self._check_links(path, status),
+            )
+            try:
+                return InputFile(path, descriptor, self._wait_until_settled(descriptor))
+            except BaseException:
+                os.close(descriptor)
+                raise
 
     def delete(self, path: str, fingerprint: str) -> None:
         """InputError if it cannot be deleted, or is not the one with this fingerprint."""
-        with _explaining(path):
-            is_deleted = delete_file(
-                path,
-                lambda place: self._check_place(path, place),
-                lambda status: _fingerprint(status) == fingerprint,
-            )
-        if not is_deleted:
-            raise InputError(f"{_show(path)} has changed since it was uploaded")
 
-    def _open(self, path: str) -> InputFile:
-        descriptor = open_file(
-            path,
-            lambda place: self._check_place(path, place),
-            lambda status: self._check_links(path, status),
-        )
-        try:
-            return InputFile(path, descriptor, self._wait_until_settled(descriptor))
-        except BaseException:
-            os.close(descriptor)
-            raise
+        def check(status: os.stat_result) -> None:
+            if _fingerprint(status) != fingerprint:
+                raise InputError(f"{_show(path)} has changed since it was uploaded")
+
+        with _explaining(path):
+            delete_file(path, lambda place: self._check_place(path, place), check)
 
     def _check_place(self, path: str, place: str) -> None:
         # Directories are looked up each time: one may be mounted later, or be a link that is moved.
@@ -189,9 +184,7 @@ class Enclosure:
 
 @contextmanager
 def _explaining(path: str) -> Iterator[None]:
-    """What the file system says, for a person."""
-    if not path.startswith("/"):
-        raise InputError(f"{_show(path)} is not an absolute path")
+    """Turns errors of the file system into InputError, with a reason that users understand."""
     try:
         yield
     except NotAFileError as error:
@@ -201,8 +194,6 @@ def _explaining(path: str) -> Iterator[None]:
             raise
         reason = _REASONS.get(error.errno or 0, f"cannot be opened: {error.strerror}")
         raise InputError(f"{_show(path)} {reason}") from None
-    except ValueError:
-        raise InputError(f"{_show(path)} has characters that no path has") from None
 
 
 def _inodes_of(root: str) -> Iterator[int]:
@@ -222,101 +213,70 @@ def _is_in(place: str, directory: str) -> bool:
     return place == directory or place.startswith(directory.rstrip("/") + "/")
 
 
+def delete_files(files: Iterable[UploadedFile], directories: Sequence[str]) -> None:
+    """Deletes uploaded files that have not changed since; a warning is logged for the others."""
+    enclosure = Enclosure(directories, root=None)
+    for uploaded in files:
+        try:
+            enclosure.delete(uploaded.path, uploaded.fingerprint)
+        except (InputError, OSError) as error:
+            logger.warning("a file that was uploaded is not deleted: %s", error)
+
+
 class InputFile:
-    """A file that is open for reading. Threads may read at once, also while another closes it."""
+    """A file that is open for reading. Threads may read at once; none may after it is closed."""
 
     def __init__(self, path: str, descriptor: int, status: os.stat_result) -> None:
         self.path = path
         self.size = status.st_size
         self.fingerprint = _fingerprint(status)
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
-        self._users = 0
-        self._is_closed = False
+        self._file = os.fdopen(descriptor, "rb", buffering=0)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def read(self, start: int, length: int) -> bytes:
         """All of these bytes; InputError if the file ends before."""
         pieces = []
-        with self._used() as descriptor:
-            while length:
-                try:
-                    # The kernel gives no more than 2 GiB at once, and parts may have 5.
-                    piece = os.pread(descriptor, length, start)
-                except OSError as error:
-                    if error.errno in _PASSING:
-                        raise
-                    raise InputError(
-                        f"{_show(self.path)} cannot be read: {error.strerror}"
-                    ) from None
-                if not piece:
-                    raise InputError(
-                        f"{_show(self.path)} changed while it was uploaded: it has become shorter"
-                    )
-                pieces.append(piece)
-                start += len(piece)
-                length -= len(piece)
+        while length:
+            try:
+                # The kernel gives no more than 2 GiB at once, and parts may have 5.
+                piece = os.pread(self._file.fileno(), length, start)
+            except OSError as error:
+                if error.errno in _PASSING:
+                    raise
+                raise InputError(f"{_show(self.path)} cannot be read: {error.strerror}") from None
+            if not piece:
+                raise InputError(
+                    f"{_show(self.path)} changed while it was uploaded: it has become shorter"
+                )
+            pieces.append(piece)
+            start += len(piece)
+            length -= len(piece)
         return b"".join(pieces)
 
     def check(self) -> None:
         """InputError if what is at the path is no longer what was opened."""
-        with self._used() as descriptor:
-            # The path first: a file that is removed changes as well, as it has a name less.
-            try:
-                opened = os.fstat(descriptor)
-                found = Path(self.path).stat()
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                    raise InputError(
-                        f"{_show(self.path)} can no longer be reached: {error.strerror}"
-                    ) from None
-                raise InputError(
-                    f"{_show(self.path)} is gone: it was deleted or moved while it was uploaded"
-                ) from None
-            if not os.path.samestat(found, opened):
-                raise InputError(
-                    f"{_show(self.path)} was replaced by another file while it was uploaded"
-                )
-            if _fingerprint(opened) != self.fingerprint:
-                raise InputError(f"{_show(self.path)} changed while it was uploaded")
-
-    def close(self) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._close_if_unused()
-
-    @contextmanager
-    def _used(self) -> Iterator[int]:
-        """The descriptor, which stays open until it is given back.
-
-        An upload that hangs may be given up, and closed by others, while it is about to read. Then
-        the number could already be that of another file.
-        """
-        with self._lock:
-            if self._is_closed:
-                raise ValueError(f"{_show(self.path)} is closed")
-            self._users += 1
         try:
-            yield self._descriptor
-        finally:
-            with self._lock:
-                self._users -= 1
-                self._close_if_unused()
-
-    def _close_if_unused(self) -> None:
-        if self._is_closed and not self._users:
-            os.close(self._descriptor)
+            opened = os.fstat(self._file.fileno())
+            found = Path(self.path).stat()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                problem = "is gone: it was deleted or moved while it was uploaded"
+            else:
+                problem = f"can no longer be reached: {error.strerror}"
+        else:
+            # The path first: a file that is removed changes as well, as it has a name less.
+            if not os.path.samestat(found, opened):
+                problem = "was replaced by another file while it was uploaded"
+            elif _fingerprint(opened) != self.fingerprint:
+                problem = "changed while it was uploaded"
+            else:
+                return
+        raise InputError(f"{_show(self.path)} {problem}")
 
 
 def _fingerprint(status: os.stat_result) -> str:

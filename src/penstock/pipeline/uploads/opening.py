@@ -12,10 +12,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 # As many as Linux follows.
 _MAX_LINKS = 40
@@ -26,13 +24,13 @@ _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 # What was a file a moment ago may have become a named pipe, whose opening would wait for a writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
-_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class NotAFileError(Exception):
@@ -46,70 +44,49 @@ def open_file(
 ) -> int:
     """A descriptor for reading; OSError if there is no such file, NotAFileError if it is no file.
 
-    `permit` is told the place, which is the path without links and dots, and raises if nothing may
-    be opened there. It is asked first: who may not read a file is not told whether there is one.
+    `permit` is called with the place, which is the path without links and dots, and raises if
+    nothing may be opened there. It is called first, so that a forbidden file that exists looks like
+    one that does not.
     `permit_linked` is called for a file that has, or may have, other names (hard links), which can
     be anywhere on the same file system. It raises if one of them may not be opened.
     """
 
-    def open_checked(name: str, mode: int, directory: int) -> int:
-        descriptor = _open(name, mode, directory)
-        try:
-            opened = os.fstat(descriptor)
+    with _reach(path, permit) as (name, mode, directory):
+
+        def check_links(opened: os.stat_result) -> None:
             # One call returns the name's file and its link count: the name may be gone by now, and
             # a link count of 1 then belongs to another name.
-            named = _stat_if_there(name, directory)
+            try:
+                named = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            except FileNotFoundError:
+                named = None
             if named is None or not os.path.samestat(named, opened) or named.st_nlink > 1:
                 permit_linked(opened)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
 
-    return _reach(path, permit, open_checked)
-
-
-def _stat_if_there(name: str, directory: int) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
+        return _open(name, mode, directory, check_links)
 
 
 def delete_file(
-    path: str, permit: Callable[[str], None], is_it: Callable[[os.stat_result], bool]
-) -> bool:
-    """Whether the file was the one, and is gone now; errors are those of `open_file`."""
-
-    def delete(name: str, mode: int, directory: int) -> bool:
-        descriptor = _open(name, mode, directory)
-        try:
-            if not is_it(os.fstat(descriptor)):
-                return False
-        finally:
-            os.close(descriptor)
+    path: str, permit: Callable[[str], None], check: Callable[[os.stat_result], None]
+) -> None:
+    """Errors are those of `open_file`. `check` raises if another file is there by now."""
+    with _reach(path, permit) as (name, mode, directory):
+        os.close(_open(name, mode, directory, check))
         os.unlink(name, dir_fd=directory)
-        return True
-
-    return _reach(path, permit, delete)
 
 
-def _reach(path: str, permit: Callable[[str], None], act: Callable[[str, int, int], T]) -> T:
-    """What is done at the end of the way, with a name, its mode and the directory that it is in."""
+@contextmanager
+def _reach(path: str, permit: Callable[[str], None]) -> Iterator[tuple[str, int, int]]:
+    """The last name of a path, its mode, and the directory that it is in."""
     directories = [os.open("/", _DIRECTORY)]
     try:
-        return _walk(path, directories, permit, act)
+        yield _walk(path, directories, permit)
     finally:
         for descriptor in directories:
             os.close(descriptor)
 
 
-def _walk(
-    path: str,
-    directories: list[int],
-    permit: Callable[[str], None],
-    act: Callable[[str, int, int], T],
-) -> T:
+def _walk(path: str, directories: list[int], permit: Callable[[str], None]) -> tuple[str, int, int]:
     """`directories` are "/" and, opened, those of `names`, each in the one before it."""
     names: list[str] = []
     # The next one is the last.
@@ -141,7 +118,7 @@ def _walk(
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             else:
                 permit(_join([*names, name]))
-                return act(name, mode, directories[-1])
+                return name, mode, directories[-1]
         except OSError:
             permit(_join([*names, name, *reversed(ahead)]))
             raise
@@ -149,11 +126,14 @@ def _walk(
     raise NotAFileError("a directory")
 
 
-def _open(name: str, mode: int, directory: int) -> int:
+def _open(name: str, mode: int, directory: int, check: Callable[[os.stat_result], None]) -> int:
+    # Before it is opened as well: to open a device may be to start it.
     _check_kind(mode)
     descriptor = os.open(name, _FILE, dir_fd=directory)
     try:
-        _check_kind(os.fstat(descriptor).st_mode)
+        opened = os.fstat(descriptor)
+        _check_kind(opened.st_mode)
+        check(opened)
     except BaseException:
         os.close(descriptor)
         raise
@@ -161,9 +141,8 @@ def _open(name: str, mode: int, directory: int) -> int:
 
 
 def _check_kind(mode: int) -> None:
-    """Before it is opened: to open a device may be to start it."""
     if not stat.S_ISREG(mode):
-        raise NotAFileError(next((kind for is_one, kind in _KINDS if is_one(mode)), "no file"))
+        raise NotAFileError(_KINDS.get(stat.S_IFMT(mode), "no file"))
 
 
 def _join(names: Sequence[str]) -> str:
