@@ -553,6 +553,24 @@ def test_stopped_upload_keeps_parts_that_have_arrived(
     assert in_sandbox.content("a") == content
 
 
+@pytest.mark.parametrize("parts_at_once", [1, 4])
+def test_stopped_upload_begins_no_further_part_without_a_bandwidth_limit(
+    in_sandbox: Workbench, cloud: Sandbox, parts_at_once: int
+) -> None:
+    in_sandbox.settings = {"s3_parts_at_once": parts_at_once}
+    in_sandbox.add(in_sandbox.write("a", bytes(LARGE)), "a")
+    cloud.set_fault("s3", operation="UploadPart", hang=True)
+    delivering = in_sandbox.begin(reserve=lambda _: True)
+    with running(delivering.run):
+        wait_until(lambda: delivering.delivery().sent_bytes)
+        in_sandbox.stop.stop()
+        cloud.clear_faults()
+    stopped = delivering.delivery()
+    assert (stopped.settled_end, stopped.error) == (FIRST, "")
+    assert stopped.sent_bytes == 5 * MEBIBYTE
+    assert only_upload(stopped).arrived_parts == 1
+
+
 def test_delivery_with_a_lost_lease_sends_no_further_part(
     in_sandbox: Workbench, cloud: Sandbox
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
+
 from penstock.model.exporting import Upload
 from penstock.pipeline.destinations.destination import RefusedError, UnavailableError
 from penstock.pipeline.settlements import Delivery
@@ -28,21 +30,15 @@ class UploadAbortion:
     def __init__(self, upload: Upload, timeout: float) -> None:
         self._upload = upload
         self._timeout = timeout
-        self._error = ""
-        self._retry_after = 0.0
+        self._delivery = Delivery(settled_end=upload.sequence_number)
 
     def run(self) -> None:
         try:
             abort(self._upload, self._timeout)
-        except UnavailableError as error:
-            self._error = str(error)
-            self._retry_after = error.retry_after or 0.0
-        except RefusedError as error:
-            self._error = str(error)
+        except (UnavailableError, RefusedError) as error:
+            self._delivery = msgspec.structs.replace(
+                self._delivery, error=str(error), pause=getattr(error, "retry_after", None) or 0.0
+            )
 
     def delivery(self) -> Delivery:
-        return Delivery(
-            settled_end=self._upload.sequence_number,
-            error=self._error,
-            pause=self._retry_after,
-        )
+        return self._delivery

@@ -40,7 +40,7 @@ class Body:
             for place in range(start, start + size, _PIECE):
                 digest = crc32(file.read(place, min(_PIECE, start + size - place)), digest)
                 go_on()
-            # Of what a file has, this has as much as a request needs.
+            # boto3 takes it for a file: it has the methods that a request needs.
             self.content = cast("IO[bytes]", _Window(file, start, size, go_on))
         # CRC-32, which S3 compares as well as any other, and which takes the least time.
         self.digest = base64.b64encode(digest.to_bytes(4, "big")).decode()
@@ -59,7 +59,7 @@ class _Window(io.RawIOBase):
         self._start = start
         self._size = size
         self._go_on = go_on
-        self._place = 0
+        self._position = 0
         self.problem: Exception | None = None
 
     def readable(self) -> bool:
@@ -68,29 +68,19 @@ class _Window(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._place
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        self._place = base + offset
-        return self._place
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
 
-    def read(self, size: int = -1) -> bytes:
-        left = max(self._size - self._place, 0)
-        length = left if size < 0 else min(size, left)
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        length = min(len(view), max(self._size - self._position, 0))
         try:
             self._go_on()
-            piece = self._file.read(self._start + self._place, length)
+            view[:length] = self._file.read(self._start + self._position, length)
         except Exception as problem:
             self.problem = problem
             raise
-        self._place += length
-        return piece
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        """Where awscrt is installed, boto3 lets it read what it signs."""
-        view = memoryview(buffer).cast("B")
-        piece = self.read(len(view))
-        view[: len(piece)] = piece
-        return len(piece)
+        self._position += length
+        return length

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -63,15 +63,7 @@ class Bucket:
         self._timeout = timeout
 
     def put(self, key: str, body: Body, metadata: Mapping[str, str]) -> None:
-        answer = self._call(
-            "put_object",
-            Key=key,
-            Body=body.content,
-            ContentLength=body.size,
-            ChecksumCRC32=body.digest,
-            Metadata=metadata,
-        )
-        _find(answer, "ETag")
+        self._send("put_object", body, Key=key, Metadata=metadata)
 
     def create_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         answer = self._call(
@@ -81,16 +73,8 @@ class Bucket:
 
     def put_part(self, key: str, upload_id: str, number: int, body: Body) -> str:
         """What `complete` is to be told of it. GoneError if there is no such upload."""
-        answer = self._call(
-            "upload_part",
-            Key=key,
-            UploadId=upload_id,
-            PartNumber=number,
-            Body=body.content,
-            ContentLength=body.size,
-            ChecksumCRC32=body.digest,
-        )
-        return f"{_find(answer, 'ETag')} {body.digest}"
+        etag = self._send("upload_part", body, Key=key, UploadId=upload_id, PartNumber=number)
+        return f"{etag} {body.digest}"
 
     def complete(self, key: str, upload_id: str, parts: Sequence[str]) -> None:
         """GoneError if there is no such upload, or not with these parts."""
@@ -126,42 +110,53 @@ class Bucket:
             if upload["Key"] == key and _JUST_BEFORE < upload["Initiated"] - began < _SOON_AFTER
         ]
 
-    def _call(self, operation: str, timeout: float | None = None, **fields: Any) -> Any:
-        with (
-            aws.sorting_errors(aws.S3, operation),
-            self._sorting_answers(),
-            aws.using_client(aws.S3, timeout or self._timeout) as client,
-        ):
-            return getattr(client, operation)(Bucket=self._name, **fields)
-
-    @contextmanager
-    def _sorting_answers(self) -> Iterator[None]:
+    def _send(self, operation: str, body: Body, **fields: Any) -> str:
+        """The ETag of what has arrived; if the body could not be read, its error is raised."""
         try:
-            yield
-        except ClientError as error:
-            answer: Any = error.response
-            code = answer.get("Error", {}).get("Code", "")
-            status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
-            if code in _GONE:
-                raise GoneError(code) from None
-            # One without a code is not of S3, but of something on the way.
-            is_of_s3 = bool(code) and not code.isdecimal()
-            if not is_of_s3 or status >= 500 or status in (408, 429) or code in _PASSING:
-                raise
-            if code == "NoSuchBucket":
-                raise NoBucketError(f"the bucket {self._name!r} does not exist") from None
-            raise RefusedError(self._explain(code, answer["Error"].get("Message", ""))) from None
+            answer = self._call(
+                operation,
+                Body=body.content,
+                ContentLength=body.size,
+                ChecksumCRC32=body.digest,
+                **fields,
+            )
+        except UnavailableError as error:
+            raise body.problem or error from None
+        return _find(answer, "ETag")
 
-    def _explain(self, code: str, message: str) -> str:
+    def _call(self, operation: str, timeout: float | None = None, **fields: Any) -> Any:
+        with aws.sorting_errors(aws.S3, operation):
+            try:
+                with aws.using_client(aws.S3, timeout or self._timeout) as client:
+                    return getattr(client, operation)(Bucket=self._name, **fields)
+            except ClientError as error:
+                raise self._explain(error) or error from None
+
+    def _explain(self, error: ClientError) -> GoneError | RefusedError | None:
+        """The error of an answer about the task; None if the call may succeed later."""
+        answer: Any = error.response
+        code = answer.get("Error", {}).get("Code", "")
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+        if code in _GONE:
+            return GoneError(code)
+        # One without a code is not of S3, but of something on the way.
+        is_of_s3 = bool(code) and not code.isdecimal()
+        if not is_of_s3 or status >= 500 or status in (408, 429) or code in _PASSING:
+            return None
         match code:
+            case "NoSuchBucket":
+                return NoBucketError(f"the bucket {self._name!r} does not exist")
             case "AccessDenied":
-                return (
+                return RefusedError(
                     f"S3 denies access to the bucket {self._name!r}: allow s3:PutObject and "
                     "s3:AbortMultipartUpload to the role or user of the pipeline"
                 )
             case "PermanentRedirect":
-                return f"the bucket {self._name!r} is in another region; set AWS_REGION"
-        return f"S3 refuses it: {code}: {message}".rstrip(": ")
+                return RefusedError(
+                    f"the bucket {self._name!r} is in another region; set AWS_REGION"
+                )
+        message = answer["Error"].get("Message", "")
+        return RefusedError(f"S3 refuses it: {code}: {message}".rstrip(": "))
 
 
 def _find(answer: Mapping[str, Any], field: str) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, tzinfo
 from zoneinfo import ZoneInfo
 
@@ -60,11 +61,11 @@ class TaskDelivery:
         found: TaskSlice,
         stop: StopSignal,
         # Waits until so many bytes may be sent; False if the delivery was stopped.
-        reserve: Callable[[int], bool],
+        grant: Callable[[int], bool],
         # Reports to the broker at once; False if the lease is lost.
         report: Callable[[], bool],
         # Called when parts have arrived or tasks have ended.
-        on_progress: Callable[[], None] = lambda: None,
+        on_progress: Callable[[], None],
     ) -> None:
         assert isinstance(export.config, S3ExportTaskExecutorConfig)
         settings = export.settings
@@ -72,12 +73,15 @@ class TaskDelivery:
         self._messages = messages
         self._time_to_live = found.time_to_live
         self._stop = stop
-        self._reserve = reserve
+        self._grant = grant
         self._report = report
         self._on_progress = on_progress
         threshold = export.config.size_threshold_for_multipart_upload_bytes or _DEFAULT_THRESHOLD
         self._threshold = min(max(threshold, settings.s3_min_part_bytes), _MAX_WHOLE_BYTES)
         self._enclosure = Enclosure(settings.read_only_directories, export.root)
+        zone = settings.s3_key_time_zone
+        # UTC needs no time zone database.
+        self._zone: tzinfo = UTC if zone == "UTC" else ZoneInfo(zone)
         self._settlements = Settlements(messages, found.end)
         self._uploads = {upload.sequence_number: upload for upload in found.uploads}
         self._abandoned: list[Upload] = []
@@ -87,9 +91,9 @@ class TaskDelivery:
         self._next = 0
         self._is_over = False
         self._error = ""
-        self._retry_after = 0.0
+        self._pause = 0.0
         # Guards the results above.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def run(self) -> None:
         if self._export.root is None:
@@ -98,13 +102,11 @@ class TaskDelivery:
                 "another one: run one there"
             )
             return
-        threads = min(self._export.settings.s3_tasks_at_once, len(self._messages.numbers))
-        if threads <= 1:
-            self._work()
-            return
+        threads = self._export.settings.s3_tasks_at_once
         with ThreadPoolExecutor(threads, "penstock-task") as pool:
-            for _ in range(threads):
+            for _ in range(min(threads, len(self._messages.numbers)) - 1):
                 pool.submit(self._work)
+            self._work()
 
     def delivery(self) -> Delivery:
         with self._lock:
@@ -112,7 +114,7 @@ class TaskDelivery:
                 self._settlements.describe(),
                 sent_bytes=self._sent_bytes,
                 error=self._error,
-                pause=self._retry_after,
+                pause=self._pause,
                 events=list(self._events),
                 uploads=list(self._uploads.values()),
                 abandoned=list(self._abandoned),
@@ -124,9 +126,9 @@ class TaskDelivery:
             while (place := self._take()) is not None:
                 self._attempt(place)
         except UnavailableError as error:
-            self._end(str(error), error)
+            self._end(str(error), error.retry_after or 0.0)
         except StoppedError:
-            self._end("")
+            self._end()
         except (OSError, StreamManagerException) as error:
             # The broker is unavailable, or this machine has no descriptors left.
             self._end(f"{type(error).__name__}: {error}")
@@ -136,70 +138,66 @@ class TaskDelivery:
             self._end(f"{type(error).__name__}: {error}")
 
     def _take(self) -> int | None:
-        """The place of the next task."""
+        """The place of the next task; None if no further task may begin."""
         with self._lock:
-            if not self._has_more() or self._stop.is_set:
-                return None
-            if self._settlements.count_ahead() >= _MAX_AHEAD:
+            if (
+                self._is_over
+                or self._stop.is_set
+                or self._next >= len(self._messages.numbers)
+                or self._settlements.count_ahead() >= _MAX_AHEAD
+            ):
                 return None
             self._next += 1
             return self._next - 1
 
-    def _has_more(self) -> bool:
-        return not self._is_over and self._next < len(self._messages.numbers)
-
-    def _end(self, error: str, unavailable: UnavailableError | None = None) -> None:
+    def _end(self, error: str = "", pause: float = 0.0) -> None:
         """No further task begins: tasks are carried out in order."""
         with self._lock:
             self._is_over = True
-            if error and not self._error:
-                self._error = error
-                if unavailable is not None:
-                    self._retry_after = unavailable.retry_after or 0.0
+            if not self._error:
+                self._error, self._pause = error, pause
 
     # One task
 
     def _attempt(self, place: int) -> None:
         if self._time_to_live is not None:
-            ended = self._messages.ingest_times[place] + self._time_to_live
-            if ended < _now_millis():
+            expires = self._messages.ingest_times[place] + self._time_to_live
+            if expires < _now_millis():
                 self._dismiss(place, Status.Canceled, "its time to live is over")
                 return
         try:
             task = parse_task(self._messages.payloads[place])
-            path = find_path(task.input_url)
-            with self._enclosure.open(path) as file:
+            with self._enclosure.open(find_path(task.input_url)) as file:
                 where = self._upload(place, task, file)
-                if not where:
-                    self._end("")
-                    return
-                self._succeed(place, where, file)
+                message = f"{file.size} bytes were uploaded to {where}"
+                self._settle(place, Status.Success, message, file)
         except (TaskError, InputError, RefusedError) as error:
             self._dismiss(place, Status.Failure, str(error))
-
-    def _succeed(self, place: int, where: str, file: InputFile) -> None:
-        message = f"{file.size} bytes were uploaded to {where}"
-        with self._lock:
-            self._conclude(place, Status.Success, message)
-            self._settlements.note_arrived((place,))
-            number = self._messages.numbers[place]
-            self._uploaded.append(UploadedFile(number, file.path, file.fingerprint))
-        self._on_progress()
 
     def _dismiss(self, place: int, status: Status, reason: str) -> None:
         """The task will never be done: its upload is aborted."""
         upload = self._uploads.get(self._messages.numbers[place])
         if upload is not None:
             self._abort(place, upload)
-        with self._lock:
-            self._conclude(place, status, reason)
-            self._settlements.note_skipped(place, reason)
-        self._on_progress()
+        self._settle(place, status, reason)
 
-    def _conclude(self, place: int, status: Status, message: str) -> None:
-        """Under the lock: the event and the settled task become visible at once."""
-        self._uploads.pop(self._messages.numbers[place], None)
-        self._events.append(self._make_event(place, status, message))
+    def _settle(
+        self, place: int, status: Status, message: str, file: InputFile | None = None
+    ) -> None:
+        """Ends a task, with its file if that was uploaded.
+
+        The event and the settled task become visible at once.
+        """
+        number = self._messages.numbers[place]
+        with self._lock:
+            self._uploads.pop(number, None)
+            self._add_event(place, status, message)
+            if file is None:
+                self._settlements.note_skipped(place, message)
+            else:
+                self._settlements.note_arrived((place,))
+                self._uploaded.append(UploadedFile(number, file.path, file.fingerprint))
+        self._on_progress()
 
     def _abort(self, place: int, upload: Upload) -> None:
         try:
@@ -207,97 +205,105 @@ class TaskDelivery:
         except (UnavailableError, RefusedError) as error:
             with self._lock:
                 self._abandoned.append(upload)
-            self._say(
+            self._add_event(
                 place,
                 Status.Warning,
                 f"an unfinished upload of {_name(upload)} could not be aborted, and is aborted "
                 f"later: {error}",
             )
 
-    def _abort_unknown(self, place: int, upload: Upload) -> None:
-        """A crash may have happened before or after the upload was created."""
-        try:
-            abort(upload, self._export.timeout)
-        except RefusedError as error:
-            self._say(
-                place,
-                Status.Warning,
-                f"an unfinished upload of {_name(upload)} may have been left, and cannot be looked "
-                f"for: {error}",
-            )
-
-    def _say(self, place: int, status: Status, message: str) -> None:
-        event = self._make_event(place, status, message)
-        with self._lock:
-            self._events.append(event)
-
-    def _make_event(self, place: int, status: Status, message: str) -> TaskEvent:
-        return TaskEvent(
+    def _add_event(self, place: int, status: Status, message: str) -> None:
+        event = TaskEvent(
             sequence_number=self._messages.numbers[place],
             status=status,
             message=message[:_MAX_MESSAGE_LENGTH],
             time=_now_millis(),
             task=find_task(self._messages.payloads[place]),
         )
+        with self._lock:
+            self._events.append(event)
 
     # Its file
 
     def _upload(self, place: int, task: Task, file: InputFile) -> str:
-        """The place of the complete object; empty if the delivery was stopped before."""
+        """The place of the complete object; StoppedError if the delivery was stopped before."""
         upload = self._uploads.get(self._messages.numbers[place])
         if upload is None:
-            key = self._resolve(task.key)
+            key = resolve_key(task.key, time.time_ns(), self._zone)
             where = f"s3://{task.bucket}/{key}"
-            self._say(place, Status.InProgress, f"{file.size} bytes are on their way to {where}")
+            self._add_event(
+                place, Status.InProgress, f"{file.size} bytes are on their way to {where}"
+            )
             if file.size <= self._threshold:
                 if not self._reserve(file.size):
-                    return ""
-                if self._put(task, key, file):
+                    raise StoppedError
+                # One that takes too long is sent in parts.
+                with suppress(TooSlowError):
+                    bucket = Bucket(task.bucket, self._export.timeout)
+                    send_whole(file, bucket, key, task.user_metadata or {}, self._stop)
                     return where
-            upload = self._plan_upload(place, task.bucket, key, file)
+            upload = self._create(place, task, key, file)
         elif upload.fingerprint != file.fingerprint:
             raise InputError(f"{file.path!r} has changed since its upload began")
         elif not upload.upload_id:
-            self._abort_unknown(place, upload)
-            upload = self._plan_upload(place, upload.bucket, upload.key, file)
-        return _name(upload) if self._send_parts(place, task, file, upload) else ""
+            # A crash may have happened before or after the upload was created.
+            try:
+                abort(upload, self._export.timeout)
+            except RefusedError as error:
+                self._add_event(
+                    place,
+                    Status.Warning,
+                    f"an unfinished upload of {_name(upload)} may have been left, and cannot be "
+                    f"looked for: {error}",
+                )
+            upload = self._create(place, task, upload.key, file)
+        self._send_parts(place, file, upload)
+        return _name(upload)
 
-    def _resolve(self, key: str) -> str:
-        return resolve_key(key, time.time_ns(), _zone(self._export.settings.s3_key_time_zone))
-
-    def _put(self, task: Task, key: str, file: InputFile) -> bool:
-        """In one call; False if that takes too long, and parts are better."""
-        bucket = Bucket(task.bucket, self._export.timeout)
-        self._note_sent(file.size)
-        try:
-            send_whole(file, bucket, key, task.user_metadata or {}, self._stop)
-        except TooSlowError:
-            return False
-        return True
-
-    def _plan_upload(self, place: int, bucket: str, key: str, file: InputFile) -> Upload:
+    def _create(self, place: int, task: Task, key: str, file: InputFile) -> Upload:
         upload = Upload(
             sequence_number=self._messages.numbers[place],
-            bucket=bucket,
+            bucket=task.bucket,
             key=key,
             began=_now_millis(),
             fingerprint=file.fingerprint,
             size=file.size,
             part_size=choose_part_size(file.size, self._export.settings.s3_min_part_bytes),
         )
-        self._keep(upload)
-        self._report_upload()
-        return upload
+        self._store(upload)
+        bucket = Bucket(task.bucket, self._export.timeout)
+        try:
+            upload_id = bucket.create_upload(key, task.user_metadata or {})
+        except RefusedError:
+            # There is nothing to be aborted.
+            self._forget(upload)
+            raise
+        created = msgspec.structs.replace(upload, upload_id=upload_id)
+        try:
+            self._store(created)
+        except StoppedError:
+            abort(created, self._export.timeout)
+            raise
+        return created
 
-    def _send_parts(self, place: int, task: Task, file: InputFile, upload: Upload) -> bool:
+    def _store(self, upload: Upload) -> None:
+        """StoppedError if the lease is lost: then the broker has not stored the upload."""
+        with self._lock:
+            self._uploads[upload.sequence_number] = upload
+        if not self._report():
+            raise StoppedError
+
+    def _forget(self, upload: Upload) -> None:
+        with self._lock:
+            self._uploads.pop(upload.sequence_number, None)
+
+    def _send_parts(self, place: int, file: InputFile, upload: Upload) -> None:
         bucket = Bucket(upload.bucket, self._export.timeout)
-        if not upload.upload_id:
-            upload = self._create(bucket, upload, task.user_metadata or {})
         transfer = PartsTransfer(
-            file, bucket, upload, self._stop, self._reserve_part, self._keep_progress
+            file, bucket, upload, self._stop, self._reserve, self._keep_progress
         )
         try:
-            is_there = transfer.run(self._export.settings.s3_parts_at_once)
+            transfer.run(self._export.settings.s3_parts_at_once)
         except GoneError:
             # It may be that only some of its parts are.
             self._abort(place, upload)
@@ -305,33 +311,15 @@ class TaskDelivery:
             raise UnavailableError(
                 f"S3 no longer has the upload of {_name(upload)}: it begins anew"
             ) from None
-        return is_there
 
-    def _create(self, bucket: Bucket, upload: Upload, metadata: Mapping[str, str]) -> Upload:
-        try:
-            upload_id = bucket.create_upload(upload.key, metadata)
-        except RefusedError:
-            # There is nothing to be aborted.
-            self._forget(upload)
-            raise
-        created = msgspec.structs.replace(upload, upload_id=upload_id)
-        try:
-            self._keep(created)
-            self._report_upload()
-        except StoppedError:
-            abort(created, self._export.timeout)
-            raise
-        return created
-
-    def _reserve_part(self, size: int) -> bool:
-        is_granted = not self._stop.is_set and self._reserve(size)
-        if is_granted:
-            self._note_sent(size)
-        return is_granted
-
-    def _note_sent(self, size: int) -> None:
+    def _reserve(self, size: int) -> bool:
+        """Waits until so many bytes may be sent, and counts them; False if it is stopped."""
+        # Without a limit all is granted, also after a stop.
+        if self._stop.is_set or not self._grant(size):
+            return False
         with self._lock:
             self._sent_bytes += size
+        return True
 
     def _keep_progress(self, upload: Upload) -> None:
         with self._lock:
@@ -340,24 +328,6 @@ class TaskDelivery:
             if upload.arrived_parts > known.arrived_parts:
                 self._uploads[upload.sequence_number] = upload
         self._on_progress()
-
-    def _keep(self, upload: Upload) -> None:
-        with self._lock:
-            self._uploads[upload.sequence_number] = upload
-
-    def _forget(self, upload: Upload) -> None:
-        with self._lock:
-            self._uploads.pop(upload.sequence_number, None)
-
-    def _report_upload(self) -> None:
-        """StoppedError if the lease is lost: then the broker has not stored the upload."""
-        if not self._report():
-            raise StoppedError
-
-
-def _zone(name: str) -> tzinfo:
-    # Where no zones are installed there is this one.
-    return UTC if name == "UTC" else ZoneInfo(name)
 
 
 def _now_millis() -> int:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import msgspec
 
 from penstock.model.exporting import Upload
 from penstock.pipeline.destinations.destination import UnavailableError
-from penstock.pipeline.stopping import StopSignal
+from penstock.pipeline.stopping import StoppedError, StopSignal
 from penstock.pipeline.uploads.body import Body
 from penstock.pipeline.uploads.bucket import Bucket
 from penstock.pipeline.uploads.inputs import InputFile
@@ -59,8 +58,7 @@ def send_whole(
     body = Body(file, 0, file.size, go_on)
     # What has changed while it was read is not sent. After that its digest tells.
     file.check()
-    with _telling_problems(body):
-        bucket.put(key, body, metadata)
+    bucket.put(key, body, metadata)
     file.check()
 
 
@@ -88,90 +86,74 @@ class PartsTransfer:
         self._sent = {place: part for place, part in enumerate(upload.parts) if part}
         # The next one is the last.
         self._missing = [n for n in range(self._count) if n not in self._sent][::-1]
+        self._errors: list[Exception] = []
         self._lock = threading.Lock()
-        self._error: Exception | None = None
 
-    def run(self, threads: int) -> bool:
-        """Whether the object is complete; parts that have arrived are kept in any case.
+    def run(self, threads: int) -> None:
+        """Completes the object; parts that have arrived are kept in any case.
 
         UnavailableError if a part did not arrive, GoneError if there is no such upload, InputError
-        if the file is not what it was when the upload began.
+        if the file is not what it was when the upload began, StoppedError if the upload is stopped.
         """
         if self._missing:
-            self._send_missing(threads)
+            began = time.monotonic()
+            self._send_next()
+            # On a slow line several parts at once take so long that none may arrive.
+            is_slow = time.monotonic() - began > _QUICK_SECONDS
+            helpers = 0 if is_slow else min(threads, len(self._missing)) - 1
+            with ThreadPoolExecutor(threads, "penstock-part") as pool:
+                for _ in range(helpers):
+                    pool.submit(self._send_rest)
+                self._send_rest()
             self._keep(self._state())
-        if self._error is not None:
-            raise self._error
+        if self._errors:
+            raise self._errors[0]
         if len(self._sent) < self._count:
-            return False
+            raise StoppedError
         self._stop.check()
         self._file.check()
         state = self._state()
         self._bucket.complete(state.key, state.upload_id, state.parts)
-        return True
-
-    def _send_missing(self, threads: int) -> None:
-        # On a slow line several parts at once take so long that none may arrive.
-        began = time.monotonic()
-        self._send_parts(limit=1)
-        if time.monotonic() - began > _QUICK_SECONDS:
-            threads = 1
-        workers = min(threads, len(self._missing))
-        if workers > 1:
-            with ThreadPoolExecutor(workers, "penstock-part") as pool:
-                for _ in range(workers):
-                    pool.submit(self._send_parts)
-        elif workers:
-            self._send_parts()
 
     def _state(self) -> Upload:
         parts = [self._sent.get(place, "") for place in range(max(self._sent, default=-1) + 1)]
         return msgspec.structs.replace(self._upload, parts=parts)
 
-    def _send_parts(self, limit: int | None = None) -> None:
-        try:
-            while limit != 0 and (place := self._take()) is not None:
-                part = self._send_part(place)
-                with self._lock:
-                    self._sent[place] = part
-                    state = self._state()
-                self._keep(state)
-                limit = limit - 1 if limit is not None else None
-        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-            with self._lock:
-                self._error = self._error or error
+    def _send_rest(self) -> None:
+        while self._send_next():
+            pass
 
-    def _take(self) -> int | None:
-        """The place of the next part, which may be sent now."""
+    def _send_next(self) -> bool:
+        """Sends the next part; False if none is missing, one has failed, or none may be sent."""
         with self._lock:
-            if not self._missing or self._error is not None:
-                return None
+            if not self._missing or self._errors:
+                return False
             place = self._missing.pop()
-        if self._reserve(self._size_of(place)):
-            return place
-        with self._lock:
-            self._missing.append(place)
-        return None
-
-    def _size_of(self, place: int) -> int:
-        return min(self._upload.part_size, self._upload.size - place * self._upload.part_size)
+        try:
+            part = self._send_part(place)
+            if not part:
+                return False
+            with self._lock:
+                self._sent[place] = part
+                state = self._state()
+            self._keep(state)
+        except Exception as error:  # noqa: BLE001 - `run` raises it
+            self._errors.append(error)
+        return True
 
     def _send_part(self, place: int) -> str:
-        upload, size = self._upload, self._size_of(place)
-        body = Body(self._file, place * upload.part_size, size, self._stop.check)
-        for pause in (*_PART_PAUSES, None):
+        """What `complete` needs of the part; empty if it may not be sent."""
+        upload = self._upload
+        start = place * upload.part_size
+        size = min(upload.part_size, upload.size - start)
+        if not self._reserve(size):
+            return ""
+        body = Body(self._file, start, size, self._stop.check)
+        pauses = iter(_PART_PAUSES)
+        while True:
             try:
-                with _telling_problems(body):
-                    return self._bucket.put_part(upload.key, upload.upload_id, place + 1, body)
+                return self._bucket.put_part(upload.key, upload.upload_id, place + 1, body)
             except UnavailableError:
+                pause = next(pauses, None)
                 if pause is None or not self._stop.wait(pause) or not self._reserve(size):
                     raise
-        raise AssertionError("the last one raises")
-
-
-@contextmanager
-def _telling_problems(body: Body) -> Iterator[None]:
-    try:
-        yield
-    except UnavailableError as error:
-        raise body.problem or error from None
