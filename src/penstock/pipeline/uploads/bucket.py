@@ -93,16 +93,16 @@ class Bucket:
         _find(answer, "ETag")
 
     def abort(self, key: str, upload_id: str) -> None:
-        # That it is gone is what is wanted.
+        # An upload that is gone needs no abort.
         with suppress(GoneError, NoBucketError):
             self._call("abort_multipart_upload", Key=key, UploadId=upload_id)
 
     def find_uploads(self, key: str, began_millis: int) -> list[str]:
         """The uploads of a key that were created about then."""
         answer = self._call("list_multipart_uploads", Prefix=key)
-        # Whatever the clock of this machine says: what S3 tells is told by its own.
-        told = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
-        now = parsedate_to_datetime(told) if told else datetime.now(UTC)
+        # By the clock of S3, which the times of uploads follow: that of this machine may be wrong.
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+        now = parsedate_to_datetime(date) if date else datetime.now(UTC)
         began = now - timedelta(milliseconds=time.time() * 1000 - began_millis)
         return [
             upload["UploadId"]
@@ -139,7 +139,7 @@ class Bucket:
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
         if code in _GONE:
             return GoneError(code)
-        # One without a code is not of S3, but of something on the way.
+        # S3 always has a code: an answer without one comes from a proxy.
         is_of_s3 = bool(code) and not code.isdecimal()
         if not is_of_s3 or status >= 500 or status in (408, 429) or code in _PASSING:
             return None
@@ -160,7 +160,7 @@ class Bucket:
 
 
 def _find(answer: Mapping[str, Any], field: str) -> str:
-    """What S3 always answers: if it is missing, somebody else has, who stands in the way."""
+    """A field that every answer of S3 has: one without it comes from a proxy or a portal."""
     if not answer.get(field):
         raise UnavailableError(f"{aws.S3}: an answer without {field}, which is not of S3")
     return str(answer[field])

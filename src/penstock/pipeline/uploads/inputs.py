@@ -113,11 +113,7 @@ class Enclosure:
         OSError if this process has no memory or no descriptors left: the file may be all right.
         """
         with _explaining(path):
-            descriptor = open_file(
-                path,
-                lambda place: self._check_place(path, place),
-                lambda status: self._check_links(path, status),
-            )
+            descriptor = open_file(path, self._check_place, self._check_links)
             try:
                 return InputFile(path, descriptor, self._wait_until_settled(descriptor))
             except BaseException:
@@ -129,19 +125,19 @@ class Enclosure:
 
         def check(status: os.stat_result) -> None:
             if _fingerprint(status) != fingerprint:
-                raise InputError(f"{_show(path)} has changed since it was uploaded")
+                raise InputError("has changed since it was uploaded")
 
         with _explaining(path):
-            delete_file(path, lambda place: self._check_place(path, place), check)
+            delete_file(path, self._check_place, check)
 
-    def _check_place(self, path: str, place: str) -> None:
+    def _check_place(self, place: str) -> None:
         # Directories are looked up each time: one may be mounted later, or be a link that is moved.
         if self._directories and not any(
             _is_in(place, os.path.realpath(directory)) for directory in self._directories
         ):
             raise InputError(
-                f"{_show(path)} is not in a directory that files may be uploaded from, after all "
-                f"links are followed; these are {', '.join(self._directories)} "
+                "is not in a directory that files may be uploaded from, after all links are "
+                f"followed; these are {', '.join(self._directories)} "
                 "(STREAM_MANAGER_READ_ONLY_DIRS)"
             )
         if self._root is None:
@@ -149,19 +145,19 @@ class Enclosure:
         root = os.path.realpath(self._root)
         if _is_in(place, root) and not _is_in(place, str(Path(root, CHANNELS_DIRECTORY))):
             raise InputError(
-                f"{_show(path)} is in the directory of the broker, {self._root}, from which only "
-                "channels are uploaded"
+                f"is in the directory of the broker, {self._root}, from which only channels are "
+                "uploaded"
             )
 
-    def _check_links(self, path: str, status: os.stat_result) -> None:
+    def _check_links(self, status: os.stat_result) -> None:
         """A hard link gives a file of the broker another name, in a directory that is allowed."""
         if self._root is None or not Path(self._root).exists():
             return
         root = os.path.realpath(self._root)
         if status.st_dev == Path(root).stat().st_dev and status.st_ino in _inodes_of(root):
             raise InputError(
-                f"{_show(path)} is a hard link to a file of the broker, in {self._root}, from "
-                "which only channels are uploaded"
+                f"is a hard link to a file of the broker, in {self._root}, from which only "
+                "channels are uploaded"
             )
 
     def _wait_until_settled(self, descriptor: int) -> os.stat_result:
@@ -184,16 +180,20 @@ class Enclosure:
 
 @contextmanager
 def _explaining(path: str) -> Iterator[None]:
-    """Turns errors of the file system into InputError, with a reason that users understand."""
+    """Turns refusals and errors of the file system into an InputError that names the path."""
     try:
         yield
+    except InputError as error:
+        reason = str(error)
     except NotAFileError as error:
-        raise InputError(f"{_show(path)} is {error}, not a file") from None
+        reason = f"is {error}, not a file"
     except OSError as error:
         if error.errno in _PASSING:
             raise
         reason = _REASONS.get(error.errno or 0, f"cannot be opened: {error.strerror}")
-        raise InputError(f"{_show(path)} {reason}") from None
+    else:
+        return
+    raise InputError(f"{_show(path)} {reason}")
 
 
 def _inodes_of(root: str) -> Iterator[int]:

@@ -46,7 +46,7 @@ def send_whole(
 ) -> None:
     """In one call. TooSlowError if it takes too long and might as well go in parts.
 
-    InputError if it is not the same afterwards: then somebody was still writing it.
+    InputError if the file has changed meanwhile: then it was still being written.
     """
     began = time.monotonic()
 
@@ -56,7 +56,7 @@ def send_whole(
             raise TooSlowError
 
     body = Body(file, 0, file.size, go_on)
-    # What has changed while it was read is not sent. After that its digest tells.
+    # A file that changed while it was read is not sent. Later changes do not match the digest.
     file.check()
     bucket.put(key, body, metadata)
     file.check()
@@ -84,7 +84,7 @@ class PartsTransfer:
         self._keep = keep
         self._count = max(-(-upload.size // upload.part_size), 1)
         self._sent = {place: part for place, part in enumerate(upload.parts) if part}
-        # The next one is the last.
+        # In reverse: the next part is popped from the end.
         self._missing = [n for n in range(self._count) if n not in self._sent][::-1]
         self._errors: list[Exception] = []
         self._lock = threading.Lock()
