@@ -14,11 +14,8 @@ of Java's own) would need Java's tables: they are refused, for no name is better
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timezone, tzinfo
-from functools import lru_cache
-from typing import NamedTuple
 
 _NANOS_PER_SECOND = 10**9
 _FIRST_MODIFIED_JULIAN_DAY = date(1858, 11, 17).toordinal()
@@ -27,7 +24,7 @@ _FIRST_MODIFIED_JULIAN_DAY = date(1858, 11, 17).toordinal()
 _MONTHS = ["January", "February", "March", "April", "May", "June", "July"]
 _MONTHS += ["August", "September", "October", "November", "December"]
 _DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
-_QUARTERS = ["1st quarter", "2nd quarter", "3rd quarter", "4th quarter"]
+_ORDINALS = ["1st", "2nd", "3rd", "4th"]
 # Each with the hour at which it ends.
 _DAY_PERIODS = (
     (6, "at night"),
@@ -42,281 +39,245 @@ class PatternError(ValueError):
     """A pattern that Java would refuse, or that cannot be written for this moment and zone."""
 
 
-def format_moment(pattern: str, epoch_nanos: int, zone: tzinfo) -> str:
-    """A moment of the years 1 to 9999 as the pattern has it, in a zone.
-
-    The zone is a ZoneInfo or a fixed `timezone`, of which the one without an offset counts as the
-    zone UTC.
-    """
-    writers = _compile(pattern)
-    seconds, nanos = divmod(epoch_nanos, _NANOS_PER_SECOND)
-    moment = _Moment(datetime.fromtimestamp(seconds, zone), nanos)
-    return "".join(write(moment) for write in writers)
-
-
-class _Moment(NamedTuple):
-    local: datetime
-    nanos: int  # of its second
-
-    @property
-    def day_of_year(self) -> int:
-        return self.local.timetuple().tm_yday
-
-    @property
-    def day_of_week(self) -> int:
-        """From 1, Sunday, to 7."""
-        return self.local.isoweekday() % 7 + 1
-
-    @property
-    def quarter(self) -> int:
-        return (self.local.month + 2) // 3
-
-    @property
-    def week_belongs_to_next_year(self) -> bool:
-        return self.local.month == 12 and self.local.day + 7 - self.day_of_week > 31
-
-    @property
-    def week_of_year(self) -> int:
-        return 1 if self.week_belongs_to_next_year else self.week_of(self.day_of_year)
-
-    def week_of(self, day: int) -> int:
-        """The number of its week in a month or year, of which this is the given day."""
-        saturday = day + 7 - self.day_of_week
-        return (saturday + 6) // 7
-
-    @property
-    def nanos_of_day(self) -> int:
-        minutes = self.local.hour * 60 + self.local.minute
-        return (minutes * 60 + self.local.second) * _NANOS_PER_SECOND + self.nanos
-
-
-_Writer = Callable[[_Moment], str]
-# What a letter writes, by how many of it stand in a row.
-_Forms = dict[int, _Writer]
-
-
-@dataclass(frozen=True)
-class _Number:
-    value: Callable[[_Moment], int]
-    width: int
-
-    def __call__(self, moment: _Moment) -> str:
-        value = self.value(moment)
-        # The width is that of the digits, without the sign.
-        return str(value).zfill(self.width + (value < 0))
-
-
-def _numbers(value: Callable[[_Moment], int], widths: Iterable[int] = (1, 2)) -> _Forms:
-    return {width: _Number(value, width) for width in widths}
-
-
-def _years(year: Callable[[_Moment], int]) -> _Forms:
-    # For 11 to 18 letters Java fails, with an index out of bounds. From 20 on it takes only Y,
-    # which is not worth a rule of its own.
-    forms = _numbers(year, (*range(1, 11), 19))
-    return forms | {2: _Number(lambda moment: year(moment) % 100, 2)}
-
-
-def _fraction(digits: int) -> _Number:
-    return _Number(lambda moment: moment.nanos // 10 ** (9 - digits), digits)
-
-
-def _names(number: Callable[[_Moment], int], names: list[str]) -> _Forms:
-    """Short, full and narrow names of what is counted from 1."""
-
-    def name(moment: _Moment) -> str:
-        return names[number(moment) - 1]
-
-    return {3: lambda moment: name(moment)[:3], 4: name, 5: lambda moment: name(moment)[:1]}
-
-
-def _literal(text: str) -> _Writer:
-    return lambda _: text
-
-
-def _pad(letters: str, write: _Writer, width: int) -> _Writer:
-    def write_padded(moment: _Moment) -> str:
-        text = write(moment)
-        if len(text) > width:
-            raise PatternError(f"{letters} pads to {width} characters, and {text!r} is longer")
-        return text.rjust(width)
-
-    return write_padded
-
-
-def _day_period(moment: _Moment, midnight: str = "midnight", noon: str = "noon") -> str:
-    hour = moment.local.hour
-    if not moment.local.minute and hour in (0, 12):
-        return noon if hour else midnight
-    return next(name for end, name in _DAY_PERIODS if hour < end)
-
-
-def _offset(count: int, zero: str = "") -> _Writer:
-    """The offset as so many `x` write it, and as `X` does with a text in place of a zero."""
-    separator = ":" if count in (3, 5) else ""
-
-    def write(moment: _Moment) -> str:
-        # Hours and minutes; seconds only where there are any.
-        sign, *shown = re.findall(r"[+-]|\d\d", moment.local.strftime("%z"))
-        if count <= 3:
-            del shown[2:]
-        if count == 1 and shown[1] == "00":
-            del shown[1]
-        if set(shown) == {"00"}:
-            # The minus of seconds that are not shown is not shown either.
-            return zero or "+" + separator.join(shown)
-        return str(sign) + separator.join(shown)
-
-    return write
-
-
-def _long_gmt_offset(moment: _Moment) -> str:
-    return f"GMT{_offset(5)(moment)}" if moment.local.utcoffset() else "GMT"
-
-
-def _short_gmt_offset(moment: _Moment) -> str:
-    # GMT+05:00 becomes GMT+5.
-    return re.sub(r"(?<=[+-])0|:00$", "", _long_gmt_offset(moment))
-
-
-def _zone_id(moment: _Moment) -> str:
-    zone = moment.local.tzinfo
-    if isinstance(zone, timezone):
-        return _offset(5, "UTC")(moment)
-    if key := getattr(zone, "key", None):
-        return str(key)
-    raise PatternError(f"VV writes the id of a zone, and {zone!r} has none")
-
-
-def _zone_name(letters: str, utc: str) -> _Writer:
-    def write(moment: _Moment) -> str:
-        zone, abbreviation = moment.local.tzinfo, moment.local.tzname() or ""
-        if isinstance(zone, timezone):
-            return _offset(5, utc)(moment)
-        if abbreviation == "UTC":
-            return utc
-        # Where no abbreviation is in use, the tz database has an offset in its place.
-        if letters == "z" and abbreviation.isalpha():
-            return abbreviation
-        raise PatternError(
-            f"{letters} writes a name that only Java knows for the zone {zone}; "
-            "VV writes its id, and XXX its offset"
-        )
-
-    return write
-
-
-_YEAR = _years(lambda moment: moment.local.year)
-_QUARTER = _numbers(lambda moment: moment.quarter) | {
-    3: lambda moment: f"Q{moment.quarter}",
-    4: lambda moment: _QUARTERS[moment.quarter - 1],
-    5: lambda moment: f"{moment.quarter}",
-}
-_MONTH_NAMES = _names(lambda moment: moment.local.month, _MONTHS)
-_MONTH = _numbers(lambda moment: moment.local.month) | _MONTH_NAMES
-_DAY_NAMES = _names(lambda moment: moment.day_of_week, _DAYS)
-_DAY_NUMBERS = _numbers(lambda moment: moment.day_of_week)
-_ANY_WIDTH = range(1, 20)
-_LONG_UTC = "Coordinated Universal Time"
-
-_LETTERS: dict[str, _Forms] = {
-    "G": dict.fromkeys((1, 2, 3), _literal("AD")) | {4: _literal("Anno Domini"), 5: _literal("A")},
-    "u": _YEAR,
-    "y": _YEAR,
-    "Y": _years(lambda moment: moment.local.year + moment.week_belongs_to_next_year),
-    "Q": _QUARTER,
-    "q": _QUARTER,
-    "M": _MONTH,
-    "L": _MONTH,
-    "w": _numbers(lambda moment: moment.week_of_year),
-    "W": _numbers(lambda moment: moment.week_of(moment.local.day), [1]),
-    "D": _numbers(lambda moment: moment.day_of_year, [1, 2, 3]),
-    "d": _numbers(lambda moment: moment.local.day),
-    # In later Javas this is the week, as the documentation always had it. In Java 17 it is the day.
-    "F": _numbers(lambda moment: (moment.local.day - 1) % 7 + 1, [1]),
-    "g": _numbers(lambda moment: moment.local.toordinal() - _FIRST_MODIFIED_JULIAN_DAY, _ANY_WIDTH),
-    "E": _DAY_NAMES | dict.fromkeys((1, 2), _DAY_NAMES[3]),
-    "e": _DAY_NAMES | _DAY_NUMBERS,
-    "c": _DAY_NAMES | {1: _DAY_NUMBERS[1]},
-    "a": {1: lambda moment: "AM" if moment.local.hour < 12 else "PM"},
-    # No other period has a narrow name.
-    "B": {1: _day_period, 4: _day_period, 5: lambda moment: _day_period(moment, "mi", "n")},
-    "H": _numbers(lambda moment: moment.local.hour),
-    "k": _numbers(lambda moment: moment.local.hour or 24),
-    "K": _numbers(lambda moment: moment.local.hour % 12),
-    "h": _numbers(lambda moment: moment.local.hour % 12 or 12),
-    "m": _numbers(lambda moment: moment.local.minute),
-    "s": _numbers(lambda moment: moment.local.second),
-    "S": {digits: _fraction(digits) for digits in range(1, 10)},
-    "A": _numbers(lambda moment: moment.nanos_of_day // 10**6, _ANY_WIDTH),
-    "n": _numbers(lambda moment: moment.nanos, _ANY_WIDTH),
-    "N": _numbers(lambda moment: moment.nanos_of_day, _ANY_WIDTH),
-    "V": {2: _zone_id},
-    "v": {1: _zone_name("v", "UTC"), 4: _zone_name("vvvv", _LONG_UTC)},
-    "z": dict.fromkeys((1, 2, 3), _zone_name("z", "UTC")) | {4: _zone_name("zzzz", _LONG_UTC)},
-    "O": {1: _short_gmt_offset, 4: _long_gmt_offset},
-    "X": {count: _offset(count, "Z") for count in range(1, 6)},
-    "x": {count: _offset(count) for count in range(1, 6)},
-    "Z": dict.fromkeys((1, 2, 3), _offset(2)) | {4: _long_gmt_offset, 5: _offset(5, "Z")},
-}
-
 _PART = re.compile(
     r"(?P<padding>p*)(?P<letters>(?P<letter>[A-Za-z])(?P=letter)*)"
     r"|'(?P<quoted>(?:[^']|'')*+)'"
     r"|(?P<other>.)",
     re.DOTALL,
 )
-_REFUSED = {char: f"{char} is reserved by Java; write '{char}' in quotes" for char in "{}#"} | {
-    "'": "a text that begins with ' has no ' at its end"
-}
 
 
-@lru_cache
-def _compile(pattern: str) -> tuple[_Writer, ...]:
-    writers: list[_Writer] = []
+def format_moment(pattern: str, epoch_nanos: int, zone: tzinfo) -> str:
+    """A moment of the years 1 to 9999 as the pattern has it, in a zone.
+
+    The zone is a ZoneInfo or a fixed `timezone`, of which the one without an offset counts as the
+    zone UTC.
+    """
+    seconds, nanos = divmod(epoch_nanos, _NANOS_PER_SECOND)
+    local = datetime.fromtimestamp(seconds, zone)
+    numbers = _find_numbers(local, nanos)
+    texts: list[str] = []
     open_sections = 0
     follows_padded_number = False
     for part in _PART.finditer(pattern):
         letters, padding, other = part["letters"], part["padding"], part["other"]
         is_number = False
         if letters:
-            writer = _find_writer(letters)
-            is_number = isinstance(writer, _Number)
-            if padding:
-                writer = _pad(padding + letters, writer, len(padding))
-            elif is_number and follows_padded_number:
+            letter, count = letters[0], len(letters)
+            _check_count(letter, count)
+            is_number = count in _NUMBERS.get(letter, ())
+            if is_number and not padding and follows_padded_number:
                 raise PatternError(
                     f"Java fails where a number follows a padded number, as {letters} does here; "
                     "pad both, or write something between them"
                 )
+            text = (
+                _write_number(letter, count, numbers[letter])
+                if is_number
+                else _TEXTS[letter][1](local, count)
+            )
+            if padding and len(text) > len(padding):
+                raise PatternError(
+                    f"{padding}{letters} pads to {len(padding)} characters, and {text!r} is longer"
+                )
+            texts.append(text.rjust(len(padding)))
         elif other is None:
-            writer = _literal(part["quoted"].replace("''", "'") or "'")
-        elif other in _REFUSED:
-            raise PatternError(_REFUSED[other])
-        else:
+            texts.append(part["quoted"].replace("''", "'") or "'")
+        elif other == "'":
+            raise PatternError("a text that begins with ' has no ' at its end")
+        elif other in "{}#":
+            raise PatternError(f"{other} is reserved by Java; write '{other}' in quotes")
+        elif other in "[]":
             # An optional section is left out when it asks for what is not known, and here all of
             # a moment is known. One may stay open.
-            open_sections += (other == "[") - (other == "]")
+            open_sections += 1 if other == "[" else -1
             if open_sections < 0:
                 raise PatternError("] ends an optional section that no [ began")
-            writer = _literal("" if other in "[]" else other)
-        writers.append(writer)
+        else:
+            texts.append(other)
         follows_padded_number = is_number and bool(padding)
-    return tuple(writers)
+    return "".join(texts)
 
 
-def _find_writer(letters: str) -> _Writer:
-    letter, count = letters[0], len(letters)
+def _check_count(letter: str, count: int) -> None:
     if letter == "p":
         raise PatternError("p pads the letter that follows it, and none does")
-    if letter not in _LETTERS:
+    allowed = {*_NUMBERS.get(letter, ()), *_TEXTS.get(letter, ((), None))[0]}
+    if not allowed:
         raise PatternError(
             f"the letter {letter} has no meaning; write '{letter}' in quotes if it is a text"
         )
-    forms = _LETTERS[letter]
-    if count not in forms:
+    if count not in allowed:
         raise PatternError(
             f"{count} times the letter {letter} has no meaning; "
-            f"allowed: {', '.join(map(str, sorted(forms)))}"
+            f"allowed: {', '.join(map(str, sorted(allowed)))}"
         )
-    return forms[count]
+
+
+# Numbers
+
+# By letter: how many of it may stand in a row for a number, which has as many digits at least. For
+# 11 to 18 letters of a year Java fails, with an index out of bounds. From 20 on it takes only Y,
+# which is not worth a rule of its own.
+_NUMBERS: dict[str, Sequence[int]] = {
+    **dict.fromkeys("uyY", (*range(1, 11), 19)),
+    **dict.fromkeys("QqMLewdHkKhms", (1, 2)),
+    **dict.fromkeys("WFc", (1,)),
+    **dict.fromkeys("gAnN", range(1, 20)),
+    "D": (1, 2, 3),
+    "S": range(1, 10),
+}
+
+
+def _find_numbers(local: datetime, nanos: int) -> dict[str, int]:
+    """The numbers of a moment by their letters."""
+    day_of_year = local.timetuple().tm_yday
+    # From 1, Sunday, to 7.
+    day_of_week = local.isoweekday() % 7 + 1
+    to_saturday = 7 - day_of_week
+    is_in_first_week_of_next_year = local.month == 12 and local.day + to_saturday > 31
+    week_of_year = 1 if is_in_first_week_of_next_year else (day_of_year + to_saturday + 6) // 7
+    seconds = (local.hour * 60 + local.minute) * 60 + local.second
+    nanos_of_day = seconds * _NANOS_PER_SECOND + nanos
+    return {
+        **dict.fromkeys("uy", local.year),
+        "Y": local.year + is_in_first_week_of_next_year,
+        **dict.fromkeys("Qq", (local.month + 2) // 3),
+        **dict.fromkeys("ML", local.month),
+        "w": week_of_year,
+        "W": (local.day + to_saturday + 6) // 7,
+        "D": day_of_year,
+        "d": local.day,
+        # In later Javas this is the week, as their documentation says. In Java 17 it is the day.
+        "F": (local.day - 1) % 7 + 1,
+        "g": local.toordinal() - _FIRST_MODIFIED_JULIAN_DAY,
+        **dict.fromkeys("ec", day_of_week),
+        "H": local.hour,
+        "k": local.hour or 24,
+        "K": local.hour % 12,
+        "h": local.hour % 12 or 12,
+        "m": local.minute,
+        "s": local.second,
+        **dict.fromkeys("Sn", nanos),
+        "A": nanos_of_day // 10**6,
+        "N": nanos_of_day,
+    }
+
+
+def _write_number(letter: str, count: int, value: int) -> str:
+    if letter in "uyY" and count == 2:
+        value %= 100
+    if letter == "S":
+        value //= 10 ** (9 - count)
+    # A sign comes before as many digits.
+    return str(value).zfill(count + (value < 0))
+
+
+# Texts
+
+
+def _era(_: datetime, count: int) -> str:
+    return {4: "Anno Domini", 5: "A"}.get(count, "AD")
+
+
+def _quarter_name(local: datetime, count: int) -> str:
+    quarter = (local.month + 2) // 3
+    return {3: f"Q{quarter}", 4: f"{_ORDINALS[quarter - 1]} quarter", 5: f"{quarter}"}[count]
+
+
+def _month_name(local: datetime, count: int) -> str:
+    return _shorten(_MONTHS[local.month - 1], count)
+
+
+def _day_name(local: datetime, count: int) -> str:
+    return _shorten(_DAYS[local.isoweekday() % 7], count)
+
+
+def _shorten(name: str, count: int) -> str:
+    return {4: name, 5: name[:1]}.get(count, name[:3])
+
+
+def _half_of_day(local: datetime, _: int) -> str:
+    return "AM" if local.hour < 12 else "PM"
+
+
+def _day_period(local: datetime, count: int) -> str:
+    if not local.minute and local.hour in (0, 12):
+        # No other period has a narrow name.
+        midnight, noon = ("mi", "n") if count == 5 else ("midnight", "noon")
+        return noon if local.hour else midnight
+    return next(name for end, name in _DAY_PERIODS if local.hour < end)
+
+
+def _offset(local: datetime, count: int, zero: str = "") -> str:
+    """The offset as so many `x` write it, and as `X` does with a text in place of a zero."""
+    # Hours and minutes; seconds only where there are any.
+    sign, *shown = re.findall(r"[+-]|\d\d", local.strftime("%z"))
+    if count <= 3:
+        del shown[2:]
+    if count == 1 and shown[1] == "00":
+        del shown[1]
+    if set(shown) == {"00"}:
+        if zero:
+            return zero
+        # The minus of seconds that are not shown is not shown either.
+        sign = "+"
+    return str(sign) + (":" if count in (3, 5) else "").join(shown)
+
+
+def _gmt_offset(local: datetime, count: int) -> str:
+    if not local.utcoffset():
+        return "GMT"
+    offset = _offset(local, 5)
+    # +05:00 becomes +5.
+    return "GMT" + (offset if count == 4 else re.sub(r"(?<=[+-])0|:00$", "", offset))
+
+
+def _rfc_offset(local: datetime, count: int) -> str:
+    if count == 4:
+        return _gmt_offset(local, count)
+    return _offset(local, 5, "Z") if count == 5 else _offset(local, 2)
+
+
+def _zone_id(local: datetime, _: int) -> str:
+    zone = local.tzinfo
+    if isinstance(zone, timezone):
+        return _offset(local, 5, "UTC")
+    if key := getattr(zone, "key", None):
+        return str(key)
+    raise PatternError(f"VV writes the id of a zone, and {zone!r} has none")
+
+
+def _zone_name(local: datetime, letters: str) -> str:
+    zone, abbreviation = local.tzinfo, local.tzname() or ""
+    utc = "Coordinated Universal Time" if len(letters) == 4 else "UTC"
+    if isinstance(zone, timezone):
+        return _offset(local, 5, utc)
+    if abbreviation == "UTC":
+        return utc
+    # Where no abbreviation is in use, the tz database has an offset in its place.
+    if letters == "z" and abbreviation.isalpha():
+        return abbreviation
+    raise PatternError(
+        f"{letters} writes a name that only Java knows for the zone {zone}; "
+        "VV writes its id, and XXX its offset"
+    )
+
+
+# By letter: how many of it may stand in a row for a text, and what writes it.
+_TEXTS: dict[str, tuple[Sequence[int], Callable[[datetime, int], str]]] = {
+    "G": (range(1, 6), _era),
+    **dict.fromkeys("Qq", ((3, 4, 5), _quarter_name)),
+    **dict.fromkeys("ML", ((3, 4, 5), _month_name)),
+    **dict.fromkeys("ec", ((3, 4, 5), _day_name)),
+    "E": (range(1, 6), _day_name),
+    "a": ((1,), _half_of_day),
+    "B": ((1, 4, 5), _day_period),
+    "V": ((2,), _zone_id),
+    "v": ((1, 4), lambda local, count: _zone_name(local, "v" * count)),
+    "z": (range(1, 5), lambda local, count: _zone_name(local, "zzzz" if count == 4 else "z")),
+    "O": ((1, 4), _gmt_offset),
+    "X": (range(1, 6), lambda local, count: _offset(local, count, "Z")),
+    "x": (range(1, 6), _offset),
+    "Z": (range(1, 6), _rfc_offset),
+}
