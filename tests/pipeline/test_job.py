@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -32,7 +33,7 @@ from penstock.model.exporting import (
 )
 from penstock.pipeline import job as job_module
 from penstock.pipeline.destinations.destination import DestinationSettings
-from penstock.pipeline.job import Job
+from penstock.pipeline.job import _REPORT_SECONDS, Job
 from penstock.pipeline.reporting import Reporter
 from penstock.sandbox.server import Sandbox
 from penstock.store.record import data_path
@@ -50,7 +51,7 @@ from tests.pipeline.slices import (
     plan_tasks,
 )
 from tests.pipeline.uploads.conftest import use_variables
-from tests.support import MEBIBYTE, PROMPT_S, LocalBroker, running, wait_until
+from tests.support import MEBIBYTE, PATIENCE_S, LocalBroker, running, wait_until
 
 
 class RecordingClient(StreamManagerClient):
@@ -78,13 +79,25 @@ def broker(tmp_path: Path) -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def client(broker: LocalBroker) -> Iterator[RecordingClient]:
-    with RecordingClient(root=broker.root) as connected:
+    with RecordingClient(root=broker.root, reconnect_timeout=PATIENCE_S) as connected:
         yield connected
 
 
 @pytest.fixture(autouse=True)
 def _variables(cloud: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     use_variables(cloud.variables, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _only_final_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a delivery on a busy machine would report its progress, too."""
+    monkeypatch.setattr(job_module, "_REPORT_SECONDS", math.inf)
+
+
+@pytest.fixture
+def reports_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As usual."""
+    monkeypatch.setattr(job_module, "_REPORT_SECONDS", _REPORT_SECONDS)
 
 
 @pytest.fixture
@@ -146,7 +159,9 @@ def test_reports_tell_what_is_new(
     assert (status.exported_messages_count, status.exported_bytes_from_stream) == (5, 5)
 
 
-def test_progress_is_reported_about_once_a_second(cloud: Sandbox, client: RecordingClient) -> None:
+def test_progress_is_reported_about_once_a_second(
+    cloud: Sandbox, client: RecordingClient, reports_each_second: None
+) -> None:
     sink = new_name()
     create_http(client, cloud.http_url(sink), numbered(10))
     cloud.set_fault("http", name=sink, delay_millis=300)
@@ -156,8 +171,7 @@ def test_progress_is_reported_about_once_a_second(cloud: Sandbox, client: Record
     # The last one is final, and follows at once.
     *interim, _ = times
     assert interim
-    assert all(later - earlier >= 1 for earlier, later in pairwise(interim))
-    assert all(later - earlier >= 1.0 for earlier, later in pairwise(times[:-1]))
+    assert all(later - earlier >= 1.0 for earlier, later in pairwise(interim))
 
 
 def test_message_skipped_behind_later_ones_is_reported_once(
@@ -187,10 +201,10 @@ def test_message_skipped_behind_later_ones_is_reported_once(
 def test_error_reaches_the_broker(cloud: Sandbox, client: RecordingClient) -> None:
     sink = new_name()
     name = create_http(client, cloud.http_url(sink), numbered(2))
-    cloud.set_fault("http", name=sink, status=503, retry_after=7)
+    cloud.set_fault("http", name=sink, status=503, retry_after=60)
     make(plan_slice(client), client).run()
     (report,) = client.reports
-    assert (report.settled_end, report.pause_millis) == (0, 7000)
+    assert (report.settled_end, report.pause_millis) == (0, 60_000)
     assert "503" in error_of(client, name)
     assert plan(client) == []
 
@@ -281,15 +295,18 @@ def test_stopped_job_finishes_its_call_and_reports(cloud: Sandbox, client: Recor
     assert last_exported(client, name) < 1
 
 
-def test_job_with_a_lost_lease_reports_nothing(cloud: Sandbox, client: RecordingClient) -> None:
+def test_job_with_a_lost_lease_reports_nothing(
+    cloud: Sandbox, client: RecordingClient, reports_at_once: None
+) -> None:
     sink = new_name()
     create_http(client, cloud.http_url(sink), numbered(100))
-    cloud.set_fault("http", name=sink, delay_millis=300)
+    cloud.set_fault("http", name=sink, hang=True, for_calls=1)
     job = make(plan_slice(client), client)
     with running(job.run):
-        wait_until(lambda: cloud.payloads("http", sink))
+        wait_until(lambda: cloud.faults()[0]["callsMet"])
         job.stop(is_lost=True)
-    assert len(cloud.payloads("http", sink)) <= 2
+        cloud.clear_faults()
+    assert len(cloud.payloads("http", sink)) <= 1
     assert client.reports == []
 
 
@@ -464,7 +481,11 @@ def test_files_of_a_refused_report_are_kept(
 
 
 def test_long_upload_reports_its_parts(
-    cloud: Sandbox, broker: LocalBroker, client: RecordingClient, tmp_path: Path
+    cloud: Sandbox,
+    broker: LocalBroker,
+    client: RecordingClient,
+    tmp_path: Path,
+    reports_each_second: None,
 ) -> None:
     cloud.create_bucket("parts")
     cloud.set_fault("s3", operation="UploadPart", delay_millis=1100)
@@ -479,7 +500,11 @@ def test_long_upload_reports_its_parts(
 
 
 def test_upload_continues_after_a_crash(
-    cloud: Sandbox, broker: LocalBroker, client: RecordingClient, tmp_path: Path
+    cloud: Sandbox,
+    broker: LocalBroker,
+    client: RecordingClient,
+    tmp_path: Path,
+    reports_each_second: None,
 ) -> None:
     cloud.create_bucket("crash")
     name = create_tasks(client, "crash", write_files(tmp_path / "files", 1, 12 * MEBIBYTE))
@@ -566,18 +591,18 @@ def test_files_wait_for_bandwidth(cloud: Sandbox, slow_broker: LocalBroker, tmp_
         assert sum(report.sent_bytes for report in client.reports) == 300_000
 
 
-def test_lost_lease_ends_the_wait_for_bandwidth(
-    cloud: Sandbox, slow_broker: LocalBroker, tmp_path: Path
-) -> None:
+def test_lost_lease_ends_the_wait_for_bandwidth(cloud: Sandbox, tmp_path: Path) -> None:
     cloud.create_bucket("waiting")
-    with RecordingClient(root=slow_broker.root) as client:
+    with (
+        # 1,000 bytes a second: the files would take hours.
+        LocalBroker(tmp_path / "slow", exporter_max_bandwidth=8) as broker,
+        RecordingClient(root=broker.root) as client,
+    ):
         create_tasks(client, "waiting", write_files(tmp_path / "files", 2, 10_000_000))
-        job = make(plan_tasks(client), client, slow_broker.root)
-        began = time.monotonic()
+        job = make(plan_tasks(client), client, broker.root)
         with running(job.run):
             wait_until(lambda: client.reports and client.reports[-1].uploads)
             plan_tasks(client)
-        assert time.monotonic() - began < PROMPT_S
         assert not client.reports[-1].is_final
 
 

@@ -14,7 +14,7 @@ from penstock.errors import StreamManagerException
 from penstock.model.exporting import CommittedReports, DeliveryReport, MessageSlice
 from penstock.pipeline.reporting import Reporter
 from tests.pipeline.slices import create_http, last_exported, plan
-from tests.support import LocalBroker, wait_until
+from tests.support import PATIENCE_S, LocalBroker, wait_until
 
 
 class HeldClient(StreamManagerClient):
@@ -22,7 +22,7 @@ class HeldClient(StreamManagerClient):
 
     def commit_exports(self, reports: Sequence[DeliveryReport]) -> CommittedReports:
         self.requests.append(len(reports))
-        assert self.leaves.wait(60)
+        assert self.leaves.wait(PATIENCE_S)
         return super().commit_exports(reports)
 
     leaves: threading.Event

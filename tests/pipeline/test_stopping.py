@@ -7,7 +7,7 @@ import time
 import pytest
 
 from penstock.pipeline.stopping import StoppedError, StopSignal
-from tests.support import PROMPT_S, running
+from tests.support import PATIENCE_S, running
 
 
 def test_stopped_delivery_may_finish_its_calls() -> None:
@@ -39,9 +39,8 @@ def test_wait_ends_after_its_time() -> None:
 def test_stop_ends_a_wait() -> None:
     stop = StopSignal()
     results: list[bool] = []
-    began = time.monotonic()
-    with running(lambda: results.append(stop.wait(10 * PROMPT_S))):
+    # `running` fails if it takes as long as that.
+    with running(lambda: results.append(stop.wait(2 * PATIENCE_S))):
         stop.stop()
     assert results == [False]
-    assert not stop.wait(10 * PROMPT_S)
-    assert time.monotonic() - began < PROMPT_S
+    assert not stop.wait(2 * PATIENCE_S)

@@ -36,12 +36,12 @@ from penstock.pipeline.destinations.destination import (
 from penstock.pipeline.settlements import Delivery
 from penstock.pipeline.stopping import StopSignal
 from penstock.sandbox.server import Sandbox
+from tests.support import PATIENCE_S
 
 _names = count()
 
 STREAM = "turbine"
-# Far above what an answer of the sandbox takes.
-TIMEOUT_S = 20.0
+TIMEOUT_S = PATIENCE_S
 NO_PAUSE = DestinationSettings(kinesis_inter_call_delay_ms=0)
 
 

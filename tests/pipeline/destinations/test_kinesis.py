@@ -13,7 +13,13 @@ from penstock.pipeline.destinations.destination import DestinationSettings, Mess
 from penstock.pipeline.destinations.kinesis import KinesisDestination
 from penstock.pipeline.settlements import Delivery
 from penstock.sandbox.server import Sandbox
-from tests.pipeline.destinations.suite import NO_PAUSE, KinesisHarness, deliver, make_export
+from tests.pipeline.destinations.suite import (
+    NO_PAUSE,
+    TIMEOUT_S,
+    KinesisHarness,
+    deliver,
+    make_export,
+)
 
 MEBIBYTE = 1024 * 1024
 
@@ -26,7 +32,7 @@ def other_end(sandbox: Sandbox, tmp_path: Path) -> Iterator[KinesisHarness]:
 
 
 def open_stream(
-    name: str, settings: DestinationSettings = NO_PAUSE, timeout: float = 20.0
+    name: str, settings: DestinationSettings = NO_PAUSE, timeout: float = TIMEOUT_S
 ) -> KinesisDestination:
     config = KinesisConfig(identifier="e", kinesis_stream_name=name)
     return KinesisDestination(make_export(config, settings, timeout))
@@ -157,7 +163,7 @@ def test_an_answer_that_is_none_settles_nothing(
 # The pause between calls
 
 
-def pause_of(other_end: KinesisHarness, timeout: float = 20.0) -> float:
+def pause_of(other_end: KinesisHarness, timeout: float = TIMEOUT_S) -> float:
     destination = open_stream(other_end.name, DestinationSettings(), timeout)
     return destination.pause
 
@@ -181,11 +187,13 @@ def test_there_is_one_where_they_are_not(other_end: KinesisHarness, fault: dict[
 
 def test_shards_that_are_not_told_in_time_fail_no_export(other_end: KinesisHarness) -> None:
     other_end.sandbox.set_fault("kinesis", operation="ListShards", hang=True)
-    destination = open_stream(other_end.name, DestinationSettings(), timeout=0.3)
-    delivery = run(destination, of(b"1"))
+    assert pause_of(other_end, timeout=0.3) == 1.0
+    # By now it is known that they are not told.
+    settings = DestinationSettings(kinesis_inter_call_delay_ms=3_600_000)
+    delivery = run(open_stream(other_end.name, settings), of(b"1"))
     assert delivery.error == ""
     assert delivery.settled_end == 1
-    assert 0 < delivery.pause <= 1.0
+    assert 0 < delivery.pause <= 3600
 
 
 def test_without_a_delay_nobody_asks_for_shards(other_end: KinesisHarness) -> None:

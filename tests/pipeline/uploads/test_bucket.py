@@ -18,8 +18,7 @@ from penstock.pipeline.uploads.inputs import Enclosure
 from penstock.sandbox.server import Sandbox
 from tests.pipeline.uploads.conftest import use_variables
 from tests.pipeline.uploads.workbench import Workbench
-
-PATIENCE = 5.0
+from tests.support import PATIENCE_S
 
 
 def body_of(path: Path, content: bytes) -> Body:
@@ -30,7 +29,7 @@ def body_of(path: Path, content: bytes) -> Body:
 
 @pytest.fixture
 def bucket(in_store: Workbench) -> Bucket:
-    return Bucket(in_store.bucket, PATIENCE)
+    return Bucket(in_store.bucket, PATIENCE_S)
 
 
 def test_the_store_compares_digests(bucket: Bucket, in_store: Workbench, tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_uploads_are_found_by_their_key_and_time(bucket: Bucket) -> None:
 
 
 def test_a_bucket_that_does_not_exist_is_named(in_store: Workbench, tmp_path: Path) -> None:
-    bucket = Bucket("there-is-no-such-bucket", PATIENCE)
+    bucket = Bucket("there-is-no-such-bucket", PATIENCE_S)
     body = body_of(tmp_path / "a", b"x")
     with pytest.raises(RefusedError, match="'there-is-no-such-bucket' does not exist"):
         bucket.put("a", body, {})
@@ -119,7 +118,7 @@ def test_answers_are_sorted(
 ) -> None:
     cloud.set_fault("s3", operation="PutObject", **fault)
     with pytest.raises((RefusedError, UnavailableError)) as raised:
-        Bucket(in_sandbox.bucket, PATIENCE).put("a", body_of(tmp_path / "a", b"x"), {})
+        Bucket(in_sandbox.bucket, PATIENCE_S).put("a", body_of(tmp_path / "a", b"x"), {})
     assert isinstance(raised.value, RefusedError) is is_refused
 
 
@@ -156,7 +155,7 @@ def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_an_answer_that_is_not_of_s3_is_no_success(portal: None, tmp_path: Path) -> None:
-    bucket = Bucket("images", PATIENCE)
+    bucket = Bucket("images", PATIENCE_S)
     with pytest.raises(UnavailableError, match="not of S3"):
         bucket.put("a", body_of(tmp_path / "a", b"x"), {})
     with pytest.raises(UnavailableError):
@@ -168,4 +167,4 @@ def test_an_endpoint_that_is_none_is_told_of(
 ) -> None:
     use_variables({"AWS_ENDPOINT_URL_S3": "nonsense", "AWS_REGION": "eu-west-1"}, monkeypatch)
     with pytest.raises(UnavailableError, match="nonsense"):
-        Bucket("images", PATIENCE).put("a", body_of(tmp_path / "a", b"x"), {})
+        Bucket("images", PATIENCE_S).put("a", body_of(tmp_path / "a", b"x"), {})

@@ -540,15 +540,15 @@ def test_stopped_upload_keeps_parts_that_have_arrived(
 ) -> None:
     in_sandbox.settings = {"s3_parts_at_once": 1}
     in_sandbox.add(in_sandbox.write("a", content := os.urandom(LARGE)), "a")
-    cloud.set_fault("s3", operation="UploadPart", delay_millis=500)
+    cloud.set_fault("s3", operation="UploadPart", hang=True, for_calls=1)
     delivering = in_sandbox.begin()
     with running(delivering.run):
         wait_until(lambda: delivering.delivery().sent_bytes)
         in_sandbox.stop.stop()
+        cloud.clear_faults()
     stopped = delivering.delivery()
     assert (stopped.settled_end, stopped.error) == (FIRST, "")
     assert only_upload(stopped).arrived_parts == 1
-    cloud.clear_faults()
     assert in_sandbox.run(uploads=stopped.uploads).settled_end == FIRST + 1
     assert in_sandbox.content("a") == content
 

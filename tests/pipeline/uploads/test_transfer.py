@@ -14,6 +14,7 @@ from penstock.pipeline.uploads.inputs import Enclosure, InputFile
 from penstock.pipeline.uploads.transfer import TooSlowError, choose_part_size, send_whole
 from penstock.sandbox.server import Sandbox
 from tests.pipeline.uploads.workbench import FIRST, Workbench
+from tests.support import PATIENCE_S
 
 MEBIBYTE = 1024 * 1024
 GIBIBYTE = 1024 * MEBIBYTE
@@ -49,7 +50,7 @@ def test_slow_call_with_a_whole_file_ends(
 ) -> None:
     monkeypatch.setattr(transfer, "_MAX_WHOLE_SECONDS", 0.0)
     with open_file(tmp_path / "a", LARGE) as file, pytest.raises(TooSlowError):
-        send_whole(file, Bucket(in_store.bucket, 5.0), "a", {}, StopSignal())
+        send_whole(file, Bucket(in_store.bucket, PATIENCE_S), "a", {}, StopSignal())
     assert in_store.list_keys() == []
 
 
@@ -68,7 +69,7 @@ def test_lost_lease_ends_a_call(in_store: Workbench, tmp_path: Path) -> None:
     stop = StopSignal()
     stop.stop(is_lost=True)
     with open_file(tmp_path / "a", LARGE) as file, pytest.raises(StoppedError):
-        send_whole(file, Bucket(in_store.bucket, 5.0), "a", {}, stop)
+        send_whole(file, Bucket(in_store.bucket, PATIENCE_S), "a", {}, stop)
     assert in_store.list_keys() == []
 
 
@@ -76,7 +77,7 @@ def test_stop_does_not_end_a_call(in_store: Workbench, tmp_path: Path) -> None:
     stop = StopSignal()
     stop.stop()
     with open_file(tmp_path / "a", LARGE) as file:
-        send_whole(file, Bucket(in_store.bucket, 5.0), "a", {}, stop)
+        send_whole(file, Bucket(in_store.bucket, PATIENCE_S), "a", {}, stop)
     assert in_store.list_keys() == ["a"]
 
 

@@ -17,6 +17,7 @@ from penstock.pipeline.destinations.destination import DestinationSettings, Expo
 from penstock.pipeline.settlements import Delivery
 from penstock.pipeline.stopping import StopSignal
 from penstock.pipeline.uploads.task_delivery import TaskDelivery
+from tests.support import PATIENCE_S
 
 MEBIBYTE = 1024 * 1024
 FIRST = 100
@@ -78,7 +79,7 @@ class Workbench:
         )
         root = None if is_remote else str(self.directory / "root")
         settings = DestinationSettings(**self.settings)
-        export = Export("tasks", "id", config, settings, root, timeout=5.0)
+        export = Export("tasks", "id", config, settings, root, timeout=PATIENCE_S)
         found = TaskSlice(
             lease="lease",
             stream="tasks",
