@@ -265,7 +265,10 @@ def test_a_tail_survives_a_broker_that_is_killed_and_started_again(
     fill(broker, stream, b"new")
     assert command.next_line() == "new"
 
-    assert command.interrupt() == Finished(INTERRUPTED, "", "")
+    # If the broker took long to start, it has told that it tries on.
+    finished = command.interrupt()
+    assert (finished.code, finished.output) == (INTERRUPTED, "")
+    assert "Traceback" not in finished.error
 
 
 def test_a_tail_goes_on_where_the_client_gives_up(

@@ -36,7 +36,9 @@ _numbers = count()
 
 
 def client_of(server: Reachable | ScriptedServer | Relay, **options: Any) -> StreamManagerClient:
-    options.setdefault("token", server.token)
+    # On a busy machine a broker takes longer to come back than programs usually wait.
+    patience = {"connect_timeout": PATIENCE_S, "reconnect_timeout": PATIENCE_S}
+    options = {"token": server.token, **patience, **options}
     return StreamManagerClient("127.0.0.1", server.port, **options)
 
 

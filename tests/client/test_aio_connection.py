@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import select
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -402,6 +403,7 @@ def test_a_server_that_went_while_the_loop_was_busy_is_noticed(
             await connection.shake_hands("", PATIENCE_S)
             assert connection.is_usable
             accepted.close()
+            select.select([connection._transport.get_extra_info("socket")], [], [], PATIENCE_S)
             # No turn of the loop was between: it cannot know yet.
             with pytest.raises(NotSentError):
                 await send(connection, APPEND)

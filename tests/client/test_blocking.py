@@ -10,6 +10,7 @@ import random
 import signal
 import socket
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -54,7 +55,6 @@ from tests.cli.command import penstock
 from tests.support import (
     MEBIBYTE,
     PATIENCE_S,
-    PROMPT_S,
     BrokerProcess,
     LocalBroker,
     clean_environment,
@@ -364,14 +364,14 @@ def test_threads_that_share_a_client_get_their_own_answers(
 
 
 def test_a_client_starts_no_thread(broker: BrokerProcess) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with client_of(broker) as client:
         name = make_stream(client)
         client.append_messages(name, numbered(10))
         assert payloads(client.read_all(name)) == numbered(10)
         assert payloads(itertools.islice(client.tail(name, 0), 10)) == numbered(10)
 
-        assert threading.active_count() == before
+        assert set(threading.enumerate()) <= before
 
 
 def test_a_long_poll_holds_up_nobody(client: StreamManagerClient, pool: ThreadPoolExecutor) -> None:
@@ -417,7 +417,7 @@ def test_an_append_follows_a_large_read_that_was_given_up(client: StreamManagerC
     client.request_timeout = 0.001
     with pytest.raises(RequestTimeoutException):
         client.read_messages(name, options)
-    client.request_timeout = 20
+    client.request_timeout = PATIENCE_S
 
     assert client.append_message(name, large) == 3
 
@@ -439,7 +439,7 @@ def test_interrupts_at_any_time_leave_a_client_that_works(
             is_armed, interrupts = False, interrupts + 1
             raise AlarmError
 
-    with client_of(broker, request_timeout=10) as client:
+    with client_of(broker, request_timeout=PATIENCE_S) as client:
         name = make_stream(client)
         is_over = threading.Event()
 
@@ -626,7 +626,7 @@ def test_a_broker_that_moved_is_found_by_its_root(mortal: BrokerProcess) -> None
 def test_a_broker_that_stays_away_is_an_error_after_the_time_for_that(
     mortal: BrokerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with client_of(mortal, reconnect_timeout=0.5) as client:
+    with client_of(mortal, reconnect_timeout=3) as client:
         name = make_stream(client)
         mortal.kill()
         wait_until(lambda: not client.connected)
@@ -806,12 +806,14 @@ def test_a_late_answer_is_passed_over_and_the_client_goes_on() -> None:
         caller.answer(second, sequenceNumber=2)
         caller.wait_for_end()
 
-    with ScriptedServer(late) as server, client_of(server, request_timeout=0.2) as client:
+    with ScriptedServer(late) as server, client_of(server) as client:
+        client.request_timeout = 0.2
         with pytest.raises(RequestTimeoutException, match="AppendMessage") as caught:
             client.append_message("s", b"1")
 
         assert isinstance(caught.value, TimeoutError)
         assert isinstance(caught.value, UnansweredException)
+        client.request_timeout = PATIENCE_S
         assert client.append_message("s", b"2") == 2
         assert server.connections == 1
 
@@ -826,10 +828,10 @@ def test_the_time_for_a_request_begins_when_there_is_a_connection() -> None:
 
     with (
         ScriptedServer(lambda caller: caller.greet(), come_back) as server,
-        client_of(server, request_timeout=0.5) as client,
+        client_of(server, request_timeout=4) as client,
     ):
         wait_until(lambda: not client.connected)
-        threading.Timer(1.0, is_back.set).start()
+        threading.Timer(4.5, is_back.set).start()
 
         assert client.append_message("s", b"7") == 7
 
@@ -852,8 +854,8 @@ def test_a_close_while_connecting_leaves_nothing_open(pool: ThreadPoolExecutor) 
         is_closed.set()
 
         with pytest.raises(ClientException, match="is closed"):
-            appending.result(PROMPT_S)
-        assert has_ended.wait(PROMPT_S)
+            appending.result(PATIENCE_S / 2)
+        assert has_ended.wait(PATIENCE_S / 2)
 
 
 def test_threads_do_not_stand_in_line_for_a_server_that_does_not_answer(
@@ -862,8 +864,9 @@ def test_threads_do_not_stand_in_line_for_a_server_that_does_not_answer(
     """Where one has tried in vain, the others do not try after it, each for as long again."""
     with (
         ScriptedServer(lambda caller: caller.greet(), Caller.wait_for_end) as server,
-        client_of(server, request_timeout=0.3, reconnect_timeout=0) as client,
+        client_of(server, reconnect_timeout=0) as client,
     ):
+        client.request_timeout = 0.3
         wait_until(lambda: not client.connected)
         futures = [pool.submit(client.append_message, "s", b"x") for _ in range(10)]
         for future in futures:
@@ -910,11 +913,13 @@ def test_one_that_comes_later_tries_for_as_long_as_the_first(pool: ThreadPoolExe
 
     with (
         ScriptedServer(lambda caller: caller.greet(), come_back) as server,
-        client_of(server, reconnect_timeout=1) as client,
+        client_of(server, reconnect_timeout=6) as client,
     ):
         wait_until(lambda: not client.connected)
+        began = time.monotonic()
         first = pool.submit(client.append_message, "s", b"1")
-        wait_until(lambda: server.connections == 4)
+        wait_until(lambda: time.monotonic() - began > 3)
+        # When the first gives up, this has 3 seconds left.
         second = pool.submit(client.append_message, "s", b"2")
 
         assert isinstance(first.exception(), ConnectFailedException)
