@@ -25,7 +25,7 @@ from penstock.store.rows import TokenRotation, TokenRow
 from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from penstock.wire.requests import EXTENDED_REQUESTS
-from tests.support import Json, LocalBroker, append, create, read, wait_until
+from tests.support import PATIENCE_S, Json, LocalBroker, append, create, read, wait_until
 
 LOOK = {"ListStreams", "DescribeMessageStream", "Statistics", "WatchStreams"}
 APPEND = {"AppendMessage", "AppendMessages"}
@@ -466,6 +466,6 @@ def test_the_connection_of_a_revoked_token_is_closed_and_no_other(
     ):
         assert tokens.remove_token("leaked")
 
-        leaked.socket.settimeout(30)
+        leaked.socket.settimeout(PATIENCE_S)
         assert leaked.socket.recv(1) == b""
         assert kept.call(Operation.ListStreams)["status"] == 0

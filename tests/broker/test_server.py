@@ -207,7 +207,7 @@ def with_tls(
     with BrokerProcess(
         tmp_path_factory.mktemp("server") / "root",
         PENSTOCK_LOCAL_PORT="0",
-        PENSTOCK_HANDSHAKE_TIMEOUT_MS="200",
+        PENSTOCK_HANDSHAKE_TIMEOUT_MS="3000",
         **certificate.environment(),
     ) as broker:
         yield broker
@@ -480,7 +480,7 @@ def test_whoever_comes_while_the_broker_stops_finds_no_listener(tmp_path: Path) 
         broker.stop()
 
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), 1)
+            socket.create_connection(("127.0.0.1", port), PATIENCE_S)
 
 
 def test_an_idle_client_with_tls_does_not_hold_up_a_stop(

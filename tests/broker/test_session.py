@@ -25,6 +25,7 @@ from penstock.wire.frames import LENGTH, MAX_FRAME_BYTES, encode_frame
 from penstock.wire.operations import RESPONSE_TO, Operation
 from tests.support import (
     MEBIBYTE,
+    PATIENCE_S,
     PROMPT_S,
     BrokerProcess,
     Json,
@@ -57,9 +58,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that waits for a handshake as short as can be set."""
+    """A broker that waits for a handshake not much longer than one takes on a busy machine."""
     root = tmp_path_factory.mktemp("impatient") / "root"
-    with BrokerProcess(root, PENSTOCK_HANDSHAKE_TIMEOUT_MS="100") as broker:
+    with BrokerProcess(root, PENSTOCK_HANDSHAKE_TIMEOUT_MS="3000") as broker:
         with broker.connect() as client:
             create(client, "work")
         yield broker
@@ -196,16 +197,19 @@ def test_a_handshake_that_does_not_come_is_not_waited_for(impatient: BrokerProce
 
 def test_a_handshake_that_trickles_in_is_not_waited_for(impatient: BrokerProcess) -> None:
     with impatient.reach() as peer:
+        # Each byte takes that long, and all of them minutes.
         peer.socket.settimeout(0.02)
-        sent = 0
         for byte in b"\x01" + connect_frame(impatient.token) * 100:
             try:
                 peer.say(bytes((byte,)))
                 if peer.socket.recv(1, socket.MSG_PEEK) is not None:
                     break
             except TimeoutError:
-                sent += 1
-        assert 0 < sent < 120
+                pass
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("the broker waits for every byte")
         others_are_served(impatient, calls=1)
 
 
@@ -602,10 +606,11 @@ def test_two_thousand_idle_connections_cost_little(broker: BrokerProcess) -> Non
     before = broker.resident_bytes
     token = broker.token
     with ExitStack() as idle:
-        peers = [idle.enter_context(broker.reach()) for _ in range(2000)]
         hello = b"\x01" + connect_frame(token)
-        for peer in peers:
-            peer.say(hello)
+        peers = []
+        for _ in range(2000):
+            peers.append(idle.enter_context(broker.reach()))
+            peers[-1].say(hello)
         for peer in peers:
             assert peer.take_connect_answer()["status"] == 0
         others_are_served(broker)
@@ -652,7 +657,7 @@ LARGE_READ = {"minMessageCount": 1, "maxMessageCount": 10_000}
 def peak_while(broker: BrokerProcess, done: Callable[[], bool]) -> int:
     """The most memory that the broker had until it was done."""
     peak = 0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not done() and time.monotonic() < deadline:
         peak = max(peak, broker.resident_bytes)
         if peak > 1500 * MEBIBYTE:
@@ -667,7 +672,6 @@ def test_a_peer_who_never_takes_its_answers_costs_no_more_than_one_of_them(
     served = count()
     request = frame(Operation.ReadMessages, streamName=large_stream, readMessagesOptions=LARGE_READ)
     with broker.meet() as slow:
-        slow.socket.settimeout(1)
         slow.say(request * 3000)
 
         def serve() -> bool:
@@ -679,7 +683,6 @@ def test_a_peer_who_never_takes_its_answers_costs_no_more_than_one_of_them(
         assert next(served) > 100
         assert peak - before < 64 * MEBIBYTE
         # It has its answers when it does take them.
-        slow.socket.settimeout(30)
         messages = slow.take_answer()[1]["messages"]
         assert [message["sequenceNumber"] for message in messages] == list(range(len(messages)))
         assert 60 <= len(messages) <= 64
