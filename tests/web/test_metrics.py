@@ -19,7 +19,7 @@ from penstock.broker.statistics import Distribution, Durations
 from penstock.web import metrics
 from penstock.web.metrics import DECLARED, TELEMETRY, Kind
 from tests.broker.exports.workbench import to_http, to_s3
-from tests.support import append, create, read, wait_until
+from tests.support import PATIENCE_S, append, create, read, wait_until
 from tests.web.site import Site, commit, plan
 
 STREAM = "a b,.-_"
@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         commit(client, found, settledEnd=1, exportedMessages=1, exportedBytes=5, sentBytes=70)
         (found,) = plan(client)
         failed = {"settledEnd": 1, "exportedMessages": 0, "sentBytes": 30, "error": "down"}
-        commit(client, found, **failed, pauseMillis=60_000)
+        commit(client, found, **failed, pauseMillis=300_000)
         # Who looks is shown the same for a moment.
         wait_until(lambda: b"retry_in_seconds{" in site.get("/metrics").body)
         yield site
@@ -218,7 +218,7 @@ def test_promtool_finds_nothing_wrong(text: str) -> None:
         input=text,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")

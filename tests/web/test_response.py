@@ -15,7 +15,7 @@ from penstock.broker.memory import AnswerMemory
 from penstock.web import response
 from penstock.web.response import RoomResponse, take_room
 from penstock.wire.operations import Operation
-from tests.support import append, create, wait_until
+from tests.support import PATIENCE_S, append, create, wait_until
 from tests.web.site import Site
 
 # More than the system takes for a client that reads nothing.
@@ -93,7 +93,7 @@ def test_client_that_disconnects_gives_back_its_room(site: Site) -> None:
 
 
 def test_client_that_takes_nothing_is_closed_and_gives_back_its_room(tmp_path: Path) -> None:
-    with Site(tmp_path / "root", unsent_response_timeout_ms=1000) as site:
+    with Site(tmp_path / "root", unsent_response_timeout_ms=4000) as site:
         with site.connect() as client:
             create(client, "s", maxSize=1 << 30)
             append(client, "s", bytes(LARGE))
@@ -194,7 +194,10 @@ def test_wait_that_ends_leaves_the_line(monkeypatch: pytest.MonkeyPatch, is_canc
 
 
 @pytest.mark.parametrize("path", ["messages/0", "messages?from=0&count=100"])
-def test_stream_that_is_deleted_during_the_wait_is_not_found(site: Site, path: str) -> None:
+def test_stream_that_is_deleted_during_the_wait_is_not_found(
+    site: Site, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response, "_WAIT_SECONDS", PATIENCE_S)
     site.run(lambda: site.broker.answers.hold(LIMIT))
     # A single large answer is always admitted.
     with ask_for_large(site), ask(site, path) as connection:
