@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from mypy_boto3_kinesis.client import KinesisClient
@@ -222,11 +224,11 @@ def test_a_long_upload_delays_neither_other_files_nor_messages(
     )
     target = shard()
     stream = create(kinesis=[KinesisConfig("k", kinesis_stream_name=target)])
-    # With three seconds for each of its 10 parts, as long as others are looked at.
-    cloud.set_fault("s3", operation="UploadPart", delay_millis=3000)
+    # It lasts as long as others are looked at.
+    cloud.set_fault("s3", operation="UploadPart", hang=True)
     content = os.urandom(50 * MEBIBYTE)
     append_task(client, long_one, tmp_path, "long", content)
-    wait_until(lambda: "UploadPart" in [call["operation"] for call in cloud.calls("s3", "files")])
+    wait_until(lambda: any(fault["callsMet"] for fault in cloud.faults()))
 
     append_task(client, short_one, tmp_path, "short", b"x")
     client.append_message(stream, b"x")
@@ -373,6 +375,8 @@ def test_an_urgent_message_does_not_wait_behind_a_backlog(
     backlog = create(kinesis=[KinesisConfig("k", kinesis_stream_name=bulk, priority=10)])
     urgent = create(kinesis=[KinesisConfig("k", kinesis_stream_name=alarm, priority=1)])
     messages = [bytes(64)] * 150_000
+    # A minute for its 300 calls, however fast or slow the rest is.
+    cloud.set_fault("kinesis", name=bulk, delay_millis=200)
     client.append_messages(backlog, messages)
     wait_until(lambda: cloud.payloads("kinesis", bulk))
 
@@ -380,6 +384,7 @@ def test_an_urgent_message_does_not_wait_behind_a_backlog(
 
     wait_until(lambda: cloud.payloads("kinesis", alarm))
     assert status_of(client, backlog, "k").last_exported_sequence_number < len(messages) - 1
+    cloud.clear_faults()
     wait_until(lambda: has_exported(client, backlog, "k", len(messages) - 1))
 
 
@@ -436,7 +441,7 @@ def test_a_hanging_destination_delays_no_other(
     for number in range(5):
         client.append_message(healthy, b"%d" % number)
         wait_until(lambda last=number: has_exported(client, healthy, "k", last))  # type: ignore[misc]
-    assert state_of(client, hanging, "k") == "exporting"
+    assert not has_exported(client, hanging, "k", 0)
     assert cloud.payloads("kinesis", stuck) == []
     cloud.clear_faults()
     wait_until(lambda: has_exported(client, hanging, "k", 0))
@@ -489,7 +494,9 @@ def test_a_python_worker_that_is_killed_costs_nothing_but_a_repetition(
     wait_until(lambda: cloud.payloads("kinesis", target))
 
     for worker in pipeline.children("pyspark.daemon", "pyspark.worker"):
-        worker.kill()
+        # Without their daemon the others may have ended.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
     cloud.clear_faults()
 
     wait_until(lambda: has_exported(client, stream, "k", len(messages) - 1))
@@ -572,9 +579,9 @@ def test_the_bandwidth_limit_holds_on_average_and_the_urgent_leave_first(
     puts = [call for call in cloud.calls("kinesis") if call["name"] in ("later", "sooner")]
     puts = [call for call in puts if call["operation"] == "PutRecords"]
     seconds = (puts[-1]["time"] - puts[0]["time"]) / 1000
-    # The first calls are what had accumulated.
+    # The first calls are what had accumulated. One of them may arrive late on a busy machine.
     total = sum(call["bodyBytes"] for call in puts[1:])
-    burst = KILOBITS * 125
+    burst = 3 * KILOBITS * 125
     assert total <= KILOBITS * 125 * seconds * 1.1 + burst
     assert puts[-1]["name"] == "later"
 
