@@ -176,7 +176,7 @@ def test_looking_takes_no_descriptor_and_leaves_no_file(tmp_path: Path) -> None:
         is_served(tmp_path)
     is_served(tmp_path)
 
-    assert set(Path("/proc/self/fd").iterdir()) == before
+    assert set(Path("/proc/self/fd").iterdir()) <= before
     assert not is_served(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
 from tests.support import PATIENCE_S
 
 from .conftest import Connect
@@ -62,4 +60,6 @@ def test_an_append_of_the_node_client_does_not_wait_for_a_delayed_ack(client: Cl
 
     run = client.start("append_repeatedly", name=name, data=b"hello", count=200)
 
-    assert statistics.median(run.result(PATIENCE_S)["millis"]) < 20
+    # On a busy machine many calls take longer for other reasons, but by far not all of them.
+    quick = [millis for millis in run.result(PATIENCE_S)["millis"] if millis < 35]
+    assert len(quick) > 50

@@ -22,6 +22,7 @@ from penstock.model import Persistence, StrategyOnFull
 from penstock.model.status import Status
 from penstock.web.metrics import DECLARED, TELEMETRY, Kind
 from tests.deploy.project import DEPLOY, PROJECT
+from tests.support import PATIENCE_S
 
 Json = dict[str, Any]
 
@@ -254,7 +255,7 @@ def _run_promtool(promtool: str, *words: str) -> None:
         cwd=PROMETHEUS,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -125,7 +125,7 @@ def test_a_delay_comes_before_the_answer(application: Application, faults: Fault
 
     assert application.answer(post(is_gone=is_gone)).status == 200
     assert not looks
-    faults.put(Fault("http", delay_millis=30))
+    faults.put(Fault("http", delay_millis=500))
     assert application.answer(post(is_gone=is_gone)).status == 200
     assert looks
 

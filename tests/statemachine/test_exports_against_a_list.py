@@ -17,7 +17,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -561,4 +560,3 @@ TestExportsAgainstAList.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-pytestmark = pytest.mark.timeout(300)

@@ -37,6 +37,7 @@ from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION
 from penstock.store.store import Store
 from penstock.testing.faults import FaultyDisk
 from tests.store.conftest import Define, Restartable
+from tests.support import PATIENCE_S
 
 # More with PENSTOCK_DAMAGED_CATALOGS, for a wide run.
 SEEDS = range(int(os.environ.get("PENSTOCK_DAMAGED_CATALOGS", "30")))
@@ -271,7 +272,7 @@ def crash_at_each_step(
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         caplog.clear()
         check(root)

@@ -17,6 +17,7 @@ import pytest
 from penstock.store.files import Disk
 from penstock.store.segment import ActiveSegment, SealedSegment, SegmentFiles
 from penstock.testing.faults import FaultyDisk
+from tests.support import PATIENCE_S
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_files_are_not_closed_under_a_sync(tmp_path: Path) -> None:
     class Slow(Disk):
         def sync(self, descriptor: int) -> None:
             begun.set()
-            assert may_end.wait(30)
+            assert may_end.wait(PATIENCE_S)
             super().sync(descriptor)
 
     disk = Slow()
@@ -104,7 +105,7 @@ def test_files_are_not_closed_under_a_sync(tmp_path: Path) -> None:
     descriptor = first.files.data
     thread = threading.Thread(target=first.files.sync)
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE_S)
     others = [ActiveSegment(SegmentFiles.create(disk, tmp_path, 5000 + n)) for n in range(3)]
     assert first.files.data == descriptor
     may_end.set()
@@ -119,7 +120,7 @@ def test_a_file_opens_while_another_thread_syncs_it(tmp_path: Path) -> None:
     class Slow(Disk):
         def sync(self, descriptor: int) -> None:
             begun.set()
-            assert may_end.wait(30)
+            assert may_end.wait(PATIENCE_S)
             super().sync(descriptor)
 
     disk = Slow()
@@ -129,7 +130,7 @@ def test_a_file_opens_while_another_thread_syncs_it(tmp_path: Path) -> None:
     assert not is_open(first)
     thread = threading.Thread(target=first.files.sync)
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE_S)
     first.append([b"x"], 1)
     may_end.set()
     thread.join()
