@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -103,9 +104,13 @@ class Workbench:
             self.reported.append(delivery.delivery())
             return self.accepts(self.reported[-1])
 
+        looking = threading.Lock()
+
         def note_progress() -> None:
-            uploads = delivery.delivery().uploads
-            self.parts.append(sum(upload.arrived_parts for upload in uploads))
+            # Threads of several parts: none appends an older number after a newer one.
+            with looking:
+                uploads = delivery.delivery().uploads
+                self.parts.append(sum(upload.arrived_parts for upload in uploads))
 
         delivery = TaskDelivery(export, messages, found, self.stop, reserve, report, note_progress)
         return delivery

@@ -1,8 +1,4 @@
-"""Calls to AWS: destinations encode bodies and decode answers, and errors are classified once.
-
-For most of a call boto3 works on its parts: it checks, copies and encodes each record, and parses
-as much in the answer. Here bodies pass through boto3 unchanged in both directions. Endpoints,
-credentials, signatures and connections stay boto3's.
+"""Calls to AWS: endpoints, credentials and connections are boto3's, and errors are classified once.
 
 Endpoints, credentials and proxies are set by the standard variables and files of the AWS SDKs, and
 by nothing else.
@@ -21,7 +17,6 @@ from urllib.parse import urlsplit
 import boto3
 import boto3.session
 import msgspec
-from botocore import xform_name
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -31,6 +26,7 @@ from penstock.pipeline.destinations.destination import (
     UnavailableError,
     parse_retry_after,
 )
+from penstock.pipeline.destinations.raw_calls import RawCalls
 
 # Error codes of calls whose contents are invalid: a retry would not help.
 _REFUSALS = {
@@ -65,8 +61,6 @@ _ADVICE = {
     "UnrecognizedClientException": f"the credentials are not known: {_SET_CREDENTIALS}",
 }
 
-# The parameter of a call, and the field of an answer, that carry a body through boto3.
-_BODY = "PenstockBody"
 # Its calls are ordinary calls of boto3: for files that adds little.
 S3 = "s3"
 
@@ -91,13 +85,13 @@ def call(service: str, operation: str, body: bytes, timeout: float) -> bytes:
     UnavailableError or RefusedError if it failed. Several threads may call at once.
     """
     with sorting_errors(service, operation), using_client(service, timeout) as client:
-        answer: bytes = getattr(client, xform_name(operation))(**{_BODY: body})[_BODY]
+        answer: bytes = client.call(operation, body)
     return answer
 
 
 @contextmanager
 def using_client(service: str, timeout: float) -> Iterator[Any]:
-    """The client of a service, which all threads share."""
+    """The client of S3, or the RawCalls of another service, which all threads share."""
     try:
         yield _get_client(service, timeout)
     except (BotoCoreError, ClientError) as error:
@@ -117,7 +111,8 @@ def _get_client(service: str, timeout: float) -> Any:
 
 
 def _make_client(service: str, timeout: float, **options: Any) -> Any:
-    client = boto3.session.Session().client(  # type: ignore[call-overload] # any service
+    session = boto3.session.Session()
+    client = session.client(  # type: ignore[call-overload] # any service
         service,
         # boto3 knows the first variable only; other SDKs, and Greengrass, use the second.
         region_name=os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION") or None,
@@ -143,29 +138,7 @@ def _make_client(service: str, timeout: float, **options: Any) -> Any:
         if service == S3 and not options:
             return _make_client(service, timeout, s3={"addressing_style": "path"})
         client.meta.config.inject_host_prefix = False
-    if service != S3:
-        client.meta.events.register("before-parameter-build", _take_body)
-        client.meta.events.register("before-call", _insert_body)
-        client.meta.events.register("before-parse", _return_body)
-    return client
-
-
-def _take_body(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
-    context[_BODY] = params.pop(_BODY)
-
-
-def _insert_body(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
-    params["body"] = context.pop(_BODY)
-    params["headers"].setdefault("Content-Type", "application/json")
-
-
-def _return_body(
-    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any
-) -> None:
-    # boto3 parses errors.
-    if response_dict["status_code"] < 300:
-        customized_response_dict[_BODY] = response_dict["body"]
-        response_dict["body"] = b"{}"
+    return client if service == S3 else RawCalls(client, session.get_credentials())
 
 
 @contextmanager
