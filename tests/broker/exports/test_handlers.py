@@ -105,15 +105,17 @@ def waiting(broker: LocalBroker) -> int:
 class Waiting:
     """A plan that is requested in a thread, and its answer."""
 
-    def __init__(self, broker: LocalBroker, connection: Connection, **fields: Any) -> None:
+    def __init__(
+        self, broker: LocalBroker, connection: Connection, wait_millis: int = WAIT, **fields: Any
+    ) -> None:
         self.answer: Json | None = None
         before = waiting(broker)
-        self._running = running(lambda: self._ask(connection, fields))
+        self._running = running(lambda: self._ask(connection, wait_millis, fields))
         self._running.__enter__()
         wait_until(lambda: waiting(broker) > before)
 
-    def _ask(self, connection: Connection, fields: dict[str, Any]) -> None:
-        self.answer = ask(connection, WAIT, **fields)
+    def _ask(self, connection: Connection, wait_millis: int, fields: dict[str, Any]) -> None:
+        self.answer = ask(connection, wait_millis, **fields)
 
     def finish(self) -> Json:
         self._running.__exit__(None, None, None)
@@ -275,7 +277,8 @@ def test_pending_plan_is_answered_once_when_an_export_is_paused(
     append(other, stream, b"x")
     (found,) = plan(client)
     held = [found["lease"]]
-    pending = Waiting(broker, client, holding=held)
+    # The answer comes when its time is up: otherwise the task would ask again and again.
+    pending = Waiting(broker, client, 4000, holding=held)
     paused = {"name": stream, "strategyOnFull": 1, "exportDefinition": to_http(disabled=True)}
     other.call(Operation.UpdateMessageStream, definition=paused)
     assert pending.finish()["ending"] == held
