@@ -25,6 +25,7 @@ from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.scratch import make_scratch
 from penstock.pipeline.spark_page import SparkPage
 from penstock.pipeline.task import TaskSpec, run_tasks
+from penstock.spark.class_archive import ClassArchive
 from penstock.spark.place import Place
 from penstock.spark.session import start_context
 
@@ -176,6 +177,7 @@ class Pipeline:
         self._id = secrets.token_hex(8)
         self._about = PipelineDescription(started=time.time_ns() // 1_000_000)
         self._page = SparkPage()
+        self._archive = ClassArchive(os.environ)
         self._threads: list[_TaskThread] = []
         self._task_count = 0
         self._failures = 0
@@ -219,6 +221,7 @@ class Pipeline:
         finally:
             self._page.close()
             _stop(spark)
+            self._archive.finish(SparkContext._gateway)  # noqa: SLF001
 
     def _start_spark(self) -> SparkContext:
         _choose_java(os.environ, self._directory)
@@ -230,7 +233,9 @@ class Pipeline:
                 # The page listens on the address that this variable names.
                 os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         with _keeping_interrupts():
-            spark = start_context("penstock-pipeline", master=self._master, config=config)
+            spark = start_context(
+                "penstock-pipeline", master=self._master, config=config, archive=self._archive
+            )
         # The driver logs errors of tasks itself, in one line.
         spark.setLogLevel("FATAL")
         # It prints a traceback when Java is gone.

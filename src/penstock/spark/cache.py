@@ -10,6 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    """RuntimeError if the user has no home."""
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache.absolute() / "penstock"
+
+
 def cached_directory(
     name: str, program: str, fill: Callable[[Path], None], environment: Mapping[str, str]
 ) -> Path:
@@ -19,8 +25,7 @@ def cached_directory(
     holds no programs, the directory is for this process only.
     """
     try:
-        cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
-        directory = cache / "penstock" / name
+        directory = cache_directory(environment) / name
         if not directory.is_dir():
             directory.parent.mkdir(parents=True, exist_ok=True)
             _create(directory, fill)

@@ -14,6 +14,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from penstock.spark.class_archive import ClassArchive
 from penstock.spark.java import find_java, java_home_for_spark
 from penstock.spark.python import worker_python
 
@@ -68,10 +69,12 @@ def session(
     return spark
 
 
-def start_context(app_name: str, *, master: str, config: Mapping[str, str]) -> SparkContext:
+def start_context(
+    app_name: str, *, master: str, config: Mapping[str, str], archive: ClassArchive
+) -> SparkContext:
     """A SparkContext that is set up as `session` does it, without Spark SQL, which is large."""
     asked = {"spark.app.name": app_name, "spark.master": master, **config}
-    return SparkContext.getOrCreate(_start_java(asked))
+    return SparkContext.getOrCreate(_start_java(asked, archive))
 
 
 def register(spark: SparkSession) -> None:
@@ -139,13 +142,13 @@ def _is_local(conf: SparkConf) -> bool:
     return conf.get("spark.master", "").startswith("local")
 
 
-def _start_java(asked: dict[str, str]) -> SparkConf:
+def _start_java(asked: dict[str, str], archive: ClassArchive | None = None) -> SparkConf:
     """Starts Java, and gives the settings of a context in it."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java
         SparkContext._ensure_initialized()  # noqa: SLF001
     else:
         asked = {"spark.app.name": "penstock", "spark.ui.showConsoleProgress": "false", **asked}
-        with _set_for_now(_variables_for_java(os.environ)):
+        with _set_for_now(_variables_for_java(os.environ, archive)):
             SparkContext._ensure_initialized(conf=SparkConf().setAll(list(asked.items())))  # noqa: SLF001
     # Only now, with all files and variables read by Spark itself, is it known what the master is.
     known = SparkConf().setAll(list(asked.items()))
@@ -161,11 +164,13 @@ def _start_java(asked: dict[str, str]) -> SparkConf:
     return known
 
 
-def _variables_for_java(environment: Mapping[str, str]) -> dict[str, str]:
+def _variables_for_java(
+    environment: Mapping[str, str], archive: ClassArchive | None = None
+) -> dict[str, str]:
     """What Java is started with, as variables: unlike settings, they hide nothing of the user's."""
-    java_home = java_home_for_spark(find_java(environment).home, environment)
+    java_home = find_java(environment).home
     variables = {
-        "JAVA_HOME": str(java_home),
+        "JAVA_HOME": str(java_home_for_spark(java_home, environment)),
         "PYSPARK_DRIVER_PYTHON": environment.get("PYSPARK_DRIVER_PYTHON", sys.executable),
         "SPARK_DRIVER_MEMORY": environment.get(
             "SPARK_DRIVER_MEMORY", f"{heap_megabytes(memory_bytes())}m"
@@ -174,6 +179,8 @@ def _variables_for_java(environment: Mapping[str, str]) -> dict[str, str]:
     options = [_DEEP_STACKS, _NO_SECOND_LOOK]
     if not _has_log_settings(environment):
         options.append(f"-Dlog4j2.configurationFile={_QUIET_LOGS.as_uri()}")
+    if archive is not None:
+        options += archive.options(java_home)
     # Of two the last one counts.
     options.append(environment.get("SPARK_SUBMIT_OPTS", ""))
     variables["SPARK_SUBMIT_OPTS"] = " ".join(options)
