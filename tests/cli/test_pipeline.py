@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock.cli.main import FAILED, NOT_ALLOWED, WRONG_USAGE
 from tests.cli.command import hide_module, penstock, penstock_process
-from tests.support import PATIENCE_S, PENSTOCK, BrokerProcess, clean_environment, drain
+from tests.support import (
+    PATIENCE_S,
+    PENSTOCK,
+    BrokerProcess,
+    clean_environment,
+    drain,
+    wait_until,
+)
 
 
 def test_the_help_says_what_it_does_and_when_it_works() -> None:
@@ -105,3 +114,34 @@ def test_one_that_finds_nobody_says_so_and_ends_at_a_signal() -> None:
     assert "trying again for 60 s" in said
     process.terminate()
     assert process.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+def is_mapped(file: str, pid: int) -> bool:
+    """Whether a process that this one has started has this file in memory."""
+    with contextlib.suppress(psutil.NoSuchProcess, OSError):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(OSError):
+                if file in Path(f"/proc/{child.pid}/maps").read_text():
+                    return True
+    return False
+
+
+@pytest.mark.full
+def test_archived_classes_are_used_by_the_next_pipeline(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    finished = penstock_process("pipeline", "--archive-classes", XDG_CACHE_HOME=str(tmp_path))
+    if "this Java cannot archive classes" in finished.error:
+        pytest.skip(finished.error)
+    assert finished.code == 0, finished.error
+    archive = finished.output.strip().removeprefix("penstock classes ")
+    assert [str(path) for path in tmp_path.rglob("classes/*")] == [archive]
+    process = subprocess.Popen(
+        [str(PENSTOCK), "pipeline", "--root", str(broker.root)],
+        env=clean_environment(XDG_CACHE_HOME=str(tmp_path)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    wait_until(lambda: is_mapped(archive, process.pid))
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 0

@@ -177,7 +177,6 @@ class Pipeline:
         self._id = secrets.token_hex(8)
         self._about = PipelineDescription(started=time.time_ns() // 1_000_000)
         self._page = SparkPage()
-        self._archive = ClassArchive(os.environ)
         self._threads: list[_TaskThread] = []
         self._task_count = 0
         self._failures = 0
@@ -221,7 +220,6 @@ class Pipeline:
         finally:
             self._page.close()
             _stop(spark)
-            self._archive.finish(SparkContext._gateway)  # noqa: SLF001
 
     def _start_spark(self) -> SparkContext:
         _choose_java(os.environ, self._directory)
@@ -233,8 +231,9 @@ class Pipeline:
                 # The page listens on the address that this variable names.
                 os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         with _keeping_interrupts():
+            archive = ClassArchive(os.environ)
             spark = start_context(
-                "penstock-pipeline", master=self._master, config=config, archive=self._archive
+                "penstock-pipeline", master=self._master, config=config, archive=archive
             )
         # The driver logs errors of tasks itself, in one line.
         spark.setLogLevel("FATAL")
@@ -335,6 +334,19 @@ class Pipeline:
         watch.stop_tasks()
         for thread in self._threads:
             thread.join(deadline - time.monotonic())
+
+
+def archive_classes() -> Path:
+    """Archives the classes that a pipeline loads; the path of the archive."""
+    archive = ClassArchive(os.environ, writes=True)
+    with make_scratch() as scratch:
+        _choose_java(os.environ, Path(scratch))
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+        config = {**_SETTINGS, **_PAGE_SETTINGS, **SparkPage().settings, "spark.local.dir": scratch}
+        spark = start_context("penstock-classes", master="local[1]", config=config, archive=archive)
+        spark.parallelize([1], 1).map(abs).collect()
+        _stop(spark)
+        return archive.write()
 
 
 def destination_settings(settings: Settings) -> DestinationSettings:
