@@ -952,3 +952,13 @@ def test_dropped_tasks_are_canceled_when_the_broker_stops(bench: Workbench) -> N
     assert bench.status_messages()[0]["statusContext"]["s3ExportTaskDefinition"] == task(0)
     # It would get a second status.
     assert bench.commit(report(found)) == 0
+
+
+def test_reports_of_an_export_that_was_removed_meanwhile_are_followed(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    stream = bench.create("t", to_http(), 5)
+    commit = bench.begin_commit(*map(report, bench.plan()))
+    bench.update("s", {})
+    bench.finish_commit(commit)
+    followed = bench.exports.follow(commit.settlement, bench.now)
+    assert followed == Outlook(needed_ends=((stream, 6),))

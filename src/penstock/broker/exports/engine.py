@@ -213,13 +213,14 @@ class Exports:
     def follow(self, settlement: Settlement, now_millis: int) -> Outlook | None:
         """What to wait for after these reports; None if something may be due now."""
         settled = [each.deliverable for each in settlement.settled]
+        exports = [each for each in settled if isinstance(each, MessageExport)]
         # The tasks of other exports may have left uploads to be aborted; a report may give
         # bandwidth back.
-        if self._bandwidth.is_limited or not all(
-            isinstance(each, MessageExport) for each in settled
-        ):
+        if self._bandwidth.is_limited or len(exports) < len(settled):
             return None
-        survey = self._survey(settled, self._clock(), now_millis)
+        # Exports that were removed meanwhile have no progress.
+        served = [each for each in exports if self._all.has(each)]
+        survey = self._survey(served, self._clock(), now_millis)
         return None if survey.due else survey.outlook
 
     def _release_dropped(self, now: float) -> None:
