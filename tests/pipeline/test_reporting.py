@@ -7,11 +7,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock import StreamManagerClient
 from penstock.errors import StreamManagerException
-from penstock.model.exporting import CommittedReports, DeliveryReport, MessageSlice
+from penstock.model.exporting import (
+    CommittedReports,
+    DeliveryReport,
+    MessageSlice,
+    SkippedMessage,
+)
 from penstock.pipeline.reporting import Reporter
 from tests.pipeline.slices import create_http, last_exported, plan
 from tests.support import PATIENCE_S, LocalBroker, wait_until
@@ -110,3 +116,26 @@ def test_failure_reaches_all_reports_of_a_request(client: HeldClient) -> None:
         for answer in answers:
             with pytest.raises((StreamManagerException, OSError)):
                 answer.result()
+
+
+def test_large_reports_do_not_share_requests(client: HeldClient) -> None:
+    slices = plan_slices(client, 3)
+    reporter = Reporter(client)
+    skipped = [SkippedMessage(0, "It is so")]
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(reporter.commit, settle(slices[0]))]
+        wait_until(lambda: client.requests)
+        reports = [msgspec.structs.replace(settle(each), skipped=skipped) for each in slices[1:]]
+        answers += [pool.submit(reporter.commit, report) for report in reports]
+        wait_until(lambda: client.requests == [1, 1, 1])
+        client.leaves.set()
+        assert all(each.result() for each in answers)
+
+
+def test_report_that_cannot_be_encoded_does_not_stop_others(client: HeldClient) -> None:
+    bad, good = plan_slices(client, 2)
+    client.leaves.set()
+    reporter = Reporter(client)
+    with pytest.raises(UnicodeEncodeError):
+        reporter.commit(msgspec.structs.replace(settle(bad), error="\udc80"))
+    assert reporter.commit(settle(good))

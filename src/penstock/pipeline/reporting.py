@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 from penstock.client.blocking import StreamManagerClient
-from penstock.errors import StreamManagerException
 from penstock.model.exporting import DeliveryReport
 
 
@@ -33,9 +32,9 @@ class Reporter:
 
     def commit(self, report: DeliveryReport) -> bool:
         """Whether the broker accepts it. It raises an error if the broker does not answer."""
-        if not report.is_final:
-            # The broker keeps final reports in memory while its disk fails, and no others: one
-            # request with both would fail as a whole.
+        # The broker keeps final reports in memory while its disk fails, and no others: one request
+        # with both would fail as a whole. So would one that is too large.
+        if not report.is_final or report.events or report.skipped:
             return report.lease in self._client.commit_exports([report]).accepted
         pending = _Pending(report)
         with self._condition:
@@ -56,7 +55,7 @@ class Reporter:
         error: Exception | None = None
         try:
             accepted = self._client.commit_exports([each.report for each in group]).accepted
-        except (StreamManagerException, OSError) as failure:
+        except Exception as failure:  # noqa: BLE001 - each of those that wait raises it
             error = failure
         with self._condition:
             for each in group:
