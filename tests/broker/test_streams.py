@@ -371,6 +371,31 @@ def notes(streams: Streams) -> Notes:
     return notes
 
 
+class FailingNotes(Notes):
+    """A witness that cannot read what it needs."""
+
+    def before_change(
+        self,
+        stream: Stream,
+        definition: MessageStreamDefinition | None,
+        moves: Mapping[str, int],
+    ) -> Callable[[], None]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_change_whose_witness_fails_is_noticed(streams: Streams, deletes: bool) -> None:
+    stream = create(streams)
+    streams.tell(FailingNotes())
+    before = streams.changed
+    wanted = definition(flushOnWrite=True)
+    with pytest.raises(OSError, match="too many open files"):
+        asyncio.run(streams.delete(stream.name) if deletes else streams.update(wanted))
+    # The change is stored.
+    assert streams.is_served(stream) is not deletes
+    assert streams.changed == before + 1
+
+
 def test_a_witness_sees_a_stream_before_and_after_it_changes(
     streams: Streams, notes: Notes
 ) -> None:

@@ -461,8 +461,11 @@ class Streams:
             raise
         try:
             conclude = self._before_change(stream, definition, moves)
-        finally:
+        except BaseException:
             change.apply()
+            self._tell_change()
+            raise
+        change.apply()
         logger.info("stream %r updated", stream.name)
         for identifier, number in moves.items():
             logger.info(
@@ -480,9 +483,13 @@ class Streams:
             await self._store_change(name, change)
             try:
                 conclude = self._before_change(stream)
-            finally:
+            except BaseException:
                 change.apply()
                 self._streams.pop(name, None)
+                self._tell_change()
+                raise
+            change.apply()
+            self._streams.pop(name, None)
             if stream is not None:
                 stream.waiters.finish_all()
             logger.info("stream %r deleted", name)
@@ -494,8 +501,10 @@ class Streams:
 
     async def _conclude(self, conclude: Callable[[], Callable[[], None] | None]) -> None:
         """A change is applied: who watches the stream follows."""
-        sync = conclude()
-        self._tell_change()
+        try:
+            sync = conclude()
+        finally:
+            self._tell_change()
         if sync is not None:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._definition_executor, sync)

@@ -42,11 +42,12 @@ class Registry:
 
     def _find_all(self) -> list[Export]:
         if self._changes != self._streams.changed:
-            self._changes = self._streams.changed
+            changes = self._streams.changed
             streams = {stream.stored.id: stream for stream in self._streams}
             for stream_id in self._known.keys() - streams.keys():
                 del self._known[stream_id]
             self._all = [export for stream in streams.values() for export in self._of(stream)]
+            self._changes = changes
         return self._all
 
     def of(self, stream: Stream) -> dict[str, Export]:

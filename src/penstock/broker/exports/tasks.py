@@ -59,6 +59,11 @@ def _tasks(log: Log, first: int, end: int) -> Iterator[tuple[int, dict[str, Any]
             yield from ((number, None) for number in range(first, stop))
             first = stop
             continue
+        except OSError as error:
+            # Nor does it keep a change from being made, which is stored already.
+            logger.error("S3 tasks that are canceled cannot be read: %s", error)
+            yield from ((number, None) for number in range(first, end))
+            return
         for number, payload in enumerate(run.payloads, first):
             yield number, find_task(payload)
         first += len(run.payloads)
