@@ -92,17 +92,22 @@ def call(service: str, operation: str, body: bytes, timeout: float) -> bytes:
 @contextmanager
 def using_client(service: str, timeout: float) -> Iterator[Any]:
     """The client of S3, or the RawCalls of another service, which all threads share."""
+    client = _get_client(service, timeout)
     try:
-        yield _get_client(service, timeout)
+        yield client
     except (BotoCoreError, ClientError) as error:
-        if _SET_CREDENTIALS in _ADVICE.get(_code_of(error), ""):
-            # The next client looks for new credentials, which this one would not.
+        is_about_credentials = _SET_CREDENTIALS in _ADVICE.get(_code_of(error), "")
+        # The next client looks for new credentials, which this one would not.
+        if is_about_credentials and _clients.get((service, timeout)) is client:
             _clients.pop((service, timeout), None)
         raise
 
 
 def _get_client(service: str, timeout: float) -> Any:
-    # Making a client takes a tenth of a second or more.
+    found = _clients.get((service, timeout))
+    if found is not None:
+        return found
+    # Making a client takes a tenth of a second or more, and longer if credentials are slow to get.
     with _lock:
         client = _clients.get((service, timeout))
         if client is None:
