@@ -24,7 +24,14 @@ _SCOPE = re.compile(
     r"AWS4-HMAC-SHA256 Credential=.+/\d{8}/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request"
 )
 # They belong to one request.
-_CHANGING = {"authorization", "content-length", "x-amz-date", "x-amz-security-token"}
+_CHANGING = {
+    "amz-sdk-invocation-id",
+    "amz-sdk-request",
+    "authorization",
+    "content-length",
+    "x-amz-date",
+    "x-amz-security-token",
+}
 
 
 class _Template(NamedTuple):
