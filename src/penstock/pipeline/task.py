@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import os
 import threading
 import time
@@ -50,8 +49,6 @@ _MAX_BYTES = 64 * 1024 * 1024
 _MIN_ROOM = 256 * 1024
 # Before a retry when the broker refuses a plan.
 _RETRY_SECONDS = 1.0
-# How often the task describes its pipeline: a restarted broker does not know it.
-_ABOUT_SECONDS = 1.0
 
 
 class TaskSpec(NamedTuple):
@@ -73,6 +70,10 @@ class TaskSpec(NamedTuple):
     finish_seconds: float
     # Variables of the driver that destinations read.
     environment: dict[str, str]
+
+    def __repr__(self) -> str:
+        # Without the variables, some of which are secret: Spark logs what it passes on.
+        return f"<TaskSpec {self.task} of {self.pipeline}>"
 
 
 def run_tasks(specs: Iterable[TaskSpec]) -> Iterator[int]:
@@ -96,7 +97,8 @@ class ResidentTask:
         self._instance = ""
         # The last request for work failed.
         self._has_failed = False
-        self._described_at = -math.inf
+        # The run of the broker to which the task has described its pipeline.
+        self._described_to = ""
 
     def run(self) -> int:
         place = self._spec.place
@@ -139,7 +141,8 @@ class ResidentTask:
         free = min(spec.threads - quick, _MAX_JOBS - len(jobs))
         room = max(_MAX_BYTES - sum(job.size for job in jobs), _MIN_ROOM)
         is_busy = free <= 0
-        about = spec.about if now - self._described_at >= _ABOUT_SECONDS else None
+        is_described = bool(self._instance) and self._described_to == self._instance
+        about = None if is_described else spec.about
         try:
             plan = client.plan_exports(
                 spec.pipeline,
@@ -159,7 +162,7 @@ class ResidentTask:
             return None
         self._has_failed = False
         if about is not None:
-            self._described_at = now
+            self._described_to = plan.instance
         self._stop(plan.lost, is_lost=True)
         self._stop(plan.ending, is_lost=False)
         if plan.instance != self._instance:
