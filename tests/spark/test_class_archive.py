@@ -44,6 +44,8 @@ def test_java_that_is_replaced_needs_another_archive(tmp_path: Path) -> None:
 def test_choice_of_the_user_counts(tmp_path: Path, chosen: str) -> None:
     write(tmp_path, tmp_path)
     assert make(tmp_path, SPARK_SUBMIT_OPTS=chosen).options(tmp_path) == []
+    with pytest.raises(SettingError, match="expected no options for class archives"):
+        make(tmp_path, writes=True, SPARK_SUBMIT_OPTS=chosen).options(tmp_path)
 
 
 def test_cache_that_cannot_be_used_matters_only_for_writing(tmp_path: Path) -> None:

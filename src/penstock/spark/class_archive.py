@@ -38,6 +38,10 @@ class ClassArchive:
     def options(self, java_home: Path) -> list[str]:
         chosen = self._environment.get("SPARK_SUBMIT_OPTS", "")
         if any(word in chosen for word in _USERS_CHOICES):
+            if self._writes:
+                raise SettingError(
+                    f"SPARK_SUBMIT_OPTS is {chosen!r}: expected no options for class archives"
+                )
             return []
         try:
             directory = cache_directory(self._environment) / "classes"
@@ -61,13 +65,26 @@ class ClassArchive:
         gateway.proc.stdin.close()
         gateway.proc.wait()
         try:
-            self._unfinished.rename(self._path)
+            _sync(self._unfinished)
         except FileNotFoundError:
             raise SettingError(
-                "this Java cannot archive classes: it has no archive of its own (lib/server/"
-                "classes.jsa), or SPARK_SUBMIT_OPTS has options for one"
+                "this Java cannot archive classes: it has no archive of its own, lib/server/"
+                "classes.jsa"
             ) from None
+        self._unfinished.rename(self._path)
+        # Archives of a former Java or Spark, and unfinished ones.
+        for other in self._path.parent.iterdir():
+            if other != self._path:
+                other.unlink(missing_ok=True)
         return self._path
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _quote(option: str, path: Path) -> list[str]:
