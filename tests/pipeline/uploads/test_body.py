@@ -93,3 +93,19 @@ def test_a_large_one_ends_when_it_is_asked_to(tmp_path: Path) -> None:
         with pytest.raises(EnoughError):
             list(iter(lambda: window.read(65_536), b""))
         assert isinstance(body.problem, EnoughError)
+
+
+def test_a_large_one_is_read_from_its_start_for_each_call(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    content = os.urandom(LARGE)
+    with open_file(path, content) as file:
+        body = Body(file, 0, LARGE)
+        window = body.content
+        assert not isinstance(window, bytes)
+        os.truncate(path, 100)
+        with pytest.raises(InputError):
+            window.read()
+        path.write_bytes(content)
+        body.rewind()
+        assert body.problem is None
+        assert window.read() == content

@@ -45,6 +45,12 @@ class Body:
         # CRC-32, which S3 compares as well as any other, and which takes the least time.
         self.digest = base64.b64encode(digest.to_bytes(4, "big")).decode()
 
+    def rewind(self) -> None:
+        """Before each call: a call that failed has read some of it."""
+        if isinstance(self.content, _Window):
+            self.content.seek(0)
+            self.content.problem = None
+
     @property
     def problem(self) -> Exception | None:
         """Why it could not be read while it was sent: what boto3 raises then tells nothing."""

@@ -112,6 +112,7 @@ class Bucket:
 
     def _send(self, operation: str, body: Body, **fields: Any) -> str:
         """The ETag of what has arrived; if the body could not be read, its error is raised."""
+        body.rewind()
         try:
             answer = self._call(
                 operation,
