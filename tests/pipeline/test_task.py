@@ -465,3 +465,8 @@ def test_settings_reach_destinations(
     with serving(broker, client, settings=settings):
         wait_for(client, name, 0)
     assert (tmp_path / "elsewhere" / "farm").is_dir()
+
+
+def test_description_of_a_task_shows_no_secrets(broker: LocalBroker) -> None:
+    spec = make(broker, environment={"AWS_SECRET_ACCESS_KEY": "hidden"})._spec
+    assert "hidden" not in repr(spec)

@@ -72,7 +72,7 @@ class TaskSpec(NamedTuple):
     environment: dict[str, str]
 
     def __repr__(self) -> str:
-        # Without the variables, some of which are secret: Spark logs what it passes on.
+        # Without the variables, some of which are secret: Spark may log this.
         return f"<TaskSpec {self.task} of {self.pipeline}>"
 
 
