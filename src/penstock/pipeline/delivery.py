@@ -1,7 +1,7 @@
 """The delivery of a slice of messages, in order: the part that all destinations share.
 
-It decides which messages are retried and when, and finds the message because of which a call was
-refused.
+It decides which messages are retried and when. If a call is refused, it finds the message that
+caused that.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def _try_for(seconds: float, attempt: Callable[[], T]) -> T:
             waited = time.monotonic() - began
             if not may_pass(error) or waited + pause > seconds:
                 raise
-            # Or somebody with a wrong port would look at a query that just does nothing. A broker
-            # that starts at the same time is not worth a line.
+            # A wrong port would otherwise look like a query that does nothing. A short wait for a
+            # broker that is starting is not worth a warning.
             if waited > min(_QUIET_SECONDS, seconds / 10) and not told:
                 logger.warning("%s; trying again for %g s", error, seconds)
                 told = True
