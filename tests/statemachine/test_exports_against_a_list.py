@@ -457,7 +457,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         delivery, message = in_flight.sent
         self.bench.finish_commit(in_flight.commit)
         settlement = in_flight.commit.settlement
-        if message.lease not in settlement.accepted:
+        if message.lease not in settlement.accepted():
             return False
         if settlement.settled and message.is_final:
             delivery.is_active = False

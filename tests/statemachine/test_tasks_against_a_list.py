@@ -238,7 +238,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
         """The disk has stored it; a task whose report is refused has lost its lease."""
         held, message, commit = in_flight
         self.bench.finish_commit(commit)
-        is_accepted = message.lease in commit.settlement.accepted
+        is_accepted = message.lease in commit.settlement.accepted()
         if is_accepted:
             held.first = message.settled_end
             held.ended = set(message.arrived)

@@ -375,11 +375,11 @@ class Broker:
             session.abort()
         await self.streams.finish_changes()
         await asyncio.to_thread(self._definition_thread.shutdown)
-        self._export_handlers.unstored.stop_retrying()
+        self._export_handlers.progress.stop()
         self._store.request_work()
         await asyncio.to_thread(self._background.join)
         await asyncio.to_thread(self._sync_threads.shutdown)
-        self._export_handlers.unstored.finish()
+        self._export_handlers.progress.finish()
         self.exports.finish()
         # While the lock is still held: the next broker on this root has files of the same names.
         for path in (

@@ -318,6 +318,7 @@ def plan_exports(
     *,
     lease_millis: int,
     holding: Sequence[str],
+    reports: Sequence[DeliveryReport],
     max_slices: int,
     max_bytes: int,
     max_priority: int | None,
@@ -337,6 +338,8 @@ def plan_exports(
         "waitMillis": wait_millis,
         "stops": stops,
     }
+    if reports:
+        fields["reports"] = _encode_reports(reports)
     if max_priority is not None:
         fields["maxPriority"] = max_priority
     if about is not None:
@@ -345,9 +348,13 @@ def plan_exports(
 
 
 def commit_exports(reports: Sequence[DeliveryReport]) -> Call[CommittedReports]:
+    fields = {"reports": _encode_reports(reports)}
     # The broker recognizes a report that it has accepted before.
-    fields = {"reports": [msgspec.to_builtins(report) for report in reports]}
     return Call(Operation.CommitExports, fields, _committed, may_repeat=True)
+
+
+def _encode_reports(reports: Sequence[DeliveryReport]) -> list[Any]:
+    return [msgspec.to_builtins(report) for report in reports]
 
 
 def reserve_bandwidth(

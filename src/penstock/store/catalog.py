@@ -33,7 +33,6 @@ import msgspec
 from penstock.errors import StoreError
 from penstock.model.storage import SegmentSummary
 from penstock.store.rows import (
-    NO_UPLOADS,
     ExportProgress,
     StreamRow,
     TokenRotation,
@@ -492,7 +491,7 @@ class Catalog:
     def commit_progress(
         self,
         progress: Collection[tuple[str, ExportProgress]],
-        uploads: UploadChange = NO_UPLOADS,
+        *uploads: UploadChange,
     ) -> None:
         """The progress of any number of exports of any number of streams, all or nothing.
 
@@ -515,7 +514,8 @@ class Catalog:
                     for stream_id, export in progress
                 ],
             )
-            _change_uploads(connection, uploads)
+            for change in uploads:
+                _change_uploads(connection, change)
 
     # Uploads
 

@@ -60,6 +60,7 @@ from penstock.store.log import (
     MemoryLog,
 )
 from penstock.store.pool import lacks_descriptors
+from penstock.store.progress_log import ProgressLog, read_progress, remove_progress
 from penstock.store.record import data_path, index_path
 from penstock.store.recovery import open_file_log, report_shortened
 from penstock.store.reserve import (
@@ -134,6 +135,8 @@ class Store:
                 self.catalog.remove_orphans()
             missing = self._replay_journal()
             self._journal = Journal(self._disk, root)
+            self._recover_progress()
+            self.progress_log = ProgressLog(self._disk, root)
             gaps = self.catalog.gaps()
             for row in self.catalog.streams():
                 if row.name not in self.unreadable:
@@ -274,7 +277,7 @@ class Store:
             for export in exports
             if (current := stream.progress.get(export.identifier)) is not None
         ]
-        return ProgressChange(self.catalog, found, uploads)
+        return ProgressChange(self.catalog, found, [uploads])
 
     def uploads(self) -> list[UploadProgress]:
         """Those that are not over; of an export that is gone, they are abandoned."""
@@ -430,6 +433,27 @@ class Store:
             for stream in self.streams.values():
                 if isinstance(stream.log, MemoryLog):
                     stream.log.close()
+
+    def _recover_progress(self) -> None:
+        """Brings the catalog up to the progress that a killed broker has logged."""
+        advanced: dict[tuple[str, str], ExportProgress] = {}
+        for stream_id, logged in read_progress(self._disk, self.root):
+            key = stream_id, logged.identifier
+            known = advanced.get(key) or self.catalog.progress(stream_id).get(logged.identifier)
+            if known is None or known.export_id != logged.export_id:
+                continue
+            # After a power cut, the catalog may be ahead of the log.
+            if (known.last_exported, known.processed_messages) < (
+                logged.last_exported,
+                logged.processed_messages,
+            ):
+                advanced[key] = logged
+        try:
+            if advanced:
+                self.catalog.commit_progress([(key[0], each) for key, each in advanced.items()])
+            remove_progress(self._disk, self.root)
+        except (OSError, sqlite3.Error) as error:
+            logger.error("the last progress of exports cannot be stored: %s", error)
 
     def _replay_journal(self) -> dict[str, list[range]]:
         """Bring segments up to what was promised, before anything looks at them.

@@ -6,7 +6,7 @@ import shutil
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 from penstock.model import MessageStreamDefinition, Persistence
 from penstock.store.catalog import Catalog
@@ -244,20 +244,36 @@ class ProgressChange:
         self,
         catalog: Catalog,
         progress: Sequence[tuple[StoredStream, ExportProgress]],
-        uploads: UploadChange,
+        uploads: Sequence[UploadChange] = (),
     ) -> None:
-        self._catalog = catalog
-        self._progress = progress
-        self._uploads = uploads
+        self.catalog = catalog
+        self.progress = progress
+        # In the order in which they were made.
+        self.uploads = uploads
+
+    @classmethod
+    def merge(cls, changes: Sequence[Self]) -> Self:
+        """One change with the effect of all of them; there is at least one."""
+        # Of the changes of one export the last one counts.
+        latest = {
+            (stream.id, export.identifier, export.export_id): (stream, export)
+            for change in changes
+            for stream, export in change.progress
+        }
+        uploads = [each for change in changes for each in change.uploads]
+        return cls(changes[0].catalog, list(latest.values()), uploads)
+
+    def rows(self) -> list[tuple[str, ExportProgress]]:
+        """The progress of each export, with the id of its stream."""
+        return [(stream.id, export) for stream, export in self.progress]
 
     def store(self) -> None:
         """All of it or none; from any thread."""
-        progress = [(stream.id, export) for stream, export in self._progress]
-        self._catalog.commit_progress(progress, self._uploads)
+        self.catalog.commit_progress(self.rows(), *self.uploads)
 
     def apply(self) -> None:
         """It holds from now on, for exports that are still there and were not moved."""
-        for stream, export in self._progress:
+        for stream, export in self.progress:
             current = stream.progress.get(export.identifier)
             if current is not None and current.export_id == export.export_id:
                 stream.progress[export.identifier] = export

@@ -137,7 +137,7 @@ class ReadStoredRequest(Request):
 
 
 class PlanExportsRequest(Request):
-    """Work for a task of a pipeline, which is leased to it.
+    """Work for a task of a pipeline, which is leased to it, after its reports are settled.
 
     Leases that the task holds are renewed, and its others end. The answer waits until something is
     due, or the time is up. With `max_slices` 0 it tells only how much is due.
@@ -150,6 +150,8 @@ class PlanExportsRequest(Request):
     lease_millis: Annotated[int, Meta(ge=100, le=3_600_000)]
     # Leases that the task holds.
     holding: Annotated[list[str], Meta(max_length=4096)] = []
+    # As in CommitExportsRequest.
+    reports: Annotated[list[DeliveryReport], Meta(max_length=4096)] = []
     max_slices: Annotated[int, Meta(ge=0, le=4096)] = 256
     max_bytes: Annotated[int, Meta(ge=0)] = 64 * 1024 * 1024
     # Exports with larger priorities, which are less urgent, are left out.

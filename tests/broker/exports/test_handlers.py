@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from penstock.broker.access import Role, new_secret
-from penstock.broker.exports import unstored
+from penstock.broker.exports import progress as progress_module
 from penstock.broker.exports.lease import Holder
 from penstock.broker.handlers import now_millis
 from penstock.errors import (
@@ -277,8 +277,7 @@ def test_pending_plan_is_answered_once_when_an_export_is_paused(
     append(other, stream, b"x")
     (found,) = plan(client)
     held = [found["lease"]]
-    # The answer comes when its time is up: otherwise the task would ask again and again.
-    pending = Waiting(broker, client, 4000, holding=held)
+    pending = Waiting(broker, client, holding=held)
     paused = {"name": stream, "strategyOnFull": 1, "exportDefinition": to_http(disabled=True)}
     other.call(Operation.UpdateMessageStream, definition=paused)
     assert pending.finish()["ending"] == held
@@ -626,11 +625,10 @@ def test_exports_are_suspended_while_progress_cannot_be_stored(
         append(client, second, b"x")
         slices = plan(client)
         with progress_refused(broker):
-            # Neither accepted nor an error.
-            assert commit(client, report(slices[0])) == []
-            assert suspension(client) == "no more"
+            assert commit(client, report(slices[0])) == [slices[0]["lease"]]
+            wait_until(lambda: suspension(client) == "no more")
             # Messages in flight are not delivered again either.
-            assert commit(client, report(slices[1])) == []
+            assert commit(client, report(slices[1])) == [slices[1]["lease"]]
             assert (exported(client, first), exported(client, second)) == (0, 0)
             append(client, first, b"y")
             assert plan(client) == []
@@ -650,14 +648,14 @@ def test_exports_are_suspended_while_progress_cannot_be_stored(
 def test_suspension_has_the_reason_of_the_last_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unstored, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(progress_module, "_RETRY_SECONDS", 0.01)
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         name = create(client, "s", exportDefinition=to_http())
         append(client, name, b"x")
         (found,) = plan(client)
         with progress_refused(broker):
             commit(client, report(found))
-            assert suspension(client) == "no more"
+            wait_until(lambda: suspension(client) == "no more")
             refuse_progress(broker, "another reason")
             wait_until(lambda: suspension(client) == "another reason")
         wait_until(lambda: suspension(client) == "")
@@ -671,7 +669,7 @@ def test_unstored_progress_is_stored_when_the_broker_stops(tmp_path: Path) -> No
         with progress_refused(broker):
             commit(client, report(found))
             # Not before the stop.
-            broker.run(broker.broker._export_handlers.unstored.stop_retrying)
+            broker.run(broker.broker._export_handlers.progress.stop)
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         assert exported(client, name) == 0
         assert plan(client) == []
@@ -704,19 +702,65 @@ def test_skipped_messages_are_kept_in_the_stream_of_the_settings(tmp_path: Path)
         assert export["skippedMessages"] == 1
 
 
-def test_interim_report_that_cannot_be_stored_keeps_its_lease(tmp_path: Path) -> None:
+def test_interim_report_of_messages_is_kept_until_it_can_be_stored(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         name = create(client, "s", exportDefinition=to_http())
         for _ in range(2):
             append(client, name, b"x")
         (found,) = plan(client)
-        progress = interim(found, settledEnd=1)
+        with progress_refused(broker):
+            assert commit(client, interim(found, settledEnd=1)) == [found["lease"]]
+            wait_until(lambda: suspension(client) == "no more")
+            assert ask(client, holding=[found["lease"]])["lost"] == []
+            assert exported(client, name) == 0
+        wait_until(lambda: suspension(client) == "")
+        assert stored_progress(broker, name) == 0
+
+
+def test_final_report_of_files_is_accepted_when_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task deletes the files of accepted reports."""
+    monkeypatch.setattr(progress_module, "_RETRY_SECONDS", 0.01)
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        name = create(client, "s", exportDefinition=to_s3())
+        append(client, name, json.dumps(task(0)).encode())
+        (found,) = plan(client)
+        with progress_refused(broker):
+            assert commit(client, report(found)) == []
+            assert suspension(client) == "no more"
+            assert commit(client, report(found)) == []
+        wait_until(lambda: suspension(client) == "")
+        assert commit(client, report(found)) == [found["lease"]]
+        assert stored_progress(broker, name) == 0
+
+
+def test_plan_settles_its_reports_first(client: Connection, stream: str) -> None:
+    append(client, stream, b"x")
+    (found,) = plan(client)
+    append(client, stream, b"y")
+    answer = ask(client, reports=[report(found)], holding=[found["lease"]], waitMillis=WAIT)
+    assert exported(client, stream) == 0
+    assert [(each["first"], each["end"]) for each in answer["work"]] == [(1, 2)]
+    assert answer["lost"] == []
+
+
+def test_plan_settles_reports_of_files_before_it_is_answered(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        name = create(client, "s", exportDefinition=to_s3())
+        append(client, name, json.dumps(task(0)).encode())
+        (found,) = plan(client)
+        ask(client, reports=[report(found)])
+        assert stored_progress(broker, name) == 0
+
+
+def test_plan_with_a_report_that_cannot_be_stored_fails(tmp_path: Path) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        name = create(client, "s", exportDefinition=to_s3())
+        append(client, name, json.dumps(task(0)).encode())
+        (found,) = plan(client)
         with progress_refused(broker), pytest.raises(UnknownFailureException, match="no more"):
-            commit(client, progress)
-        assert suspension(client) == ""
-        assert ask(client, holding=[found["lease"]])["lost"] == []
-        assert commit(client, progress) == [found["lease"]]
-        assert exported(client, name) == 0
+            ask(client, reports=[interim(found)])
 
 
 @pytest.mark.parametrize(
@@ -751,6 +795,8 @@ def test_token_plans_and_reports_for_its_own_streams_only(
         (others,) = plan(client)
         with pytest.raises(UnauthorizedException, match="not for the stream"):
             commit(pipeline, report(found), report(others))
+        with pytest.raises(UnauthorizedException, match="not for the stream"):
+            ask(pipeline, task="b", reports=[report(found), report(others)])
         assert exported(client, mine) == -1
         # Nor under the name of a stream that the token sees.
         assert commit(pipeline, report(others, stream=mine)) == []

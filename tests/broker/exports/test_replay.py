@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 from collections.abc import Iterator
 from itertools import count
@@ -427,6 +429,7 @@ def test_rewind_survives_kill_9(tmp_path: Path) -> None:
             replay = Replay(client, define(to_http(4)))
             found = replay.lease_one()
             assert replay.commit(report(found, settled_end=6, is_final=False))
+            wait_until(lambda: _stored_messages(process.root) == 6)
             replay.rewind(6)
         process.kill()
         process.start()
@@ -445,11 +448,16 @@ def test_rewind_survives_kill_9(tmp_path: Path) -> None:
             assert replay.statistics().exported_messages == 6
 
 
+def _stored_messages(root: Path) -> int:
+    with contextlib.closing(sqlite3.connect(root / "catalog.sqlite")) as catalog:
+        ((messages,),) = catalog.execute("SELECT processed_messages FROM export_progress")
+    return int(messages)
+
+
 def test_report_that_is_being_stored_does_not_undo_a_rewind(tmp_path: Path) -> None:
     with (
         LocalBroker(tmp_path / "root") as broker,
         StreamManagerClient(root=broker.root) as client,
-        StreamManagerClient(root=broker.root) as reporter,
         StreamManagerClient(root=broker.root) as admin,
     ):
         replay = Replay(client, define(to_http()))
@@ -458,27 +466,20 @@ def test_report_that_is_being_stored_does_not_undo_a_rewind(tmp_path: Path) -> N
             found = replay.lease_one()
             # While the catalog is busy, both wait for it; either may be stored first.
             with catalog.transaction():
-                reporting = threading.Thread(
-                    target=reporter.commit_exports, args=([report(found)],)
-                )
+                assert replay.commit(report(found))
                 rewinding = threading.Thread(
                     target=admin.rewind_export, args=(replay.name, "e", number)
                 )
-                reporting.start()
-                wait_until(lambda: _is_settling(broker, replay.name))
                 rewinding.start()
-            reporting.join()
             rewinding.join()
+            wait_until(lambda: _is_stored(broker))
             stored = catalog.progress(found.stream_id)["e"].last_exported
             assert stored == replay.statistics().last_exported_sequence_number == number - 1
 
 
-def _is_settling(broker: LocalBroker, name: str) -> bool:
-    def look() -> bool:
-        stream = broker.broker.streams.find(name)
-        return broker.broker.exports.of(stream)["e"].is_settling
-
-    return broker.run(look)
+def _is_stored(broker: LocalBroker) -> bool:
+    writer = broker.broker._export_handlers.progress
+    return broker.run(lambda: not writer._waiting and not writer._storing)
 
 
 # S3 tasks

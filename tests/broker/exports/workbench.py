@@ -14,7 +14,7 @@ from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.engine import Exports, Outlook, Plan
 from penstock.broker.exports.export import Export
 from penstock.broker.exports.lease import Holder
-from penstock.broker.exports.settlement import Settlement
+from penstock.broker.exports.progress import Settlement
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.exports.task_export import TaskExport
 from penstock.broker.settings import Settings
@@ -301,4 +301,4 @@ class Workbench:
         """Settles as the broker does; the leases that are answered."""
         commit = self.begin_commit(*reports)
         self.finish_commit(commit)
-        return commit.settlement.accepted
+        return commit.settlement.accepted()

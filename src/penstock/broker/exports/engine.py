@@ -22,8 +22,8 @@ from penstock.broker.exports.deliverable import Deliverable, Outcome
 from penstock.broker.exports.export import Export
 from penstock.broker.exports.lease import Holder, Lease, ParsedId, parse_id
 from penstock.broker.exports.message_export import MessageExport
+from penstock.broker.exports.progress import Settled, Settlement
 from penstock.broker.exports.registry import Registry
-from penstock.broker.exports.settlement import Settled, Settlement
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.exports.task_export import TaskExport, ended_tasks
 from penstock.broker.statistics import ExportTotals
@@ -59,6 +59,8 @@ class Plan(NamedTuple):
     lost: list[str]
     # Leases of paused exports: their deliveries end after the calls that they have begun.
     ending: Sequence[str] = ()
+    # The task has given up leases: others may have them.
+    frees_leases: bool = False
 
 
 class _Survey(NamedTuple):
@@ -152,9 +154,9 @@ class Exports:
         now = self._clock()
         holder = Holder(request.pipeline, request.task)
         ends_at = now + request.lease_millis / 1000
-        lost, ending = self._renew(holder, request.holding, ends_at)
+        renewed = self._renew(holder, request.holding, ends_at)
         if not leases or self.suspension:
-            return Plan([], 0, lost, ending), Outlook()
+            return renewed, Outlook()
         self._release_dropped(now)
         max_priority = request.max_priority or math.inf
         seen = (each for each in self._deliverables() if sees(each.stream_name))
@@ -177,7 +179,7 @@ class Exports:
             work.append(self._lease(each, holder, end, charged, ends_at, now))
         can_lease = request.max_slices and request.max_bytes
         outlook = survey.outlook if can_lease else Outlook()
-        return Plan(work, waiting, lost, ending), outlook
+        return renewed._replace(work=work, waiting=waiting), outlook
 
     def _survey(
         self,
@@ -270,15 +272,11 @@ class Exports:
 
     # Leases
 
-    def _renew(
-        self, holder: Holder, holding: Sequence[str], ends_at: float
-    ) -> tuple[list[str], Sequence[str]]:
-        """Renews these leases and frees the holder's others.
-
-        Returns those that it no longer has, and those of paused exports.
-        """
+    def _renew(self, holder: Holder, holding: Sequence[str], ends_at: float) -> Plan:
+        """Renews these leases and frees the holder's others; a plan without work."""
         unknown = set(holding)
         ending = []
+        frees_leases = False
         for each in self._deliverables():
             lease = each.lease
             if lease is not None and lease.id in unknown:
@@ -286,8 +284,9 @@ class Exports:
                 unknown.discard(lease.id)
                 if each.is_disabled:
                     ending.append(lease.id)
-            elif lease is not None:
+            elif lease is not None and lease.holder == holder:
                 each.end_lease(holder)
+                frees_leases = True
             # The task reported it while its request waited.
             unknown.discard(each.finished_lease)
         lost = []
@@ -297,7 +296,7 @@ class Exports:
                 lost.append(lease_id)
             elif export.is_disabled:
                 ending.append(lease_id)
-        return lost, tuple(ending)
+        return Plan([], 0, lost, tuple(ending), frees_leases)
 
     def _adopt(self, lease_id: str, holder: Holder, ends_at: float) -> Export | None:
         parsed = parse_id(lease_id)
@@ -335,7 +334,7 @@ class Exports:
         for report in reports:
             found = self._find(report)
             if found is not None and found.is_repeated(report):
-                settlement.repeated.append(report.lease)
+                settlement.repeated.append((found, report))
                 continue
             lease = found.begin_settling(report) if found is not None else None
             if found is None or lease is None:

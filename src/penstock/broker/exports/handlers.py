@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
@@ -16,16 +16,16 @@ from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.engine import Exports, Outlook, Plan
 from penstock.broker.exports.lease import Holder
 from penstock.broker.exports.pipelines import Pipelines
+from penstock.broker.exports.progress import ProgressWriter, Settlement
 from penstock.broker.exports.reservations import Reservations
-from penstock.broker.exports.settlement import Settlement
 from penstock.broker.exports.statuses import Statuses
-from penstock.broker.exports.unstored import UnstoredProgress
 from penstock.broker.streams import Streams
 from penstock.broker.waiting import Waiter, Waiters, seconds_to_wait
 from penstock.errors import StreamManagerException, UnknownFailureException
+from penstock.model.exporting import DeliveryReport
 from penstock.model.validation import to_wire
 from penstock.store.store import Store
-from penstock.store.stream import ProgressChange
+from penstock.wire.operations import Operation
 from penstock.wire.requests import (
     CommitExportsRequest,
     PlanExportsRequest,
@@ -68,9 +68,8 @@ class ExportHandlers:
         self._statuses = statuses
         self._pipelines = pipelines
         self._premises = premises
-        self._executor = executor
         self._now_millis = now_millis
-        self.unstored = UnstoredProgress(executor, self._suspend)
+        self.progress = ProgressWriter(store.progress_log, executor, self._suspend)
         call_later = asyncio.get_running_loop().call_later
         self._reservations = Reservations(bandwidth, call_later, self.look_again)
         exports.min_reserved_priority = lambda: self._reservations.min_priority
@@ -79,6 +78,8 @@ class ExportHandlers:
         self._creations: set[asyncio.Task[None]] = set()
         # The last plan that a task asked for, as long as it is connected.
         self._latest: dict[Holder, PlanExportsRequest] = {}
+        # Leases of paused exports that were named in the last answer to a task.
+        self._known_ending: dict[Holder, Sequence[str]] = {}
         # Pipelines whose tasks are to end.
         self._stopping: set[str] = set()
 
@@ -93,24 +94,32 @@ class ExportHandlers:
 
     def _plan(self, call: PendingCall, request: PlanExportsRequest) -> None:
         call.access.require(request.operation)
+        if request.reports:
+            self._require_access(call, request.reports)
+            self._settle(request.reports, lambda _: self._plan_settled(call, request), call.fail)
+        else:
+            self._plan_settled(call, request)
+
+    def _plan_settled(self, call: PendingCall, request: PlanExportsRequest) -> None:
+        """Answers when something is due. The reports of the request are settled."""
         holder = Holder(request.pipeline, request.task)
-        is_repeated = holder in self._latest
         self._latest[holder] = request
+        # A plan for which the task still waits on a connection that it has lost.
+        for pending in [each for each in self._pending if each.holder == holder]:
+            pending.look_soon()
         if request.stops:
             self._stopping.add(request.pipeline)
+            self.look_again()
         if request.max_slices:
             self._pipelines.note_request(holder, request.holding, request.about)
         call.on_departure(holder, lambda: self._depart(holder, request))
         outlook = self._answer_plan(call, request, may_be_empty=not request.wait_millis)
-        if is_repeated or request.stops:
-            # Leases that it gave up are free for others. A plan for which it still waits on a
-            # connection that it has lost is answered.
-            self.look_again()
         if outlook is None:
             return
         call.allow_seconds(request.wait_millis / 1000)
         pending = _PendingPlan(
             call,
+            holder,
             seconds_to_wait(request.wait_millis),
             lambda may_be_empty: self._answer_plan(call, request, may_be_empty=may_be_empty),
             self._streams,
@@ -131,8 +140,12 @@ class ExportHandlers:
             plan, outlook = self._exports.plan(
                 request, call.access.sees, self._now_millis(), leases=not stops
             )
-            if not (plan.work or plan.lost or stops or may_be_empty):
+            if plan.frees_leases:
+                self.look_again()
+            is_paused = not set(plan.ending) <= set(self._known_ending.get(holder, ()))
+            if not (plan.work or plan.lost or is_paused or stops or may_be_empty):
                 return outlook
+            self._known_ending[holder] = plan.ending
             self._pipelines.note_work(holder, plan.work)
         call.succeed(
             root=self._premises.root,
@@ -150,6 +163,7 @@ class ExportHandlers:
         # Unless it has reconnected already.
         if self._latest.get(holder) is request:
             del self._latest[holder]
+            self._known_ending.pop(holder, None)
             self._exports.depart(holder)
             self._pipelines.note_departure(holder)
             if not any(each.pipeline == holder.pipeline for each in self._latest):
@@ -207,34 +221,58 @@ class ExportHandlers:
 
             call.on_close(cancel)
 
-    # Commits
+    # Reports
 
     def _commit(self, call: PendingCall, request: CommitExportsRequest) -> None:
         call.access.require(request.operation)
-        for report in request.reports:
-            call.access.require(request.operation, report.stream)
-        if not self._dead_letters.needs_stream(request.reports):
-            self._settle(call, request)
+        self._require_access(call, request.reports)
+        self._settle(request.reports, lambda leases: call.succeed(accepted=leases), call.fail)
+
+    def _require_access(self, call: PendingCall, reports: Sequence[DeliveryReport]) -> None:
+        for report in reports:
+            call.access.require(Operation.CommitExports, report.stream)
+
+    def _settle(
+        self,
+        reports: Sequence[DeliveryReport],
+        succeed: Callable[[list[str]], None],
+        fail: Callable[[StreamManagerException], None],
+    ) -> None:
+        """Calls `succeed` with the leases of the accepted reports, or `fail`."""
+        if not self._dead_letters.needs_stream(reports):
+            self._settle_now(reports, succeed, fail)
             return
-        task = asyncio.get_running_loop().create_task(self._create_and_settle(call, request))
+
+        async def create_and_settle() -> None:
+            try:
+                await self._dead_letters.create_stream()
+                self._settle_now(reports, succeed, fail)
+            except Exception:
+                logger.exception("a report of exports failed")
+                fail(UnknownFailureException("the server failed; its log says how"))
+
+        task = asyncio.get_running_loop().create_task(create_and_settle())
         self._creations.add(task)
         task.add_done_callback(self._creations.discard)
 
-    async def _create_and_settle(self, call: PendingCall, request: CommitExportsRequest) -> None:
-        try:
-            await self._dead_letters.create_stream()
-            self._settle(call, request)
-        except Exception:
-            logger.exception("a report of exports failed")
-            call.fail(UnknownFailureException("the server failed; its log says how"))
-
-    def _settle(self, call: PendingCall, request: CommitExportsRequest) -> None:
-        settlement = self._exports.settle(request.reports, self._now_millis())
+    def _settle_now(
+        self,
+        reports: Sequence[DeliveryReport],
+        succeed: Callable[[list[str]], None],
+        fail: Callable[[StreamManagerException], None],
+    ) -> None:
+        settlement = self._exports.settle(reports, self._now_millis())
         if not settlement.settled:
-            call.succeed(accepted=self._unless_unstored(settlement.accepted))
+            succeed(settlement.accepted(are_stored=not self.progress.error))
             return
         change = self._store.change_progress(settlement.progress(), settlement.uploads())
-        store = self._storing(settlement, change)
+        sync_letters, sync_statuses = self._dead_letters.sync(), self._statuses.sync()
+
+        def sync() -> None:
+            if settlement.has_skipped:
+                sync_letters()
+            if not settlement.may_be_stored_later:
+                sync_statuses()
 
         def apply() -> None:
             change.apply()
@@ -242,49 +280,27 @@ class ExportHandlers:
             for each in settlement.settled:
                 self._pipelines.note_report(each.lease.holder, each.report)
 
-        def keep(error: BaseException | None) -> None:
-            """Messages that arrived are not sent again, although progress is not stored yet."""
-            self.unstored.add(store, error)
-            apply()
-            call.succeed(accepted=self._unless_unstored(settlement.accepted))
-
-        def stored(future: asyncio.Future[None]) -> None:
-            error = future.exception()
-            if error is None:
-                apply()
-                call.succeed(accepted=settlement.accepted)
-                self._follow(settlement)
+        def finish(error: BaseException | None) -> bool:
+            is_disk_error = isinstance(error, (OSError, sqlite3.Error))
             # An upload has to be on the disk before it is created: such a report is not kept.
-            elif isinstance(error, (OSError, sqlite3.Error)) and settlement.is_final:
-                keep(error)
-            else:
+            is_kept = is_disk_error and settlement.is_final
+            if error is not None and not is_kept:
                 self._exports.cancel(settlement)
                 self.look_again()
-                call.fail(_explain(error))
+                fail(_explain(error))
+                return False
+            apply()
+            succeed(settlement.accepted(are_stored=error is None))
+            self._follow(settlement)
+            return is_kept
 
-        if self.unstored.error and settlement.is_final:
-            keep(None)
-            return
-        # The disk may be slow: other requests are served meanwhile.
-        future = asyncio.get_running_loop().run_in_executor(self._executor, store)
-        future.add_done_callback(stored)
-
-    def _storing(self, settlement: Settlement, change: ProgressChange) -> Callable[[], None]:
-        """Stores a settlement, in any thread."""
-        sync_letters, sync_statuses = self._dead_letters.sync(), self._statuses.sync()
-        has_letters = settlement.has_skipped
-
-        def store() -> None:
-            if has_letters:
-                sync_letters()
-            sync_statuses()
-            change.store()
-
-        return store
-
-    def _unless_unstored(self, accepted: list[str]) -> list[str]:
-        """A task deletes files whose reports are accepted: only when progress is on the disk."""
-        return [] if self.unstored.error else accepted
+        if settlement.may_be_stored_later:
+            apply()
+            self.progress.store_later(change, sync)
+            succeed(settlement.accepted())
+            self._follow(settlement)
+        else:
+            self.progress.store_now(change, sync, finish)
 
     def _suspend(self, error: str) -> None:
         """Without an error, exports continue."""
@@ -305,12 +321,14 @@ class _PendingPlan:
     def __init__(
         self,
         call: PendingCall,
+        holder: Holder,
         seconds: float,
         # Answers the call if something is due, or in any case if it may be empty.
         answer: Callable[[bool], Outlook | None],
         streams: Streams,
         over: Callable[[_PendingPlan], None],
     ) -> None:
+        self.holder = holder
         self._call = call
         self._answer = answer
         self._streams = streams

@@ -1,0 +1,231 @@
+"""Accepted reports, and how the progress that follows from them is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+from penstock.broker.exports.deliverable import Deliverable, Outcome
+from penstock.broker.exports.lease import Lease
+from penstock.broker.exports.message_export import MessageExport
+from penstock.model.exporting import DeliveryReport
+from penstock.store.progress_log import ProgressLog
+from penstock.store.rows import ExportProgress, UploadChange
+from penstock.store.stream import ProgressChange
+
+logger = logging.getLogger(__name__)
+
+# Progress of messages is stored after so long, together with all that was reported meanwhile.
+_STORE_SECONDS = 0.5
+_RETRY_SECONDS = 1.0
+
+
+class Settled(NamedTuple):
+    deliverable: Deliverable
+    lease: Lease
+    # As it came.
+    report: DeliveryReport
+    outcome: Outcome
+
+
+class Settlement:
+    """Accepted reports of one request, to be applied and stored, or canceled if that fails."""
+
+    def __init__(self) -> None:
+        self.settled: list[Settled] = []
+        # Reports that were accepted before and came again.
+        self.repeated: list[tuple[Deliverable, DeliveryReport]] = []
+        # Leases that have ended although their reports are not final: their exports were removed or
+        # moved meanwhile, or messages could not be kept.
+        self.lost: set[str] = set()
+
+    def accepted(self, *, are_stored: bool = True) -> list[str]:
+        """The leases of accepted reports.
+
+        A task deletes the files of accepted reports, and creates their uploads: such a report is
+        accepted when it is stored.
+        """
+        found = [*((each.deliverable, each.report) for each in self.settled), *self.repeated]
+        return [
+            report.lease
+            for deliverable, report in found
+            if report.lease not in self.lost
+            and (are_stored or isinstance(deliverable, MessageExport))
+        ]
+
+    @property
+    def may_be_stored_later(self) -> bool:
+        return all(isinstance(each.deliverable, MessageExport) for each in self.settled)
+
+    @property
+    def has_skipped(self) -> bool:
+        return any(each.outcome.report.skipped for each in self.settled)
+
+    @property
+    def is_final(self) -> bool:
+        return all(each.report.is_final for each in self.settled)
+
+    def progress(self) -> dict[str, list[ExportProgress]]:
+        """By the name of the stream."""
+        progress: dict[str, list[ExportProgress]] = {}
+        for each in self.settled:
+            if each.outcome.progress is not None:
+                stream_name = each.deliverable.stream_name
+                progress.setdefault(stream_name, []).append(each.outcome.progress)
+        return progress
+
+    def uploads(self) -> UploadChange:
+        outcomes = [each.outcome for each in self.settled]
+        return UploadChange(
+            [upload for each in outcomes for upload in (*each.uploads, *each.abandoned)],
+            [upload_id for each in outcomes for upload_id in each.ended],
+        )
+
+
+class _Unstored(NamedTuple):
+    change: ProgressChange
+    # Syncs the messages that have to be on the disk before the change; in any thread.
+    sync: Callable[[], None]
+    # Called with the error, or None. Returns whether the change is kept in spite of an error.
+    on_result: Callable[[BaseException | None], bool] | None
+
+
+class ProgressWriter:
+    """Stores changes in the catalog in their order, all that wait in one transaction.
+
+    Changes that may wait are logged, so that a killed broker does not lose them.
+
+    When the disk fails, changes are kept in memory and stored when it works again. Until then
+    exports are suspended: what they delivered could not be stored either, and after a crash it
+    would be delivered again. Called from the event loop only.
+    """
+
+    def __init__(
+        self, log: ProgressLog, executor: Executor, on_change: Callable[[str], None]
+    ) -> None:
+        """`on_change` is called with each new value of `error`."""
+        self._log = log
+        self._executor = executor
+        self._on_change = on_change
+        self._waiting: list[_Unstored] = []
+        self._storing: list[_Unstored] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+        # Why the last attempt failed; empty if no change is kept because of that.
+        self.error = ""
+
+    def store_later(self, change: ProgressChange, sync: Callable[[], None]) -> None:
+        """The change is applied already."""
+        try:
+            self._log.append(change.rows())
+        except OSError as error:
+            # The catalog has space in reserve, and the log has none.
+            logger.debug("progress of exports is not logged: %s", error)
+            self.store_now(change, sync, lambda error: error is not None)
+        else:
+            self._add(_Unstored(change, sync, None))
+
+    def store_now(
+        self,
+        change: ProgressChange,
+        sync: Callable[[], None],
+        on_result: Callable[[BaseException | None], bool],
+    ) -> None:
+        """`on_result` is called when the change is stored, or with an error.
+
+        It returns whether the change is kept in spite of an error.
+        """
+        self._add(_Unstored(change, sync, on_result))
+
+    def _add(self, unstored: _Unstored) -> None:
+        self._waiting.append(unstored)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._waiting or self._storing or self._is_stopped:
+            return
+        is_urgent = self._waiting[-1].on_result is not None and not self.error
+        if is_urgent:
+            self._store()
+        elif self._timer is None:
+            seconds = _RETRY_SECONDS if self.error else _STORE_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._store)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _store(self) -> None:
+        self._cancel_timer()
+        self._storing, self._waiting = self._waiting, []
+        self._log.rotate()
+        # The disk may be slow: requests are served meanwhile.
+        future = asyncio.get_running_loop().run_in_executor(
+            self._executor, _store_all, self._storing
+        )
+        future.add_done_callback(self._note_result)
+
+    def _note_result(self, future: asyncio.Future[None]) -> None:
+        error = future.exception()
+        if error is None:
+            self._clear_log()
+        stored, self._storing = self._storing, []
+        kept = [
+            each._replace(on_result=None)
+            for each in stored
+            if (error is not None if each.on_result is None else each.on_result(error))
+        ]
+        self._waiting[:0] = kept
+        self._set_error((str(error) or repr(error)) if kept else "")
+        self._schedule()
+
+    def _clear_log(self) -> None:
+        try:
+            self._log.clear_rotated()
+        except OSError as error:
+            # Records that the catalog has do no harm.
+            logger.debug("the log of progress is not cleared: %s", error)
+
+    def _set_error(self, error: str) -> None:
+        if error == self.error:
+            return
+        if not self.error:
+            logger.error(
+                "the progress of exports cannot be stored: %s; exports are suspended until it can",
+                error,
+            )
+        elif not error:
+            logger.info("the progress of exports is stored: exports go on")
+        self.error = error
+        self._on_change(error)
+
+    def stop(self) -> None:
+        """Starts no other attempt; one that runs goes on."""
+        self._is_stopped = True
+        self._cancel_timer()
+
+    def finish(self) -> None:
+        """The broker stops: the last attempt, when no other thread makes one."""
+        is_stored = False
+        try:
+            _store_all([*self._storing, *self._waiting])
+            is_stored = True
+        except (OSError, sqlite3.Error) as error:
+            logger.error(
+                "the progress of exports cannot be stored: %s; messages that were exported since "
+                "the disk failed may be exported again",
+                error,
+            )
+        self._log.close(is_stored=is_stored)
+
+
+def _store_all(unstored: Sequence[_Unstored]) -> None:
+    if unstored:
+        for each in unstored:
+            each.sync()
+        ProgressChange.merge([each.change for each in unstored]).store()

@@ -1,0 +1,109 @@
+"""Export progress that the catalog does not have yet, so that a killed broker loses none of it.
+
+The catalog gets progress a moment later, many changes in one transaction. Until then a record in
+this log holds each change. It is written without a sync: it survives the end of the process, as an
+append without flush on write does.
+
+There are two files. One takes new records while the catalog gets those of the other, which is
+emptied afterwards. A record, little-endian: the size of its contents (uint32), their CRC-32
+(uint32), and the contents in MessagePack: the id of the stream and the fields of ExportProgress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from struct import Struct
+
+import msgspec
+
+from penstock.store.files import Disk
+from penstock.store.record import crc32
+from penstock.store.rows import ExportProgress
+
+_HEAD = Struct("<II")
+_decode = msgspec.msgpack.Decoder(tuple[str, ExportProgress]).decode
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor: int | None = None
+        self.size = 0
+
+
+class ProgressLog:
+    """Called from the event loop only."""
+
+    def __init__(self, disk: Disk, root: Path) -> None:
+        self._disk = disk
+        self._current, self._other = (_File(path) for path in _paths(root))
+
+    def append(self, progress: Iterable[tuple[str, ExportProgress]]) -> None:
+        """Each with the id of its stream. OSError if the disk does not take them."""
+        data = b"".join(map(_encode, progress))
+        file = self._current
+        if file.descriptor is None:
+            self._disk.remove(file.path)
+            file.descriptor = self._disk.create(file.path)
+        self._disk.write(file.descriptor, data, file.size)
+        file.size += len(data)
+
+    def rotate(self) -> None:
+        """All records are about to be stored in the catalog: new ones go to the other file."""
+        if not self._other.size:
+            self._current, self._other = self._other, self._current
+
+    def clear_rotated(self) -> None:
+        """The catalog has the records from before the last rotation."""
+        file = self._other
+        if file.size and file.descriptor is not None:
+            self._disk.truncate(file.descriptor, 0)
+            file.size = 0
+
+    def close(self, *, is_stored: bool) -> None:
+        """Removes the files if the catalog has all records."""
+        for file in (self._current, self._other):
+            if file.descriptor is not None:
+                self._disk.close(file.descriptor)
+                file.descriptor = None
+                if is_stored:
+                    self._disk.remove(file.path)
+
+
+def read_progress(disk: Disk, root: Path) -> Iterator[tuple[str, ExportProgress]]:
+    """The intact records, each with the id of its stream."""
+    for path in _paths(root):
+        try:
+            descriptor = disk.open(path)
+        except FileNotFoundError:
+            continue
+        try:
+            data = disk.read(descriptor, disk.size(descriptor), 0)
+        finally:
+            disk.close(descriptor)
+        position = 0
+        while position + _HEAD.size <= len(data):
+            size, checksum = _HEAD.unpack_from(data, position)
+            position += _HEAD.size
+            contents = data[position : position + size]
+            # A power cut may leave a part of a record, or zeros.
+            if not size or len(contents) < size or crc32(contents) != checksum:
+                break
+            position += size
+            yield _decode(contents)
+
+
+def remove_progress(disk: Disk, root: Path) -> None:
+    """The catalog has all records."""
+    for path in _paths(root):
+        disk.remove(path)
+
+
+def _paths(root: Path) -> tuple[Path, Path]:
+    return root / "progress.0", root / "progress.1"
+
+
+def _encode(progress: tuple[str, ExportProgress]) -> bytes:
+    contents = msgspec.msgpack.encode(progress)
+    return _HEAD.pack(len(contents), crc32(contents)) + contents
