@@ -34,7 +34,6 @@ from penstock.model.exporting import (
 from penstock.pipeline import job as job_module
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.job import _REPORT_SECONDS, Job
-from penstock.pipeline.reporting import Reporter
 from penstock.sandbox.server import Sandbox
 from penstock.store.record import data_path
 from tests.pipeline.slices import (
@@ -113,7 +112,11 @@ def make(
     settings: DestinationSettings = NO_PAUSE,
 ) -> Job:
     where = None if root is None else str(root)
-    return Job(work, where, client, Reporter(client), settings)
+
+    def commit(report: DeliveryReport) -> bool:
+        return report.lease in client.commit_exports([report]).accepted
+
+    return Job(work, where, client, commit, settings)
 
 
 def numbered(count: int) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from penstock import ExportFormat, HTTPConfig, IoTAnalyticsConfig, StreamManagerClient
-from penstock.model.exporting import PipelineDescription
+from penstock.errors import UnknownFailureException
+from penstock.model.exporting import (
+    CommittedReports,
+    DeliveryReport,
+    ExportPlan,
+    PipelineDescription,
+)
 from penstock.pipeline import destinations
 from penstock.pipeline import job as job_module
 from penstock.pipeline import task as task_module
@@ -154,6 +160,81 @@ def test_files_are_read_only_on_the_machine_of_the_broker(
     with serving(broker, client) as task:
         wait_for(client, name, 0)
         assert task.task._root == str(broker.root)
+
+
+def test_quick_deliveries_are_reported_with_the_next_request(
+    broker: LocalBroker,
+    client: StreamManagerClient,
+    cloud: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(task_module, "_GATHER_SECONDS", PATIENCE_S)
+    commits = count_commits(monkeypatch)
+    name = create_http(client, cloud.http_url(new_name()))
+    with serving(broker, client):
+        client.append_message(name, b"x")
+        wait_for(client, name, 0)
+    assert not commits
+
+
+def test_long_deliveries_are_reported_while_the_task_asks(
+    broker: LocalBroker,
+    client: StreamManagerClient,
+    cloud: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(task_module, "_GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(task_module, "_WAIT_MILLIS", 60_000)
+    commits = count_commits(monkeypatch)
+    sink = new_name()
+    cloud.set_fault("http", name=sink, hang=True)
+    name = create_http(client, cloud.http_url(sink), [b"x"])
+    with serving(broker, client) as running:
+        wait_until(lambda: meets_fault(cloud))
+        wait_until(lambda: not running.task._is_gathering)
+        cloud.clear_faults()
+        wait_for(client, name, 0)
+        assert len(commits) == 1
+
+
+def test_reports_are_kept_until_the_broker_answers(
+    broker: LocalBroker,
+    client: StreamManagerClient,
+    cloud: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(task_module, "_GATHER_SECONDS", PATIENCE_S)
+    monkeypatch.setattr(task_module, "_RETRY_SECONDS", 0.01)
+    plan_exports = StreamManagerClient.plan_exports
+    failures: list[Sequence[DeliveryReport]] = []
+
+    def fail_once(client: StreamManagerClient, *names: str, **fields: Any) -> ExportPlan:
+        if fields.get("reports") and not failures:
+            failures.append(fields["reports"])
+            raise UnknownFailureException("once")
+        return plan_exports(client, *names, **fields)
+
+    monkeypatch.setattr(StreamManagerClient, "plan_exports", fail_once)
+    sink = new_name()
+    name = create_http(client, cloud.http_url(sink))
+    with serving(broker, client):
+        client.append_message(name, b"x")
+        wait_for(client, name, 0)
+    assert failures
+    assert cloud.payloads("http", sink) == [b"x"]
+
+
+def count_commits(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[DeliveryReport]]:
+    """The reports of each CommitExports request from now on."""
+    commits = []
+    commit_exports = StreamManagerClient.commit_exports
+
+    def commit(client: StreamManagerClient, reports: Sequence[DeliveryReport]) -> CommittedReports:
+        commits.append(reports)
+        return commit_exports(client, reports)
+
+    monkeypatch.setattr(StreamManagerClient, "commit_exports", commit)
+    return commits
 
 
 def test_hanging_destination_does_not_delay_others(

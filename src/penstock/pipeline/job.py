@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -34,7 +34,6 @@ from penstock.pipeline.destinations.destination import (
     UnavailableError,
 )
 from penstock.pipeline.reading import read_slice
-from penstock.pipeline.reporting import Reporter
 from penstock.pipeline.settlements import Delivery, UploadedFile
 from penstock.pipeline.stopping import StopSignal
 
@@ -64,7 +63,8 @@ class Job:
         # The broker's directory; None if the broker runs on another machine.
         root: str | None,
         client: StreamManagerClient,
-        reporter: Reporter,
+        # Whether the broker accepts a report.
+        commit: Callable[[DeliveryReport], bool],
         settings: DestinationSettings,
     ) -> None:
         self.work = work
@@ -73,7 +73,7 @@ class Job:
         self.size = work.size if isinstance(work, MessageSlice) else 0
         self._root = root
         self._client = client
-        self._reporter = reporter
+        self._commit = commit
         self._settings = settings
         self._stop = StopSignal()
         self._delivering: Delivering | None = None
@@ -220,7 +220,7 @@ class Job:
 
     def _report(self, delivery: Delivery, error: str, *, is_final: bool) -> bool:
         report = self._make_report(delivery, error, is_final=is_final)
-        is_accepted = self._reporter.commit(report)
+        is_accepted = self._commit(report)
         self._reported_at = time.monotonic()
         if is_accepted:
             uploaded = delivery.uploaded[len(self._reported.uploaded) :]

@@ -20,6 +20,7 @@ from penstock.client.blocking import StreamManagerClient
 from penstock.errors import StreamManagerException
 from penstock.model.exporting import (
     AnyWork,
+    DeliveryReport,
     ExportPlan,
     MessageSlice,
     PipelineDescription,
@@ -28,7 +29,6 @@ from penstock.model.exporting import (
 from penstock.pipeline.destinations import import_destination
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.job import Job
-from penstock.pipeline.reporting import Reporter
 from penstock.root import is_root_of
 from penstock.spark.place import Place
 from penstock.spark.python import settle_worker
@@ -40,6 +40,8 @@ _LEASE_MILLIS = 15_000
 _WAIT_MILLIS = 4_000
 # While all threads are busy, the task asks for urgent work only.
 _BUSY_WAIT_MILLIS = 50
+# The task waits so long for its jobs before it asks again: one request reports and asks.
+_GATHER_SECONDS = 0.025
 _URGENT_PRIORITY = 3
 # A job that takes longer no longer counts against the number of threads: it may hang.
 _SLOW_SECONDS = 1.0
@@ -99,17 +101,22 @@ class ResidentTask:
         self._has_failed = False
         # The run of the broker to which the task has described its pipeline.
         self._described_to = ""
+        # Final reports that the next request for work takes along.
+        self._reports: list[DeliveryReport] = []
+        # The next request is not sent yet, and waits for reports.
+        self._is_gathering = False
+        self._reporting: StreamManagerClient
 
     def run(self) -> int:
         place = self._spec.place
         # A request for work waits nearly all the time. The threads of jobs get the answers to their
         # reports sooner on another connection.
-        with place.connect(patient=True) as client, place.connect(patient=True) as reporting:
-            self._serve(client, Reporter(reporting))
+        with place.connect(patient=True) as client, place.connect(patient=True) as self._reporting:
+            self._serve(client)
             self._finish(client)
         return self._count
 
-    def _serve(self, client: StreamManagerClient, reporter: Reporter) -> None:
+    def _serve(self, client: StreamManagerClient) -> None:
         """Asks and delivers until the task is to end."""
         spec = self._spec
         now = time.monotonic()
@@ -128,15 +135,29 @@ class ResidentTask:
                 continue
             if plan.waiting:
                 needed_at = now
+            self._is_gathering = bool(plan.work)
             for work in plan.work:
-                self._start(work, client, reporter)
+                self._start(work, client)
             if plan.stops:
                 return
+            if plan.work:
+                self._gather_reports(has_backlog=plan.waiting > 0)
+
+    def _gather_reports(self, *, has_backlog: bool) -> None:
+        """Waits a moment until all jobs have ended; with a backlog, until one has."""
+        with self._condition:
+            count = len(self._jobs)
+            self._condition.wait_for(
+                lambda: not self._jobs or (has_backlog and len(self._jobs) < count),
+                _GATHER_SECONDS,
+            )
 
     def _ask(self, client: StreamManagerClient, now: float) -> ExportPlan | None:
         spec = self._spec
         with self._condition:
             jobs = list(self._jobs.values())
+            reports = list(self._reports)
+            self._is_gathering = False
         quick = sum(now - job.began < _SLOW_SECONDS for job in jobs)
         free = min(spec.threads - quick, _MAX_JOBS - len(jobs))
         room = max(_MAX_BYTES - sum(job.size for job in jobs), _MIN_ROOM)
@@ -149,6 +170,7 @@ class ResidentTask:
                 spec.task,
                 lease_millis=_LEASE_MILLIS,
                 holding=[job.lease for job in jobs if not job.is_lost],
+                reports=reports,
                 max_slices=max(free, 1),
                 max_bytes=room,
                 max_priority=_URGENT_PRIORITY if is_busy else None,
@@ -161,6 +183,8 @@ class ResidentTask:
             self._has_failed = True
             return None
         self._has_failed = False
+        with self._condition:
+            del self._reports[: len(reports)]
         if about is not None:
             self._described_to = plan.instance
         self._stop(plan.lost, is_lost=True)
@@ -180,9 +204,20 @@ class ResidentTask:
                 if lease in self._jobs:
                     self._jobs[lease].stop(is_lost=is_lost)
 
-    def _start(self, work: AnyWork, client: StreamManagerClient, reporter: Reporter) -> None:
+    def _report(self, report: DeliveryReport) -> bool:
+        """Whether the broker accepts a report; in the thread of a job."""
+        # The answer to a request for work does not say which reports were accepted: only files
+        # that may be deleted depend on that. A request with long reports might be too large.
+        if report.is_final and not (report.events or report.skipped):
+            with self._condition:
+                if self._is_gathering:
+                    self._reports.append(report)
+                    return True
+        return report.lease in self._reporting.commit_exports([report]).accepted
+
+    def _start(self, work: AnyWork, client: StreamManagerClient) -> None:
         prepare_imports(work)
-        job = Job(work, self._root, client, reporter, self._spec.settings)
+        job = Job(work, self._root, client, self._report, self._spec.settings)
         with self._condition:
             self._jobs[job.lease] = job
             self._count += 1
@@ -207,7 +242,9 @@ class ResidentTask:
             with self._condition:
                 self._condition.wait_for(lambda: not self._jobs, min(seconds, _LEASE_MILLIS / 5000))
                 leases = [job.lease for job in self._jobs.values() if not job.is_lost]
-            if not leases:
+                reports = list(self._reports)
+                self._is_gathering = False
+            if not leases and not reports:
                 return
             with suppress(StreamManagerException, OSError):
                 client.plan_exports(
@@ -215,8 +252,11 @@ class ResidentTask:
                     self._spec.task,
                     lease_millis=_LEASE_MILLIS,
                     holding=leases,
+                    reports=reports,
                     max_slices=0,
                 )
+                with self._condition:
+                    del self._reports[: len(reports)]
 
 
 def prepare_imports(work: AnyWork) -> None:
