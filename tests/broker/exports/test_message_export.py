@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,19 @@ def test_first_message_after_idling_leaves_at_once(gathering: Workbench) -> None
         gathering.append("s", 1)
         assert len(deliver(gathering)) == 1
         gathering.wait(GATHER)
+
+
+def test_export_that_is_up_to_date_waits_for_its_next_moment(gathering: Workbench) -> None:
+    stream = gathering.create("s", to_http(batchSize=4), 1)
+    gathering.wait(0.1)
+    deliver(gathering)
+    gathering.wait(0.1)
+    # A message does not wake the broker before that, unless a batch is full.
+    assert dict(gathering.outlook().needed_ends) == {stream: 5}
+    assert seconds_to_wait(gathering) == pytest.approx(0.3)
+    gathering.wait(0.3)
+    assert dict(gathering.outlook().needed_ends) == {stream: 2}
+    assert seconds_to_wait(gathering) == math.inf
 
 
 def test_messages_that_follow_closely_are_gathered(gathering: Workbench) -> None:

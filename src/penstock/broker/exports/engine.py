@@ -193,20 +193,23 @@ class Exports:
         at = math.inf
         needed: dict[Stream, int] = {}
         for each in deliverables:
+            is_awaited = each.priority <= max_priority
             free_at = each.free_at()
-            if free_at == math.inf:
+            if free_at > now:
+                # It is leased or paused: messages that arrive meanwhile change nothing.
+                at = min(at, free_at) if is_awaited else at
                 continue
             due = each.due(now, now_millis)
             is_due = due.end > each.next_number
-            if is_due and free_at <= now:
+            if is_due:
                 found.append((each, due.end))
-            if each.priority > max_priority:
+            if not is_awaited:
                 continue
             if is_due:
-                at = min(at, max(free_at, self._room_at(each, now)))
+                at = min(at, self._room_at(each, now))
                 continue
             if due.at is not None:
-                at = min(at, max(free_at, now + (due.at - now_millis) / 1000))
+                at = min(at, now + (due.at - now_millis) / 1000)
             if isinstance(each, Export):
                 stream = each.stream
                 needed[stream] = min(needed.get(stream, due.needed_end), due.needed_end)

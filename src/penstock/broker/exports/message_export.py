@@ -46,16 +46,15 @@ class MessageExport(Export):
     def due(self, now: float, now_millis: int) -> Due:
         log = self.stream.log
         first = self.next_number
-        if first >= log.end:
-            return Due(first, None, first + 1)
         interval = getattr(self.config, "batch_interval_millis", None)
         size = batch_size_of(self.config)
-        due = plan_due(first, log.end, size, interval, log.time_of, now_millis)
-        leaves_at = self._leaves_at(now)
         is_gathered = interval is None and first >= self._due_end and log.end - first < size
-        if is_gathered and leaves_at > now:
+        if is_gathered and (leaves_at := self._leaves_at(now)) > now:
             wait_millis = math.ceil((leaves_at - now) * 1000)
             return Due(first, now_millis + wait_millis, first + size)
+        if first >= log.end:
+            return Due(first, None, first + 1)
+        due = plan_due(first, log.end, size, interval, log.time_of, now_millis)
         self._due_end = max(self._due_end, due.end)
         return due._replace(end=max(due.end, min(self._due_end, log.end)))
 
