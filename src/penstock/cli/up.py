@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -91,33 +92,28 @@ def up(
     programs: list[Program] = []
     devices: threading.Thread | None = None
     try:
-        # They start side by side. The pipeline waits for the broker, but its variables lead to the
-        # sandbox, which has to be ready before.
-        cloud = _Sandbox(settings)
+        # They start side by side: the pipeline takes the longest.
+        cloud = _Sandbox(settings) if sandbox else None
         broker = _Broker(settings, config, as_json, chosen_http_port, is_demo=demo)
-        if sandbox:
+        variables = cloud.variables if cloud is not None else {}
+        if cloud is not None:
             cloud.start(programs)
         broker.start(programs)
-        variables = cloud.wait(is_over) if sandbox else {}
         if has_pipeline:
             _start_pipeline(programs, settings, config, as_json, variables)
+        if cloud is not None:
+            cloud.wait(is_over)
         broker.wait(is_over)
         if as_json:
             tell(json.dumps({**client_variables(settings), **variables}))
         else:
             tell(_summary(settings, demo, has_pipeline, variables))
         if demo:
-            client = SandboxClient(variables["AWS_ENDPOINT_URL"]) if sandbox else None
+            client = cloud.client if cloud is not None else None
             arguments = (settings.root_path, is_over, client)
             devices = threading.Thread(target=run_demo, args=arguments, daemon=True)
             devices.start()
-        while not is_over.wait(_LOOK_SECONDS):
-            for program in programs:
-                news = program.look()
-                if news and news.startswith("the "):
-                    logger.warning("%s", news)
-                elif news:
-                    tell(news)
+        _watch(programs, is_over)
     finally:
         is_over.set()
         if devices is not None:
@@ -125,6 +121,17 @@ def up(
         # The pipeline tells the broker what it has done before that one ends.
         for program in reversed(programs):
             program.stop()
+
+
+def _watch(programs: list[Program], is_over: threading.Event) -> None:
+    """Restarts programs that end, until the stop."""
+    while not is_over.wait(_LOOK_SECONDS):
+        for program in programs:
+            news = program.look()
+            if news and news.startswith("the "):
+                logger.warning("%s", news)
+            elif news:
+                tell(news)
 
 
 def _ends() -> list[signal.Signals]:
@@ -137,13 +144,19 @@ def _ends() -> list[signal.Signals]:
 
 
 class _Sandbox:
-    """How the sandbox is started: one that is started again is where it was before."""
+    """The sandbox as a program. It keeps its port when it is restarted."""
 
     def __init__(self, settings: Settings) -> None:
-        self._port = "0"
+        # A socket that does not listen reserves the port: the pipeline needs the address before
+        # the sandbox is ready.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        port = str(self._reserved.getsockname()[1])
+        self.client = SandboxClient(f"http://127.0.0.1:{port}")
         self._program = Program(
             "sandbox",
-            lambda: _penstock("sandbox", "--port", self._port, "--create-streams", *_KEEP),
+            lambda: _penstock("sandbox", "--port", port, "--create-streams", *_KEEP),
             "penstock sandbox ready",
             pass_on=LineRelay("sandbox", settings.log_format).pass_on,
         )
@@ -152,11 +165,14 @@ class _Sandbox:
         self._program.start()
         programs.append(self._program)
 
-    def wait(self, is_over: threading.Event) -> Mapping[str, str]:
-        """The variables that lead to it."""
-        url = _wait_for(self._program, is_over).rpartition(" ")[2]
-        self._port = url.rpartition(":")[2]
-        return SandboxClient(url).variables
+    def wait(self, is_over: threading.Event) -> None:
+        """Until it is ready."""
+        _wait_for(self._program, is_over)
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The variables with which AWS SDKs find it."""
+        return self.client.variables
 
 
 def _choose_http_port(settings: Settings) -> int | None:
