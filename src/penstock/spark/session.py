@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
@@ -30,6 +30,7 @@ _LOCAL_SETTINGS = {
 }
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _REGISTERED = "penstock.registered"
+_PYTHON_VARIABLE = "PYSPARK_PYTHON"
 _QUIET_LOGS = Path(__file__).with_name("log4j2.properties")
 
 # A query that is stopped in the middle of a batch looks for the reason in the error's text, with a
@@ -155,13 +156,22 @@ def _start_java(asked: dict[str, str], archive: ClassArchive | None = None) -> S
     if _is_local(known):
         for name, value in _LOCAL_SETTINGS.items():
             known.setIfMissing(name, value)
+    _choose_python(known, os.environ)
+    return known
+
+
+def _choose_python(settings: SparkConf, environment: MutableMapping[str, str]) -> None:
+    """Sets the variable that names the Python of workers.
+
+    PySpark reads this variable and not the setting, which takes precedence as with spark-submit.
+    """
+    chosen = settings.get("spark.pyspark.python", "")
+    if chosen:
+        environment[_PYTHON_VARIABLE] = chosen
+    elif _is_local(settings) and _PYTHON_VARIABLE not in environment:
         # Another Python would not find what this one has installed. On other machines there may be
         # none at this path: what a cluster's workers are is for those who set it up.
-        chosen = known.get("spark.pyspark.python", "")
-        if not chosen and "PYSPARK_PYTHON" not in os.environ:
-            chosen = str(worker_python(sys.executable, os.environ))
-        os.environ.setdefault("PYSPARK_PYTHON", chosen)
-    return known
+        environment[_PYTHON_VARIABLE] = str(worker_python(sys.executable, environment))
 
 
 def _variables_for_java(
