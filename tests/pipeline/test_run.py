@@ -8,7 +8,13 @@ import pytest
 
 from penstock.broker.settings import Settings
 from penstock.model.exporting import ExportPlan
-from penstock.pipeline.run import TaskDemand, _choose_java, destination_settings, first_line
+from penstock.pipeline.run import (
+    TaskAbsence,
+    TaskDemand,
+    _choose_java,
+    destination_settings,
+    first_line,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,5 +91,22 @@ def test_no_other_task_starts_before_the_last_one_is_connected() -> None:
     assert not demand.needs_task(make_plan(waiting=3, tasks=1), started_tasks=2)
 
 
-def make_plan(waiting: int, tasks: int) -> ExportPlan:
-    return ExportPlan(root="/", instance="i", work=[], waiting=waiting, tasks=tasks)
+def test_absence_of_tasks_ends_when_one_connects() -> None:
+    absence = TaskAbsence()
+    missing, connected = make_plan(tasks=0), make_plan(tasks=1)
+    assert absence.seconds(missing, now=100) == 0
+    assert absence.seconds(missing, now=120) == 20
+    assert absence.seconds(connected, now=130) == 0
+    assert absence.seconds(missing, now=131) == 1
+
+
+def test_absence_of_tasks_begins_anew_when_the_broker_restarts() -> None:
+    absence = TaskAbsence()
+    absence.seconds(make_plan(tasks=1), now=100)
+    # The broker does not know yet which tasks run.
+    assert absence.seconds(make_plan(tasks=0, instance="next"), now=200) == 0
+    assert absence.seconds(make_plan(tasks=0, instance="next"), now=202) == 2
+
+
+def make_plan(tasks: int, waiting: int = 0, instance: str = "i") -> ExportPlan:
+    return ExportPlan(root="/", instance=instance, work=[], waiting=waiting, tasks=tasks)

@@ -36,6 +36,9 @@ _SETTINGS = {
     "spark.speculation": "false",
     # The driver restarts tasks itself.
     "spark.task.maxFailures": "1",
+    # Otherwise the start of a task may stay invisible for seconds to the driver, which looks
+    # whether Spark has started its tasks.
+    "spark.ui.liveUpdate.period": "0",
 }
 # Spark's own page keeps what it shows in memory.
 _PAGE_SETTINGS = {
@@ -69,7 +72,7 @@ _FINISH_SECONDS = 6.0
 _RECOVERED_SECONDS = 60.0
 # After so many failures in a row Spark itself does not work.
 _MAX_FAILURES = 5
-# A task that Spark does not start within so long waits for cores.
+# Tasks that Spark has not started while none was connected for so long wait for cores.
 _NO_CORES_SECONDS = 10.0
 
 
@@ -153,6 +156,21 @@ class TaskDemand:
         is_pending = plan.waiting > 0 and plan.tasks >= started_tasks
         self._looks = self._looks + 1 if is_pending else 0
         return self._looks >= _LOOKS_BEFORE_SCALING
+
+
+class TaskAbsence:
+    """Measures for how long no task has been connected to a broker that answers."""
+
+    def __init__(self) -> None:
+        self._instance = ""
+        self._since = 0.0
+
+    def seconds(self, plan: ExportPlan, now: float) -> float:
+        # Running tasks take a moment to reconnect to a broker that was restarted.
+        if plan.tasks or plan.instance != self._instance:
+            self._instance = plan.instance
+            self._since = now
+        return now - self._since
 
 
 class Pipeline:
@@ -257,6 +275,7 @@ class Pipeline:
         is_ready = False
         looks = 0
         demand = TaskDemand()
+        absence = TaskAbsence()
         is_short_of_cores = False
         self._start_task(spark, idle_seconds=None)
         while not self._stops.wait(_WATCH_SECONDS if is_ready else _FIRST_LOOK_SECONDS):
@@ -270,7 +289,8 @@ class Pipeline:
                 ready()
             if demand.needs_task(plan, len(self._threads)) and self._may_scale(spark):
                 self._start_task(spark, idle_seconds=_IDLE_SECONDS)
-            waits_for_cores = self._waits_for_cores(plan)
+            absent_seconds = absence.seconds(plan, time.monotonic())
+            waits_for_cores = absent_seconds > _NO_CORES_SECONDS and _waits_for_cores(spark)
             if waits_for_cores and not is_short_of_cores:
                 logger.warning(
                     "Spark has no cores for the tasks of this pipeline: it waits for other "
@@ -281,11 +301,6 @@ class Pipeline:
 
     def _may_scale(self, spark: SparkContext) -> bool:
         return len(self._threads) < max(spark.defaultParallelism, 1)
-
-    def _waits_for_cores(self, plan: ExportPlan) -> bool:
-        """Whether Spark has not started the first task for a long time."""
-        oldest = min((thread.began for thread in self._threads), default=time.monotonic())
-        return not plan.tasks and time.monotonic() - oldest > _NO_CORES_SECONDS
 
     def _restart_ended(self, spark: SparkContext, *, is_broker_there: bool) -> None:
         """Removes tasks that have ended, and keeps one running."""
@@ -371,6 +386,14 @@ def _keeping_interrupts() -> Iterator[None]:
     yield
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
+
+
+def _waits_for_cores(spark: SparkContext) -> bool:
+    """Whether Spark has tasks to run and runs none of them."""
+    tracker = spark.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    active = [stage.numActiveTasks for stage in stages if stage is not None]
+    return bool(active) and not any(active)
 
 
 def _stop(spark: SparkContext) -> None:
