@@ -16,6 +16,11 @@ from penstock.pipeline.run import (
     first_line,
 )
 
+REMEDY = (
+    "workers need the same version of Python as the driver, with the same packages "
+    "(pip install 'penstock[spark]'); --conf spark.pyspark.python=PATH names it"
+)
+
 
 @pytest.mark.parametrize(
     ("text", "line"),
@@ -35,9 +40,20 @@ from penstock.pipeline.run import (
             "Job aborted due to stage failure: Traceback (most recent call last):\n"
             '  File "worker.py", line 1, in main\n'
             "ModuleNotFoundError: No module named 'penstock'\n",
-            "ModuleNotFoundError: No module named 'penstock': install the same packages on the "
-            "workers of the cluster, with pip install 'penstock[spark]', or name a Python that has "
-            "them with --conf spark.pyspark.python=PATH",
+            f"ModuleNotFoundError: No module named 'penstock': {REMEDY}",
+        ),
+        (
+            "Job aborted due to stage failure: Lost task 0.0 in stage 0.0 (127.0.0.1 executor 0): "
+            'java.io.IOException: Cannot run program "/opt/python": error=2, No such file\n'
+            "at java.base/java.lang.ProcessBuilder.start",
+            f'Cannot run program "/opt/python": error=2, No such file: {REMEDY}',
+        ),
+        (
+            "Job aborted due to stage failure: Traceback (most recent call last):\n"
+            '  File "worker.py", line 1, in main\n'
+            "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different "
+            "version: 3.12 than that in driver: 3.11, PySpark cannot run with that.\n",
+            "Python in worker has different version: 3.12 than that in driver: 3.11: " + REMEDY,
         ),
         ("", "Exception('')"),
         ("x" * 1000, "x" * 500),

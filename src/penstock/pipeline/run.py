@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import signal
 import threading
@@ -74,6 +75,13 @@ _RECOVERED_SECONDS = 60.0
 _MAX_FAILURES = 5
 # Tasks that Spark has not started while none was connected for so long wait for cores.
 _NO_CORES_SECONDS = 10.0
+
+# Errors of tasks whose Python is missing, has another version or lacks packages.
+_UNFIT_PYTHON = re.compile(
+    r"ModuleNotFoundError: No module named .*"
+    r"|Cannot run program .*"
+    r"|Python in worker has different version: [^,\n]*"
+)
 
 
 class PipelineFailedError(Exception):
@@ -197,6 +205,8 @@ class Pipeline:
         self._page = SparkPage()
         self._threads: list[_TaskThread] = []
         self._task_count = 0
+        # A task has been connected.
+        self._is_ready = False
         self._failures = 0
         self._pauses = delays()
         self._restart_at = 0.0
@@ -272,20 +282,19 @@ class Pipeline:
     # Tasks
 
     def _watch(self, spark: SparkContext, watch: _BrokerWatch, ready: Callable[[], None]) -> None:
-        is_ready = False
         looks = 0
         demand = TaskDemand()
         absence = TaskAbsence()
         is_short_of_cores = False
         self._start_task(spark, idle_seconds=None)
-        while not self._stops.wait(_WATCH_SECONDS if is_ready else _FIRST_LOOK_SECONDS):
+        while not self._stops.wait(_WATCH_SECONDS if self._is_ready else _FIRST_LOOK_SECONDS):
             self._restart_ended(spark, is_broker_there=watch.is_answered)
             plan = watch.plan
             if plan is None or watch.looks == looks:
                 continue
             looks = watch.looks
-            if plan.tasks and not is_ready:
-                is_ready = True
+            if plan.tasks and not self._is_ready:
+                self._is_ready = True
                 ready()
             if demand.needs_task(plan, len(self._threads)) and self._may_scale(spark):
                 self._start_task(spark, idle_seconds=_IDLE_SECONDS)
@@ -320,7 +329,9 @@ class Pipeline:
             self._pauses = delays()
         # Without the broker, the failure of a task says nothing about Spark.
         self._failures += is_broker_there
-        if self._failures == _MAX_FAILURES:
+        # A cluster whose Python is not fit for tasks does not recover by itself.
+        is_unfit = not self._is_ready and _find_unfit_python(_text_of(thread.error)) is not None
+        if is_unfit or self._failures == _MAX_FAILURES:
             raise thread.error
         logger.warning("task %s ended: %s", thread.name, first_line(thread.error))
         self._restart_at = time.monotonic() + next(self._pauses)
@@ -428,17 +439,25 @@ def _explain(error: Exception) -> str:
 
 def first_line(error: BaseException) -> str:
     """The message of an error of Spark, without the stack trace."""
-    text = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
+    text = _text_of(error)
     lines = [line for line in text.splitlines() if line.strip()] or [repr(error)]
     found = lines[0]
     if found.endswith("Traceback (most recent call last):"):
         # The error in Python stands below its traceback.
         found = next((line for line in lines[1:] if not line.startswith(" ")), found)
-    missing = [line for line in lines if "ModuleNotFoundError: No module named" in line]
-    if missing:
+    if (problem := _find_unfit_python(text)) is not None:
         found = (
-            f"{missing[0].strip()}: install the same packages on the workers of the cluster, with "
-            "pip install 'penstock[spark]', or name a Python that has them with "
-            "--conf spark.pyspark.python=PATH"
+            f"{problem}: workers need the same version of Python as the driver, with the same "
+            "packages (pip install 'penstock[spark]'); --conf spark.pyspark.python=PATH names it"
         )
     return found[:500]
+
+
+def _find_unfit_python(text: str) -> str | None:
+    """The reason why workers cannot run tasks with their Python, if an error is about that."""
+    found = _UNFIT_PYTHON.search(text)
+    return found[0].strip().rstrip(".") if found is not None else None
+
+
+def _text_of(error: BaseException) -> str:
+    return str(error.java_exception if isinstance(error, Py4JJavaError) else error)
