@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from penstock import StreamManagerClient
 from penstock.model import ExportStatus
-from tests.support import PATIENCE_S, QUICK_JAVA, PenstockProcess, bare_environment
+from penstock.sandbox.server import Sandbox
+from tests.support import (
+    PATIENCE_S,
+    QUICK_JAVA,
+    PenstockProcess,
+    bare_environment,
+    running,
+    wait_until,
+)
 
 
 class PipelineProcess(PenstockProcess):
@@ -72,3 +84,40 @@ def has_exported(client: StreamManagerClient, stream: str, identifier: str, last
 def state_of(client: StreamManagerClient, stream: str, identifier: str) -> str:
     found = next(it for it in client.statistics().streams if it.name == stream)
     return next(it.state for it in found.exports if it.identifier == identifier)
+
+
+def end_amid_deliveries(
+    pipeline: PipelineProcess,
+    number: signal.Signals,
+    client: StreamManagerClient,
+    cloud: Sandbox,
+    stream: str,
+    sink: str,
+    other_processes: Callable[[], list[psutil.Process]] = list,
+) -> None:
+    """Ends a pipeline by a signal while the export "h" of a stream delivers to an HTTP sink.
+
+    Checks that messages in flight arrive once and are reported, and that no process and no file is
+    left. `other_processes` are those of the pipeline that are not its children.
+    """
+    is_over = threading.Event()
+
+    def append() -> None:
+        for count in itertools.takewhile(lambda _: not is_over.is_set(), itertools.count()):
+            client.append_message(stream, b"%d" % count)
+
+    with running(append):
+        try:
+            wait_until(lambda: len(cloud.payloads("http", sink)) >= 10)
+            started = [*pipeline.children(), *other_processes()]
+            pipeline.send_signal(number)
+            assert pipeline.wait_for_end() == 0
+        finally:
+            is_over.set()
+
+    wait_until(lambda: not any(process.is_running() for process in started))
+    assert list(pipeline.temporary.iterdir()) == []
+    assert "Traceback" not in pipeline.log
+    arrived = cloud.payloads("http", sink)
+    assert arrived == [b"%d" % count for count in range(len(arrived))]
+    assert has_exported(client, stream, "h", len(arrived) - 1)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import itertools
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,8 +36,14 @@ from penstock import (
 )
 from penstock.sandbox.server import Sandbox
 from tests.exports.backlog import Backlog
-from tests.exports.programs import PipelineProcess, has_exported, state_of, status_of
-from tests.support import MEBIBYTE, BrokerProcess, running, wait_until
+from tests.exports.programs import (
+    PipelineProcess,
+    end_amid_deliveries,
+    has_exported,
+    state_of,
+    status_of,
+)
+from tests.support import MEBIBYTE, BrokerProcess, wait_until
 
 Create = Callable[..., str]
 Shard = Callable[[], str]
@@ -606,26 +610,6 @@ def test_a_clean_end_leaves_nothing_behind_and_delivers_nothing_twice(
     pipeline: PipelineProcess,
 ) -> None:
     stream = create(http=[HTTPConfig("h", uri=cloud.http_url("the-end"))])
-    is_over = threading.Event()
-
-    def append() -> None:
-        for number in itertools.takewhile(lambda _: not is_over.is_set(), itertools.count()):
-            client.append_message(stream, b"%d" % number)
-
-    with running(append):
-        try:
-            wait_until(lambda: len(cloud.payloads("http", "the-end")) >= 10)
-            started = pipeline.children()
-            # Ctrl-C: Spark has other plans with it than we have.
-            pipeline.send_signal(signal.SIGINT)
-            assert pipeline.wait_for_end() == 0
-        finally:
-            is_over.set()
-
-    assert started
-    wait_until(lambda: not any(child.is_running() for child in started))
-    assert list(pipeline.temporary.iterdir()) == []
-    assert "Traceback" not in pipeline.log
-    arrived = cloud.payloads("http", "the-end")
-    assert arrived == [b"%d" % number for number in range(len(arrived))]
-    assert status_of(client, stream, "h").last_exported_sequence_number == len(arrived) - 1
+    assert pipeline.children("pyspark.worker")
+    # Ctrl-C: Spark has other plans with it than we have.
+    end_amid_deliveries(pipeline, signal.SIGINT, client, cloud, stream, "the-end")
