@@ -13,6 +13,7 @@ import pytest
 
 from penstock.cli.main import FAILED, NOT_ALLOWED, WRONG_USAGE
 from tests.cli.command import hide_module, penstock, penstock_process
+from tests.exports.programs import PipelineProcess
 from tests.support import (
     PATIENCE_S,
     PENSTOCK,
@@ -114,6 +115,21 @@ def test_one_that_finds_nobody_says_so_and_ends_at_a_signal() -> None:
     assert "trying again for 60 s" in said
     process.terminate()
     assert process.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+def test_a_signal_while_spark_starts_leaves_no_process_and_no_file(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    pipeline = PipelineProcess(broker.root, name=tmp_path.name)
+    pipeline.launch()
+    started = wait_until(lambda: pipeline.children("java", "SparkSubmit"))
+
+    pipeline.send_signal(signal.SIGTERM)
+
+    assert pipeline.wait_for_end() == 0
+    wait_until(lambda: not any(process.is_running() for process in started))
+    assert list(pipeline.temporary.iterdir()) == []
+    assert pipeline.log == ""
 
 
 def is_mapped(file: str, pid: int) -> bool:

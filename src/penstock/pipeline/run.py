@@ -7,10 +7,11 @@ import os
 import re
 import secrets
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
@@ -69,6 +70,8 @@ _TASK_LIFE_SECONDS = 600.0
 _IDLE_SECONDS = 30.0
 # A call that runs when the pipeline stops may take so long; a longer one is given up.
 _FINISH_SECONDS = 6.0
+# Java may take so long to end when the pipeline stops while Spark starts.
+_JAVA_END_SECONDS = 3.0
 # A task that ran so long has recovered from the failure of the one before it.
 _RECOVERED_SECONDS = 60.0
 # After so many failures in a row Spark itself does not work.
@@ -225,7 +228,8 @@ class Pipeline:
         return self._has_begun.is_set()
 
     def discard(self) -> None:
-        """Removes the temporary files of a pipeline that has not begun; from any thread."""
+        """Ends Java and removes the files of a pipeline that has not begun; from any thread."""
+        end_children(_JAVA_END_SECONDS)
         self._temporary.cleanup()
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -258,7 +262,7 @@ class Pipeline:
                 config = {**_PAGE_SETTINGS, **self._page.settings, **config}
                 # The page listens on the address that this variable names.
                 os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-        with _keeping_interrupts():
+        with _keeping_interrupts(), _temporary_files_in(self._directory):
             archive = ClassArchive(os.environ)
             spark = start_context(
                 "penstock-pipeline", master=self._master, config=config, archive=archive
@@ -397,6 +401,32 @@ def _keeping_interrupts() -> Iterator[None]:
     yield
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def _temporary_files_in(directory: Path) -> Iterator[None]:
+    """PySpark would leave files in the usual directory when it is ended while Java starts."""
+    usual = tempfile.tempdir
+    tempfile.tempdir = str(directory)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = usual
+
+
+def end_children(seconds: float) -> None:
+    """Ends the processes that this one has started, and waits for them.
+
+    On Linux. Elsewhere Java ends by itself, seconds after this process.
+    """
+    deadline = time.monotonic() + seconds
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, path.read_text().split()):
+            # A process may have been waited for elsewhere.
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGTERM)
+                while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+                    time.sleep(0.01)
 
 
 def _waits_for_cores(spark: SparkContext) -> bool:
