@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from penstock.broker.settings import Settings
 from penstock.model.exporting import ExportPlan
 from penstock.pipeline.run import (
+    Pipeline,
     TaskAbsence,
     TaskDemand,
+    _BrokerWatch,
     _choose_java,
+    _TaskThread,
     destination_settings,
     first_line,
 )
+from penstock.spark.place import Place
 
 REMEDY = (
     "workers need the same version of Python as the driver, with the same packages "
@@ -122,6 +127,27 @@ def test_absence_of_tasks_begins_anew_when_the_broker_restarts() -> None:
     # The broker does not know yet which tasks run.
     assert absence.seconds(make_plan(tasks=0, instance="next"), now=200) == 0
     assert absence.seconds(make_plan(tasks=0, instance="next"), now=202) == 2
+
+
+class TaskThatWaitsForCores:
+    is_alive = True
+
+    def join(self, seconds: float) -> None:
+        raise AssertionError(f"the pipeline waits {seconds} s")
+
+
+class StoppedWatch:
+    has_stopped_all = True
+
+    def stop_tasks(self) -> None:
+        pass
+
+
+def test_stop_does_not_wait_for_tasks_that_never_connected() -> None:
+    pipeline = Pipeline(cast("Place", None), Settings(root="/root"))
+    pipeline._threads = [cast("_TaskThread", TaskThatWaitsForCores())]
+    pipeline._finish(cast("_BrokerWatch", StoppedWatch()))
+    pipeline._temporary.cleanup()
 
 
 def make_plan(tasks: int, waiting: int = 0, instance: str = "i") -> ExportPlan:

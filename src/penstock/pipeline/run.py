@@ -130,6 +130,8 @@ class _BrokerWatch:
         self.looks = 0
         # The last request was answered.
         self.is_answered = False
+        # No task is connected, and the broker gives no work to those that connect.
+        self.has_stopped_all = False
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop_tasks(self) -> None:
@@ -140,11 +142,13 @@ class _BrokerWatch:
     def _run(self) -> None:
         client: StreamManagerClient | None = None
         while True:
+            stops = self._stops
             try:
                 client = client or self._place.connect(patient=True)
                 self.plan = client.plan_exports(
-                    self._pipeline, _DRIVER, lease_millis=1000, max_slices=0, stops=self._stops
+                    self._pipeline, _DRIVER, lease_millis=1000, max_slices=0, stops=stops
                 )
+                self.has_stopped_all = stops and self.plan.tasks == 0
                 self.looks += 1
                 self.is_answered = True
             except (StreamManagerException, SettingError, OSError) as error:
@@ -362,8 +366,12 @@ class Pipeline:
         """Lets deliveries finish that are in flight: they need not be repeated."""
         deadline = time.monotonic() + _FINISH_SECONDS + 2
         watch.stop_tasks()
-        for thread in self._threads:
-            thread.join(deadline - time.monotonic())
+        while self._threads and time.monotonic() < deadline:
+            # Spark may wait for cores. A task that has not connected has nothing in flight.
+            if not self._is_ready and watch.has_stopped_all:
+                return
+            self._threads[0].join(_FIRST_LOOK_SECONDS)
+            self._threads = [thread for thread in self._threads if thread.is_alive]
 
 
 def archive_classes() -> Path:
