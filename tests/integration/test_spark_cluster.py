@@ -1,4 +1,4 @@
-"""A real Spark cluster on this machine: a master, a worker, and executors that the worker starts.
+"""A real Spark cluster on this machine: a master, two workers, and executors that they start.
 
 The driver is a program in a process of its own. What it reads and writes is read and written by
 the executors, which know of the broker only what the driver tells them.
@@ -12,14 +12,17 @@ import re
 import signal
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import boto3
 import psutil
 import pyspark
 import pytest
+from botocore.config import Config
 
 from penstock import (
     ExportDefinition,
@@ -31,7 +34,8 @@ from penstock import (
 from penstock.sandbox.server import Sandbox
 from penstock.spark.java import find_java, java_home_for_spark
 from penstock.spark.python import worker_python
-from tests.exports.programs import PipelineProcess, has_exported
+from tests.exports.backlog import Backlog
+from tests.exports.programs import PipelineProcess, end_amid_deliveries
 from tests.support import (
     PATIENCE_S,
     QUICK_JAVA,
@@ -42,6 +46,10 @@ from tests.support import (
 )
 
 SPARK_HOME = Path(pyspark.__path__[0])
+
+# Words in the command lines of processes.
+_EXECUTOR = "CoarseGrainedExecutorBackend"
+_TASK = "pyspark.worker"
 
 DRIVER = """
 import json
@@ -116,8 +124,23 @@ print(json.dumps(facts))
 
 class Cluster(NamedTuple):
     master: str
-    worker_pid: int
+    worker_pids: list[int]
     environment: dict[str, str]
+
+    def processes(self, worker_pid: int, word: str = "") -> list[psutil.Process]:
+        """What a worker has started, directly or not, with a word in the command line."""
+        found = []
+        for child in psutil.Process(worker_pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # also of one that has just ended
+                if word in " ".join(child.cmdline()):
+                    found.append(child)
+        return found
+
+    def find_task(self) -> int:
+        """The worker on which the only task of a pipeline runs."""
+        pids = self.worker_pids
+        (found,) = wait_until(lambda: [pid for pid in pids if self.processes(pid, _TASK)])
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +169,7 @@ def environment(directory: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def cluster(environment: dict[str, str], directory: Path) -> Iterator[Cluster]:
     here = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-    resources = ("--cores", "2", "--memory", "1g", "--work-dir", str(directory / "work"))
+    resources = ("--cores", "1", "--memory", "1g")
     with ExitStack() as processes:
 
         def start(name: str, *words: str) -> tuple[int, Path]:
@@ -157,11 +180,13 @@ def cluster(environment: dict[str, str], directory: Path) -> Iterator[Cluster]:
 
         _, log = start("master", "org.apache.spark.deploy.master.Master", *here)
         master = wait_for_line(log, r"Starting Spark master at (spark://\S+)")
-        worker_pid, log = start(
-            "worker", "org.apache.spark.deploy.worker.Worker", *here, *resources, master
-        )
-        wait_for_line(log, "Successfully registered with master")
-        yield Cluster(master, worker_pid, environment)
+        workers = []
+        for name in ("left", "right"):
+            words = (*here, *resources, "--work-dir", str(directory / name), master)
+            workers.append(start(name, "org.apache.spark.deploy.worker.Worker", *words))
+        for _, log in workers:
+            wait_for_line(log, "Successfully registered with master")
+        yield Cluster(master, [pid for pid, _ in workers], environment)
 
 
 @contextmanager
@@ -188,16 +213,6 @@ def running_group(
         process.wait()
         _, alive = psutil.wait_procs(children, PATIENCE_S)
         assert not alive
-
-
-def find_children(pid: int, word: str) -> list[psutil.Process]:
-    """Descendants of a process in whose command lines a word is."""
-    found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # also of one that has just ended
-            if word in " ".join(child.cmdline()):
-                found.append(child)
-    return found
 
 
 def wait_for_line(log: Path, pattern: str) -> str:
@@ -244,7 +259,7 @@ def test_the_executors_of_a_cluster_read_and_write_streams(
 
         assert sum(task["rows"] for task in facts["tasks"]) == 100
         for task in facts["tasks"]:
-            assert cluster.worker_pid in task["parents"]
+            assert set(cluster.worker_pids) & set(task["parents"])
             assert facts["driver"] not in task["parents"]
         rows = [list(row) for row in enumerate(readings)]
         assert facts["files"] == {"rows": rows, "asked of the broker": 0}
@@ -258,65 +273,146 @@ def test_the_executors_of_a_cluster_read_and_write_streams(
 
 
 class ClusterExports:
-    """A broker with one export, and a pipeline whose tasks run on the executors of the cluster."""
+    """A broker, a cloud, and a pipeline that has all cores of the cluster."""
 
-    def __init__(self, cluster: Cluster, cloud: Sandbox, root: Path) -> None:
-        self._cloud = cloud
-        self.broker = BrokerProcess(root)
-        variables = {
-            name: cluster.environment[name]
-            for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP")
+    def __init__(self, cluster: Cluster, cloud: Sandbox, directory: Path) -> None:
+        self.cloud = cloud
+        self.broker = BrokerProcess(directory / "root")
+        self._variables = {
+            name: cluster.environment[name] for name in ("JAVA_HOME", "SPARK_LOCAL_IP")
         }
-        self._variables = {**variables, **cloud.variables}
+        # A killed Java leaves files there.
+        java_options = f"{QUICK_JAVA} -Djava.io.tmpdir={directory}"
         self._flags = (
             *("--master", cluster.master),
             *("--conf", "spark.executor.memory=512m"),
-            *("--conf", f"spark.executor.extraJavaOptions={QUICK_JAVA}"),
+            *("--conf", f"spark.executor.extraJavaOptions={java_options}"),
         )
+        self._python = cluster.environment["PYSPARK_PYTHON"]
 
     @contextmanager
-    def running(self) -> Iterator[StreamManagerClient]:
-        with self.broker, StreamManagerClient(root=self.broker.root) as client:
-            config = HTTPConfig("h", uri=self._cloud.http_url("readings"))
-            client.create_message_stream(
-                MessageStreamDefinition(
-                    name="readings",
-                    strategy_on_full=StrategyOnFull.OverwriteOldestData,
-                    export_definition=ExportDefinition(http=[config]),
-                )
-            )
-            with self.pipeline("first"):
-                yield client
+    def running(self) -> Iterator[Self]:
+        with (
+            self.broker,
+            self.make_pipeline("first", self._python) as self.pipeline,
+            StreamManagerClient(root=self.broker.root) as self.client,
+        ):
+            yield self
 
-    def pipeline(self, name: str) -> PipelineProcess:
-        flags = ("--broker", f"127.0.0.1:{self.broker.port}", *self._flags)
-        return PipelineProcess(self.broker.root, *flags, name=name, **self._variables)
+    def make_pipeline(self, name: str, python: str) -> PipelineProcess:
+        return PipelineProcess(
+            self.broker.root,
+            *("--broker", f"127.0.0.1:{self.broker.port}"),
+            *self._flags,
+            *("--conf", f"spark.pyspark.python={python}"),
+            name=name,
+            **self._variables,
+            **self.cloud.variables,
+        )
 
-    def check_arrival(self, client: StreamManagerClient, messages: list[bytes]) -> None:
-        last = len(messages) - 1
-        wait_until(lambda: has_exported(client, "readings", "h", last), "all of it", PATIENCE_S)
-        assert list(dict.fromkeys(self._cloud.payloads("http", "readings"))) == messages
+    def make_backlog(self) -> Backlog:
+        session = boto3.Session("key", "secret", region_name="us-east-1")
+        kinesis = session.client("kinesis", endpoint_url=self.cloud.url, config=Config())
+        return Backlog(self.broker, self.cloud, kinesis)
+
+    def check_log(self) -> None:
+        """The first pipeline has logged nothing but that executors were lost, if Spark told it."""
+        for line in self.pipeline.log_lines:
+            assert re.search("task . ended: .*ExecutorLostFailure", line), line
 
 
-def test_the_executors_of_a_cluster_deliver_exports_also_after_one_is_killed(
-    cluster: Cluster, tmp_path: Path
+# These tests share a cluster and two pipelines, and run in their order.
+
+
+@pytest.fixture(scope="module")
+def exports(cluster: Cluster, directory: Path) -> Iterator[ClusterExports]:
+    with Sandbox() as cloud, ClusterExports(cluster, cloud, directory).running() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def second(exports: ClusterExports, directory: Path) -> Iterator[PipelineProcess]:
+    """A pipeline that waits for the cores of the first one; its Python has no packages."""
+    venv.create(directory / "bare")
+    pipeline = exports.make_pipeline("second", str(directory / "bare" / "bin" / "python"))
+    pipeline.launch()
+    yield pipeline
+    if pipeline.process is not None:
+        pipeline.kill()
+
+
+# It starts while the tests of the first one run.
+@pytest.mark.usefixtures("second")
+def test_exports_continue_after_an_executor_is_killed(
+    cluster: Cluster, exports: ClusterExports
 ) -> None:
-    messages = [b"%d" % number for number in range(20)]
-    with Sandbox() as cloud:
-        exports = ClusterExports(cluster, cloud, tmp_path / "root")
-        with exports.running() as client:
-            client.append_messages("readings", messages)
-            exports.check_arrival(client, messages)
-            assert find_children(cluster.worker_pid, "pyspark.worker")
+    backlog = exports.make_backlog()
+    (executor,) = cluster.processes(cluster.find_task(), _EXECUTOR)
+    # The option --conf arrived, and credentials came from the driver alone.
+    assert "-Xmx512M" in executor.cmdline()
+    assert not [name for name in executor.environ() if name.startswith("AWS_")]
 
-            (executor,) = find_children(cluster.worker_pid, "CoarseGrainedExecutorBackend")
-            executor.kill()
-            more = [b"%d" % number for number in range(20, 40)]
-            client.append_messages("readings", more)
-            exports.check_arrival(client, messages + more)
+    exported = backlog.last_exported
+    executor.kill()
+    backlog.check_all_arrive(exported)
+    exports.check_log()
 
-            # The first pipeline has all cores of the cluster.
-            second = exports.pipeline("second")
-            second.launch()
-            wait_until(lambda: "Spark has no cores for the tasks" in second.log, "the warning")
-            second.kill()
+
+@pytest.mark.usefixtures("second")
+def test_exports_continue_on_the_other_worker_after_one_is_killed(
+    cluster: Cluster, exports: ClusterExports
+) -> None:
+    backlog = exports.make_backlog()
+    killed = cluster.find_task()
+    (other,) = set(cluster.worker_pids) - {killed}
+    started = cluster.processes(killed)
+    (executor,) = cluster.processes(killed, _EXECUTOR)
+
+    exported = backlog.last_exported
+    psutil.Process(killed).kill()
+    executor.kill()
+    cluster.worker_pids.remove(killed)
+    backlog.check_all_arrive(exported)
+
+    assert cluster.find_task() == other
+    wait_until(lambda: not any(process.is_running() for process in started))
+    exports.check_log()
+
+
+def test_a_pipeline_without_cores_logs_once_that_it_waits(second: PipelineProcess) -> None:
+    wait_until(lambda: second.log)
+    (line,) = second.log_lines
+    assert "Spark has no cores for the tasks of this pipeline: it waits for other" in line
+
+
+def test_a_pipeline_on_a_cluster_ends_cleanly(cluster: Cluster, exports: ClusterExports) -> None:
+    config = HTTPConfig("h", uri=exports.cloud.http_url("the-end"))
+    exports.client.create_message_stream(
+        MessageStreamDefinition(
+            name="ending",
+            strategy_on_full=StrategyOnFull.OverwriteOldestData,
+            export_definition=ExportDefinition(http=[config]),
+        )
+    )
+
+    def find_executors() -> list[psutil.Process]:
+        return cluster.processes(cluster.find_task())
+
+    end_amid_deliveries(
+        *(exports.pipeline, signal.SIGINT, exports.client, exports.cloud),
+        *("ending", "the-end", find_executors),
+    )
+    exports.check_log()
+
+
+def test_a_package_that_workers_lack_is_named_in_one_line(
+    exports: ClusterExports, second: PipelineProcess
+) -> None:
+    exports.pipeline.stop()
+
+    assert second.wait_for_end() == 1
+
+    (line,) = [line for line in second.log_lines if "no cores" not in line]
+    assert line.startswith("penstock: Spark failed: ModuleNotFoundError: No module named '")
+    assert "pip install 'penstock[spark]'" in line
+    assert list(second.temporary.iterdir()) == []
