@@ -58,6 +58,7 @@ def pipeline(
     spark_config = dict(map(_split_setting, spark_settings))
     try:
         from penstock.pipeline import run
+        from penstock.spark import application
         from penstock.spark.options import BrokerOptions
         from penstock.spark.place import Place
     except ImportError as error:
@@ -72,7 +73,7 @@ def pipeline(
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda _: False)
     if archive_classes:
-        click.echo(f"penstock classes {run.archive_classes()}")
+        click.echo(f"penstock classes {application.archive_classes()}")
         return
     # Where the broker is named, a root only says whose token it is.
     options = BrokerOptions(host=host, port=port, root=root if broker else settings.root)

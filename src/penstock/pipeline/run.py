@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
-import signal
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
-from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
 
 from penstock.broker.settings import Settings
 from penstock.client.backoff import delays
@@ -24,12 +17,16 @@ from penstock.client.blocking import StreamManagerClient
 from penstock.errors import SettingError, StreamManagerException
 from penstock.model.exporting import ExportPlan, PipelineDescription
 from penstock.pipeline.destinations.destination import DestinationSettings
-from penstock.pipeline.scratch import make_scratch
-from penstock.pipeline.spark_page import SparkPage
 from penstock.pipeline.task import TaskSpec, run_tasks
-from penstock.spark.class_archive import ClassArchive
+from penstock.spark.application import (
+    SPARK_ERRORS,
+    SparkApplication,
+    describe_error,
+    find_unfit_python,
+    is_java_gone,
+    waits_for_cores,
+)
 from penstock.spark.place import Place
-from penstock.spark.session import start_context
 
 logger = logging.getLogger(__name__)
 
@@ -42,19 +39,6 @@ _SETTINGS = {
     # whether Spark has started its tasks.
     "spark.ui.liveUpdate.period": "0",
 }
-# Spark's own page keeps what it shows in memory.
-_PAGE_SETTINGS = {
-    "spark.ui.enabled": "true",
-    "spark.ui.port": "0",
-    "spark.ui.killEnabled": "false",
-    "spark.ui.retainedJobs": "50",
-    "spark.ui.retainedStages": "50",
-    "spark.ui.retainedTasks": "100",
-}
-# The minimum that Spark accepts.
-_HEAP = "512m"
-_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms16m -XX:MaxNewSize=16m"
-_LOOPBACK = "127.0.0.1"
 
 # The name under which the driver asks the broker.
 _DRIVER = "driver"
@@ -70,21 +54,12 @@ _TASK_LIFE_SECONDS = 600.0
 _IDLE_SECONDS = 30.0
 # A call that runs when the pipeline stops may take so long; a longer one is given up.
 _FINISH_SECONDS = 6.0
-# Java may take so long to end when the pipeline stops while Spark starts.
-_JAVA_END_SECONDS = 3.0
 # A task that ran so long has recovered from the failure of the one before it.
 _RECOVERED_SECONDS = 60.0
 # After so many failures in a row Spark itself does not work.
 _MAX_FAILURES = 5
 # Tasks that Spark has not started while none was connected for so long wait for cores.
 _NO_CORES_SECONDS = 10.0
-
-# Errors of tasks whose Python is missing, has another version or lacks packages.
-_UNFIT_PYTHON = re.compile(
-    r"ModuleNotFoundError: No module named .*"
-    r"|Cannot run program .*"
-    r"|Python in worker has different version: [^,\n]*"
-)
 
 
 class PipelineFailedError(Exception):
@@ -202,14 +177,16 @@ class Pipeline:
         self._place = place
         self._settings = settings
         self._master = master or "local[*]"
-        self._config = dict(config or {})
+        self._application = SparkApplication(
+            "penstock-pipeline",
+            self._master,
+            {**_SETTINGS, **(config or {})},
+            has_page=settings.spark_page,
+        )
         self._stops = threading.Event()
         self._has_begun = threading.Event()
-        self._temporary = make_scratch()
-        self._directory = Path(self._temporary.name)
         self._id = secrets.token_hex(8)
         self._about = PipelineDescription(started=time.time_ns() // 1_000_000)
-        self._page = SparkPage()
         self._threads: list[_TaskThread] = []
         self._task_count = 0
         # A task has been connected.
@@ -217,10 +194,6 @@ class Pipeline:
         self._failures = 0
         self._pauses = delays()
         self._restart_at = 0.0
-
-    @property
-    def _is_local(self) -> bool:
-        return self._master.startswith("local")
 
     def ask_to_stop(self) -> None:
         """From any thread."""
@@ -233,59 +206,28 @@ class Pipeline:
 
     def discard(self) -> None:
         """Ends Java and removes the files of a pipeline that has not begun; from any thread."""
-        end_children(_JAVA_END_SECONDS)
-        self._temporary.cleanup()
+        self._application.discard()
 
     def run(self, ready: Callable[[], None]) -> None:
         """Exports until it is asked to stop; PipelineFailedError if that is not possible."""
-        with self._temporary:
-            try:
-                self._run(ready)
-            except (Py4JError, PySparkException, OSError) as error:
-                # A stop may end Java as well.
-                if not self._stops.is_set():
-                    raise PipelineFailedError(_explain(error)) from None
-
-    def _run(self, ready: Callable[[], None]) -> None:
-        spark = self._start_spark()
         try:
+            spark = self._application.start()
+            self._about = PipelineDescription(
+                started=self._about.started,
+                spark_version=spark.version,
+                master=self._master,
+                spark_page=self._application.page_url,
+            )
             watch = _BrokerWatch(self._place, self._id)
             self._has_begun.set()
             self._watch(spark, watch, ready)
             self._finish(watch)
+        except SPARK_ERRORS as error:
+            # A stop may end Java as well.
+            if not self._stops.is_set():
+                raise PipelineFailedError(_explain(error)) from None
         finally:
-            self._page.close()
-            _stop(spark)
-
-    def _start_spark(self) -> SparkContext:
-        _choose_java(os.environ, self._directory)
-        config = {**_SETTINGS, **self._config}
-        if self._is_local:
-            config.setdefault("spark.local.dir", str(self._directory))
-            if self._settings.spark_page:
-                config = {**_PAGE_SETTINGS, **self._page.settings, **config}
-                # The page listens on the address that this variable names.
-                os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-        with _keeping_interrupts(), _temporary_files_in(self._directory):
-            archive = ClassArchive(os.environ)
-            spark = start_context(
-                "penstock-pipeline", master=self._master, config=config, archive=archive
-            )
-        # The driver logs errors of tasks itself, in one line.
-        spark.setLogLevel("FATAL")
-        # It prints a traceback when Java is gone.
-        server = spark._accumulatorServer  # noqa: SLF001
-        server.handle_error = _ignore  # type: ignore[assignment,method-assign]
-        page = spark.uiWebUrl
-        if page is not None and self._is_local:
-            page = self._page.open(page)
-        self._about = PipelineDescription(
-            started=self._about.started,
-            spark_version=spark.version,
-            master=self._master,
-            spark_page=page,
-        )
-        return spark
+            self._application.stop()
 
     # Tasks
 
@@ -307,14 +249,14 @@ class Pipeline:
             if demand.needs_task(plan, len(self._threads)) and self._may_scale(spark):
                 self._start_task(spark, idle_seconds=_IDLE_SECONDS)
             absent_seconds = absence.seconds(plan, time.monotonic())
-            waits_for_cores = absent_seconds > _NO_CORES_SECONDS and _waits_for_cores(spark)
-            if waits_for_cores and not is_short_of_cores:
+            lacks_cores = absent_seconds > _NO_CORES_SECONDS and waits_for_cores(spark)
+            if lacks_cores and not is_short_of_cores:
                 logger.warning(
                     "Spark has no cores for the tasks of this pipeline: it waits for other "
                     "applications on %s to end, or for more workers",
                     self._master,
                 )
-            is_short_of_cores = waits_for_cores
+            is_short_of_cores = lacks_cores
 
     def _may_scale(self, spark: SparkContext) -> bool:
         return len(self._threads) < max(spark.defaultParallelism, 1)
@@ -330,18 +272,18 @@ class Pipeline:
 
     def _note_failure(self, thread: _TaskThread, *, is_broker_there: bool) -> None:
         assert thread.error is not None
-        if isinstance(thread.error, Py4JError) and not isinstance(thread.error, Py4JJavaError):
-            raise thread.error  # Java is gone
+        if is_java_gone(thread.error):
+            raise thread.error
         if time.monotonic() - thread.began > _RECOVERED_SECONDS:
             self._failures = 0
             self._pauses = delays()
         # Without the broker, the failure of a task says nothing about Spark.
         self._failures += is_broker_there
         # A cluster whose Python is not fit for tasks does not recover by itself.
-        is_unfit = not self._is_ready and _find_unfit_python(_text_of(thread.error)) is not None
+        is_unfit = not self._is_ready and find_unfit_python(thread.error) is not None
         if is_unfit or self._failures == _MAX_FAILURES:
             raise thread.error
-        logger.warning("task %s ended: %s", thread.name, first_line(thread.error))
+        logger.warning("task %s ended: %s", thread.name, describe_error(thread.error))
         self._restart_at = time.monotonic() + next(self._pauses)
 
     def _start_task(self, spark: SparkContext, *, idle_seconds: float | None) -> None:
@@ -374,19 +316,6 @@ class Pipeline:
             self._threads = [thread for thread in self._threads if thread.is_alive]
 
 
-def archive_classes() -> Path:
-    """Archives the classes that a pipeline loads; the path of the archive."""
-    archive = ClassArchive(os.environ, writes=True)
-    with make_scratch() as scratch:
-        _choose_java(os.environ, Path(scratch))
-        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-        config = {**_SETTINGS, **_PAGE_SETTINGS, **SparkPage().settings, "spark.local.dir": scratch}
-        spark = start_context("penstock-classes", master="local[1]", config=config, archive=archive)
-        spark.parallelize([1], 1).map(abs).collect()
-        _stop(spark)
-        return archive.write()
-
-
 def destination_settings(settings: Settings) -> DestinationSettings:
     return DestinationSettings(
         kinesis_inter_call_delay_ms=settings.exporter_kinesis_inter_call_delay_ms,
@@ -402,100 +331,7 @@ def destination_settings(settings: Settings) -> DestinationSettings:
     )
 
 
-@contextmanager
-def _keeping_interrupts() -> Iterator[None]:
-    """Spark would handle Ctrl-C itself, and cancel deliveries."""
-    handler = signal.getsignal(signal.SIGINT)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, handler)
-
-
-@contextmanager
-def _temporary_files_in(directory: Path) -> Iterator[None]:
-    """PySpark would leave files in the usual directory when it is ended while Java starts."""
-    usual = tempfile.tempdir
-    tempfile.tempdir = str(directory)
-    try:
-        yield
-    finally:
-        tempfile.tempdir = usual
-
-
-def end_children(seconds: float) -> None:
-    """Ends the processes that this one has started, and waits for them.
-
-    On Linux. Elsewhere Java ends by itself, seconds after this process.
-    """
-    deadline = time.monotonic() + seconds
-    for path in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, path.read_text().split()):
-            # A process may have been waited for elsewhere.
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGTERM)
-                while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
-                    time.sleep(0.01)
-
-
-def _waits_for_cores(spark: SparkContext) -> bool:
-    """Whether Spark has tasks to run and runs none of them."""
-    tracker = spark.statusTracker()
-    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-    active = [stage.numActiveTasks for stage in stages if stage is not None]
-    return bool(active) and not any(active)
-
-
-def _stop(spark: SparkContext) -> None:
-    try:
-        spark.stop()
-    except (Py4JError, OSError):
-        logger.debug("Spark was gone already")
-
-
-def _choose_java(environment: MutableMapping[str, str], scratch: Path) -> None:
-    """Settings for a small Java; those of the user take precedence.
-
-    All work is done in Python: a larger heap and better compiled code would gain nothing.
-    """
-    environment.setdefault("SPARK_DRIVER_MEMORY", _HEAP)
-    # Java leaves unpacked libraries there.
-    usual = f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{scratch}"'
-    # Of two equal options the last one counts.
-    chosen = environment.get("SPARK_SUBMIT_OPTS", "")
-    environment["SPARK_SUBMIT_OPTS"] = f"{usual} {chosen}".rstrip()
-
-
-def _ignore(*_: object) -> None:
-    pass
-
-
 def _explain(error: Exception) -> str:
-    if isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError):
+    if is_java_gone(error):
         return "Spark ended: its Java is gone"
-    return f"Spark failed: {first_line(error)}"
-
-
-def first_line(error: BaseException) -> str:
-    """The message of an error of Spark, without the stack trace."""
-    text = _text_of(error)
-    lines = [line for line in text.splitlines() if line.strip()] or [repr(error)]
-    found = lines[0]
-    if found.endswith("Traceback (most recent call last):"):
-        # The error in Python stands below its traceback.
-        found = next((line for line in lines[1:] if not line.startswith(" ")), found)
-    if (problem := _find_unfit_python(text)) is not None:
-        found = (
-            f"{problem}: workers need the same version of Python as the driver, with the same "
-            "packages (pip install 'penstock[spark]'); --conf spark.pyspark.python=PATH names it"
-        )
-    return found[:500]
-
-
-def _find_unfit_python(text: str) -> str | None:
-    """The reason why workers cannot run tasks with their Python, if an error is about that."""
-    found = _UNFIT_PYTHON.search(text)
-    return found[0].strip().rstrip(".") if found is not None else None
-
-
-def _text_of(error: BaseException) -> str:
-    return str(error.java_exception if isinstance(error, Py4JJavaError) else error)
+    return f"Spark failed: {describe_error(error)}"

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.pipeline.spark_page import SparkPage
+from penstock.spark.web_page import SparkPage
 from tests.support import PATIENCE_S
 
 

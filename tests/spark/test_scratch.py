@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.scratch import make_scratch
+from penstock.spark.scratch import make_scratch
 
 
 def test_directory_is_removed_with_its_pipeline_or_by_a_later_one(
@@ -21,7 +21,7 @@ def test_directory_is_removed_with_its_pipeline_or_by_a_later_one(
         [
             sys.executable,
             "-c",
-            "import os, tempfile; from penstock.pipeline.scratch import make_scratch\n"
+            "import os, tempfile; from penstock.spark.scratch import make_scratch\n"
             "kept = make_scratch(); print(kept.name, flush=True); os.kill(os.getpid(), 9)",
         ],
         env={**os.environ, "TMPDIR": str(tmp_path)},

@@ -1,0 +1,67 @@
+"""Texts and settings of a Spark application. `tests/exports` tests how it starts and ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.spark.application import _choose_java, describe_error
+
+REMEDY = (
+    "workers need the same version of Python as the driver, with the same packages "
+    "(pip install 'penstock[spark]'); --conf spark.pyspark.python=PATH names it"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Writing job failed.\nat org.apache.spark", "Writing job failed."),
+        ("\n\nsomething", "something"),
+        (
+            "[FAILED] in latestOffset: Traceback (most recent call last):\n"
+            '  File "planning.py", line 1, in latestOffset\n'
+            "    plan = self._connected()\n"
+            "ConnectionError: nobody is there\n"
+            "\n"
+            "at org.apache.spark",
+            "ConnectionError: nobody is there",
+        ),
+        (
+            "Job aborted due to stage failure: Traceback (most recent call last):\n"
+            '  File "worker.py", line 1, in main\n'
+            "ModuleNotFoundError: No module named 'penstock'\n",
+            f"ModuleNotFoundError: No module named 'penstock': {REMEDY}",
+        ),
+        (
+            "Job aborted due to stage failure: Lost task 0.0 in stage 0.0 (127.0.0.1 executor 0): "
+            'java.io.IOException: Cannot run program "/opt/python": error=2, No such file\n'
+            "at java.base/java.lang.ProcessBuilder.start",
+            f'Cannot run program "/opt/python": error=2, No such file: {REMEDY}',
+        ),
+        (
+            "Job aborted due to stage failure: Traceback (most recent call last):\n"
+            '  File "worker.py", line 1, in main\n'
+            "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different "
+            "version: 3.12 than that in driver: 3.11, PySpark cannot run with that.\n",
+            "Python in worker has different version: 3.12 than that in driver: 3.11: " + REMEDY,
+        ),
+        ("", "Exception('')"),
+        ("x" * 1000, "x" * 500),
+    ],
+)
+def test_errors_of_spark_are_one_line(text: str, line: str) -> None:
+    assert describe_error(Exception(text)) == line
+
+
+def test_settings_of_the_user_override_those_for_a_small_java() -> None:
+    environment = {"SPARK_SUBMIT_OPTS": "-XX:+UseG1GC"}
+    _choose_java(environment, Path("/some where"))
+    assert environment["SPARK_DRIVER_MEMORY"] == "512m"
+    assert '-Djava.io.tmpdir="/some where"' in environment["SPARK_SUBMIT_OPTS"]
+    # Of two equal options the last one counts.
+    assert environment["SPARK_SUBMIT_OPTS"].endswith("-XX:+UseG1GC")
+    environment["SPARK_DRIVER_MEMORY"] = "2g"
+    _choose_java(environment, Path("/some where"))
+    assert environment["SPARK_DRIVER_MEMORY"] == "2g"
