@@ -276,7 +276,7 @@ class Job:
         """Deletes uploaded files whose tasks are settled by a report, if a setting asks for it."""
         if not self._settings.s3_delete_uploaded_files:
             return
-        from penstock.pipeline.uploads.inputs import delete_files
+        from penstock.pipeline.uploads.input_files import delete_files
 
         settled = {*range(report.first, report.settled_end), *report.arrived}
         files = [each for each in uploaded if each.sequence_number in settled]

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from penstock.pipeline.uploads.body import Body
-from penstock.pipeline.uploads.inputs import Enclosure, InputError, InputFile
+from penstock.pipeline.uploads.input_files import AllowedDirectories, InputError, InputFile
 
 LARGE = 16 * 1024 * 1024 + 5
 
 
 def open_file(path: Path, content: bytes) -> InputFile:
     path.write_bytes(content)
-    return Enclosure((), None).open(str(path))
+    return AllowedDirectories((), None).open(str(path))
 
 
 def digest_of(content: bytes) -> str:

@@ -14,7 +14,7 @@ import pytest
 from penstock.pipeline.destinations.destination import RefusedError, UnavailableError
 from penstock.pipeline.uploads.body import Body
 from penstock.pipeline.uploads.bucket import Bucket, GoneError
-from penstock.pipeline.uploads.inputs import Enclosure
+from penstock.pipeline.uploads.input_files import AllowedDirectories
 from penstock.sandbox.server import Sandbox
 from tests.pipeline.uploads.conftest import use_variables
 from tests.pipeline.uploads.workbench import Workbench
@@ -23,7 +23,7 @@ from tests.support import PATIENCE_S
 
 def body_of(path: Path, content: bytes) -> Body:
     path.write_bytes(content)
-    with Enclosure((), None).open(str(path)) as file:
+    with AllowedDirectories((), None).open(str(path)) as file:
         return Body(file, 0, len(content))
 
 

@@ -1,4 +1,4 @@
-"""Opening files: what is opened is what was permitted, whatever others do to the path meanwhile."""
+"""Opening files: the opened file is at the checked place, even if the path changes meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.uploads.opening import NotAFileError, open_file
+from penstock.pipeline.uploads.input_files import AllowedDirectories, InputError
 
 
 @pytest.fixture
@@ -24,31 +24,28 @@ def here(tmp_path: Path) -> Path:
     return here
 
 
-class Asked(list[str]):
-    """The places that somebody was asked about, who does something the first time."""
+class CheckedPlaces(AllowedDirectories):
+    """Records the checked places; an action follows the first check."""
 
     def __init__(self, act: Callable[[], object] = lambda: None) -> None:
-        super().__init__()
+        super().__init__((), None)
+        self.places: list[str] = []
         self._act = act
 
-    def __call__(self, place: str) -> None:
-        self.append(place)
-        if len(self) == 1:
+    def _check_place(self, place: str) -> None:
+        self.places.append(place)
+        if len(self.places) == 1:
             self._act()
 
-
-def content(path: Path | str, asked: Asked | None = None) -> bytes:
-    descriptor = open_file(str(path), Asked() if asked is None else asked)
-    try:
-        return os.read(descriptor, 1000)
-    finally:
-        os.close(descriptor)
+    def read(self, path: Path | str) -> bytes:
+        with self.open(str(path)) as file:
+            return file.read(0, file.size)
 
 
 def place_of(path: Path | str) -> str:
-    asked = Asked()
-    assert content(path, asked) == b"inside"
-    (place,) = asked
+    checked = CheckedPlaces()
+    assert checked.read(path) == b"inside"
+    (place,) = checked.places
     return place
 
 
@@ -56,7 +53,7 @@ def place_of(path: Path | str) -> str:
 def no_descriptor_is_left() -> Iterator[None]:
     before = len(list(Path("/dev/fd").iterdir()))
     yield
-    # What tests before this one have left may be closed meanwhile.
+    # Descriptors of earlier tests may be closed meanwhile.
     assert len(list(Path("/dev/fd").iterdir())) <= before
 
 
@@ -66,12 +63,13 @@ def no_descriptor_is_left() -> Iterator[None]:
 @pytest.mark.parametrize(
     "path", ["d/file", "d//file", "./d/./file", "d/../d/file", "d/../../{name}/d/file"]
 )
-def test_a_place_has_no_dots(here: Path, path: str) -> None:
+def test_place_has_no_dots(here: Path, path: str) -> None:
     assert place_of(f"{here}/{path.format(name=here.name)}") == f"{here}/d/file"
     assert place_of(f"/..{here}/d/file") == f"{here}/d/file"
+    assert place_of(f"/{here}/d/file") == f"{here}/d/file"
 
 
-def test_a_place_has_no_links(here: Path) -> None:
+def test_place_has_no_links(here: Path) -> None:
     (here / "deep" / "er").mkdir(parents=True)
     for name, target in {
         "absolute": f"{here}/d/file",
@@ -90,7 +88,7 @@ def test_a_place_has_no_links(here: Path) -> None:
         "here/here/d/file",
         "chain",
         "deep/er/up/file",
-        # From where the link leads to, as the kernel does it.
+        # `..` is relative to the target of the link, as in the kernel.
         "deep/er/up/../relative",
     ):
         assert place_of(here / path) == f"{here}/d/file"
@@ -103,51 +101,62 @@ def test_names_may_have_any_bytes(here: Path) -> None:
     assert place_of(here / name) == f"{here}/{name}"
 
 
-def test_a_directory_that_may_not_be_listed_may_be_passed(here: Path) -> None:
+def test_directory_without_permission_to_list_is_passed(here: Path) -> None:
     (here / "d").chmod(0o100)
 
     assert place_of(here / "d" / "file") == f"{here}/d/file"
 
 
-# What there is not
+# Refusals
+
+_NOT_A_DIRECTORY = "does not exist: a part of its path is not a directory"
 
 
 @pytest.mark.parametrize(
-    ("path", "number", "place"),
+    ("path", "reason", "place"),
     [
-        ("nothing", errno.ENOENT, "nothing"),
-        ("nothing/../d/file", errno.ENOENT, "d/file"),
-        ("d/file/x", errno.ENOTDIR, "d/file/x"),
-        ("d/file/", errno.ENOTDIR, "d/file"),
-        ("d/file/..", errno.ENOTDIR, "d"),
-        ("link/x", errno.ENOENT, "nothing/x"),
-        ("n" * 256, errno.ENAMETOOLONG, "n" * 256),
+        ("nothing", "does not exist", "nothing"),
+        ("nothing/../d/file", "does not exist", "d/file"),
+        ("d/file/x", _NOT_A_DIRECTORY, "d/file/x"),
+        ("d/file/", _NOT_A_DIRECTORY, "d/file"),
+        ("d/file/..", _NOT_A_DIRECTORY, "d"),
+        ("link/x", "does not exist", "nothing/x"),
+        ("n" * 256, os.strerror(errno.ENAMETOOLONG), "n" * 256),
     ],
 )
-def test_what_is_not_there_is_an_error_after_its_place_was_permitted(
-    here: Path, path: str, number: int, place: str
+def test_missing_file_is_refused_after_the_check_of_its_place(
+    here: Path, path: str, reason: str, place: str
 ) -> None:
     (here / "link").symlink_to(here / "nothing")
-    asked = Asked()
+    checked = CheckedPlaces()
 
-    with pytest.raises(OSError, match="Errno") as caught:
-        open_file(f"{here}/{path}", asked)
+    with pytest.raises(InputError) as caught:
+        checked.open(f"{here}/{path}")
 
-    assert caught.value.errno == number
-    assert asked == [f"{here}/{place}"]
+    assert str(caught.value).endswith(f" {reason}")
+    assert checked.places == [f"{here}/{place}"]
 
 
-def test_links_that_lead_in_a_circle_end(here: Path) -> None:
+def test_loop_of_links_is_refused(here: Path) -> None:
     (here / "a").symlink_to("b")
     (here / "b").symlink_to(here / "a")
 
-    with pytest.raises(OSError, match="symbolic links") as caught:
-        open_file(f"{here}/a", Asked())
-
-    assert caught.value.errno == errno.ELOOP
+    with pytest.raises(InputError, match="too many symbolic links"):
+        CheckedPlaces().open(f"{here}/a")
 
 
-def test_what_is_no_file_is_not_opened(here: Path) -> None:
+@pytest.mark.parametrize("count", [41, 5000])
+def test_long_chain_of_links_is_refused(here: Path, count: int) -> None:
+    (here / "0").symlink_to("d/file")
+    for number in range(1, count):
+        (here / str(number)).symlink_to(str(number - 1))
+
+    assert place_of(here / "39") == f"{here}/d/file"
+    with pytest.raises(InputError, match="too many symbolic links"):
+        CheckedPlaces().open(f"{here}/{count - 1}")
+
+
+def test_other_kinds_are_refused(here: Path) -> None:
     os.mkfifo(here / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(here / "socket"))
@@ -162,66 +171,73 @@ def test_what_is_no_file_is_not_opened(here: Path) -> None:
         here / "socket": "a socket",
         Path("/dev/null"): "a device",
     }.items():
-        with pytest.raises(NotAFileError) as caught:
-            open_file(str(path), Asked())
-        assert str(caught.value) == kind
+        with pytest.raises(InputError, match=f" is {kind}, not a file$"):
+            CheckedPlaces().open(str(path))
 
 
-def test_what_is_not_permitted_is_not_opened(here: Path) -> None:
-    def refuse(place: str) -> None:
-        raise PermissionError(place)
+def test_refused_place_is_not_opened(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise InputError("refused")
 
+    opened: list[object] = []
+    monkeypatch.setattr(os, "open", lambda *call, **_: opened.append(call))
     for path in ("d/file", "nothing", "d"):
-        with pytest.raises(PermissionError):
-            open_file(str(here / path), refuse)
+        with pytest.raises(InputError, match="refused"):
+            CheckedPlaces(refuse).open(str(here / path))
+    assert opened == []
 
 
-# What changes in the middle
+# Changes between the check and opening
 
 
-def test_a_directory_that_becomes_a_link_leads_nowhere_else(here: Path) -> None:
-    (here / "secrets").mkdir()
-    (here / "secrets" / "file").write_bytes(b"secret")
-
-    def swap() -> None:
-        (here / "d").rename(here / "old")
-        (here / "d").symlink_to("secrets")
-
-    assert content(here / "d" / "file", Asked(swap)) == b"inside"
-    assert (here / "d" / "file").read_bytes() == b"secret"
-
-
-def test_a_directory_above_that_becomes_a_link_leads_nowhere_else(here: Path) -> None:
-    (here / "top" / "d").mkdir(parents=True)
-    (here / "top" / "d" / "file").write_bytes(b"inside")
-    (here / "secrets" / "d").mkdir(parents=True)
-    (here / "secrets" / "d" / "file").write_bytes(b"secret")
+@pytest.mark.parametrize("directory", ["d", "top"])
+def test_directory_replaced_by_a_link_is_not_followed(here: Path, directory: str) -> None:
+    for name, content in {"top/d": b"inside", "secrets": b"secret", "secrets/d": b"secret"}.items():
+        (here / name).mkdir(parents=True, exist_ok=True)
+        (here / name / "file").write_bytes(content)
+    path = here / "d" / "file" if directory == "d" else here / "top" / "d" / "file"
 
     def swap() -> None:
-        (here / "top").rename(here / "old")
-        (here / "top").symlink_to("secrets")
+        (here / directory).rename(here / "old")
+        (here / directory).symlink_to("secrets")
 
-    assert content(here / "top" / "d" / "file", Asked(swap)) == b"inside"
+    with pytest.raises(InputError):
+        CheckedPlaces(swap).open(str(path))
+    assert path.read_bytes() == b"secret"
 
 
-def test_a_file_that_becomes_a_link_is_not_opened(here: Path) -> None:
+def test_file_replaced_by_a_link_is_not_followed(here: Path) -> None:
     (here / "secret").write_bytes(b"secret")
 
     def swap() -> None:
         (here / "d" / "file").unlink()
         (here / "d" / "file").symlink_to("../secret")
 
-    with pytest.raises(OSError, match="symbolic links"):
-        open_file(str(here / "d" / "file"), Asked(swap))
+    with pytest.raises(InputError, match="symbolic links"):
+        CheckedPlaces(swap).open(str(here / "d" / "file"))
 
 
-def test_a_file_that_becomes_a_named_pipe_keeps_nobody_waiting(here: Path) -> None:
+@pytest.mark.parametrize("has_been_checked", [False, True])
+def test_file_replaced_by_a_named_pipe_is_refused_at_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch, has_been_checked: bool
+) -> None:
     def swap() -> None:
         (here / "d" / "file").unlink()
         os.mkfifo(here / "d" / "file")
 
-    with pytest.raises(NotAFileError, match="a named pipe"):
-        open_file(str(here / "d" / "file"), Asked(swap))
+    if has_been_checked:
+        # Between the check of its kind and opening.
+        open_descriptor = os.open
+
+        def swap_and_open(path: str, *arguments: int, **options: int) -> int:
+            if path == "file":
+                swap()
+            return open_descriptor(path, *arguments, **options)
+
+        monkeypatch.setattr(os, "open", swap_and_open)
+    checked = CheckedPlaces() if has_been_checked else CheckedPlaces(swap)
+    with pytest.raises(InputError, match="is a named pipe"):
+        checked.open(str(here / "d" / "file"))
 
 
 # Other containers
@@ -229,7 +245,7 @@ def test_a_file_that_becomes_a_named_pipe_keeps_nobody_waiting(here: Path) -> No
 
 @contextmanager
 def another_container(command: str) -> Iterator[int]:
-    """A process whose file system another command has changed, for itself alone."""
+    """A process with a mount namespace of its own, in which a command has run."""
     with subprocess.Popen(
         ["unshare", "--map-root-user", "--mount", "sh", "-c", f"{command} && echo done && cat"],
         stdin=subprocess.PIPE,
@@ -239,45 +255,55 @@ def another_container(command: str) -> Iterator[int]:
         assert process.stdin is not None
         assert process.stdout is not None
         if process.stdout.readline() != b"done\n":
-            pytest.skip("this machine lets nobody have a file system of their own")
+            pytest.skip("this machine allows no mount namespaces")
         yield process.pid
         process.stdin.close()
 
 
-def test_a_file_of_another_container_is_not_taken_for_ours(here: Path) -> None:
+def test_file_of_another_container_is_not_opened(here: Path) -> None:
     (here / "secrets").mkdir()
     (here / "secrets" / "file").write_bytes(b"secret")
     (here / "d" / "file").unlink()
     with another_container(f"mount --bind {here}/secrets {here}/d") as process:
         path = f"/proc/{process}/root{here}/d/file"
-        asked = Asked()
+        checked = CheckedPlaces()
 
-        # The kernel would find it, and say that it is in a directory that is empty for us.
+        # The kernel finds it, and names a place in a directory that is empty here.
         with Path(path).open("rb") as found:
             assert found.read() == b"secret"
             assert str(Path(f"/proc/self/fd/{found.fileno()}").readlink()) == f"{here}/d/file"
-        with pytest.raises(FileNotFoundError):
-            open_file(path, asked)
+        with pytest.raises(InputError, match="does not exist"):
+            checked.open(path)
 
-    assert asked == [f"{here}/d/file"]
+    assert checked.places == [f"{here}/d/file"]
 
 
 # Hard links
 
 
-def test_other_names_are_checked_for_files_that_have_them(here: Path) -> None:
+class CheckedLinks(AllowedDirectories):
+    """Records the inodes of files whose hard links are checked."""
+
+    def __init__(self) -> None:
+        super().__init__((), None)
+        self.inodes: list[int] = []
+
+    def _check_hard_links(self, status: os.stat_result) -> None:
+        self.inodes.append(status.st_ino)
+
+
+def test_hard_links_are_checked_for_files_that_have_them(here: Path) -> None:
     (here / "linked").write_text("linked")
     (here / "alone").write_text("alone")
     (here / "other").hardlink_to(here / "linked")
-    checked: list[int] = []
+    checked = CheckedLinks()
     for name in ("linked", "alone", "other"):
-        os.close(open_file(f"{here}/{name}", Asked(), lambda status: checked.append(status.st_ino)))
-    assert checked == [(here / "linked").stat().st_ino] * 2
+        with checked.open(f"{here}/{name}"):
+            pass
+    assert checked.inodes == [(here / "linked").stat().st_ino] * 2
 
 
-def test_a_link_removed_after_opening_is_checked(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_link_removed_after_opening_is_checked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "secret").write_text("secret")
     (here / "link").hardlink_to(here / "secret")
     fstat = os.fstat
@@ -286,10 +312,9 @@ def test_a_link_removed_after_opening_is_checked(
         (here / "link").unlink(missing_ok=True)
         return fstat(descriptor)
 
-    def refuse(status: os.stat_result) -> None:
-        assert status.st_nlink == 1
-        raise PermissionError
-
     monkeypatch.setattr(os, "fstat", unlink_first)
-    with pytest.raises(PermissionError):
-        open_file(f"{here}/link", Asked(), refuse)
+    checked = CheckedLinks()
+    with checked.open(f"{here}/link"):
+        pass
+    assert checked.inodes == [(here / "secret").stat().st_ino]
+    assert (here / "secret").stat().st_nlink == 1

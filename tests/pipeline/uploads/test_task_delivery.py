@@ -14,7 +14,7 @@ from penstock.errors import ConnectFailedException
 from penstock.model.exporting import Upload
 from penstock.model.status import Status
 from penstock.pipeline.settlements import Delivery
-from penstock.pipeline.uploads.inputs import InputFile
+from penstock.pipeline.uploads.input_files import InputFile
 from penstock.sandbox.server import Sandbox
 from tests.object_store import ObjectStore
 from tests.pipeline.uploads.conftest import use_variables

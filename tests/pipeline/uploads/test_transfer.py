@@ -10,7 +10,7 @@ import pytest
 from penstock.pipeline.stopping import StoppedError, StopSignal
 from penstock.pipeline.uploads import transfer
 from penstock.pipeline.uploads.bucket import Bucket
-from penstock.pipeline.uploads.inputs import Enclosure, InputFile
+from penstock.pipeline.uploads.input_files import AllowedDirectories, InputFile
 from penstock.pipeline.uploads.transfer import TooSlowError, choose_part_size, send_whole
 from penstock.sandbox.server import Sandbox
 from tests.pipeline.uploads.workbench import FIRST, Workbench
@@ -42,7 +42,7 @@ def test_parts_are_small_but_not_too_many(size: int, least: int, part: int) -> N
 
 def open_file(path: Path, size: int) -> InputFile:
     path.write_bytes(bytes(size))
-    return Enclosure((), None).open(str(path))
+    return AllowedDirectories((), None).open(str(path))
 
 
 def test_slow_call_with_a_whole_file_ends(

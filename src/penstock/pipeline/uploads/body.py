@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, cast
 
-from penstock.pipeline.uploads.inputs import InputFile
+from penstock.pipeline.uploads.input_files import InputFile
 from penstock.store.record import crc32
 
 if TYPE_CHECKING:

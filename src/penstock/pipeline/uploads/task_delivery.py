@@ -32,7 +32,12 @@ from penstock.pipeline.settlements import Delivery, Settlements, UploadedFile
 from penstock.pipeline.stopping import StoppedError, StopSignal
 from penstock.pipeline.uploads.aborting import abort
 from penstock.pipeline.uploads.bucket import Bucket, GoneError
-from penstock.pipeline.uploads.inputs import Enclosure, InputError, InputFile, find_path
+from penstock.pipeline.uploads.input_files import (
+    AllowedDirectories,
+    InputError,
+    InputFile,
+    find_path,
+)
 from penstock.pipeline.uploads.tasks import Task, TaskError, parse_task, resolve_key
 from penstock.pipeline.uploads.transfer import (
     PartsTransfer,
@@ -78,7 +83,7 @@ class TaskDelivery:
         self._on_progress = on_progress
         threshold = export.config.size_threshold_for_multipart_upload_bytes or _DEFAULT_THRESHOLD
         self._threshold = min(max(threshold, settings.s3_min_part_bytes), _MAX_WHOLE_BYTES)
-        self._enclosure = Enclosure(settings.read_only_directories, export.root)
+        self._allowed = AllowedDirectories(settings.read_only_directories, export.root)
         zone = settings.s3_key_time_zone
         # UTC needs no time zone database.
         self._zone: tzinfo = UTC if zone == "UTC" else ZoneInfo(zone)
@@ -167,7 +172,7 @@ class TaskDelivery:
                 return
         try:
             task = parse_task(self._messages.payloads[place])
-            with self._enclosure.open(find_path(task.input_url)) as file:
+            with self._allowed.open(find_path(task.input_url)) as file:
                 where = self._upload(place, task, file)
                 message = f"{file.size} bytes were uploaded to {where}"
                 self._settle(place, Status.Success, message, file)

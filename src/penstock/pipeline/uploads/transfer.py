@@ -14,7 +14,7 @@ from penstock.pipeline.destinations.destination import UnavailableError
 from penstock.pipeline.stopping import StoppedError, StopSignal
 from penstock.pipeline.uploads.body import Body
 from penstock.pipeline.uploads.bucket import Bucket
-from penstock.pipeline.uploads.inputs import InputFile
+from penstock.pipeline.uploads.input_files import InputFile
 
 _MEBIBYTE = 1024 * 1024
 _MAX_PARTS = 10_000

@@ -1,0 +1,313 @@
+"""The files of S3 tasks: which of them may be read, and whether they have changed since.
+
+Every client that may append to a stream with an S3 export chooses files that this process reads and
+sends. Processes that can write to the directories may replace files and links at any time.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote_to_bytes
+
+from penstock.model.channel import CHANNELS_DIRECTORY
+from penstock.pipeline.settlements import UploadedFile
+
+logger = logging.getLogger(__name__)
+
+# The kernel updates file times every 4 to 10 milliseconds: a file that has just changed may change
+# again without a change of its times.
+SETTLED_NANOSECONDS = 20_000_000
+_WAIT_SECONDS = 0.005
+_MAX_WAITS = 6
+
+# Characters of a path or a URL in a message.
+_MAX_SHOWN = 300
+
+# O_PATH needs no permission to list the directory. Only Linux has it.
+_DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Non-blocking, because opening a named pipe waits for a writer otherwise.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+_FILE_URL = re.compile("file:(?://([^/]*))?(.*)", re.IGNORECASE | re.DOTALL)
+
+_REASONS = {
+    errno.ENOENT: "does not exist",
+    errno.ENOTDIR: "does not exist: a part of its path is not a directory",
+    errno.EACCES: "may not be accessed by the user of the pipeline",
+    errno.EPERM: "may not be accessed by the user of the pipeline",
+    errno.ELOOP: "has too many symbolic links in its path, or a loop of them",
+}
+# Errors of this process or of a network file system: a retry may succeed.
+_TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a symbolic link",
+}
+
+
+class InputError(Exception):
+    """A file that cannot be uploaded. Users see the text."""
+
+
+def find_path(input_url: str) -> str:
+    """The path of an inputUrl, which is the URL of a local file or an absolute path."""
+    path = input_url
+    try:
+        if url := _FILE_URL.fullmatch(input_url):
+            host, path = url.groups()
+            if host and host.lower() != "localhost":
+                raise InputError(f"the file is on another machine, {_show(host)}")
+            path = os.fsdecode(unquote_to_bytes(path))
+        os.fsencode(path)
+        if not path.startswith("/"):
+            raise InputError("this is not an absolute path")
+        if "\0" in path:
+            raise InputError("a path cannot have a zero byte")
+    except InputError as error:
+        reason = str(error)
+    except UnicodeError:
+        reason = "it has characters that a path cannot have"
+    else:
+        return path
+    raise InputError(
+        f"inputUrl is {_show(input_url)}: {reason}; expected file:/path, file:///path, "
+        "file://localhost/path, or a path that starts with /"
+    )
+
+
+def _show(text: str) -> str:
+    """Quoted, because names of files may have any bytes."""
+    shown = repr(text)
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
+
+
+@contextmanager
+def _explaining(path: str) -> Iterator[None]:
+    """Turns refusals and errors of the file system into an InputError that names the path."""
+    try:
+        yield
+    except InputError as error:
+        reason = str(error)
+    except RecursionError:
+        # From `realpath`.
+        reason = _REASONS[errno.ELOOP]
+    except OSError as error:
+        if error.errno in _TRANSIENT:
+            raise
+        reason = _REASONS.get(error.errno or 0, f"cannot be accessed: {error.strerror}")
+    else:
+        return
+    raise InputError(f"{_show(path)} {reason}")
+
+
+class AllowedDirectories:
+    """Opens and deletes files in the given directories, or in all directories if none are given.
+
+    Files in the broker's directory are never opened, except those of channels: the token and the
+    catalog are there. The same holds for hard links to these files.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[str],
+        root: str | None,
+        clock: Callable[[], int] = time.time_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._directories = tuple(directories)
+        self._root = root
+        self._clock = clock
+        self._sleep = sleep
+
+    def open(self, path: str) -> InputFile:
+        """InputError if there is no such file, or if it may not be read.
+
+        OSError if a retry may succeed.
+        """
+        with _explaining(path), self._opening(path) as (file, name, directory):
+            opened = os.fstat(file)
+            # The link count comes from the name: if the name was removed after opening, the count
+            # of the open file no longer includes it.
+            try:
+                named = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            except FileNotFoundError:
+                named = None
+            if named is None or not os.path.samestat(named, opened) or named.st_nlink > 1:
+                self._check_hard_links(opened)
+            status = self._wait_until_settled(file)
+            return InputFile(path, os.dup(file), status)
+
+    def delete(self, path: str, fingerprint: str) -> None:
+        """InputError if it cannot be deleted, or does not have this fingerprint."""
+        with _explaining(path), self._opening(path) as (file, name, directory):
+            if _fingerprint(os.fstat(file)) != fingerprint:
+                raise InputError("has changed since it was uploaded")
+            os.unlink(name, dir_fd=directory)
+
+    @contextmanager
+    def _opening(self, path: str) -> Iterator[tuple[int, str, int]]:
+        """Opens a file: its descriptor, its name and the descriptor of its directory.
+
+        Each name of the resolved path is opened without following links. So the file is where the
+        check found it, whatever other processes replace at the same time. The kernel could resolve
+        the path, but `/proc/<process>/root` would lead it to the files of other containers.
+        """
+        place = os.path.realpath(path)
+        # First, so that a file that may not be read looks the same whether it exists or not.
+        self._check_place(place)
+        # Raises errors of the path that `realpath` ignores. A device may act when it is opened.
+        _check_kind(os.stat(path))  # noqa: PTH116 - `Path` drops a slash at the end
+        *parents, name = place.split("/")[1:]
+        descriptors = [os.open("/", _DIRECTORY)]
+        try:
+            for parent in parents:
+                descriptors.append(os.open(parent, _DIRECTORY, dir_fd=descriptors[-1]))
+                os.close(descriptors.pop(0))
+            descriptors.append(os.open(name, _FILE, dir_fd=descriptors[-1]))
+            directory, file = descriptors
+            _check_kind(os.fstat(file))
+            yield file, name, directory
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _check_place(self, place: str) -> None:
+        # Resolved each time: a directory may be mounted later, or be a link that changes.
+        if self._directories and not any(
+            _is_in(place, os.path.realpath(directory)) for directory in self._directories
+        ):
+            raise InputError(
+                "is not in a directory that files may be uploaded from, after all links are "
+                f"followed; these are {', '.join(self._directories)} "
+                "(STREAM_MANAGER_READ_ONLY_DIRS)"
+            )
+        if self._root is None:
+            return
+        root = os.path.realpath(self._root)
+        if _is_in(place, root) and not _is_in(place, str(Path(root, CHANNELS_DIRECTORY))):
+            raise InputError(
+                f"is in the directory of the broker, {self._root}, from which only channels are "
+                "uploaded"
+            )
+
+    def _check_hard_links(self, status: os.stat_result) -> None:
+        """A hard link gives a file of the broker another name, in a directory that is allowed."""
+        if self._root is None or not Path(self._root).exists():
+            return
+        root = os.path.realpath(self._root)
+        if status.st_dev == Path(root).stat().st_dev and status.st_ino in _inodes_in(root):
+            raise InputError(
+                f"is a hard link to a file of the broker, in {self._root}, from which only "
+                "channels are uploaded"
+            )
+
+    def _wait_until_settled(self, descriptor: int) -> os.stat_result:
+        """The status, once its times would show another change.
+
+        The wait is short: a file that keeps changing fails its next check.
+        """
+        for _ in range(_MAX_WAITS):
+            status = os.fstat(descriptor)
+            ages = [self._clock() - each for each in (status.st_mtime_ns, status.st_ctime_ns)]
+            # Times in the future were set by a program: waiting does not help.
+            if not any(0 <= age < SETTLED_NANOSECONDS for age in ages):
+                return status
+            self._sleep(_WAIT_SECONDS)
+        return os.fstat(descriptor)
+
+
+def _check_kind(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "of another kind")
+        raise InputError(f"is {kind}, not a file")
+
+
+def _is_in(place: str, directory: str) -> bool:
+    return place == directory or place.startswith(directory.rstrip("/") + "/")
+
+
+def _inodes_in(root: str) -> Iterator[int]:
+    """The inodes of the broker's files, except those of channels."""
+    channels = str(Path(root, CHANNELS_DIRECTORY))
+    directories = [root]
+    while directories:
+        # The broker removes directories of deleted streams at the same time.
+        with suppress(FileNotFoundError), os.scandir(directories.pop()) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    yield entry.inode()
+                elif entry.path != channels:
+                    directories.append(entry.path)
+
+
+def delete_files(files: Iterable[UploadedFile], directories: Sequence[str]) -> None:
+    """Deletes uploaded files that have not changed since; logs a warning for the others."""
+    allowed = AllowedDirectories(directories, root=None)
+    for uploaded in files:
+        try:
+            allowed.delete(uploaded.path, uploaded.fingerprint)
+        except (InputError, OSError) as error:
+            logger.warning("an uploaded file is not deleted: %s", error)
+
+
+class InputFile:
+    """A file that is open for reading, by several threads at once."""
+
+    def __init__(self, path: str, descriptor: int, status: os.stat_result) -> None:
+        self.path = path
+        self.size = status.st_size
+        self.fingerprint = _fingerprint(status)
+        self._file = os.fdopen(descriptor, "rb", buffering=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, start: int, length: int) -> bytes:
+        """All of these bytes; InputError if the file ends before."""
+        content = b""
+        with _explaining(self.path):
+            while missing := length - len(content):
+                piece = os.pread(self._file.fileno(), missing, start + len(content))
+                if not piece:
+                    raise InputError("changed during the upload: it became shorter")
+                content += piece
+        return content
+
+    def check(self) -> None:
+        """InputError if the path no longer leads to this file, or the file has changed."""
+        with _explaining(self.path):
+            opened = os.fstat(self._file.fileno())
+            try:
+                found = Path(self.path).stat()
+            except FileNotFoundError:
+                raise InputError("was deleted or moved during the upload") from None
+            # The path first: the removal of a name changes the fingerprint as well.
+            if not os.path.samestat(found, opened):
+                raise InputError("was replaced by another file during the upload")
+            if _fingerprint(opened) != self.fingerprint:
+                raise InputError("changed during the upload")
+
+
+def _fingerprint(status: os.stat_result) -> str:
+    # Programs such as rsync and tar set the modification time, but no program can set the change
+    # time. A chmod or another hard link changes it too, and then counts as a change of the file: a
+    # needless failure is visible, an object made of two versions is not.
+    # Without the device number, which a restart may change.
+    values = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return "-".join(map(str, values))
