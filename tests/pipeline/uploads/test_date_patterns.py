@@ -1,9 +1,9 @@
-"""Java's date patterns. Every expected text is an answer of Java 17, with the locale en_US."""
+"""Java's date patterns. Every expected text is a result of Java 17 with the locale en_US."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -26,7 +26,7 @@ _JULY = nanos("2024-07-01")
 
 
 def golden_rows() -> Iterator[tuple[str, int, str]]:
-    # Not with the csv module, to which the quotes of a pattern mean something.
+    # The csv module would interpret the quotes of a pattern.
     _header, *lines = _GOLDEN.read_text(encoding="utf-8").splitlines()
     for line in lines:
         pattern, epoch_seconds, expected = line.split("\t")
@@ -34,7 +34,7 @@ def golden_rows() -> Iterator[tuple[str, int, str]]:
         yield pattern, int(seconds) * 10**9 + int(fraction), expected
 
 
-def test_all_recorded_answers_of_java_are_given() -> None:
+def test_results_equal_recorded_results_of_java() -> None:
     rows = list(golden_rows())
 
     different = [
@@ -64,7 +64,7 @@ def test_all_recorded_answers_of_java_are_given() -> None:
         ("", ""),
     ],
 )
-def test_the_count_of_a_letter_chooses_its_form(pattern: str, expected: str) -> None:
+def test_number_of_letters_chooses_the_form(pattern: str, expected: str) -> None:
     assert format_moment(pattern, _MORNING, UTC) == expected
 
 
@@ -79,7 +79,7 @@ def test_the_count_of_a_letter_chooses_its_form(pattern: str, expected: str) -> 
         ("[][[]]", ""),
     ],
 )
-def test_texts_stay_and_optional_sections_are_written(pattern: str, expected: str) -> None:
+def test_quoted_texts_and_optional_sections_are_written(pattern: str, expected: str) -> None:
     assert format_moment(pattern, _MORNING, UTC) == expected
 
 
@@ -132,7 +132,7 @@ def test_leap_days_count(day: str, expected: str) -> None:
     assert format_moment("D DDD g M-d", nanos(day), UTC) == expected
 
 
-def test_days_before_the_first_julian_one_are_negative() -> None:
+def test_days_before_the_first_modified_julian_day_are_negative() -> None:
     assert format_moment("g gggg", nanos("1858-11-12"), UTC) == "-5 -0005"
 
 
@@ -165,11 +165,11 @@ def test_hours_and_parts_of_a_day(time: str, expected: str) -> None:
         ("N NNNNNNNNNNNNNNNN", "86399007000009 0086399007000009"),
     ],
 )
-def test_nanoseconds_are_cut_and_never_rounded(pattern: str, expected: str) -> None:
+def test_nanoseconds_are_truncated(pattern: str, expected: str) -> None:
     assert format_moment(pattern, _BEFORE_MIDNIGHT, UTC) == expected
 
 
-def test_a_moment_may_lie_before_1970() -> None:
+def test_moment_before_1970_is_formatted() -> None:
     assert (
         format_moment("uuuu-MM-dd HH:mm:ss.SSSSSSSSS A", -1, UTC)
         == "1969-12-31 23:59:59.999999999 86399999"
@@ -216,7 +216,7 @@ def test_a_moment_may_lie_before_1970() -> None:
     ],
     ids=str,
 )
-def test_zones_and_offsets(zone: tzinfo, expected: str) -> None:
+def test_zones_and_offsets(zone: ZoneInfo | timezone, expected: str) -> None:
     assert format_moment(_OFFSETS, _JULY, zone) == expected
 
 
@@ -229,7 +229,7 @@ def test_zones_and_offsets(zone: tzinfo, expected: str) -> None:
     ],
     ids=str,
 )
-def test_utc_and_fixed_offsets_have_all_names(zone: tzinfo, expected: str) -> None:
+def test_utc_and_fixed_offsets_have_all_names(zone: ZoneInfo | timezone, expected: str) -> None:
     assert format_moment("zzzz|v|vvvv", _JULY, zone) == expected
 
 
@@ -265,24 +265,8 @@ def test_the_day_is_that_of_the_zone() -> None:
     ],
 )
 def test_names_that_only_java_knows_are_refused(zone: str, pattern: str) -> None:
-    with pytest.raises(PatternError, match=f"^{pattern} writes a name .* zone {zone};"):
+    with pytest.raises(PatternError, match=f"^{pattern} is a name .* zone {zone};"):
         format_moment(pattern, _JULY, ZoneInfo(zone))
-
-
-def test_a_zone_without_an_id_is_refused_where_one_is_asked_for() -> None:
-    class Nameless(tzinfo):
-        def utcoffset(self, moment: datetime | None) -> timedelta:
-            return timedelta(hours=1)
-
-        def dst(self, moment: datetime | None) -> timedelta:
-            return timedelta(0)
-
-        def tzname(self, moment: datetime | None) -> None:
-            return None
-
-    assert format_moment("XXX", _JULY, Nameless()) == "+01:00"
-    with pytest.raises(PatternError, match="VV writes the id of a zone"):
-        format_moment("VV", _JULY, Nameless())
 
 
 @pytest.mark.parametrize(
@@ -294,13 +278,13 @@ def test_a_zone_without_an_id_is_refused_where_one_is_asked_for() -> None:
         *["n" * 20, "N" * 20, "g" * 20, "V", "VVV", "vv", "z" * 5, "OO", "X" * 6, "x" * 6, "Z" * 6],
     ],
 )
-def test_a_count_that_java_refuses_is_refused(letters: str) -> None:
+def test_invalid_number_of_letters_is_refused(letters: str) -> None:
     with pytest.raises(PatternError, match=f"^{len(letters)} times the letter {letters[0]} "):
         format_moment(f"yyyy-{letters}", _JULY, UTC)
 
 
 @pytest.mark.parametrize("letter", "CIJPRTUbfijlort")
-def test_an_unknown_letter_is_refused(letter: str) -> None:
+def test_unknown_letter_is_refused(letter: str) -> None:
     with pytest.raises(PatternError, match=f"^the letter {letter} has no meaning"):
         format_moment(f"yyyy-MM-dd{letter}HH", _JULY, UTC)
 
@@ -318,12 +302,12 @@ def test_an_unknown_letter_is_refused(letter: str) -> None:
         ("pp", "p pads the letter that follows it"),
         ("pp[HH]", "p pads the letter that follows it"),
         ("pp'x'", "p pads the letter that follows it"),
-        ("ppyyyy", "ppyyyy pads to 2 characters, and '2024' is longer"),
+        ("ppyyyy", "ppyyyy pads to 2 characters, but '2024' is longer"),
         ("ppHmm", "a number follows a padded number, as mm does"),
         ("ppHSSS", "a number follows a padded number, as SSS does"),
     ],
 )
-def test_what_else_java_refuses_is_refused(pattern: str, reason: str) -> None:
+def test_other_invalid_patterns_are_refused(pattern: str, reason: str) -> None:
     with pytest.raises(PatternError) as refusal:
         format_moment(pattern, _JULY, UTC)
 
