@@ -1,4 +1,4 @@
-"""S3 tasks as messages, and the keys that they ask for."""
+"""S3 tasks: parsing, and the placeholders of keys."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def payload_of(**changes: Any) -> bytes:
     return json.dumps({**TASK, **changes}).encode()
 
 
-def test_a_task_is_what_its_message_says() -> None:
+def test_task_has_the_fields_of_its_message() -> None:
     task = parse_task(payload_of(userMetadata={"Camera": "north 1"}))
     assert task.input_url == "file:///data/a.txt"
     assert (task.bucket, task.key) == ("images", "a/b.txt")
     assert task.user_metadata == {"Camera": "north 1"}
 
 
-def test_what_is_not_known_of_a_task_is_left_alone() -> None:
+def test_unknown_fields_are_ignored() -> None:
     assert parse_task(payload_of(later="x", userMetadata=None)).user_metadata is None
 
 
@@ -62,25 +62,33 @@ def test_what_is_not_known_of_a_task_is_left_alone() -> None:
         (payload_of(userMetadata={"a": "b\r\nc: d"}), "ASCII"),
     ],
 )
-def test_what_is_no_task_is_refused_with_the_reason(payload: bytes, reason: str) -> None:
+def test_invalid_task_is_refused_with_the_reason(payload: bytes, reason: str) -> None:
     with pytest.raises(TaskError) as refusal:
-        parse_task(payload)
+        resolve_key(parse_task(payload).key, NEW_YEARS_EVE, UTC)
     assert reason in str(refusal.value)
 
 
-def test_placeholders_in_a_key_are_filled_in() -> None:
+def test_placeholders_are_resolved() -> None:
     key = "my-key/!{timestamp:YYYY}/!{timestamp:MM}/!{timestamp:dd}/!{timestamp:HH/mm}/data.txt"
     assert resolve_key(key, NEW_YEARS_EVE, UTC) == "my-key/2027/12/31/23/30/data.txt"
     berlin = ZoneInfo("Europe/Berlin")
     assert resolve_key(key, NEW_YEARS_EVE, berlin) == "my-key/2027/01/01/00/30/data.txt"
 
 
-def test_patterns_may_have_more_than_letters() -> None:
+def test_padding_is_checked_at_the_time_of_the_upload() -> None:
+    # Thursday has 8 letters: 1970 began with one.
+    key = parse_task(payload_of(key="!{timestamp:pppppppEEEE}")).key
+    assert resolve_key(key, NEW_YEARS_EVE + 86400 * 10**9, UTC) == " Friday"
+    with pytest.raises(TaskError, match="'Thursday' is longer"):
+        resolve_key(key, NEW_YEARS_EVE, UTC)
+
+
+def test_pattern_may_have_more_than_letters() -> None:
     key = "!{timestamp:yyyy-MM-dd'T'HH:mm:ss.SSS}.jpg"
     assert resolve_key(key, NEW_YEARS_EVE, UTC) == "2026-12-31T23:30:00.500.jpg"
 
 
-def test_a_key_that_is_too_long_once_it_is_filled_in_is_refused() -> None:
+def test_key_that_becomes_too_long_is_refused() -> None:
     key = "k" * 1000 + "!{timestamp:EEEE}" + "/x" * 3
     assert parse_task(payload_of(key=key[:1017])).key == key[:1017]
     with pytest.raises(TaskError, match="more than 1024 bytes"):

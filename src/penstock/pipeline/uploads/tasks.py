@@ -1,11 +1,12 @@
-"""S3 tasks: what a message asks for, or why it cannot be done."""
+"""S3 tasks: parses messages, and resolves the placeholders of keys."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, tzinfo
+from datetime import timezone
 from typing import Annotated
+from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import Meta
@@ -17,24 +18,24 @@ from penstock.model.validation import from_wire
 from penstock.pipeline.uploads.date_patterns import PatternError, format_moment
 
 _MAX_KEY_BYTES = 1024
-# What S3 advises against in keys.
+# Characters that S3 advises against in keys.
 _UNSAFE_CHARACTER = re.compile(r"""[\\{ }%`\[\]"'><~#^?|]""")
 _PLACEHOLDER = re.compile(r"!\{([^:}]*):?([^}]*)\}")
-# The first is the original's own, the second is how S3 tells its headers from those of users.
+# The first is reserved by AWS's stream manager, the second by S3 for its own headers.
 _RESERVED_PREFIXES = ("$aws-gg-", "x-amz-")
-# As HTTP has it for names of headers, and for their values.
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
+# As in HTTP headers.
+_METADATA_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
 class TaskError(Exception):
-    """A task that can never be done; its text tells a person why."""
+    """A task that can never be done. Users see the text."""
 
 
 class Task(Value):
-    """As `S3ExportTaskDefinition`, whose key is checked here, with reasons that name what is wrong.
+    """Like `S3ExportTaskDefinition`, but a key may have any pattern of Java.
 
-    Of patterns in keys the SDKs let letters and slashes pass. Here they may be any of Java's.
+    The SDKs allow letters and slashes in patterns only.
     """
 
     input_url: Annotated[str, Meta(min_length=1)] = REQUIRED
@@ -44,7 +45,7 @@ class Task(Value):
 
 
 def parse_task(payload: bytes) -> Task:
-    """The task of a message; TaskError if it is none, or one that S3 would never take."""
+    """The task of a message; TaskError if it is invalid. Placeholders are not checked here."""
     try:
         plain = msgspec.json.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -56,7 +57,9 @@ def parse_task(payload: bytes) -> Task:
     except InvalidRequestException as error:
         raise TaskError(f"the message is not a task: {error}") from None
     _check_metadata(task.user_metadata or {})
-    _check_key(task.key)
+    unsafe = _UNSAFE_CHARACTER.search(_PLACEHOLDER.sub("", task.key))
+    if unsafe:
+        raise TaskError(f"the key {task.key!r} has {unsafe[0]!r}, which is not allowed in keys")
     return task
 
 
@@ -68,41 +71,33 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
         for prefix in _RESERVED_PREFIXES:
             if name.lower().startswith(prefix):
                 raise TaskError(f"userMetadata has {name!r}: names with {prefix!r} are reserved")
-        if not _HEADER_NAME.fullmatch(name):
+        if not _METADATA_NAME.fullmatch(name):
             raise TaskError(
-                f"userMetadata has {name!r}: a name is made of letters, digits and "
+                f"userMetadata has {name!r}: allowed are letters, digits and "
                 "! # $ % & ' * + . ^ _ ` | ~ -"
             )
-        if not _HEADER_VALUE.fullmatch(value):
-            raise TaskError(f"userMetadata {name!r} is {value!r}: S3 takes printable ASCII only")
+        if not _METADATA_VALUE.fullmatch(value):
+            raise TaskError(f"userMetadata {name!r} is {value!r}: only printable ASCII is allowed")
 
 
-def _check_key(key: str) -> None:
-    unsafe = _UNSAFE_CHARACTER.search(_PLACEHOLDER.sub("", key))
-    if unsafe:
-        raise TaskError(f"the key {key!r} has {unsafe[0]!r}, which keys may not have")
-    # Whatever the time: what is wrong with a pattern is wrong with it always.
-    resolve_key(key, 0, UTC)
+def resolve_key(key: str, epoch_nanos: int, zone: ZoneInfo | timezone) -> str:
+    """The key with its placeholders resolved; TaskError if that is not possible."""
 
-
-def resolve_key(key: str, epoch_nanos: int, zone: tzinfo) -> str:
-    """The key with its placeholders filled in, at a moment."""
-
-    def fill(found: re.Match[str]) -> str:
+    def resolve(found: re.Match[str]) -> str:
         name, pattern = found.groups()
         if name != "timestamp" or not pattern:
             raise TaskError(
-                f"the key {key!r} has the placeholder {found[0]!r}: there is only "
-                "!{timestamp:pattern}, with a pattern of Java's DateTimeFormatter"
+                f"the key {key!r} has the placeholder {found[0]!r}: only !{{timestamp:pattern}} "
+                "is allowed, with a pattern of Java's DateTimeFormatter"
             )
         try:
             return format_moment(pattern, epoch_nanos, zone)
         except PatternError as error:
             raise TaskError(f"the key {key!r} has the pattern {pattern!r}: {error}") from None
 
-    resolved = _PLACEHOLDER.sub(fill, key)
+    resolved = _PLACEHOLDER.sub(resolve, key)
     if not resolved:
-        raise TaskError(f"the key {key!r} is empty once it is filled in")
+        raise TaskError(f"the key {key!r} is empty after its placeholders are resolved")
     if len(resolved.encode()) > _MAX_KEY_BYTES:
         raise TaskError(f"the key has more than {_MAX_KEY_BYTES} bytes: {resolved!r}")
     return resolved
