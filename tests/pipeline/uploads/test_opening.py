@@ -163,15 +163,15 @@ def test_other_kinds_are_refused(here: Path) -> None:
     (here / "link").symlink_to("pipe")
 
     for path, kind in {
-        here: "a directory",
-        here / "d" / "..": "a directory",
-        Path("/"): "a directory",
-        here / "pipe": "a named pipe",
-        here / "link": "a named pipe",
-        here / "socket": "a socket",
-        Path("/dev/null"): "a device",
+        here: "a directory, not a file",
+        here / "d" / "..": "a directory, not a file",
+        Path("/"): "a directory, not a file",
+        here / "pipe": "not a regular file",
+        here / "link": "not a regular file",
+        here / "socket": "not a regular file",
+        Path("/dev/null"): "not a regular file",
     }.items():
-        with pytest.raises(InputError, match=f" is {kind}, not a file$"):
+        with pytest.raises(InputError, match=f" is {kind}$"):
             CheckedPlaces().open(str(path))
 
 
@@ -236,7 +236,7 @@ def test_file_replaced_by_a_named_pipe_is_refused_at_once(
 
         monkeypatch.setattr(os, "open", swap_and_open)
     checked = CheckedPlaces() if has_been_checked else CheckedPlaces(swap)
-    with pytest.raises(InputError, match="is a named pipe"):
+    with pytest.raises(InputError, match="is not a regular file"):
         checked.open(str(here / "d" / "file"))
 
 

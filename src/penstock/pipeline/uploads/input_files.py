@@ -48,14 +48,6 @@ _REASONS = {
 }
 # Errors of this process or of a network file system: a retry may succeed.
 _TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
-_KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFLNK: "a symbolic link",
-}
 
 
 class InputError(Exception):
@@ -64,22 +56,20 @@ class InputError(Exception):
 
 def find_path(input_url: str) -> str:
     """The path of an inputUrl, which is the URL of a local file or an absolute path."""
-    path = input_url
+    host, path = "", input_url
     try:
         if url := _FILE_URL.fullmatch(input_url):
-            host, path = url.groups()
-            if host and host.lower() != "localhost":
-                raise InputError(f"the file is on another machine, {_show(host)}")
-            path = os.fsdecode(unquote_to_bytes(path))
-        os.fsencode(path)
-        if not path.startswith("/"):
-            raise InputError("this is not an absolute path")
-        if "\0" in path:
-            raise InputError("a path cannot have a zero byte")
-    except InputError as error:
-        reason = str(error)
+            host = url[1] or ""
+            path = os.fsdecode(unquote_to_bytes(url[2]))
+        is_valid = b"\0" not in os.fsencode(path)
     except UnicodeError:
+        is_valid = False
+    if host.lower() not in ("", "localhost"):
+        reason = f"the file is on another machine, {_show(host)}"
+    elif not is_valid:
         reason = "it has characters that a path cannot have"
+    elif not path.startswith("/"):
+        reason = "this is not an absolute path"
     else:
         return path
     raise InputError(
@@ -110,7 +100,7 @@ def _explaining(path: str) -> Iterator[None]:
         reason = _REASONS.get(error.errno or 0, f"cannot be accessed: {error.strerror}")
     else:
         return
-    raise InputError(f"{_show(path)} {reason}")
+    raise InputError(f"{_show(path)} {reason}") from None
 
 
 class AllowedDirectories:
@@ -132,11 +122,12 @@ class AllowedDirectories:
         self._clock = clock
         self._sleep = sleep
 
-    def open(self, path: str) -> InputFile:
+    def open(self, input_url: str) -> InputFile:
         """InputError if there is no such file, or if it may not be read.
 
         OSError if a retry may succeed.
         """
+        path = find_path(input_url)
         with _explaining(path), self._opening(path) as (file, name, directory):
             opened = os.fstat(file)
             # The link count comes from the name: if the name was removed after opening, the count
@@ -230,9 +221,10 @@ class AllowedDirectories:
 
 
 def _check_kind(status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError("is a directory, not a file")
     if not stat.S_ISREG(status.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "of another kind")
-        raise InputError(f"is {kind}, not a file")
+        raise InputError("is not a regular file")
 
 
 def _is_in(place: str, directory: str) -> bool:
