@@ -118,7 +118,7 @@ class Job:
     def _begin(self) -> Iterator[Delivering]:
         match self.work:
             case UploadAbort(upload=upload):
-                from penstock.pipeline.uploads.aborting import UploadAbortion
+                from penstock.pipeline.uploads.task_delivery import UploadAbortion
 
                 yield UploadAbortion(upload, _S3_CALL_TIMEOUT)
             case TaskSlice() as found:

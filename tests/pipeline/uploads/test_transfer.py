@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.model.exporting import Upload
 from penstock.pipeline.stopping import StoppedError, StopSignal
 from penstock.pipeline.uploads import transfer
-from penstock.pipeline.uploads.bucket import Bucket
 from penstock.pipeline.uploads.input_files import AllowedDirectories, InputFile
+from penstock.pipeline.uploads.s3_calls import S3Calls
 from penstock.pipeline.uploads.transfer import TooSlowError, choose_part_size, send_whole
 from penstock.sandbox.server import Sandbox
 from tests.pipeline.uploads.workbench import FIRST, Workbench
@@ -23,7 +24,7 @@ LARGE = 17 * MEBIBYTE
 
 
 @pytest.mark.parametrize(
-    ("size", "least", "part"),
+    ("size", "min_size", "part"),
     [
         (5 * MEBIBYTE + 1, 5 * MEBIBYTE, 5 * MEBIBYTE),
         (100 * MEBIBYTE, 5 * MEBIBYTE, 5 * MEBIBYTE),
@@ -35,8 +36,8 @@ LARGE = 17 * MEBIBYTE
         (48 * 1024 * GIBIBYTE, 5 * MEBIBYTE, 5034 * MEBIBYTE),
     ],
 )
-def test_parts_are_small_but_not_too_many(size: int, least: int, part: int) -> None:
-    assert choose_part_size(size, least) == part
+def test_parts_are_small_but_not_too_many(size: int, min_size: int, part: int) -> None:
+    assert choose_part_size(size, min_size) == part
     assert -(-size // part) <= 10_000
 
 
@@ -45,12 +46,26 @@ def open_file(path: Path, size: int) -> InputFile:
     return AllowedDirectories((), None).open(str(path))
 
 
+def send(bench: Workbench, file: InputFile, stop: StopSignal) -> None:
+    """Sends a file in one call."""
+    planned = Upload(
+        sequence_number=FIRST,
+        bucket=bench.bucket,
+        key="a",
+        began=0,
+        fingerprint=file.fingerprint,
+        size=file.size,
+        part_size=5 * MEBIBYTE,
+    )
+    send_whole(file, planned, {}, S3Calls(PATIENCE_S), stop)
+
+
 def test_slow_call_with_a_whole_file_ends(
     in_store: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "_MAX_WHOLE_SECONDS", 0.0)
     with open_file(tmp_path / "a", LARGE) as file, pytest.raises(TooSlowError):
-        send_whole(file, Bucket(in_store.bucket, PATIENCE_S), "a", {}, StopSignal())
+        send(in_store, file, StopSignal())
     assert in_store.list_keys() == []
 
 
@@ -69,7 +84,7 @@ def test_lost_lease_ends_a_call(in_store: Workbench, tmp_path: Path) -> None:
     stop = StopSignal()
     stop.stop(is_lost=True)
     with open_file(tmp_path / "a", LARGE) as file, pytest.raises(StoppedError):
-        send_whole(file, Bucket(in_store.bucket, PATIENCE_S), "a", {}, stop)
+        send(in_store, file, stop)
     assert in_store.list_keys() == []
 
 
@@ -77,7 +92,7 @@ def test_stop_does_not_end_a_call(in_store: Workbench, tmp_path: Path) -> None:
     stop = StopSignal()
     stop.stop()
     with open_file(tmp_path / "a", LARGE) as file:
-        send_whole(file, Bucket(in_store.bucket, PATIENCE_S), "a", {}, stop)
+        send(in_store, file, stop)
     assert in_store.list_keys() == ["a"]
 
 

@@ -1,7 +1,7 @@
 """The delivery of a slice of S3 tasks, in order.
 
 The broker stores an upload before it is created, and its id before the first part is sent: after a
-crash it is continued or aborted, and no parts stay in a bucket unnoticed.
+crash it is continued or aborted, and no parts are left in a bucket.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, tzinfo
+from datetime import UTC
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -30,34 +30,43 @@ from penstock.pipeline.destinations.destination import (
 )
 from penstock.pipeline.settlements import Delivery, Settlements, UploadedFile
 from penstock.pipeline.stopping import StoppedError, StopSignal
-from penstock.pipeline.uploads.aborting import abort
-from penstock.pipeline.uploads.bucket import Bucket, GoneError
-from penstock.pipeline.uploads.input_files import (
-    AllowedDirectories,
-    InputError,
-    InputFile,
-    find_path,
-)
+from penstock.pipeline.uploads import transfer
+from penstock.pipeline.uploads.input_files import AllowedDirectories, InputError, InputFile
+from penstock.pipeline.uploads.s3_calls import GoneError, S3Calls
 from penstock.pipeline.uploads.tasks import Task, TaskError, parse_task, resolve_key
-from penstock.pipeline.uploads.transfer import (
-    PartsTransfer,
-    TooSlowError,
-    choose_part_size,
-    send_whole,
-)
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_THRESHOLD = 5 * 1024 * 1024
 # The maximum for one call to S3.
 _MAX_WHOLE_BYTES = 5 * 1024 * 1024 * 1024
-# So many tasks may be done behind one that is not.
+# The maximum number of tasks that are done after one that is not.
 _MAX_AHEAD = 512
 _MAX_MESSAGE_LENGTH = 1000
 
 
+class UploadAbortion:
+    """The delivery of an `UploadAbort`: S3 keeps and bills the parts of unfinished uploads."""
+
+    def __init__(self, upload: Upload, timeout: float) -> None:
+        self._upload = upload
+        self._s3 = S3Calls(timeout)
+        self._delivery = Delivery(settled_end=upload.sequence_number)
+
+    def run(self) -> None:
+        try:
+            self._s3.abort(self._upload)
+        except (UnavailableError, RefusedError) as error:
+            self._delivery = msgspec.structs.replace(
+                self._delivery, error=str(error), pause=getattr(error, "retry_after", None) or 0.0
+            )
+
+    def delivery(self) -> Delivery:
+        return self._delivery
+
+
 class TaskDelivery:
-    """A delivery of S3 tasks. One thread runs it, any thread may look."""
+    """A delivery of S3 tasks. One thread runs it, any thread may call `delivery`."""
 
     def __init__(
         self,
@@ -84,34 +93,34 @@ class TaskDelivery:
         threshold = export.config.size_threshold_for_multipart_upload_bytes or _DEFAULT_THRESHOLD
         self._threshold = min(max(threshold, settings.s3_min_part_bytes), _MAX_WHOLE_BYTES)
         self._allowed = AllowedDirectories(settings.read_only_directories, export.root)
+        self._s3 = S3Calls(export.timeout)
         zone = settings.s3_key_time_zone
         # UTC needs no time zone database.
-        self._zone: tzinfo = UTC if zone == "UTC" else ZoneInfo(zone)
+        self._zone = UTC if zone == "UTC" else ZoneInfo(zone)
+        self._places = iter(range(len(messages.numbers)))
+        self._is_over = False
+        # Guards the results.
+        self._lock = threading.RLock()
         self._settlements = Settlements(messages, found.end)
         self._uploads = {upload.sequence_number: upload for upload in found.uploads}
         self._abandoned: list[Upload] = []
         self._events: list[TaskEvent] = []
         self._uploaded: list[UploadedFile] = []
         self._sent_bytes = 0
-        self._next = 0
-        self._is_over = False
         self._error = ""
         self._pause = 0.0
-        # Guards the results above.
-        self._lock = threading.RLock()
 
     def run(self) -> None:
         if self._export.root is None:
             self._error = (
-                "S3 tasks are about files of the broker's machine, and this pipeline runs on "
-                "another one: run one there"
+                "S3 tasks upload files of the broker's machine, but this pipeline runs on another "
+                "machine: run a pipeline on the broker's machine"
             )
             return
         threads = self._export.settings.s3_tasks_at_once
         with ThreadPoolExecutor(threads, "penstock-task") as pool:
-            for _ in range(min(threads, len(self._messages.numbers)) - 1):
+            for _ in range(min(threads, len(self._messages.numbers))):
                 pool.submit(self._work)
-            self._work()
 
     def delivery(self) -> Delivery:
         with self._lock:
@@ -130,30 +139,23 @@ class TaskDelivery:
         try:
             while (place := self._take()) is not None:
                 self._attempt(place)
-        except UnavailableError as error:
-            self._end(str(error), error.retry_after or 0.0)
         except StoppedError:
             self._end()
-        except (OSError, StreamManagerException) as error:
-            # The broker is unavailable, or this machine has no descriptors left.
-            self._end(f"{type(error).__name__}: {error}")
+        except UnavailableError as error:
+            self._end(str(error), error.retry_after or 0.0)
         except Exception as error:
+            # Expected if the broker is unavailable, or this machine has no descriptors left.
+            if not isinstance(error, (OSError, StreamManagerException)):
+                logger.exception("an S3 task of stream %r failed", self._export.stream)
             # The status of the export shows it.
-            logger.exception("an S3 task of stream %r failed", self._export.stream)
             self._end(f"{type(error).__name__}: {error}")
 
     def _take(self) -> int | None:
         """The place of the next task; None if no further task may begin."""
         with self._lock:
-            if (
-                self._is_over
-                or self._stop.is_set
-                or self._next >= len(self._messages.numbers)
-                or self._settlements.count_ahead() >= _MAX_AHEAD
-            ):
+            if self._is_over or self._stop.is_set or self._settlements.count_ahead() >= _MAX_AHEAD:
                 return None
-            self._next += 1
-            return self._next - 1
+            return next(self._places, None)
 
     def _end(self, error: str = "", pause: float = 0.0) -> None:
         """No further task begins: tasks are carried out in order."""
@@ -168,32 +170,26 @@ class TaskDelivery:
         if self._time_to_live is not None:
             expires = self._messages.ingest_times[place] + self._time_to_live
             if expires < _now_millis():
-                self._dismiss(place, Status.Canceled, "its time to live is over")
+                self._settle(place, Status.Canceled, "its time to live is over")
                 return
         try:
             task = parse_task(self._messages.payloads[place])
-            with self._allowed.open(find_path(task.input_url)) as file:
-                where = self._upload(place, task, file)
-                message = f"{file.size} bytes were uploaded to {where}"
+            with self._allowed.open(task.input_url) as file:
+                url = self._upload(place, task, file)
+                message = f"{file.size} bytes were uploaded to {url}"
                 self._settle(place, Status.Success, message, file)
         except (TaskError, InputError, RefusedError) as error:
-            self._dismiss(place, Status.Failure, str(error))
-
-    def _dismiss(self, place: int, status: Status, reason: str) -> None:
-        """The task will never be done: its upload is aborted."""
-        upload = self._uploads.get(self._messages.numbers[place])
-        if upload is not None:
-            self._abort(place, upload)
-        self._settle(place, status, reason)
+            self._settle(place, Status.Failure, str(error))
 
     def _settle(
         self, place: int, status: Status, message: str, file: InputFile | None = None
     ) -> None:
-        """Ends a task, with its file if that was uploaded.
-
-        The event and the settled task become visible at once.
-        """
+        """Ends a task. Without an uploaded file it is never done, and its upload is aborted."""
         number = self._messages.numbers[place]
+        upload = self._uploads.get(number)
+        if file is None and upload is not None:
+            self._abort(place, upload)
+        # The event and the settled task become visible at once.
         with self._lock:
             self._uploads.pop(number, None)
             self._add_event(place, status, message)
@@ -206,16 +202,12 @@ class TaskDelivery:
 
     def _abort(self, place: int, upload: Upload) -> None:
         try:
-            abort(upload, self._export.timeout)
+            self._s3.abort(upload)
         except (UnavailableError, RefusedError) as error:
             with self._lock:
                 self._abandoned.append(upload)
-            self._add_event(
-                place,
-                Status.Warning,
-                f"an unfinished upload of {_name(upload)} could not be aborted, and is aborted "
-                f"later: {error}",
-            )
+            problem = f"an unfinished upload of {_url(upload)} is aborted later: {error}"
+            self._add_event(place, Status.Warning, problem)
 
     def _add_event(self, place: int, status: Status, message: str) -> None:
         event = TaskEvent(
@@ -231,63 +223,56 @@ class TaskDelivery:
     # Its file
 
     def _upload(self, place: int, task: Task, file: InputFile) -> str:
-        """The place of the complete object; StoppedError if the delivery was stopped before."""
-        upload = self._uploads.get(self._messages.numbers[place])
+        """The URL of the complete object; StoppedError if the delivery was stopped before."""
+        metadata = task.user_metadata or {}
+        number = self._messages.numbers[place]
+        upload = self._uploads.get(number)
         if upload is None:
-            key = resolve_key(task.key, time.time_ns(), self._zone)
-            where = f"s3://{task.bucket}/{key}"
-            self._add_event(
-                place, Status.InProgress, f"{file.size} bytes are on their way to {where}"
+            min_part_size = self._export.settings.s3_min_part_bytes
+            upload = Upload(
+                sequence_number=number,
+                bucket=task.bucket,
+                key=resolve_key(task.key, time.time_ns(), self._zone),
+                began=_now_millis(),
+                fingerprint=file.fingerprint,
+                size=file.size,
+                part_size=transfer.choose_part_size(file.size, min_part_size),
             )
+            message = f"{file.size} bytes are uploaded to {_url(upload)}"
+            self._add_event(place, Status.InProgress, message)
             if file.size <= self._threshold:
-                if not self._reserve(file.size):
-                    raise StoppedError
-                # One that takes too long is sent in parts.
-                with suppress(TooSlowError):
-                    bucket = Bucket(task.bucket, self._export.timeout)
-                    send_whole(file, bucket, key, task.user_metadata or {}, self._stop)
-                    return where
-            upload = self._create(place, task, key, file)
+                self._reserve(file.size)
+                with suppress(transfer.TooSlowError):
+                    transfer.send_whole(file, upload, metadata, self._s3, self._stop)
+                    return _url(upload)
         elif upload.fingerprint != file.fingerprint:
             raise InputError(f"{file.path!r} has changed since its upload began")
         elif not upload.upload_id:
-            # A crash may have happened before or after the upload was created.
+            # A crash happened before or after S3 created the upload.
             try:
-                abort(upload, self._export.timeout)
+                self._s3.abort(upload)
             except RefusedError as error:
-                self._add_event(
-                    place,
-                    Status.Warning,
-                    f"an unfinished upload of {_name(upload)} may have been left, and cannot be "
-                    f"looked for: {error}",
-                )
-            upload = self._create(place, task, upload.key, file)
+                problem = f"an unfinished upload of {_url(upload)} may be left: {error}"
+                self._add_event(place, Status.Warning, problem)
+        if not upload.upload_id:
+            upload = self._create(upload, metadata)
         self._send_parts(place, file, upload)
-        return _name(upload)
+        return _url(upload)
 
-    def _create(self, place: int, task: Task, key: str, file: InputFile) -> Upload:
-        upload = Upload(
-            sequence_number=self._messages.numbers[place],
-            bucket=task.bucket,
-            key=key,
-            began=_now_millis(),
-            fingerprint=file.fingerprint,
-            size=file.size,
-            part_size=choose_part_size(file.size, self._export.settings.s3_min_part_bytes),
-        )
-        self._store(upload)
-        bucket = Bucket(task.bucket, self._export.timeout)
+    def _create(self, planned: Upload, metadata: Mapping[str, str]) -> Upload:
+        planned = msgspec.structs.replace(planned, began=_now_millis())
+        self._store(planned)
         try:
-            upload_id = bucket.create_upload(key, task.user_metadata or {})
+            upload_id = self._s3.create_upload(planned.bucket, planned.key, metadata)
         except RefusedError:
-            # There is nothing to be aborted.
-            self._forget(upload)
+            # There is nothing to abort.
+            self._forget(planned)
             raise
-        created = msgspec.structs.replace(upload, upload_id=upload_id)
+        created = msgspec.structs.replace(planned, upload_id=upload_id)
         try:
             self._store(created)
         except StoppedError:
-            abort(created, self._export.timeout)
+            self._s3.abort(created)
             raise
         return created
 
@@ -300,44 +285,45 @@ class TaskDelivery:
 
     def _forget(self, upload: Upload) -> None:
         with self._lock:
-            self._uploads.pop(upload.sequence_number, None)
+            del self._uploads[upload.sequence_number]
 
     def _send_parts(self, place: int, file: InputFile, upload: Upload) -> None:
-        bucket = Bucket(upload.bucket, self._export.timeout)
-        transfer = PartsTransfer(
-            file, bucket, upload, self._stop, self._reserve, self._keep_progress
-        )
+        def note_part(index: int, part: str) -> None:
+            with self._lock:
+                known = self._uploads[upload.sequence_number]
+                parts = [*known.parts, *[""] * (index + 1 - len(known.parts))]
+                parts[index] = part
+                self._uploads[upload.sequence_number] = msgspec.structs.replace(known, parts=parts)
+            self._on_progress()
+
+        threads = self._export.settings.s3_parts_at_once
         try:
-            transfer.run(self._export.settings.s3_parts_at_once)
+            transfer.send_parts(
+                file, upload, self._s3, threads, self._stop, self._reserve, note_part
+            )
+            self._stop.check()
+            file.check()
+            self._s3.complete(self._uploads[upload.sequence_number])
         except GoneError:
-            # It may be that only some of its parts are.
+            # S3 may have the upload without some of its parts.
             self._abort(place, upload)
             self._forget(upload)
             raise UnavailableError(
-                f"S3 no longer has the upload of {_name(upload)}: it begins anew"
+                f"S3 no longer has the upload of {_url(upload)}: it is restarted"
             ) from None
 
-    def _reserve(self, size: int) -> bool:
-        """Waits until so many bytes may be sent, and counts them; False if it is stopped."""
-        # Without a limit all is granted, also after a stop.
+    def _reserve(self, size: int) -> None:
+        """Waits until so many bytes may be sent, and counts them; StoppedError if stopped."""
+        # Without a bandwidth limit, `grant` never returns False.
         if self._stop.is_set or not self._grant(size):
-            return False
+            raise StoppedError
         with self._lock:
             self._sent_bytes += size
-        return True
-
-    def _keep_progress(self, upload: Upload) -> None:
-        with self._lock:
-            known = self._uploads[upload.sequence_number]
-            # A thread that has sent a later part may have come first.
-            if upload.arrived_parts > known.arrived_parts:
-                self._uploads[upload.sequence_number] = upload
-        self._on_progress()
 
 
 def _now_millis() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _name(upload: Upload) -> str:
+def _url(upload: Upload) -> str:
     return f"s3://{upload.bucket}/{upload.key}"

@@ -1,29 +1,25 @@
-"""The transfer of one file to its bucket: in one call, or in parts."""
+"""The transfer of one file to S3: in one call, or in parts."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-
-import msgspec
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from penstock.model.exporting import Upload
 from penstock.pipeline.destinations.destination import UnavailableError
-from penstock.pipeline.stopping import StoppedError, StopSignal
-from penstock.pipeline.uploads.body import Body
-from penstock.pipeline.uploads.bucket import Bucket
+from penstock.pipeline.stopping import StopSignal
 from penstock.pipeline.uploads.input_files import InputFile
+from penstock.pipeline.uploads.s3_calls import Body, S3Calls
 
 _MEBIBYTE = 1024 * 1024
 _MAX_PARTS = 10_000
-# Each call costs something beside its bytes: this is what the AWS SDKs choose.
+# Larger parts need fewer calls. The AWS SDKs use the same sizes.
 _LARGE_FILE = 100 * _MEBIBYTE
 _LARGE_PART = 8 * _MEBIBYTE
-# A part that takes longer goes alone.
+# If the first part takes longer, the others are sent one at a time.
 _QUICK_SECONDS = 3.0
-# A part that failed is sent again after so many seconds; then the upload fails.
+# Seconds before each retry of a part; then the upload fails.
 _PART_PAUSES = (0.1, 0.4)
 # A file that is sent in one call cannot be continued after a stop. One that takes longer is sent in
 # parts.
@@ -31,129 +27,79 @@ _MAX_WHOLE_SECONDS = 30.0
 
 
 class TooSlowError(Exception):
-    """A file that takes too long to go in one call."""
+    """A file takes too long to be sent in one call."""
 
 
-def choose_part_size(size: int, least: int) -> int:
-    """The least that may be; more of a large file, so that there are not too many parts."""
+def choose_part_size(size: int, min_size: int) -> int:
+    """The minimum, or more for a large file: the number of parts is limited."""
     usual = _LARGE_PART if size > _LARGE_FILE else 0
     needed = -(-size // _MAX_PARTS)
-    return max(least, usual, -(-needed // _MEBIBYTE) * _MEBIBYTE)
+    return max(min_size, usual, -(-needed // _MEBIBYTE) * _MEBIBYTE)
 
 
 def send_whole(
-    file: InputFile, bucket: Bucket, key: str, metadata: Mapping[str, str], stop: StopSignal
+    file: InputFile, upload: Upload, metadata: Mapping[str, str], s3: S3Calls, stop: StopSignal
 ) -> None:
-    """In one call. TooSlowError if it takes too long and might as well go in parts.
+    """Sends the file of a planned upload in one call.
 
-    InputError if the file has changed meanwhile: then it was still being written.
+    TooSlowError if it is better sent in parts, InputError if the file has changed meanwhile,
+    StoppedError if the lease is lost.
     """
     began = time.monotonic()
 
-    def go_on() -> None:
+    def check() -> None:
         stop.check()
         if time.monotonic() - began > _MAX_WHOLE_SECONDS:
             raise TooSlowError
 
-    body = Body(file, 0, file.size, go_on)
+    body = Body(file, 0, file.size, check)
     # A file that changed while it was read is not sent. Later changes do not match the digest.
     file.check()
-    bucket.put(key, body, metadata)
+    s3.put_object(upload.bucket, upload.key, body, metadata)
     file.check()
 
 
-class PartsTransfer:
-    """A multipart upload, from where it stands."""
+def send_parts(
+    file: InputFile,
+    upload: Upload,
+    s3: S3Calls,
+    threads: int,
+    stop: StopSignal,
+    # Waits until so many bytes may be sent; StoppedError if the upload is stopped.
+    reserve: Callable[[int], None],
+    # Called with the place of a part and its entry in the upload, when it has arrived.
+    note_part: Callable[[int, str], None],
+) -> None:
+    """Sends the missing parts of an upload.
 
-    def __init__(
-        self,
-        file: InputFile,
-        bucket: Bucket,
-        upload: Upload,
-        stop: StopSignal,
-        # Waits until so many bytes may be sent; False if the upload is stopped.
-        reserve: Callable[[int], bool],
-        # Called with the upload after each part.
-        keep: Callable[[Upload], None],
-    ) -> None:
-        self._file = file
-        self._bucket = bucket
-        self._upload = upload
-        self._stop = stop
-        self._reserve = reserve
-        self._keep = keep
-        self._count = max(-(-upload.size // upload.part_size), 1)
-        self._sent = {place: part for place, part in enumerate(upload.parts) if part}
-        # In reverse: the next part is popped from the end.
-        self._missing = [n for n in range(self._count) if n not in self._sent][::-1]
-        self._errors: list[Exception] = []
-        self._lock = threading.Lock()
+    UnavailableError if a part did not arrive, GoneError if there is no such upload, InputError if
+    the file cannot be read, StoppedError if the upload is stopped.
+    """
 
-    def run(self, threads: int) -> None:
-        """Completes the object; parts that have arrived are kept in any case.
-
-        UnavailableError if a part did not arrive, GoneError if there is no such upload, InputError
-        if the file is not what it was when the upload began, StoppedError if the upload is stopped.
-        """
-        if self._missing:
-            began = time.monotonic()
-            self._send_next()
-            # On a slow line several parts at once take so long that none may arrive.
-            is_slow = time.monotonic() - began > _QUICK_SECONDS
-            helpers = 0 if is_slow else min(threads, len(self._missing)) - 1
-            with ThreadPoolExecutor(threads, "penstock-part") as pool:
-                for _ in range(helpers):
-                    pool.submit(self._send_rest)
-                self._send_rest()
-            self._keep(self._state())
-        if self._errors:
-            raise self._errors[0]
-        if len(self._sent) < self._count:
-            raise StoppedError
-        self._stop.check()
-        self._file.check()
-        state = self._state()
-        self._bucket.complete(state.key, state.upload_id, state.parts)
-
-    def _state(self) -> Upload:
-        parts = [self._sent.get(place, "") for place in range(max(self._sent, default=-1) + 1)]
-        return msgspec.structs.replace(self._upload, parts=parts)
-
-    def _send_rest(self) -> None:
-        while self._send_next():
-            pass
-
-    def _send_next(self) -> bool:
-        """Sends the next part; False if none is missing, one has failed, or none may be sent."""
-        with self._lock:
-            if not self._missing or self._errors:
-                return False
-            place = self._missing.pop()
-        try:
-            part = self._send_part(place)
-            if not part:
-                return False
-            with self._lock:
-                self._sent[place] = part
-                state = self._state()
-            self._keep(state)
-        except Exception as error:  # noqa: BLE001 - `run` raises it
-            self._errors.append(error)
-        return True
-
-    def _send_part(self, place: int) -> str:
-        """What `complete` needs of the part; empty if it may not be sent."""
-        upload = self._upload
+    def send(place: int) -> None:
         start = place * upload.part_size
         size = min(upload.part_size, upload.size - start)
-        if not self._reserve(size):
-            return ""
-        body = Body(self._file, start, size, self._stop.check)
-        pauses = iter(_PART_PAUSES)
-        while True:
+        for pause in (*_PART_PAUSES, None):
+            reserve(size)
+            body = Body(file, start, size, stop.check)
             try:
-                return self._bucket.put_part(upload.key, upload.upload_id, place + 1, body)
+                note_part(place, s3.put_part(upload, place + 1, body))
+                return
             except UnavailableError:
-                pause = next(pauses, None)
-                if pause is None or not self._stop.wait(pause) or not self._reserve(size):
+                if pause is None or not stop.wait(pause):
                     raise
+
+    count = -(-upload.size // upload.part_size)
+    missing = [place for place in range(count) if not any(upload.parts[place : place + 1])]
+    if not missing:
+        return
+    began = time.monotonic()
+    send(missing[0])
+    # On a slow line, parts that are sent in parallel take so long that none may arrive.
+    is_slow = time.monotonic() - began > _QUICK_SECONDS
+    with ThreadPoolExecutor(1 if is_slow else threads, "penstock-part") as pool:
+        sending = [pool.submit(send, place) for place in missing[1:]]
+        ended, _ = wait(sending, return_when=FIRST_EXCEPTION)
+        pool.shutdown(cancel_futures=True)
+    for each in ended:
+        each.result()

@@ -1,0 +1,224 @@
+"""Calls to S3: objects and parts of them, each with a digest that S3 compares."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from botocore.exceptions import ClientError
+
+from penstock.model.exporting import Upload
+from penstock.pipeline.destinations import aws
+from penstock.pipeline.destinations.destination import RefusedError, UnavailableError
+from penstock.pipeline.uploads.input_files import InputFile
+from penstock.store.record import crc32
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_MAX_IN_MEMORY = 16 * 1024 * 1024
+_DIGEST_STEP = 1024 * 1024
+
+# Error codes below 500 that are not about the task: a retry may succeed.
+_TRANSIENT = frozenset(
+    """
+    AuthorizationHeaderMalformed AuthorizationQueryParametersError BadDigest
+    BandwidthLimitExceeded ExpiredToken IncompleteBody InvalidAccessKeyId InvalidToken
+    OperationAborted RequestTimeTooSkewed RequestTimeout SignatureDoesNotMatch SlowDown
+    ThrottlingException TokenRefreshRequired TooManyRequestsException
+    XAmzContentChecksumMismatch XAmzContentSHA256Mismatch
+    """.split()  # noqa: SIM905 - a list would have a line for each
+)
+_GONE = frozenset(("InvalidPart", "InvalidPartOrder", "NoSuchUpload"))
+# S3 needs longer to complete an upload of thousands of parts.
+_COMPLETE_TIMEOUT_FACTOR = 5
+# When S3 may have created an upload, relative to the time before the call: S3 rounds to seconds.
+_MIN_CREATION_DELAY = timedelta(seconds=-3)
+_MAX_CREATION_DELAY = timedelta(seconds=120)
+
+
+class GoneError(Exception):
+    """S3 does not have an upload, or not with these parts: it was completed, aborted or expired."""
+
+
+class _NoBucketError(RefusedError):
+    pass
+
+
+class Body(io.RawIOBase):
+    """Bytes [start, start + size) of a file as the body of one call, and their digest.
+
+    A small body is in memory. A large one is read for its digest, and again while it is sent: the
+    memory does not depend on the size, and S3 refuses bytes that have changed in between. `check`
+    is called for each read of a large body, and raises to end the call.
+    """
+
+    def __init__(
+        self, file: InputFile, start: int, size: int, check: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__()
+        self.size = size
+        # An error of a read during the call, which boto3 and awscrt would hide.
+        self.error: Exception | None = None
+        self._file = file
+        self._start = start
+        self._check = check
+        self._position = 0
+        self._in_memory: bytes | None = None
+        # CRC-32 is the fastest digest that S3 compares.
+        digest = 0
+        if size <= _MAX_IN_MEMORY:
+            self._in_memory = file.read(start, size)
+            digest = crc32(self._in_memory)
+        else:
+            end = start + size
+            for position in range(start, end, _DIGEST_STEP):
+                check()
+                digest = crc32(file.read(position, min(_DIGEST_STEP, end - position)), digest)
+        self.digest = base64.b64encode(digest.to_bytes(4, "big")).decode()
+
+    @property
+    def content(self) -> bytes | IO[bytes]:
+        # boto3 needs some methods of a file only.
+        return cast("IO[bytes]", self) if self._in_memory is None else self._in_memory
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        length = min(len(view), max(self.size - self._position, 0))
+        try:
+            self._check()
+            view[:length] = self._file.read(self._start + self._position, length)
+        except Exception as error:
+            self.error = error
+            raise
+        self._position += length
+        return length
+
+
+class S3Calls:
+    """Each call is made once, and raises UnavailableError or RefusedError if it fails."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+
+    def put_object(self, bucket: str, key: str, body: Body, metadata: Mapping[str, str]) -> None:
+        self._send("put_object", bucket, body, Key=key, Metadata=metadata)
+
+    def create_upload(self, bucket: str, key: str, metadata: Mapping[str, str]) -> str:
+        """The id of a new upload."""
+        answer = self._call(
+            "create_multipart_upload", bucket, Key=key, Metadata=metadata, ChecksumAlgorithm="CRC32"
+        )
+        return _get(answer, "UploadId")
+
+    def put_part(self, upload: Upload, number: int, body: Body) -> str:
+        """The part as an upload lists it. GoneError if there is no such upload."""
+        fields = {"Key": upload.key, "UploadId": upload.upload_id, "PartNumber": number}
+        etag = self._send("upload_part", upload.bucket, body, **fields)
+        return f"{etag} {body.digest}"
+
+    def complete(self, upload: Upload) -> None:
+        """GoneError if there is no such upload, or not with these parts."""
+        parts = []
+        for number, part in enumerate(upload.parts, 1):
+            etag, digest = part.split(" ")
+            parts.append({"PartNumber": number, "ETag": etag, "ChecksumCRC32": digest})
+        answer = self._call(
+            "complete_multipart_upload",
+            upload.bucket,
+            timeout=_COMPLETE_TIMEOUT_FACTOR * self._timeout,
+            Key=upload.key,
+            UploadId=upload.upload_id,
+            MultipartUpload={"Parts": parts},
+        )
+        _get(answer, "ETag")
+
+    def abort(self, upload: Upload) -> None:
+        """Aborts an upload if S3 has it. Without an id, S3 may have it or not."""
+        with suppress(_NoBucketError):
+            upload_ids = [upload.upload_id] if upload.upload_id else self._find_ids(upload)
+            for upload_id in upload_ids:
+                with suppress(GoneError):
+                    self._call(
+                        "abort_multipart_upload", upload.bucket, Key=upload.key, UploadId=upload_id
+                    )
+
+    def _find_ids(self, upload: Upload) -> list[str]:
+        """The uploads of the same key that S3 created when this one began."""
+        answer = self._call("list_multipart_uploads", upload.bucket, Prefix=upload.key)
+        # By the clock of S3: that of this machine may be wrong.
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+        now = parsedate_to_datetime(date) if date else datetime.now(UTC)
+        began = now - timedelta(milliseconds=time.time() * 1000 - upload.began)
+        return [
+            found["UploadId"]
+            for found in answer.get("Uploads", ())
+            if found["Key"] == upload.key
+            and _MIN_CREATION_DELAY < found["Initiated"] - began < _MAX_CREATION_DELAY
+        ]
+
+    def _send(self, operation: str, bucket: str, body: Body, **fields: Any) -> str:
+        """The ETag. If the body could not be read, its error is raised."""
+        fields |= {"ContentLength": body.size, "ChecksumCRC32": body.digest}
+        try:
+            answer = self._call(operation, bucket, Body=body.content, **fields)
+        except Exception:
+            if body.error is not None:
+                raise body.error from None
+            raise
+        return _get(answer, "ETag")
+
+    def _call(
+        self, operation: str, bucket: str, timeout: float | None = None, **fields: Any
+    ) -> Any:
+        with aws.sorting_errors(aws.S3, operation):
+            try:
+                with aws.using_client(aws.S3, timeout or self._timeout) as client:
+                    return getattr(client, operation)(Bucket=bucket, **fields)
+            except ClientError as error:
+                raise _explain(error, bucket) or error from None
+
+
+def _explain(error: ClientError, bucket: str) -> GoneError | RefusedError | None:
+    """The error of an answer about the task; None if a retry may succeed."""
+    answer: Any = error.response
+    code = answer.get("Error", {}).get("Code", "")
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+    if code in _GONE:
+        return GoneError(code)
+    # Errors of S3 have a code: one without a code, or with a number, is the answer of a proxy.
+    if not code or code.isdecimal() or code in _TRANSIENT or status >= 500 or status in (408, 429):
+        return None
+    if code == "NoSuchBucket":
+        return _NoBucketError(f"the bucket {bucket!r} does not exist")
+    reasons = {
+        "AccessDenied": f"S3 denies access to the bucket {bucket!r}: allow s3:PutObject and "
+        "s3:AbortMultipartUpload to the role or user of the pipeline",
+        "PermanentRedirect": f"the bucket {bucket!r} is in another region; set AWS_REGION",
+    }
+    message = f"S3 refuses it: {code}: {answer['Error'].get('Message', '')}".rstrip(": ")
+    return RefusedError(reasons.get(code, message))
+
+
+def _get(answer: Mapping[str, Any], field: str) -> str:
+    """A field that every answer of S3 has."""
+    if not answer.get(field):
+        raise UnavailableError(f"{aws.S3}: an answer without {field} is not from S3")
+    return str(answer[field])
