@@ -35,7 +35,7 @@ def refusal(act: Callable[[], object]) -> str:
 
 def content(allowed: AllowedDirectories, path: Path | str) -> bytes:
     with allowed.open(str(path)) as file:
-        return file.read(0, file.size)
+        return file.read_at(0, file.size)
 
 
 # Paths
@@ -112,9 +112,9 @@ def test_file_is_read(tmp_path: Path) -> None:
 
     with EVERYWHERE.open(str(path)) as file:
         assert (file.path, file.size) == (str(path), 10)
-        assert file.read(0, 10) == b"0123456789"
-        assert file.read(3, 4) == b"3456"
-        assert file.read(10, 0) == b""
+        assert file.read_at(0, 10) == b"0123456789"
+        assert file.read_at(3, 4) == b"3456"
+        assert file.read_at(10, 0) == b""
         file.check()
 
 
@@ -429,16 +429,16 @@ def test_growing_file_is_found_and_read_up_to_its_old_size(path: Path, file: Inp
     with path.open("ab") as other:
         other.write(b"more")
 
-    assert file.read(0, file.size) == b"0123456789"
+    assert file.read_at(0, file.size) == b"0123456789"
     assert refusal(file.check) == f"'{path}' {CHANGED}"
 
 
 def test_shrinking_file_is_found_when_it_is_read(path: Path, file: InputFile) -> None:
     os.truncate(path, 5)
 
-    assert file.read(0, 5) == b"01234"
+    assert file.read_at(0, 5) == b"01234"
     for start, length in ((0, 10), (5, 1), (9, 1)):
-        said = refusal(lambda start=start, length=length: file.read(start, length))  # type: ignore[misc]
+        said = refusal(lambda start=start, length=length: file.read_at(start, length))  # type: ignore[misc]
         assert said == f"'{path}' {CHANGED}: it became shorter"
     assert refusal(file.check) == f"'{path}' {CHANGED}"
 
@@ -448,7 +448,7 @@ def test_replaced_file_is_found(path: Path, file: InputFile) -> None:
     other.write_bytes(b"9876543210")
     other.replace(path)
 
-    assert file.read(0, 10) == b"0123456789"
+    assert file.read_at(0, 10) == b"0123456789"
     assert refusal(file.check) == f"'{path}' was replaced by another file during the upload"
 
 
@@ -468,7 +468,7 @@ def test_removed_file_is_found(path: Path, file: InputFile, is_moved: bool) -> N
     else:
         path.unlink()
 
-    assert file.read(0, 10) == b"0123456789"
+    assert file.read_at(0, 10) == b"0123456789"
     assert refusal(file.check) == f"'{path}' was deleted or moved during the upload"
 
 
@@ -484,7 +484,7 @@ def test_failing_disk_is_reported(file: InputFile, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "pread", fail)
-    assert refusal(lambda: file.read(0, 1)).endswith("cannot be accessed: Input/output error")
+    assert refusal(lambda: file.read_at(0, 1)).endswith("cannot be accessed: Input/output error")
 
 
 # Resolution of file times
@@ -563,20 +563,20 @@ def test_threads_read_concurrently(tmp_path: Path) -> None:
 
     with EVERYWHERE.open(str(tmp_path / "file")) as file, ThreadPoolExecutor(4) as threads:
         starts = range(0, len(data), 1000)
-        assert b"".join(threads.map(lambda start: file.read(start, 1000), starts)) == data
+        assert b"".join(threads.map(lambda start: file.read_at(start, 1000), starts)) == data
 
 
 def test_short_reads_are_joined(file: InputFile, monkeypatch: pytest.MonkeyPatch) -> None:
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, length, start: pread(fd, min(length, 3), start))
 
-    assert file.read(1, 9) == b"123456789"
+    assert file.read_at(1, 9) == b"123456789"
 
 
 def test_closed_file_cannot_be_read(path: Path) -> None:
     with EVERYWHERE.open(str(path)) as file:
         pass
-    for act in (lambda: file.read(0, 10), file.check):
+    for act in (lambda: file.read_at(0, 10), file.check):
         with pytest.raises(ValueError, match="closed file"):
             act()
 

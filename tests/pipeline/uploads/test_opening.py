@@ -39,7 +39,7 @@ class CheckedPlaces(AllowedDirectories):
 
     def read(self, path: Path | str) -> bytes:
         with self.open(str(path)) as file:
-            return file.read(0, file.size)
+            return file.read_at(0, file.size)
 
 
 def place_of(path: Path | str) -> str:

@@ -7,6 +7,7 @@ sends. Processes that can write to the directories may replace files and links a
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import re
@@ -15,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
 from urllib.parse import unquote_to_bytes
 
 from penstock.model.channel import CHANNELS_DIRECTORY
@@ -255,27 +255,21 @@ def delete_files(files: Iterable[UploadedFile], directories: Sequence[str]) -> N
             logger.warning("an uploaded file is not deleted: %s", error)
 
 
-class InputFile:
+class InputFile(io.FileIO):
     """A file that is open for reading, by several threads at once."""
 
     def __init__(self, path: str, descriptor: int, status: os.stat_result) -> None:
+        super().__init__(descriptor)
         self.path = path
         self.size = status.st_size
         self.fingerprint = _fingerprint(status)
-        self._file = os.fdopen(descriptor, "rb", buffering=0)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def read(self, start: int, length: int) -> bytes:
+    def read_at(self, start: int, length: int) -> bytes:
         """All of these bytes; InputError if the file ends before."""
         content = b""
         with _explaining(self.path):
             while missing := length - len(content):
-                piece = os.pread(self._file.fileno(), missing, start + len(content))
+                piece = os.pread(self.fileno(), missing, start + len(content))
                 if not piece:
                     raise InputError("changed during the upload: it became shorter")
                 content += piece
@@ -284,7 +278,7 @@ class InputFile:
     def check(self) -> None:
         """InputError if the path no longer leads to this file, or the file has changed."""
         with _explaining(self.path):
-            opened = os.fstat(self._file.fileno())
+            opened = os.fstat(self.fileno())
             try:
                 found = Path(self.path).stat()
             except FileNotFoundError:

@@ -35,7 +35,13 @@ _TRANSIENT = frozenset(
     XAmzContentChecksumMismatch XAmzContentSHA256Mismatch
     """.split()  # noqa: SIM905 - a list would have a line for each
 )
-_GONE = frozenset(("InvalidPart", "InvalidPartOrder", "NoSuchUpload"))
+_GONE = frozenset(("InvalidPart", "InvalidPartOrder", "NoSuchBucket", "NoSuchUpload"))
+_REASONS = {
+    "AccessDenied": "S3 denies access to the bucket {!r}: allow s3:PutObject and "
+    "s3:AbortMultipartUpload to the role or user of the pipeline",
+    "NoSuchBucket": "the bucket {!r} does not exist",
+    "PermanentRedirect": "the bucket {!r} is in another region; set AWS_REGION",
+}
 # S3 needs longer to complete an upload of thousands of parts.
 _COMPLETE_TIMEOUT_FACTOR = 5
 # When S3 may have created an upload, relative to the time before the call: S3 rounds to seconds.
@@ -43,12 +49,8 @@ _MIN_CREATION_DELAY = timedelta(seconds=-3)
 _MAX_CREATION_DELAY = timedelta(seconds=120)
 
 
-class GoneError(Exception):
-    """S3 does not have an upload, or not with these parts: it was completed, aborted or expired."""
-
-
-class _NoBucketError(RefusedError):
-    pass
+class GoneError(RefusedError):
+    """S3 does not have the bucket or the upload, or not with these parts."""
 
 
 class Body(io.RawIOBase):
@@ -74,13 +76,13 @@ class Body(io.RawIOBase):
         # CRC-32 is the fastest digest that S3 compares.
         digest = 0
         if size <= _MAX_IN_MEMORY:
-            self._in_memory = file.read(start, size)
+            self._in_memory = file.read_at(start, size)
             digest = crc32(self._in_memory)
         else:
             end = start + size
             for position in range(start, end, _DIGEST_STEP):
                 check()
-                digest = crc32(file.read(position, min(_DIGEST_STEP, end - position)), digest)
+                digest = crc32(file.read_at(position, min(_DIGEST_STEP, end - position)), digest)
         self.digest = base64.b64encode(digest.to_bytes(4, "big")).decode()
 
     @property
@@ -104,7 +106,7 @@ class Body(io.RawIOBase):
         length = min(len(view), max(self.size - self._position, 0))
         try:
             self._check()
-            view[:length] = self._file.read(self._start + self._position, length)
+            view[:length] = self._file.read_at(self._start + self._position, length)
         except Exception as error:
             self.error = error
             raise
@@ -152,13 +154,11 @@ class S3Calls:
 
     def abort(self, upload: Upload) -> None:
         """Aborts an upload if S3 has it. Without an id, S3 may have it or not."""
-        with suppress(_NoBucketError):
-            upload_ids = [upload.upload_id] if upload.upload_id else self._find_ids(upload)
-            for upload_id in upload_ids:
+        with suppress(GoneError):
+            for upload_id in [upload.upload_id] if upload.upload_id else self._find_ids(upload):
+                fields = {"Key": upload.key, "UploadId": upload_id}
                 with suppress(GoneError):
-                    self._call(
-                        "abort_multipart_upload", upload.bucket, Key=upload.key, UploadId=upload_id
-                    )
+                    self._call("abort_multipart_upload", upload.bucket, **fields)
 
     def _find_ids(self, upload: Upload) -> list[str]:
         """The uploads of the same key that S3 created when this one began."""
@@ -196,25 +196,19 @@ class S3Calls:
                 raise _explain(error, bucket) or error from None
 
 
-def _explain(error: ClientError, bucket: str) -> GoneError | RefusedError | None:
+def _explain(error: ClientError, bucket: str) -> RefusedError | None:
     """The error of an answer about the task; None if a retry may succeed."""
     answer: Any = error.response
     code = answer.get("Error", {}).get("Code", "")
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
-    if code in _GONE:
-        return GoneError(code)
     # Errors of S3 have a code: one without a code, or with a number, is the answer of a proxy.
     if not code or code.isdecimal() or code in _TRANSIENT or status >= 500 or status in (408, 429):
         return None
-    if code == "NoSuchBucket":
-        return _NoBucketError(f"the bucket {bucket!r} does not exist")
-    reasons = {
-        "AccessDenied": f"S3 denies access to the bucket {bucket!r}: allow s3:PutObject and "
-        "s3:AbortMultipartUpload to the role or user of the pipeline",
-        "PermanentRedirect": f"the bucket {bucket!r} is in another region; set AWS_REGION",
-    }
-    message = f"S3 refuses it: {code}: {answer['Error'].get('Message', '')}".rstrip(": ")
-    return RefusedError(reasons.get(code, message))
+    if code in _REASONS:
+        text = _REASONS[code].format(bucket)
+    else:
+        text = f"S3 refuses it: {code}: {answer['Error'].get('Message', '')}".rstrip(": ")
+    return GoneError(text) if code in _GONE else RefusedError(text)
 
 
 def _get(answer: Mapping[str, Any], field: str) -> str:

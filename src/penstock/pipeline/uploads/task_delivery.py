@@ -6,18 +6,16 @@ crash it is continued or aborted, and no parts are left in a bucket.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC
+from datetime import UTC, timezone
 from zoneinfo import ZoneInfo
 
 import msgspec
 
-from penstock.errors import StreamManagerException
 from penstock.model import S3ExportTaskExecutorConfig
 from penstock.model.exporting import TaskEvent, TaskSlice, Upload
 from penstock.model.s3 import find_task
@@ -34,8 +32,6 @@ from penstock.pipeline.uploads import transfer
 from penstock.pipeline.uploads.input_files import AllowedDirectories, InputError, InputFile
 from penstock.pipeline.uploads.s3_calls import GoneError, S3Calls
 from penstock.pipeline.uploads.tasks import Task, TaskError, parse_task, resolve_key
-
-logger = logging.getLogger(__name__)
 
 _DEFAULT_THRESHOLD = 5 * 1024 * 1024
 # The maximum for one call to S3.
@@ -96,7 +92,7 @@ class TaskDelivery:
         self._s3 = S3Calls(export.timeout)
         zone = settings.s3_key_time_zone
         # UTC needs no time zone database.
-        self._zone = UTC if zone == "UTC" else ZoneInfo(zone)
+        self._zone: ZoneInfo | timezone = UTC if zone == "UTC" else ZoneInfo(zone)
         self._places = iter(range(len(messages.numbers)))
         self._is_over = False
         # Guards the results.
@@ -111,6 +107,7 @@ class TaskDelivery:
         self._pause = 0.0
 
     def run(self) -> None:
+        """Raises errors that are neither of S3 nor of a task."""
         if self._export.root is None:
             self._error = (
                 "S3 tasks upload files of the broker's machine, but this pipeline runs on another "
@@ -119,8 +116,9 @@ class TaskDelivery:
             return
         threads = self._export.settings.s3_tasks_at_once
         with ThreadPoolExecutor(threads, "penstock-task") as pool:
-            for _ in range(min(threads, len(self._messages.numbers))):
-                pool.submit(self._work)
+            working = [pool.submit(self._work) for _ in range(threads)]
+        for each in working:
+            each.result()
 
     def delivery(self) -> Delivery:
         with self._lock:
@@ -139,16 +137,14 @@ class TaskDelivery:
         try:
             while (place := self._take()) is not None:
                 self._attempt(place)
-        except StoppedError:
-            self._end()
-        except UnavailableError as error:
-            self._end(str(error), error.retry_after or 0.0)
         except Exception as error:
-            # Expected if the broker is unavailable, or this machine has no descriptors left.
-            if not isinstance(error, (OSError, StreamManagerException)):
-                logger.exception("an S3 task of stream %r failed", self._export.stream)
-            # The status of the export shows it.
-            self._end(f"{type(error).__name__}: {error}")
+            with self._lock:
+                # Tasks are carried out in order: none begins after one that is not done.
+                self._is_over = True
+                if isinstance(error, UnavailableError):
+                    self._error, self._pause = str(error), error.retry_after or 0.0
+                elif not isinstance(error, StoppedError):
+                    raise
 
     def _take(self) -> int | None:
         """The place of the next task; None if no further task may begin."""
@@ -156,13 +152,6 @@ class TaskDelivery:
             if self._is_over or self._stop.is_set or self._settlements.count_ahead() >= _MAX_AHEAD:
                 return None
             return next(self._places, None)
-
-    def _end(self, error: str = "", pause: float = 0.0) -> None:
-        """No further task begins: tasks are carried out in order."""
-        with self._lock:
-            self._is_over = True
-            if not self._error:
-                self._error, self._pause = error, pause
 
     # One task
 
@@ -238,8 +227,9 @@ class TaskDelivery:
                 size=file.size,
                 part_size=transfer.choose_part_size(file.size, min_part_size),
             )
-            message = f"{file.size} bytes are uploaded to {_url(upload)}"
-            self._add_event(place, Status.InProgress, message)
+            self._add_event(
+                place, Status.InProgress, f"uploading {file.size} bytes to {_url(upload)}"
+            )
             if file.size <= self._threshold:
                 self._reserve(file.size)
                 with suppress(transfer.TooSlowError):
