@@ -243,8 +243,8 @@ def test_other_files_are_refused_whether_they_exist_or_not(house: Path, path: st
         (house / "in" / name).symlink_to(target)
 
     assert refusal(lambda: allowed.open(f"{house}/{path}")) == (
-        f"'{house}/{path}' is not in a directory that files may be uploaded from, after all links "
-        f"are followed; these are {house}/in, {house}/also (STREAM_MANAGER_READ_ONLY_DIRS)"
+        f"'{house}/{path}' is not in an allowed directory after all links are followed; allowed by "
+        f"STREAM_MANAGER_READ_ONLY_DIRS: {house}/in, {house}/also"
     )
 
 
@@ -287,7 +287,7 @@ def test_swapped_directories_are_not_followed(house: Path) -> None:
                 read.append(content(allowed, house / "in" / "deep" / "file"))
             except InputError as error:
                 refused.append(str(error))
-        return len(read) > 20 and any("may be uploaded from" in text for text in refused)
+        return len(read) > 20 and any("allowed directory" in text for text in refused)
 
     with ThreadPoolExecutor() as threads:
         swapping = threads.submit(swap)
@@ -333,8 +333,8 @@ def test_only_channels_of_the_broker_are_read(tmp_path: Path) -> None:
             ):
                 said = refusal(lambda e=allowed, n=name: e.open(f"{tmp_path}/{n}"))  # type: ignore[misc]
                 assert said == (
-                    f"'{tmp_path}/{name}' is in the directory of the broker, {given}, from which "
-                    "only channels are uploaded"
+                    f"'{tmp_path}/{name}' is in {given}, the broker's directory: only its channels "
+                    "may be uploaded"
                 )
             assert content(allowed, root / "channels" / "c" / "file") == b"file"
             assert content(allowed, tmp_path / "linked-root" / "channels" / "c" / "file")
@@ -358,8 +358,8 @@ def test_hard_links_to_files_of_the_broker_are_refused(tmp_path: Path) -> None:
         for number in range(2):
             said = refusal(lambda e=allowed, n=number: e.open(f"{inputs}/link-{n}"))  # type: ignore[misc]
             assert said == (
-                f"'{inputs}/link-{number}' is a hard link to a file of the broker, in {root}, "
-                "from which only channels are uploaded"
+                f"'{inputs}/link-{number}' is a hard link to a file in {root}, the broker's "
+                "directory"
             )
         assert content(allowed, inputs / "own") == b"own"
         assert content(allowed, inputs / "channel") == b"file"
@@ -375,7 +375,7 @@ def test_link_in_place_of_the_channels_is_refused(tmp_path: Path) -> None:
     said = refusal(
         lambda: AllowedDirectories((), f"{tmp_path}/root").open(f"{tmp_path}/root/channels/file")
     )
-    assert "is in the directory of the broker" in said
+    assert "the broker's directory" in said
 
 
 # Changes

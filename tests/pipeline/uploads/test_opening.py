@@ -32,8 +32,8 @@ class CheckedPlaces(AllowedDirectories):
         self.places: list[str] = []
         self._act = act
 
-    def _check_place(self, place: str) -> None:
-        self.places.append(place)
+    def _check_place(self, place: Path) -> None:
+        self.places.append(str(place))
         if len(self.places) == 1:
             self._act()
 

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import re
+import reprlib
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,9 +30,6 @@ SETTLED_NANOSECONDS = 20_000_000
 _WAIT_SECONDS = 0.005
 _MAX_WAITS = 6
 
-# Characters of a path or a URL in a message.
-_MAX_SHOWN = 300
-
 # O_PATH needs no permission to list the directory. Only Linux has it.
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Non-blocking, because opening a named pipe waits for a writer otherwise.
@@ -46,6 +44,9 @@ _REASONS = {
     errno.EPERM: "may not be accessed by the user of the pipeline",
     errno.ELOOP: "has too many symbolic links in its path, or a loop of them",
 }
+# Paths and URLs in messages are quoted, because they may have any bytes, and shortened.
+_quoting = reprlib.Repr()
+_quoting.maxstring = 300
 # Errors of this process or of a network file system: a retry may succeed.
 _TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 
@@ -65,7 +66,7 @@ def find_path(input_url: str) -> str:
     except UnicodeError:
         is_valid = False
     if host.lower() not in ("", "localhost"):
-        reason = f"the file is on another machine, {_show(host)}"
+        reason = f"the file is on another machine, {_quoting.repr(host)}"
     elif not is_valid:
         reason = "it has characters that a path cannot have"
     elif not path.startswith("/"):
@@ -73,15 +74,9 @@ def find_path(input_url: str) -> str:
     else:
         return path
     raise InputError(
-        f"inputUrl is {_show(input_url)}: {reason}; expected file:/path, file:///path, "
+        f"inputUrl is {_quoting.repr(input_url)}: {reason}; expected file:/path, file:///path, "
         "file://localhost/path, or a path that starts with /"
     )
-
-
-def _show(text: str) -> str:
-    """Quoted, because names of files may have any bytes."""
-    shown = repr(text)
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
 
 
 @contextmanager
@@ -91,8 +86,7 @@ def _explaining(path: str) -> Iterator[None]:
         yield
     except InputError as error:
         reason = str(error)
-    except RecursionError:
-        # From `realpath`.
+    except RecursionError:  # of `realpath`
         reason = _REASONS[errno.ELOOP]
     except OSError as error:
         if error.errno in _TRANSIENT:
@@ -100,7 +94,7 @@ def _explaining(path: str) -> Iterator[None]:
         reason = _REASONS.get(error.errno or 0, f"cannot be accessed: {error.strerror}")
     else:
         return
-    raise InputError(f"{_show(path)} {reason}") from None
+    raise InputError(f"{_quoting.repr(path)} {reason}") from None
 
 
 class AllowedDirectories:
@@ -123,10 +117,7 @@ class AllowedDirectories:
         self._sleep = sleep
 
     def open(self, input_url: str) -> InputFile:
-        """InputError if there is no such file, or if it may not be read.
-
-        OSError if a retry may succeed.
-        """
+        """InputError if the file may not be read or does not exist; OSError if a retry may help."""
         path = find_path(input_url)
         with _explaining(path), self._opening(path) as (file, name, directory):
             opened = os.fstat(file)
@@ -156,42 +147,38 @@ class AllowedDirectories:
         check found it, whatever other processes replace at the same time. The kernel could resolve
         the path, but `/proc/<process>/root` would lead it to the files of other containers.
         """
-        place = os.path.realpath(path)
+        place = Path(os.path.realpath(path))
         # First, so that a file that may not be read looks the same whether it exists or not.
         self._check_place(place)
         # Raises errors of the path that `realpath` ignores. A device may act when it is opened.
         _check_kind(os.stat(path))  # noqa: PTH116 - `Path` drops a slash at the end
-        *parents, name = place.split("/")[1:]
         descriptors = [os.open("/", _DIRECTORY)]
         try:
-            for parent in parents:
+            for parent in place.parts[1:-1]:
                 descriptors.append(os.open(parent, _DIRECTORY, dir_fd=descriptors[-1]))
                 os.close(descriptors.pop(0))
-            descriptors.append(os.open(name, _FILE, dir_fd=descriptors[-1]))
+            descriptors.append(os.open(place.name, _FILE, dir_fd=descriptors[-1]))
             directory, file = descriptors
             _check_kind(os.fstat(file))
-            yield file, name, directory
+            yield file, place.name, directory
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _check_place(self, place: str) -> None:
+    def _check_place(self, place: Path) -> None:
         # Resolved each time: a directory may be mounted later, or be a link that changes.
-        if self._directories and not any(
-            _is_in(place, os.path.realpath(directory)) for directory in self._directories
-        ):
+        allowed = [os.path.realpath(directory) for directory in self._directories]
+        if allowed and not any(place.is_relative_to(directory) for directory in allowed):
             raise InputError(
-                "is not in a directory that files may be uploaded from, after all links are "
-                f"followed; these are {', '.join(self._directories)} "
-                "(STREAM_MANAGER_READ_ONLY_DIRS)"
+                "is not in an allowed directory after all links are followed; allowed by "
+                f"STREAM_MANAGER_READ_ONLY_DIRS: {', '.join(self._directories)}"
             )
         if self._root is None:
             return
-        root = os.path.realpath(self._root)
-        if _is_in(place, root) and not _is_in(place, str(Path(root, CHANNELS_DIRECTORY))):
+        root = Path(os.path.realpath(self._root))
+        if place.is_relative_to(root) and not place.is_relative_to(root / CHANNELS_DIRECTORY):
             raise InputError(
-                f"is in the directory of the broker, {self._root}, from which only channels are "
-                "uploaded"
+                f"is in {self._root}, the broker's directory: only its channels may be uploaded"
             )
 
     def _check_hard_links(self, status: os.stat_result) -> None:
@@ -200,16 +187,10 @@ class AllowedDirectories:
             return
         root = os.path.realpath(self._root)
         if status.st_dev == Path(root).stat().st_dev and status.st_ino in _inodes_in(root):
-            raise InputError(
-                f"is a hard link to a file of the broker, in {self._root}, from which only "
-                "channels are uploaded"
-            )
+            raise InputError(f"is a hard link to a file in {self._root}, the broker's directory")
 
     def _wait_until_settled(self, descriptor: int) -> os.stat_result:
-        """The status, once its times would show another change.
-
-        The wait is short: a file that keeps changing fails its next check.
-        """
+        """The status, once its times would show another change, or after a limited time."""
         for _ in range(_MAX_WAITS):
             status = os.fstat(descriptor)
             ages = [self._clock() - each for each in (status.st_mtime_ns, status.st_ctime_ns)]
@@ -225,10 +206,6 @@ def _check_kind(status: os.stat_result) -> None:
         raise InputError("is a directory, not a file")
     if not stat.S_ISREG(status.st_mode):
         raise InputError("is not a regular file")
-
-
-def _is_in(place: str, directory: str) -> bool:
-    return place == directory or place.startswith(directory.rstrip("/") + "/")
 
 
 def _inodes_in(root: str) -> Iterator[int]:
