@@ -24,6 +24,7 @@ _FIRST_MODIFIED_JULIAN_DAY = date(1858, 11, 17).toordinal()
 _MONTHS = ["January", "February", "March", "April", "May", "June", "July"]
 _MONTHS += ["August", "September", "October", "November", "December"]
 _DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
+# By hour.
 _DAY_PERIODS = [*["at night"] * 6, *["in the morning"] * 6, *["in the afternoon"] * 6]
 _DAY_PERIODS += [*["in the evening"] * 3, *["at night"] * 3]
 
@@ -76,8 +77,7 @@ def format_moment(pattern: str, epoch_nanos: int, zone: ZoneInfo | timezone) -> 
         elif other in "{}#":
             raise PatternError(f"{other} is reserved by Java; write '{other}' in quotes")
         elif other in "[]":
-            # Java leaves out an optional section if one of its fields is unknown. Here all are
-            # known. A section needs no end.
+            # Optional sections are always written: all fields of a moment are known.
             open_sections += 1 if other == "[" else -1
             if open_sections < 0:
                 raise PatternError("] ends an optional section, but no [ begins it")
@@ -98,10 +98,8 @@ def _find_text(letters: str, local: datetime, numbers: Mapping[int, str]) -> str
             f"the letter {letter} has no meaning; write '{letter}' in quotes if it is a text"
         )
     if count not in forms:
-        raise PatternError(
-            f"{count} times the letter {letter} has no meaning; "
-            f"allowed: {', '.join(map(str, sorted(forms)))}"
-        )
+        allowed = ", ".join(map(str, sorted(forms)))
+        raise PatternError(f"{count} times the letter {letter} has no meaning; allowed: {allowed}")
     text = forms[count]
     if text is None:
         raise PatternError(
@@ -163,23 +161,22 @@ def _format_texts(local: datetime) -> Mapping[str, Mapping[int, str | None]]:
     ordinal = ["1st", "2nd", "3rd", "4th"][quarter - 1]
     quarters = {3: f"Q{quarter}", 4: f"{ordinal} quarter", 5: f"{quarter}"}
     month = _MONTHS[local.month - 1]
-    day = _DAYS[local.isoweekday() % 7]
     months = {3: month[:3], 4: month, 5: month[:1]}
+    day = _DAYS[local.isoweekday() % 7]
     days = {3: day[:3], 4: day, 5: day[:1]}
     period = narrow_period = _DAY_PERIODS[local.hour]
     if not local.minute and local.hour in (0, 12):
         period, narrow_period = ("noon", "n") if local.hour else ("midnight", "mi")
-    gmt = "GMT" + (_format_offset(local, 5) if local.utcoffset() else "")
-    rfc = _format_offset(local, 2)
+    offsets = {count: _format_offset(local, count) for count in range(1, 6)}
+    utc_offsets = {count: _format_offset(local, count, "Z") for count in range(1, 6)}
+    gmt = "GMT" + (offsets[5] if local.utcoffset() else "")
     is_fixed = isinstance(local.tzinfo, timezone)
     abbreviation = local.tzname() or ""
-    if is_fixed or abbreviation == "UTC":
-        name = generic_name = _format_offset(local, 5, "UTC")
-        long_name = _format_offset(local, 5, "Coordinated Universal Time")
-    else:
-        # For zones without an abbreviation the tz database has an offset instead.
-        name = abbreviation if abbreviation.isalpha() else None
-        generic_name = long_name = None
+    is_known = is_fixed or abbreviation == "UTC"
+    generic_name = _format_offset(local, 5, "UTC") if is_known else None
+    long_name = _format_offset(local, 5, "Coordinated Universal Time") if is_known else None
+    # For zones without an abbreviation the tz database has an offset instead.
+    name = generic_name or (abbreviation if abbreviation.isalpha() else None)
     return {
         "G": {**dict.fromkeys((1, 2, 3), "AD"), 4: "Anno Domini", 5: "A"},
         **dict.fromkeys("Qq", quarters),
@@ -193,9 +190,9 @@ def _format_texts(local: datetime) -> Mapping[str, Mapping[int, str | None]]:
         "v": {1: generic_name, 4: long_name},
         # +05:00 becomes +5.
         "O": {1: re.sub(r"(?<=[+-])0|:00$", "", gmt), 4: gmt},
-        "X": {count: _format_offset(local, count, "Z") for count in range(1, 6)},
-        "x": {count: _format_offset(local, count) for count in range(1, 6)},
-        "Z": {**dict.fromkeys((1, 2, 3), rfc), 4: gmt, 5: _format_offset(local, 5, "Z")},
+        "X": utc_offsets,
+        "x": offsets,
+        "Z": {**dict.fromkeys((1, 2, 3), offsets[2]), 4: gmt, 5: utc_offsets[5]},
     }
 
 

@@ -33,10 +33,7 @@ class TaskError(Exception):
 
 
 class Task(Value):
-    """Like `S3ExportTaskDefinition`, but a key may have any pattern of Java.
-
-    The SDKs allow letters and slashes in patterns only.
-    """
+    """Like `S3ExportTaskDefinition`, but patterns in keys are not only letters and slashes."""
 
     input_url: Annotated[str, Meta(min_length=1)] = REQUIRED
     bucket: Bucket = REQUIRED
