@@ -43,19 +43,22 @@ def digest_of(content: bytes) -> str:
     return base64.b64encode(zlib.crc32(content).to_bytes(4, "big")).decode()
 
 
-def create(bench: Workbench, *, key: str = "a") -> Upload:
-    """An upload that S3 has created."""
-    began = time.time_ns() // 1_000_000
+def plan(bucket: str, key: str = "a") -> Upload:
+    """An upload that is not created yet."""
     return Upload(
         sequence_number=7,
-        bucket=bench.bucket,
+        bucket=bucket,
         key=key,
-        upload_id=S3.create_upload(bench.bucket, key, {}),
-        began=began,
+        began=time.time_ns() // 1_000_000,
         fingerprint="f",
         size=1,
         part_size=1,
     )
+
+
+def create(bench: Workbench, *, key: str = "a") -> Upload:
+    planned = plan(bench.bucket, key)
+    return msgspec.structs.replace(planned, upload_id=S3.create(planned, {}))
 
 
 # Calls
@@ -63,7 +66,7 @@ def create(bench: Workbench, *, key: str = "a") -> Upload:
 
 def test_object_with_another_digest_is_refused(in_store: Workbench, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError):
-        S3.put_object(in_store.bucket, "a", with_other_digest(body_of(tmp_path / "a", b"x")), {})
+        S3.put_object(plan(in_store.bucket), with_other_digest(body_of(tmp_path / "a", b"x")), {})
     assert in_store.list_keys() == []
 
 
@@ -95,9 +98,9 @@ def test_missing_upload_is_reported(in_store: Workbench, tmp_path: Path) -> None
 def test_missing_bucket_is_named(in_store: Workbench, tmp_path: Path) -> None:
     body = body_of(tmp_path / "a", b"x")
     with pytest.raises(RefusedError, match="'there-is-no-such-bucket' does not exist"):
-        S3.put_object("there-is-no-such-bucket", "a", body, {})
+        S3.put_object(plan("there-is-no-such-bucket"), body, {})
     with pytest.raises(RefusedError, match="'there-is-no-such-bucket' does not exist"):
-        S3.create_upload("there-is-no-such-bucket", "a", {})
+        S3.create(plan("there-is-no-such-bucket"), {})
 
 
 # Aborts
@@ -154,7 +157,7 @@ def test_errors_are_classified(
 ) -> None:
     cloud.set_fault("s3", operation="PutObject", **fault)
     with pytest.raises((RefusedError, UnavailableError)) as raised:
-        S3.put_object(in_sandbox.bucket, "a", body_of(tmp_path / "a", b"x"), {})
+        S3.put_object(plan(in_sandbox.bucket), body_of(tmp_path / "a", b"x"), {})
     assert isinstance(raised.value, RefusedError) is is_refused
 
 
@@ -192,15 +195,15 @@ def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_answer_that_is_not_from_s3_is_no_success(portal: None, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="not from S3"):
-        S3.put_object("images", "a", body_of(tmp_path / "a", b"x"), {})
+        S3.put_object(plan("images"), body_of(tmp_path / "a", b"x"), {})
     with pytest.raises(UnavailableError):
-        S3.create_upload("images", "a", {})
+        S3.create(plan("images"), {})
 
 
 def test_invalid_endpoint_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use_variables({"AWS_ENDPOINT_URL_S3": "nonsense", "AWS_REGION": "eu-west-1"}, monkeypatch)
     with pytest.raises(UnavailableError, match="nonsense"):
-        S3.put_object("images", "a", body_of(tmp_path / "a", b"x"), {})
+        S3.put_object(plan("images"), body_of(tmp_path / "a", b"x"), {})
 
 
 # Bodies
@@ -291,5 +294,5 @@ def test_read_error_of_a_large_body_is_raised_by_the_call(
         body = Body(file, 0, LARGE)
         os.truncate(path, 100)
         with pytest.raises(InputError, match="became shorter"):
-            S3.put_object(in_store.bucket, "a", body, {})
+            S3.put_object(plan(in_store.bucket), body, {})
     assert in_store.list_keys() == []

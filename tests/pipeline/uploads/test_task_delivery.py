@@ -424,6 +424,15 @@ def test_upload_without_a_known_id_is_found_and_aborted(
     assert in_store.unfinished() == []
 
 
+def test_denied_search_for_an_upload_is_a_warning(in_sandbox: Workbench, cloud: Sandbox) -> None:
+    number = in_sandbox.add(in_sandbox.write("a", os.urandom(LARGE)), "a")
+    in_sandbox.run(calls=1)
+    planned = only_upload(in_sandbox.reported[0])
+    cloud.set_fault("s3", operation="ListMultipartUploads", status=403, code="AccessDenied")
+    delivery = in_sandbox.run(uploads=[planned])
+    assert statuses(delivery.events) == [(number, "Warning"), (number, "Success")]
+
+
 def test_older_uploads_of_the_same_key_are_not_aborted(in_store: Workbench) -> None:
     in_store.add(in_store.write("a", os.urandom(LARGE)), "a")
     in_store.client.create_multipart_upload(Bucket=in_store.bucket, Key="a")

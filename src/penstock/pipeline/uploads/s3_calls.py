@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
@@ -43,7 +43,7 @@ _REASONS = {
     "PermanentRedirect": "the bucket {!r} is in another region; set AWS_REGION",
 }
 # S3 needs longer to complete an upload of thousands of parts.
-_COMPLETE_TIMEOUT_FACTOR = 5
+_TIMEOUT_FACTORS = {"complete_multipart_upload": 5}
 # When S3 may have created an upload, relative to the time before the call: S3 rounds to seconds.
 _MIN_CREATION_DELAY = timedelta(seconds=-3)
 _MAX_CREATION_DELAY = timedelta(seconds=120)
@@ -74,21 +74,19 @@ class Body(io.RawIOBase):
         self._position = 0
         self._in_memory: bytes | None = None
         # CRC-32 is the fastest digest that S3 compares.
-        digest = 0
         if size <= _MAX_IN_MEMORY:
             self._in_memory = file.read_at(start, size)
             digest = crc32(self._in_memory)
         else:
-            end = start + size
+            digest, end = 0, start + size
             for position in range(start, end, _DIGEST_STEP):
                 check()
                 digest = crc32(file.read_at(position, min(_DIGEST_STEP, end - position)), digest)
         self.digest = base64.b64encode(digest.to_bytes(4, "big")).decode()
 
     @property
-    def content(self) -> bytes | IO[bytes]:
-        # boto3 needs some methods of a file only.
-        return cast("IO[bytes]", self) if self._in_memory is None else self._in_memory
+    def content(self) -> bytes | Body:
+        return self if self._in_memory is None else self._in_memory
 
     def readable(self) -> bool:
         return True
@@ -120,21 +118,19 @@ class S3Calls:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
 
-    def put_object(self, bucket: str, key: str, body: Body, metadata: Mapping[str, str]) -> None:
-        self._send("put_object", bucket, body, Key=key, Metadata=metadata)
+    def put_object(self, upload: Upload, body: Body, metadata: Mapping[str, str]) -> None:
+        """Makes the object of an upload in one call."""
+        self._send("put_object", upload, body, Metadata=metadata)
 
-    def create_upload(self, bucket: str, key: str, metadata: Mapping[str, str]) -> str:
-        """The id of a new upload."""
-        answer = self._call(
-            "create_multipart_upload", bucket, Key=key, Metadata=metadata, ChecksumAlgorithm="CRC32"
-        )
-        return _get(answer, "UploadId")
+    def create(self, upload: Upload, metadata: Mapping[str, str]) -> str:
+        """The id of the created upload."""
+        fields = {"Key": upload.key, "Metadata": metadata, "ChecksumAlgorithm": "CRC32"}
+        return _get(self._call("create_multipart_upload", upload, **fields), "UploadId")
 
     def put_part(self, upload: Upload, number: int, body: Body) -> str:
         """The part as an upload lists it. GoneError if there is no such upload."""
-        fields = {"Key": upload.key, "UploadId": upload.upload_id, "PartNumber": number}
-        etag = self._send("upload_part", upload.bucket, body, **fields)
-        return f"{etag} {body.digest}"
+        fields = {"UploadId": upload.upload_id, "PartNumber": number}
+        return f"{self._send('upload_part', upload, body, **fields)} {body.digest}"
 
     def complete(self, upload: Upload) -> None:
         """GoneError if there is no such upload, or not with these parts."""
@@ -142,14 +138,8 @@ class S3Calls:
         for number, part in enumerate(upload.parts, 1):
             etag, digest = part.split(" ")
             parts.append({"PartNumber": number, "ETag": etag, "ChecksumCRC32": digest})
-        answer = self._call(
-            "complete_multipart_upload",
-            upload.bucket,
-            timeout=_COMPLETE_TIMEOUT_FACTOR * self._timeout,
-            Key=upload.key,
-            UploadId=upload.upload_id,
-            MultipartUpload={"Parts": parts},
-        )
+        fields = {"UploadId": upload.upload_id, "MultipartUpload": {"Parts": parts}}
+        answer = self._call("complete_multipart_upload", upload, Key=upload.key, **fields)
         _get(answer, "ETag")
 
     def abort(self, upload: Upload) -> None:
@@ -158,11 +148,11 @@ class S3Calls:
             for upload_id in [upload.upload_id] if upload.upload_id else self._find_ids(upload):
                 fields = {"Key": upload.key, "UploadId": upload_id}
                 with suppress(GoneError):
-                    self._call("abort_multipart_upload", upload.bucket, **fields)
+                    self._call("abort_multipart_upload", upload, **fields)
 
     def _find_ids(self, upload: Upload) -> list[str]:
         """The uploads of the same key that S3 created when this one began."""
-        answer = self._call("list_multipart_uploads", upload.bucket, Prefix=upload.key)
+        answer = self._call("list_multipart_uploads", upload, Prefix=upload.key)
         # By the clock of S3: that of this machine may be wrong.
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
         now = parsedate_to_datetime(date) if date else datetime.now(UTC)
@@ -174,26 +164,25 @@ class S3Calls:
             and _MIN_CREATION_DELAY < found["Initiated"] - began < _MAX_CREATION_DELAY
         ]
 
-    def _send(self, operation: str, bucket: str, body: Body, **fields: Any) -> str:
+    def _send(self, operation: str, upload: Upload, body: Body, **fields: Any) -> str:
         """The ETag. If the body could not be read, its error is raised."""
-        fields |= {"ContentLength": body.size, "ChecksumCRC32": body.digest}
+        fields |= {"Key": upload.key, "ContentLength": body.size, "ChecksumCRC32": body.digest}
         try:
-            answer = self._call(operation, bucket, Body=body.content, **fields)
+            answer = self._call(operation, upload, Body=body.content, **fields)
         except Exception:
             if body.error is not None:
                 raise body.error from None
             raise
         return _get(answer, "ETag")
 
-    def _call(
-        self, operation: str, bucket: str, timeout: float | None = None, **fields: Any
-    ) -> Any:
+    def _call(self, operation: str, upload: Upload, **fields: Any) -> Any:
+        timeout = self._timeout * _TIMEOUT_FACTORS.get(operation, 1)
         with aws.sorting_errors(aws.S3, operation):
             try:
-                with aws.using_client(aws.S3, timeout or self._timeout) as client:
-                    return getattr(client, operation)(Bucket=bucket, **fields)
+                with aws.using_client(aws.S3, timeout) as client:
+                    return getattr(client, operation)(Bucket=upload.bucket, **fields)
             except ClientError as error:
-                raise _explain(error, bucket) or error from None
+                raise _explain(error, upload.bucket) or error from None
 
 
 def _explain(error: ClientError, bucket: str) -> RefusedError | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, timezone
 from zoneinfo import ZoneInfo
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.model import S3ExportTaskExecutorConfig
 from penstock.model.exporting import TaskEvent, TaskSlice, Upload
@@ -53,9 +53,8 @@ class UploadAbortion:
         try:
             self._s3.abort(self._upload)
         except (UnavailableError, RefusedError) as error:
-            self._delivery = msgspec.structs.replace(
-                self._delivery, error=str(error), pause=getattr(error, "retry_after", None) or 0.0
-            )
+            pause = getattr(error, "retry_after", None) or 0.0
+            self._delivery = replace(self._delivery, error=str(error), pause=pause)
 
     def delivery(self) -> Delivery:
         return self._delivery
@@ -93,8 +92,7 @@ class TaskDelivery:
         zone = settings.s3_key_time_zone
         # UTC needs no time zone database.
         self._zone: ZoneInfo | timezone = UTC if zone == "UTC" else ZoneInfo(zone)
-        self._places = iter(range(len(messages.numbers)))
-        self._is_over = False
+        self._pending_places: Iterator[int] = iter(range(len(messages.numbers)))
         # Guards the results.
         self._lock = threading.RLock()
         self._settlements = Settlements(messages, found.end)
@@ -109,10 +107,7 @@ class TaskDelivery:
     def run(self) -> None:
         """Raises errors that are neither of S3 nor of a task."""
         if self._export.root is None:
-            self._error = (
-                "S3 tasks upload files of the broker's machine, but this pipeline runs on another "
-                "machine: run a pipeline on the broker's machine"
-            )
+            self._error = "S3 tasks need a pipeline on the broker's machine: this is another one"
             return
         threads = self._export.settings.s3_tasks_at_once
         with ThreadPoolExecutor(threads, "penstock-task") as pool:
@@ -122,7 +117,7 @@ class TaskDelivery:
 
     def delivery(self) -> Delivery:
         with self._lock:
-            return msgspec.structs.replace(
+            return replace(
                 self._settlements.describe(),
                 sent_bytes=self._sent_bytes,
                 error=self._error,
@@ -140,7 +135,7 @@ class TaskDelivery:
         except Exception as error:
             with self._lock:
                 # Tasks are carried out in order: none begins after one that is not done.
-                self._is_over = True
+                self._pending_places = iter(())
                 if isinstance(error, UnavailableError):
                     self._error, self._pause = str(error), error.retry_after or 0.0
                 elif not isinstance(error, StoppedError):
@@ -149,9 +144,9 @@ class TaskDelivery:
     def _take(self) -> int | None:
         """The place of the next task; None if no further task may begin."""
         with self._lock:
-            if self._is_over or self._stop.is_set or self._settlements.count_ahead() >= _MAX_AHEAD:
+            if self._stop.is_set or self._settlements.count_ahead() >= _MAX_AHEAD:
                 return None
-            return next(self._places, None)
+            return next(self._pending_places, None)
 
     # One task
 
@@ -227,9 +222,8 @@ class TaskDelivery:
                 size=file.size,
                 part_size=transfer.choose_part_size(file.size, min_part_size),
             )
-            self._add_event(
-                place, Status.InProgress, f"uploading {file.size} bytes to {_url(upload)}"
-            )
+            message = f"uploading {file.size} bytes to {_url(upload)}"
+            self._add_event(place, Status.InProgress, message)
             if file.size <= self._threshold:
                 self._reserve(file.size)
                 with suppress(transfer.TooSlowError):
@@ -249,33 +243,27 @@ class TaskDelivery:
         self._send_parts(place, file, upload)
         return _url(upload)
 
-    def _create(self, planned: Upload, metadata: Mapping[str, str]) -> Upload:
-        planned = msgspec.structs.replace(planned, began=_now_millis())
-        self._store(planned)
+    def _create(self, upload: Upload, metadata: Mapping[str, str]) -> Upload:
+        upload = replace(upload, began=_now_millis())
+        if not self._store(upload):
+            raise StoppedError
         try:
-            upload_id = self._s3.create_upload(planned.bucket, planned.key, metadata)
+            upload = replace(upload, upload_id=self._s3.create(upload, metadata))
         except RefusedError:
             # There is nothing to abort.
-            self._forget(planned)
+            with self._lock:
+                del self._uploads[upload.sequence_number]
             raise
-        created = msgspec.structs.replace(planned, upload_id=upload_id)
-        try:
-            self._store(created)
-        except StoppedError:
-            self._s3.abort(created)
-            raise
-        return created
+        if not self._store(upload):
+            self._s3.abort(upload)
+            raise StoppedError
+        return upload
 
-    def _store(self, upload: Upload) -> None:
-        """StoppedError if the lease is lost: then the broker has not stored the upload."""
+    def _store(self, upload: Upload) -> bool:
+        """False if the lease is lost: then the broker has not stored the upload."""
         with self._lock:
             self._uploads[upload.sequence_number] = upload
-        if not self._report():
-            raise StoppedError
-
-    def _forget(self, upload: Upload) -> None:
-        with self._lock:
-            del self._uploads[upload.sequence_number]
+        return self._report()
 
     def _send_parts(self, place: int, file: InputFile, upload: Upload) -> None:
         def note_part(index: int, part: str) -> None:
@@ -283,7 +271,7 @@ class TaskDelivery:
                 known = self._uploads[upload.sequence_number]
                 parts = [*known.parts, *[""] * (index + 1 - len(known.parts))]
                 parts[index] = part
-                self._uploads[upload.sequence_number] = msgspec.structs.replace(known, parts=parts)
+                self._uploads[upload.sequence_number] = replace(known, parts=parts)
             self._on_progress()
 
         threads = self._export.settings.s3_parts_at_once
@@ -297,10 +285,10 @@ class TaskDelivery:
         except GoneError:
             # S3 may have the upload without some of its parts.
             self._abort(place, upload)
-            self._forget(upload)
-            raise UnavailableError(
-                f"S3 no longer has the upload of {_url(upload)}: it is restarted"
-            ) from None
+            with self._lock:
+                del self._uploads[upload.sequence_number]
+            message = f"S3 no longer has the upload of {_url(upload)}: it is restarted"
+            raise UnavailableError(message) from None
 
     def _reserve(self, size: int) -> None:
         """Waits until so many bytes may be sent, and counts them; StoppedError if stopped."""

@@ -21,8 +21,7 @@ _LARGE_PART = 8 * _MEBIBYTE
 _QUICK_SECONDS = 3.0
 # Seconds before each retry of a part; then the upload fails.
 _PART_PAUSES = (0.1, 0.4)
-# A file that is sent in one call cannot be continued after a stop. One that takes longer is sent in
-# parts.
+# A file that takes longer in one call is sent in parts, which can be continued after a stop.
 _MAX_WHOLE_SECONDS = 30.0
 
 
@@ -40,11 +39,7 @@ def choose_part_size(size: int, min_size: int) -> int:
 def send_whole(
     file: InputFile, upload: Upload, metadata: Mapping[str, str], s3: S3Calls, stop: StopSignal
 ) -> None:
-    """Sends the file of a planned upload in one call.
-
-    TooSlowError if it is better sent in parts, InputError if the file has changed meanwhile,
-    StoppedError if the lease is lost.
-    """
+    """Sends a file in one call. InputError if the file has changed meanwhile."""
     began = time.monotonic()
 
     def check() -> None:
@@ -55,7 +50,7 @@ def send_whole(
     body = Body(file, 0, file.size, check)
     # A file that changed while it was read is not sent. Later changes do not match the digest.
     file.check()
-    s3.put_object(upload.bucket, upload.key, body, metadata)
+    s3.put_object(upload, body, metadata)
     file.check()
 
 
@@ -70,11 +65,7 @@ def send_parts(
     # Called with the place of a part and its entry in the upload, when it has arrived.
     note_part: Callable[[int, str], None],
 ) -> None:
-    """Sends the missing parts of an upload.
-
-    UnavailableError if a part did not arrive, GoneError if there is no such upload, InputError if
-    the file cannot be read, StoppedError if the upload is stopped.
-    """
+    """Sends the missing parts of an upload. UnavailableError if one did not arrive."""
 
     def send(place: int) -> None:
         start = place * upload.part_size
