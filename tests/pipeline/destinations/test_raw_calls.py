@@ -15,7 +15,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from penstock.pipeline.destinations.raw_calls import RawCalls
+from penstock.pipeline.destinations.aws import RawCalls
 
 KEYS = {"id": "secret", "other-id": "other-secret"}
 BODIES = [b'{"StreamName": "s"}', b'{"StreamName": "t", "Records": []}', b'{"StreamName": "u"}']

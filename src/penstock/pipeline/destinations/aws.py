@@ -1,24 +1,29 @@
-"""Calls to AWS: endpoints, credentials and connections are boto3's, and errors are classified once.
+"""Calls to AWS: boto3 finds endpoints, credentials and connections; errors are classified here.
 
-Endpoints, credentials and proxies are set by the standard variables and files of the AWS SDKs, and
-by nothing else.
+Endpoints, credentials and proxies are set only by the standard variables and files of the AWS SDKs.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import boto3
 import boto3.session
 import msgspec
+from botocore import xform_name
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.endpoint import convert_to_response_dict
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import create_parser
 
 from penstock import __version__
 from penstock.pipeline.destinations.destination import (
@@ -26,9 +31,8 @@ from penstock.pipeline.destinations.destination import (
     UnavailableError,
     parse_retry_after,
 )
-from penstock.pipeline.destinations.raw_calls import RawCalls
 
-# Error codes of calls whose contents are invalid: a retry would not help.
+# Error codes of invalid calls: a retry would not help.
 _REFUSALS = {
     "InvalidArgumentException",
     "InvalidRequestException",
@@ -36,20 +40,24 @@ _REFUSALS = {
     "ValidationException",
 }
 
+_ALLOW = "allow it to the role or user of the pipeline"
 _SET_CREDENTIALS = (
     "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN if "
     "they are temporary), for the pipeline"
 )
-# What the user can do, by the code of AWS or the name of boto3's exception.
+_EXPIRED = f"the credentials have expired: {_SET_CREDENTIALS}"
+_UNKNOWN = f"the credentials are not known: {_SET_CREDENTIALS}"
+_CHECK_CLOCK = f"check the clock, and {_SET_CREDENTIALS}"
+# Advice for the user, by the error code of AWS or the name of boto3's exception.
 _ADVICE = {
-    "AccessDenied": "allow it to the role or user of the pipeline",
-    "AccessDeniedException": "allow it to the role or user of the pipeline",
-    "ExpiredToken": f"the credentials have expired: {_SET_CREDENTIALS}",
-    "ExpiredTokenException": f"the credentials have expired: {_SET_CREDENTIALS}",
+    "AccessDenied": _ALLOW,
+    "AccessDeniedException": _ALLOW,
+    "ExpiredToken": _EXPIRED,
+    "ExpiredTokenException": _EXPIRED,
     "IncompleteSignatureException": _SET_CREDENTIALS,
-    "InvalidAccessKeyId": f"the credentials are not known: {_SET_CREDENTIALS}",
-    "InvalidClientTokenId": f"the credentials are not known: {_SET_CREDENTIALS}",
-    "InvalidSignatureException": f"check the clock, and {_SET_CREDENTIALS}",
+    "InvalidAccessKeyId": _UNKNOWN,
+    "InvalidClientTokenId": _UNKNOWN,
+    "InvalidSignatureException": _CHECK_CLOCK,
     "InvalidToken": _SET_CREDENTIALS,
     "MissingAuthenticationTokenException": _SET_CREDENTIALS,
     "NoCredentialsError": _SET_CREDENTIALS,
@@ -57,25 +65,27 @@ _ADVICE = {
     "PartialCredentialsError": _SET_CREDENTIALS,
     "RequestTimeTooSkewed": "set the clock of this machine",
     "ResourceNotFoundException": "create it, or correct its name, or AWS_REGION",
-    "SignatureDoesNotMatch": f"check the clock, and {_SET_CREDENTIALS}",
-    "UnrecognizedClientException": f"the credentials are not known: {_SET_CREDENTIALS}",
+    "SignatureDoesNotMatch": _CHECK_CLOCK,
+    "UnrecognizedClientException": _UNKNOWN,
 }
 
-# Its calls are ordinary calls of boto3: for files that adds little.
+# S3 is called through boto3: its overhead is small compared to a file.
 S3 = "s3"
 
-_lock = threading.Lock()
-_clients: dict[tuple[str, float], Any] = {}
 # The maximum number of jobs of a task.
 _MAX_CONNECTIONS = 256
 
+# By service and timeout.
+_clients: dict[tuple[str, float], Any] = {}
+_clients_lock = threading.Lock()
+
 
 def forget_clients() -> None:
-    """Makes the next call look up endpoints and credentials again."""
+    """The next call looks up endpoints and credentials again."""
     _clients.clear()
 
 
-# A connection that a child shares with its parent would mix the answers of both.
+# A child process must not use the connections of its parent.
 os.register_at_fork(after_in_child=forget_clients)
 
 
@@ -91,13 +101,13 @@ def call(service: str, operation: str, body: bytes, timeout: float) -> bytes:
 
 @contextmanager
 def using_client(service: str, timeout: float) -> Iterator[Any]:
-    """The client of S3, or the RawCalls of another service, which all threads share."""
+    """The boto3 client of S3, or the `RawCalls` of another service, which all threads share."""
     client = _get_client(service, timeout)
     try:
         yield client
     except (BotoCoreError, ClientError) as error:
         is_about_credentials = _SET_CREDENTIALS in _ADVICE.get(_code_of(error), "")
-        # The next client looks for new credentials, which this one would not.
+        # Only a new client looks for new credentials.
         if is_about_credentials and _clients.get((service, timeout)) is client:
             _clients.pop((service, timeout), None)
         raise
@@ -105,50 +115,52 @@ def using_client(service: str, timeout: float) -> Iterator[Any]:
 
 def _get_client(service: str, timeout: float) -> Any:
     found = _clients.get((service, timeout))
-    if found is not None:
-        return found
-    # Making a client takes a tenth of a second or more, and longer if credentials are slow to get.
-    with _lock:
-        client = _clients.get((service, timeout))
-        if client is None:
-            client = _clients[service, timeout] = _make_client(service, timeout)
-        return client
+    if found is None:
+        # Creating a client takes 0.1 s or more, and longer if the source of credentials is slow.
+        with _clients_lock:
+            found = _clients.get((service, timeout))
+            if found is None:
+                found = _clients[service, timeout] = _make_client(service, timeout)
+    return found
 
 
 def _make_client(service: str, timeout: float, **options: Any) -> Any:
     session = boto3.session.Session()
     client = session.client(  # type: ignore[call-overload] # any service
         service,
-        # boto3 knows the first variable only; other SDKs, and Greengrass, use the second.
+        # boto3 reads the first variable only; other SDKs and Greengrass use the second.
         region_name=os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION") or None,
         config=Config(
-            # The delivery retries, and only what has failed.
+            # The delivery retries, and only failed messages.
             retries={"total_max_attempts": 1, "mode": "standard"},
             connect_timeout=timeout,
             read_timeout=timeout,
-            # Destinations check what they send, with reasons that name the message.
+            # Destinations validate messages, with reasons for each of them.
             parameter_validation=False,
             tcp_keepalive=True,
-            # Without it boto3 composes one for each call, which takes longer than the signature.
+            # boto3's default is composed for each call, which takes longer than the signature.
             user_agent=f"penstock/{__version__} boto3/{boto3.__version__}",
             max_pool_connections=_MAX_CONNECTIONS,
-            # Uploads carry a digest that we compute.
+            # Uploads have a digest of their own.
             request_checksum_calculation="when_required",
             **options,
         ),
     )
     host = urlsplit(client.meta.endpoint_url).hostname or ""
     if ".amazonaws." not in host and not host.endswith((".api.aws", ".amazonwebservices.com.cn")):
-        # Only hosts of AWS resolve with the name of a bucket, or "data.", in front of them.
+        # Other hosts do not resolve with the name of a bucket, or "data.", as prefix.
         if service == S3 and not options:
             return _make_client(service, timeout, s3={"addressing_style": "path"})
         client.meta.config.inject_host_prefix = False
     return client if service == S3 else RawCalls(client, session.get_credentials())
 
 
+# Errors
+
+
 @contextmanager
 def sorting_errors(service: str, operation: str) -> Iterator[None]:
-    """Turns errors of boto3, and of decoding an answer, into UnavailableError or RefusedError."""
+    """Maps errors of boto3, and of decoding an answer, to UnavailableError and RefusedError."""
     try:
         yield
     except msgspec.DecodeError as error:
@@ -179,3 +191,113 @@ def _classify(error: Exception, operation: str) -> UnavailableError | RefusedErr
     if code in _ADVICE:
         text = f"{text.rstrip('.')}; {_ADVICE[code]}"
     return UnavailableError(text, retry_after=retry_after)
+
+
+# Raw calls
+
+# The parameter of a call, and the field of an answer, that carry a body through boto3.
+_BODY = "PenstockBody"
+_SCOPE = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=.+/\d{8}/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request"
+)
+# Headers of a single request.
+_REQUEST_HEADERS = {
+    "amz-sdk-invocation-id",
+    "amz-sdk-request",
+    "authorization",
+    "content-length",
+    "x-amz-date",
+    "x-amz-security-token",
+}
+
+
+class _Template(NamedTuple):
+    """A request without its body and its signature."""
+
+    method: str
+    url: str
+    headers: dict[str, str]
+    # Of the signature.
+    region: str
+    service: str
+
+
+class RawCalls:
+    """Calls of a boto3 client whose bodies pass unchanged in both directions.
+
+    boto3 validates, copies and encodes each record of a call, and parses each one of the answer;
+    here the destination does that. The first call of an operation goes through boto3, which finds
+    the endpoint, headers and signature. Later calls repeat its request with another body: botocore
+    signs and sends it, which takes half the CPU time of a call through boto3.
+
+    Several threads may call at once.
+    """
+
+    def __init__(self, client: Any, credentials: Any) -> None:
+        """`credentials` are those of the client's session; None if it has none."""
+        self.meta = client.meta
+        self._client = client
+        self._credentials = credentials
+        # By operation.
+        self._templates: dict[str, _Template] = {}
+        client.meta.events.register("before-parameter-build", _take_body)
+        client.meta.events.register("before-call", _insert_body)
+        client.meta.events.register("before-parse", _return_body)
+        client.meta.events.register("before-send", self._learn)
+
+    def call(self, operation: str, body: bytes) -> bytes:
+        """The body of the answer. Errors are those of boto3."""
+        template = self._templates.get(operation)
+        if template is None:
+            answer: bytes = getattr(self._client, xform_name(operation))(**{_BODY: body})[_BODY]
+            return answer
+        request = AWSRequest(template.method, template.url, template.headers, body)
+        credentials = self._credentials.get_frozen_credentials()
+        SigV4Auth(credentials, template.service, template.region).add_auth(request)
+        # Private, but a session of our own would have to repeat the client's proxies and CA bundle.
+        response = self._client._endpoint.http_session.send(request.prepare())  # noqa: SLF001
+        if response.status_code >= 300:
+            raise self._read_error(operation, response)
+        content: bytes = response.content
+        return content
+
+    def _learn(self, request: Any, event_name: str, **_: Any) -> None:
+        scope = _SCOPE.match(_decode(request.headers.get("Authorization", "")))
+        # Only boto3 can make other kinds of signatures.
+        if scope is not None and self._credentials is not None:
+            headers = {
+                name: _decode(value)
+                for name, value in request.headers.items()
+                if name.lower() not in _REQUEST_HEADERS
+            }
+            self._templates[event_name.rpartition(".")[2]] = _Template(
+                request.method, request.url, headers, scope["region"], scope["service"]
+            )
+
+    def _read_error(self, operation: str, response: Any) -> ClientError:
+        model = self.meta.service_model
+        parser: Any = create_parser(model.resolved_protocol)
+        answer = convert_to_response_dict(response, model.operation_model(operation))
+        return ClientError(parser.parse(answer, None), operation)
+
+
+def _decode(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _take_body(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
+    context[_BODY] = params.pop(_BODY)
+
+
+def _insert_body(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
+    params["body"] = context.pop(_BODY)
+    params["headers"].setdefault("Content-Type", "application/json")
+
+
+def _return_body(
+    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any
+) -> None:
+    # boto3 parses errors.
+    if response_dict["status_code"] < 300:
+        customized_response_dict[_BODY] = response_dict["body"]
+        response_dict["body"] = b"{}"
