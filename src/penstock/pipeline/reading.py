@@ -1,4 +1,4 @@
-"""The messages of a slice: from the files on the broker's machine, over the wire elsewhere."""
+"""Reads the messages of a slice: from files on the broker's machine, over the wire elsewhere."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from penstock.pipeline.destinations.destination import Messages
 from penstock.store.record import ENTRY, checksum, count_intact, data_path, index_path
 
 _MAX_ANSWER_BYTES = 1024 * 1024
-_NO_LONGER_THERE = (MessageStoreReadErrorException, ResourceNotFoundException)
 
 
 def read_slice(found: MessageSlice, root: str | None, client: StreamManagerClient) -> Messages:
     """All intact messages of a slice that have not arrived. `root` is None on other machines."""
-    messages = _Columns(frozenset(found.arrived))
+    columns = _Columns(frozenset(found.arrived))
     for segment in found.segments:
         first, end = max(found.first, segment.first), min(found.end, segment.end)
         if first >= end:
@@ -27,27 +26,25 @@ def read_slice(found: MessageSlice, root: str | None, client: StreamManagerClien
         run = None
         if root is not None and found.has_files:
             run = _read_files(Path(root, "streams", found.stream_id), segment, first, end)
-        # The broker knows what is left of files that were removed, cut or damaged.
-        if run is None or not messages.add(run):
-            _fetch(found, first, end, client, messages)
+        # If files are removed, cut or damaged, the broker knows which messages are intact.
+        if run is None or not columns.add(run):
+            _fetch(found, first, end, client, columns)
     return Messages(
-        found.stream, found.first, messages.numbers, messages.ingest_times, messages.payloads
+        found.stream, found.first, columns.numbers, columns.ingest_times, columns.payloads
     )
 
 
 def _read_files(directory: Path, segment: SegmentSummary, first: int, end: int) -> StoredRun | None:
-    """None if the files were removed or cut."""
-    place = first - segment.first
+    """Messages [first, end) of a segment; None if its files were removed or cut."""
+    # The entry before the first one has the position of the first payload.
+    start = max(first - 1, segment.first)
+    place = (start - segment.first) * ENTRY.size
+    position = 0
     try:
-        # The entry before the first one says where the first payload begins.
-        skipped = max(place - 1, 0)
-        entries = _read(
-            index_path(directory, segment.first),
-            skipped * ENTRY.size,
-            (end - segment.first - skipped) * ENTRY.size,
-        )
-        position = ENTRY.unpack_from(entries)[0] if place else 0
-        entries = entries[ENTRY.size if place else 0 :]
+        entries = _read(index_path(directory, segment.first), place, (end - start) * ENTRY.size)
+        if start < first:
+            position = ENTRY.unpack_from(entries)[0]
+            entries = entries[ENTRY.size :]
         stop = ENTRY.unpack_from(entries, len(entries) - ENTRY.size)[0]
         payloads = _read(data_path(directory, segment.first), position, stop - position)
     except (OSError, ValueError):
@@ -57,35 +54,28 @@ def _read_files(directory: Path, segment: SegmentSummary, first: int, end: int) 
 
 def _read(path: Path, position: int, size: int) -> bytes:
     """Exactly these bytes; ValueError if the file does not have them."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if size < 0 or os.fstat(descriptor).st_size < position + size:
-            raise ValueError(f"{path} has fewer than {position + size} bytes")
-        parts = []
-        while size > 0:
-            part = os.pread(descriptor, size, position)
-            if not part:
-                raise ValueError(f"{path} was cut")
-            parts.append(part)
-            position += len(part)
-            size -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-    finally:
-        os.close(descriptor)
+    with path.open("rb", buffering=0) as file:
+        # Checked before memory is allocated: a damaged index may have any position.
+        if 0 <= size <= os.fstat(file.fileno()).st_size - position:
+            file.seek(position)
+            data = file.read(size)
+            if len(data) == size:
+                return data
+    raise ValueError(f"{path} does not have {size} bytes at {position}")
 
 
 def _fetch(
-    found: MessageSlice, first: int, end: int, client: StreamManagerClient, messages: _Columns
+    found: MessageSlice, first: int, end: int, client: StreamManagerClient, columns: _Columns
 ) -> None:
-    """Over the wire, as many messages as the broker still has."""
+    """Reads over the wire; the broker may have dropped messages at the end."""
     while first < end:
         try:
             run = client.read_stored(found.stream, found.stream_id, first, end, _MAX_ANSWER_BYTES)
-        except _NO_LONGER_THERE:
+        except (MessageStoreReadErrorException, ResourceNotFoundException):
             return
         if not run.entries:
             return
-        messages.add(run)
+        columns.add(run)
         first = run.first_sequence_number + len(run.entries) // ENTRY.size
 
 
@@ -99,16 +89,13 @@ class _Columns:
         self.payloads: list[bytes] = []
 
     def add(self, run: StoredRun) -> bool:
-        """The messages of a run, but for damaged ones and those that are left out.
-
-        False if positions in the index are out of order: then nothing is added.
-        """
+        """Adds the intact messages of a run; False if the index is damaged, and adds none then."""
         ends, checksums, times = zip(*ENTRY.iter_unpack(run.entries), strict=True)
-        first, base = run.first_sequence_number, run.position
+        base = run.position
         bounds = [base, *ends]
         if bounds != sorted(bounds):
             return False
-        numbers = range(first, first + len(ends))
+        numbers = range(run.first_sequence_number, run.first_sequence_number + len(ends))
         payloads = [run.payloads[start - base : stop - base] for start, stop in pairwise(bounds)]
         if not self._left_out and count_intact(payloads, times, checksums) == len(payloads):
             self.numbers += numbers
