@@ -1,12 +1,15 @@
-"""A sandbox of the cloud in this process."""
+"""A sandbox of the cloud, and a broker, in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from penstock.sandbox.server import Sandbox
+from tests.pipeline.slices import RecordingClient
+from tests.support import PATIENCE_S, LocalBroker
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +24,15 @@ def cloud(_running_cloud: Sandbox) -> Iterator[Sandbox]:
     _running_cloud.reset_calls()
     yield _running_cloud
     _running_cloud.clear_faults()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LocalBroker]:
+    with LocalBroker(tmp_path / "root") as running_broker:
+        yield running_broker
+
+
+@pytest.fixture
+def client(broker: LocalBroker) -> Iterator[RecordingClient]:
+    with RecordingClient(root=broker.root, reconnect_timeout=PATIENCE_S) as connected:
+        yield connected

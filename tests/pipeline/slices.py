@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock import (
@@ -14,8 +14,32 @@ from penstock import (
     StreamManagerClient,
 )
 from penstock.model.export import CONFIG_OF_KIND, ExportConfig
-from penstock.model.exporting import AnyWork, MessageSlice, TaskSlice
+from penstock.model.exporting import (
+    AnyWork,
+    CommittedReports,
+    DeliveryReport,
+    MessageSlice,
+    TaskSlice,
+)
 from penstock.pipeline.destinations.destination import DestinationSettings
+
+
+class RecordingClient(StreamManagerClient):
+    """A client that keeps the reports that it has sent."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.reports: list[DeliveryReport] = []
+        # Called after a report was answered.
+        self.on_report: Callable[[DeliveryReport], object] = lambda _: None
+
+    def commit_exports(self, reports: Sequence[DeliveryReport]) -> CommittedReports:
+        answer = super().commit_exports(reports)
+        self.reports += reports
+        for report in reports:
+            self.on_report(report)
+        return answer
+
 
 _numbers = itertools.count()
 _KINDS = {config: kind for kind, config in CONFIG_OF_KIND.items()}

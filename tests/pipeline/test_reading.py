@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,15 @@ from penstock.pipeline.destinations.destination import Messages
 from penstock.pipeline.reading import read_slice
 from penstock.store.record import ENTRY, data_path, index_path
 from tests.pipeline.slices import create, plan_slice
-from tests.support import BrokerProcess
+from tests.support import LocalBroker
 
 SIZE = 100
 # A segment has ten messages.
 SEGMENT = 10
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("reading") / "root") as running:
-        yield running
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[StreamManagerClient]:
-    with StreamManagerClient(root=broker.root) as connected:
-        yield connected
-        for name in connected.list_streams():
-            connected.delete_message_stream(name)
-
-
 @pytest.fixture(params=["files", "wire"])
-def root(request: pytest.FixtureRequest, broker: BrokerProcess) -> str | None:
+def root(request: pytest.FixtureRequest, broker: LocalBroker) -> str | None:
     """The broker's directory; None as on another machine."""
     return str(broker.root) if request.param == "files" else None
 
@@ -63,7 +48,7 @@ def check(messages: Messages, numbers: list[int]) -> None:
     assert len(messages.ingest_times) == len(numbers)
 
 
-def directory_of(broker: BrokerProcess, found: MessageSlice) -> Path:
+def directory_of(broker: LocalBroker, found: MessageSlice) -> Path:
     return broker.root / "streams" / found.stream_id
 
 
@@ -101,7 +86,7 @@ def test_arrived_messages_are_left_out(client: StreamManagerClient, root: str | 
 
 
 def test_files_are_read_without_the_broker(
-    client: StreamManagerClient, broker: BrokerProcess
+    client: StreamManagerClient, broker: LocalBroker
 ) -> None:
     with StreamManagerClient(root=broker.root) as closed:
         pass
@@ -123,7 +108,7 @@ def test_wire_answers_are_limited(
 
 
 def test_damaged_messages_are_left_out(
-    client: StreamManagerClient, broker: BrokerProcess, root: str | None
+    client: StreamManagerClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = fill(client)
     data = data_path(directory_of(broker, found), 10)
@@ -134,7 +119,7 @@ def test_damaged_messages_are_left_out(
 
 
 def test_arrived_messages_are_left_out_beside_damaged_ones(
-    client: StreamManagerClient, broker: BrokerProcess, root: str | None
+    client: StreamManagerClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = msgspec.structs.replace(fill(client), arrived=[11])
     overwrite(data_path(directory_of(broker, found), 10), 50, b"?")
@@ -144,7 +129,7 @@ def test_arrived_messages_are_left_out_beside_damaged_ones(
 
 @pytest.mark.parametrize("end", [0, 1, 150, 350, 999, 5000, 2**32 - 1])
 def test_wrong_position_in_the_index_costs_no_other_message(
-    client: StreamManagerClient, broker: BrokerProcess, root: str | None, end: int
+    client: StreamManagerClient, broker: LocalBroker, root: str | None, end: int
 ) -> None:
     found = fill(client)
     index = index_path(directory_of(broker, found), 10)
@@ -155,7 +140,7 @@ def test_wrong_position_in_the_index_costs_no_other_message(
 
 
 def test_many_damaged_messages_take_no_longer(
-    client: StreamManagerClient, broker: BrokerProcess, root: str | None
+    client: StreamManagerClient, broker: LocalBroker, root: str | None
 ) -> None:
     config = HTTPConfig("to-http", "http://127.0.0.1:1")
     name = create(client, config)
@@ -168,7 +153,7 @@ def test_many_damaged_messages_take_no_longer(
 
 
 def test_messages_of_removed_files_are_left_out(
-    client: StreamManagerClient, broker: BrokerProcess, root: str | None
+    client: StreamManagerClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = fill(client)
     directory = directory_of(broker, found)
@@ -178,7 +163,7 @@ def test_messages_of_removed_files_are_left_out(
 
 
 def test_messages_of_cut_files_are_left_out(
-    client: StreamManagerClient, broker: BrokerProcess, root: str | None
+    client: StreamManagerClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = fill(client)
     with data_path(directory_of(broker, found), 0).open("r+b") as file:
