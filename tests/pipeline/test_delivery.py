@@ -1,5 +1,8 @@
+"""Deliveries to a destination that behaves as a test says."""
+
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -7,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.delivery import MAX_SKIPPED, MessageDelivery
+from penstock.model.exporting import MAX_SKIPPED as REPORT_MAX_SKIPPED
+from penstock.pipeline.delivery import (
+    MAX_SKIPPED,
+    Delivery,
+    MessageDelivery,
+    Settlements,
+    StoppedError,
+    StopSignal,
+)
 from penstock.pipeline.destinations.destination import (
     Answer,
     Call,
@@ -16,10 +27,9 @@ from penstock.pipeline.destinations.destination import (
     RefusedError,
     UnavailableError,
 )
-from penstock.pipeline.settlements import Delivery
-from penstock.pipeline.stopping import StopSignal
+from tests.support import PATIENCE_S, running
 
-# What becomes of a call with these numbers: an answer, or an error that is raised.
+# The result of a call with these numbers: an answer, or an error that is raised.
 Behaviour = Callable[[Sequence[int]], Answer | Exception]
 
 
@@ -50,23 +60,22 @@ class FakeDestination(Destination):
     def __init__(
         self,
         behave: Behaviour = lambda _: Answer(),
-        most: int = 10,
+        max_messages: int | None = 10,
         malformed: Mapping[int, str] | None = None,
         pause: float = 0.0,
     ) -> None:
         self.behave = behave
-        self.most = most
+        self.max_messages = max_messages
         self.malformed = malformed or {}
         self.calls: list[list[int]] = []
         self.arrived: list[int] = []
         self._pause = pause
 
-    def prepare(self, messages: Messages, start: int, limit: int) -> Call:
-        stop = min(start + min(limit, self.most), len(messages.numbers))
-        numbers = list(messages.numbers[start:stop])
+    def prepare(self, messages: Messages) -> Call:
+        numbers = list(messages.numbers)
         skipped = {number: self.malformed[number] for number in numbers if number in self.malformed}
         sent = [number for number in numbers if number not in skipped]
-        return Call(start, stop, skipped, sent, None, len(sent))
+        return Call(len(numbers), sent, None, len(sent), skipped)
 
     def send(self, call: Call) -> Answer:
         numbers = list(call.numbers)
@@ -81,9 +90,6 @@ class FakeDestination(Destination):
     @property
     def pause(self) -> float:
         return self._pause
-
-    def close(self) -> None:
-        pass
 
 
 def in_turn(*outcomes: Answer | Exception) -> Behaviour:
@@ -197,21 +203,24 @@ def test_unavailable_destination_ends_the_delivery() -> None:
     assert delivery.exported_messages == 10
 
 
-def test_unexpected_error_of_a_destination_is_reported() -> None:
-    delivery = run(FakeDestination(in_turn(Answer(), OSError(28, "No space left on device"))))
-    assert delivery.error == "OSError: [Errno 28] No space left on device"
-    assert delivery.settled_end == 10
+def test_unexpected_error_of_a_destination_does_not_lose_results() -> None:
+    destination = FakeDestination(in_turn(Answer(), OSError(28, "No space left on device")))
+    delivering = MessageDelivery(destination, make(range(25)), 25, ManualClock())
+    # The job reports it.
+    with pytest.raises(OSError, match="No space left on device"):
+        delivering.run()
+    assert delivering.delivery().settled_end == 10
 
 
-@pytest.mark.parametrize("most", [1, 2, 10, 100])
+@pytest.mark.parametrize("max_messages", [1, 2, 10, 100])
 @pytest.mark.parametrize("guilty", [set(), {0}, {24}, {3, 4}, {0, 9, 10, 24}, set(range(25))])
 def test_invalid_messages_of_a_refused_call_are_found_and_skipped(
-    guilty: set[int], most: int
+    guilty: set[int], max_messages: int
 ) -> None:
     def refuse(numbers: Sequence[int]) -> Answer | Exception:
         return RefusedError("bad") if guilty & set(numbers) else Answer()
 
-    destination = FakeDestination(refuse, most)
+    destination = FakeDestination(refuse, max_messages)
     delivery = run(destination)
     assert destination.arrived == [number for number in range(25) if number not in guilty]
     assert sorted(delivery.skipped) == [(number, "bad") for number in sorted(guilty)]
@@ -221,14 +230,16 @@ def test_invalid_messages_of_a_refused_call_are_found_and_skipped(
 
 def test_one_invalid_message_of_many_costs_few_calls() -> None:
     destination = FakeDestination(
-        lambda numbers: RefusedError("bad") if 321 in numbers else Answer(), most=500
+        lambda numbers: RefusedError("bad") if 321 in numbers else Answer(), max_messages=500
     )
     run(destination, range(5000))
     assert len(destination.calls) < 10 + 2 * 10 + 5
 
 
 def test_message_that_cannot_be_sent_is_skipped_without_a_call() -> None:
-    destination = FakeDestination(malformed=dict.fromkeys((0, 4, 20, 21), "not JSON"), most=2)
+    destination = FakeDestination(
+        malformed=dict.fromkeys((0, 4, 20, 21), "not JSON"), max_messages=2
+    )
     delivery = run(destination, range(22))
     assert delivery.skipped == [(number, "not JSON") for number in (0, 4, 20, 21)]
     assert destination.calls[-1] == [18, 19]
@@ -245,16 +256,37 @@ def test_refused_messages_are_skipped_and_failed_messages_are_retried() -> None:
 
 def test_delivery_ends_after_too_many_skipped_messages() -> None:
     destination = FakeDestination(
-        lambda numbers: Answer(refused=dict.fromkeys(numbers, "bad")), most=300
+        lambda numbers: Answer(refused=dict.fromkeys(numbers, "bad")), max_messages=300
     )
     delivery = run(destination, range(3000))
-    assert len(delivery.skipped) == MAX_SKIPPED
-    assert delivery.settled_end == MAX_SKIPPED
+    assert len(delivery.skipped) == delivery.settled_end == 1200
+    assert MAX_SKIPPED <= 1200 < REPORT_MAX_SKIPPED
     assert delivery.error == ""
 
 
+def test_failed_part_of_a_retry_is_retried_first() -> None:
+    destination = FakeDestination(
+        in_turn(Answer(failed={2: "a", 5: "a", 7: "a"}), Answer(failed={5: "b"}))
+    )
+    delivery = run(destination)
+    assert destination.calls[1:4] == [[2, 5, 7], [5], list(range(10, 20))]
+    assert (delivery.settled_end, delivery.error) == (25, "")
+
+
+def test_retries_respect_the_maximum_of_a_call() -> None:
+    destination = FakeDestination(
+        lambda numbers: (
+            Answer(failed=dict.fromkeys(numbers, "busy"))
+            if len(destination.calls) == 1
+            else Answer()
+        )
+    )
+    assert run(destination).settled_end == 25
+    assert [len(call) for call in destination.calls] == [10, 10, 10, 5]
+
+
 def test_destination_may_accept_any_number_at_once() -> None:
-    destination = FakeDestination(most=10**9)
+    destination = FakeDestination(max_messages=None)
     run(destination, range(5000))
     assert len(destination.calls) == 1
 
@@ -294,17 +326,18 @@ def test_error_after_a_call_does_not_lose_its_result() -> None:
         def pause(self) -> float:
             raise RuntimeError("no idea")
 
-    delivery = run(Broken())
-    assert delivery.settled_end == 10
-    assert delivery.error == "RuntimeError: no idea"
+    delivering = MessageDelivery(Broken(), make(range(25)), 25, ManualClock())
+    with pytest.raises(RuntimeError, match="no idea"):
+        delivering.run()
+    assert delivering.delivery().settled_end == 10
 
 
 OUTCOMES = st.sampled_from(["fine", "partly", "partly refused", "away", "unknown"])
 
 
-@given(data=st.data(), count=st.integers(1, 60), most=st.integers(1, 12))
+@given(data=st.data(), count=st.integers(1, 60), max_messages=st.integers(1, 12))
 def test_each_message_arrives_once_or_is_skipped_despite_failures(
-    data: st.DataObject, count: int, most: int
+    data: st.DataObject, count: int, max_messages: int
 ) -> None:
     guilty = data.draw(st.sets(st.integers(0, count - 1)), label="guilty")
     malformed = data.draw(st.sets(st.integers(0, count - 1)), label="malformed")
@@ -332,7 +365,7 @@ def test_each_message_arrives_once_or_is_skipped_despite_failures(
             return UnavailableError("no answer")
         return Answer()
 
-    destination = FakeDestination(behave, most, dict.fromkeys(malformed, "malformed"))
+    destination = FakeDestination(behave, max_messages, dict.fromkeys(malformed, "malformed"))
     first, settled, skipped = 0, set[int](), dict[int, str]()
     for _ in range(1000):
         numbers = [number for number in range(first, count) if number not in settled]
@@ -350,3 +383,87 @@ def test_each_message_arrives_once_or_is_skipped_despite_failures(
     assert twice <= unsure
     calm = [number for number in destination.arrived if number not in troubled]
     assert calm == sorted(calm)
+
+
+# Settlements
+
+
+def settlements() -> Settlements:
+    """Of the slice [10, 20), of which 12 and 15 to 19 are missing."""
+    return Settlements(
+        Messages("s", 10, [10, 11, 13, 14], [0] * 4, [b"a", b"bb", b"ccc", b"d"]), 20
+    )
+
+
+def test_end_is_the_first_message_if_none_is_settled() -> None:
+    assert settlements().describe() == Delivery(settled_end=10)
+
+
+def test_end_moves_with_messages_settled_in_order() -> None:
+    noted = settlements()
+    noted.note_arrived((0, 1))
+    assert noted.describe() == Delivery(settled_end=13, exported_messages=2, exported_bytes=3)
+    assert noted.count_ahead() == 0
+
+
+def test_messages_settled_behind_others_are_listed() -> None:
+    noted = settlements()
+    noted.note_arrived((2,))
+    noted.note_skipped(3, "too large")
+    assert noted.count_ahead() == 2
+    assert noted.skipped_count == 1
+    described = noted.describe()
+    assert (described.settled_end, described.arrived) == (10, [13, 14])
+    assert described.skipped == [(14, "too large")]
+    assert (described.exported_messages, described.exported_bytes) == (1, 3)
+
+
+def test_end_of_the_slice_is_reached_when_all_are_settled() -> None:
+    noted = settlements()
+    noted.note_skipped(3, "b")
+    noted.note_skipped(0, "a")
+    noted.note_arrived((1, 2))
+    described = noted.describe()
+    assert (described.settled_end, described.arrived) == (20, [])
+    # In the order in which they were skipped: reports tell what is new.
+    assert described.skipped == [(14, "b"), (10, "a")]
+    assert noted.count_ahead() == 0
+
+
+# Stopping
+
+
+def test_stopped_delivery_may_finish_its_calls() -> None:
+    stop = StopSignal()
+    assert (stop.is_set, stop.is_lost) == (False, False)
+    stop.stop()
+    assert (stop.is_set, stop.is_lost) == (True, False)
+    stop.check()
+
+
+def test_lost_lease_ends_calls_that_run() -> None:
+    stop = StopSignal()
+    stop.stop(is_lost=True)
+    # It stays lost.
+    stop.stop()
+    assert (stop.is_set, stop.is_lost) == (True, True)
+    with pytest.raises(StoppedError):
+        stop.check()
+
+
+def test_wait_ends_after_its_time() -> None:
+    stop = StopSignal()
+    began = time.monotonic()
+    assert stop.wait(0.05)
+    assert time.monotonic() - began >= 0.05
+    assert stop.wait(-1)
+
+
+def test_stop_ends_a_wait() -> None:
+    stop = StopSignal()
+    results: list[bool] = []
+    # `running` fails if it takes as long as that.
+    with running(lambda: results.append(stop.wait(2 * PATIENCE_S))):
+        stop.stop()
+    assert results == [False]
+    assert not stop.wait(2 * PATIENCE_S)

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,20 @@ from penstock import (
 )
 from penstock.model.exporting import (
     AnyWork,
-    CommittedReports,
     DeliveryReport,
     Upload,
     UploadAbort,
 )
 from penstock.pipeline import job as job_module
-from penstock.pipeline.destinations.destination import DestinationSettings
+from penstock.pipeline.destinations.destination import Answer, DestinationSettings
+from penstock.pipeline.destinations.http import HttpDestination
 from penstock.pipeline.job import _REPORT_SECONDS, Job
 from penstock.sandbox.server import Sandbox
 from penstock.store.record import data_path
 from tests.pipeline.slices import (
     NO_PAUSE,
     PIPELINE,
+    RecordingClient,
     create,
     create_http,
     error_of,
@@ -50,36 +51,7 @@ from tests.pipeline.slices import (
     plan_tasks,
 )
 from tests.pipeline.uploads.conftest import use_variables
-from tests.support import MEBIBYTE, PATIENCE_S, LocalBroker, running, wait_until
-
-
-class RecordingClient(StreamManagerClient):
-    """A client that keeps the reports that it has sent."""
-
-    def _begin(self) -> None:
-        super()._begin()
-        self.reports: list[DeliveryReport] = []
-        # Called after a report was answered.
-        self.on_report: Callable[[DeliveryReport], object] = lambda _: None
-
-    def commit_exports(self, reports: Sequence[DeliveryReport]) -> CommittedReports:
-        answer = super().commit_exports(reports)
-        self.reports += reports
-        for report in reports:
-            self.on_report(report)
-        return answer
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[LocalBroker]:
-    with LocalBroker(tmp_path / "root") as running_broker:
-        yield running_broker
-
-
-@pytest.fixture
-def client(broker: LocalBroker) -> Iterator[RecordingClient]:
-    with RecordingClient(root=broker.root, reconnect_timeout=PATIENCE_S) as connected:
-        yield connected
+from tests.support import MEBIBYTE, LocalBroker, running, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +117,7 @@ def test_delivery_is_reported_with_its_lease(
     assert plan(client) == []
 
 
-def test_reports_tell_what_is_new(
+def test_report_contains_the_progress_since_the_last_one(
     cloud: Sandbox, client: RecordingClient, reports_at_once: None
 ) -> None:
     name = create_http(client, cloud.http_url(new_name()), numbered(5))
@@ -234,6 +206,29 @@ def test_unexpected_error_is_logged_and_reported(
     (report,) = client.reports
     assert report.error == error_of(client, name) != ""
     assert (report.first, report.settled_end) == (0, 0)
+    assert f"an export of stream {name!r} failed" in caplog.text
+
+
+def test_results_before_an_unexpected_error_are_reported(
+    cloud: Sandbox,
+    client: RecordingClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = create_http(client, cloud.http_url(new_name()), numbered(3))
+    answers: Iterator[Answer | Exception] = iter([Answer(), RuntimeError("no idea")])
+
+    def send(*_: object) -> Answer:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(HttpDestination, "send", send)
+    make(plan_slice(client), client).run()
+    (report,) = client.reports
+    assert (report.settled_end, report.error) == (1, "RuntimeError: no idea")
+    assert report.exported_messages == 1
     assert f"an export of stream {name!r} failed" in caplog.text
 
 
@@ -340,7 +335,7 @@ def test_unavailable_broker_is_logged_without_a_traceback(
         work = plan_slice(client)
         broker.stop()
         make(work, client).run()
-    assert f"a delivery of stream {name!r} is not reported" in caplog.text
+    assert f"cannot report a delivery of stream {name!r}" in caplog.text
     assert "Traceback" not in caplog.text
 
 

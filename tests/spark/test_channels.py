@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ResourceNotFoundException, SettingError
 from penstock.model import IoTAnalyticsConfig
+from penstock.pipeline.delivery import MessageDelivery, StopSignal
 from penstock.pipeline.destinations.channel import ChannelDestination
 from penstock.pipeline.destinations.destination import DestinationSettings, Export, Messages
 from penstock.spark.channels import (
@@ -35,11 +36,9 @@ def fill(root: Path, channel: str, first: int, end: int, stream: str = "turbine"
     numbers = range(first, end)
     times = [NOON + number * 3 // (end - first) * DAY for number in numbers]
     messages = Messages(stream, first, numbers, times, [str(n).encode() for n in numbers])
-    start = 0
-    while start < len(numbers):
-        call = destination.prepare(messages, start, len(numbers))
-        destination.send(call)
-        start = call.stop
+    delivery = MessageDelivery(destination, messages, end, StopSignal())
+    delivery.run()
+    assert delivery.delivery().settled_end == end
 
 
 def options(channels: str | None = None, root: str | None = None) -> ChannelReadOptions:

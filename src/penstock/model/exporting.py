@@ -125,6 +125,10 @@ class UploadAbort(Work, frozen=True, rename="camel", kw_only=True, tag="abort"):
 
     upload: Upload
 
+    @property
+    def first(self) -> int:
+        return self.upload.sequence_number
+
 
 AnyWork = MessageSlice | TaskSlice | UploadAbort
 

@@ -1,19 +1,19 @@
 """The delivery of a slice of messages, in order: the part that all destinations share.
 
-It decides which messages are retried and when. If a call is refused, it finds the message that
-caused that.
+It decides which messages are retried and when, and finds the invalid message of a refused call.
 """
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from penstock.model.exporting import TaskEvent, Upload
 from penstock.pipeline.destinations.destination import (
     Answer,
     Call,
@@ -22,55 +22,130 @@ from penstock.pipeline.destinations.destination import (
     RefusedError,
     UnavailableError,
 )
-from penstock.pipeline.settlements import Delivery, Settlements
-from penstock.pipeline.stopping import StopSignal
-
-logger = logging.getLogger(__name__)
 
 # The maximum number of seconds before the first retry, doubled with each failure in a row.
 _FIRST_PAUSE = 0.05
 # After so many calls in a row with failed messages, the broker decides when to retry.
 _MAX_FAILURES = 6
-# A delivery ends when it has skipped so many messages: a report has to name all of them.
+# A delivery ends when it has skipped so many messages, because a report has to list all of them.
 MAX_SKIPPED = 1000
 
 
-class _Part:
-    """Messages to send: all of a delivery, or those of a call that failed."""
+class StoppedError(Exception):
+    """The delivery was stopped before the operation was complete."""
 
-    def __init__(self, messages: Messages, places: Sequence[int]) -> None:
-        self.messages = messages
-        # Their places among all messages of the delivery.
-        self.places = places
-        self.next = 0
-        # A call that ended here was refused, because of a message that is not sent yet.
-        self._suspect_stop = 0
-        self._limit = len(places)
+
+class StopSignal:
+    """Tells all threads of a delivery to stop."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        # The lease has ended: the broker ignores the results of running calls.
+        self.is_lost = False
 
     @property
-    def limit(self) -> int:
-        suspects = self._suspect_stop - self.next
-        return (suspects + 1) // 2 if suspects > 0 else self._limit
+    def is_set(self) -> bool:
+        """No further call may begin."""
+        return self._event.is_set()
 
-    def suspect(self, call: Call) -> None:
-        self._suspect_stop = call.stop
-        self._limit = 1
+    def stop(self, *, is_lost: bool = False) -> None:
+        self.is_lost = self.is_lost or is_lost
+        self._event.set()
 
-    def advance(self, call: Call) -> None:
-        self.next = call.stop
-        # Where one message was refused there may be more: calls grow slowly.
-        if self.next >= self._suspect_stop:
-            self._limit = min(2 * self._limit, len(self.places))
+    def wait(self, seconds: float) -> bool:
+        """Waits; returns False, without further delay, if the delivery is stopped."""
+        return not self._event.wait(max(seconds, 0.0))
 
-    def pick(self, call: Call, numbers: Container[int]) -> _Part:
-        """The messages of a call that have these numbers."""
-        sent = range(call.start, call.stop)
-        places = [place for place in sent if self.messages.numbers[place] in numbers]
-        return _Part(self.messages.pick(places), [self.places[place] for place in places])
+    def check(self) -> None:
+        """StoppedError if the lease has ended."""
+        if self.is_lost:
+            raise StoppedError
+
+
+class UploadedFile(NamedTuple):
+    sequence_number: int
+    path: str
+    fingerprint: str
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a delivery so far: totals, of which reports contain the differences."""
+
+    # All messages of the slice below have arrived or were skipped.
+    settled_end: int
+    # Messages above that have arrived or were skipped.
+    arrived: list[int] = []
+    exported_messages: int = 0
+    exported_bytes: int = 0
+    # Sequence numbers and reasons, in the order in which the messages were skipped.
+    skipped: list[tuple[int, str]] = []
+    # Bytes on the wire, including failed calls.
+    sent_bytes: int = 0
+    # Why the delivery ended early; empty if it is complete or was stopped.
+    error: str = ""
+    # The minimum number of seconds before the next call.
+    pause: float = 0.0
+    # For S3 tasks: see DeliveryReport.
+    events: list[TaskEvent] = []
+    uploads: list[Upload] = []
+    abandoned: list[Upload] = []
+    # Files that may be deleted when their tasks are reported.
+    uploaded: list[UploadedFile] = []
+
+
+class Delivering(Protocol):
+    """A delivery. One thread calls `run`; `delivery` may be called by any of its threads."""
+
+    def run(self) -> None: ...
+    def delivery(self) -> Delivery: ...
+
+
+class Settlements:
+    """Which messages of a slice have arrived or were skipped, by their places in `messages`."""
+
+    def __init__(self, messages: Messages, end: int) -> None:
+        self._messages = messages
+        self._end = end
+        self._is_settled = bytearray(len(messages.numbers))
+        self._exported_messages = 0
+        self._exported_bytes = 0
+        self._skipped: list[tuple[int, str]] = []
+
+    @property
+    def skipped_count(self) -> int:
+        return len(self._skipped)
+
+    def note_arrived(self, places: Sequence[int]) -> None:
+        payloads = self._messages.payloads
+        self._exported_messages += len(places)
+        for place in places:
+            self._exported_bytes += len(payloads[place])
+            self._is_settled[place] = True
+
+    def note_skipped(self, place: int, reason: str) -> None:
+        self._is_settled[place] = True
+        self._skipped.append((self._messages.numbers[place], reason))
+
+    def count_ahead(self) -> int:
+        """The number of settled messages after the first unsettled one."""
+        first = self._is_settled.find(False)
+        return 0 if first < 0 else self._is_settled.count(True, first)
+
+    def describe(self) -> Delivery:
+        numbers = self._messages.numbers
+        first = self._is_settled.find(False)
+        ahead = range(first, len(numbers)) if first >= 0 else ()
+        return Delivery(
+            settled_end=self._end if first < 0 else numbers[first],
+            arrived=[numbers[place] for place in ahead if self._is_settled[place]],
+            exported_messages=self._exported_messages,
+            exported_bytes=self._exported_bytes,
+            skipped=list(self._skipped),
+        )
 
 
 class MessageDelivery:
-    """A delivery of the slice [messages.first, end). One thread runs it, any may watch it."""
+    """Delivers the messages of a slice with this end, in one thread."""
 
     def __init__(
         self,
@@ -78,7 +153,7 @@ class MessageDelivery:
         messages: Messages,
         end: int,
         stop: StopSignal,
-        # Called when messages have arrived.
+        # Called after each call.
         on_progress: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,104 +162,104 @@ class MessageDelivery:
         self._stop = stop
         self._on_progress = on_progress
         self._clock = clock
-        self._error = ""
-        self._retry_after = 0.0
         self._settlements = Settlements(messages, end)
         self._sent_bytes = 0
+        # Calls in a row with failed messages, and the reason of the last failure.
+        self._failures = 0
+        self._error = ""
+        self._retry_after = 0.0
         # The earliest time of the next call.
         self._next_call = clock()
-        # All results of a call become visible at the same time.
-        self._lock = threading.Lock()
+
+    def delivery(self) -> Delivery:
+        return msgspec.structs.replace(
+            self._settlements.describe(),
+            sent_bytes=self._sent_bytes,
+            error=self._error,
+            pause=max(self._next_call - self._clock(), self._retry_after, 0.0),
+        )
 
     def run(self) -> None:
         try:
-            self._error = self._run()
-        except UnavailableError as unavailable:
-            self._error = str(unavailable)
-            self._retry_after = unavailable.retry_after or 0.0
-        except Exception as unexpected:
-            # The status of the export shows it.
-            self._error = f"{type(unexpected).__name__}: {unexpected}"
-            logger.exception("the delivery of messages of %s failed", self._messages.stream)
+            self._deliver(range(len(self._messages.numbers)))
+        except UnavailableError as error:
+            self._error, self._retry_after = str(error), error.retry_after or 0.0
 
-    def _run(self) -> str:
-        """Why it ended early although the destination answers; empty if it was stopped."""
-        # Messages that failed are on top: they are sent first.
-        parts = [_Part(self._messages, range(len(self._messages.numbers)))]
-        error = ""
-        failures = 0
-        while parts and self._settlements.skipped_count < MAX_SKIPPED:
-            part = parts[-1]
-            if part.next == len(part.places):
-                parts.pop()
-                continue
-            if self._stop.is_set or failures == _MAX_FAILURES:
-                return error
-            limit = part.limit
-            if skipped := self._settlements.skipped_count:
-                limit = min(limit, MAX_SKIPPED - skipped)
-            call = self._destination.prepare(part.messages, part.next, limit)
-            if not call.numbers:
-                self._settle(part, call, Answer())
-                continue
-            if not self._wait(failures):
-                return error
-            answer = self._send(call)
+    def _deliver(self, places: Sequence[int]) -> bool:
+        """Sends the messages at these places; False if the delivery has to end early."""
+        start = 0
+        limit = max_limit = self._destination.max_messages or len(places)
+        # A call that ended here was refused, because of a message that is not sent yet.
+        suspects_end = 0
+        while start < len(places):
+            if (
+                self._stop.is_set
+                or self._failures == _MAX_FAILURES
+                or self._settlements.skipped_count >= MAX_SKIPPED
+            ):
+                return False
+            suspects = suspects_end - start
+            taken = places[start : start + ((suspects + 1) // 2 if suspects > 0 else limit)]
+            call = self._destination.prepare(self._messages.pick(taken))
+            taken = taken[: call.message_count]
+            answer: Answer | None = Answer()
+            if call.numbers:
+                if not self._wait():
+                    return False
+                answer = self._send(call)
+            failed: list[int] = []
             if answer is None:
-                part.suspect(call)
+                suspects_end, limit = start + call.message_count, 1
             else:
-                self._settle(part, call, answer)
-                failures = failures + 1 if answer.failed else 0
-                error = next(iter(answer.failed.values()), "")
-                if answer.failed:
-                    parts.append(part.pick(call, answer.failed))
-            # Last, because `pause` may make a call.
-            self._next_call = self._clock() + self._destination.pause
-            self._on_progress()
-        return error if parts else ""
+                failed = self._settle(taken, call, answer)
+                start += call.message_count
+                # Invalid messages are often close to each other: calls grow slowly.
+                if start >= suspects_end:
+                    limit = min(2 * limit, max_limit)
+            if call.numbers:
+                # After the result is noted, because `pause` may make a call.
+                self._next_call = self._clock() + self._destination.pause
+                self._on_progress()
+            # Failed messages are retried before others are sent.
+            if failed and not self._deliver(failed):
+                return False
+        return True
 
-    def _wait(self, failures: int) -> bool:
-        """Waits for the next call; False if the delivery is stopped meanwhile."""
+    def _wait(self) -> bool:
+        """Waits until the next call may begin; False if the delivery is stopped."""
         pause = self._next_call - self._clock()
-        if failures:
-            max_pause = _FIRST_PAUSE * 2 ** (failures - 1)
-            # Deliveries that failed at the same time are not retried at the same time.
+        if self._failures:
+            max_pause = _FIRST_PAUSE * 2 ** (self._failures - 1)
+            # Deliveries that failed together do not retry together.
             pause = max(pause, random.uniform(max_pause / 2, max_pause))  # noqa: S311 - no secret
         return pause <= 0 or self._stop.wait(pause)
 
     def _send(self, call: Call) -> Answer | None:
-        """The answer to a call; None if it is to be repeated with fewer messages."""
+        """The answer to a call; None if fewer messages have to be sent."""
         self._sent_bytes += call.size
         try:
-            return self._destination.send(call)
+            answer = self._destination.send(call)
         except RefusedError as refusal:
             if len(call.numbers) > 1:
                 return None
-            return Answer(refused=dict.fromkeys(call.numbers, str(refusal)))
+            answer = Answer(refused=dict.fromkeys(call.numbers, str(refusal)))
+        self._failures = self._failures + 1 if answer.failed else 0
+        self._error = next(iter(answer.failed.values()), "")
+        return answer
 
-    def _settle(self, part: _Part, call: Call, answer: Answer) -> None:
-        places = part.places[call.start : call.stop]
-        numbers = part.messages.numbers[call.start : call.stop]
+    def _settle(self, places: Sequence[int], call: Call, answer: Answer) -> list[int]:
+        """Notes the result of a call, and returns the places of failed messages."""
         reasons = {**answer.refused, **call.skipped}
-        with self._lock:
-            if not reasons and not answer.failed:
-                self._settlements.note_arrived(places)
+        if not reasons and not answer.failed:
+            self._settlements.note_arrived(places)
+            return []
+        failed = []
+        for place in places:
+            number = self._messages.numbers[place]
+            if number in answer.failed:
+                failed.append(place)
+            elif number in reasons:
+                self._settlements.note_skipped(place, reasons[number])
             else:
-                for place, number in zip(places, numbers, strict=True):
-                    if number in answer.failed:
-                        continue
-                    if number in reasons:
-                        self._settlements.note_skipped(place, reasons[number])
-                    else:
-                        self._settlements.note_arrived((place,))
-        part.advance(call)
-
-    def delivery(self) -> Delivery:
-        """The result so far."""
-        with self._lock:
-            return msgspec.structs.replace(
-                self._settlements.describe(),
-                sent_bytes=self._sent_bytes,
-                error=self._error,
-                pause=max(self._next_call - self._clock(), self._retry_after, 0.0),
-            )
+                self._settlements.note_arrived((place,))
+        return failed

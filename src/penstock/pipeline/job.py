@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
-
-import msgspec
+from collections.abc import Callable, Iterable
 
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import StreamManagerException
@@ -22,36 +18,31 @@ from penstock.model.exporting import (
     MessageSlice,
     SkippedMessage,
     TaskSlice,
-    UploadAbort,
 )
 from penstock.model.validation import convert
-from penstock.pipeline.delivery import MessageDelivery
-from penstock.pipeline.destinations import open_destination
+from penstock.pipeline.delivery import (
+    Delivering,
+    Delivery,
+    MessageDelivery,
+    StopSignal,
+    UploadedFile,
+)
+from penstock.pipeline.destinations import import_destination
 from penstock.pipeline.destinations.destination import (
     DestinationSettings,
     Export,
-    Messages,
     UnavailableError,
 )
 from penstock.pipeline.reading import read_slice
-from penstock.pipeline.settlements import Delivery, UploadedFile
-from penstock.pipeline.stopping import StopSignal
 
 logger = logging.getLogger(__name__)
 
-# How often a delivery that goes on reports its progress.
+# The interval of reports while a delivery continues.
 _REPORT_SECONDS = 1.0
 _MAX_REASON_LENGTH = 1000
-# Seconds for one call to a destination, and for one to S3.
+# Seconds for one call to a destination, and for one call to S3.
 _CALL_TIMEOUT = 30.0
 _S3_CALL_TIMEOUT = 60.0
-
-
-class Delivering(Protocol):
-    """A delivery. One thread runs it, and any thread may look how far it got."""
-
-    def run(self) -> None: ...
-    def delivery(self) -> Delivery: ...
 
 
 class Job:
@@ -63,13 +54,13 @@ class Job:
         # The broker's directory; None if the broker runs on another machine.
         root: str | None,
         client: StreamManagerClient,
-        # Whether the broker accepts a report.
+        # Sends a report; False if the broker does not accept it.
         commit: Callable[[DeliveryReport], bool],
         settings: DestinationSettings,
     ) -> None:
         self.work = work
         self.began = time.monotonic()
-        # Bytes of messages that it has in memory.
+        # Bytes of messages in memory.
         self.size = work.size if isinstance(work, MessageSlice) else 0
         self._root = root
         self._client = client
@@ -77,12 +68,15 @@ class Job:
         self._settings = settings
         self._stop = StopSignal()
         self._delivering: Delivering | None = None
-        self._messages = Messages(work.stream, 0, [], [], [])
-        # Reports about one lease follow one another.
+        # Sequence numbers of the slice that were read, or had arrived before.
+        self._known: list[int] = []
+        # Reports about one lease are sent one after the other.
         self._reporting = threading.Lock()
         self._reported_at = self.began
-        # The result as the broker has accepted it.
-        self._reported = Delivery(settled_end=work.first if isinstance(work, MessageSlice) else 0)
+        # The result that the broker has accepted.
+        self._reported = Delivery(
+            settled_end=work.first, uploads=work.uploads if isinstance(work, TaskSlice) else []
+        )
 
     @property
     def lease(self) -> str:
@@ -90,7 +84,7 @@ class Job:
 
     @property
     def is_lost(self) -> bool:
-        """Its lease has ended: a call may run, and nothing is reported."""
+        """The lease has ended: a call may still run, but nothing is reported."""
         return self._stop.is_lost
 
     def stop(self, *, is_lost: bool = False) -> None:
@@ -100,61 +94,55 @@ class Job:
     def run(self) -> None:
         error = ""
         try:
-            with self._begin() as self._delivering:
-                self._delivering.run()
-        except UnavailableError as unavailable:
-            error = str(unavailable)
-        except (StreamManagerException, OSError) as problem:
-            # The broker is unavailable, or this machine has no descriptors left.
-            error = f"{type(problem).__name__}: {problem}"
-        except Exception as unexpected:
+            self._delivering = self._open()
+            self._delivering.run()
+        except Exception as problem:
             # The status of the export shows it.
-            error = f"{type(unexpected).__name__}: {unexpected}"
-            logger.exception("an export of stream %r failed", self.work.stream)
-        if not self._stop.is_lost:
-            self._finish(error)
+            error = f"{type(problem).__name__}: {problem}"
+            # No traceback if the broker is unavailable, or this machine has no descriptors left.
+            if not isinstance(problem, (StreamManagerException, OSError)):
+                logger.exception("an export of stream %r failed", self.work.stream)
+        if self.is_lost:
+            return
+        try:
+            with self._reporting:
+                self._report(error, is_final=True)
+        except (StreamManagerException, OSError) as problem:
+            # The lease expires, and the messages are delivered again.
+            logger.warning("cannot report a delivery of stream %r: %s", self.work.stream, problem)
 
-    @contextlib.contextmanager
-    def _begin(self) -> Iterator[Delivering]:
-        match self.work:
-            case UploadAbort(upload=upload):
-                from penstock.pipeline.uploads.task_delivery import UploadAbortion
+    def _open(self) -> Delivering:
+        # Modules of uploads need boto3, which takes a second to import.
+        work = self.work
+        if not isinstance(work, MessageSlice):
+            from penstock.pipeline.uploads.task_delivery import UploadAbortion
 
-                yield UploadAbortion(upload, _S3_CALL_TIMEOUT)
-            case TaskSlice() as found:
-                from penstock.pipeline.uploads.task_delivery import TaskDelivery
-
-                self._read(found)
-                yield TaskDelivery(
-                    self._export(found, _S3_CALL_TIMEOUT),
-                    self._messages,
-                    found,
-                    self._stop,
-                    self._reserve if found.is_metered else _grant,
-                    self._report_now,
-                    self._report_progress,
-                )
-            case MessageSlice() as found:
-                self._read(found)
-                opened = open_destination(found.kind, self._export(found, _CALL_TIMEOUT))
-                with contextlib.closing(opened):
-                    yield MessageDelivery(
-                        opened, self._messages, found.end, self._stop, self._report_progress
-                    )
-
-    def _read(self, found: MessageSlice) -> None:
-        self._messages = read_slice(found, self._root, self._client)
-
-    def _export(self, found: MessageSlice, timeout: float) -> Export:
-        return Export(
-            found.stream,
-            found.stream_id,
-            convert(found.config, CONFIG_OF_KIND[found.kind]),
+            return UploadAbortion(work.upload, _S3_CALL_TIMEOUT)
+        messages = read_slice(work, self._root, self._client)
+        self._known = sorted([*messages.numbers, *work.arrived])
+        export = Export(
+            work.stream,
+            work.stream_id,
+            convert(work.config, CONFIG_OF_KIND[work.kind]),
             self._settings,
             self._root,
-            timeout,
+            _S3_CALL_TIMEOUT if isinstance(work, TaskSlice) else _CALL_TIMEOUT,
             self._holds_lease,
         )
+        if isinstance(work, TaskSlice):
+            from penstock.pipeline.uploads.task_delivery import TaskDelivery
+
+            return TaskDelivery(
+                export,
+                messages,
+                work,
+                self._stop,
+                self._reserve if work.is_metered else lambda _: True,
+                self._report_now,
+                self._report_progress,
+            )
+        destination = import_destination(work.kind)(export)
+        return MessageDelivery(destination, messages, work.end, self._stop, self._report_progress)
 
     def _holds_lease(self) -> bool:
         try:
@@ -166,7 +154,7 @@ class Job:
         return is_held
 
     def _reserve(self, size: int) -> bool:
-        """Waits until so many bytes may be sent; False if the delivery is stopped meanwhile."""
+        """Waits until so many bytes may be sent; False if the delivery is stopped."""
         while not self._stop.is_set:
             answer = self._client.reserve_bandwidth(self.lease, size, wait_millis=1000)
             if not answer.is_held:
@@ -178,47 +166,32 @@ class Job:
     # Reports
 
     def _report_progress(self) -> None:
-        """Reports about once a second how far it got, so that a crash repeats little."""
+        """Reports about once a second, so that little is repeated after a crash."""
         is_due = time.monotonic() - self._reported_at >= _REPORT_SECONDS
-        # Other threads of the delivery go on while one reports.
+        # Other threads of the delivery continue while one reports.
         if not is_due or not self._reporting.acquire(blocking=False):
             return
         try:
-            self._report_interim()
+            self._report()
         except (StreamManagerException, OSError) as error:
-            # The next report tells the same.
-            logger.debug("progress of stream %r is not reported: %s", self.work.stream, error)
+            # The next report has the same content, and more.
+            logger.debug("cannot report progress of stream %r: %s", self.work.stream, error)
             self._reported_at = time.monotonic()
         finally:
             self._reporting.release()
 
     def _report_now(self) -> bool:
-        """Reports how far it got; False if the lease is lost."""
+        """Reports at once; False if the lease is lost."""
         with self._reporting:
-            return self._report_interim()
+            return self._report()
 
-    def _report_interim(self) -> bool:
-        assert self._delivering is not None
-        if self._stop.is_lost:
+    def _report(self, error: str = "", *, is_final: bool = False) -> bool:
+        """Whether the broker accepts a report about everything since the last one."""
+        if self.is_lost:
             return False
-        return self._report(self._delivering.delivery(), "", is_final=False)
-
-    def _finish(self, error: str) -> None:
-        with self._reporting:
-            delivery = self._reported
-            if self._delivering is not None:
-                delivery = self._delivering.delivery()
-            elif isinstance(self.work, TaskSlice):
-                delivery = msgspec.structs.replace(delivery, uploads=self.work.uploads)
-            try:
-                self._report(delivery, error or delivery.error, is_final=True)
-            except (StreamManagerException, OSError) as problem:
-                # The lease expires, and the messages are delivered again.
-                logger.warning(
-                    "a delivery of stream %r is not reported: %s", self.work.stream, problem
-                )
-
-    def _report(self, delivery: Delivery, error: str, *, is_final: bool) -> bool:
+        delivery = self._delivering.delivery() if self._delivering else self._reported
+        if is_final:
+            error = error or delivery.error
         report = self._make_report(delivery, error, is_final=is_final)
         is_accepted = self._commit(report)
         self._reported_at = time.monotonic()
@@ -231,49 +204,41 @@ class Job:
         return is_accepted
 
     def _make_report(self, delivery: Delivery, error: str, *, is_final: bool) -> DeliveryReport:
-        """What is new since the last report."""
-        work, before = self.work, self._reported
-        report = DeliveryReport(
+        work, before, end = self.work, self._reported, delivery.settled_end
+        stream_id, arrived = "", set(delivery.arrived)
+        if isinstance(work, MessageSlice):
+            stream_id = work.stream_id
+            arrived.update(number for number in work.arrived if number >= end)
+        return DeliveryReport(
             lease=work.lease,
             stream=work.stream,
+            stream_id=stream_id,
             identifier=work.identifier,
-            error=error[:_MAX_REASON_LENGTH],
-            pause_millis=int(delivery.pause * 1000),
-            is_final=is_final,
-        )
-        if not isinstance(work, MessageSlice):
-            return msgspec.structs.replace(report, first=work.upload.sequence_number)
-        end = delivery.settled_end
-        known = [number for number in work.arrived if number >= end]
-        return msgspec.structs.replace(
-            report,
-            stream_id=work.stream_id,
             first=before.settled_end,
             settled_end=end,
-            arrived=sorted({*known, *delivery.arrived})[:MAX_ARRIVED],
+            arrived=sorted(arrived)[:MAX_ARRIVED],
             exported_messages=delivery.exported_messages - before.exported_messages,
             exported_bytes=delivery.exported_bytes - before.exported_bytes,
             skipped=[
                 SkippedMessage(number, reason[:_MAX_REASON_LENGTH])
                 for number, reason in sorted(delivery.skipped[len(before.skipped) :])
             ],
-            missing=self._count_missing(end) - self._count_missing(before.settled_end),
+            missing=self._count_missing(before.settled_end, end),
             sent_bytes=delivery.sent_bytes - before.sent_bytes,
+            error=error[:_MAX_REASON_LENGTH],
+            pause_millis=int(delivery.pause * 1000),
             events=delivery.events[len(before.events) :],
             uploads=delivery.uploads,
             abandoned=delivery.abandoned[len(before.abandoned) :],
+            is_final=is_final,
         )
 
-    def _count_missing(self, end: int) -> int:
-        """The messages of the slice below `end` that could not be read."""
-        work = self.work
-        if not isinstance(work, MessageSlice) or self._delivering is None:
-            return 0
-        arrived = sum(number < end for number in work.arrived)
-        return end - work.first - bisect_left(self._messages.numbers, end) - arrived
+    def _count_missing(self, first: int, end: int) -> int:
+        """The number of messages [first, end) that could not be read."""
+        return end - first - bisect_left(self._known, end) + bisect_left(self._known, first)
 
     def _delete_files(self, uploaded: Iterable[UploadedFile], report: DeliveryReport) -> None:
-        """Deletes uploaded files whose tasks are settled by a report, if a setting asks for it."""
+        """If a setting says so, deletes uploaded files whose tasks the report has settled."""
         if not self._settings.s3_delete_uploaded_files:
             return
         from penstock.pipeline.uploads.input_files import delete_files
@@ -281,7 +246,3 @@ class Job:
         settled = {*range(report.first, report.settled_end), *report.arrived}
         files = [each for each in uploaded if each.sequence_number in settled]
         delete_files(files, self._settings.read_only_directories)
-
-
-def _grant(_: int) -> bool:
-    return True

@@ -24,8 +24,8 @@ from penstock.model import (
     IoTSiteWiseConfig,
     KinesisConfig,
 )
-from penstock.pipeline.delivery import MessageDelivery
-from penstock.pipeline.destinations import open_destination
+from penstock.pipeline.delivery import Delivery, MessageDelivery, StopSignal
+from penstock.pipeline.destinations import import_destination
 from penstock.pipeline.destinations.channel import ChannelDestination, Files
 from penstock.pipeline.destinations.destination import (
     Destination,
@@ -33,8 +33,6 @@ from penstock.pipeline.destinations.destination import (
     Export,
     Messages,
 )
-from penstock.pipeline.settlements import Delivery
-from penstock.pipeline.stopping import StopSignal
 from penstock.sandbox.server import Sandbox
 from tests.support import PATIENCE_S
 
@@ -92,7 +90,7 @@ class Harness(ABC):
         return str(number).encode()
 
     def open(self, batch_size: int | None = None, timeout: float = TIMEOUT_S) -> Destination:
-        return open_destination(self.kind, make_export(self.config(batch_size), timeout=timeout))
+        return import_destination(self.kind)(make_export(self.config(batch_size), timeout=timeout))
 
     def messages(self, numbers: range, bad: Mapping[int, bytes] | None = None) -> Messages:
         now = int(time.time() * 1000)

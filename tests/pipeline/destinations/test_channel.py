@@ -105,8 +105,8 @@ def test_each_day_has_its_own_call(tmp_path: Path) -> None:
     times = [NOON, NOON, NOON + DAY, NOON, NOON]
     destination = ChannelDestination(make_export(tmp_path))
     messages = make_messages(0, 5, times)
-    calls = [destination.prepare(messages, start, 99) for start in (0, 2, 3)]
-    assert [(call.start, call.stop) for call in calls] == [(0, 2), (2, 3), (3, 5)]
+    calls = [destination.prepare(messages.pick(range(start, 5))) for start in (0, 2, 3)]
+    assert [list(call.numbers) for call in calls] == [[0, 1], [2], [3, 4]]
     send(destination, messages)
     assert numbers_in(tmp_path / "channels/farm") == [0, 1, 2, 3, 4]
     assert len(files_in(tmp_path)) == 2
@@ -190,7 +190,7 @@ def test_a_name_that_is_none_leads_nowhere(tmp_path: Path, name: str) -> None:
 def test_without_a_directory_the_advice_is_to_set_one(tmp_path: Path) -> None:
     destination = ChannelDestination(make_export(None))
     with pytest.raises(UnavailableError, match="PENSTOCK_CHANNELS"):
-        destination.send(destination.prepare(make_messages(0, 2), 0, 2))
+        destination.send(destination.prepare(make_messages(0, 2)))
     send(ChannelDestination(make_export(None, channels=str(tmp_path))), make_messages(0, 2))
     assert numbers_in(tmp_path / "farm") == [0, 1]
 

@@ -24,13 +24,16 @@ def test_messages_arrive_once_and_in_order(harness: Harness) -> None:
 
 
 def test_call_respects_the_limits(harness: Harness) -> None:
-    messages = harness.messages(range(1200))
-    assert harness.open().prepare(messages, 0, 9999).stop == (harness.most or 1200)
-    assert harness.open().prepare(messages, 7, 3).stop == 7 + min(harness.most or 3, 3)
-    assert harness.open().prepare(messages, 1199, 500).stop == 1200
-    # What AWS calls a batch is of no concern where there is no AWS.
-    expected = 1200 if harness.most is None else min(harness.most, 4)
-    assert harness.open(batch_size=4).prepare(messages, 0, 9999).stop == expected
+    assert harness.open().max_messages == harness.most
+    # The batch size is that of AWS: a channel has none.
+    expected = None if harness.most is None else min(harness.most, 4)
+    assert harness.open(batch_size=4).max_messages == expected
+    messages = harness.messages(range(harness.most or 1200))
+    call = harness.open().prepare(messages)
+    assert (call.message_count, list(call.numbers)) == (
+        len(messages.numbers),
+        list(messages.numbers),
+    )
 
 
 def test_missing_numbers_are_left_out(harness: Harness) -> None:
@@ -84,10 +87,9 @@ def test_invalid_messages_are_skipped_with_a_reason(choosy: Harness) -> None:
 
 def test_call_of_invalid_messages_is_not_made(choosy: Harness) -> None:
     assert choosy.bad is not None
-    call = choosy.open().prepare(
-        choosy.messages(range(2), dict.fromkeys((0, 1), choosy.bad[0])), 0, 9
-    )
-    assert call.content is None
+    messages = choosy.messages(range(2), dict.fromkeys((0, 1), choosy.bad[0]))
+    call = choosy.open().prepare(messages)
+    assert (call.message_count, len(call.numbers)) == (2, 0)
     assert call.skipped.keys() == {0, 1}
 
 
@@ -109,9 +111,7 @@ def test_broken_connection_is_an_error(remote: Harness) -> None:
 
 
 def test_destination_can_be_opened_again(harness: Harness) -> None:
-    first = harness.open()
-    assert deliver(first, harness.messages(range(2))).error == ""
-    first.close()
+    assert deliver(harness.open(), harness.messages(range(2))).error == ""
     assert deliver(harness.open(), harness.messages(range(2, 4))).error == ""
     assert harness.arrived() == [0, 1, 2, 3]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.model import ExportFormat, HTTPConfig
+from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.destinations.destination import Messages
 from penstock.pipeline.destinations.http import HttpDestination
-from penstock.pipeline.settlements import Delivery
 from tests.pipeline.destinations.suite import deliver, make_export
 
 pytestmark = pytest.mark.usefixtures("clean_environment")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.model import KinesisConfig
+from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.destinations import aws, kinesis
 from penstock.pipeline.destinations.destination import DestinationSettings, Messages
 from penstock.pipeline.destinations.kinesis import KinesisDestination
-from penstock.pipeline.settlements import Delivery
 from penstock.sandbox.server import Sandbox
 from tests.pipeline.destinations.suite import (
     NO_PAUSE,
@@ -109,15 +109,15 @@ def test_large_records_arrive_where_they_may(sandbox: Sandbox) -> None:
     settings = DestinationSettings(kinesis_inter_call_delay_ms=0, kinesis_large_records=True)
     destination = open_stream("s", settings)
     messages = of(bytes(9 * MEBIBYTE), b"x", bytes(MEBIBYTE), bytes(10 * MEBIBYTE))
-    assert destination.prepare(messages, 0, 9).stop == 2
-    call = destination.prepare(messages, 2, 9)
-    assert (call.stop, list(call.skipped)) == (4, [3])
+    assert destination.prepare(messages).message_count == 2
+    call = destination.prepare(messages.pick(range(2, 4)))
+    assert (call.message_count, list(call.numbers), list(call.skipped)) == (2, [2], [3])
 
 
 def test_a_call_ends_before_the_message_that_makes_it_too_large(other_end: KinesisHarness) -> None:
     messages = of(*[bytes(MEBIBYTE - 100)] * 12)
     destination = open_stream(other_end.name)
-    assert destination.prepare(messages, 0, 500).stop == 5
+    assert destination.prepare(messages).message_count == 5
     assert run(destination, messages).exported_messages == 12
     puts = [
         call for call in other_end.sandbox.calls("kinesis") if call["operation"] == "PutRecords"

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.destinations import aws
 from penstock.pipeline.destinations.destination import Call, Messages
-from penstock.pipeline.settlements import Delivery
 from penstock.sandbox.server import Sandbox
 from tests.pipeline.destinations.suite import SiteWiseHarness, deliver
 
@@ -74,8 +74,8 @@ def count_calls(other_end: SiteWiseHarness) -> int:
 def test_what_is_no_entry_is_skipped_with_the_field(
     other_end: SiteWiseHarness, entry: Any, reason: str
 ) -> None:
-    call = other_end.open().prepare(of(entry), 0, 10)
-    assert call.content is None
+    call = other_end.open().prepare(of(entry))
+    assert not call.numbers
     assert reason in call.skipped[0]
 
 
@@ -92,7 +92,7 @@ def test_what_is_no_entry_is_skipped_with_the_field(
 )
 def test_what_is_a_value_is_for_sitewise_to_say(other_end: SiteWiseHarness, value: Any) -> None:
     entry = ENTRY | {"propertyValues": [VALUE | {"value": value}], "somethingNew": 7}
-    call = other_end.open().prepare(of(entry), 0, 10)
+    call = other_end.open().prepare(of(entry))
     assert not call.skipped
     # It goes out as it came.
     assert texts(call) == [[json.dumps(entry).encode()]]
@@ -121,7 +121,7 @@ def test_a_property_is_the_same_by_its_ids_only(other_end: SiteWiseHarness) -> N
         ENTRY | {"entryId": "g", **other, "propertyId": "q"},
         ENTRY | {"entryId": "h", **other, "timestamp": 1},
     )
-    assert other_end.open().prepare(messages, 0, 10).stop == 3
+    assert other_end.open().prepare(messages).message_count == 3
 
 
 def test_times_that_differ_by_their_nanoseconds_only_do_not_conflict(
@@ -135,7 +135,7 @@ def test_times_that_differ_by_their_nanoseconds_only_do_not_conflict(
         ENTRY | {"entryId": "f", "propertyValues": [later]},
         ENTRY | {"entryId": "g", "propertyValues": [zero]},
     )
-    assert destination.prepare(messages, 0, 10).stop == 2
+    assert destination.prepare(messages).message_count == 2
 
 
 def test_an_entry_that_is_out_of_range_is_skipped_and_others_arrive(
@@ -195,7 +195,7 @@ def test_errors_of_an_entry_are_lasting_or_pass(
     body = msgspec.json.encode({"errorEntries": [{"entryId": "e", "errors": errors}]})
     monkeypatch.setattr(aws, "call", lambda *_: body)
     destination = other_end.open()
-    answer = destination.send(destination.prepare(of(ENTRY, ENTRY | {"entryId": "f"}), 0, 10))
+    answer = destination.send(destination.prepare(of(ENTRY, ENTRY | {"entryId": "f"})))
     assert list(answer.failed) == failed
     assert list(answer.refused) == refused
 
@@ -233,7 +233,7 @@ def test_entries_of_a_list_go_out_as_they_were_written(
         b'[{"value": {"doubleValue": 1e2}, "timestamp": {"timeInSeconds": %d}}]}' % (number, number)
         for number in (1, 2)
     ]
-    call = other_end.open().prepare(of(message % tuple(written)), 0, 10)
+    call = other_end.open().prepare(of(message % tuple(written)))
     assert texts(call) == [written]
 
 
@@ -256,15 +256,16 @@ def test_message_may_have_as_many_entries_as_the_limit(other_end: SiteWiseHarnes
 def test_messages_share_a_call_if_all_their_entries_fit(other_end: SiteWiseHarness) -> None:
     entries = [other_end.entry(number) for number in range(14)]
     messages = of(entries[:4], entries[4:10], entries[10:13], entries[13])
-    assert other_end.open().prepare(messages, 0, 10).stop == 2
-    assert other_end.open().prepare(messages, 1, 10).stop == 4
+    assert other_end.open().prepare(messages).message_count == 2
+    assert other_end.open().prepare(messages.pick(range(1, 4))).message_count == 3
 
 
 def test_batch_size_counts_messages(other_end: SiteWiseHarness) -> None:
     entries = [other_end.entry(number) for number in range(6)]
-    call = other_end.open(batch_size=2).prepare(of(entries[:3], entries[3:5], entries[5]), 0, 10)
-    assert call.stop == 2
-    assert len(texts(call)[0]) == 5
+    delivery = deliver(other_end.open(batch_size=2), of(entries[:3], entries[3:5], entries[5]))
+    assert delivery.exported_messages == 3
+    assert other_end.arrived() == list(range(6))
+    assert count_calls(other_end) == 2
 
 
 def test_equal_entry_ids_never_share_a_call(other_end: SiteWiseHarness) -> None:

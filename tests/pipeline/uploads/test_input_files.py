@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.settlements import UploadedFile
+from penstock.pipeline.delivery import UploadedFile
 from penstock.pipeline.uploads.input_files import (
     SETTLED_NANOSECONDS,
     AllowedDirectories,

@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import ConnectFailedException
 from penstock.model.exporting import Upload
 from penstock.model.status import Status
-from penstock.pipeline.settlements import Delivery
+from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.uploads.input_files import InputFile
 from penstock.pipeline.uploads.task_delivery import UploadAbortion
 from penstock.sandbox.server import Sandbox

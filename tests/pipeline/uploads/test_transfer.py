@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model.exporting import Upload
-from penstock.pipeline.stopping import StoppedError, StopSignal
+from penstock.pipeline.delivery import StoppedError, StopSignal
 from penstock.pipeline.uploads import transfer
 from penstock.pipeline.uploads.input_files import AllowedDirectories, InputFile
 from penstock.pipeline.uploads.s3_calls import S3Calls

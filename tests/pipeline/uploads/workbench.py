@@ -14,9 +14,8 @@ from mypy_boto3_s3.client import S3Client
 
 from penstock import S3ExportTaskExecutorConfig
 from penstock.model.exporting import TaskEvent, TaskSlice, Upload
+from penstock.pipeline.delivery import Delivery, StopSignal
 from penstock.pipeline.destinations.destination import DestinationSettings, Export, Messages
-from penstock.pipeline.settlements import Delivery
-from penstock.pipeline.stopping import StopSignal
 from penstock.pipeline.uploads.task_delivery import TaskDelivery
 from tests.support import PATIENCE_S
 

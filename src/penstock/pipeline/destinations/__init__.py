@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from penstock.pipeline.destinations.destination import Destination, Export
 
-# Module and class. Modules are imported when an export needs them.
+# Module and class. A module is imported when the first export needs it: boto3 takes a second.
 _DESTINATIONS = {
     "http": ("http", "HttpDestination"),
     "iot_analytics": ("channel", "ChannelDestination"),
@@ -16,14 +16,8 @@ _DESTINATIONS = {
 }
 
 
-def open_destination(kind: str, export: Export) -> Destination:
-    return import_destination(kind)(export)
-
-
 def import_destination(kind: str) -> Callable[[Export], Destination]:
-    """The first import may take a second: boto3 is large."""
     module, name = _DESTINATIONS[kind]
-    found: Callable[[Export], Destination] = getattr(
-        importlib.import_module(f"{__name__}.{module}"), name
-    )
+    imported = importlib.import_module(f"{__name__}.{module}")
+    found: Callable[[Export], Destination] = getattr(imported, name)
     return found

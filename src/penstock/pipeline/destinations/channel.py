@@ -1,15 +1,15 @@
 """Channels, the destination of exports to IoT Analytics: Parquet files, see `model.channel`.
 
-Each message is in a channel once, also if its delivery is repeated, with another end, after a crash
-at any point. That follows from two facts: the message alone determines its directory, and a
-delivery that begins with a number means that the export has confirmed nothing from there on. So
-messages in the directory with this number or a higher one are left over from a failed delivery, and
-are removed: first the files that begin there or later, then, with the rename that adds the new
-messages, the rest of a file that begins earlier. No rename ever removes a lower number.
+A channel has each message once, also if a delivery is repeated with another end after a crash at
+any point. The message alone determines its directory. A delivery that begins with a number implies
+that the export has confirmed no message from there on: messages in the directory with this number
+or a higher one are left over from a failed delivery. They are removed: first the files that begin
+there or later, then, by the rename that adds the new messages, the rest of a file that begins
+earlier. No rename removes a lower number.
 
-A delivery that hangs may lose its lease: another task delivers the same messages, and more, while
-the first one is about to write. So a delivery writes under a lock of its export, and only if the
-broker confirms the lease under that lock.
+A delivery that hangs may lose its lease, and another task may deliver the same messages and more
+before it continues. So a delivery writes under a lock of its export, and only if the broker
+confirms the lease under that lock.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from penstock.pipeline.destinations.destination import (
     UnavailableError,
 )
 
-# A smaller file is rewritten together with the next messages, instead of adding another file.
+# A smaller file is rewritten with the next messages, instead of adding another file.
 SMALL_FILE_BYTES = 64 * 1024
 
 _COLUMNS: dict[str, pa.DataType] = {
@@ -88,7 +88,7 @@ class Files:
 
     @contextmanager
     def locked(self, path: Path) -> Iterator[None]:
-        """BlockingIOError if the lock is taken, also if by this process."""
+        """BlockingIOError if a process, including this one, has the lock."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,23 +111,19 @@ class ChannelDestination(Destination):
         self._export = export
         self._channel = export.config.iot_channel
         self._prefix = export.config.iot_msg_id_prefix or ""
-        # The beginning of the names of all files of this export.
+        # Names of files of this export begin with these.
         self._owner = export.stream_id, abbreviate(export.config.identifier)
-        # Readers do not look at files whose names begin with a dot.
+        # Readers ignore files whose names begin with a dot.
         self._hidden = f".{'-'.join(self._owner)}-"
         self._files = files or Files()
 
-    def prepare(self, messages: Messages, start: int, limit: int) -> Call:
-        times = messages.ingest_times[start : start + limit]
+    def prepare(self, messages: Messages) -> Call:
+        """A call with messages of one day."""
+        times = messages.ingest_times
         day = day_of(times[0])
         count = next((place for place, at in enumerate(times) if day_of(at) != day), len(times))
-        stop = start + count
-        rows = messages._replace(
-            numbers=messages.numbers[start:stop],
-            ingest_times=times[:count],
-            payloads=messages.payloads[start:stop],
-        )
-        return Call(start, stop, {}, rows.numbers, rows, sum(map(len, rows.payloads)))
+        rows = messages.pick(range(count))
+        return Call(count, rows.numbers, rows, sum(map(len, rows.payloads)))
 
     def send(self, call: Call) -> Answer:
         rows: Messages = call.content
@@ -185,7 +181,7 @@ class ChannelDestination(Destination):
         for path in list(directory.iterdir()):
             file = ChannelFile.parse(path.name)
             if path.name.startswith(self._hidden):
-                # It was left behind by a delivery that crashed.
+                # Left over from a crash.
                 self._files.remove(path)
             elif file is not None and file[:2] == self._owner:
                 own[file.first] = path
@@ -193,7 +189,7 @@ class ChannelDestination(Destination):
         for path in stale:
             self._files.remove(path)
         if stale:
-            # Otherwise a power cut could bring them back beside the file that replaces them.
+            # Otherwise they could reappear after a power cut, beside the file that replaces them.
             self._files.sync(directory)
         earlier = [number for number in own if number < first]
         return own[max(earlier)] if earlier else None
@@ -211,7 +207,7 @@ class ChannelDestination(Destination):
 
 
 def _is_to_be_replaced(path: Path, first: int) -> bool:
-    """Whether a file is small enough to grow, or has numbers left over from a failed delivery."""
+    """Whether a file is small, or has messages left over from a failed delivery."""
     if path.stat().st_size < SMALL_FILE_BYTES:
         return True
     metadata = pq.read_metadata(path)

@@ -1,7 +1,7 @@
 """The interface of all destinations.
 
-A destination makes calls and reads their answers. Order, retries, pauses and reports to the broker
-are the same for all of them: see `penstock.pipeline.delivery`.
+A destination makes calls and reads the answers. Order, retries, pauses and reports to the broker
+are common to all destinations: see `penstock.pipeline.delivery`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from penstock.model import ExportConfig
 
 
 class Messages(NamedTuple):
-    """Messages of one stream in order, as columns: an object for each message would cost more.
+    """Messages of one stream in order, as columns, which cost less than an object per message.
 
-    They belong to a slice that begins with `first`. Numbers may be missing: the stream has dropped
-    the message, or it was delivered before.
+    They belong to a slice that begins with `first`. Numbers may be missing: the message is lost, or
+    has arrived in an earlier delivery.
     """
 
     stream: str
@@ -31,37 +31,35 @@ class Messages(NamedTuple):
     payloads: Sequence[bytes]
 
     def pick(self, places: Sequence[int]) -> Messages:
-        """The messages at these places."""
-        return Messages(
-            self.stream,
-            self.first,
-            [self.numbers[place] for place in places],
-            [self.ingest_times[place] for place in places],
-            [self.payloads[place] for place in places],
-        )
+        """The messages at these places; a range is fast."""
+        columns: Any = self.numbers, self.ingest_times, self.payloads
+        if isinstance(places, range):
+            picked = [column[places.start : places.stop] for column in columns]
+        else:
+            picked = [[column[place] for place in places] for column in columns]
+        return Messages(self.stream, self.first, *picked)
 
 
 class Call(NamedTuple):
-    """One call: the messages at the places [start, stop), without those that are skipped."""
+    """One call with the first `message_count` messages given, except for skipped ones."""
 
-    start: int
-    stop: int
-    # By sequence number: why a message can never be sent.
-    skipped: Mapping[int, str] = {}
+    message_count: int
     # The messages that are sent. If there are none, the call is not made.
     numbers: Sequence[int] = ()
-    # What `send` sends, in a form of its own.
+    # The arguments of `send`, which only the destination reads.
     content: Any = None
     # The approximate number of bytes on the wire.
     size: int = 0
+    # By sequence number: the reason why a message can never be sent.
+    skipped: Mapping[int, str] = {}
 
 
 class Answer(NamedTuple):
-    """The result of a call: messages that are not named have arrived."""
+    """The result of a call: all other messages have arrived."""
 
-    # By sequence number: why a message failed that may arrive when it is retried.
+    # By sequence number: the reason why a message failed. A retry may succeed.
     failed: Mapping[int, str] = {}
-    # By sequence number: why a message can never arrive.
+    # By sequence number: the reason why a message can never arrive.
     refused: Mapping[int, str] = {}
 
 
@@ -79,7 +77,7 @@ class RefusedError(Exception):
 
 
 def parse_retry_after(header: str | None, now: float) -> float | None:
-    """The seconds to wait that a Retry-After header asks for, as a number or until a date."""
+    """The seconds to wait according to a Retry-After header, which has a number or a date."""
     if not header:
         return None
     if header.strip().isdecimal():
@@ -94,13 +92,13 @@ class DestinationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for all exports of a pipeline; see `penstock.broker.settings`."""
 
     kinesis_inter_call_delay_ms: int = 1000
-    # "random", "stream-name", or "field:" and the name of a JSON field, with dots between levels.
+    # "random", "stream-name", or "field:" and the path of a JSON field, with dots between levels.
     kinesis_partition_key: str = "random"
-    # Whether records and calls may have 10 MiB; 1 MiB and 5 MiB otherwise.
+    # Records and calls may have 10 MiB, instead of 1 MiB and 5 MiB.
     kinesis_large_records: bool = False
-    # The directory of all channels, if it is not below the broker's root.
+    # The directory of all channels; empty: below the broker's root.
     channels: str = ""
-    # Directories that files may be uploaded from; any if there are none.
+    # Directories that files may be uploaded from; empty: any directory.
     read_only_directories: tuple[str, ...] = ()
     s3_min_part_bytes: int = 5 * 1024 * 1024
     s3_tasks_at_once: int = 1
@@ -110,29 +108,32 @@ class DestinationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Export(NamedTuple):
-    """What a destination needs to know of an export."""
+    """The properties of an export that a destination needs."""
 
     stream: str
     stream_id: str
     config: ExportConfig
     settings: DestinationSettings
-    # The broker's directory; None where the pipeline runs on another machine.
+    # The broker's directory; None if the broker runs on another machine.
     root: str | None
     # Seconds for one call.
     timeout: float
-    # Whether the broker confirms that the messages are still leased to this delivery: otherwise
-    # another task may have delivered them already. UnavailableError if the broker does not answer.
+    # Whether the broker confirms the lease. Without the lease another task may already have
+    # delivered the messages. UnavailableError if the broker does not answer.
     holds_lease: Callable[[], bool] = lambda: True
 
 
 class Destination(ABC):
     """The destination of one export. One thread uses it at a time."""
 
-    @abstractmethod
-    def prepare(self, messages: Messages, start: int, limit: int) -> Call:
-        """The next call: messages from the place `start` on, as many as fit, `limit` at most.
+    # The maximum number of messages in a call; None: no limit.
+    max_messages: int | None = None
 
-        It includes at least one message, even if it only skips it.
+    @abstractmethod
+    def prepare(self, messages: Messages) -> Call:
+        """A call with the first of these messages, as many as fit, and at least one.
+
+        A message that is only skipped counts as well.
         """
 
     @abstractmethod
@@ -141,8 +142,5 @@ class Destination(ABC):
 
     @property
     def pause(self) -> float:
-        """The seconds to wait between two calls."""
+        """The number of seconds to wait between two calls."""
         return 0.0
-
-    def close(self) -> None:  # noqa: B027 - connections usually belong to the process
-        """Releases resources of this destination alone. It is not used again."""

@@ -1,4 +1,4 @@
-"""HTTP: a POST for each message, or one with many of them as JSON."""
+"""HTTP: a POST for each message, or for a batch of messages as JSON."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _SHOWN_CHARACTERS = 200
 _SHOWN_BYTES = 4 * _SHOWN_CHARACTERS
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
-# These statuses are retried, as are all of 500 and above.
-_PASSING = {408, 425, 429}
-# The address or the credentials are wrong: fewer messages would make no difference.
-_ABOUT_THE_ENDPOINT = {401, 403, 404, 405}
+# These statuses are retried, and all from 500 on.
+_TEMPORARY_STATUSES = {408, 425, 429}
+# The URI or the credentials are wrong: smaller calls would be refused as well.
+_ENDPOINT_STATUSES = {401, 403, 404, 405}
 
-# urllib3 puts an object and its address in memory in front of its messages.
+# Error texts of urllib3 begin with an object and its address in memory.
 _OBJECT = re.compile(r"^(<[^>]* at 0x[^>]*>|\S+\(host=[^)]*\)): ")
 
 
@@ -59,7 +59,7 @@ class _Endpoint(NamedTuple):
     pool: urllib3.PoolManager
     url: str
     headers: dict[str, str]
-    # For reasons: without the parts of the URI that may be secret.
+    # The URI in error texts, without the parts that may be secret.
     shown: str
 
 
@@ -69,19 +69,17 @@ class HttpDestination(Destination):
         self._uri = export.config.uri
         self._timeout = export.timeout
         self._is_batched = export.config.export_format is ExportFormat.JSON_BATCHED
-        max_messages = min(export.config.batch_size or _MAX_MESSAGES, _MAX_MESSAGES)
-        self._max_messages = max_messages if self._is_batched else 1
-
-    def prepare(self, messages: Messages, start: int, limit: int) -> Call:
-        stop = min(start + min(limit, self._max_messages), len(messages.numbers))
-        numbers = messages.numbers[start:stop]
-        body = messages.payloads[start]
+        self.max_messages = 1
         if self._is_batched:
-            columns = numbers, messages.ingest_times[start:stop], messages.payloads[start:stop]
-            body = msgspec.json.encode(
-                [_Message(messages.stream, *row) for row in zip(*columns, strict=True)]
-            )
-        return Call(start, stop, {}, numbers, body, len(body))
+            self.max_messages = min(export.config.batch_size or _MAX_MESSAGES, _MAX_MESSAGES)
+
+    def prepare(self, messages: Messages) -> Call:
+        numbers = messages.numbers
+        body = messages.payloads[0]
+        if self._is_batched:
+            rows = zip(numbers, messages.ingest_times, messages.payloads, strict=True)
+            body = msgspec.json.encode([_Message(messages.stream, *row) for row in rows])
+        return Call(len(numbers), numbers, body, len(body))
 
     def send(self, call: Call) -> Answer:
         pool, url, headers, shown = self._endpoint
@@ -98,10 +96,10 @@ class HttpDestination(Destination):
         text = response.data[:_SHOWN_BYTES].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].strip()
         reason = f"POST {shown}: {status} {response.reason or ''}".rstrip()
         reason = f"{reason}: {text}" if text else reason
-        if status >= 500 or status in _PASSING:
+        if status >= 500 or status in _TEMPORARY_STATUSES:
             retry_after = parse_retry_after(response.headers.get("Retry-After"), time.time())
             raise UnavailableError(reason, retry_after=retry_after)
-        if self._is_batched and status >= 400 and status not in _ABOUT_THE_ENDPOINT:
+        if self._is_batched and status >= 400 and status not in _ENDPOINT_STATUSES:
             raise RefusedError(reason)
         return Answer(refused=dict.fromkeys(call.numbers, reason))
 
@@ -132,11 +130,11 @@ class HttpDestination(Destination):
 
 @functools.cache
 def _get_pool(timeout: float, proxy: str | None) -> urllib3.PoolManager:
-    """The connections of this process, which all threads share."""
+    """The connection pool, which all threads share."""
     options: dict[str, Any] = {
         "maxsize": _MAX_CONNECTIONS,
         "timeout": timeout,
-        # It has the certificates that the system trusts.
+        # With the certificates that the system trusts.
         "ssl_context": ssl.create_default_context(),
     }
     if proxy is None:
@@ -147,5 +145,5 @@ def _get_pool(timeout: float, proxy: str | None) -> urllib3.PoolManager:
     return urllib3.ProxyManager(url._replace(auth=None).url, **options)
 
 
-# A connection that a child shares with its parent would mix the answers of both.
+# A child process must not use the connections of its parent.
 os.register_at_fork(after_in_child=_get_pool.cache_clear)

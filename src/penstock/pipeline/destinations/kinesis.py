@@ -27,11 +27,11 @@ _MAX_RECORDS = 500
 _MAX_KEY_CHARACTERS = 256
 # A stream's name or ARN.
 _STREAM_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}|arn:[^\s\"\\]{1,2000}")
-# How long a result of ListShards is valid, and a failure that may pass.
+# How long a result of ListShards is valid, and a temporary failure.
 _KNOWN_SECONDS = 300.0
 _FAILED_SECONDS = 30.0
 
-# By name of the stream: whether ListShards succeeded, and until when that is valid.
+# By stream: the time until which the result of ListShards is valid, and whether it succeeded.
 _shards: dict[str, tuple[float, bool]] = {}
 
 
@@ -43,9 +43,9 @@ class _Record(msgspec.Struct, gc=False, rename="pascal"):
 
 
 class _Result(msgspec.Struct, rename="pascal"):
-    # Required: an answer without it is not from Kinesis, and nothing may have arrived.
+    # Required: an answer without it is not from Kinesis, so the records may not have arrived.
     failed_record_count: int
-    # Decoded only if there are failures.
+    # Decoded only if records failed.
     records: msgspec.Raw = msgspec.Raw()
 
 
@@ -60,48 +60,43 @@ class KinesisDestination(Destination):
         settings = export.settings
         self._name = export.config.kinesis_stream_name
         self._timeout = export.timeout
-        self._max_records = min(export.config.batch_size or _MAX_RECORDS, _MAX_RECORDS)
-        self._record_bytes = (10 if settings.kinesis_large_records else 1) * _MEBIBYTE
-        self._call_bytes = (10 if settings.kinesis_large_records else 5) * _MEBIBYTE
+        self.max_messages = min(export.config.batch_size or _MAX_RECORDS, _MAX_RECORDS)
+        self._max_record_bytes = (10 if settings.kinesis_large_records else 1) * _MEBIBYTE
+        self._max_call_bytes = (10 if settings.kinesis_large_records else 5) * _MEBIBYTE
         self._delay = settings.kinesis_inter_call_delay_ms / 1000
         self._key = settings.kinesis_partition_key
         self._stream = {"StreamARN" if self._name.startswith("arn:") else "StreamName": self._name}
 
-    def prepare(self, messages: Messages, start: int, limit: int) -> Call:
-        stop = min(start + min(limit, self._max_records), len(messages.numbers))
-        numbers = messages.numbers[start:stop]
-        payloads = messages.payloads[start:stop]
+    def prepare(self, messages: Messages) -> Call:
+        numbers, payloads = messages.numbers, messages.payloads
         keys = self._make_keys(messages.stream, payloads)
         records = list(map(_Record, payloads, keys))
         skipped: dict[int, str] = {}
-        # An upper bound: nearly all calls are far below the limits.
+        # An upper bound: most calls are far below the limits.
         key_bytes = 4 * max(map(len, keys))
         if (
-            max(map(len, payloads)) + key_bytes > self._record_bytes
-            or sum(map(len, payloads)) + len(keys) * key_bytes > self._call_bytes
+            max(map(len, payloads)) + key_bytes > self._max_record_bytes
+            or sum(map(len, payloads)) + len(keys) * key_bytes > self._max_call_bytes
         ):
-            fitting, skipped = self._fit(zip(numbers, records, strict=True))
+            fitting, skipped = self._fit(numbers, records)
             numbers, records = [*fitting], [*fitting.values()]
-            stop = start + len(fitting) + len(skipped)
-        if not records:
-            return Call(start, stop, skipped)
-        body = _encode({**self._stream, "Records": records})
-        return Call(start, stop, skipped, numbers, body, len(body))
+        body = _encode({**self._stream, "Records": records}) if records else b""
+        return Call(len(records) + len(skipped), numbers, body, len(body), skipped)
 
     def _fit(
-        self, records: Iterable[tuple[int, _Record]]
+        self, numbers: Iterable[int], records: Iterable[_Record]
     ) -> tuple[dict[int, _Record], dict[int, str]]:
-        """The first records, as many as fit a call; and why others between them never will."""
+        """The first records, as many as fit in a call, and the reasons to skip oversized ones."""
         fitting: dict[int, _Record] = {}
         skipped: dict[int, str] = {}
-        room = self._call_bytes
-        for number, record in records:
+        room = self._max_call_bytes
+        for number, record in zip(numbers, records, strict=True):
             key_bytes = len(record.partition_key.encode())
             size = len(record.data) + key_bytes
-            if size > self._record_bytes:
+            if size > self._max_record_bytes:
                 skipped[number] = (
                     f"{len(record.data)} bytes and {key_bytes} of its partition key: a Kinesis "
-                    f"record has {self._record_bytes} at most"
+                    f"record has {self._max_record_bytes} at most"
                 )
             elif size > room:
                 break
@@ -133,7 +128,7 @@ class KinesisDestination(Destination):
 
     @property
     def pause(self) -> float:
-        """The delay that is set; none if the pipeline may list the shards of the stream."""
+        """The configured delay; none if the pipeline may list the shards of the stream."""
         if not self._delay:
             return 0.0
         valid_until, is_known = _shards.get(self._name, (0.0, False))
@@ -152,12 +147,12 @@ class KinesisDestination(Destination):
     def _make_keys(self, stream: str, payloads: Sequence[bytes]) -> list[str]:
         if self._key == "stream-name":
             return [stream] * len(payloads)
-        digits = random.randbytes(16 * len(payloads)).hex()  # noqa: S311 - they only spread
+        digits = random.randbytes(16 * len(payloads)).hex()  # noqa: S311 - no secret
         keys = [digits[place : place + 32] for place in range(0, len(digits), 32)]
         if self._key.startswith("field:"):
             path = self._key.removeprefix("field:").split(".")
             pairs = zip(payloads, keys, strict=True)
-            # A message without the field gets a random key: losing it would be worse.
+            # A message without the field gets a random key instead of being skipped.
             keys = [_find_key(payload, path) or key for payload, key in pairs]
         return keys
 

@@ -1,17 +1,15 @@
-"""IoT SiteWise: BatchPutAssetPropertyValue, each message one entry or several, as JSON.
+"""IoT SiteWise: BatchPutAssetPropertyValue, with messages in JSON.
 
-A message is an entry, a list of entries, or an object `{"entries": [...]}`. An entry is sent as the
-program wrote it: SiteWise may know fields that are not known here.
+A message is an entry, a list of entries, or an object `{"entries": [...]}`. Entries are sent as the
+program wrote them, including fields that are unknown here. Each entry has its own result:
 
-Every entry is delivered and judged by itself, and its message is settled when all of them are:
-
-- Entries that fail for a passing reason are retried, and only these, as long as the delivery lasts.
-  The next delivery sends the whole message again: SiteWise replaces a value by the same one.
-- If an entry is refused for good, the others are sent nevertheless. The message is skipped, with a
+- Entries that fail temporarily are retried without the others, as long as the delivery lasts. The
+  next delivery sends the whole message again: SiteWise replaces a value by the same one.
+- If an entry is refused, the others are sent nevertheless. The message is then skipped, with a
   reason that names the entry by its place, such as `entries[2]`.
 
-Messages share a call as long as their entries fit in one. A message that needs several calls does
-not share them; all of them are made within one `send`.
+Messages share a call if all their entries fit. A message that needs several calls has them for
+itself, and all of them are made within one `send`.
 """
 
 from __future__ import annotations
@@ -38,22 +36,22 @@ from penstock.pipeline.destinations.destination import (
 _SERVICE = "iotsitewise"
 _OPERATION = "BatchPutAssetPropertyValue"
 _MAX_ENTRIES = 10
-# The calls of a message are one `send`: after a crash all of them are repeated.
+# Limits the calls within one `send`: all of them are repeated after a crash.
 _MAX_MESSAGE_ENTRIES = 200
 
-# An entry with one of these errors will never be accepted. All other errors may pass, or the user
-# may remove their cause.
+# An entry with one of these errors is never accepted. All other errors may be temporary, or the
+# user may remove their cause.
 _FINAL_ERRORS = ("InvalidRequest", "TimestampOutOfRange")
 
 
 class _Value(msgspec.Struct, rename="camel"):
-    # SiteWise checks it: there are new types of values since its SDKs were made.
+    # SiteWise checks it, and may have new types of values.
     value: dict[str, Any]
     timestamp: TimeInNanos
 
 
 class _Fields(msgspec.Struct, rename="camel"):
-    """PutAssetPropertyValueEntry, as far as it matters here."""
+    """The fields of PutAssetPropertyValueEntry that are checked here."""
 
     entry_id: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[a-zA-Z0-9_-]+\Z")]
     property_values: Annotated[list[_Value], Meta(min_length=1, max_length=10)]
@@ -68,21 +66,35 @@ class _Entry(NamedTuple):
     # Its place in the message, for reasons; empty if the message is the entry.
     place: str
     entry_id: str
-    # No other entry of a call may have one of these: its id, and the property and time of a value.
+    # Entries of a call must not share any of these: its id, and the property and time of a value.
     claims: set[Hashable]
     text: msgspec.Raw
 
 
-class _Message(NamedTuple):
-    """A message that is not settled."""
+class _Failure(NamedTuple):
+    reason: str
+    # The entry is never accepted.
+    is_final: bool
 
-    # By place: entries that have not arrived, and may.
+
+class _Message(NamedTuple):
+    """A message that has neither arrived nor been skipped."""
+
+    # By place: entries that have to be sent.
     pending: dict[str, _Entry]
-    # By place: why an entry has not arrived. If it is not pending, it never will.
+    # By place: why an entry has not arrived. If the entry is not pending, it is refused.
     reasons: dict[str, str]
 
+    def note(self, entry: _Entry, failure: _Failure | None) -> None:
+        """The result of sending an entry."""
+        self.reasons.pop(entry.place, None)
+        if failure is not None:
+            self.reasons[entry.place] = failure.reason
+        if failure is None or failure.is_final:
+            del self.pending[entry.place]
+
     def describe(self) -> str:
-        """The reasons why it is pending or refused, each once, with the places of its entries."""
+        """The distinct reasons why it is pending or refused, each with places of entries."""
         places: dict[str, list[str]] = {}
         for place, reason in self.reasons.items():
             if place in self.pending or not self.pending:
@@ -102,9 +114,18 @@ class _ErrorEntry(msgspec.Struct, rename="camel"):
     entry_id: str
     errors: list[_Error] = []
 
+    def describe(self) -> _Failure:
+        # Errors may concern only some values. The entry is retried as a whole if one of them may
+        # succeed: SiteWise replaces a value by the same one.
+        errors = self.errors or [_Error(error_message="an error that is not named")]
+        temporary = [each for each in errors if not each.error_code.startswith(_FINAL_ERRORS)]
+        error = (temporary or errors)[0]
+        reason = f"{_SERVICE} {_OPERATION}: {error.error_code}: {error.error_message}"
+        return _Failure(reason, is_final=not temporary)
+
 
 class _Result(msgspec.Struct, rename="camel"):
-    # Required: an answer without it is not from SiteWise, and nothing may have arrived.
+    # Required: an answer without it is not from SiteWise, so the entries may not have arrived.
     error_entries: list[_ErrorEntry]
 
 
@@ -115,90 +136,55 @@ class SiteWiseDestination(Destination):
     def __init__(self, export: Export) -> None:
         assert isinstance(export.config, IoTSiteWiseConfig)
         self._timeout = export.timeout
-        self._max_messages = min(export.config.batch_size or _MAX_ENTRIES, _MAX_ENTRIES)
+        self.max_messages = min(export.config.batch_size or _MAX_ENTRIES, _MAX_ENTRIES)
         # By sequence number.
         self._messages: dict[int, _Message] = {}
 
-    def prepare(self, messages: Messages, start: int, limit: int) -> Call:
+    def prepare(self, messages: Messages) -> Call:
         skipped: dict[int, str] = {}
         numbers: list[int] = []
-        # The entries of each call of the API. If there are several, they are of one message.
+        # The entries of each API call. Several API calls have entries of one message only.
         batches: list[list[_Entry]] = []
-        stop = start
-        end = min(start + limit, len(messages.numbers))
-        while stop < end and len(numbers) < self._max_messages:
-            number = messages.numbers[stop]
-            message = self._messages.get(number) or _read_message(number, messages.payloads[stop])
-            if message.pending:
-                packed = _pack(chain(*batches, message.pending.values()))
-                if numbers and len(packed) > 1:
-                    break
-                batches = packed
-                numbers.append(number)
-                self._messages[number] = message
-            else:
+        for number, payload in zip(messages.numbers, messages.payloads, strict=True):
+            message = self._messages.get(number) or _read_message(number, payload)
+            if not message.pending:
                 skipped[number] = message.describe()
-            stop += 1
-        if not numbers:
-            return Call(start, stop, skipped)
+                continue
+            packed = _pack(chain(*batches, message.pending.values()))
+            if numbers and len(packed) > 1:
+                break
+            batches = packed
+            numbers.append(number)
+            self._messages[number] = message
         size = sum(len(_encode_body(batch)) for batch in batches)
-        return Call(start, stop, skipped, numbers, batches, size)
+        return Call(len(numbers) + len(skipped), numbers, batches, size, skipped)
 
     def send(self, call: Call) -> Answer:
         failed_values: set[Hashable] = set()
         waiting = [*reversed(call.content)]
         while waiting:
-            # A value that replaces one that has failed must not arrive before it.
+            # A value that replaces a failed one must not arrive before it.
             batch = [entry for entry in waiting.pop() if failed_values.isdisjoint(entry.claims)]
             if not batch:
                 continue
             try:
-                failed, refused = self._put(batch)
+                failures = self._put(batch)
             except RefusedError as refusal:
-                # Of several messages the delivery finds the one that is invalid.
+                # The delivery finds the invalid one of several messages.
                 if len(call.numbers) > 1:
                     raise
                 if len(batch) > 1:
                     waiting += [[entry] for entry in reversed(batch)]
                     continue
-                failed, refused = {}, {batch[0].entry_id: str(refusal)}
+                failures = {batch[0].entry_id: _Failure(str(refusal), is_final=True)}
             for entry in batch:
-                message = self._messages[entry.number]
-                if entry.entry_id in failed:
+                failure = failures.get(entry.entry_id)
+                if failure is not None and not failure.is_final:
                     failed_values |= entry.claims - {entry.entry_id}
-                    message.reasons[entry.place] = failed[entry.entry_id]
-                    continue
-                del message.pending[entry.place]
-                message.reasons.pop(entry.place, None)
-                if entry.entry_id in refused:
-                    message.reasons[entry.place] = refused[entry.entry_id]
-        return self._settle(call.numbers)
-
-    def _put(self, batch: Iterable[_Entry]) -> tuple[dict[str, str], dict[str, str]]:
-        """Makes one call. Why entries failed that may arrive, and others that never will, by id."""
-        failed: dict[str, str] = {}
-        refused: dict[str, str] = {}
-        with aws.sorting_errors(_SERVICE, _OPERATION):
-            body = _encode_body(batch)
-            result = _decode_result(aws.call(_SERVICE, _OPERATION, body, self._timeout))
-            sent = {entry.entry_id for entry in batch}
-            for entry in result.error_entries:
-                if entry.entry_id not in sent:
-                    raise ValueError("an error of an entry that was not sent")
-                # Errors may concern some of its values only. The entry is retried as a whole if
-                # that may help one of them: SiteWise replaces a value by the same one.
-                errors = entry.errors or [_Error(error_message="an error that is not named")]
-                passing = [each for each in errors if not each.error_code.startswith(_FINAL_ERRORS)]
-                error = (passing or errors)[0]
-                (failed if passing else refused)[entry.entry_id] = (
-                    f"{_SERVICE} {_OPERATION}: {error.error_code}: {error.error_message}"
-                )
-        return failed, refused
-
-    def _settle(self, numbers: Iterable[int]) -> Answer:
+                self._messages[entry.number].note(entry, failure)
         failed: dict[int, str] = {}
         refused: dict[int, str] = {}
-        for number in numbers:
+        for number in call.numbers:
             message = self._messages[number]
             if message.pending:
                 failed[number] = message.describe()
@@ -208,9 +194,19 @@ class SiteWiseDestination(Destination):
                 refused[number] = message.describe()
         return Answer(failed, refused)
 
+    def _put(self, batch: Iterable[_Entry]) -> dict[str, _Failure]:
+        """Makes one API call, and returns the failures by entry id."""
+        with aws.sorting_errors(_SERVICE, _OPERATION):
+            body = _encode_body(batch)
+            result = _decode_result(aws.call(_SERVICE, _OPERATION, body, self._timeout))
+            failures = {each.entry_id: each.describe() for each in result.error_entries}
+            if not failures.keys() <= {entry.entry_id for entry in batch}:
+                raise ValueError("an error of an entry that was not sent")
+        return failures
+
 
 def _read_message(number: int, payload: bytes) -> _Message:
-    """Its entries; those that SiteWise can never accept are refused already."""
+    """The entries of a message; invalid ones are refused at once."""
     message = _Message({}, {})
     try:
         entries = _split(payload)
@@ -228,7 +224,7 @@ def _read_message(number: int, payload: bytes) -> _Message:
 
 
 def _split(payload: bytes) -> dict[str, tuple[Any, msgspec.Raw]]:
-    """The entries of a message by their places, decoded and as they were written."""
+    """The entries of a message by place, decoded and as they were written."""
     try:
         plain = msgspec.json.decode(payload)
     except (ValueError, RecursionError) as error:
@@ -263,10 +259,7 @@ def _read_entry(plain: Any) -> tuple[str, set[Hashable]]:
 
 
 def _pack(entries: Iterable[_Entry]) -> list[list[_Entry]]:
-    """The entries of each call, in their order.
-
-    SiteWise refuses entries with the same claim in one call, and accepts them in several.
-    """
+    """Entries by API call, in order; SiteWise refuses a call with two entries of the same claim."""
     batches: list[list[_Entry]] = []
     claims: set[Hashable] = set()
     for entry in entries:

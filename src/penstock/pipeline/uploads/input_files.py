@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from penstock.model.channel import CHANNELS_DIRECTORY
-from penstock.pipeline.settlements import UploadedFile
+from penstock.pipeline.delivery import UploadedFile
 
 logger = logging.getLogger(__name__)
 

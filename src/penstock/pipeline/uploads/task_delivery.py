@@ -20,14 +20,13 @@ from penstock.model import S3ExportTaskExecutorConfig
 from penstock.model.exporting import TaskEvent, TaskSlice, Upload
 from penstock.model.s3 import find_task
 from penstock.model.status import Status
+from penstock.pipeline.delivery import Delivery, Settlements, StoppedError, StopSignal, UploadedFile
 from penstock.pipeline.destinations.destination import (
     Export,
     Messages,
     RefusedError,
     UnavailableError,
 )
-from penstock.pipeline.settlements import Delivery, Settlements, UploadedFile
-from penstock.pipeline.stopping import StoppedError, StopSignal
 from penstock.pipeline.uploads import transfer
 from penstock.pipeline.uploads.input_files import AllowedDirectories, InputError, InputFile
 from penstock.pipeline.uploads.s3_calls import GoneError, S3Calls

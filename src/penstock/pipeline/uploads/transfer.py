@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from penstock.model.exporting import Upload
+from penstock.pipeline.delivery import StopSignal
 from penstock.pipeline.destinations.destination import UnavailableError
-from penstock.pipeline.stopping import StopSignal
 from penstock.pipeline.uploads.input_files import InputFile
 from penstock.pipeline.uploads.s3_calls import Body, S3Calls
 
