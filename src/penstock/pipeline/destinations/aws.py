@@ -40,33 +40,29 @@ _REFUSALS = {
     "ValidationException",
 }
 
-_ALLOW = "allow it to the role or user of the pipeline"
 _SET_CREDENTIALS = (
     "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN if "
     "they are temporary), for the pipeline"
 )
-_EXPIRED = f"the credentials have expired: {_SET_CREDENTIALS}"
-_UNKNOWN = f"the credentials are not known: {_SET_CREDENTIALS}"
-_CHECK_CLOCK = f"check the clock, and {_SET_CREDENTIALS}"
-# Advice for the user, by the error code of AWS or the name of boto3's exception.
+# Advice for the user, by error codes of AWS and names of boto3's exceptions.
 _ADVICE = {
-    "AccessDenied": _ALLOW,
-    "AccessDeniedException": _ALLOW,
-    "ExpiredToken": _EXPIRED,
-    "ExpiredTokenException": _EXPIRED,
-    "IncompleteSignatureException": _SET_CREDENTIALS,
-    "InvalidAccessKeyId": _UNKNOWN,
-    "InvalidClientTokenId": _UNKNOWN,
-    "InvalidSignatureException": _CHECK_CLOCK,
-    "InvalidToken": _SET_CREDENTIALS,
-    "MissingAuthenticationTokenException": _SET_CREDENTIALS,
-    "NoCredentialsError": _SET_CREDENTIALS,
-    "NoRegionError": "set AWS_REGION for the pipeline",
-    "PartialCredentialsError": _SET_CREDENTIALS,
-    "RequestTimeTooSkewed": "set the clock of this machine",
-    "ResourceNotFoundException": "create it, or correct its name, or AWS_REGION",
-    "SignatureDoesNotMatch": _CHECK_CLOCK,
-    "UnrecognizedClientException": _UNKNOWN,
+    code: advice
+    for codes, advice in {
+        "AccessDenied AccessDeniedException": "allow it to the role or user of the pipeline",
+        "ExpiredToken ExpiredTokenException": f"the credentials have expired: {_SET_CREDENTIALS}",
+        "IncompleteSignatureException InvalidToken MissingAuthenticationTokenException "
+        "NoCredentialsError PartialCredentialsError": _SET_CREDENTIALS,
+        "InvalidAccessKeyId InvalidClientTokenId UnrecognizedClientException": (
+            f"the credentials are not known: {_SET_CREDENTIALS}"
+        ),
+        "InvalidSignatureException SignatureDoesNotMatch": (
+            f"check the clock, and {_SET_CREDENTIALS}"
+        ),
+        "NoRegionError": "set AWS_REGION for the pipeline",
+        "RequestTimeTooSkewed": "set the clock of this machine",
+        "ResourceNotFoundException": "create it, or correct its name, or AWS_REGION",
+    }.items()
+    for code in codes.split()
 }
 
 # S3 is called through boto3: its overhead is small compared to a file.

@@ -99,7 +99,7 @@ class HttpDestination(Destination):
         if status >= 500 or status in _TEMPORARY_STATUSES:
             retry_after = parse_retry_after(response.headers.get("Retry-After"), time.time())
             raise UnavailableError(reason, retry_after=retry_after)
-        if self._is_batched and status >= 400 and status not in _ENDPOINT_STATUSES:
+        if status >= 400 and status not in _ENDPOINT_STATUSES:
             raise RefusedError(reason)
         return Answer(refused=dict.fromkeys(call.numbers, reason))
 

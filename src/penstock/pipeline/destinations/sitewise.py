@@ -14,9 +14,9 @@ itself, and all of them are made within one `send`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -60,49 +60,16 @@ class _Fields(msgspec.Struct, rename="camel"):
     property_alias: str | None = None
 
 
-class _Entry(NamedTuple):
-    # The sequence number of its message.
-    number: int
-    # Its place in the message, for reasons; empty if the message is the entry.
+class _Entry(msgspec.Struct):
+    # The place in the message, for reasons; empty if the message is the entry.
     place: str
-    entry_id: str
-    # Entries of a call must not share any of these: its id, and the property and time of a value.
-    claims: set[Hashable]
-    text: msgspec.Raw
-
-
-class _Failure(NamedTuple):
-    reason: str
-    # The entry is never accepted.
-    is_final: bool
-
-
-class _Message(NamedTuple):
-    """A message that has neither arrived nor been skipped."""
-
-    # By place: entries that have to be sent.
-    pending: dict[str, _Entry]
-    # By place: why an entry has not arrived. If the entry is not pending, it is refused.
-    reasons: dict[str, str]
-
-    def note(self, entry: _Entry, failure: _Failure | None) -> None:
-        """The result of sending an entry."""
-        self.reasons.pop(entry.place, None)
-        if failure is not None:
-            self.reasons[entry.place] = failure.reason
-        if failure is None or failure.is_final:
-            del self.pending[entry.place]
-
-    def describe(self) -> str:
-        """The distinct reasons why it is pending or refused, each with places of entries."""
-        places: dict[str, list[str]] = {}
-        for place, reason in self.reasons.items():
-            if place in self.pending or not self.pending:
-                places.setdefault(reason, []).append(place)
-        return "; ".join(
-            f"{reason} ({', '.join(found)})" if any(found) else reason
-            for reason, found in places.items()
-        )
+    entry_id: str = ""
+    # Entries of a call must not share any of these: the id, and the property and time of a value.
+    claims: set[Hashable] = set()
+    text: msgspec.Raw = msgspec.Raw()
+    # Why it has not arrived, or is refused. It is sent as long as it is pending.
+    reason: str = ""
+    is_pending: bool = True
 
 
 class _Error(msgspec.Struct, rename="camel"):
@@ -114,14 +81,15 @@ class _ErrorEntry(msgspec.Struct, rename="camel"):
     entry_id: str
     errors: list[_Error] = []
 
-    def describe(self) -> _Failure:
+    def describe(self) -> tuple[str, bool]:
+        """The reason, and whether a retry may help."""
         # Errors may concern only some values. The entry is retried as a whole if one of them may
         # succeed: SiteWise replaces a value by the same one.
         errors = self.errors or [_Error(error_message="an error that is not named")]
         temporary = [each for each in errors if not each.error_code.startswith(_FINAL_ERRORS)]
         error = (temporary or errors)[0]
         reason = f"{_SERVICE} {_OPERATION}: {error.error_code}: {error.error_message}"
-        return _Failure(reason, is_final=not temporary)
+        return reason, bool(temporary)
 
 
 class _Result(msgspec.Struct, rename="camel"):
@@ -137,8 +105,8 @@ class SiteWiseDestination(Destination):
         assert isinstance(export.config, IoTSiteWiseConfig)
         self._timeout = export.timeout
         self.max_messages = min(export.config.batch_size or _MAX_ENTRIES, _MAX_ENTRIES)
-        # By sequence number.
-        self._messages: dict[int, _Message] = {}
+        # By sequence number: the entries of messages that were sent and have not arrived.
+        self._entries: dict[int, list[_Entry]] = {}
 
     def prepare(self, messages: Messages) -> Call:
         skipped: dict[int, str] = {}
@@ -146,16 +114,17 @@ class SiteWiseDestination(Destination):
         # The entries of each API call. Several API calls have entries of one message only.
         batches: list[list[_Entry]] = []
         for number, payload in zip(messages.numbers, messages.payloads, strict=True):
-            message = self._messages.get(number) or _read_message(number, payload)
-            if not message.pending:
-                skipped[number] = message.describe()
+            entries = self._entries.get(number) or _read_entries(payload)
+            pending = [entry for entry in entries if entry.is_pending]
+            if not pending:
+                skipped[number] = _describe(entries)
                 continue
-            packed = _pack(chain(*batches, message.pending.values()))
+            packed = _pack(chain(*batches, pending))
             if numbers and len(packed) > 1:
                 break
             batches = packed
             numbers.append(number)
-            self._messages[number] = message
+            self._entries[number] = entries
         size = sum(len(_encode_body(batch)) for batch in batches)
         return Call(len(numbers) + len(skipped), numbers, batches, size, skipped)
 
@@ -176,26 +145,25 @@ class SiteWiseDestination(Destination):
                 if len(batch) > 1:
                     waiting += [[entry] for entry in reversed(batch)]
                     continue
-                failures = {batch[0].entry_id: _Failure(str(refusal), is_final=True)}
+                failures = {batch[0].entry_id: (str(refusal), False)}
             for entry in batch:
-                failure = failures.get(entry.entry_id)
-                if failure is not None and not failure.is_final:
+                entry.reason, entry.is_pending = failures.get(entry.entry_id, ("", False))
+                if entry.is_pending:
                     failed_values |= entry.claims - {entry.entry_id}
-                self._messages[entry.number].note(entry, failure)
         failed: dict[int, str] = {}
         refused: dict[int, str] = {}
         for number in call.numbers:
-            message = self._messages[number]
-            if message.pending:
-                failed[number] = message.describe()
+            entries = self._entries[number]
+            if any(entry.is_pending for entry in entries):
+                failed[number] = _describe(entries)
                 continue
-            del self._messages[number]
-            if message.reasons:
-                refused[number] = message.describe()
+            del self._entries[number]
+            if reason := _describe(entries):
+                refused[number] = reason
         return Answer(failed, refused)
 
-    def _put(self, batch: Iterable[_Entry]) -> dict[str, _Failure]:
-        """Makes one API call, and returns the failures by entry id."""
+    def _put(self, batch: Iterable[_Entry]) -> dict[str, tuple[str, bool]]:
+        """Makes one API call. Returns failures by entry id: the reason, and if a retry may help."""
         with aws.sorting_errors(_SERVICE, _OPERATION):
             body = _encode_body(batch)
             result = _decode_result(aws.call(_SERVICE, _OPERATION, body, self._timeout))
@@ -205,22 +173,32 @@ class SiteWiseDestination(Destination):
         return failures
 
 
-def _read_message(number: int, payload: bytes) -> _Message:
+def _describe(entries: Sequence[_Entry]) -> str:
+    """The distinct reasons of pending entries, if any, or else of refused ones, with places."""
+    places: dict[str, list[str]] = {}
+    for entry in [each for each in entries if each.is_pending] or entries:
+        if entry.reason:
+            places.setdefault(entry.reason, []).append(entry.place)
+    return "; ".join(
+        f"{reason} ({', '.join(found)})" if any(found) else reason
+        for reason, found in places.items()
+    )
+
+
+def _read_entries(payload: bytes) -> list[_Entry]:
     """The entries of a message; invalid ones are refused at once."""
-    message = _Message({}, {})
     try:
-        entries = _split(payload)
+        found = _split(payload)
     except ValueError as error:
-        message.reasons[""] = str(error)
-        return message
-    for place, (plain, text) in entries.items():
+        return [_Entry("", reason=str(error), is_pending=False)]
+    entries = []
+    for place, (plain, text) in found.items():
         try:
-            entry_id, claims = _read_entry(plain)
+            entries.append(_Entry(place, *_read_entry(plain), text))
         except (InvalidRequestException, ValueError) as error:
-            message.reasons[place] = f"not a SiteWise entry: {error}"
-        else:
-            message.pending[place] = _Entry(number, place, entry_id, claims, text)
-    return message
+            reason = f"not a SiteWise entry: {error}"
+            entries.append(_Entry(place, reason=reason, is_pending=False))
+    return entries
 
 
 def _split(payload: bytes) -> dict[str, tuple[Any, msgspec.Raw]]:
