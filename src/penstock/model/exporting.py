@@ -1,4 +1,4 @@
-"""The contract between broker and pipeline: work that is due, and reports about it."""
+"""The contract between broker and pipeline: leased work, and reports about it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MAX_REASON_LENGTH = 2048
 
 
 class ExportState(StrEnum):
-    """What an export is doing."""
+    """The state of an export, as users see it."""
 
     # All messages are exported.
     up_to_date = "up-to-date"
-    # Messages wait for their batch to fill, or for the next moment at which exports are gathered.
+    # Messages wait for their batch to fill, or for the end of the batch interval.
     waiting = "waiting"
-    # Messages may leave, and no task has them.
+    # Messages can be delivered, and no task has leased them.
     due = "due"
-    # A task delivers.
+    # A task delivers messages.
     exporting = "exporting"
     # The last delivery failed; the next one follows after a pause.
     failing = "failing"
@@ -34,21 +34,21 @@ class ExportState(StrEnum):
 
 
 class Upload(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """A multipart upload that has begun: what it takes to continue or to abort it."""
+    """A multipart upload that has begun, with all data to continue or to abort it."""
 
-    # Of its task.
+    # Of the S3 task.
     sequence_number: SequenceNumber
     bucket: str
     key: str
-    # S3's name for it. Empty until S3 has answered: then the upload may exist or not.
+    # Empty until S3 has answered: the upload may exist or not.
     upload_id: str = ""
     # In milliseconds since 1970.
     began: int
-    # Identifies the contents of the file; parts of a changed file are never added.
+    # Identifies the content of the file: parts of a changed file are never added.
     fingerprint: str
     size: int
     part_size: int
-    # The ETag of each part, empty for a part that has not arrived.
+    # The ETag of each part; empty for a part that has not arrived.
     parts: list[str] = []
 
     @property
@@ -64,7 +64,7 @@ class TaskEvent(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     message: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
     # In milliseconds since 1970.
     time: int
-    # The task as it was appended, under its names on the wire; None if the message is no task.
+    # The task with its field names on the wire; None if the message is not a task.
     task: dict[str, Any] | None = None
 
     @property
@@ -80,12 +80,12 @@ class PipelineDescription(msgspec.Struct, frozen=True, rename="camel", kw_only=T
     spark_version: Annotated[str, Meta(max_length=64)] = ""
     # Spark's master URL.
     master: Annotated[str, Meta(max_length=255)] = ""
-    # Spark's own page; None if there is none.
+    # The URL of Spark's web UI; None if it is disabled.
     spark_page: Annotated[str, Meta(max_length=255)] | None = None
 
 
 class Work(msgspec.Struct, frozen=True, rename="camel", kw_only=True, tag_field="work"):
-    """Something to do for one export, leased to one task of a pipeline."""
+    """Work for one export, leased to one task of a pipeline."""
 
     lease: str
     stream: str
@@ -93,7 +93,7 @@ class Work(msgspec.Struct, frozen=True, rename="camel", kw_only=True, tag_field=
 
 
 class MessageSlice(Work, frozen=True, rename="camel", kw_only=True, tag="messages"):
-    """Messages [first, end) of a stream, to be sent to one destination."""
+    """Messages [first, end) of a stream, for one destination."""
 
     stream_id: str
     # The name of the configuration's list in the export definition, and the configuration.
@@ -101,11 +101,11 @@ class MessageSlice(Work, frozen=True, rename="camel", kw_only=True, tag="message
     config: dict[str, Any]
     first: int
     end: int
-    # Messages of the slice that have arrived in an earlier attempt.
+    # Messages of the slice that have arrived in an earlier delivery.
     arrived: list[int]
     has_files: bool
     segments: list[SegmentSummary]
-    # About how many bytes its messages have.
+    # The approximate size of all messages in bytes.
     size: int = 0
 
 
@@ -114,14 +114,14 @@ class TaskSlice(MessageSlice, frozen=True, rename="camel", kw_only=True, tag="ta
 
     # Uploads that have begun.
     uploads: list[Upload] = []
-    # Tasks that are older are canceled, in milliseconds.
+    # Older tasks are canceled. In milliseconds.
     time_to_live: int | None = None
-    # The bandwidth is limited: bytes have to be reserved before they are sent.
+    # The bandwidth is limited: bytes must be reserved before they are sent.
     is_metered: bool = False
 
 
 class UploadAbort(Work, frozen=True, rename="camel", kw_only=True, tag="abort"):
-    """An upload that no task continues. S3 keeps and bills its parts until it is aborted."""
+    """An upload to abort: no task continues it, and S3 bills its parts until then."""
 
     upload: Upload
 
@@ -136,68 +136,67 @@ AnyWork = MessageSlice | TaskSlice | UploadAbort
 class ExportPlan(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Work for a task, the most urgent first."""
 
-    # The broker's directory, and the id by which a program on the same machine recognizes it.
+    # The broker's directory, and an id to verify that it is on the same machine.
     root: str
     instance: str
     work: list[AnyWork]
-    # The number of exports that are due and that no task has.
+    # The number of exports that are due and not leased.
     waiting: int = 0
     # The number of tasks of the pipeline that are connected.
     tasks: int = 0
-    # Leases that the task no longer holds: reports about them are not accepted.
+    # Leases that have ended: reports about them are not accepted.
     lost: list[str] = []
-    # Leases of paused exports: their deliveries end after the calls that they have begun.
+    # Leases of paused exports: their deliveries end after running calls.
     ending: list[str] = []
-    # The pipeline is stopping: the task ends when its deliveries are reported.
+    # The pipeline is stopping: the task ends after its deliveries are reported.
     stops: bool = False
 
 
 class SkippedMessage(msgspec.Struct, frozen=True, rename="camel"):
-    """A message that its destination never accepts, and why."""
+    """A message that its destination can never accept, and the reason."""
 
     sequence_number: SequenceNumber
     reason: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)]
 
 
 class DeliveryReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
-    """The result of work since it was leased, or since the report before."""
+    """The result of work since it was leased, or since the previous report."""
 
     lease: str
     stream: Name
     stream_id: str = ""
     identifier: Name
-    # The first message that earlier reports have not settled.
+    # The end of the previous report.
     first: SequenceNumber = 0
     # All messages below have arrived or were skipped.
     settled_end: SequenceNumber = 0
-    # Messages behind it that have arrived or were skipped.
+    # Messages above that have arrived or were skipped.
     arrived: Annotated[list[SequenceNumber], Meta(max_length=MAX_ARRIVED)] = []
     exported_messages: Annotated[int, Meta(ge=0)] = 0
     exported_bytes: Annotated[int, Meta(ge=0)] = 0
     skipped: Annotated[list[SkippedMessage], Meta(max_length=MAX_SKIPPED)] = []
     # The number of messages below `settled_end` that could not be read: damaged or dropped.
     missing: Annotated[int, Meta(ge=0)] = 0
-    # Bytes on the wire, also of calls that failed.
+    # Bytes on the wire, including failed calls.
     sent_bytes: Annotated[int, Meta(ge=0)] = 0
-    # Why the delivery ended early; empty if it did not.
+    # Why the delivery ended early; empty if it is complete or was stopped.
     error: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)] = ""
     # The minimum time before the next delivery.
     pause_millis: Annotated[int, Meta(ge=0)] = 0
-    # S3 tasks: their events, in order; all uploads that have begun and not ended; uploads that
-    # could not be aborted.
+    # For S3 tasks: events in order, all unfinished uploads, and uploads that could not be aborted.
     events: Annotated[list[TaskEvent], Meta(max_length=16_384)] = []
     uploads: Annotated[list[Upload], Meta(max_length=1024)] = []
     abandoned: Annotated[list[Upload], Meta(max_length=1024)] = []
-    # False: more reports follow, and the task keeps the lease.
+    # The lease ends; otherwise more reports follow.
     is_final: bool = True
 
 
 class ReservedBandwidth(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The broker's answer to a task that wants to send bytes of a file."""
+    """The broker's answer to a reservation of bandwidth for a file."""
 
     # The bytes may be sent.
     is_granted: bool
-    # False: the lease has ended, and nothing may be sent for it.
+    # False: the lease has ended, and nothing may be sent.
     is_held: bool
 
 

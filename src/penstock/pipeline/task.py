@@ -94,8 +94,8 @@ class ResidentTask:
         # The broker's directory if it is on this machine, and its instance.
         self._root: str | None = None
         self._instance = ""
-        # The instance of the broker that has the description of the pipeline.
-        self._described_to = ""
+        # This instance of the broker has the description of the pipeline.
+        self._is_described = False
         # The last request failed.
         self._has_failed = False
         # Guards the fields below.
@@ -106,17 +106,18 @@ class ResidentTask:
         self._reports: list[DeliveryReport] = []
         # The next request waits for reports.
         self._is_gathering = False
+        # Reports have a connection of their own, because requests for work wait for seconds.
+        self._client: StreamManagerClient
         self._reporting: StreamManagerClient
 
     def run(self) -> int:
-        place = self._spec.place
-        # Reports have a connection of their own, because requests for work wait for seconds.
-        with place.connect(patient=True) as client, place.connect(patient=True) as self._reporting:
-            self._serve(client)
-            self._finish(client)
+        connect = self._spec.place.connect
+        with connect(patient=True) as self._client, connect(patient=True) as self._reporting:
+            self._serve()
+            self._finish()
         return self._count
 
-    def _serve(self, client: StreamManagerClient) -> None:
+    def _serve(self) -> None:
         """Requests and delivers work until the task has to end."""
         spec = self._spec
         needed_at = time.monotonic()
@@ -124,12 +125,12 @@ class ResidentTask:
         while True:
             now = time.monotonic()
             is_idle = spec.idle_seconds is not None and now - needed_at > spec.idle_seconds
-            # The task waits for long uploads, but not forever for a job that hangs.
+            # The task waits for long uploads, but only for a limited time, as a job may hang.
             is_late = now > ends_at + spec.life_seconds
             if is_late or ((is_idle or now > ends_at) and not self._has_slow_jobs(now)):
                 return
             try:
-                plan = self._request_work(client, now)
+                plan = self._request_work(now)
             except (StreamManagerException, OSError) as error:
                 if not self._has_failed:
                     logger.warning("cannot get work from the broker: %s", error)
@@ -141,7 +142,7 @@ class ResidentTask:
                 needed_at = now
             self._is_gathering = bool(plan.work)
             for work in plan.work:
-                self._start(work, client)
+                self._start(work)
             if plan.stops:
                 return
             if plan.work:
@@ -160,36 +161,34 @@ class ResidentTask:
                 _GATHER_SECONDS,
             )
 
-    def _request_work(self, client: StreamManagerClient, now: float) -> ExportPlan:
+    def _request_work(self, now: float) -> ExportPlan:
         spec = self._spec
         with self._condition:
             jobs = list(self._jobs.values())
         quick = sum(now - job.began < _SLOW_SECONDS for job in jobs)
         free = min(spec.threads - quick, _MAX_JOBS - len(jobs))
         is_busy = free <= 0
-        is_described = bool(self._instance) and self._described_to == self._instance
         plan = self._send_request(
-            client,
             max_slices=max(free, 1),
             max_bytes=max(_MAX_BYTES - sum(job.size for job in jobs), _MIN_ROOM),
             max_priority=_URGENT_PRIORITY if is_busy else None,
             wait_millis=_BUSY_WAIT_MILLIS if is_busy else _WAIT_MILLIS,
-            about=None if is_described else spec.about,
+            about=None if self._is_described else spec.about,
         )
-        if not is_described:
-            self._described_to = plan.instance
+        # A new instance of the broker gets the description with the next request.
+        self._is_described = not self._is_described or plan.instance == self._instance
         if plan.instance != self._instance:
             self._instance = plan.instance
             self._root = plan.root if is_root_of(plan.root, plan.instance) else None
         return plan
 
-    def _send_request(self, client: StreamManagerClient, **options: Any) -> ExportPlan:
+    def _send_request(self, **options: Any) -> ExportPlan:
         """Renews the leases of all jobs, and sends their reports, which are kept if it fails."""
         with self._condition:
             leases = [job.lease for job in self._jobs.values() if not job.is_lost]
             reports = list(self._reports)
             self._is_gathering = False
-        plan = client.plan_exports(
+        plan = self._client.plan_exports(
             self._spec.pipeline,
             self._spec.task,
             lease_millis=_LEASE_MILLIS,
@@ -203,9 +202,9 @@ class ResidentTask:
                 self._jobs[lease].stop(is_lost=lease in plan.lost)
         return plan
 
-    def _start(self, work: AnyWork, client: StreamManagerClient) -> None:
+    def _start(self, work: AnyWork) -> None:
         _import_modules(work)
-        job = Job(work, self._root, client, self._report, self._spec.settings)
+        job = Job(work, self._root, self._client, self._report, self._spec.settings)
         with self._condition:
             self._jobs[job.lease] = job
             self._count += 1
@@ -231,7 +230,7 @@ class ResidentTask:
                     return True
         return report.lease in self._reporting.commit_exports([report]).accepted
 
-    def _finish(self, client: StreamManagerClient) -> None:
+    def _finish(self) -> None:
         """Waits for running calls, sends the last reports, and renews leases in the meantime."""
         deadline = time.monotonic() + self._spec.finish_seconds
         with self._condition:
@@ -243,7 +242,7 @@ class ResidentTask:
                 if not self._reports and all(job.is_lost for job in self._jobs.values()):
                     return
             with suppress(StreamManagerException, OSError):
-                self._send_request(client, max_slices=0)
+                self._send_request(max_slices=0)
 
 
 def _import_modules(work: AnyWork) -> None:
