@@ -102,8 +102,6 @@ class Job:
             # No traceback if the broker is unavailable, or this machine has no descriptors left.
             if not isinstance(problem, (StreamManagerException, OSError)):
                 logger.exception("an export of stream %r failed", self.work.stream)
-        if self.is_lost:
-            return
         try:
             with self._reporting:
                 self._report(error, is_final=True)
@@ -186,7 +184,7 @@ class Job:
             return self._report()
 
     def _report(self, error: str = "", *, is_final: bool = False) -> bool:
-        """Whether the broker accepts a report about everything since the last one."""
+        """Reports what is new since the last report; False if it is not accepted."""
         if self.is_lost:
             return False
         delivery = self._delivering.delivery() if self._delivering else self._reported
