@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.model.exporting import MAX_SKIPPED
 from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.destinations import aws
 from penstock.pipeline.destinations.destination import Call, Messages
@@ -208,6 +209,12 @@ def test_an_answer_that_is_none_settles_nothing(
     delivery = run(other_end, ENTRY)
     assert "iotsitewise BatchPutAssetPropertyValue" in delivery.error
     assert delivery.settled_end == 0
+
+
+def test_many_invalid_messages_fit_in_a_report(other_end: SiteWiseHarness) -> None:
+    delivery = run(other_end, *[b"?"] * (MAX_SKIPPED + 1))
+    assert 0 < len(delivery.skipped) <= MAX_SKIPPED
+    assert delivery.settled_end == len(delivery.skipped)
 
 
 def test_list_and_object_with_entries_arrive_in_one_call(other_end: SiteWiseHarness) -> None:
