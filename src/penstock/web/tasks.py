@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.broker.exports.recent_tasks import RecentTasks
+from penstock.broker.exports.statuses import RecentTasks
 from penstock.broker.exports.task_export import TaskExport
 from penstock.errors import StreamManagerException
 from penstock.model.exporting import TaskEvent, Upload

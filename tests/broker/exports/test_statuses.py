@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.exports.statuses import Origin
+from penstock.broker.exports.statuses import Origin, RecentTasks
 from penstock.broker.waiting import Waiter
 from penstock.model.status import Status, StatusConfig, StatusLevel, StatusMessage
 from tests.broker.exports.workbench import (
@@ -205,3 +205,72 @@ def test_retry_does_not_repeat_in_progress(bench: Workbench) -> None:
         (7, "Success"),
     ]
     assert bench.statuses.recent.counts["InProgress"] == 2
+
+
+# Recent tasks
+
+
+def numbers(recent: RecentTasks, stream: str = "s", identifier: str = "e") -> list[int]:
+    return [found.sequence_number for found in recent.of(stream, identifier)]
+
+
+def test_last_event_of_each_task_is_kept_the_latest_first() -> None:
+    recent = RecentTasks()
+    recent.note("s", "e", [event(0, Status.InProgress), event(1, Status.InProgress)])
+    recent.note("s", "e", [event(0, Status.Success)])
+
+    assert [(found.sequence_number, found.status) for found in recent.of("s", "e")] == [
+        (0, Status.Success),
+        (1, Status.InProgress),
+    ]
+
+
+def test_recent_tasks_are_kept_by_export() -> None:
+    recent = RecentTasks()
+    recent.note("s", "e", [event(1)])
+    recent.note("s", "f", [event(2)])
+    recent.note("t", "e", [event(3)])
+
+    assert numbers(recent) == [1]
+    assert numbers(recent, "s", "f") == [2]
+    assert numbers(recent, "t") == [3]
+    assert numbers(recent, "nowhere") == []
+
+
+def test_recent_tasks_of_an_export_are_limited() -> None:
+    recent = RecentTasks()
+    recent.note("s", "e", [event(number) for number in range(150)])
+    assert numbers(recent) == list(range(149, 49, -1))
+    recent.note("s", "e", [event(50), event(200)])
+    assert numbers(recent) == [200, 50, *range(149, 51, -1)]
+
+
+def test_recent_exports_are_limited() -> None:
+    recent = RecentTasks()
+    for number in range(256):
+        recent.note("s", str(number), [event(0)])
+    recent.note("s", "0", [event(1)])
+    recent.note("s", "another", [event(0)])
+    recent.note("s", "without events", [])
+
+    assert numbers(recent, "s", "0") == [1, 0]
+    assert numbers(recent, "s", "1") == []
+    assert numbers(recent, "s", "2") == [0]
+
+
+def test_removed_export_is_forgotten_and_its_events_stay_counted() -> None:
+    recent = RecentTasks()
+    recent.note("s", "e", [event(0, Status.InProgress), event(0, Status.Success)])
+    recent.note("s", "f", [event(1, Status.Success)])
+    recent.forget("s", "e")
+    recent.forget("s", "unknown")
+
+    assert numbers(recent) == []
+    assert numbers(recent, "s", "f") == [1]
+    assert recent.counts == {
+        "Success": 2,
+        "Failure": 0,
+        "InProgress": 1,
+        "Warning": 0,
+        "Canceled": 0,
+    }

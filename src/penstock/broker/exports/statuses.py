@@ -1,17 +1,17 @@
-"""Status messages: what happens to S3 tasks, told in the status stream of their export.
+"""Status messages of S3 tasks, appended to the status stream of their export.
 
-Nothing that is wrong with a status stream holds up an export.
+A status stream that accepts no messages does not delay its export.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.broker.exports.recent_tasks import RecentTasks
 from penstock.broker.streams import Stream, Streams
 from penstock.errors import StreamManagerException
 from penstock.model.exporting import TaskEvent
@@ -25,25 +25,78 @@ _LEVELS = {
     Status.Warning: StatusLevel.WARN,
     Status.Canceled: StatusLevel.WARN,
     Status.Success: StatusLevel.INFO,
-    # Programs that wait for the end of a task read the next status and take it for that.
+    # By default this is not written: programs expect the next status to be the result of the task.
     Status.InProgress: StatusLevel.DEBUG,
 }
+# Recent tasks: of each export, and the number of exports.
+_MAX_RECENT_TASKS = 100
+_MAX_RECENT_EXPORTS = 256
 
 
 class Origin(NamedTuple):
-    """The export that an event is about, which may be gone by now."""
+    """The export of an event. It may have been removed."""
 
     stream: str
     identifier: str
     status_config: StatusConfig | None
 
     def wants(self, status: Status) -> bool:
-        """Whether its statuses of this kind are written anywhere."""
+        """Whether statuses of this kind are written."""
         config = self.status_config
-        # One that tells itself would never come to an end; see the rules for definitions.
+        # A stream that receives its own statuses would never be up to date.
         if config is None or config.status_stream_name in (None, self.stream):
             return False
         return _LEVELS[status] <= (config.status_level or StatusLevel.INFO)
+
+
+class RecentTasks:
+    """The latest event of each task, in memory only. Called from the event loop only."""
+
+    def __init__(self) -> None:
+        self._by_export: dict[tuple[str, str], dict[int, TaskEvent]] = {}
+        # Tasks in progress: stream, export and sequence number.
+        self._begun: set[tuple[str, str, int]] = set()
+        # Events by the name of their status.
+        self.counts: Counter[str] = Counter({status.name: 0 for status in Status})
+
+    def note(self, stream: str, identifier: str, events: Sequence[TaskEvent]) -> list[TaskEvent]:
+        """Returns the events without repeats: each retry reports that its task is in progress."""
+        events = [event for event in events if self._is_new(stream, identifier, event)]
+        if events:
+            self.counts.update(event.status.name for event in events)
+            # Entries are in the order of their last event, so that the first one is evicted.
+            tasks = self._by_export.pop((stream, identifier), {})
+            self._by_export[stream, identifier] = tasks
+            for event in events[-_MAX_RECENT_TASKS:]:
+                tasks.pop(event.sequence_number, None)
+                tasks[event.sequence_number] = event
+            _evict_first(tasks, _MAX_RECENT_TASKS)
+            _evict_first(self._by_export, _MAX_RECENT_EXPORTS)
+        return events
+
+    def _is_new(self, stream: str, identifier: str, event: TaskEvent) -> bool:
+        task = (stream, identifier, event.sequence_number)
+        if event.status is Status.InProgress:
+            is_new = task not in self._begun
+            self._begun.add(task)
+            return is_new
+        if event.ends_task:
+            self._begun.discard(task)
+        return True
+
+    def forget(self, stream: str, identifier: str) -> None:
+        """The export was removed or moved."""
+        self._by_export.pop((stream, identifier), None)
+        self._begun = {each for each in self._begun if each[:2] != (stream, identifier)}
+
+    def of(self, stream: str, identifier: str) -> Iterator[TaskEvent]:
+        """The latest first."""
+        return reversed(self._by_export.get((stream, identifier), {}).values())
+
+
+def _evict_first(entries: dict[Any, Any], max_entries: int) -> None:
+    while len(entries) > max_entries:
+        del entries[next(iter(entries))]
 
 
 class Statuses:
@@ -51,13 +104,12 @@ class Statuses:
         self._streams = streams
         self._unsynced: set[Stream] = set()
         self.recent = RecentTasks()
-        # Exports whose status stream takes nothing: that is said once.
-        self._unheard: set[tuple[str, str]] = set()
+        # Exports whose status stream fails. A failure is logged once.
+        self._failing: set[tuple[str, str]] = set()
 
     def write(self, origin: Origin, events: Sequence[TaskEvent], now: int) -> None:
-        """Those that the export wants; whoever reads its status stream is woken."""
-        events = self.recent.drop_repeats(origin.stream, origin.identifier, events)
-        self.recent.note(origin.stream, origin.identifier, events)
+        """Appends the statuses that the export wants."""
+        events = self.recent.note(origin.stream, origin.identifier, events)
         payloads = [_encode(origin, event) for event in events if origin.wants(event.status)]
         if not payloads:
             return
@@ -65,16 +117,15 @@ class Statuses:
         name = origin.status_config.status_stream_name or ""
         problem = self._append(name, payloads, now)
         export = (origin.stream, origin.identifier)
-        who = f"stream {origin.stream!r}, export {origin.identifier!r}"
-        if problem and export not in self._unheard:
-            self._unheard.add(export)
-            logger.warning("%s: statuses are lost: %s", who, problem)
-        elif not problem and export in self._unheard:
-            self._unheard.discard(export)
-            logger.info("%s: the status stream %r works again", who, name)
+        if problem and export not in self._failing:
+            self._failing.add(export)
+            logger.warning("stream %r, export %r: statuses are lost: %s", *export, problem)
+        elif not problem and export in self._failing:
+            self._failing.discard(export)
+            logger.info("stream %r, export %r: status stream %r works again", *export, name)
 
     def _append(self, name: str, payloads: list[bytes], now: int) -> str:
-        """Why some of them could not be stored; empty if all are."""
+        """Returns why some payloads could not be stored; empty if all are."""
         problem = ""
         try:
             stream = self._streams.find(name)
@@ -91,7 +142,7 @@ class Statuses:
         return problem
 
     def sync(self) -> Callable[[], None]:
-        """What brings all that was written so far to the disk; it may be called from a thread."""
+        """Returns a function that syncs all statuses written so far; it may run in any thread."""
         logs = [stream.log for stream in self._unsynced if self._streams.is_served(stream)]
         self._unsynced.clear()
 
@@ -103,21 +154,19 @@ class Statuses:
 
 
 def _encode(origin: Origin, event: TaskEvent) -> bytes:
-    return msgspec.json.encode(
-        # Without what is unset, also in the task: a null object kills AWS' clients.
-        to_wire(
-            {
-                "eventType": EventType.S3Task,
-                "statusLevel": _LEVELS[event.status],
-                "status": event.status,
-                "statusContext": {
-                    "s3ExportTaskDefinition": event.task,
-                    "exportIdentifier": origin.identifier,
-                    "streamName": origin.stream,
-                    "sequenceNumber": event.sequence_number,
-                },
-                "message": event.message,
-                "timestampEpochMs": event.time,
-            }
-        )
-    )
+    context = {
+        "s3ExportTaskDefinition": event.task,
+        "exportIdentifier": origin.identifier,
+        "streamName": origin.stream,
+        "sequenceNumber": event.sequence_number,
+    }
+    status = {
+        "eventType": EventType.S3Task,
+        "statusLevel": _LEVELS[event.status],
+        "status": event.status,
+        "statusContext": context,
+        "message": event.message,
+        "timestampEpochMs": event.time,
+    }
+    # `to_wire` omits unset fields, also of the task: AWS' clients crash on a null object.
+    return msgspec.json.encode(to_wire(status))
