@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.exports import cancellations
+from penstock.broker.exports.cancellations import cancel_tasks
 from penstock.errors import UnknownFailureException
 from penstock.model import MessageStreamDefinition, StrategyOnFull, from_wire
 from penstock.model.exporting import UploadAbort
 from penstock.model.status import Status, StatusLevel
-from penstock.store.log import FileLog
+from penstock.store.log import FileLog, Log
 from penstock.store.record import data_path
 from penstock.store.store import Store
 from penstock.wire.operations import Operation
@@ -36,6 +39,7 @@ TTL = 60_000
 SMALL = {"maxSize": 4096, "streamSegmentSize": 1024}
 EXPIRED = "its time to live is over"
 FULL = "the stream was full and dropped it"
+REASON = "the stream was deleted"
 
 Remove = Callable[[Workbench], object]
 
@@ -348,6 +352,60 @@ def test_status_stream_that_drops_messages_for_a_report_cancels_its_tasks(bench:
     found = next(each for each in bench.plan() if each.stream == "s")
     bench.commit(report(found, events=events))
     assert {status for status, _, _ in bench.told("last")} == {"Canceled"}
+
+
+# Reading canceled tasks
+
+
+def found(log: Log, first: int = 0, end: int | None = None) -> list[tuple[int, str | None]]:
+    """The numbers, and the keys of tasks that could be read."""
+    events = cancel_tasks(log, first, log.end if end is None else end, REASON, 5)
+    return [(each.sequence_number, each.task["key"] if each.task else None) for each in events]
+
+
+def test_each_task_is_canceled_with_the_reason(bench: Workbench) -> None:
+    stream = bench.create_tasks("s", 3)
+    (canceled,) = cancel_tasks(stream.log, 1, 2, REASON, 5)
+    assert (canceled.sequence_number, canceled.status) == (1, Status.Canceled)
+    assert (canceled.message, canceled.time, canceled.task) == (REASON, 5, task(1))
+
+
+@pytest.mark.parametrize("payload", [b"x", b"[]", b'{"bucket": "b"}', b"\xff", b"1"])
+def test_message_that_is_no_task_is_canceled_without_one(bench: Workbench, payload: bytes) -> None:
+    stream = bench.create_tasks("s", 1)
+    stream.append([payload], bench.now)
+    assert found(stream.log) == [(0, "key/0"), (1, None)]
+
+
+def test_canceled_tasks_are_read_from_all_segments(bench: Workbench) -> None:
+    stream = bench.create_tasks("s", 60, streamSegmentSize=1024)
+    assert stream.log.segment_count > 3
+    assert found(stream.log, 2, 59) == [(number, f"key/{number}") for number in range(2, 59)]
+
+
+def test_damaged_tasks_are_canceled(bench: Workbench) -> None:
+    stream = bench.create_tasks("s", 60, streamSegmentSize=1024)
+    assert isinstance(stream.log, FileLog)
+    stream.log.work()
+    first, second, third = [segment.first for segment in stream.log.segments()[:3]]
+    directory = bench.store.root / "streams" / stream.stored.id
+    data_path(directory, second).unlink()
+    data_path(directory, first).write_bytes(b"y" * 20)
+    expected = [(number, None) for number in range(third)]
+    assert found(stream.log) == [*expected, *[(n, f"key/{n}") for n in range(third, 60)]]
+
+
+def test_number_of_canceled_tasks_is_limited(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cancellations, "_MAX_CANCELED_TASKS", 5)
+    stream = bench.create_tasks("s", 8)
+    assert found(stream.log, 3) == [(number, f"key/{number}") for number in range(3, 8)]
+    assert caplog.records == []
+    assert [number for number, _ in found(stream.log, 1)] == [1, 2, 3, 4, 5]
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "7 S3 tasks are canceled (the stream was deleted)" in record.getMessage()
 
 
 # A killed broker

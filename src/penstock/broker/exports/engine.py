@@ -106,7 +106,7 @@ class Exports:
         self._all = Registry(streams, self._make)
         self._abandoned = AbandonedUploads(store, statuses)
         self._abandoned.add(each for each in uploads if each.is_abandoned)
-        self._cancellations = Cancellations(self._all, statuses, self._abandoned, now_millis)
+        self._cancellations = Cancellations(self._all.of, statuses, self._abandoned, now_millis)
         streams.tell(self._cancellations)
         # They remember how far their streams go.
         for _ in self._all:
@@ -126,7 +126,7 @@ class Exports:
         """The broker stops: write the statuses that would be written later."""
         for export in self._all.task_exports:
             # The next broker does not have the dropped messages.
-            self._cancellations.conclude_lease(export)
+            self._cancellations.cancel_dropped(export)
 
     def of(self, stream: Stream) -> Mapping[str, Export]:
         """The exports of one stream, by identifier."""
@@ -232,7 +232,7 @@ class Exports:
         """Cancels tasks that the stream has dropped, when no task of a pipeline holds them."""
         for export in self._all.task_exports:
             if not export.is_leased(now):
-                self._cancellations.give_up(export)
+                self._cancellations.release_dropped(export)
 
     def _wire_room(self, each: Deliverable) -> float:
         """The bytes that it may send now; 0 if it has to wait for bandwidth."""
@@ -402,10 +402,7 @@ class Exports:
 
     def _conclude(self, export: TaskExport, outcome: Outcome) -> None:
         ended = ended_tasks(outcome.report)
-        if outcome.ends_lease:
-            self._cancellations.conclude_lease(export, ended)
-        else:
-            self._cancellations.forget_dropped(export, ended)
+        self._cancellations.cancel_dropped(export, ended, is_leased=not outcome.ends_lease)
         if not self._all.has(export):
             # It was removed or moved while the report was stored.
             self._abandoned.abandon(export.track(export.uploads, are_abandoned=True))
