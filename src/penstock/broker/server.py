@@ -110,10 +110,11 @@ class Broker:
             premises = Premises(str(root.absolute()), self._instance)
             dead_letters = DeadLetters(self.streams, settings.dead_letter_stream)
             statuses = Statuses(self.streams)
-            clock = asyncio.get_running_loop().time
+            loop = asyncio.get_running_loop()
+            clock = loop.time
             self.recent_tasks = statuses.recent
             self.pipelines = Pipelines(clock, now_millis)
-            bandwidth = Bandwidth(settings.exporter_max_bandwidth, clock)
+            bandwidth = Bandwidth(settings.exporter_max_bandwidth, clock, loop.call_later)
             self.exports = Exports(
                 self._store,
                 self.streams,

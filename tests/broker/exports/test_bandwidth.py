@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -11,12 +12,65 @@ from hypothesis import strategies as st
 from penstock.broker.exports.bandwidth import Bandwidth
 
 
+class Timer:
+    def __init__(self, at: float, call: Callable[[], None]) -> None:
+        self.at = at
+        self.call = call
+        self.is_canceled = False
+
+    def cancel(self) -> None:
+        self.is_canceled = True
+
+
 class Bench:
     """1000 bytes per second, unless another rate is given."""
 
     def __init__(self, kilobits_per_second: int | None = 8) -> None:
         self.seconds = 0.0
-        self.bandwidth = Bandwidth(kilobits_per_second, lambda: self.seconds)
+        self.timers: list[Timer] = []
+        # Answered reservations, by name: whether they were granted.
+        self.answers: dict[str, bool] = {}
+        # Reservations whose leases have ended.
+        self.lost: set[str] = set()
+        self.changes = 0
+        self.bandwidth = Bandwidth(kilobits_per_second, lambda: self.seconds, self._call_later)
+        self.bandwidth.on_change = self._note_change
+
+    def _call_later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        timer = Timer(self.seconds + seconds, call)
+        self.timers.append(timer)
+        return timer
+
+    def _note_change(self) -> None:
+        self.changes += 1
+
+    def reserve(
+        self, name: str, priority: int = 5, size: int = 100, timeout: float = math.inf
+    ) -> Callable[[], None] | None:
+        def answer(is_granted: bool) -> None:
+            self.answers[name] = is_granted
+
+        return self.bandwidth.reserve(
+            priority, size, timeout, lambda: name not in self.lost, answer
+        )
+
+    @property
+    def granted(self) -> list[str]:
+        return [name for name, is_granted in self.answers.items() if is_granted]
+
+    @property
+    def active(self) -> list[Timer]:
+        """Timers that will fire, the next one first."""
+        active = [each for each in self.timers if not each.is_canceled and each.at < math.inf]
+        return sorted(active, key=lambda each: each.at)
+
+    def run(self, until: float) -> None:
+        while self.active and self.active[0].at <= until:
+            timer = self.active[0]
+            self.seconds = timer.at
+            timer.cancel()
+            timer.call()
+        self.seconds = until
 
     def room(self, priority: int = 5) -> float:
         return self.bandwidth.room(priority)
@@ -230,3 +284,113 @@ def test_urgent_file_gets_the_bandwidth_before_less_urgent_messages() -> None:
             sent["messages"] += 200
     assert sent["file"] >= 95_000
     assert sent["messages"] <= 5_000
+
+
+# Reservations
+
+
+def test_bandwidth_that_is_there_is_granted_at_once(bench: Bench) -> None:
+    assert bench.reserve("a") is None
+    assert bench.granted == ["a"]
+    assert (bench.active, bench.changes) == ([], 1)
+    assert bench.bandwidth.message_room(11) == bench.room(11) > 0
+
+
+def test_without_a_limit_everything_is_granted_at_once() -> None:
+    bench = Bench(None)
+    assert bench.reserve("a", size=1) is bench.reserve("b", size=10**12) is None
+    assert bench.granted == ["a", "b"]
+
+
+def test_request_waits_until_there_is_bandwidth(bench: Bench) -> None:
+    bench.bandwidth.charge(1000)
+    assert bench.reserve("a") is not None
+    bench.run(until=0.19)
+    assert bench.granted == []
+    bench.run(until=0.21)
+    assert bench.granted == ["a"]
+    assert (bench.active, bench.changes) == ([], 1)
+
+
+def test_most_urgent_request_comes_first_and_equals_in_their_order(bench: Bench) -> None:
+    bench.bandwidth.charge(1000)
+    for name, priority in (("a", 5), ("b", 11), ("c", 5), ("d", 1)):
+        bench.reserve(name, priority)
+    bench.run(until=10)
+    assert bench.granted == ["d", "a", "c", "b"]
+
+
+def test_large_parts_are_granted_one_after_the_other(bench: Bench) -> None:
+    for name in "abc":
+        bench.reserve(name, size=10_000)
+    assert bench.granted == ["a"]
+    bench.run(until=8.9)
+    assert bench.granted == ["a"]
+    # The part has the bytes of ten seconds, and the bucket had those of one.
+    bench.run(until=11)
+    assert bench.granted == ["a", "b"]
+    bench.run(until=25)
+    assert bench.granted == ["a", "b", "c"]
+
+
+def test_more_urgent_part_does_not_wait_for_the_debt_of_others(bench: Bench) -> None:
+    bench.reserve("large", 5, size=100_000)
+    bench.reserve("next", 5)
+    bench.reserve("urgent", 1)
+    bench.run(until=0.5)
+    assert bench.granted == ["large", "urgent"]
+
+
+def test_canceled_request_is_not_granted_and_others_follow(bench: Bench) -> None:
+    bench.bandwidth.charge(1000)
+    cancel = bench.reserve("a", 1)
+    bench.reserve("b", 5)
+    assert bench.bandwidth.seconds_until_message_room(4) == math.inf
+    assert cancel is not None
+    cancel()
+    assert bench.bandwidth.seconds_until_message_room(4) == pytest.approx(0.2)
+    # Less urgent messages need not wait for it any longer.
+    assert bench.changes == 1
+    bench.run(until=1)
+    assert bench.granted == ["b"]
+    cancel()
+    assert bench.changes == 2
+
+
+def test_no_timer_is_left_when_the_last_request_is_canceled(bench: Bench) -> None:
+    bench.bandwidth.charge(1000)
+    cancel = bench.reserve("a", timeout=5)
+    assert cancel is not None
+    cancel()
+    assert bench.active == []
+
+
+def test_request_whose_lease_has_ended_is_answered_without_a_charge(bench: Bench) -> None:
+    bench.bandwidth.charge(1000)
+    bench.reserve("lost", 1, size=10**9)
+    bench.reserve("other", 5)
+    bench.lost.add("lost")
+    bench.run(until=0.3)
+    assert bench.granted == ["lost", "other"]
+    assert not bench.bandwidth.has_debt(1)
+
+
+def test_reservation_ends_with_its_timeout(bench: Bench) -> None:
+    bench.bandwidth.charge(2000)
+    cancel = bench.reserve("a", timeout=1)
+    bench.run(until=0.9)
+    assert bench.answers == {}
+    bench.run(until=5)
+    assert bench.answers == {"a": False}
+    assert (bench.active, bench.changes) == ([], 1)
+    assert cancel is not None
+    cancel()
+    assert bench.changes == 1
+
+
+def test_granted_reservation_does_not_time_out(bench: Bench) -> None:
+    bench.bandwidth.charge(1000)
+    bench.reserve("a", timeout=1)
+    bench.run(until=5)
+    assert bench.answers == {"a": True}
+    assert bench.active == []

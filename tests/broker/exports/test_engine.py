@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.broker.exports.engine import Outlook, Plan
-from penstock.broker.exports.reservations import Reservations
 from penstock.model.exporting import AnyWork, MessageSlice, TaskSlice, UploadAbort
 from tests.broker.exports.workbench import (
     Workbench,
@@ -311,19 +310,23 @@ def test_plan_of_files_is_not_charged(slow: Workbench) -> None:
     assert slow.plan_file().first == 1
 
 
+def reserve(
+    bench: Workbench, priority: int, size: int, answer: Callable[[bool], None] = lambda _: None
+) -> None:
+    bench.bandwidth.reserve(priority, size, math.inf, lambda: True, answer)
+
+
 def test_file_gets_bandwidth_before_less_urgent_messages(slow: Workbench) -> None:
-    reservations = reserving(slow)
     slow.create("s", to_http(priority=10), 1000)
     slow.bandwidth.charge(1000)
-    granted: list[int] = []
-    waiting = reservations.request(1, 10_000, lambda: granted.append(1), lambda: True)
+    granted: list[bool] = []
+    reserve(slow, 1, 10_000, granted.append)
     slow.wait(0.5)
     assert slow.plan() == []
     # Only a grant makes the messages due.
     assert slow.outlook().at == math.inf
-    reservations._look()
-    assert granted == [1]
-    assert not reservations.has(waiting)
+    slow.bandwidth._grant_pending()
+    assert granted == [True]
     # Then its debt is paid first.
     assert slow.outlook().at == pytest.approx(slow.seconds + 9.7)
     slow.wait(9.8)
@@ -331,41 +334,30 @@ def test_file_gets_bandwidth_before_less_urgent_messages(slow: Workbench) -> Non
 
 
 def test_more_urgent_messages_do_not_wait_for_files(slow: Workbench) -> None:
-    reservations = reserving(slow)
     slow.create("s", to_http(priority=1), 1000)
-    reservations.request(5, 100_000, lambda: None, lambda: True)
-    reservations.request(5, 100_000, lambda: None, lambda: True)
+    reserve(slow, 5, 100_000)
+    reserve(slow, 5, 100_000)
     slow.wait(0.5)
     assert slow.plan_one().stream == "s"
 
 
 def test_equally_urgent_files_and_messages_share_the_bandwidth(slow: Workbench) -> None:
     """Although the messages come first whenever both may be sent."""
-    reservations = reserving(slow)
     slow.create("s", to_http(priority=5), 5000)
     files, messages = 0, 0
 
-    def grant() -> None:
+    def grant(_: bool) -> None:
         nonlocal files
         files += 10_000
-        reservations.request(5, 10_000, grant, lambda: True)
+        reserve(slow, 5, 10_000, grant)
 
-    reservations.request(5, 10_000, grant, lambda: True)
+    reserve(slow, 5, 10_000, grant)
     for _ in range(1000):
         slow.wait(0.1)
         messages += send(slow)
-        reservations._look()
+        slow.bandwidth._grant_pending()
     assert 40_000 <= messages <= 60_000
     assert 40_000 <= files <= 60_000
-
-
-def reserving(bench: Workbench) -> Reservations:
-    class Never:
-        def cancel(self) -> None: ...
-
-    reservations = Reservations(bench.bandwidth, lambda *_: Never(), lambda: None)
-    bench.exports.min_reserved_priority = lambda: reservations.min_priority
-    return reservations
 
 
 # Leases

@@ -434,7 +434,7 @@ def lease_file(connection: Connection, name: str = "file", **fields: Any) -> str
 
 
 def reservations(broker: LocalBroker) -> int:
-    return broker.run(lambda: len(broker.broker._export_handlers._reservations._waiting))
+    return broker.run(lambda: len(broker.broker.exports._bandwidth._pending))
 
 
 def test_without_a_limit_bandwidth_is_granted_at_once(tmp_path: Path) -> None:

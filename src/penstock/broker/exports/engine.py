@@ -91,8 +91,6 @@ class Exports:
         self._turns = 0
         # Why nothing is planned: progress cannot be stored. Empty if it can.
         self.suspension = ""
-        # The priority of the most urgent file that waits for bandwidth; None if none does.
-        self.min_reserved_priority: Callable[[], int | None] = lambda: None
         # By kind.
         self.totals: defaultdict[str, ExportTotals] = defaultdict(ExportTotals)
         # Part of the leases of this run of the broker.
@@ -167,7 +165,7 @@ class Exports:
         # Of equal urgency, in the order of streams.
         for each, due_end in sorted(survey.due, key=lambda found: found[0].urgency):
             is_full = len(work) == request.max_slices or room < 1
-            wire_room = self._wire_room(each)
+            wire_room = self._bandwidth.message_room(each.priority) if each.is_charged else math.inf
             if is_full or not wire_room or each.priority > max_priority:
                 waiting += bool(wire_room)
                 continue
@@ -206,7 +204,8 @@ class Exports:
             if not is_awaited:
                 continue
             if is_due:
-                at = min(at, self._room_at(each, now))
+                wait = self._bandwidth.seconds_until_message_room(each.priority)
+                at = min(at, now + wait if each.is_charged else now)
                 continue
             if due.at is not None:
                 at = min(at, now + (due.at - now_millis) / 1000)
@@ -233,29 +232,6 @@ class Exports:
         for export in self._all.task_exports:
             if not export.is_leased(now):
                 self._cancellations.release_dropped(export)
-
-    def _wire_room(self, each: Deliverable) -> float:
-        """The bytes that it may send now; 0 if it has to wait for bandwidth."""
-        if not each.is_charged:
-            return math.inf
-        return 0.0 if self._waits_for_files(each) else self._bandwidth.room(each.priority)
-
-    def _room_at(self, each: Deliverable, now: float) -> float:
-        """When there may be bandwidth for it; inf if it waits for a grant to a file."""
-        if not each.is_charged:
-            return now
-        if self._waits_for_files(each):
-            return math.inf
-        return now + self._bandwidth.seconds_until_room(each.priority)
-
-    def _waits_for_files(self, each: Deliverable) -> bool:
-        """Whether the next bandwidth belongs to a file that is at least as urgent."""
-        reserved = self.min_reserved_priority()
-        if reserved is None or not each.is_charged:
-            return False
-        # A file with a debt has had its turn: equally urgent messages get their half meanwhile.
-        is_next = reserved == each.priority and not self._bandwidth.has_debt(reserved)
-        return reserved < each.priority or is_next
 
     def _lease(
         self,

@@ -17,7 +17,6 @@ from penstock.broker.exports.engine import Exports, Outlook, Plan
 from penstock.broker.exports.lease import Holder
 from penstock.broker.exports.pipelines import Pipelines
 from penstock.broker.exports.progress import ProgressWriter, Settlement
-from penstock.broker.exports.reservations import Reservations
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.streams import Streams
 from penstock.broker.waiting import Waiter, Waiters, seconds_to_wait
@@ -70,9 +69,8 @@ class ExportHandlers:
         self._premises = premises
         self._now_millis = now_millis
         self.progress = ProgressWriter(store.progress_log, executor, self._suspend)
-        call_later = asyncio.get_running_loop().call_later
-        self._reservations = Reservations(bandwidth, call_later, self.look_again)
-        exports.min_reserved_priority = lambda: self._reservations.min_priority
+        self._bandwidth = bandwidth
+        bandwidth.on_change = self.look_again
         self._pending: set[_PendingPlan] = set()
         # Creations of the dead-letter stream.
         self._creations: set[asyncio.Task[None]] = set()
@@ -195,30 +193,18 @@ class ExportHandlers:
         if not request.size:
             call.succeed(isGranted=True, isHeld=True)
             return
-        timer: asyncio.TimerHandle | None = None
 
         def is_held() -> bool:
             return self._exports.find_lease(request.lease) is found
 
-        def answer() -> None:
-            if timer is not None:
-                timer.cancel()
-            call.succeed(isGranted=is_held(), isHeld=is_held())
+        def answer(is_granted: bool) -> None:
+            held = is_held()
+            call.succeed(isGranted=is_granted and held, isHeld=held)
 
-        def give_up() -> None:
-            self._reservations.cancel(reservation)
-            call.succeed(isGranted=False, isHeld=is_held())
-
-        reservation = self._reservations.request(found.priority, request.size, answer, is_held)
-        if self._reservations.has(reservation):
+        seconds = seconds_to_wait(request.wait_millis)
+        cancel = self._bandwidth.reserve(found.priority, request.size, seconds, is_held, answer)
+        if cancel is not None:
             call.allow_seconds(request.wait_millis / 1000)
-            seconds = seconds_to_wait(request.wait_millis)
-            timer = asyncio.get_running_loop().call_later(seconds, give_up)
-
-            def cancel() -> None:
-                timer.cancel()
-                self._reservations.cancel(reservation)
-
             call.on_close(cancel)
 
     # Reports
