@@ -34,7 +34,7 @@ def keep(bench: Workbench, *numbers: int, **fields: Any) -> DeliveryReport:
     skipped = [skip(number) for number in numbers]
     commit = bench.begin_commit(report(bench.plan_one(), skipped=skipped, **fields))
     (settled,) = commit.settlement.settled
-    return settled.outcome.report
+    return settled.report
 
 
 def test_letter_has_the_message_and_the_reason(bench: Workbench) -> None:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
-from penstock.broker.exports.deliverable import Outcome
-from penstock.broker.exports.lease import Holder, Lease
+from penstock.broker.exports.deliverable import (
+    MAX_PAUSE_SECONDS,
+    Holder,
+    Lease,
+    LeaseId,
+    backoff_seconds,
+)
 from tests.broker.exports.workbench import (
     Workbench,
     event,
@@ -34,7 +41,7 @@ def test_lease_passes_through_all_states(bench: Workbench) -> None:
 
     found = bench.plan_one()
     assert export.lease == Lease(
-        found.lease, Holder("p", "t"), 0, 5, bench.seconds + 10, export.wire_bytes_of(50)
+        found.lease, Holder("p", "t"), 0, 5, bench.seconds + 10, charged=75.0
     )
     assert export.is_leased(bench.seconds)
     assert not export.is_leased(bench.seconds + 10)
@@ -89,13 +96,31 @@ def test_lease_that_is_revoked_while_its_report_is_stored_stays_revoked(
 
 
 @pytest.mark.parametrize("is_final", [True, False])
-def test_outcome_ends_the_lease_after_the_last_report_and_after_errors(
-    bench: Workbench, is_final: bool
-) -> None:
+def test_final_reports_and_errors_end_the_lease(bench: Workbench, is_final: bool) -> None:
     bench.create("s", to_http(), 5)
-    found = bench.plan_one()
-    assert Outcome(report(found, is_final=is_final)).ends_lease is is_final
-    assert Outcome(failure(found, is_final=is_final)).ends_lease
+    commit = bench.begin_commit(report(bench.plan_one(), settled_end=1, is_final=is_final))
+    (settled,) = commit.settlement.settled
+    assert settled.ends_lease is is_final
+    bench.cancel_commit(commit)
+    (failed,) = bench.begin_commit(failure(bench.plan_one(), is_final=is_final)).settlement.settled
+    assert failed.ends_lease
+
+
+# Lease ids
+
+
+@pytest.mark.parametrize("name", ["abandoned-3", "0f3a/http", "0f3a/s3_task_executor", "a/1-2/b"])
+def test_lease_id_names_its_deliverable_and_its_messages(name: str) -> None:
+    lease_id = LeaseId(name, 5, 1 << 62, "1f-2a")
+    assert LeaseId.parse(str(lease_id)) == lease_id
+
+
+@pytest.mark.parametrize(
+    "lease_id",
+    ["", "e", "e/0-5", "/0-5/1", "e/0-/1", "e/-5/1", "e/0-5/", "e/0-5/x", f"e/{'9' * 5000}-5/1"],
+)
+def test_malformed_lease_id_is_not_parsed(lease_id: str) -> None:
+    assert LeaseId.parse(lease_id) is None
 
 
 # Repeated reports
@@ -234,4 +259,13 @@ def test_export_with_an_error_is_tried_after_a_restart(bench: Workbench) -> None
     assert bench.plan_one().first == 0
 
 
-# Replaced exports
+def test_pause_after_failures_doubles_up_to_five_minutes() -> None:
+    longest = [backoff_seconds(failures, 0.999999) for failures in range(1, 13)]
+    assert longest == pytest.approx([0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300], rel=1e-4)
+    assert backoff_seconds(10_000, 0.5) <= MAX_PAUSE_SECONDS == 300
+
+
+@hypothesis.given(failures=st.integers(1, 50), chance=st.floats(0, 1, exclude_max=True))
+def test_pause_is_random_within_a_quarter(failures: int, chance: float) -> None:
+    shortest = backoff_seconds(failures, 0.0)
+    assert shortest <= backoff_seconds(failures, chance) <= shortest / 0.75 <= 300

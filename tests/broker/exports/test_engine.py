@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -10,7 +11,11 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.exports.engine import Outlook, Plan
+from penstock.broker.exports.engine import Outlook, Plan, Registry
+from penstock.broker.exports.export import Export, MessageExport
+from penstock.broker.exports.task_export import TaskExport
+from penstock.broker.streams import Stream
+from penstock.model import ExportConfig
 from penstock.model.exporting import AnyWork, MessageSlice, TaskSlice, UploadAbort
 from tests.broker.exports.workbench import (
     Workbench,
@@ -890,7 +895,7 @@ def test_outage_is_logged_when_it_begins_and_when_it_ends(
     bench.commit(report(bench.plan_one(), skipped=[skip(1), skip(2)]))
     assert [record.getMessage() for record in caplog.records] == [
         "stream 's', export 'e': it is down",
-        "stream 's', export 'e': it works again",
+        "stream 's', export 'e': works again",
         "stream 's', export 'e': 2 messages were skipped; the last, 2: 2 is malformed",
     ]
 
@@ -955,3 +960,87 @@ def test_reports_of_an_export_that_was_removed_meanwhile_are_followed(bench: Wor
     bench.finish_commit(commit)
     followed = bench.exports.follow(commit.settlement, bench.now)
     assert followed == Outlook(needed_ends=((stream, 6),))
+
+
+# Registry
+
+
+def make_registry(bench: Workbench) -> Registry:
+    def make(stream: Stream, kind: str, config: ExportConfig) -> Export:
+        return MessageExport(stream, kind, config, bench.dead_letters, 0.0)
+
+    return Registry(bench.streams, make)
+
+
+def names(registry: Registry) -> list[tuple[str, str]]:
+    return [(export.stream.name, export.identifier) for export in registry]
+
+
+def test_registry_has_the_exports_of_the_current_definitions(bench: Workbench) -> None:
+    registry = make_registry(bench)
+    bench.create("a", to_http("one"))
+    bench.create("b", {**to_http("two"), **to_s3("three")})
+    assert names(registry) == [("a", "one"), ("b", "two"), ("b", "three")]
+    bench.update("b", to_http("two"))
+    bench.delete("a")
+    assert names(registry) == [("b", "two")]
+    assert list(registry.of(bench.streams.find("b"))) == ["two"]
+
+
+def test_changed_export_is_kept(bench: Workbench) -> None:
+    registry = make_registry(bench)
+    stream = bench.create("s", to_http())
+    (export,) = registry
+    bench.update("s", to_http(priority=3))
+    assert registry.of(stream) == {"e": export}
+    assert export.config.priority == 3
+    assert registry.has(export)
+
+
+def test_export_that_is_added_again_or_changes_its_kind_is_a_new_one(bench: Workbench) -> None:
+    registry = make_registry(bench)
+    bench.create("s", to_http())
+    (export,) = registry
+    bench.update("s", to_s3())
+    (other,) = registry
+    assert export is not other
+    assert export.name != other.name
+    assert not registry.has(export)
+    bench.update("s", {})
+    bench.update("s", to_s3())
+    assert not registry.has(other)
+    (last,) = registry
+    bench.delete("s")
+    assert not registry.has(last)
+    bench.create("s", to_s3())
+    assert not registry.has(last)
+    assert next(iter(registry)).name != last.name
+
+
+def test_kinds_have_classes_of_their_own(bench: Workbench) -> None:
+    stream = bench.create("s", {**to_http("a"), **to_s3("b")})
+    exports = bench.exports.of(stream)
+    assert isinstance(exports["a"], MessageExport)
+    assert isinstance(exports["b"], TaskExport)
+
+
+def test_uploads_that_had_begun_belong_to_their_export(bench: Workbench) -> None:
+    bench.create("s", {"s3TaskExecutor": [{"identifier": "a"}, {"identifier": "b"}]}, 3)
+    (found,) = [each for each in bench.plan() if each.identifier == "b"]
+    bench.commit(failure(found, uploads=[upload(1), upload(2)]))
+    bench.restart()
+    assert bench.task_export("s", "a").uploads == []
+    assert bench.task_export("s", "b").uploads == [upload(1), upload(2)]
+
+
+def test_moved_export_is_a_new_one_that_counts_on(bench: Workbench) -> None:
+    stream = bench.create("s", to_http(), 0, maxSize=4096, streamSegmentSize=1024)
+    bench.append("s", 20, size=500)
+    before = bench.export("s")
+    lost = bench.activity("s").lost_messages
+    assert lost == stream.log.oldest > 0
+    asyncio.run(bench.streams.rewind("s", "e", 0))
+    after = bench.export("s")
+    assert after is not before
+    assert after.name != before.name
+    assert bench.activity("s").lost_messages == lost

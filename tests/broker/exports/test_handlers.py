@@ -15,7 +15,7 @@ import pytest
 
 from penstock.broker.access import Role, new_secret
 from penstock.broker.exports import progress as progress_module
-from penstock.broker.exports.lease import Holder
+from penstock.broker.exports.deliverable import Holder
 from penstock.broker.handlers import now_millis
 from penstock.errors import (
     InvalidRequestException,
@@ -434,7 +434,7 @@ def lease_file(connection: Connection, name: str = "file", **fields: Any) -> str
 
 
 def reservations(broker: LocalBroker) -> int:
-    return broker.run(lambda: len(broker.broker.exports._bandwidth._pending))
+    return broker.run(lambda: len(broker.broker.exports.bandwidth._pending))
 
 
 def test_without_a_limit_bandwidth_is_granted_at_once(tmp_path: Path) -> None:
@@ -515,7 +515,7 @@ def test_messages_are_planned_when_a_reservation_times_out(slow: LocalBroker) ->
     with slow.connect() as client, slow.connect() as other:
         lease = lease_file(client, priority=1)
         name = create(client, "s", exportDefinition=to_http(priority=10))
-        slow.run(lambda: slow.broker.exports._bandwidth.charge(5000))
+        slow.run(lambda: slow.broker.exports.bandwidth.charge(5000))
         append(client, name, b"x")
         pending = Waiting(slow, other)
         assert reserve(client, lease, wait=10) == TIMED_OUT

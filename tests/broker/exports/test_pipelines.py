@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.exports.lease import Holder
+from penstock.broker.exports.deliverable import Holder
 from penstock.broker.exports.pipelines import Delivery, Pipeline, Pipelines, Task
 from penstock.model.exporting import (
     AnyWork,

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.dead_letters import DeadLetters
+from penstock.broker.exports.deliverable import Holder
 from penstock.broker.exports.engine import Exports, Outlook, Plan
 from penstock.broker.exports.export import Export
-from penstock.broker.exports.lease import Holder
 from penstock.broker.exports.progress import Settlement
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.exports.task_export import TaskExport

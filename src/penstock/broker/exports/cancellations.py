@@ -9,10 +9,9 @@ import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
-from penstock.broker.exports.abandoned import AbandonedUploads
 from penstock.broker.exports.export import Export
 from penstock.broker.exports.statuses import Statuses
-from penstock.broker.exports.task_export import TaskExport
+from penstock.broker.exports.task_export import AbandonedUploads, TaskExport
 from penstock.broker.streams import Stream
 from penstock.model import MessageStreamDefinition
 from penstock.model.exporting import TaskEvent

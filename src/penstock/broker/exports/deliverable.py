@@ -1,4 +1,4 @@
-"""What tasks lease and deliver: a state machine that alone decides who may have it.
+"""The state machine of everything that a task can lease, with leases, reports and back-off.
 
 free ──lease──▶ leased ──report──▶ settling ──stored──▶ free, after a failure with a pause
   ▲               │  ▲                │
@@ -8,93 +8,149 @@ free ──lease──▶ leased ──report──▶ settling ──stored─�
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
-from penstock.broker.exports.lease import Holder, Lease, ParsedId
-from penstock.broker.exports.pacing import MAX_PAUSE_SECONDS, Due, backoff_seconds
-from penstock.model.exporting import AnyWork, DeliveryReport, Upload
+from penstock.model.exporting import AnyWork, DeliveryReport
 from penstock.store.rows import ExportProgress, UploadProgress
+
+logger = logging.getLogger(__name__)
 
 # Less urgent than the priorities 1 to 10.
 NO_PRIORITY = 11
+_FIRST_BACKOFF_SECONDS = 0.5
+# Also if a destination asks for a longer pause.
+MAX_PAUSE_SECONDS = 300.0
+
+_LEASE_ID = re.compile(r"(.+)/([0-9]{1,19})-([0-9]{1,19})/([0-9a-f-]+)")
 
 
-class _Free(NamedTuple):
-    """No task has it."""
+class LeaseId(NamedTuple):
+    # The name of the deliverable.
+    name: str
+    first: int
+    end: int
+    # Unique, also over restarts of the broker.
+    serial: str
 
-    lease: None = None
+    def __str__(self) -> str:
+        return f"{self.name}/{self.first}-{self.end}/{self.serial}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        found = _LEASE_ID.fullmatch(text)
+        return cls(found[1], int(found[2]), int(found[3]), found[4]) if found else None
 
 
-class _Leased(NamedTuple):
+class Holder(NamedTuple):
+    """A task of a pipeline."""
+
+    pipeline: str
+    task: str
+
+
+class Lease(NamedTuple):
+    """Messages [first, end) of an export that a task holds until `ends_at`.
+
+    Its reports are accepted also afterwards, until another task has a lease.
+    """
+
+    id: str
+    holder: Holder
+    first: int
+    end: int
+    # On the loop's clock.
+    ends_at: float
+    # Bytes charged to the bandwidth that no report has accounted for.
+    charged: float = 0.0
+    # An earlier report has settled messages or parts of files.
+    has_advanced: bool = False
+
+
+class Due(NamedTuple):
+    """The messages that may leave, and the condition for more."""
+
+    # Messages below may leave.
+    end: int
+    # When more messages may leave, in milliseconds since 1970; None if that depends on appends.
+    at: int | None
+    # The end of the stream at which more messages may leave.
+    needed_end: int
+
+
+class SlicePlan(NamedTuple):
+    end: int
+    # Bytes of messages, and an estimate of the bytes on the wire.
+    size: int = 0
+    wire_bytes: float = 0.0
+
+
+class Settled(NamedTuple):
+    """An accepted report with the changes that follow from it, to be stored and then applied."""
+
+    deliverable: Deliverable
     lease: Lease
-
-
-class _Settling(NamedTuple):
-    """A report is being stored. Until it is, the next position is unknown."""
-
-    lease: Lease
-
-
-class Outcome(NamedTuple):
-    """The changes that follow from a report, to be stored and then applied."""
-
-    # Without what lies outside of the lease, or could not be kept as a dead letter.
+    # As it came.
+    given: DeliveryReport
+    # Without messages outside of the lease, and those that the dead-letter stream did not accept.
     report: DeliveryReport
     progress: ExportProgress | None = None
-    # S3 tasks: uploads that continue, uploads to be aborted, and ids of uploads that are over.
+    # S3 tasks: uploads that continue, uploads to be aborted, and ids of uploads that have ended.
     uploads: Sequence[UploadProgress] = ()
     abandoned: Sequence[UploadProgress] = ()
     ended: Sequence[str] = ()
 
     @property
     def ends_lease(self) -> bool:
-        """What could not be kept is delivered again, also if the task has more to report."""
+        """Messages that could not be kept are delivered again, also after an interim report."""
         return self.report.is_final or bool(self.report.error)
-
-    @property
-    def continued(self) -> list[Upload]:
-        return [each.upload for each in self.uploads]
-
-
-class _Reported(NamedTuple):
-    """A report that was accepted."""
-
-    lease: str
-    digest: bytes
-    is_final: bool
-
-
-_NO_REPORT = _Reported("", b"", is_final=False)
 
 
 class Deliverable(ABC):
-    """Work that one task at a time may lease. Its subclasses say what is due and what it means.
+    """Work that one task at a time may lease. Subclasses decide what is due and how it changes.
 
     Called from the event loop only.
     """
 
-    def __init__(self, name: str, stream_name: str, identifier: str) -> None:
+    # Files: tasks reserve bandwidth for them, and reports are stored before they are accepted.
+    # Messages: the bandwidth is charged for a lease, and reports may be stored later.
+    has_files = True
+
+    def __init__(self, name: str, kind: str, stream_name: str, identifier: str) -> None:
         # Stable over restarts of the broker: lease ids begin with it.
         self.name = name
+        # The name of its list in an export definition.
+        self.kind = kind
         self.stream_name = stream_name
         self.identifier = identifier
-        # The engine's turn at which it was leased last: of equal priorities the oldest comes first.
+        # The engine's turn of the last lease: of equal priorities the oldest is leased first.
         self.turn = 0
+        # On the loop's clock.
+        self.last_leased = -math.inf
         self.failures = 0
-        self._state: _Free | _Leased | _Settling = _Free()
-        # On the loop's clock: the end of a pause.
+        # A task may continue a lease of the broker before a restart, unless another lease followed.
+        self.may_adopt = False
+        self._lease: Lease | None = None
+        # The report that is being stored. Until it is, the next position is unknown.
+        self._settling: Settled | None = None
+        # The end of a pause, on the loop's clock.
         self._not_before = -math.inf
-        # Nothing was leased or reported since the broker started.
-        self._is_untouched = True
-        # It may come again if its answer was lost.
-        self._last_report = _NO_REPORT
+        # The lease and the digest of the last accepted report. A task whose answer was lost
+        # repeats the report.
+        self._last_report = ("", b"")
+        # The lease that the last accepted report has ended.
+        self.finished_lease = ""
 
-    # What subclasses decide
+    def __str__(self) -> str:
+        return f"stream {self.stream_name!r}, export {self.identifier!r}"
+
+    # Decisions of subclasses
 
     @property
     @abstractmethod
@@ -103,45 +159,35 @@ class Deliverable(ABC):
 
     @property
     @abstractmethod
-    def kind(self) -> str:
-        """For metrics: the name of its list in an export definition."""
-
-    @property
-    @abstractmethod
     def next_number(self) -> int:
         """The first message of the next slice."""
 
-    @abstractmethod
-    def due(self, now: float, now_millis: int) -> Due:
-        """Which messages may leave, and what to wait for if none may."""
+    @property
+    def is_disabled(self) -> bool:
+        return False
 
     @abstractmethod
-    def cut(self, due_end: int, max_bytes: int, max_wire_bytes: float) -> int:
-        """The end of the next slice: the messages that are due, as far as they fit."""
+    def due(self, now: float, now_millis: int, /) -> Due:
+        """Which messages may leave, and when more may."""
 
     @abstractmethod
-    def size_of(self, end: int) -> int:
-        """The bytes of the next slice if it has this end."""
+    def plan_slice(self, due_end: int, max_bytes: int, max_wire_bytes: float, /) -> SlicePlan:
+        """The next slice: the messages that are due, as far as they fit."""
 
     @abstractmethod
-    def wire_bytes_of(self, size: int) -> float:
-        """An estimate of the bytes on the wire for so many bytes of messages."""
-
-    @abstractmethod
-    def describe(self, lease: Lease, is_metered: bool) -> AnyWork:
+    def describe(self, lease: Lease) -> AnyWork:
         """The work for the task that has the lease."""
 
     @abstractmethod
-    def settle(self, report: DeliveryReport, lease: Lease, now_millis: int) -> Outcome:
-        """The changes that follow from a report."""
+    def find_changes(self, settled: Settled, now_millis: int) -> Settled:
+        """The report as far as it is valid, with its changes."""
 
-    @abstractmethod
-    def apply(self, outcome: Outcome) -> None:
-        """The outcome is stored: continue from there."""
+    def find_resumed(self, _id: LeaseId, /) -> int | None:
+        """The first unsettled message of a lease before a restart; None if it is not valid."""
+        return None
 
-    @abstractmethod
-    def log_result(self, report: DeliveryReport, had_failed: bool) -> None:
-        """Log a failure when it begins and when it ends."""
+    def has_advanced(self, report: DeliveryReport) -> bool:
+        return report.settled_end > report.first or report.exported_messages > 0
 
     # Leases
 
@@ -150,136 +196,122 @@ class Deliverable(ABC):
         return self.priority, self.turn
 
     @property
-    def is_disabled(self) -> bool:
-        return False
-
-    @property
-    def is_charged(self) -> bool:
-        """Whether bandwidth is charged for a lease, and not reserved by its task."""
-        return False
-
-    @property
     def lease(self) -> Lease | None:
-        return self._state.lease
+        return self._lease
 
     @property
     def is_settling(self) -> bool:
-        return isinstance(self._state, _Settling)
+        return self._settling is not None
 
     def is_leased(self, now: float) -> bool:
-        lease = self.lease
-        return lease is not None and (self.is_settling or lease.ends_at > now)
+        return self._lease is not None and (self.is_settling or self._lease.ends_at > now)
 
     def free_at(self) -> float:
         """When it may be leased, on the loop's clock; inf if that depends on a report."""
-        if self.is_disabled:
+        if self.is_disabled or self.is_settling:
             return math.inf
-        match self._state:
-            case _Settling():
-                return math.inf
-            case _Leased(lease):
-                return max(lease.ends_at, self._not_before)
-            case _Free():
-                return self._not_before
+        return max(self._lease.ends_at if self._lease else -math.inf, self._not_before)
 
-    def take_lease(self, lease: Lease, turn: int, now: float) -> None:  # noqa: ARG002 - for subclasses
+    def take_lease(self, lease: Lease, turn: int, now: float) -> None:
         assert not self.is_settling
-        self._is_untouched = False
+        self.may_adopt = False
         self.turn = turn
-        self._state = _Leased(lease)
+        self.last_leased = now
+        self._lease = lease
 
-    def renew_lease(self, holder: Holder, ends_at: float) -> None:
-        """The task holds it, also if the broker did not know until now which task that is."""
-        match self._state:
-            case _Leased(lease) | _Settling(lease):
-                self._state = self._state._replace(
-                    lease=lease._replace(holder=holder, ends_at=ends_at)
-                )
+    def holds(self, lease_id: str) -> bool:
+        return self._lease is not None and self._lease.id == lease_id
 
-    def find_resumed(self, parsed: ParsedId) -> int | None:  # noqa: ARG002 - for subclasses
-        """The first unsettled message of a lease of the broker before a restart.
-
-        None if the lease is not valid any more.
-        """
-        return None
-
-    def adopt_lease(self, lease_id: str, parsed: ParsedId, holder: Holder, ends_at: float) -> bool:
-        """Accept a lease of the broker before a restart, if nothing was leased since."""
-        first = self.find_resumed(parsed)
-        if first is None or not self._is_untouched:
+    def renew_lease(self, lease_id: str, holder: Holder, ends_at: float) -> bool:
+        """Whether the task holds the lease, also since before a restart of the broker."""
+        self.adopt_lease(lease_id, holder, ends_at)
+        if self._lease is None or self._lease.id != lease_id:
             return False
-        self._is_untouched = False
-        self._state = _Leased(Lease(lease_id, holder, first, parsed.end, ends_at))
+        self._lease = self._lease._replace(holder=holder, ends_at=ends_at)
         return True
 
-    def end_lease(self, holder: Holder, ends_at: float = -math.inf) -> None:
-        """The task has given it up, or is gone unless it comes back before `ends_at`."""
-        match self._state:
-            case _Leased(lease) | _Settling(lease) if lease.holder == holder:
-                lease = lease._replace(ends_at=min(lease.ends_at, ends_at))
-                self._state = self._state._replace(lease=lease)
+    def adopt_lease(
+        self, lease_id: str, holder: Holder, ends_at: float, first: int | None = None
+    ) -> None:
+        """Accepts a lease of the broker before a restart, if nothing was leased since.
+
+        With `first`, only if this is its first unsettled message.
+        """
+        parsed = LeaseId.parse(lease_id) if self.may_adopt else None
+        resumed = self.find_resumed(parsed) if parsed is not None else None
+        if parsed is not None and resumed is not None and first in (None, resumed):
+            self.may_adopt = False
+            self._lease = Lease(lease_id, holder, resumed, parsed.end, ends_at)
+
+    def end_lease(self, holder: Holder, ends_at: float = -math.inf) -> bool:
+        """Ends the lease of this task, at the latest at `ends_at`. Whether that changes it."""
+        lease = self._lease
+        if lease is None or lease.holder != holder or lease.ends_at <= ends_at:
+            return False
+        self._lease = lease._replace(ends_at=ends_at)
+        return True
 
     def revoke_lease(self) -> None:
         """Reports about earlier leases are no longer accepted."""
-        self._state = _Free()
-        self._is_untouched = False
-        self._last_report = _NO_REPORT
+        self.may_adopt = False
+        self._lease = self._settling = None
+        self._last_report = ("", b"")
+        self.finished_lease = ""
 
     # Reports
 
     def is_repeated(self, report: DeliveryReport) -> bool:
-        """Whether it is the last accepted report, sent again."""
-        last = self._last_report
-        if last.lease != report.lease or last.digest != _digest(report):
+        """Whether this is the last accepted report, sent again."""
+        if self._last_report[0] != report.lease or self._last_report[1] != _digest(report):
             return False
-        lease = self.lease
-        return report.is_final or (lease is not None and lease.id == report.lease)
+        return report.is_final or self.holds(report.lease)
 
-    @property
-    def finished_lease(self) -> str | None:
-        """The lease that the last accepted report has ended."""
-        return self._last_report.lease if self._last_report.is_final else None
-
-    def begin_settling(self, report: DeliveryReport) -> Lease | None:
-        """The lease that the report is about; None if the task no longer has it."""
-        match self._state:
-            case _Leased(lease) if (lease.id, lease.first) == (report.lease, report.first):
-                self._state = _Settling(lease)
-                return lease
-        return None
+    def settle(self, report: DeliveryReport, now_millis: int) -> Settled | None:
+        """Accepts a report, to be stored; None if the task no longer has the lease."""
+        lease = self._lease
+        if lease is None or self.is_settling:
+            return None
+        if (lease.id, lease.first) != (report.lease, report.first):
+            return None
+        self._settling = Settled(self, lease, report, report)
+        try:
+            self._settling = self.find_changes(self._settling, now_millis)
+        except BaseException:
+            self.cancel_settling()
+            raise
+        return self._settling
 
     def cancel_settling(self) -> None:
-        """The report could not be stored, and may come again."""
-        match self._state:
-            case _Settling(lease):
-                self._state = _Leased(lease)
+        """The report could not be stored. The task may send it again."""
+        self._settling = None
 
-    def finish_settling(
-        self, given: DeliveryReport, outcome: Outcome, now: float, chance: float
-    ) -> None:
-        """The outcome is stored. `given` is the report as it came, and `chance` is in [0, 1)."""
-        report = outcome.report
+    def apply(self, settled: Settled, now: float, chance: float) -> None:
+        """The changes are stored. `chance` is in [0, 1)."""
+        given, report = settled.given, settled.report
         had_failed = self.failures > 0
-        has_advanced = self._has_advanced(report)
-        match self._state:
-            case _Settling(lease):
-                has_advanced = has_advanced or lease.has_advanced
-                self._last_report = _Reported(given.lease, _digest(given), given.is_final)
-                self._state = (
-                    _Free()
-                    if outcome.ends_lease
-                    else _Leased(
-                        lease._replace(
-                            first=report.settled_end,
-                            charged=max(lease.charged - report.sent_bytes, 0.0),
-                            has_advanced=has_advanced,
-                        )
-                    )
-                )
-        if outcome.ends_lease:
+        has_advanced = settled.lease.has_advanced or self.has_advanced(report)
+        # The lease may have been renewed meanwhile, or revoked.
+        if self._lease is not None and self._settling is settled:
+            self._settling = None
+            self._last_report = given.lease, _digest(given)
+            self.finished_lease = given.lease if given.is_final else ""
+            continued = self._lease._replace(
+                first=report.settled_end,
+                charged=max(self._lease.charged - report.sent_bytes, 0.0),
+                has_advanced=has_advanced,
+            )
+            self._lease = None if settled.ends_lease else continued
+        if settled.ends_lease:
             self._pause(report, has_advanced, now, chance)
-        self.apply(outcome)
         self.log_result(report, had_failed)
+
+    def log_result(self, report: DeliveryReport, had_failed: bool) -> None:
+        # An outage may last days: its start and its end are logged, and not each attempt.
+        if report.error:
+            level = logging.DEBUG if had_failed else logging.WARNING
+            logger.log(level, "%s: %s", self, report.error)
+        elif had_failed and not self.failures:
+            logger.info("%s: works again", self)
 
     def _pause(self, report: DeliveryReport, has_advanced: bool, now: float, chance: float) -> None:
         pause = report.pause_millis / 1000
@@ -289,9 +321,6 @@ class Deliverable(ABC):
         else:
             self.failures = 0
         self._not_before = now + min(pause, MAX_PAUSE_SECONDS)
-
-    def _has_advanced(self, report: DeliveryReport) -> bool:
-        return report.settled_end > report.first or report.exported_messages > 0
 
     def retry_in(self, now: float) -> float:
         return max(self._not_before - now, 0.0)
@@ -304,3 +333,11 @@ class Deliverable(ABC):
 
 def _digest(report: DeliveryReport) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(report)).digest()
+
+
+def backoff_seconds(failures: int, chance: float) -> float:
+    """The pause after consecutive failures; `chance` is in [0, 1)."""
+    # A larger shift overflows.
+    doubled: float = _FIRST_BACKOFF_SECONDS * (1 << min(failures - 1, 16))
+    # Exports that failed at the same time are not retried at the same time.
+    return min(doubled, MAX_PAUSE_SECONDS) * (0.75 + 0.25 * chance)

@@ -1,7 +1,7 @@
 """All exports of a broker: what is due, which task has it, and what its reports change.
 
-Called from the event loop only. The progress that the broker has stored is the only truth: a task
-that dies, or whose report is lost, delivers again what it had not reported, and nothing else.
+Called from the event loop only. The progress that the broker has stored is the only truth: after a
+task has died, or a report was lost, exactly the unreported messages are delivered again.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.broker.exports.abandoned import AbandonedUpload, AbandonedUploads
 from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.cancellations import Cancellations
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.deliverable import Deliverable, Outcome
-from penstock.broker.exports.export import Export
-from penstock.broker.exports.lease import Holder, Lease, ParsedId, parse_id
-from penstock.broker.exports.message_export import MessageExport
-from penstock.broker.exports.progress import Settled, Settlement
-from penstock.broker.exports.registry import Registry
+from penstock.broker.exports.deliverable import (
+    Deliverable,
+    Holder,
+    Lease,
+    LeaseId,
+    Settled,
+    SlicePlan,
+)
+from penstock.broker.exports.export import Export, MessageExport
+from penstock.broker.exports.progress import Settlement
 from penstock.broker.exports.statuses import Statuses
-from penstock.broker.exports.task_export import TaskExport, ended_tasks
+from penstock.broker.exports.task_export import AbandonedUploads, TaskExport, ended_tasks
 from penstock.broker.statistics import ExportTotals
 from penstock.broker.streams import Stream, Streams
-from penstock.model import ExportConfig
+from penstock.model import ExportConfig, MessageStreamDefinition
 from penstock.model.exporting import AnyWork, DeliveryReport, Upload
 from penstock.model.statistics import ExportActivity
 from penstock.store.store import Store
@@ -38,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 # A task that has lost its connection keeps its leases for so long, to reconnect.
 _GRACE_SECONDS = 3.0
-# The task that holds a lease of the broker before a restart, until it asks for work.
+# The holder of a lease from before a restart, until its task sends a request for work.
 _UNKNOWN = Holder("", "")
 
 
@@ -59,13 +62,12 @@ class Plan(NamedTuple):
     lost: list[str]
     # Leases of paused exports: their deliveries end after the calls that they have begun.
     ending: Sequence[str] = ()
-    # The task has given up leases: others may have them.
+    # The task has given up leases: other tasks may have them.
     frees_leases: bool = False
 
 
 class _Survey(NamedTuple):
-    """What may be leased now, with the end of what is due; and what to wait for."""
-
+    # Deliverables that may be leased now, with the end of the messages that are due.
     due: list[tuple[Deliverable, int]]
     outlook: Outlook
 
@@ -82,9 +84,9 @@ class Exports:
         clock: Callable[[], float],
         now_millis: Callable[[], int],
     ) -> None:
-        self._bandwidth = bandwidth
-        self._dead_letters = dead_letters
-        self._statuses = statuses
+        self.bandwidth = bandwidth
+        self.dead_letters = dead_letters
+        self.statuses = statuses
         self._gather_seconds = gather_seconds
         self._clock = clock
         self._now_millis = now_millis
@@ -101,39 +103,49 @@ class Exports:
         for tracked in uploads:
             if not tracked.is_abandoned:
                 self._begun[tracked.export_id].append(tracked.upload)
-        self._all = Registry(streams, self._make)
+        self._registry = Registry(streams, self._make)
         self._abandoned = AbandonedUploads(store, statuses)
         self._abandoned.add(each for each in uploads if each.is_abandoned)
-        self._cancellations = Cancellations(self._all.of, statuses, self._abandoned, now_millis)
+        self._cancellations = Cancellations(
+            self._registry.of, statuses, self._abandoned, now_millis
+        )
         streams.tell(self._cancellations)
-        # They remember how far their streams go.
-        for _ in self._all:
-            pass
+        for export in self._registry:
+            export.may_adopt = True
 
     def _make(self, stream: Stream, kind: str, config: ExportConfig) -> Export:
-        if kind == "s3_task_executor":
-            uploads = self._begun.pop(stream.stored.progress[config.identifier].export_id, [])
-            return TaskExport(stream, kind, config, self._dead_letters, self._statuses, uploads)
-        return MessageExport(stream, kind, config, self._dead_letters, self._gather_seconds)
-
-    def _deliverables(self) -> Iterator[Deliverable]:
-        yield from self._all
-        yield from self._abandoned
+        if kind != "s3_task_executor":
+            return MessageExport(stream, kind, config, self.dead_letters, self._gather_seconds)
+        return TaskExport(
+            stream,
+            kind,
+            config,
+            self.dead_letters,
+            self.statuses,
+            self._begun.pop(stream.stored.progress[config.identifier].export_id, ()),
+            is_metered=self.bandwidth.is_limited,
+        )
 
     def finish(self) -> None:
-        """The broker stops: write the statuses that would be written later."""
-        for export in self._all.task_exports:
-            # The next broker does not have the dropped messages.
+        """Writes pending statuses when the broker stops: the next one has no dropped messages."""
+        for export in self._task_exports():
             self._cancellations.cancel_dropped(export)
 
     def of(self, stream: Stream) -> Mapping[str, Export]:
         """The exports of one stream, by identifier."""
-        return self._all.of(stream)
+        return self._registry.of(stream)
 
     def activities(self, stream: Stream) -> dict[str, ExportActivity]:
         now, now_millis = self._clock(), self._now_millis()
-        exports = self._all.of(stream).items()
+        exports = self._registry.of(stream).items()
         return {name: export.activity(now, now_millis) for name, export in exports}
+
+    def _deliverables(self) -> Iterator[Deliverable]:
+        yield from self._registry
+        yield from self._abandoned
+
+    def _task_exports(self) -> Iterator[TaskExport]:
+        return (export for export in self._registry if isinstance(export, TaskExport))
 
     # Plans
 
@@ -147,7 +159,7 @@ class Exports:
     ) -> tuple[Plan, Outlook]:
         """Renews the leases that the task holds, frees its others, and leases what is due.
 
-        Returns what to wait for as well, in case that nothing is.
+        The outlook says what to wait for if nothing is due.
         """
         now = self._clock()
         holder = Holder(request.pipeline, request.task)
@@ -155,7 +167,9 @@ class Exports:
         renewed = self._renew(holder, request.holding, ends_at)
         if not leases or self.suspension:
             return renewed, Outlook()
-        self._release_dropped(now)
+        for export in self._task_exports():
+            if not export.is_leased(now):
+                self._cancellations.release_dropped(export)
         max_priority = request.max_priority or math.inf
         seen = (each for each in self._deliverables() if sees(each.stream_name))
         survey = self._survey(seen, now, now_millis, max_priority)
@@ -165,16 +179,14 @@ class Exports:
         # Of equal urgency, in the order of streams.
         for each, due_end in sorted(survey.due, key=lambda found: found[0].urgency):
             is_full = len(work) == request.max_slices or room < 1
-            wire_room = self._bandwidth.message_room(each.priority) if each.is_charged else math.inf
+            wire_room = math.inf if each.has_files else self.bandwidth.message_room(each.priority)
             if is_full or not wire_room or each.priority > max_priority:
                 waiting += bool(wire_room)
                 continue
-            end = each.cut(due_end, room, wire_room)
-            size = each.size_of(end)
-            room -= size
-            charged = each.wire_bytes_of(size)
-            self._bandwidth.charge(charged)
-            work.append(self._lease(each, holder, end, charged, ends_at, now))
+            planned = each.plan_slice(due_end, room, wire_room)
+            room -= planned.size
+            self.bandwidth.charge(planned.wire_bytes)
+            work.append(self._lease(each, planned, holder, ends_at, now))
         can_lease = request.max_slices and request.max_bytes
         outlook = survey.outlook if can_lease else Outlook()
         return renewed._replace(work=work, waiting=waiting), outlook
@@ -186,7 +198,7 @@ class Exports:
         now_millis: int,
         max_priority: float = math.inf,
     ) -> _Survey:
-        """Less urgent deliverables than the maximum are not waited for."""
+        """The outlook does not contain deliverables above the max priority."""
         found = []
         at = math.inf
         needed: dict[Stream, int] = {}
@@ -204,187 +216,147 @@ class Exports:
             if not is_awaited:
                 continue
             if is_due:
-                wait = self._bandwidth.seconds_until_message_room(each.priority)
-                at = min(at, now + wait if each.is_charged else now)
+                at = min(at, now + self._seconds_until_room(each))
                 continue
             if due.at is not None:
                 at = min(at, now + (due.at - now_millis) / 1000)
-            if isinstance(each, Export):
-                stream = each.stream
-                needed[stream] = min(needed.get(stream, due.needed_end), due.needed_end)
+            # Uploads to be aborted are always due.
+            assert isinstance(each, Export)
+            needed[each.stream] = min(needed.get(each.stream, due.needed_end), due.needed_end)
         return _Survey(found, Outlook(at, tuple(needed.items())))
+
+    def _seconds_until_room(self, each: Deliverable) -> float:
+        return 0.0 if each.has_files else self.bandwidth.seconds_until_message_room(each.priority)
 
     def follow(self, settlement: Settlement, now_millis: int) -> Outlook | None:
         """What to wait for after these reports; None if something may be due now."""
-        settled = [each.deliverable for each in settlement.settled]
-        exports = [each for each in settled if isinstance(each, MessageExport)]
-        # The tasks of other exports may have left uploads to be aborted; a report may give
-        # bandwidth back.
-        if self._bandwidth.is_limited or len(exports) < len(settled):
+        # Tasks may have left uploads to be aborted, and a report may give bandwidth back.
+        if self.bandwidth.is_limited or not settlement.may_be_stored_later:
             return None
+        settled = [each.deliverable for each in settlement.settled]
         # Exports that were removed meanwhile have no progress.
-        served = [each for each in exports if self._all.has(each)]
-        survey = self._survey(served, self._clock(), now_millis)
+        survey = self._survey(filter(self._is_served, settled), self._clock(), now_millis)
         return None if survey.due else survey.outlook
 
-    def _release_dropped(self, now: float) -> None:
-        """Cancels tasks that the stream has dropped, when no task of a pipeline holds them."""
-        for export in self._all.task_exports:
-            if not export.is_leased(now):
-                self._cancellations.release_dropped(export)
-
     def _lease(
-        self,
-        each: Deliverable,
-        holder: Holder,
-        end: int,
-        charged: float,
-        ends_at: float,
-        now: float,
+        self, each: Deliverable, planned: SlicePlan, holder: Holder, ends_at: float, now: float
     ) -> AnyWork:
         self._turns += 1
-        serial = f"{self._run_id}-{self._turns:x}"
-        lease = Lease.make(each.name, serial, holder, each.next_number, end, ends_at)
-        lease = lease._replace(charged=charged)
+        first, end = each.next_number, planned.end
+        lease_id = LeaseId(each.name, first, end, f"{self._run_id}-{self._turns:x}")
+        lease = Lease(str(lease_id), holder, first, end, ends_at, planned.wire_bytes)
         each.take_lease(lease, self._turns, now)
-        return each.describe(lease, self._bandwidth.is_limited)
+        return each.describe(lease)
 
     # Leases
 
     def _renew(self, holder: Holder, holding: Sequence[str], ends_at: float) -> Plan:
         """Renews these leases and frees the holder's others; a plan without work."""
-        unknown = set(holding)
-        ending = []
+        lost, ending = [], []
+        for lease_id in holding:
+            found = self._find(lease_id)
+            if found is None:
+                lost.append(lease_id)
+            elif found.renew_lease(lease_id, holder, ends_at):
+                if found.is_disabled:
+                    ending.append(lease_id)
+            elif found.finished_lease != lease_id:
+                # A finished lease was reported while the request waited.
+                lost.append(lease_id)
+        held = set(holding)
         frees_leases = False
         for each in self._deliverables():
-            lease = each.lease
-            if lease is not None and lease.id in unknown:
-                each.renew_lease(holder, ends_at)
-                unknown.discard(lease.id)
-                if each.is_disabled:
-                    ending.append(lease.id)
-            elif lease is not None and lease.holder == holder:
-                each.end_lease(holder)
-                frees_leases = True
-            # The task reported it while its request waited.
-            unknown.discard(each.finished_lease)
-        lost = []
-        for lease_id in (each for each in holding if each in unknown):
-            export = self._adopt(lease_id, holder, ends_at)
-            if export is None:
-                lost.append(lease_id)
-            elif export.is_disabled:
-                ending.append(lease_id)
+            if each.lease is not None and each.lease.id not in held:
+                frees_leases |= each.end_lease(holder)
         return Plan([], 0, lost, tuple(ending), frees_leases)
 
-    def _adopt(self, lease_id: str, holder: Holder, ends_at: float) -> Export | None:
-        parsed = parse_id(lease_id)
-        if parsed is None or self._is_of_this_run(parsed):
+    def _find(self, lease_id: str) -> Deliverable | None:
+        """The deliverable of a lease, also of one that has ended."""
+        parsed = LeaseId.parse(lease_id)
+        if parsed is None:
             return None
-        for export in self._all:
-            if export.name == parsed.name:
-                is_adopted = export.adopt_lease(lease_id, parsed, holder, ends_at)
-                return export if is_adopted else None
-        return None
-
-    def _is_of_this_run(self, parsed: ParsedId) -> bool:
-        return parsed.serial.startswith(self._run_id)
-
-    def depart(self, holder: Holder) -> None:
-        """The connection of a task is gone; unless it reconnects, its leases end."""
-        for each in self._deliverables():
-            each.end_lease(holder, self._clock() + _GRACE_SECONDS)
+        found: Deliverable | None = self._registry.by_name.get(parsed.name)
+        return found or next((each for each in self._abandoned if each.name == parsed.name), None)
 
     def find_lease(self, lease_id: str) -> Deliverable | None:
-        """What a lease is of, while a task holds it."""
+        """The deliverable of a lease that a task holds."""
+        found = self._find(lease_id)
+        if found is None:
+            return None
+        found.adopt_lease(lease_id, _UNKNOWN, self._clock() + _GRACE_SECONDS)
+        return found if found.holds(lease_id) else None
+
+    def depart(self, holder: Holder) -> None:
+        """The connection of a task is closed. Unless it reconnects, its leases end."""
         for each in self._deliverables():
-            if each.lease is not None and each.lease.id == lease_id:
-                return each
-        return self._adopt(lease_id, _UNKNOWN, self._clock() + _GRACE_SECONDS)
+            each.end_lease(holder, self._clock() + _GRACE_SECONDS)
 
     # Reports
 
     def settle(self, reports: Sequence[DeliveryReport], now_millis: int) -> Settlement:
-        """The outcomes of reports, to be stored and then applied, or canceled if that fails.
+        """Accepts reports, to be stored and then applied, or canceled if that fails.
 
         A report is refused if the export was removed, or if another task has the lease.
         """
         settlement = Settlement()
         for report in reports:
-            found = self._find(report)
-            if found is not None and found.is_repeated(report):
-                settlement.repeated.append((found, report))
-                continue
-            lease = found.begin_settling(report) if found is not None else None
-            if found is None or lease is None:
-                logger.info(
-                    "stream %r, export %r: a report from %d on comes too late, and is ignored",
-                    report.stream,
-                    report.identifier,
-                    report.first,
-                )
-                continue
-            try:
-                outcome = found.settle(report, lease, now_millis)
-            except BaseException:
-                found.cancel_settling()
-                self.cancel(settlement)
-                raise
-            settlement.settled.append(Settled(found, lease, report, outcome))
-        return settlement
-
-    def _find(self, report: DeliveryReport) -> Deliverable | None:
-        parsed = parse_id(report.lease)
-        if parsed is None:
-            return None
-        for each in self._deliverables():
+            found = self._find(report.lease)
             # The names were checked against the token of the task.
-            names = each.name, each.stream_name, each.identifier
-            if names != (parsed.name, report.stream, report.identifier):
-                continue
-            if not self._is_of_this_run(parsed) and each.find_resumed(parsed) == report.first:
+            if found and (found.stream_name, found.identifier) == (
+                report.stream,
+                report.identifier,
+            ):
+                if found.is_repeated(report):
+                    settlement.repeated.append((found, report))
+                    continue
                 ends_at = self._clock() + _GRACE_SECONDS
-                each.adopt_lease(report.lease, parsed, _UNKNOWN, ends_at)
-            return each
-        return None
+                found.adopt_lease(report.lease, _UNKNOWN, ends_at, report.first)
+                try:
+                    settled = found.settle(report, now_millis)
+                except BaseException:
+                    self.cancel(settlement)
+                    raise
+                if settled is not None:
+                    settlement.settled.append(settled)
+                    continue
+            logger.info(
+                "stream %r, export %r: a late report from %d on is ignored",
+                report.stream,
+                report.identifier,
+                report.first,
+            )
+        return settlement
 
     def apply(self, settlement: Settlement) -> None:
         """The settlement is stored."""
         now = self._clock()
         for settled in settlement.settled:
-            self._apply(settled, now)
             each = settled.deliverable
-            is_gone = isinstance(each, Export) and not self._all.has(each)
-            if not settled.report.is_final and (is_gone or settled.outcome.ends_lease):
+            self._count(settled)
+            each.apply(settled, now, random.random())  # noqa: S311 - no secret
+            self._abandoned.remove(settled.ended)
+            self._abandoned.add(settled.abandoned)
+            is_served = self._is_served(each)
+            if isinstance(each, TaskExport):
+                ended = ended_tasks(settled.report)
+                self._cancellations.cancel_dropped(each, ended, is_leased=not settled.ends_lease)
+                if not is_served:
+                    # It was removed or moved while the report was stored.
+                    self._abandoned.abandon(each.track(each.uploads, are_abandoned=True))
+            if not settled.given.is_final and (settled.ends_lease or not is_served):
                 # The task must not begin an upload that is about to be aborted.
                 settlement.lost.add(settled.lease.id)
 
-    def _apply(self, settled: Settled, now: float) -> None:
-        each, lease, outcome = settled.deliverable, settled.lease, settled.outcome
-        report = outcome.report
-        self._count(each.kind, report)
-        if each.is_charged:
-            unaccounted = lease.charged
-            if not outcome.ends_lease:
-                unaccounted = min(unaccounted, report.sent_bytes)
-            self._bandwidth.charge(report.sent_bytes - unaccounted)
-        chance = random.random()  # noqa: S311 - no secret
-        each.finish_settling(settled.report, outcome, now, chance)
-        if isinstance(each, AbandonedUpload):
-            self._abandoned.remove(outcome.ended)
-        elif isinstance(each, TaskExport):
-            self._abandoned.add(outcome.abandoned)
-            self._conclude(each, outcome)
+    def _is_served(self, each: Deliverable) -> bool:
+        return not isinstance(each, Export) or self._registry.has(each)
 
-    def _conclude(self, export: TaskExport, outcome: Outcome) -> None:
-        ended = ended_tasks(outcome.report)
-        self._cancellations.cancel_dropped(export, ended, is_leased=not outcome.ends_lease)
-        if not self._all.has(export):
-            # It was removed or moved while the report was stored.
-            self._abandoned.abandon(export.track(export.uploads, are_abandoned=True))
-
-    def _count(self, kind: str, report: DeliveryReport) -> None:
-        totals = self.totals[kind]
+    def _count(self, settled: Settled) -> None:
+        report, charged = settled.report, settled.lease.charged
+        if not settled.deliverable.has_files:
+            if not settled.ends_lease:
+                charged = min(charged, report.sent_bytes)
+            self.bandwidth.charge(report.sent_bytes - charged)
+        totals = self.totals[settled.deliverable.kind]
         totals.deliveries += report.is_final
         totals.failures += bool(report.error)
         totals.messages += report.exported_messages
@@ -393,6 +365,65 @@ class Exports:
         totals.sent_bytes += report.sent_bytes
 
     def cancel(self, settlement: Settlement) -> None:
-        """The settlement could not be stored: its reports may come again."""
+        """The settlement could not be stored: its reports may be sent again."""
         for settled in settlement.settled:
             settled.deliverable.cancel_settling()
+
+
+class Registry:
+    """The exports of all streams. Each is kept from one definition of its stream to the next."""
+
+    def __init__(
+        self, streams: Streams, make: Callable[[Stream, str, ExportConfig], Export]
+    ) -> None:
+        self._streams = streams
+        self._make = make
+        # By the id of the stream: its exports, and the definition that they follow.
+        self._known: dict[str, tuple[MessageStreamDefinition, list[Export]]] = {}
+        # The exports of all streams, after so many changes of streams.
+        self._by_name: dict[str, Export] = {}
+        self._changes = -1
+
+    def __iter__(self) -> Iterator[Export]:
+        return iter(self.by_name.values())
+
+    @property
+    def by_name(self) -> Mapping[str, Export]:
+        if self._changes != self._streams.changed:
+            changes = self._streams.changed
+            streams = {stream.stored.id: stream for stream in self._streams}
+            for stream_id in self._known.keys() - streams.keys():
+                del self._known[stream_id]
+            exports = (export for stream in streams.values() for export in self._of(stream))
+            self._by_name = {export.name: export for export in exports}
+            self._changes = changes
+        return self._by_name
+
+    def of(self, stream: Stream) -> dict[str, Export]:
+        """The exports of one stream, by identifier."""
+        return {export.identifier: export for export in self._of(stream)}
+
+    def has(self, export: Export) -> bool:
+        """False if it was removed, also if another export has its identifier."""
+        return self._streams.is_served(export.stream) and export in self._of(export.stream)
+
+    def _of(self, stream: Stream) -> list[Export]:
+        definition, exports = self._known.get(stream.stored.id, (None, []))
+        if definition is not stream.definition:
+            exports = self._follow(stream, {export.identifier: export for export in exports})
+            self._known[stream.stored.id] = stream.definition, exports
+        return exports
+
+    def _follow(self, stream: Stream, before: Mapping[str, Export]) -> list[Export]:
+        """The exports under the current definition."""
+        exports = []
+        for kind, config in stream.definition.export_definition.configs_by_kind():
+            known = export = before.get(config.identifier)
+            export_id = stream.stored.progress[config.identifier].export_id
+            if export is None or (export.id, export.kind) != (export_id, kind):
+                export = self._make(stream, kind, config)
+                if known is not None:
+                    export.replace(known)
+            export.change_config(config)
+            exports.append(export)
+        return exports

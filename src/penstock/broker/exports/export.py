@@ -1,17 +1,28 @@
-"""One export of one stream while the broker runs: its position, and what status tells of it."""
+"""Exports of one stream: their position and state, and when messages leave."""
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from penstock.broker.exports.deliverable import NO_PRIORITY, Deliverable
-from penstock.broker.exports.lease import Lease, ParsedId
+from penstock.broker.exports.dead_letters import DeadLetters
+from penstock.broker.exports.deliverable import (
+    NO_PRIORITY,
+    Deliverable,
+    Due,
+    Lease,
+    LeaseId,
+    Settled,
+    SlicePlan,
+)
 from penstock.broker.streams import Stream
 from penstock.model import ExportConfig
-from penstock.model.exporting import DeliveryReport, ExportState
+from penstock.model.export import batch_size_of
+from penstock.model.exporting import DeliveryReport, ExportState, MessageSlice
 from penstock.model.statistics import ExportActivity
 from penstock.model.validation import to_wire
 from penstock.store.log import FileLog
@@ -19,34 +30,42 @@ from penstock.store.rows import ExportProgress
 
 logger = logging.getLogger(__name__)
 
+# Messages of these priorities, 1 to 3, are never gathered.
+URGENT_PRIORITY = 3
+# Bytes on the wire for each byte of a message until the first report: base64 and a frame. A ratio
+# that was measured with few small messages may be far too large.
+_DEFAULT_OVERHEAD = 1.5
+_MAX_OVERHEAD = 100.0
+
 
 class Export(Deliverable):
-    """Kept from one definition of the stream to the next.
+    """One export of one stream. It is kept when its configuration changes.
 
     An export that is moved is replaced by another one, whose id differs: leases of messages at the
     old position, reports about them and uploads are not its own.
     """
 
-    def __init__(self, stream: Stream, kind: str, config: ExportConfig) -> None:
+    # A task has the messages of its slices in memory.
+    max_slice_bytes = 8 * 1024 * 1024
+    max_slice_messages = 65_536
+
+    def __init__(
+        self, stream: Stream, kind: str, config: ExportConfig, dead_letters: DeadLetters
+    ) -> None:
         self.stream = stream
         self.config = config
-        self._kind = kind
         self.id = self.progress.export_id
         # An export whose kind changes keeps its id, and not its leases.
-        super().__init__(f"{self.id}/{kind}", stream.name, config.identifier)
-        # Of the stream. A lease that was given before a restart has no messages behind it, unless
-        # a crash has lost them.
+        super().__init__(f"{self.id}/{kind}", kind, stream.name, config.identifier)
+        self._dead_letters = dead_letters
+        # A lease from before a restart ends at or below it, unless a crash has lost messages.
         self._first_seen_end = stream.log.end
         # Messages behind the next one that have arrived.
         self.arrived: list[int] = []
-        # Messages that were dropped or damaged before they were exported.
+        # The number of messages that were dropped or damaged before they were exported.
         self._lost = 0
-        # A number, and when that message was appended.
+        # Cached for the status: a number, and the time of that message.
         self._oldest_pending: tuple[int, int | None] = (-1, None)
-
-    @property
-    def kind(self) -> str:
-        return self._kind
 
     @property
     def progress(self) -> ExportProgress:
@@ -62,7 +81,7 @@ class Export(Deliverable):
 
     @property
     def position(self) -> int:
-        """The number after the last exported message. The stream may no longer have it."""
+        """The number after the last exported message. The stream may have dropped it."""
         start = getattr(self.config, "start_sequence_number", None) or 0
         return max(self.progress.last_exported + 1, start)
 
@@ -75,16 +94,24 @@ class Export(Deliverable):
         """Messages below may still be reported by the task that holds them."""
         return self.lease.end if self.lease is not None else 0
 
-    def find_resumed(self, parsed: ParsedId) -> int | None:
-        first = max(parsed.first, self.position)
-        is_current = parsed.first <= self.next_number and first <= parsed.end
-        return first if is_current and parsed.end <= self._first_seen_end else None
+    # Leases
 
-    def size_of(self, end: int) -> int:
-        return self.stream.log.size_of(self.next_number, end)
+    def find_resumed(self, lease_id: LeaseId, /) -> int | None:
+        first = max(lease_id.first, self.position)
+        is_current = lease_id.first <= self.next_number and first <= lease_id.end
+        return first if is_current and lease_id.end <= self._first_seen_end else None
+
+    def plan_slice(self, due_end: int, max_bytes: int, _max_wire_bytes: float, /) -> SlicePlan:
+        first, log = self.next_number, self.stream.log
+        limit = max(min(self.max_slice_bytes, max_bytes), 1)
+        end = log.find_end(first, min(due_end, first + self.max_slice_messages), limit)
+        if self.arrived:
+            # The messages of a call that failed in part are sent again together.
+            end = max(end, min(self.arrived[-1] + 1, due_end))
+        return SlicePlan(end, log.size_of(first, end))
 
     def slice_fields(self, lease: Lease) -> dict[str, Any]:
-        """What the slices of all kinds have."""
+        """The fields of slices of all kinds."""
         stream, log = self.stream, self.stream.log
         return {
             "lease": lease.id,
@@ -103,8 +130,13 @@ class Export(Deliverable):
 
     # Reports
 
+    def find_changes(self, settled: Settled, now_millis: int) -> Settled:
+        report = self.within_lease(settled.report, settled.lease)
+        report = self._dead_letters.keep(self.stream, report, now_millis)
+        return settled._replace(report=report, progress=self._advance(report, now_millis))
+
     def within_lease(self, report: DeliveryReport, lease: Lease) -> DeliveryReport:
-        """The report without what lies outside of its lease."""
+        """The report without messages outside of its lease."""
         first, end = lease.first, lease.end
         return msgspec.structs.replace(
             report,
@@ -113,8 +145,7 @@ class Export(Deliverable):
             skipped=[each for each in report.skipped if first <= each.sequence_number < end],
         )
 
-    def advanced(self, report: DeliveryReport, now_millis: int) -> ExportProgress:
-        """The progress after a report."""
+    def _advance(self, report: DeliveryReport, now_millis: int) -> ExportProgress:
         progress = self.progress
         last = progress.last_exported
         if report.settled_end > report.first:
@@ -123,34 +154,23 @@ class Export(Deliverable):
         return progress._replace(
             last_exported=last,
             last_time=now_millis,
-            error_message=describe_problem(report),
+            error_message=report.error or _describe_skipped(report),
             exported_bytes=progress.exported_bytes + report.exported_bytes,
             processed_messages=progress.processed_messages + report.exported_messages + skipped,
             skipped_messages=progress.skipped_messages + skipped,
         )
 
-    def note_settled(self, report: DeliveryReport) -> None:
+    def apply(self, settled: Settled, now: float, chance: float) -> None:
+        super().apply(settled, now, chance)
+        report = settled.report
         self.arrived = sorted(report.arrived)
         self._lost += report.missing
         if report.missing:
             # Tasks read files themselves: the broker learns of damage by their reports.
             self.stream.log.find_damage(report.first, report.settled_end)
-
-    def log_result(self, report: DeliveryReport, had_failed: bool) -> None:
-        # An outage may take days: its begin and its end are logged, and not each attempt.
-        who = f"stream {self.stream.name!r}, export {self.identifier!r}"
-        if report.error and not had_failed:
-            logger.warning("%s: %s", who, report.error)
-        elif report.error:
-            logger.debug("%s, failure %d: %s", who, self.failures, report.error)
-        elif had_failed and not self.failures:
-            logger.info("%s: it works again", who)
+            logger.warning("%s: %d unreadable messages are left out", self, report.missing)
         if report.skipped:
-            logger.warning(
-                "%s: %s", who, describe_problem(msgspec.structs.replace(report, error=""))
-            )
-        if report.missing:
-            logger.warning("%s: messages that cannot be read are left out: %d", who, report.missing)
+            logger.warning("%s: %s", self, _describe_skipped(report))
 
     # Changes from outside
 
@@ -160,7 +180,7 @@ class Export(Deliverable):
             self.forget_failures()
 
     def replace(self, replaced: Export) -> None:
-        """Takes the place of an export that was moved: its counters go on."""
+        """Continues the counters of an export that was moved."""
         self._lost = replaced._lost
 
     def note_loss(self, end: int) -> None:
@@ -196,18 +216,99 @@ class Export(Deliverable):
         number = self.next_number
         if number >= self.stream.log.end:
             return None
-        # Status is computed every second: the disk is read only when the number changes.
+        # The status is computed every second: the disk is read only when the number changes.
         if self._oldest_pending[0] != number:
             self._oldest_pending = number, self.stream.log.time_of(number) or None
         return self._oldest_pending[1]
 
 
-def describe_problem(report: DeliveryReport) -> str:
-    """The last error, for the status of an export."""
-    if report.error:
-        return report.error
+def _describe_skipped(report: DeliveryReport) -> str:
     if not report.skipped:
         return ""
     last = report.skipped[-1]
     count = f"{len(report.skipped)} messages were" if len(report.skipped) > 1 else "a message was"
     return f"{count} skipped; the last, {last.sequence_number}: {last.reason}"
+
+
+class MessageExport(Export):
+    """Messages for a destination. They leave in batches, or gathered."""
+
+    has_files = False
+
+    def __init__(
+        self,
+        stream: Stream,
+        kind: str,
+        config: ExportConfig,
+        dead_letters: DeadLetters,
+        gather_seconds: float,
+    ) -> None:
+        super().__init__(stream, kind, config, dead_letters)
+        self._gather_seconds = gather_seconds
+        self._overhead = _DEFAULT_OVERHEAD
+        # A batch that was due stays due when a part of it has left.
+        self._due_end = 0
+
+    def due(self, now: float, now_millis: int, /) -> Due:
+        log = self.stream.log
+        first = self.next_number
+        interval = getattr(self.config, "batch_interval_millis", None)
+        size = batch_size_of(self.config)
+        is_gathered = interval is None and first >= self._due_end and log.end - first < size
+        if is_gathered and (leaves_at := self._leaves_at(now)) > now:
+            wait_millis = math.ceil((leaves_at - now) * 1000)
+            return Due(first, now_millis + wait_millis, first + size)
+        if first >= log.end:
+            return Due(first, None, first + 1)
+        due = plan_due(first, log.end, size, interval, log.time_of, now_millis)
+        self._due_end = max(self._due_end, due.end)
+        return due._replace(end=max(due.end, min(self._due_end, log.end)))
+
+    def _leaves_at(self, now: float) -> float:
+        """When messages leave that follow closely on others.
+
+        All exports share these moments, so that one plan serves all of them.
+        """
+        gather = self._gather_seconds
+        is_urgent = self.priority <= URGENT_PRIORITY
+        if is_urgent or not gather or now - self.last_leased >= gather:
+            return now
+        return math.floor(self.last_leased / gather + 1) * gather
+
+    def plan_slice(self, due_end: int, max_bytes: int, max_wire_bytes: float, /) -> SlicePlan:
+        max_bytes = int(min(self.max_slice_bytes, max_bytes, max_wire_bytes / self._overhead))
+        plan = super().plan_slice(due_end, max_bytes, max_wire_bytes)
+        return plan._replace(wire_bytes=plan.size * self._overhead)
+
+    def describe(self, lease: Lease) -> MessageSlice:
+        return MessageSlice(**self.slice_fields(lease))
+
+    def apply(self, settled: Settled, now: float, chance: float) -> None:
+        super().apply(settled, now, chance)
+        report = settled.report
+        # The bytes of failed calls are not known.
+        if report.exported_bytes and report.sent_bytes and not report.error:
+            self._overhead = min(report.sent_bytes / report.exported_bytes, _MAX_OVERHEAD)
+
+
+def plan_due(
+    first: int,
+    end: int,
+    batch_size: int,
+    interval_millis: int | None,
+    time_of: Callable[[int], int],
+    now: int,
+) -> Due:
+    """Which messages of [first, end) may leave: whole batches, and messages above the interval."""
+    all_due = Due(end, None, end + 1)
+    if interval_millis is None:
+        return all_due
+    whole = first + (end - first) // batch_size * batch_size
+    if whole == end:
+        # The next message begins a batch, whose time begins with it.
+        return all_due
+    began = time_of(whole)
+    # A time in the future was stored while the clock was wrong: the age is unknown.
+    if began > now or began + interval_millis <= now:
+        return all_due
+    return Due(whole, began + interval_millis, whole + batch_size)

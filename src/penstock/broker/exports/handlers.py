@@ -13,8 +13,8 @@ from penstock.broker.access import Access
 from penstock.broker.bulk import Premises
 from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.dead_letters import DeadLetters
+from penstock.broker.exports.deliverable import Holder
 from penstock.broker.exports.engine import Exports, Outlook, Plan
-from penstock.broker.exports.lease import Holder
 from penstock.broker.exports.pipelines import Pipelines
 from penstock.broker.exports.progress import ProgressWriter, Settlement
 from penstock.broker.exports.statuses import Statuses
@@ -264,7 +264,7 @@ class ExportHandlers:
             change.apply()
             self._exports.apply(settlement)
             for each in settlement.settled:
-                self._pipelines.note_report(each.lease.holder, each.report)
+                self._pipelines.note_report(each.lease.holder, each.given)
 
         def finish(error: BaseException | None) -> bool:
             is_disk_error = isinstance(error, (OSError, sqlite3.Error))

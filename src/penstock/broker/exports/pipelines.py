@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from penstock.broker.exports.lease import Holder
+from penstock.broker.exports.deliverable import Holder
 from penstock.broker.statistics import Durations
 from penstock.model.exporting import (
     AnyWork,

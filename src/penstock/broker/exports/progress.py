@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
-from penstock.broker.exports.deliverable import Deliverable, Outcome
-from penstock.broker.exports.lease import Lease
-from penstock.broker.exports.message_export import MessageExport
+from penstock.broker.exports.deliverable import Deliverable, Settled
 from penstock.model.exporting import DeliveryReport
 from penstock.store.progress_log import ProgressLog
 from penstock.store.rows import ExportProgress, UploadChange
@@ -22,14 +20,6 @@ logger = logging.getLogger(__name__)
 # Progress of messages is stored after so long, together with all that was reported meanwhile.
 _STORE_SECONDS = 0.5
 _RETRY_SECONDS = 1.0
-
-
-class Settled(NamedTuple):
-    deliverable: Deliverable
-    lease: Lease
-    # As it came.
-    report: DeliveryReport
-    outcome: Outcome
 
 
 class Settlement:
@@ -49,40 +39,37 @@ class Settlement:
         A task deletes the files of accepted reports, and creates their uploads: such a report is
         accepted when it is stored.
         """
-        found = [*((each.deliverable, each.report) for each in self.settled), *self.repeated]
+        found = [*((each.deliverable, each.given) for each in self.settled), *self.repeated]
         return [
             report.lease
             for deliverable, report in found
-            if report.lease not in self.lost
-            and (are_stored or isinstance(deliverable, MessageExport))
+            if report.lease not in self.lost and (are_stored or not deliverable.has_files)
         ]
 
     @property
     def may_be_stored_later(self) -> bool:
-        return all(isinstance(each.deliverable, MessageExport) for each in self.settled)
+        return not any(each.deliverable.has_files for each in self.settled)
 
     @property
     def has_skipped(self) -> bool:
-        return any(each.outcome.report.skipped for each in self.settled)
+        return any(each.report.skipped for each in self.settled)
 
     @property
     def is_final(self) -> bool:
-        return all(each.report.is_final for each in self.settled)
+        return all(each.given.is_final for each in self.settled)
 
     def progress(self) -> dict[str, list[ExportProgress]]:
         """By the name of the stream."""
         progress: dict[str, list[ExportProgress]] = {}
         for each in self.settled:
-            if each.outcome.progress is not None:
-                stream_name = each.deliverable.stream_name
-                progress.setdefault(stream_name, []).append(each.outcome.progress)
+            if each.progress is not None:
+                progress.setdefault(each.deliverable.stream_name, []).append(each.progress)
         return progress
 
     def uploads(self) -> UploadChange:
-        outcomes = [each.outcome for each in self.settled]
         return UploadChange(
-            [upload for each in outcomes for upload in (*each.uploads, *each.abandoned)],
-            [upload_id for each in outcomes for upload_id in each.ended],
+            [upload for each in self.settled for upload in (*each.uploads, *each.abandoned)],
+            [upload_id for each in self.settled for upload_id in each.ended],
         )
 
 

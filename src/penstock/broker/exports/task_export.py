@@ -1,29 +1,45 @@
-"""An export of S3 tasks: its uploads, and the statuses of its tasks."""
+"""Exports of S3 tasks, and uploads that no task continues.
+
+Such an upload is aborted, because S3 keeps and bills its parts. It is leased as exports are, also
+when its stream was deleted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.deliverable import Outcome
+from penstock.broker.exports.deliverable import (
+    NO_PRIORITY,
+    Deliverable,
+    Due,
+    Lease,
+    LeaseId,
+    Settled,
+    SlicePlan,
+)
 from penstock.broker.exports.export import Export
-from penstock.broker.exports.lease import Lease, ParsedId
-from penstock.broker.exports.pacing import Due
 from penstock.broker.exports.statuses import Origin, Statuses
 from penstock.broker.streams import Stream
 from penstock.model import ExportConfig, S3ExportTaskExecutorConfig
-from penstock.model.exporting import DeliveryReport, TaskEvent, TaskSlice, Upload
+from penstock.model.exporting import DeliveryReport, TaskEvent, TaskSlice, Upload, UploadAbort
+from penstock.model.status import Status
 from penstock.store.rows import UploadProgress
+from penstock.store.store import Store
 
-# A task of the pipeline reads and parses all S3 tasks of a slice before the first upload.
-_MAX_TASKS = 2000
-_MAX_SLICE_BYTES = 1024 * 1024
+logger = logging.getLogger(__name__)
+
+_MAX_REASON_LENGTH = 500
 
 
 class TaskExport(Export):
     config: S3ExportTaskExecutorConfig
+    # A task of the pipeline reads and parses all S3 tasks of a slice before the first upload.
+    max_slice_bytes = 1024 * 1024
+    max_slice_messages = 2000
 
     def __init__(
         self,
@@ -33,18 +49,17 @@ class TaskExport(Export):
         dead_letters: DeadLetters,
         statuses: Statuses,
         uploads: Iterable[Upload] = (),
+        *,
+        is_metered: bool = False,
     ) -> None:
-        """`uploads`: those that had begun when the broker was stopped."""
-        super().__init__(stream, kind, config)
-        self._dead_letters = dead_letters
+        """`uploads` had begun when the broker was stopped."""
+        super().__init__(stream, kind, config, dead_letters)
         self._statuses = statuses
+        self._is_metered = is_metered
         self.uploads = list(uploads)
-        # Tasks that the stream dropped while a task of the pipeline held them: their events are
-        # written unless a report says that they were carried out.
+        # Tasks that the stream dropped while they were leased. They are canceled unless a report
+        # says that they were carried out.
         self.dropped: list[TaskEvent] = []
-        # The report that is being stored: the end of what it settles, and the tasks that it ends.
-        self._settling_end = 0
-        self._settling_ended: frozenset[int] = frozenset()
 
     @property
     def origin(self) -> Origin:
@@ -53,28 +68,24 @@ class TaskExport(Export):
     @property
     def pending_from(self) -> int:
         """The number of the first task that no report has settled."""
-        return max(self.next_number, self._settling_end)
-
-    @property
-    def held_end(self) -> int:
-        return max(super().held_end, self._settling_end)
+        settled_end = self._settling.report.settled_end if self._settling is not None else 0
+        return max(self.next_number, settled_end)
 
     @property
     def ended_in_report(self) -> frozenset[int]:
         """Tasks that end with the report that is being stored."""
-        return self._settling_ended
+        return ended_tasks(self._settling.report) if self._settling is not None else frozenset()
 
     def track(
         self, uploads: Iterable[Upload], *, are_abandoned: bool = False
     ) -> list[UploadProgress]:
         """Uploads as they are stored."""
-        origin = self.origin
         return [
             UploadProgress(
                 export_id=self.id,
-                stream=origin.stream,
-                identifier=origin.identifier,
-                status_config=origin.status_config,
+                stream=self.stream.name,
+                identifier=self.identifier,
+                status_config=self.config.status_config,
                 upload=upload,
                 is_abandoned=are_abandoned,
             )
@@ -83,57 +94,37 @@ class TaskExport(Export):
 
     # Leases
 
-    def find_resumed(self, parsed: ParsedId) -> int | None:
+    def find_resumed(self, lease_id: LeaseId, /) -> int | None:
         # Tasks that the stream dropped before the restart are canceled.
-        first = super().find_resumed(parsed)
+        first = super().find_resumed(lease_id)
         return first if first == self.next_number else None
 
-    def due(self, now: float, now_millis: int) -> Due:  # noqa: ARG002 - tasks never wait
+    def due(self, _now: float, _now_millis: int, /) -> Due:
         end = self.stream.log.end
         return Due(end, None, max(end, self.next_number) + 1)
 
-    def cut(self, due_end: int, max_bytes: int, max_wire_bytes: float) -> int:  # noqa: ARG002
-        first = self.next_number
-        limit = max(min(_MAX_SLICE_BYTES, max_bytes), 1)
-        end = self.stream.log.find_end(first, min(due_end, first + _MAX_TASKS), limit)
-        return max(end, min(self.arrived[-1] + 1, due_end)) if self.arrived else end
-
-    def wire_bytes_of(self, size: int) -> float:  # noqa: ARG002
-        """The size of a task tells nothing about its file, whose bytes are reserved later."""
-        return 0.0
-
-    def describe(self, lease: Lease, is_metered: bool) -> TaskSlice:
+    def describe(self, lease: Lease) -> TaskSlice:
         return TaskSlice(
             **self.slice_fields(lease),
-            uploads=[each for each in self.uploads if _is_within(lease, each.sequence_number)],
+            uploads=_within(lease, self.uploads),
             time_to_live=self.stream.definition.time_to_live_millis,
-            is_metered=is_metered,
+            is_metered=self._is_metered,
         )
 
     # Reports
 
     def within_lease(self, report: DeliveryReport, lease: Lease) -> DeliveryReport:
-        def find(uploads: list[Upload]) -> list[Upload]:
-            return [each for each in uploads if _is_within(lease, each.sequence_number)]
-
         return msgspec.structs.replace(
             super().within_lease(report, lease),
             events=[each for each in report.events if _is_within(lease, each.sequence_number)],
-            uploads=find(report.uploads),
-            abandoned=find(report.abandoned),
+            uploads=_within(lease, report.uploads),
+            abandoned=_within(lease, report.abandoned),
         )
 
-    def settle(self, report: DeliveryReport, lease: Lease, now_millis: int) -> Outcome:
-        sound = self.within_lease(report, lease)
-        sound = self._dead_letters.keep(self.stream, sound, now_millis)
-        self._settling_end = sound.settled_end
-        self._settling_ended = ended_tasks(sound)
-        self._statuses.write(self.origin, sound.events, now_millis)
-        return self._follow_uploads(sound, lease)._replace(
-            progress=self.advanced(sound, now_millis)
-        )
-
-    def _follow_uploads(self, report: DeliveryReport, lease: Lease) -> Outcome:
+    def find_changes(self, settled: Settled, now_millis: int) -> Settled:
+        settled = super().find_changes(settled, now_millis)
+        report, lease = settled.report, settled.lease
+        self._statuses.write(self.origin, report.events, now_millis)
         abandoned = self.track(report.abandoned, are_abandoned=True)
         abandoned_ids = {each.id for each in abandoned}
         # A report has all uploads of its lease, and none of other messages.
@@ -144,27 +135,18 @@ class TaskExport(Export):
         known_ids = abandoned_ids | {each.id for each in uploads}
         gone = [each for each in self.track(self.uploads) if each.id not in known_ids]
         ended = [each.id for each in gone if _has_ended(each.upload, uploads, report)]
-        # An upload that the task did not know of is not continued.
+        # An upload that the task did not know is not continued.
         unknown = [each.upload for each in gone if each.id not in ended]
         abandoned += self.track(unknown, are_abandoned=True)
-        return Outcome(report, None, uploads, abandoned, ended)
+        return settled._replace(uploads=uploads, abandoned=abandoned, ended=ended)
 
-    def _has_advanced(self, report: DeliveryReport) -> bool:
+    def has_advanced(self, report: DeliveryReport) -> bool:
         before, after = _count_parts(self.uploads), _count_parts(report.uploads)
-        return super()._has_advanced(report) or after > before
+        return super().has_advanced(report) or after > before
 
-    def apply(self, outcome: Outcome) -> None:
-        self.note_settled(outcome.report)
-        self.uploads = outcome.continued
-        self._forget_report()
-
-    def cancel_settling(self) -> None:
-        super().cancel_settling()
-        self._forget_report()
-
-    def _forget_report(self) -> None:
-        self._settling_end = 0
-        self._settling_ended = frozenset()
+    def apply(self, settled: Settled, now: float, chance: float) -> None:
+        super().apply(settled, now, chance)
+        self.uploads = [each.upload for each in settled.uploads]
 
 
 def ended_tasks(report: DeliveryReport) -> frozenset[int]:
@@ -175,14 +157,111 @@ def _is_within(lease: Lease, number: int) -> bool:
     return lease.first <= number < lease.end
 
 
+def _within(lease: Lease, uploads: Iterable[Upload]) -> list[Upload]:
+    return [each for each in uploads if _is_within(lease, each.sequence_number)]
+
+
 def _has_ended(upload: Upload, uploads: list[UploadProgress], report: DeliveryReport) -> bool:
     """Whether an upload that is no longer reported was completed or aborted."""
     number = upload.sequence_number
     if number < report.settled_end or number in report.arrived:
         return True
-    # An upload gets its id after it was reported for the first time.
+    # An upload gets its id after its first report.
     return not upload.upload_id and any(each.upload.sequence_number == number for each in uploads)
 
 
 def _count_parts(uploads: Iterable[Upload]) -> int:
     return sum(each.arrived_parts for each in uploads)
+
+
+class AbandonedUpload(Deliverable):
+    priority = NO_PRIORITY
+
+    def __init__(self, progress: UploadProgress, serial: int, statuses: Statuses) -> None:
+        name = f"abandoned-{serial}"
+        super().__init__(name, "s3_task_executor", progress.stream, progress.identifier)
+        self.progress = progress
+        self._statuses = statuses
+
+    @property
+    def next_number(self) -> int:
+        return self.progress.upload.sequence_number
+
+    def due(self, _now: float, _now_millis: int, /) -> Due:
+        return Due(self.next_number + 1, None, 0)
+
+    def plan_slice(self, due_end: int, _max_bytes: int, _max_wire_bytes: float, /) -> SlicePlan:
+        return SlicePlan(due_end)
+
+    def describe(self, lease: Lease) -> UploadAbort:
+        return UploadAbort(
+            lease=lease.id,
+            stream=self.stream_name,
+            identifier=self.identifier,
+            upload=self.progress.upload,
+        )
+
+    def find_changes(self, settled: Settled, now_millis: int) -> Settled:
+        report = msgspec.structs.replace(
+            settled.report, is_final=True, events=[], skipped=[], arrived=[]
+        )
+        if not report.error:
+            return settled._replace(report=report, ended=[self.progress.id])
+        if not self.progress.has_failed:
+            self._write_warning(report.error, now_millis)
+        progress = msgspec.structs.replace(self.progress, has_failed=True)
+        return settled._replace(report=report, abandoned=[progress])
+
+    def _write_warning(self, error: str, now_millis: int) -> None:
+        upload = self.progress.upload
+        where = f"s3://{upload.bucket}/{upload.key}"
+        message = f"an unfinished upload of {where} could not be aborted and is tried again: "
+        event = TaskEvent(
+            sequence_number=upload.sequence_number,
+            status=Status.Warning,
+            message=message + error[:_MAX_REASON_LENGTH],
+            time=now_millis,
+        )
+        origin = Origin(self.stream_name, self.identifier, self.progress.status_config)
+        self._statuses.write(origin, [event], now_millis)
+
+    def apply(self, settled: Settled, now: float, chance: float) -> None:
+        super().apply(settled, now, chance)
+        for progress in settled.abandoned:
+            self.progress = progress
+
+    def log_result(self, report: DeliveryReport, had_failed: bool) -> None:
+        if not report.error:
+            logger.info("%s: an unfinished upload was aborted", self)
+        elif not had_failed:
+            logger.warning("%s: an unfinished upload cannot be aborted: %s", self, report.error)
+
+
+class AbandonedUploads:
+    """All uploads to be aborted. Called from the event loop only."""
+
+    def __init__(self, store: Store, statuses: Statuses) -> None:
+        self._store = store
+        self._statuses = statuses
+        self._by_id: dict[str, AbandonedUpload] = {}
+        self._serial = 0
+
+    def __iter__(self) -> Iterator[AbandonedUpload]:
+        return iter(self._by_id.values())
+
+    def add(self, uploads: Iterable[UploadProgress]) -> None:
+        """Adds uploads that are stored as abandoned."""
+        for upload in uploads:
+            if upload.id not in self._by_id:
+                self._serial += 1
+                self._by_id[upload.id] = AbandonedUpload(upload, self._serial, self._statuses)
+
+    def abandon(self, uploads: Sequence[UploadProgress]) -> None:
+        """Adds these, and stores them in the background."""
+        if uploads:
+            self._store.abandon_uploads(uploads)
+            self.add(uploads)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        for upload_id in ids:
+            self._by_id.pop(upload_id, None)
