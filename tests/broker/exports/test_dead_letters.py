@@ -74,7 +74,7 @@ def test_message_that_is_not_kept_is_not_skipped(bench: Workbench) -> None:
     assert kept.settled_end == 1
     # What arrived behind the first that is not kept does not arrive again.
     assert kept.arrived == [2, 4, 5, 7]
-    assert "the dead-letter stream 'letters' takes nothing: " in kept.error
+    assert "dead-letter stream 'letters' accepts nothing: " in kept.error
     assert "is full" in kept.error
 
 

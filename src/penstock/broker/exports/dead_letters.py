@@ -1,4 +1,4 @@
-"""The dead-letter stream: messages that a destination never takes, with the reason.
+"""The dead-letter stream: messages that a destination never accepts, with the reason.
 
 Each is JSON: `streamName`, `sequenceNumber`, `ingestTime` and `payload` (base64) of the message,
 `exportIdentifier`, `reason`, and `time`, when it was skipped.
@@ -18,12 +18,9 @@ from penstock.errors import (
     StreamManagerException,
 )
 from penstock.model import MessageStreamDefinition, StrategyOnFull
-from penstock.model.exporting import DeliveryReport, SkippedMessage
+from penstock.model.exporting import MAX_ARRIVED, DeliveryReport, SkippedMessage
 
 logger = logging.getLogger(__name__)
-
-# As many as a slice is told of; others arrive again.
-_MOST_ARRIVED = 1024
 
 
 class _DeadLetter(msgspec.Struct, rename="camel"):
@@ -38,87 +35,78 @@ class _DeadLetter(msgspec.Struct, rename="camel"):
 
 class DeadLetters:
     def __init__(self, streams: Streams, name: str) -> None:
+        """Without a name there is no dead-letter stream."""
         self._streams = streams
-        # Empty if there is none.
         self._name = name
         # Why the stream could not be created.
         self._problem: StreamManagerException | None = None
 
     def keep(self, stream: Stream, report: DeliveryReport, now: int) -> DeliveryReport:
-        """Stores what was skipped; the report as far as that worked.
+        """Stores skipped messages.
 
-        What cannot be kept is not skipped: the export stays before it, and says why.
+        A message that cannot be stored is not skipped: the returned report ends before it, with an
+        error.
         """
-        # One that cannot be exported from the dead-letter stream itself would come back for ever.
+        # A skipped message of the dead-letter stream itself would come back endlessly.
         if not self._name or not report.skipped or stream.name == self._name:
             return report
         for place, skipped in enumerate(report.skipped):
             try:
                 self._keep_one(stream, report.identifier, skipped, now)
             except StreamManagerException as error:
-                # They come as they were found, which need not be in order.
+                # Skipped messages need not be in order.
                 left = {unkept.sequence_number for unkept in report.skipped[place:]}
                 end = min(report.settled_end, *left)
-                # Those behind it have arrived all the same, and need not arrive twice.
+                # Messages behind it have arrived, and are not sent again.
                 behind = {*range(end, report.settled_end), *report.arrived} - left
                 return msgspec.structs.replace(
                     report,
                     settled_end=end,
-                    arrived=sorted(behind)[:_MOST_ARRIVED],
+                    arrived=sorted(behind)[:MAX_ARRIVED],
                     skipped=report.skipped[:place],
-                    # They are tried again, and then it happens again.
+                    # Tasks that are not skipped are retried, and end later.
                     events=[each for each in report.events if each.sequence_number not in left],
-                    error=f"the dead-letter stream {self._name!r} takes nothing: {error.message}",
+                    error=f"dead-letter stream {self._name!r} accepts nothing: {error.message}",
                 )
         return report
 
     def _keep_one(self, stream: Stream, identifier: str, skipped: SkippedMessage, now: int) -> None:
         number = skipped.sequence_number
-        if not stream.log.oldest <= number < stream.log.end:
-            return  # dropped meanwhile: there is nothing left to keep
+        if not _has(stream, skipped):
+            return
         try:
             run = stream.read(number, number + 1, 1)
         except MessageStoreReadErrorException as error:
-            # Nor is there of one that is damaged, and waiting would not mend it.
-            logger.warning("no dead letter can be kept: %s", error.message)
+            # A retry would not repair a damaged message.
+            logger.warning("cannot store a dead letter: %s", error.message)
             return
-        letter = _DeadLetter(
-            stream.name,
-            number,
-            run.ingest_times[0],
-            run.payloads[0],
-            identifier,
-            skipped.reason,
-            now,
-        )
+        time, payload = run.ingest_times[0], run.payloads[0]
+        letter = _DeadLetter(stream.name, number, time, payload, identifier, skipped.reason, now)
         self._find().append([msgspec.json.encode(letter)], now, keeps_min_free=False)
 
     def _find(self) -> Stream:
         try:
             return self._streams.find(self._name)
-        except ResourceNotFoundException:
-            if self._problem is not None:
-                raise self._problem from None
-            raise
+        except ResourceNotFoundException as error:
+            raise self._problem or error from None
 
     def needs_stream(self, reports: Sequence[DeliveryReport]) -> bool:
-        """Whether messages are to be kept while there is no stream to keep them in."""
-        if not self._name or not any(report.skipped for report in reports):
+        """Whether messages are to be stored and the stream does not exist."""
+        skips = [report for report in reports if report.skipped]
+        if not self._name or not skips or self._name in self._streams.names():
             return False
-        if self._name in self._streams.names():
-            return False
-        return any(self._has_any(report) for report in reports)
+        return any(self._has_skipped(report) for report in skips)
 
-    def _has_any(self, report: DeliveryReport) -> bool:
-        """Whether any of the messages that were skipped is still there."""
+    def _has_skipped(self, report: DeliveryReport) -> bool:
+        """Whether the stream has any of the skipped messages."""
         try:
-            log = self._streams.find(report.stream).log
+            stream = self._streams.find(report.stream)
         except StreamManagerException:
             return False
-        return any(log.oldest <= each.sequence_number < log.end for each in report.skipped)
+        return any(_has(stream, each) for each in report.skipped)
 
     async def create_stream(self) -> None:
-        """Create the stream, before `keep`, which says why if that fails."""
+        """Creates the stream. If that fails, `keep` says why."""
         self._problem = None
         definition = MessageStreamDefinition(
             name=self._name, strategy_on_full=StrategyOnFull.OverwriteOldestData
@@ -129,8 +117,13 @@ class DeadLetters:
             self._problem = error
 
     def sync(self) -> Callable[[], None]:
-        """What brings the letters to the disk; it may be called from a thread."""
+        """Returns a function that syncs the letters; it may run in any thread."""
         try:
             return self._streams.find(self._name).log.sync if self._name else lambda: None
         except StreamManagerException:
             return lambda: None
+
+
+def _has(stream: Stream, skipped: SkippedMessage) -> bool:
+    """False if the message was dropped."""
+    return stream.log.oldest <= skipped.sequence_number < stream.log.end

@@ -1,4 +1,4 @@
-"""The requests of pipelines: plans of what is due, and reports about it."""
+"""The requests of pipelines: plans, reservations of bandwidth, and reports."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import logging
 import sqlite3
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from penstock.broker.access import Access
 from penstock.broker.bulk import Premises
-from penstock.broker.exports.bandwidth import Bandwidth
-from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.deliverable import Holder
 from penstock.broker.exports.engine import Exports, Outlook, Plan
 from penstock.broker.exports.pipelines import Pipelines
 from penstock.broker.exports.progress import ProgressWriter, Settlement
-from penstock.broker.exports.statuses import Statuses
 from penstock.broker.streams import Streams
 from penstock.broker.waiting import Waiter, Waiters, seconds_to_wait
 from penstock.errors import StreamManagerException, UnknownFailureException
@@ -33,6 +30,11 @@ from penstock.wire.requests import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+# Called with the leases of accepted reports.
+_Succeed: TypeAlias = Callable[[list[str]], None]
+_Fail: TypeAlias = Callable[[StreamManagerException], None]
 
 
 class PendingCall(Protocol):
@@ -52,9 +54,6 @@ class ExportHandlers:
         store: Store,
         streams: Streams,
         exports: Exports,
-        bandwidth: Bandwidth,
-        dead_letters: DeadLetters,
-        statuses: Statuses,
         pipelines: Pipelines,
         premises: Premises,
         executor: Executor,
@@ -63,21 +62,15 @@ class ExportHandlers:
         self._store = store
         self._streams = streams
         self._exports = exports
-        self._dead_letters = dead_letters
-        self._statuses = statuses
         self._pipelines = pipelines
         self._premises = premises
         self._now_millis = now_millis
         self.progress = ProgressWriter(store.progress_log, executor, self._suspend)
-        self._bandwidth = bandwidth
-        bandwidth.on_change = self.look_again
-        self._pending: set[_PendingPlan] = set()
+        exports.bandwidth.on_change = self.look_again
         # Creations of the dead-letter stream.
         self._creations: set[asyncio.Task[None]] = set()
-        # The last plan that a task asked for, as long as it is connected.
-        self._latest: dict[Holder, PlanExportsRequest] = {}
-        # Leases of paused exports that were named in the last answer to a task.
-        self._known_ending: dict[Holder, Sequence[str]] = {}
+        # The last request of each connected task.
+        self._latest: dict[Holder, _PlanCall] = {}
         # Pipelines whose tasks are to end.
         self._stopping: set[str] = set()
 
@@ -100,51 +93,38 @@ class ExportHandlers:
 
     def _plan_settled(self, call: PendingCall, request: PlanExportsRequest) -> None:
         """Answers when something is due. The reports of the request are settled."""
-        holder = Holder(request.pipeline, request.task)
-        self._latest[holder] = request
-        # A plan for which the task still waits on a connection that it has lost.
-        for pending in [each for each in self._pending if each.holder == holder]:
-            pending.look_soon()
+        asked = _PlanCall(call, request, self._streams, self._answer)
+        holder = asked.holder
+        before = self._latest.get(holder)
+        self._latest[holder] = asked
+        if before is not None:
+            asked.known_ending = before.known_ending
+            # It may be pending on a connection that the task has lost.
+            before.look_soon()
         if request.stops:
             self._stopping.add(request.pipeline)
             self.look_again()
         if request.max_slices:
             self._pipelines.note_request(holder, request.holding, request.about)
-        call.on_departure(holder, lambda: self._depart(holder, request))
-        outlook = self._answer_plan(call, request, may_be_empty=not request.wait_millis)
-        if outlook is None:
-            return
-        call.allow_seconds(request.wait_millis / 1000)
-        pending = _PendingPlan(
-            call,
-            holder,
-            seconds_to_wait(request.wait_millis),
-            lambda may_be_empty: self._answer_plan(call, request, may_be_empty=may_be_empty),
-            self._streams,
-            self._pending.discard,
-        )
-        self._pending.add(pending)
-        call.on_close(pending.cancel)
-        pending.wait(outlook)
+        call.on_departure(holder, lambda: self._depart(asked))
+        asked.start()
 
-    def _answer_plan(
-        self, call: PendingCall, request: PlanExportsRequest, *, may_be_empty: bool
-    ) -> Outlook | None:
-        """Answers if something is due; otherwise what to wait for."""
-        holder = Holder(request.pipeline, request.task)
+    def _answer(self, asked: _PlanCall, may_be_empty: bool) -> Outlook | None:
+        """Answers if something is due; otherwise returns what to wait for."""
+        request, call = asked.request, asked.call
         stops = request.pipeline in self._stopping
         plan = Plan([], 0, [])
-        if self._latest.get(holder) is request:
+        if self._latest.get(asked.holder) is asked:
             plan, outlook = self._exports.plan(
                 request, call.access.sees, self._now_millis(), leases=not stops
             )
             if plan.frees_leases:
                 self.look_again()
-            is_paused = not set(plan.ending) <= set(self._known_ending.get(holder, ()))
-            if not (plan.work or plan.lost or is_paused or stops or may_be_empty):
+            has_paused = not set(plan.ending) <= set(asked.known_ending)
+            if not (plan.work or plan.lost or has_paused or stops or may_be_empty):
                 return outlook
-            self._known_ending[holder] = plan.ending
-            self._pipelines.note_work(holder, plan.work)
+            asked.known_ending = plan.ending
+            self._pipelines.note_work(asked.holder, plan.work)
         call.succeed(
             root=self._premises.root,
             instance=self._premises.instance,
@@ -157,11 +137,11 @@ class ExportHandlers:
         )
         return None
 
-    def _depart(self, holder: Holder, request: PlanExportsRequest) -> None:
+    def _depart(self, asked: _PlanCall) -> None:
+        holder = asked.holder
         # Unless it has reconnected already.
-        if self._latest.get(holder) is request:
+        if self._latest.get(holder) is asked:
             del self._latest[holder]
-            self._known_ending.pop(holder, None)
             self._exports.depart(holder)
             self._pipelines.note_departure(holder)
             if not any(each.pipeline == holder.pipeline for each in self._latest):
@@ -170,17 +150,14 @@ class ExportHandlers:
 
     def look_again(self) -> None:
         """Something has changed that may make work due."""
-        for pending in tuple(self._pending):
-            pending.look_soon()
+        for asked in self._latest.values():
+            asked.look_soon()
 
-    def _follow(self, settlement: Settlement) -> None:
-        """Pending plans wait for the next messages of exports whose reports are stored."""
-        outlook = self._exports.follow(settlement, self._now_millis())
-        if outlook is None:
+    def _suspend(self, error: str) -> None:
+        """Exports are suspended because of an error; without one they continue."""
+        self._exports.suspension = error
+        if not error:
             self.look_again()
-            return
-        for pending in self._pending:
-            pending.wait_also(outlook)
 
     # Bandwidth
 
@@ -202,7 +179,9 @@ class ExportHandlers:
             call.succeed(isGranted=is_granted and held, isHeld=held)
 
         seconds = seconds_to_wait(request.wait_millis)
-        cancel = self._bandwidth.reserve(found.priority, request.size, seconds, is_held, answer)
+        cancel = self._exports.bandwidth.reserve(
+            found.priority, request.size, seconds, is_held, answer
+        )
         if cancel is not None:
             call.allow_seconds(request.wait_millis / 1000)
             call.on_close(cancel)
@@ -218,21 +197,16 @@ class ExportHandlers:
         for report in reports:
             call.access.require(Operation.CommitExports, report.stream)
 
-    def _settle(
-        self,
-        reports: Sequence[DeliveryReport],
-        succeed: Callable[[list[str]], None],
-        fail: Callable[[StreamManagerException], None],
-    ) -> None:
+    def _settle(self, reports: Sequence[DeliveryReport], succeed: _Succeed, fail: _Fail) -> None:
         """Calls `succeed` with the leases of the accepted reports, or `fail`."""
-        if not self._dead_letters.needs_stream(reports):
-            self._settle_now(reports, succeed, fail)
+        if not self._exports.dead_letters.needs_stream(reports):
+            self._store_reports(reports, succeed, fail)
             return
 
         async def create_and_settle() -> None:
             try:
-                await self._dead_letters.create_stream()
-                self._settle_now(reports, succeed, fail)
+                await self._exports.dead_letters.create_stream()
+                self._store_reports(reports, succeed, fail)
             except Exception:
                 logger.exception("a report of exports failed")
                 fail(UnknownFailureException("the server failed; its log says how"))
@@ -241,18 +215,16 @@ class ExportHandlers:
         self._creations.add(task)
         task.add_done_callback(self._creations.discard)
 
-    def _settle_now(
-        self,
-        reports: Sequence[DeliveryReport],
-        succeed: Callable[[list[str]], None],
-        fail: Callable[[StreamManagerException], None],
+    def _store_reports(
+        self, reports: Sequence[DeliveryReport], succeed: _Succeed, fail: _Fail
     ) -> None:
         settlement = self._exports.settle(reports, self._now_millis())
         if not settlement.settled:
             succeed(settlement.accepted(are_stored=not self.progress.error))
             return
         change = self._store.change_progress(settlement.progress(), settlement.uploads())
-        sync_letters, sync_statuses = self._dead_letters.sync(), self._statuses.sync()
+        sync_letters = self._exports.dead_letters.sync()
+        sync_statuses = self._exports.statuses.sync()
 
         def sync() -> None:
             if settlement.has_skipped:
@@ -260,39 +232,36 @@ class ExportHandlers:
             if not settlement.may_be_stored_later:
                 sync_statuses()
 
-        def apply() -> None:
-            change.apply()
-            self._exports.apply(settlement)
-            for each in settlement.settled:
-                self._pipelines.note_report(each.lease.holder, each.given)
-
         def finish(error: BaseException | None) -> bool:
-            is_disk_error = isinstance(error, (OSError, sqlite3.Error))
             # An upload has to be on the disk before it is created: such a report is not kept.
-            is_kept = is_disk_error and settlement.is_final
+            is_kept = isinstance(error, (OSError, sqlite3.Error)) and settlement.is_final
             if error is not None and not is_kept:
                 self._exports.cancel(settlement)
                 self.look_again()
                 fail(_explain(error))
                 return False
-            apply()
+            change.apply()
+            self._exports.apply(settlement)
+            for each in settlement.settled:
+                self._pipelines.note_report(each.lease.holder, each.given)
             succeed(settlement.accepted(are_stored=error is None))
             self._follow(settlement)
             return is_kept
 
         if settlement.may_be_stored_later:
-            apply()
             self.progress.store_later(change, sync)
-            succeed(settlement.accepted())
-            self._follow(settlement)
+            finish(None)
         else:
             self.progress.store_now(change, sync, finish)
 
-    def _suspend(self, error: str) -> None:
-        """Without an error, exports continue."""
-        self._exports.suspension = error
-        if not error:
+    def _follow(self, settlement: Settlement) -> None:
+        """Pending plans wait for the next messages of exports whose reports are stored."""
+        outlook = self._exports.follow(settlement, self._now_millis())
+        if outlook is None:
             self.look_again()
+            return
+        for asked in self._latest.values():
+            asked.wait_also(outlook)
 
 
 def _explain(error: BaseException) -> UnknownFailureException:
@@ -301,38 +270,48 @@ def _explain(error: BaseException) -> UnknownFailureException:
     return UnknownFailureException(f"the server failed: {error!r}")
 
 
-class _PendingPlan:
-    """A request for a plan that waits until something is due."""
+class _PlanCall:
+    """A request for a plan, pending until something is due."""
 
     def __init__(
         self,
         call: PendingCall,
-        holder: Holder,
-        seconds: float,
-        # Answers the call if something is due, or in any case if it may be empty.
-        answer: Callable[[bool], Outlook | None],
+        request: PlanExportsRequest,
         streams: Streams,
-        over: Callable[[_PendingPlan], None],
+        answer: Callable[[_PlanCall, bool], Outlook | None],
     ) -> None:
-        self.holder = holder
-        self._call = call
-        self._answer = answer
+        """`answer` answers the call if something is due, or in any case if it may be empty."""
+        self.call = call
+        self.request = request
+        self.holder = Holder(request.pipeline, request.task)
+        # Leases of paused exports that the task knows.
+        self.known_ending: Sequence[str] = ()
         self._streams = streams
-        self._over = over
+        self._answer = answer
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + seconds
+        self._deadline = self._loop.time() + seconds_to_wait(request.wait_millis)
         self._waiters: list[Waiter] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._gives_up = False
-        self._is_over = False
+        self._is_pending = False
+        self._is_late = not request.wait_millis
         self._looks_soon = False
 
-    def wait(self, outlook: Outlook) -> None:
-        """Look again when something may be due, or when the time is up."""
+    def start(self) -> None:
+        outlook = self._answer(self, self._is_late)
+        if outlook is not None:
+            self._is_pending = True
+            self.call.allow_seconds(self.request.wait_millis / 1000)
+            self.call.on_close(self._cancel)
+            self._wait(outlook)
+
+    def _wait(self, outlook: Outlook) -> None:
         self._add(self._streams.changes, self._streams.changed + 1)
         self.wait_also(outlook._replace(at=min(outlook.at, self._deadline)))
 
     def wait_also(self, outlook: Outlook) -> None:
+        """If it is pending: look again when something may be due."""
+        if not self._is_pending:
+            return
         for stream, end in outlook.needed_ends:
             self._add(stream.waiters, end)
         if self._timer is None or outlook.at < self._timer.when():
@@ -341,31 +320,31 @@ class _PendingPlan:
             self._timer = self._loop.call_at(outlook.at, self.look_soon)
 
     def _add(self, waiters: Waiters, end: int) -> None:
-        waiter = Waiter(end, self._woken, is_reader=False)
+        waiter = Waiter(end, self._wake, is_reader=False)
         self._waiters.append(waiter)
         waiters.add(waiter)
 
-    def _woken(self, reached: bool) -> None:
+    def _wake(self, reached: bool) -> None:
         # A stream was deleted, or the broker stops.
-        self._gives_up = self._gives_up or not reached
+        self._is_late = self._is_late or not reached
         self.look_soon()
 
     def look_soon(self) -> None:
-        """In a later turn of the loop: this one belongs to an append."""
-        if not self._looks_soon and not self._is_over:
+        """Looks in a later turn of the loop: this one belongs to an append."""
+        if self._is_pending and not self._looks_soon:
             self._looks_soon = True
-            self._call.work(self._look())
+            self.call.work(self._look())
 
     def _look(self) -> Iterator[None]:
         self._looks_soon = False
         self._stop_waiting()
-        is_late = self._gives_up or self._loop.time() >= self._deadline
-        if not self._is_over:
-            outlook = self._answer(is_late)
+        if self._is_pending:
+            is_late = self._is_late or self._loop.time() >= self._deadline
+            outlook = self._answer(self, is_late)
             if outlook is None:
-                self.cancel()
+                self._is_pending = False
             else:
-                self.wait(outlook)
+                self._wait(outlook)
         yield from ()
 
     def _stop_waiting(self) -> None:
@@ -376,7 +355,6 @@ class _PendingPlan:
             waiter.cancel()
         self._waiters.clear()
 
-    def cancel(self) -> None:
-        self._is_over = True
+    def _cancel(self) -> None:
+        self._is_pending = False
         self._stop_waiting()
-        self._over(self)

@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.broker.exports.deliverable import Holder
 from penstock.broker.statistics import Durations
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 # From a single call to a long upload.
 _DELIVERY_SECONDS = (0.005, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 600.0)
-# Of each kind: frequent deliveries do not displace rare ones, such as long uploads.
+# For each kind: frequent deliveries do not evict rare ones, such as long uploads.
 _MAX_DELIVERIES = 60
-# Pipelines and tasks that are disconnected are forgotten when there are more.
+# Disconnected pipelines and tasks are evicted when there are more.
 _MAX_PIPELINES = 8
 _MAX_TASKS = 16
 
@@ -100,7 +100,7 @@ class Pipeline:
 
 
 class Pipelines:
-    """All that asked for work since the broker started. Called from the event loop only."""
+    """Pipelines that requested work since the start. Called from the event loop only."""
 
     def __init__(self, clock: Callable[[], float], now_millis: Callable[[], int]) -> None:
         self._clock = clock
@@ -126,7 +126,7 @@ class Pipelines:
     def note_request(
         self, holder: Holder, holding: Sequence[str], about: PipelineDescription | None
     ) -> None:
-        """A task asks for work, and holds these leases."""
+        """A task requests work, and holds these leases."""
         now = self._now_millis()
         pipeline = self._known.setdefault(holder.pipeline, Pipeline(holder.pipeline))
         pipeline.about = about or pipeline.about
@@ -135,19 +135,17 @@ class Pipelines:
         task = pipeline.tasks.setdefault(holder.task, Task(holder.task, now))
         task.is_connected = True
         task.last_seen = pipeline.last_seen = now
-        held = set(holding)
-        task.assignments = {
-            lease: each for lease, each in task.assignments.items() if lease in held
-        }
-        self._forget_oldest(pipeline)
+        for lease in task.assignments.keys() - set(holding):
+            del task.assignments[lease]
+        _evict_oldest(self._known, _MAX_PIPELINES)
+        _evict_oldest(pipeline.tasks, _MAX_TASKS)
 
     def note_work(self, holder: Holder, work: Sequence[AnyWork]) -> None:
-        """A task was given work."""
+        """A task gets work."""
         task = self._find(holder)
         if task is not None:
-            for each in work:
-                now = self._clock(), self._now_millis()
-                task.assignments[each.lease] = Assignment(each, *now)
+            now = self._clock(), self._now_millis()
+            task.assignments.update((each.lease, Assignment(each, *now)) for each in work)
 
     def note_report(self, holder: Holder, report: DeliveryReport) -> None:
         """An accepted report."""
@@ -161,19 +159,11 @@ class Pipelines:
         del task.assignments[report.lease]
         task.deliveries += 1
         seconds = self._clock() - assignment.since
-        self.durations[assignment.kind].note(seconds)
-        self._deliveries[assignment.kind].append(
-            Delivery(
-                holder,
-                assignment.kind,
-                report.stream,
-                report.identifier,
-                assignment.messages,
-                assignment.started,
-                seconds,
-                report.error,
-            )
-        )
+        kind, messages, started = assignment.kind, assignment.messages, assignment.started
+        self.durations[kind].note(seconds)
+        export = report.stream, report.identifier
+        delivery = Delivery(holder, kind, *export, messages, started, seconds, report.error)
+        self._deliveries[kind].append(delivery)
 
     def note_departure(self, holder: Holder) -> None:
         """The connection of a task is closed; it may reconnect."""
@@ -195,14 +185,12 @@ class Pipelines:
         pipeline = self._known.get(holder.pipeline)
         return pipeline.tasks.get(holder.task) if pipeline is not None else None
 
-    def _forget_oldest(self, current: Pipeline) -> None:
-        if len(self._known) <= _MAX_PIPELINES and len(current.tasks) <= _MAX_TASKS:
-            return
-        pipelines = [each for each in self._known.values() if not each.is_connected]
-        pipelines.sort(key=lambda each: each.last_seen)
-        for pipeline in pipelines[: max(len(self._known) - _MAX_PIPELINES, 0)]:
-            del self._known[pipeline.name]
-        tasks = [each for each in current.tasks.values() if not each.is_connected]
-        tasks.sort(key=lambda each: each.last_seen)
-        for task in tasks[: max(len(current.tasks) - _MAX_TASKS, 0)]:
-            del current.tasks[task.name]
+
+def _evict_oldest(known: dict[str, Any], max_known: int) -> None:
+    """Evicts disconnected pipelines or tasks, the ones that were seen first."""
+    if len(known) > max_known:
+        idle = sorted(
+            (each.last_seen, name) for name, each in known.items() if not each.is_connected
+        )
+        for _, name in idle[: len(known) - max_known]:
+            del known[name]
