@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.errors import ResponseStatusCode
+from penstock.model.exporting import DeliveryReport
 
 # Of a disk that is idle, and of one that struggles.
 _SYNC_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -51,8 +52,16 @@ class ExportTotals:
     messages: int = 0
     bytes: int = 0
     skipped_messages: int = 0
-    # Put on the wire, in vain or not; of files, not of the tasks that name them.
+    # Bytes on the wire, also of failed calls; of files, not of the tasks that name them.
     sent_bytes: int = 0
+
+    def add(self, report: DeliveryReport) -> None:
+        self.deliveries += report.is_final
+        self.failures += bool(report.error)
+        self.messages += report.exported_messages
+        self.bytes += report.exported_bytes
+        self.skipped_messages += len(report.skipped)
+        self.sent_bytes += report.sent_bytes
 
 
 def _no_failures() -> Counter[str]:

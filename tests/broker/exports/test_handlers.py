@@ -640,7 +640,7 @@ def test_exports_are_suspended_while_progress_cannot_be_stored(
         assert (found["stream"], found["first"]) == (first, 1)
         assert suspension(client) == ""
         assert stored_progress(broker, first) == stored_progress(broker, second) == 0
-    lines = [record.message for record in caplog.records if "progress of exports" in record.message]
+    lines = [record.message for record in caplog.records if "export progress" in record.message]
     assert len(lines) == 2
     assert "suspended" in lines[0]
 

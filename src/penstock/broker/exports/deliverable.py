@@ -111,6 +111,14 @@ class Settled(NamedTuple):
         """Messages that could not be kept are delivered again, also after an interim report."""
         return self.report.is_final or bool(self.report.error)
 
+    @property
+    def uncharged_bytes(self) -> float:
+        """Bytes of messages to be charged, or refunded if negative."""
+        if self.deliverable.has_files:
+            return 0.0
+        sent, charged = self.report.sent_bytes, self.lease.charged
+        return sent - (charged if self.ends_lease else min(charged, sent))
+
 
 class Deliverable(ABC):
     """Work that one task at a time may lease. Subclasses decide what is due and how it changes.

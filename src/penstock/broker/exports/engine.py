@@ -22,7 +22,6 @@ from penstock.broker.exports.deliverable import (
     Holder,
     Lease,
     LeaseId,
-    Settled,
     SlicePlan,
 )
 from penstock.broker.exports.export import Export, MessageExport
@@ -64,12 +63,6 @@ class Plan(NamedTuple):
     ending: Sequence[str] = ()
     # The task has given up leases: other tasks may have them.
     frees_leases: bool = False
-
-
-class _Survey(NamedTuple):
-    # Deliverables that may be leased now, with the end of the messages that are due.
-    due: list[tuple[Deliverable, int]]
-    outlook: Outlook
 
 
 class Exports:
@@ -172,12 +165,12 @@ class Exports:
                 self._cancellations.release_dropped(export)
         max_priority = request.max_priority or math.inf
         seen = (each for each in self._deliverables() if sees(each.stream_name))
-        survey = self._survey(seen, now, now_millis, max_priority)
+        found, outlook = self._survey(seen, now, now_millis, max_priority)
         work: list[AnyWork] = []
         waiting = 0
         room = request.max_bytes
         # Of equal urgency, in the order of streams.
-        for each, due_end in sorted(survey.due, key=lambda found: found[0].urgency):
+        for each, due_end in sorted(found, key=lambda each: each[0].urgency):
             is_full = len(work) == request.max_slices or room < 1
             wire_room = math.inf if each.has_files else self.bandwidth.message_room(each.priority)
             if is_full or not wire_room or each.priority > max_priority:
@@ -188,8 +181,7 @@ class Exports:
             self.bandwidth.charge(planned.wire_bytes)
             work.append(self._lease(each, planned, holder, ends_at, now))
         can_lease = request.max_slices and request.max_bytes
-        outlook = survey.outlook if can_lease else Outlook()
-        return renewed._replace(work=work, waiting=waiting), outlook
+        return renewed._replace(work=work, waiting=waiting), outlook if can_lease else Outlook()
 
     def _survey(
         self,
@@ -197,8 +189,11 @@ class Exports:
         now: float,
         now_millis: int,
         max_priority: float = math.inf,
-    ) -> _Survey:
-        """The outlook does not contain deliverables above the max priority."""
+    ) -> tuple[list[tuple[Deliverable, int]], Outlook]:
+        """What may be leased now, with the end of the messages that are due; and the outlook.
+
+        The outlook does not contain deliverables above the max priority.
+        """
         found = []
         at = math.inf
         needed: dict[Stream, int] = {}
@@ -216,17 +211,17 @@ class Exports:
             if not is_awaited:
                 continue
             if is_due:
-                at = min(at, now + self._seconds_until_room(each))
+                if not each.has_files:
+                    at = min(at, now + self.bandwidth.seconds_until_message_room(each.priority))
+                else:
+                    at = min(at, now)
                 continue
             if due.at is not None:
                 at = min(at, now + (due.at - now_millis) / 1000)
             # Uploads to be aborted are always due.
             assert isinstance(each, Export)
             needed[each.stream] = min(needed.get(each.stream, due.needed_end), due.needed_end)
-        return _Survey(found, Outlook(at, tuple(needed.items())))
-
-    def _seconds_until_room(self, each: Deliverable) -> float:
-        return 0.0 if each.has_files else self.bandwidth.seconds_until_message_room(each.priority)
+        return found, Outlook(at, tuple(needed.items()))
 
     def follow(self, settlement: Settlement, now_millis: int) -> Outlook | None:
         """What to wait for after these reports; None if something may be due now."""
@@ -235,8 +230,9 @@ class Exports:
             return None
         settled = [each.deliverable for each in settlement.settled]
         # Exports that were removed meanwhile have no progress.
-        survey = self._survey(filter(self._is_served, settled), self._clock(), now_millis)
-        return None if survey.due else survey.outlook
+        served = filter(self._is_served, settled)
+        found, outlook = self._survey(served, self._clock(), now_millis)
+        return None if found else outlook
 
     def _lease(
         self, each: Deliverable, planned: SlicePlan, holder: Holder, ends_at: float, now: float
@@ -332,7 +328,8 @@ class Exports:
         now = self._clock()
         for settled in settlement.settled:
             each = settled.deliverable
-            self._count(settled)
+            self.totals[each.kind].add(settled.report)
+            self.bandwidth.charge(settled.uncharged_bytes)
             each.apply(settled, now, random.random())  # noqa: S311 - no secret
             self._abandoned.remove(settled.ended)
             self._abandoned.add(settled.abandoned)
@@ -349,20 +346,6 @@ class Exports:
 
     def _is_served(self, each: Deliverable) -> bool:
         return not isinstance(each, Export) or self._registry.has(each)
-
-    def _count(self, settled: Settled) -> None:
-        report, charged = settled.report, settled.lease.charged
-        if not settled.deliverable.has_files:
-            if not settled.ends_lease:
-                charged = min(charged, report.sent_bytes)
-            self.bandwidth.charge(report.sent_bytes - charged)
-        totals = self.totals[settled.deliverable.kind]
-        totals.deliveries += report.is_final
-        totals.failures += bool(report.error)
-        totals.messages += report.exported_messages
-        totals.bytes += report.exported_bytes
-        totals.skipped_messages += len(report.skipped)
-        totals.sent_bytes += report.sent_bytes
 
     def cancel(self, settlement: Settlement) -> None:
         """The settlement could not be stored: its reports may be sent again."""
@@ -409,13 +392,9 @@ class Registry:
 
     def _of(self, stream: Stream) -> list[Export]:
         definition, exports = self._known.get(stream.stored.id, (None, []))
-        if definition is not stream.definition:
-            exports = self._follow(stream, {export.identifier: export for export in exports})
-            self._known[stream.stored.id] = stream.definition, exports
-        return exports
-
-    def _follow(self, stream: Stream, before: Mapping[str, Export]) -> list[Export]:
-        """The exports under the current definition."""
+        if definition is stream.definition:
+            return exports
+        before = {export.identifier: export for export in exports}
         exports = []
         for kind, config in stream.definition.export_definition.configs_by_kind():
             known = export = before.get(config.identifier)
@@ -426,4 +405,5 @@ class Registry:
                     export.replace(known)
             export.change_config(config)
             exports.append(export)
+        self._known[stream.stored.id] = stream.definition, exports
         return exports

@@ -1,4 +1,4 @@
-"""Accepted reports, and how the progress that follows from them is stored."""
+"""Accepted reports, and the writer that stores their progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.store.stream import ProgressChange
 
 logger = logging.getLogger(__name__)
 
-# Progress of messages is stored after so long, together with all that was reported meanwhile.
+# Progress of messages is stored after so long, together with all other reports since then.
 _STORE_SECONDS = 0.5
 _RETRY_SECONDS = 1.0
 
@@ -27,17 +27,17 @@ class Settlement:
 
     def __init__(self) -> None:
         self.settled: list[Settled] = []
-        # Reports that were accepted before and came again.
+        # Reports that were accepted before and were sent again.
         self.repeated: list[tuple[Deliverable, DeliveryReport]] = []
-        # Leases that have ended although their reports are not final: their exports were removed or
-        # moved meanwhile, or messages could not be kept.
+        # Leases that end with an interim report: the export was removed or moved meanwhile, or the
+        # dead-letter stream did not accept messages.
         self.lost: set[str] = set()
 
     def accepted(self, *, are_stored: bool = True) -> list[str]:
         """The leases of accepted reports.
 
-        A task deletes the files of accepted reports, and creates their uploads: such a report is
-        accepted when it is stored.
+        After a report is accepted, a task deletes files and creates uploads: a report about files
+        has to be stored first.
         """
         found = [*((each.deliverable, each.given) for each in self.settled), *self.repeated]
         return [
@@ -82,13 +82,13 @@ class _Unstored(NamedTuple):
 
 
 class ProgressWriter:
-    """Stores changes in the catalog in their order, all that wait in one transaction.
+    """Stores changes in the catalog in their order, all pending ones in one transaction.
 
-    Changes that may wait are logged, so that a killed broker does not lose them.
+    Changes that may be stored later are logged, so that they survive a killed broker.
 
     When the disk fails, changes are kept in memory and stored when it works again. Until then
-    exports are suspended: what they delivered could not be stored either, and after a crash it
-    would be delivered again. Called from the event loop only.
+    exports are suspended: further progress could not be stored either, and after a crash its
+    messages would be delivered again. Called from the event loop only.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class ProgressWriter:
         self.error = ""
 
     def store_later(self, change: ProgressChange, sync: Callable[[], None]) -> None:
-        """The change is applied already."""
+        """Logs the change, which is kept in any case."""
         try:
             self._log.append(change.rows())
         except OSError as error:
-            # The catalog has space in reserve, and the log has none.
-            logger.debug("progress of exports is not logged: %s", error)
+            # The catalog has reserved space on the disk, and the log has none.
+            logger.debug("cannot log export progress: %s", error)
             self.store_now(change, sync, lambda error: error is not None)
         else:
             self._add(_Unstored(change, sync, None))
@@ -122,7 +122,7 @@ class ProgressWriter:
         sync: Callable[[], None],
         on_result: Callable[[BaseException | None], bool],
     ) -> None:
-        """`on_result` is called when the change is stored, or with an error.
+        """Calls `on_result` when the change is stored, or with an error.
 
         It returns whether the change is kept in spite of an error.
         """
@@ -152,15 +152,18 @@ class ProgressWriter:
         self._storing, self._waiting = self._waiting, []
         self._log.rotate()
         # The disk may be slow: requests are served meanwhile.
-        future = asyncio.get_running_loop().run_in_executor(
-            self._executor, _store_all, self._storing
-        )
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, _store_all, self._storing)
         future.add_done_callback(self._note_result)
 
     def _note_result(self, future: asyncio.Future[None]) -> None:
         error = future.exception()
         if error is None:
-            self._clear_log()
+            try:
+                self._log.clear_rotated()
+            except OSError as clearing:
+                # Records that are also in the catalog do no harm.
+                logger.debug("cannot clear the progress log: %s", clearing)
         stored, self._storing = self._storing, []
         kept = [
             each._replace(on_result=None)
@@ -171,41 +174,31 @@ class ProgressWriter:
         self._set_error((str(error) or repr(error)) if kept else "")
         self._schedule()
 
-    def _clear_log(self) -> None:
-        try:
-            self._log.clear_rotated()
-        except OSError as error:
-            # Records that the catalog has do no harm.
-            logger.debug("the log of progress is not cleared: %s", error)
-
     def _set_error(self, error: str) -> None:
         if error == self.error:
             return
         if not self.error:
-            logger.error(
-                "the progress of exports cannot be stored: %s; exports are suspended until it can",
-                error,
-            )
+            logger.error("cannot store export progress: %s; exports are suspended", error)
         elif not error:
-            logger.info("the progress of exports is stored: exports go on")
+            logger.info("export progress is stored: exports continue")
         self.error = error
         self._on_change(error)
 
     def stop(self) -> None:
-        """Starts no other attempt; one that runs goes on."""
+        """Starts no other attempt. A running one continues."""
         self._is_stopped = True
         self._cancel_timer()
 
     def finish(self) -> None:
-        """The broker stops: the last attempt, when no other thread makes one."""
+        """The last attempt before the broker stops. No other may be running."""
         is_stored = False
         try:
             _store_all([*self._storing, *self._waiting])
             is_stored = True
         except (OSError, sqlite3.Error) as error:
             logger.error(
-                "the progress of exports cannot be stored: %s; messages that were exported since "
-                "the disk failed may be exported again",
+                "cannot store export progress: %s; messages that were exported since the disk "
+                "failed may be exported again",
                 error,
             )
         self._log.close(is_stored=is_stored)
