@@ -962,6 +962,27 @@ def test_reports_of_an_export_that_was_removed_meanwhile_are_followed(bench: Wor
     assert followed == Outlook(needed_ends=((stream, 6),))
 
 
+# Freed and adopted leases
+
+
+def test_given_up_lease_is_freed_once(bench: Workbench) -> None:
+    """Each plan that frees leases wakes the pending plans, also its own."""
+    bench.create("s", to_http(), 5)
+    bench.plan_one()
+    bench.update("s", to_http(disabled=True))
+    assert [bench.ask().frees_leases for _ in range(3)] == [True, False, False]
+
+
+def test_export_that_was_added_after_the_start_adopts_no_lease(bench: Workbench) -> None:
+    bench.create("s", to_http(), 5)
+    found = bench.plan_one()
+    bench.restart()
+    bench.update("s", to_s3())
+    bench.update("s", to_http())
+    assert bench.ask(holding=[found.lease], max_slices=0).lost == [found.lease]
+    assert bench.commit(report(found)) == 0
+
+
 # Registry
 
 

@@ -31,7 +31,7 @@ from penstock.broker.exports.task_export import AbandonedUploads, TaskExport, en
 from penstock.broker.statistics import ExportTotals
 from penstock.broker.streams import Stream, Streams
 from penstock.model import ExportConfig, MessageStreamDefinition
-from penstock.model.exporting import AnyWork, DeliveryReport, Upload
+from penstock.model.exporting import AnyWork, DeliveryReport
 from penstock.model.statistics import ExportActivity
 from penstock.store.store import Store
 from penstock.wire.requests import PlanExportsRequest
@@ -90,34 +90,22 @@ class Exports:
         self.totals: defaultdict[str, ExportTotals] = defaultdict(ExportTotals)
         # Part of the leases of this run of the broker.
         self._run_id = secrets.token_hex(4)
-        uploads = store.uploads()
-        # Uploads that had begun when the broker was stopped, by the id of their export.
-        self._begun: defaultdict[str, list[Upload]] = defaultdict(list)
-        for tracked in uploads:
-            if not tracked.is_abandoned:
-                self._begun[tracked.export_id].append(tracked.upload)
         self._registry = Registry(streams, self._make)
         self._abandoned = AbandonedUploads(store, statuses)
-        self._abandoned.add(each for each in uploads if each.is_abandoned)
         self._cancellations = Cancellations(
             self._registry.of, statuses, self._abandoned, now_millis
         )
         streams.tell(self._cancellations)
+        uploads = store.uploads()
+        self._abandoned.add(each for each in uploads if each.is_abandoned)
         for export in self._registry:
-            export.may_adopt = True
+            export.resume([each for each in uploads if not each.is_abandoned])
 
     def _make(self, stream: Stream, kind: str, config: ExportConfig) -> Export:
         if kind != "s3_task_executor":
             return MessageExport(stream, kind, config, self.dead_letters, self._gather_seconds)
-        return TaskExport(
-            stream,
-            kind,
-            config,
-            self.dead_letters,
-            self.statuses,
-            self._begun.pop(stream.stored.progress[config.identifier].export_id, ()),
-            is_metered=self.bandwidth.is_limited,
-        )
+        is_metered = self.bandwidth.is_limited
+        return TaskExport(stream, kind, config, self.dead_letters, self.statuses, is_metered)
 
     def finish(self) -> None:
         """Writes pending statuses when the broker stops: the next one has no dropped messages."""

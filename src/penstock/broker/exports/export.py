@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -26,7 +26,7 @@ from penstock.model.exporting import DeliveryReport, ExportState, MessageSlice
 from penstock.model.statistics import ExportActivity
 from penstock.model.validation import to_wire
 from penstock.store.log import FileLog
-from penstock.store.rows import ExportProgress
+from penstock.store.rows import ExportProgress, UploadProgress
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +95,10 @@ class Export(Deliverable):
         return self.lease.end if self.lease is not None else 0
 
     # Leases
+
+    def resume(self, _uploads: Sequence[UploadProgress], /) -> None:
+        """The broker has started, with these unfinished uploads of all exports."""
+        self.may_adopt = True
 
     def find_resumed(self, lease_id: LeaseId, /) -> int | None:
         first = max(lease_id.first, self.position)

@@ -48,15 +48,12 @@ class TaskExport(Export):
         config: ExportConfig,
         dead_letters: DeadLetters,
         statuses: Statuses,
-        uploads: Iterable[Upload] = (),
-        *,
-        is_metered: bool = False,
+        is_metered: bool,
     ) -> None:
-        """`uploads` had begun when the broker was stopped."""
         super().__init__(stream, kind, config, dead_letters)
         self._statuses = statuses
         self._is_metered = is_metered
-        self.uploads = list(uploads)
+        self.uploads: list[Upload] = []
         # Tasks that the stream dropped while they were leased. They are canceled unless a report
         # says that they were carried out.
         self.dropped: list[TaskEvent] = []
@@ -93,6 +90,10 @@ class TaskExport(Export):
         ]
 
     # Leases
+
+    def resume(self, uploads: Sequence[UploadProgress], /) -> None:
+        super().resume(uploads)
+        self.uploads = [each.upload for each in uploads if each.export_id == self.id]
 
     def find_resumed(self, lease_id: LeaseId, /) -> int | None:
         # Tasks that the stream dropped before the restart are canceled.
