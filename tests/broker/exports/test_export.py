@@ -504,4 +504,4 @@ def test_messages_have_no_files(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     export = bench.export("s")
     assert isinstance(export, MessageExport)
-    assert not export.has_files
+    assert not export.delivers_files

@@ -1,1 +1,1 @@
-"""What leaves, when, and how far it got: the broker's part of exports. The pipeline delivers."""
+"""The broker's part of exports: what is due, leases, and progress. The pipeline delivers."""

@@ -114,21 +114,21 @@ class Settled(NamedTuple):
     @property
     def uncharged_bytes(self) -> float:
         """Bytes of messages to be charged, or refunded if negative."""
-        if self.deliverable.has_files:
+        if self.deliverable.delivers_files:
             return 0.0
         sent, charged = self.report.sent_bytes, self.lease.charged
         return sent - (charged if self.ends_lease else min(charged, sent))
 
 
 class Deliverable(ABC):
-    """Work that one task at a time may lease. Subclasses decide what is due and how it changes.
+    """Work that one task at a time may lease. Subclasses decide what is due, and apply reports.
 
     Called from the event loop only.
     """
 
     # Files: tasks reserve bandwidth for them, and reports are stored before they are accepted.
     # Messages: the bandwidth is charged for a lease, and reports may be stored later.
-    has_files = True
+    delivers_files = True
 
     def __init__(self, name: str, kind: str, stream_name: str, identifier: str) -> None:
         # Stable over restarts of the broker: lease ids begin with it.
@@ -233,9 +233,10 @@ class Deliverable(ABC):
     def renew_lease(self, lease_id: str, holder: Holder, ends_at: float) -> bool:
         """Whether the task holds the lease, also since before a restart of the broker."""
         self.adopt_lease(lease_id, holder, ends_at)
-        if self._lease is None or self._lease.id != lease_id:
+        lease = self._lease
+        if lease is None or lease.id != lease_id:
             return False
-        self._lease = self._lease._replace(holder=holder, ends_at=ends_at)
+        self._lease = lease._replace(holder=holder, ends_at=ends_at)
         return True
 
     def adopt_lease(

@@ -27,7 +27,12 @@ from penstock.broker.exports.deliverable import (
 from penstock.broker.exports.export import Export, MessageExport
 from penstock.broker.exports.progress import Settlement
 from penstock.broker.exports.statuses import Statuses
-from penstock.broker.exports.task_export import AbandonedUploads, TaskExport, ended_tasks
+from penstock.broker.exports.task_export import (
+    AbandonedUpload,
+    AbandonedUploads,
+    TaskExport,
+    ended_tasks,
+)
 from penstock.broker.statistics import ExportTotals
 from penstock.broker.streams import Stream, Streams
 from penstock.model import ExportConfig, MessageStreamDefinition
@@ -160,7 +165,9 @@ class Exports:
         # Of equal urgency, in the order of streams.
         for each, due_end in sorted(found, key=lambda each: each[0].urgency):
             is_full = len(work) == request.max_slices or room < 1
-            wire_room = math.inf if each.has_files else self.bandwidth.message_room(each.priority)
+            wire_room = math.inf
+            if not each.delivers_files:
+                wire_room = self.bandwidth.message_room(each.priority)
             if is_full or not wire_room or each.priority > max_priority:
                 waiting += bool(wire_room)
                 continue
@@ -199,7 +206,7 @@ class Exports:
             if not is_awaited:
                 continue
             if is_due:
-                if not each.has_files:
+                if not each.delivers_files:
                     at = min(at, now + self.bandwidth.seconds_until_message_room(each.priority))
                 else:
                     at = min(at, now)
@@ -256,11 +263,9 @@ class Exports:
 
     def _find(self, lease_id: str) -> Deliverable | None:
         """The deliverable of a lease, also of one that has ended."""
-        parsed = LeaseId.parse(lease_id)
-        if parsed is None:
-            return None
-        found: Deliverable | None = self._registry.by_name.get(parsed.name)
-        return found or next((each for each in self._abandoned if each.name == parsed.name), None)
+        name = lease_id.rsplit("/", 2)[0]
+        found: Deliverable | None = self._registry.by_name.get(name)
+        return found or next((each for each in self._abandoned if each.name == name), None)
 
     def find_lease(self, lease_id: str) -> Deliverable | None:
         """The deliverable of a lease that a task holds."""
@@ -319,10 +324,11 @@ class Exports:
             self.totals[each.kind].add(settled.report)
             self.bandwidth.charge(settled.uncharged_bytes)
             each.apply(settled, now, random.random())  # noqa: S311 - no secret
-            self._abandoned.remove(settled.ended)
-            self._abandoned.add(settled.abandoned)
             is_served = self._is_served(each)
-            if isinstance(each, TaskExport):
+            if isinstance(each, AbandonedUpload):
+                self._abandoned.remove(settled.ended)
+            elif isinstance(each, TaskExport):
+                self._abandoned.add(settled.abandoned)
                 ended = ended_tasks(settled.report)
                 self._cancellations.cancel_dropped(each, ended, is_leased=not settled.ends_lease)
                 if not is_served:

@@ -237,7 +237,7 @@ def _describe_skipped(report: DeliveryReport) -> str:
 class MessageExport(Export):
     """Messages for a destination. They leave in batches, or gathered."""
 
-    has_files = False
+    delivers_files = False
 
     def __init__(
         self,

@@ -93,12 +93,12 @@ class ExportHandlers:
 
     def _plan_settled(self, call: PendingCall, request: PlanExportsRequest) -> None:
         """Answers when something is due. The reports of the request are settled."""
-        asked = _PlanCall(call, request, self._streams, self._answer)
-        holder = asked.holder
+        plan_call = _PlanCall(call, request, self._streams, self._answer)
+        holder = plan_call.holder
         before = self._latest.get(holder)
-        self._latest[holder] = asked
+        self._latest[holder] = plan_call
         if before is not None:
-            asked.known_ending = before.known_ending
+            plan_call.known_ending = before.known_ending
             # It may be pending on a connection that the task has lost.
             before.look_soon()
         if request.stops:
@@ -106,25 +106,25 @@ class ExportHandlers:
             self.look_again()
         if request.max_slices:
             self._pipelines.note_request(holder, request.holding, request.about)
-        call.on_departure(holder, lambda: self._depart(asked))
-        asked.start()
+        call.on_departure(holder, lambda: self._depart(plan_call))
+        plan_call.start()
 
-    def _answer(self, asked: _PlanCall, may_be_empty: bool) -> Outlook | None:
+    def _answer(self, plan_call: _PlanCall, may_be_empty: bool) -> Outlook | None:
         """Answers if something is due; otherwise returns what to wait for."""
-        request, call = asked.request, asked.call
+        request, call = plan_call.request, plan_call.call
         stops = request.pipeline in self._stopping
         plan = Plan([], 0, [])
-        if self._latest.get(asked.holder) is asked:
+        if self._latest.get(plan_call.holder) is plan_call:
             plan, outlook = self._exports.plan(
                 request, call.access.sees, self._now_millis(), leases=not stops
             )
             if plan.frees_leases:
                 self.look_again()
-            has_paused = not set(plan.ending) <= set(asked.known_ending)
+            has_paused = not set(plan.ending) <= set(plan_call.known_ending)
             if not (plan.work or plan.lost or has_paused or stops or may_be_empty):
                 return outlook
-            asked.known_ending = plan.ending
-            self._pipelines.note_work(asked.holder, plan.work)
+            plan_call.known_ending = plan.ending
+            self._pipelines.note_work(plan_call.holder, plan.work)
         call.succeed(
             root=self._premises.root,
             instance=self._premises.instance,
@@ -137,10 +137,10 @@ class ExportHandlers:
         )
         return None
 
-    def _depart(self, asked: _PlanCall) -> None:
-        holder = asked.holder
+    def _depart(self, plan_call: _PlanCall) -> None:
+        holder = plan_call.holder
         # Unless it has reconnected already.
-        if self._latest.get(holder) is asked:
+        if self._latest.get(holder) is plan_call:
             del self._latest[holder]
             self._exports.depart(holder)
             self._pipelines.note_departure(holder)
@@ -150,8 +150,8 @@ class ExportHandlers:
 
     def look_again(self) -> None:
         """Something has changed that may make work due."""
-        for asked in self._latest.values():
-            asked.look_soon()
+        for plan_call in self._latest.values():
+            plan_call.look_soon()
 
     def _suspend(self, error: str) -> None:
         """Exports are suspended because of an error; without one they continue."""
@@ -260,8 +260,8 @@ class ExportHandlers:
         if outlook is None:
             self.look_again()
             return
-        for asked in self._latest.values():
-            asked.wait_also(outlook)
+        for plan_call in self._latest.values():
+            plan_call.wait_also(outlook)
 
 
 def _explain(error: BaseException) -> UnknownFailureException:

@@ -43,12 +43,12 @@ class Settlement:
         return [
             report.lease
             for deliverable, report in found
-            if report.lease not in self.lost and (are_stored or not deliverable.has_files)
+            if report.lease not in self.lost and (are_stored or not deliverable.delivers_files)
         ]
 
     @property
     def may_be_stored_later(self) -> bool:
-        return not any(each.deliverable.has_files for each in self.settled)
+        return not any(each.deliverable.delivers_files for each in self.settled)
 
     @property
     def has_skipped(self) -> bool:
