@@ -149,11 +149,17 @@ def test_a_stream_may_be_named_by_its_arn(other_end: KinesisHarness) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{}", b"[]", b"{", b'{"FailedRecordCount": 1}', b'{"FailedRecordCount":1,"Records":[]}'],
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"{",
+        b'{"FailedRecordCount": 1}',
+        b'{"FailedRecordCount":1,"Records":[]}',
+        b'{"FailedRecordCount":1,"Records":[{}]}',
+    ],
 )
-def test_an_answer_that_is_none_settles_nothing(
-    monkeypatch: pytest.MonkeyPatch, body: bytes
-) -> None:
+def test_invalid_answer_settles_nothing(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
     monkeypatch.setattr(aws, "call", lambda *_: body)
     delivery = run(open_stream("s"), of(b"x"))
     assert "kinesis PutRecords" in delivery.error

@@ -118,13 +118,14 @@ class KinesisDestination(Destination):
             records = _decode_records(result.records)
             if len(records) != len(call.numbers):
                 raise ValueError(f"{len(records)} records in the answer to {len(call.numbers)}")
-        return Answer(
-            {
+            failed = {
                 number: f"kinesis PutRecords: {code}: {record.get('ErrorMessage') or ''}"
                 for number, record in zip(call.numbers, records, strict=True)
                 if (code := record.get("ErrorCode"))
             }
-        )
+            if not failed:
+                raise ValueError(f"{result.failed_record_count} failed records without ErrorCode")
+        return Answer(failed)
 
     @property
     def pause(self) -> float:
