@@ -65,6 +65,7 @@ def count_calls(other_end: SiteWiseHarness) -> int:
         (ENTRY | {"entryId": 7}, "entryId"),
         (ENTRY | {"propertyValues": []}, "propertyValues"),
         (ENTRY | {"propertyValues": [VALUE] * 11}, "propertyValues"),
+        (ENTRY | {"propertyValues": [VALUE] * 2}, "two values with the same timestamp"),
         (ENTRY | {"propertyValues": [VALUE | {"value": 7}]}, "propertyValues[0].value"),
         (ENTRY | {"propertyValues": [{"value": {}}]}, "timestamp"),
         (ENTRY | {"propertyValues": [VALUE | {"timestamp": {}}]}, "timeInSeconds"),

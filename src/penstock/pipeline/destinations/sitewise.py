@@ -233,6 +233,8 @@ def _read_entry(plain: Any) -> tuple[str, set[Hashable]]:
     named = fields.property_alias or (fields.asset_id, fields.property_id)
     times = [value.timestamp for value in fields.property_values]
     values = {(named, time.time_in_seconds, time.offset_in_nanos or 0) for time in times}
+    if len(values) < len(times):
+        raise ValueError("propertyValues has two values with the same timestamp")
     return fields.entry_id, {fields.entry_id, *values}
 
 
