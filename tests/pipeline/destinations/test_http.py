@@ -163,6 +163,23 @@ def test_the_message_that_a_batch_is_refused_for_is_found(peer: Peer) -> None:
     assert numbers == [0, 1, 2, 4, 5, 6, 7, 9]
 
 
+def test_connection_is_used_again_unless_an_answer_is_large(peer: Peer) -> None:
+    peer.text = b"x" * 1000
+    assert run(f"http://{peer.place}/in", *[b"m"] * 3).error == ""
+    assert peer.connections == 1
+    peer.text = b"x" * 1_000_000
+    delivery = run(f"http://{peer.place}/in", *[b"m"] * 3)
+    assert (delivery.error, delivery.exported_messages) == ("", 3)
+    assert peer.connections == 3
+
+
+def test_message_is_skipped_although_the_answer_cannot_be_decoded(peer: Peer) -> None:
+    peer.status, peer.headers, peer.text = 422, {"Content-Encoding": "gzip"}, b"no gzip"
+    delivery = run(f"http://{peer.place}/in", b"m")
+    ((_, reason),) = delivery.skipped
+    assert reason.endswith("422 Unprocessable Entity: no gzip")
+
+
 def test_a_message_that_is_refused_is_skipped(peer: Peer) -> None:
     peer.hates = b"bad"
     delivery = run(f"http://{peer.place}", b"good", b"bad", b"fine")

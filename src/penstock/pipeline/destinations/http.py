@@ -33,6 +33,7 @@ from penstock.pipeline.destinations.destination import (
 _MAX_MESSAGES = 500
 # The maximum number of jobs of a task.
 _MAX_CONNECTIONS = 256
+_MAX_ANSWER_BYTES = 64 * 1024
 _SHOWN_CHARACTERS = 200
 _SHOWN_BYTES = 4 * _SHOWN_CHARACTERS
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -85,15 +86,25 @@ class HttpDestination(Destination):
         pool, url, headers, shown = self._endpoint
         try:
             response = pool.request(
-                "POST", url, body=call.content, headers=headers, redirect=False, retries=False
+                "POST",
+                url,
+                body=call.content,
+                headers=headers,
+                redirect=False,
+                retries=False,
+                preload_content=False,
             )
+            # Closes the connection if there is more: a connection can be used again after all of
+            # an answer is read.
+            with response:
+                content = response.read(_MAX_ANSWER_BYTES, decode_content=False)
         except (HTTPError, OSError) as error:
             text = f"{type(error).__name__}: {_OBJECT.sub('', str(error))}"
             raise UnavailableError(f"POST {shown}: {text}") from None
         status = response.status
         if 200 <= status < 300:
             return Answer()
-        text = response.data[:_SHOWN_BYTES].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].strip()
+        text = content[:_SHOWN_BYTES].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].strip()
         reason = f"POST {shown}: {status} {response.reason or ''}".rstrip()
         reason = f"{reason}: {text}" if text else reason
         if status >= 500 or status in _TEMPORARY_STATUSES:
