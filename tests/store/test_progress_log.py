@@ -6,11 +6,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.model import ExportDefinition, KinesisConfig
 from penstock.store.files import Disk
 from penstock.store.progress_log import ProgressLog, read_progress
+from penstock.store.record import crc32
 from penstock.store.rows import ExportProgress
 from penstock.testing.faults import FaultyDisk
 from tests.store.conftest import Define, Restartable
@@ -69,6 +71,27 @@ def test_damaged_record_ends_the_log(tmp_path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(data + bytes(100))
     assert positions(tmp_path) == [1]
+
+
+def test_record_with_other_fields_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    contents = msgspec.msgpack.encode(("stream", {"of": "a later version"}))
+    record = len(contents).to_bytes(4, "little") + crc32(contents).to_bytes(4, "little") + contents
+    log = ProgressLog(DISK, tmp_path)
+    advance(log, 1)
+    path = tmp_path / "progress.0"
+    path.write_bytes(record + path.read_bytes())
+    assert positions(tmp_path) == [1]
+    assert "is not export progress" in caplog.text
+
+
+def test_file_that_cannot_be_read_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "progress.0").mkdir()
+    assert positions(tmp_path) == []
+    assert "cannot be read" in caplog.text
 
 
 def test_record_that_did_not_fit_is_overwritten(tmp_path: Path) -> None:

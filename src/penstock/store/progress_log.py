@@ -11,6 +11,7 @@ emptied afterwards. A record, little-endian: the size of its contents (uint32), 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from struct import Struct
@@ -20,6 +21,8 @@ import msgspec
 from penstock.store.files import Disk
 from penstock.store.record import crc32
 from penstock.store.rows import ExportProgress
+
+logger = logging.getLogger(__name__)
 
 _HEAD = Struct("<II")
 _decode = msgspec.msgpack.Decoder(tuple[str, ExportProgress]).decode
@@ -76,12 +79,16 @@ def read_progress(disk: Disk, root: Path) -> Iterator[tuple[str, ExportProgress]
     for path in _paths(root):
         try:
             descriptor = disk.open(path)
+            try:
+                data = disk.read(descriptor, disk.size(descriptor), 0)
+            finally:
+                disk.close(descriptor)
         except FileNotFoundError:
             continue
-        try:
-            data = disk.read(descriptor, disk.size(descriptor), 0)
-        finally:
-            disk.close(descriptor)
+        except OSError as error:
+            # Messages whose progress is lost are exported again.
+            logger.error("the progress of exports in %s cannot be read: %s", path, error)
+            continue
         position = 0
         while position + _HEAD.size <= len(data):
             size, checksum = _HEAD.unpack_from(data, position)
@@ -91,7 +98,10 @@ def read_progress(disk: Disk, root: Path) -> Iterator[tuple[str, ExportProgress]
             if not size or len(contents) < size or crc32(contents) != checksum:
                 break
             position += size
-            yield _decode(contents)
+            try:
+                yield _decode(contents)
+            except msgspec.MsgspecError as error:
+                logger.error("a record in %s is not export progress: %s", path, error)
 
 
 def remove_progress(disk: Disk, root: Path) -> None:
