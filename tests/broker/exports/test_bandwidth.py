@@ -83,7 +83,7 @@ def bench() -> Bench:
 
 def test_without_a_limit_there_is_always_room() -> None:
     bench = Bench(None)
-    bench.bandwidth.charge(1e12)
+    bench.bandwidth.charge(5, 1e12)
     assert not bench.bandwidth.is_limited
     assert bench.bandwidth.grant(5, 10**12)
     assert bench.room() == math.inf
@@ -102,7 +102,7 @@ def test_burst_is_one_second_and_never_more(bench: Bench) -> None:
 
 
 def test_overdrawn_bucket_is_waited_for(bench: Bench) -> None:
-    bench.bandwidth.charge(3000)
+    bench.bandwidth.charge(5, 3000)
     assert bench.room() == 0.0
     assert bench.bandwidth.seconds_until_room(5) == pytest.approx(2.2)
     bench.seconds = 2.1
@@ -112,19 +112,19 @@ def test_overdrawn_bucket_is_waited_for(bench: Bench) -> None:
 
 
 def test_unsent_bytes_are_refunded(bench: Bench) -> None:
-    bench.bandwidth.charge(900)
-    bench.bandwidth.charge(100 - 900)
+    bench.bandwidth.charge(5, 900)
+    bench.bandwidth.charge(5, 100 - 900)
     assert bench.room() == 900
 
 
 def test_refund_does_not_fill_the_bucket_above_one_second(bench: Bench) -> None:
-    bench.bandwidth.charge(-5000)
+    bench.bandwidth.charge(5, -5000)
     assert bench.room() == 1000
 
 
 def test_time_before_a_charge_does_not_pay_for_it(bench: Bench) -> None:
     bench.seconds = 100.0
-    bench.bandwidth.charge(700)
+    bench.bandwidth.charge(5, 700)
     assert bench.room() == pytest.approx(300)
 
 
@@ -135,7 +135,7 @@ def test_average_of_messages_stays_below_the_limit(sizes: list[int]) -> None:
     for size in sizes:
         bench.seconds += bench.bandwidth.seconds_until_room(5) + 1e-6
         assert bench.room() > 0
-        bench.bandwidth.charge(size)
+        bench.bandwidth.charge(5, size)
         sent += size
         # The burst, and the last batch, whose size is known afterwards.
         assert sent <= 1000 * (bench.seconds + 1) + size + 1
@@ -163,7 +163,7 @@ def test_part_that_fits_leaves_no_debt(bench: Bench) -> None:
 
 
 def test_part_is_not_granted_without_room(bench: Bench) -> None:
-    bench.bandwidth.charge(900)
+    bench.bandwidth.charge(5, 900)
     assert not bench.bandwidth.grant(5, 1)
     assert bench.bandwidth.seconds_until_grant(5) == pytest.approx(0.1)
 
@@ -219,7 +219,7 @@ def test_wait_is_long_enough_and_at_most_twice_too_long(
     for debtor, size in sorted(debts.items(), reverse=True):
         bench.seconds += bench.bandwidth.seconds_until_room(debtor) + 1e-6
         bench.bandwidth.grant(debtor, size)
-    bench.bandwidth.charge(charge)
+    bench.bandwidth.charge(5, charge)
     wait = bench.bandwidth.seconds_until_room(priority)
     began = bench.seconds
     if wait > 0.1:
@@ -250,7 +250,7 @@ def test_average_of_files_and_messages_stays_below_the_limit(
                 bench.seconds += max(bench.bandwidth.seconds_until_grant(priority), 0.01)
         else:
             bench.seconds += bench.bandwidth.seconds_until_room(priority) + 1e-6
-            bench.bandwidth.charge(size)
+            bench.bandwidth.charge(5, size)
         sent += size
         largest = max(largest, size)
         # The last of each kind and priority may be larger than there was room for.
@@ -265,11 +265,20 @@ def test_equally_urgent_files_and_messages_share_the_bandwidth() -> None:
         if bench.bandwidth.grant(5, 50_000):
             sent["files"] += 50_000
         elif bench.room():
-            bench.bandwidth.charge(200)
+            bench.bandwidth.charge(5, 200)
             sent["messages"] += 200
     # A thousand seconds of a thousand bytes.
     assert 400_000 <= sent["messages"] <= 600_000
     assert 400_000 <= sent["files"] <= 600_000
+
+
+def test_room_of_less_urgent_messages_takes_nothing_from_urgent_ones(bench: Bench) -> None:
+    assert bench.bandwidth.grant(5, 10_000)
+    for step in range(50):
+        bench.seconds = step / 100
+        assert not bench.room(11)
+        assert bench.bandwidth.seconds_until_room(11) > 1
+    assert bench.room(1) >= 200
 
 
 def test_urgent_file_gets_the_bandwidth_before_less_urgent_messages() -> None:
@@ -280,7 +289,7 @@ def test_urgent_file_gets_the_bandwidth_before_less_urgent_messages() -> None:
         if bench.bandwidth.grant(1, 10_000):
             sent["file"] += 10_000
         elif bench.room(10):
-            bench.bandwidth.charge(200)
+            bench.bandwidth.charge(10, 200)
             sent["messages"] += 200
     assert sent["file"] >= 95_000
     assert sent["messages"] <= 5_000
@@ -303,7 +312,7 @@ def test_without_a_limit_everything_is_granted_at_once() -> None:
 
 
 def test_request_waits_until_there_is_bandwidth(bench: Bench) -> None:
-    bench.bandwidth.charge(1000)
+    bench.bandwidth.charge(5, 1000)
     assert bench.reserve("a") is not None
     bench.run(until=0.19)
     assert bench.granted == []
@@ -313,7 +322,7 @@ def test_request_waits_until_there_is_bandwidth(bench: Bench) -> None:
 
 
 def test_most_urgent_request_comes_first_and_equals_in_their_order(bench: Bench) -> None:
-    bench.bandwidth.charge(1000)
+    bench.bandwidth.charge(5, 1000)
     for name, priority in (("a", 5), ("b", 11), ("c", 5), ("d", 1)):
         bench.reserve(name, priority)
     bench.run(until=10)
@@ -342,7 +351,7 @@ def test_more_urgent_part_does_not_wait_for_the_debt_of_others(bench: Bench) -> 
 
 
 def test_canceled_request_is_not_granted_and_others_follow(bench: Bench) -> None:
-    bench.bandwidth.charge(1000)
+    bench.bandwidth.charge(5, 1000)
     cancel = bench.reserve("a", 1)
     bench.reserve("b", 5)
     assert bench.bandwidth.seconds_until_message_room(4) == math.inf
@@ -358,7 +367,7 @@ def test_canceled_request_is_not_granted_and_others_follow(bench: Bench) -> None
 
 
 def test_no_timer_is_left_when_the_last_request_is_canceled(bench: Bench) -> None:
-    bench.bandwidth.charge(1000)
+    bench.bandwidth.charge(5, 1000)
     cancel = bench.reserve("a", timeout=5)
     assert cancel is not None
     cancel()
@@ -366,7 +375,7 @@ def test_no_timer_is_left_when_the_last_request_is_canceled(bench: Bench) -> Non
 
 
 def test_request_whose_lease_has_ended_is_answered_without_a_charge(bench: Bench) -> None:
-    bench.bandwidth.charge(1000)
+    bench.bandwidth.charge(5, 1000)
     bench.reserve("lost", 1, size=10**9)
     bench.reserve("other", 5)
     bench.lost.add("lost")
@@ -376,7 +385,7 @@ def test_request_whose_lease_has_ended_is_answered_without_a_charge(bench: Bench
 
 
 def test_reservation_ends_with_its_timeout(bench: Bench) -> None:
-    bench.bandwidth.charge(2000)
+    bench.bandwidth.charge(5, 2000)
     cancel = bench.reserve("a", timeout=1)
     bench.run(until=0.9)
     assert bench.answers == {}
@@ -389,7 +398,7 @@ def test_reservation_ends_with_its_timeout(bench: Bench) -> None:
 
 
 def test_granted_reservation_does_not_time_out(bench: Bench) -> None:
-    bench.bandwidth.charge(1000)
+    bench.bandwidth.charge(5, 1000)
     bench.reserve("a", timeout=1)
     bench.run(until=5)
     assert bench.answers == {"a": True}

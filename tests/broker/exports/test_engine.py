@@ -323,7 +323,7 @@ def reserve(
 
 def test_file_gets_bandwidth_before_less_urgent_messages(slow: Workbench) -> None:
     slow.create("s", to_http(priority=10), 1000)
-    slow.bandwidth.charge(1000)
+    slow.bandwidth.charge(5, 1000)
     granted: list[bool] = []
     reserve(slow, 1, 10_000, granted.append)
     slow.wait(0.5)

@@ -80,10 +80,12 @@ class Bandwidth:
         # A debt shows that a file had its turn: equally urgent messages get their half meanwhile.
         return reserved < priority or (reserved == priority and not self.has_debt(reserved))
 
-    def charge(self, size: float) -> None:
+    def charge(self, priority: int, size: float) -> None:
         """Charges bytes of messages; a negative size refunds bytes that were not sent."""
         if self.is_limited:
             self._fill()
+            if size > 0:
+                self._pay_more_urgent(priority)
             self._left = min(self._left - size, self._capacity)
 
     # Files
@@ -149,6 +151,7 @@ class Bandwidth:
             return True
         if not self.room(priority) or priority in self._debts:
             return False
+        self._pay_more_urgent(priority)
         self._left -= size
         if self._left < 0:
             self._debts[priority] = -self._left
@@ -173,20 +176,21 @@ class Bandwidth:
         if not self.is_limited:
             return math.inf
         self._fill()
-        for debtor in sorted(self._debts):
-            if debtor < priority:
-                self._left = max(self._pay(debtor, self._left), min(self._left, 0.0))
-        is_blocked = any(debtor < priority for debtor in self._debts)
-        return self._left if self._left >= self._minimum and not is_blocked else 0.0
+        left = self._left - self._owed(priority)
+        return left if left >= self._minimum else 0.0
 
     def seconds_until_room(self, priority: int) -> float:
         """How long work of this priority has to wait if nothing else is sent meanwhile."""
         if self.room(priority):
             return 0.0
-        owed = sum(debt for debtor, debt in self._debts.items() if debtor < priority)
+        owed = self._owed(priority)
         others = sum(self._debts.values()) - owed
         missing = max(self._minimum - self._left, 0.0)
-        return (owed + missing + min(missing, others)) / self._rate
+        return (max(owed + self._minimum - self._left, 0.0) + min(missing, others)) / self._rate
+
+    def _owed(self, priority: int) -> float:
+        """The debts of more urgent files, which are paid first."""
+        return sum(debt for debtor, debt in self._debts.items() if debtor < priority)
 
     def _fill(self) -> None:
         now = self._clock()
@@ -197,6 +201,10 @@ class Bandwidth:
         left = self._left + kept + to_debts
         self._left = min(left, self._capacity)
         self._pay_all(left - self._left)
+
+    def _pay_more_urgent(self, priority: int) -> None:
+        for debtor in [each for each in sorted(self._debts) if each < priority]:
+            self._left = self._pay(debtor, self._left)
 
     def _pay_all(self, size: float) -> float:
         for debtor in sorted(self._debts):

@@ -173,7 +173,7 @@ class Exports:
                 continue
             planned = each.plan_slice(due_end, room, wire_room)
             room -= planned.size
-            self.bandwidth.charge(planned.wire_bytes)
+            self.bandwidth.charge(each.priority, planned.wire_bytes)
             work.append(self._lease(each, planned, holder, ends_at, now))
         can_lease = request.max_slices and request.max_bytes
         return renewed._replace(work=work, waiting=waiting), outlook if can_lease else Outlook()
@@ -322,7 +322,7 @@ class Exports:
         for settled in settlement.settled:
             each = settled.deliverable
             self.totals[each.kind].add(settled.report)
-            self.bandwidth.charge(settled.uncharged_bytes)
+            self.bandwidth.charge(each.priority, settled.uncharged_bytes)
             each.apply(settled, now, random.random())  # noqa: S311 - no secret
             is_served = self._is_served(each)
             if isinstance(each, AbandonedUpload):
