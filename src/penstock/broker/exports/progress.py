@@ -135,7 +135,7 @@ class ProgressWriter:
     def _schedule(self) -> None:
         if not self._waiting or self._storing or self._is_stopped:
             return
-        is_urgent = self._waiting[-1].on_result is not None and not self.error
+        is_urgent = any(each.on_result for each in self._waiting) and not self.error
         if is_urgent:
             self._store()
         elif self._timer is None:
@@ -165,11 +165,16 @@ class ProgressWriter:
                 # Records that are also in the catalog do no harm.
                 logger.debug("cannot clear the progress log: %s", clearing)
         stored, self._storing = self._storing, []
-        kept = [
-            each._replace(on_result=None)
-            for each in stored
-            if (error is not None if each.on_result is None else each.on_result(error))
-        ]
+        kept = []
+        for each in stored:
+            is_kept = error is not None
+            if each.on_result is not None:
+                try:
+                    is_kept = each.on_result(error)
+                except Exception:
+                    logger.exception("a stored report of exports is not applied")
+            if is_kept:
+                kept.append(each._replace(on_result=None))
         self._waiting[:0] = kept
         self._set_error((str(error) or repr(error)) if kept else "")
         self._schedule()
