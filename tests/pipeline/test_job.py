@@ -31,6 +31,7 @@ from penstock.model.exporting import (
     UploadAbort,
 )
 from penstock.pipeline import job as job_module
+from penstock.pipeline.delivery import Delivery, MessageDelivery
 from penstock.pipeline.destinations.destination import Answer, DestinationSettings
 from penstock.pipeline.destinations.http import HttpDestination
 from penstock.pipeline.job import _REPORT_SECONDS, Job
@@ -207,6 +208,22 @@ def test_unexpected_error_is_logged_and_reported(
     assert report.error == error_of(client, name) != ""
     assert (report.first, report.settled_end) == (0, 0)
     assert f"an export of stream {name!r} failed" in caplog.text
+
+
+def test_report_that_cannot_be_made_is_replaced_by_a_failure(
+    cloud: Sandbox, client: RecordingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = create_http(client, cloud.http_url(new_name()), numbered(2))
+    delivery = MessageDelivery.delivery
+
+    def describe(self: MessageDelivery) -> Delivery:
+        return msgspec.structs.replace(delivery(self), pause=math.nan)
+
+    monkeypatch.setattr(MessageDelivery, "delivery", describe)
+    make(plan_slice(client), client).run()
+    (report,) = client.reports
+    assert (report.settled_end, report.is_final) == (0, True)
+    assert error_of(client, name).startswith("cannot report: ValueError")
 
 
 def test_results_before_an_unexpected_error_are_reported(

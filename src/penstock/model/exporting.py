@@ -15,6 +15,10 @@ from penstock.model.storage import SegmentSummary
 MAX_SKIPPED = 4096
 MAX_ARRIVED = 1024
 MAX_REASON_LENGTH = 2048
+MAX_PAUSE_MILLIS = 24 * 3600 * 1000
+
+# Of one report: sums of counters have to fit into 64 bits.
+Count = Annotated[int, Meta(ge=0, le=2**48)]
 
 
 class ExportState(StrEnum):
@@ -172,17 +176,17 @@ class DeliveryReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True, 
     settled_end: SequenceNumber = 0
     # Messages above that have arrived or were skipped.
     arrived: Annotated[list[SequenceNumber], Meta(max_length=MAX_ARRIVED)] = []
-    exported_messages: Annotated[int, Meta(ge=0)] = 0
-    exported_bytes: Annotated[int, Meta(ge=0)] = 0
+    exported_messages: Count = 0
+    exported_bytes: Count = 0
     skipped: Annotated[list[SkippedMessage], Meta(max_length=MAX_SKIPPED)] = []
     # The number of messages below `settled_end` that could not be read: damaged or dropped.
-    missing: Annotated[int, Meta(ge=0)] = 0
+    missing: Count = 0
     # Bytes on the wire, including failed calls.
-    sent_bytes: Annotated[int, Meta(ge=0)] = 0
+    sent_bytes: Count = 0
     # Why the delivery ended early; empty if it is complete or was stopped.
     error: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)] = ""
     # The minimum time before the next delivery.
-    pause_millis: Annotated[int, Meta(ge=0)] = 0
+    pause_millis: Annotated[int, Meta(ge=0, le=MAX_PAUSE_MILLIS)] = 0
     # For S3 tasks: events in order, all unfinished uploads, and uploads that could not be aborted.
     events: Annotated[list[TaskEvent], Meta(max_length=16_384)] = []
     uploads: Annotated[list[Upload], Meta(max_length=1024)] = []

@@ -8,11 +8,14 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import StreamManagerException
 from penstock.model.export import CONFIG_OF_KIND
 from penstock.model.exporting import (
     MAX_ARRIVED,
+    MAX_PAUSE_MILLIS,
     AnyWork,
     DeliveryReport,
     MessageSlice,
@@ -108,6 +111,12 @@ class Job:
         except (StreamManagerException, OSError) as problem:
             # The lease expires, and the messages are delivered again.
             logger.warning("cannot report a delivery of stream %r: %s", self.work.stream, problem)
+        except Exception as problem:
+            # Without any report the export would be delivered again at once.
+            logger.exception("cannot report a delivery of stream %r", self.work.stream)
+            failed = msgspec.structs.replace(self._reported, pause=0.0)
+            error = f"cannot report: {type(problem).__name__}: {problem}"
+            self._commit(self._make_report(failed, error, is_final=True))
 
     def _open(self) -> Delivering:
         # Modules of uploads need boto3, which takes a second to import.
@@ -224,7 +233,7 @@ class Job:
             missing=self._count_missing(before.settled_end, end),
             sent_bytes=delivery.sent_bytes - before.sent_bytes,
             error=error[:_MAX_REASON_LENGTH],
-            pause_millis=int(delivery.pause * 1000),
+            pause_millis=int(min(delivery.pause * 1000, MAX_PAUSE_MILLIS)),
             events=delivery.events[len(before.events) :],
             uploads=delivery.uploads,
             abandoned=delivery.abandoned[len(before.abandoned) :],

@@ -515,7 +515,7 @@ def test_messages_are_planned_when_a_reservation_times_out(slow: LocalBroker) ->
     with slow.connect() as client, slow.connect() as other:
         lease = lease_file(client, priority=1)
         name = create(client, "s", exportDefinition=to_http(priority=10))
-        slow.run(lambda: slow.broker.exports.bandwidth.charge(5000))
+        slow.run(lambda: slow.broker.exports.bandwidth.charge(5, 5000))
         append(client, name, b"x")
         pending = Waiting(slow, other)
         assert reserve(client, lease, wait=10) == TIMED_OUT
@@ -778,6 +778,17 @@ def test_plan_with_a_report_that_cannot_be_stored_fails(tmp_path: Path) -> None:
 def test_invalid_plan_is_refused(client: Connection, fields: Json) -> None:
     with pytest.raises(InvalidRequestException, match=next(iter(fields))):
         plan(client, **fields)
+
+
+@pytest.mark.parametrize(
+    "field", ["exportedMessages", "exportedBytes", "missing", "sentBytes", "pauseMillis"]
+)
+def test_report_with_a_huge_number_is_refused(client: Connection, stream: str, field: str) -> None:
+    append(client, stream, b"x")
+    (found,) = plan(client)
+    with pytest.raises(InvalidRequestException, match=field):
+        commit(client, report(found, **{field: 2**63 - 1}))
+    assert exported(client, stream) == -1
 
 
 def test_token_plans_and_reports_for_its_own_streams_only(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pipeline.destinations.destination import parse_retry_after
+from penstock.pipeline.destinations.destination import MAX_RETRY_AFTER, parse_retry_after
 from tests.pipeline.destinations.suite import Harness, deliver
 
 # Short, and still long enough for a call that does not hang.
@@ -126,6 +126,9 @@ def test_destination_can_be_opened_again(harness: Harness) -> None:
         ("-3", None),
         ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
         ("Thu, 01 Jan 1970 00:00:05 GMT", 0.0),
+        ("18446744073709551615", MAX_RETRY_AFTER),
+        ("9" * 400, MAX_RETRY_AFTER),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", MAX_RETRY_AFTER),
     ],
 )
 def test_retry_after_is_a_number_or_a_date(text: str | None, seconds: float | None) -> None:

@@ -159,9 +159,9 @@ class Export(Deliverable):
             last_exported=last,
             last_time=now_millis,
             error_message=report.error or _describe_skipped(report),
-            exported_bytes=progress.exported_bytes + report.exported_bytes,
-            processed_messages=progress.processed_messages + report.exported_messages + skipped,
-            skipped_messages=progress.skipped_messages + skipped,
+            exported_bytes=_add(progress.exported_bytes, report.exported_bytes),
+            processed_messages=_add(progress.processed_messages, report.exported_messages, skipped),
+            skipped_messages=_add(progress.skipped_messages, skipped),
         )
 
     def apply(self, settled: Settled, now: float, chance: float) -> None:
@@ -224,6 +224,11 @@ class Export(Deliverable):
         if self._oldest_pending[0] != number:
             self._oldest_pending = number, self.stream.log.time_of(number) or None
         return self._oldest_pending[1]
+
+
+def _add(*counts: int) -> int:
+    # The catalog stores 64 bits.
+    return min(sum(counts), 2**63 - 1)
 
 
 def _describe_skipped(report: DeliveryReport) -> str:

@@ -15,6 +15,9 @@ import msgspec
 
 from penstock.model import ExportConfig
 
+# Seconds. The broker retries sooner in any case.
+MAX_RETRY_AFTER = 3600.0
+
 
 class Messages(NamedTuple):
     """Messages of one stream in order, as columns, which cost less than an object per message.
@@ -81,9 +84,9 @@ def parse_retry_after(header: str | None, now: float) -> float | None:
     if not header:
         return None
     if header.strip().isdecimal():
-        return float(header)
+        return min(float(header), MAX_RETRY_AFTER)
     try:
-        return max(parsedate_to_datetime(header).timestamp() - now, 0.0)
+        return min(max(parsedate_to_datetime(header).timestamp() - now, 0.0), MAX_RETRY_AFTER)
     except ValueError:
         return None
 
