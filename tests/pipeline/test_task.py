@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock import ExportFormat, HTTPConfig, IoTAnalyticsConfig, StreamManagerClient
@@ -23,6 +25,7 @@ from penstock.model.exporting import (
 from penstock.pipeline import destinations
 from penstock.pipeline import job as job_module
 from penstock.pipeline import task as task_module
+from penstock.pipeline.delivery import Delivery, MessageDelivery
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.task import ResidentTask, TaskSpec
 from penstock.sandbox.server import Sandbox
@@ -507,6 +510,30 @@ def test_unavailable_broker_is_logged_once(
         assert task.join() == 0
     assert len(messages()) == 1
     assert messages()[0].startswith("cannot get work from the broker: ")
+
+
+def test_refused_report_blocks_no_other_export(
+    broker: LocalBroker,
+    client: StreamManagerClient,
+    cloud: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refused = create_http(client, cloud.http_url(new_name()), [b"x"])
+    delivery = MessageDelivery.delivery
+
+    def describe(self: MessageDelivery) -> Delivery:
+        found = delivery(self)
+        is_refused = self._messages.stream == refused
+        return msgspec.structs.replace(found, pause=1e20) if is_refused else found
+
+    monkeypatch.setattr(MessageDelivery, "delivery", describe)
+    monkeypatch.setattr(job_module, "MAX_PAUSE_MILLIS", math.inf)
+    with serving(broker, client):
+        wait_until(lambda: f"refuses a report about stream {refused!r}" in caplog.text)
+        name = create_http(client, cloud.http_url(new_name()), [b"y"])
+        wait_for(client, name, 0)
+        client.delete_message_stream(refused)
 
 
 def test_several_tasks_share_the_work(

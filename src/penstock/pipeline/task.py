@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from penstock.broker.logs import set_up_worker_logs
 from penstock.client.blocking import StreamManagerClient
-from penstock.errors import StreamManagerException
+from penstock.errors import InvalidRequestException, StreamManagerException
 from penstock.model.exporting import (
     AnyWork,
     DeliveryReport,
@@ -44,7 +44,7 @@ _URGENT_PRIORITY = 3
 # The maximum time to wait for the reports of new jobs, so that the next request contains them.
 _GATHER_SECONDS = 0.025
 # A slower job no longer counts against the number of threads, because it may hang.
-_SLOW_SECONDS = 1.0
+_SLOW_SECONDS = 0.25
 _MAX_JOBS = 256
 # Bytes of messages of all jobs. The minimum size of a slice is available even if jobs hang.
 _MAX_BYTES = 64 * 1024 * 1024
@@ -188,19 +188,35 @@ class ResidentTask:
             leases = [job.lease for job in self._jobs.values() if not job.is_lost]
             reports = list(self._reports)
             self._is_gathering = False
-        plan = self._client.plan_exports(
-            self._spec.pipeline,
-            self._spec.task,
-            lease_millis=_LEASE_MILLIS,
-            holding=leases,
-            reports=reports,
-            **options,
-        )
+        try:
+            plan = self._client.plan_exports(
+                self._spec.pipeline,
+                self._spec.task,
+                lease_millis=_LEASE_MILLIS,
+                holding=leases,
+                reports=reports,
+                **options,
+            )
+        except InvalidRequestException:
+            self._send_separately(reports)
+            raise
         with self._condition:
             del self._reports[: len(reports)]
             for lease in self._jobs.keys() & {*plan.lost, *plan.ending}:
                 self._jobs[lease].stop(is_lost=lease in plan.lost)
         return plan
+
+    def _send_separately(self, reports: list[DeliveryReport]) -> None:
+        """Drops reports that the broker refuses: they would block all other requests."""
+        for report in reports:
+            try:
+                self._reporting.commit_exports([report])
+            except InvalidRequestException as error:
+                logger.error(
+                    "the broker refuses a report about stream %r: %s", report.stream, error
+                )
+            with self._condition:
+                self._reports.remove(report)
 
     def _start(self, work: AnyWork) -> None:
         _import_modules(work)
