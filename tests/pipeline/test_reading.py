@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from penstock import HTTPConfig, Persistence, StreamManagerClient
+from penstock.errors import MessageStoreReadErrorException
 from penstock.model.exporting import MessageSlice
+from penstock.model.storage import StoredRun
 from penstock.pipeline import reading
 from penstock.pipeline.destinations.destination import Messages
 from penstock.pipeline.reading import read_slice
@@ -105,6 +107,22 @@ def test_wire_answers_are_limited(
 ) -> None:
     monkeypatch.setattr(reading, "_MAX_ANSWER_BYTES", 3 * SIZE)
     check(read_slice(fill(client), None, client), list(range(25)))
+
+
+def test_messages_beside_unreadable_ones_are_read(broker: LocalBroker) -> None:
+    unreadable = {7, 8, 13}
+
+    class Client(StreamManagerClient):
+        def read_stored(
+            self, name: str, stream_id: str, first: int, end: int, max_bytes: int
+        ) -> StoredRun:
+            if not unreadable.isdisjoint(range(first, end)):
+                raise MessageStoreReadErrorException("message 7 cannot be read: EIO")
+            return super().read_stored(name, stream_id, first, end, max_bytes)
+
+    with Client(root=broker.root) as client:
+        messages = read_slice(fill(client), None, client)
+    check(messages, sorted({*range(25)} - unreadable))
 
 
 def test_damaged_messages_are_left_out(

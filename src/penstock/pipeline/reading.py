@@ -68,15 +68,23 @@ def _fetch(
     found: MessageSlice, first: int, end: int, client: StreamManagerClient, columns: _Columns
 ) -> None:
     """Reads over the wire; the broker may have dropped messages at the end."""
+    span = end - first
     while first < end:
+        stop = min(first + span, end)
         try:
-            run = client.read_stored(found.stream, found.stream_id, first, end, _MAX_ANSWER_BYTES)
-        except (MessageStoreReadErrorException, ResourceNotFoundException):
+            run = client.read_stored(found.stream, found.stream_id, first, stop, _MAX_ANSWER_BYTES)
+        except ResourceNotFoundException:
             return
+        except MessageStoreReadErrorException:
+            # Some bytes cannot be read. Smaller reads find the messages that are not affected.
+            first += span == 1
+            span = max(span // 2, 1)
+            continue
         if not run.entries:
             return
         columns.add(run)
         first = run.first_sequence_number + len(run.entries) // ENTRY.size
+        span *= 2
 
 
 class _Columns:
