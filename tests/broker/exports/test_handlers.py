@@ -804,11 +804,16 @@ def test_token_plans_and_reports_for_its_own_streams_only(
         (found,) = plan(pipeline, task="b")
         assert found["stream"] == mine
         (others,) = plan(client)
+        answer = ask(pipeline, task="a", holding=[others["lease"]])
+        assert answer["lost"] == [others["lease"]]
+        ask(pipeline, task="a")
         with pytest.raises(UnauthorizedException, match="not for the stream"):
             commit(pipeline, report(found), report(others))
         with pytest.raises(UnauthorizedException, match="not for the stream"):
             ask(pipeline, task="b", reports=[report(found), report(others)])
         assert exported(client, mine) == -1
+        # The lease is still held by its task.
+        assert commit(client, interim(others, settledEnd=0)) == [others["lease"]]
         # Nor under the name of a stream that the token sees.
         assert commit(pipeline, report(others, stream=mine)) == []
         assert exported(client, stream) == -1

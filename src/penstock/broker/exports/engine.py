@@ -150,7 +150,7 @@ class Exports:
         now = self._clock()
         holder = Holder(request.pipeline, request.task)
         ends_at = now + request.lease_millis / 1000
-        renewed = self._renew(holder, request.holding, ends_at)
+        renewed = self._renew(holder, request.holding, ends_at, sees)
         if not leases or self.suspension:
             return renewed, Outlook()
         for export in self._task_exports():
@@ -241,12 +241,18 @@ class Exports:
 
     # Leases
 
-    def _renew(self, holder: Holder, holding: Sequence[str], ends_at: float) -> Plan:
+    def _renew(
+        self,
+        holder: Holder,
+        holding: Sequence[str],
+        ends_at: float,
+        sees: Callable[[str], bool],
+    ) -> Plan:
         """Renews these leases and frees the holder's others; a plan without work."""
         lost, ending = [], []
         for lease_id in holding:
             found = self._find(lease_id)
-            if found is None:
+            if found is None or not sees(found.stream_name):
                 lost.append(lease_id)
             elif found.renew_lease(lease_id, holder, ends_at):
                 if found.is_disabled:
@@ -257,7 +263,8 @@ class Exports:
         held = set(holding)
         frees_leases = False
         for each in self._deliverables():
-            if each.lease is not None and each.lease.id not in held:
+            is_other = each.lease is not None and each.lease.id not in held
+            if is_other and sees(each.stream_name):
                 frees_leases |= each.end_lease(holder)
         return Plan([], 0, lost, tuple(ending), frees_leases)
 
