@@ -84,15 +84,9 @@ class ExportHandlers:
     # Plans
 
     def _plan(self, call: PendingCall, request: PlanExportsRequest) -> None:
+        """Settles the reports of the request, and answers when something is due."""
         call.access.require(request.operation)
-        if request.reports:
-            self._require_access(call, request.reports)
-            self._settle(request.reports, lambda _: self._plan_settled(call, request), call.fail)
-        else:
-            self._plan_settled(call, request)
-
-    def _plan_settled(self, call: PendingCall, request: PlanExportsRequest) -> None:
-        """Answers when something is due. The reports of the request are settled."""
+        self._require_access(call, request.reports)
         plan_call = _PlanCall(call, request, self._streams, self._answer)
         holder = plan_call.holder
         before = self._latest.get(holder)
@@ -107,7 +101,10 @@ class ExportHandlers:
         if request.max_slices:
             self._pipelines.note_request(holder, request.holding, request.about)
         call.on_departure(holder, lambda: self._depart(plan_call))
-        plan_call.start()
+        if request.reports:
+            self._settle(request.reports, lambda _: plan_call.start(), call.fail)
+        else:
+            plan_call.start()
 
     def _answer(self, plan_call: _PlanCall, may_be_empty: bool) -> Outlook | None:
         """Answers if something is due; otherwise returns what to wait for."""
@@ -223,14 +220,13 @@ class ExportHandlers:
             succeed(settlement.accepted(are_stored=not self.progress.error))
             return
         change = self._store.change_progress(settlement.progress(), settlement.uploads())
-        sync_letters = self._exports.dead_letters.sync()
-        sync_statuses = self._exports.statuses.sync()
+        syncs = [self._exports.dead_letters.sync()] if settlement.has_skipped else []
+        if not settlement.may_be_stored_later:
+            syncs.append(self._exports.statuses.sync())
 
         def sync() -> None:
-            if settlement.has_skipped:
-                sync_letters()
-            if not settlement.may_be_stored_later:
-                sync_statuses()
+            for each in syncs:
+                each()
 
         def finish(error: BaseException | None) -> bool:
             # An upload has to be on the disk before it is created: such a report is not kept.
