@@ -217,9 +217,9 @@ class MessageDelivery:
                 if start >= suspects_end:
                     limit = min(2 * limit, max_limit)
             if call.numbers:
-                # After the result is noted, because `pause` may make a call.
-                self._next_call = self._clock() + self._destination.pause
                 self._on_progress()
+                # Last, because `pause` may make a call.
+                self._next_call = self._clock() + self._destination.pause
             # Failed messages are retried before others are sent.
             if failed and not self._deliver(failed):
                 return False
