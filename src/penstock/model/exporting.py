@@ -15,6 +15,8 @@ from penstock.model.storage import SegmentSummary
 MAX_SKIPPED = 4096
 MAX_ARRIVED = 1024
 MAX_REASON_LENGTH = 2048
+# Messages of the priorities 1 to 3 are never gathered, and leave although all threads are busy.
+URGENT_PRIORITY = 3
 MAX_PAUSE_MILLIS = 24 * 3600 * 1000
 
 # Of one report: sums of counters have to fit into 64 bits.

@@ -19,6 +19,7 @@ from penstock.broker.logs import set_up_worker_logs
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import InvalidRequestException, StreamManagerException
 from penstock.model.exporting import (
+    URGENT_PRIORITY,
     AnyWork,
     DeliveryReport,
     ExportPlan,
@@ -40,7 +41,6 @@ _LEASE_MILLIS = 15_000
 _WAIT_MILLIS = 4_000
 # While all threads are busy, the task requests urgent work only.
 _BUSY_WAIT_MILLIS = 50
-_URGENT_PRIORITY = 3
 # The maximum time to wait for the reports of new jobs, so that the next request contains them.
 _GATHER_SECONDS = 0.025
 # A slower job no longer counts against the number of threads, because it may hang.
@@ -140,7 +140,8 @@ class ResidentTask:
             self._has_failed = False
             if plan.waiting:
                 needed_at = now
-            self._is_gathering = bool(plan.work)
+            with self._condition:
+                self._is_gathering = bool(plan.work)
             for work in plan.work:
                 self._start(work)
             if plan.stops:
@@ -171,7 +172,7 @@ class ResidentTask:
         plan = self._send_request(
             max_slices=max(free, 1),
             max_bytes=max(_MAX_BYTES - sum(job.size for job in jobs), _MIN_ROOM),
-            max_priority=_URGENT_PRIORITY if is_busy else None,
+            max_priority=URGENT_PRIORITY if is_busy else None,
             wait_millis=_BUSY_WAIT_MILLIS if is_busy else _WAIT_MILLIS,
             about=None if self._is_described else spec.about,
         )
@@ -239,7 +240,8 @@ class ResidentTask:
         """Whether the broker accepts a report; called by threads of jobs."""
         # The answer to a request for work does not say which reports were accepted, which matters
         # only for the deletion of files. A request with long reports might be too large.
-        if report.is_final and not (report.events or report.skipped):
+        is_short = not (report.events or report.skipped or report.uploads)
+        if report.is_final and is_short:
             with self._condition:
                 if self._is_gathering:
                     self._reports.append(report)

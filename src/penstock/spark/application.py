@@ -64,6 +64,8 @@ class SparkApplication:
         self._temporary = make_scratch()
         self._page = SparkPage()
         self._spark: SparkContext | None = None
+        # The address of Spark's own page, if it has one.
+        self.page_url: str | None = None
 
     def start(self) -> SparkContext:
         directory = Path(self._temporary.name)
@@ -101,7 +103,7 @@ class SparkApplication:
 
     def discard(self) -> None:
         """Ends Java and removes all files while Spark starts; from any thread."""
-        end_children(_JAVA_END_SECONDS)
+        _end_children(_JAVA_END_SECONDS)
         self._temporary.cleanup()
 
 
@@ -135,9 +137,11 @@ def _choose_java(environment: MutableMapping[str, str], scratch: Path) -> None:
 def _keeping_interrupts() -> Iterator[None]:
     """Spark would handle Ctrl-C itself, and cancel jobs."""
     handler = signal.getsignal(signal.SIGINT)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
@@ -151,7 +155,7 @@ def _temporary_files_in(directory: Path) -> Iterator[None]:
         tempfile.tempdir = usual
 
 
-def end_children(seconds: float) -> None:
+def _end_children(seconds: float) -> None:
     """Ends the processes that this one has started, and waits for them.
 
     On Linux. Elsewhere Java ends by itself, seconds after this process.

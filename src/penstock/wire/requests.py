@@ -163,7 +163,7 @@ class PlanExportsRequest(Request):
 
 
 class CommitExportsRequest(Request):
-    """Reports about work; either all of them are stored, or none."""
+    """Reports about work. Late reports are ignored, each by itself."""
 
     operation = Operation.CommitExports
     reports: Annotated[list[DeliveryReport], Meta(max_length=4096)]

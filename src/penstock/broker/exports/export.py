@@ -22,7 +22,12 @@ from penstock.broker.exports.deliverable import (
 from penstock.broker.streams import Stream
 from penstock.model import ExportConfig
 from penstock.model.export import batch_size_of
-from penstock.model.exporting import DeliveryReport, ExportState, MessageSlice
+from penstock.model.exporting import (
+    URGENT_PRIORITY,
+    DeliveryReport,
+    ExportState,
+    MessageSlice,
+)
 from penstock.model.statistics import ExportActivity
 from penstock.model.validation import to_wire
 from penstock.store.log import FileLog
@@ -30,8 +35,6 @@ from penstock.store.rows import ExportProgress, UploadProgress
 
 logger = logging.getLogger(__name__)
 
-# Messages of these priorities, 1 to 3, are never gathered.
-URGENT_PRIORITY = 3
 # Bytes on the wire for each byte of a message until the first report: base64 and a frame. A ratio
 # that was measured with few small messages may be far too large.
 _DEFAULT_OVERHEAD = 1.5

@@ -187,7 +187,7 @@ class Pipelines:
 
 
 def _evict_oldest(known: dict[str, Any], max_known: int) -> None:
-    """Evicts disconnected pipelines or tasks, the ones that were seen first."""
+    """Evicts disconnected pipelines or tasks, the least recently seen first."""
     if len(known) > max_known:
         idle = [name for name, each in known.items() if not each.is_connected]
         idle.sort(key=lambda name: known[name].last_seen)
