@@ -54,13 +54,15 @@ def _read_files(directory: Path, segment: SegmentSummary, first: int, end: int) 
 
 def _read(path: Path, position: int, size: int) -> bytes:
     """Exactly these bytes; ValueError if the file does not have them."""
-    with path.open("rb", buffering=0) as file:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
         # Checked before memory is allocated: a damaged index may have any position.
-        if 0 <= size <= os.fstat(file.fileno()).st_size - position:
-            file.seek(position)
-            data = file.read(size)
+        if 0 <= size <= os.fstat(descriptor).st_size - position:
+            data = os.pread(descriptor, size, position)
             if len(data) == size:
                 return data
+    finally:
+        os.close(descriptor)
     raise ValueError(f"{path} does not have {size} bytes at {position}")
 
 

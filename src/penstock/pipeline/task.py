@@ -6,6 +6,7 @@ task dies, its leases expire, and other tasks deliver the same messages again.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -25,7 +26,6 @@ from penstock.model.exporting import (
     ExportPlan,
     MessageSlice,
     PipelineDescription,
-    TaskSlice,
 )
 from penstock.pipeline.destinations import import_destination
 from penstock.pipeline.destinations.destination import DestinationSettings
@@ -220,7 +220,9 @@ class ResidentTask:
                 self._reports.remove(report)
 
     def _start(self, work: AnyWork) -> None:
-        _import_modules(work)
+        # If it fails, the job fails as well and reports it.
+        with suppress(Exception):
+            _import_modules(work.kind if isinstance(work, MessageSlice) else "s3_task_executor")
         job = Job(work, self._root, self._client, self._report, self._spec.settings)
         with self._condition:
             self._jobs[job.lease] = job
@@ -263,14 +265,13 @@ class ResidentTask:
                 self._send_request(max_slices=0)
 
 
-def _import_modules(work: AnyWork) -> None:
-    """Imports the modules for this kind of work, which takes up to a second the first time.
+@functools.cache
+def _import_modules(kind: str) -> None:
+    """Imports the modules for this kind of export, which takes up to a second.
 
     Only one thread imports: threads that import the same modules at once may deadlock.
     """
-    # If it fails, the job fails as well and reports it.
-    with suppress(Exception):
-        if isinstance(work, MessageSlice) and not isinstance(work, TaskSlice):
-            import_destination(work.kind)
-        else:
-            importlib.import_module("penstock.pipeline.uploads.task_delivery")
+    if kind == "s3_task_executor":
+        importlib.import_module("penstock.pipeline.uploads.task_delivery")
+    else:
+        import_destination(kind)
