@@ -69,7 +69,7 @@ class UploadedFile(NamedTuple):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a delivery so far: totals, of which reports contain the differences."""
+    """The totals of a delivery so far. A report has the difference to the report before it."""
 
     # All messages of the slice below have arrived or were skipped.
     settled_end: int

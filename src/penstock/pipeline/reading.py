@@ -79,7 +79,8 @@ def _fetch(
             return
         except MessageStoreReadErrorException:
             # Some bytes cannot be read. Smaller reads find the messages that are not affected.
-            first += span == 1
+            if span == 1:
+                first += 1
             span = max(span // 2, 1)
             continue
         if not run.entries:
