@@ -92,7 +92,7 @@ class SlicePlan(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """An accepted report with the changes that follow from it, to be stored and then applied."""
+    """An accepted report with the changes that follow from it, to be stored and applied."""
 
     deliverable: Deliverable
     lease: Lease
@@ -295,7 +295,7 @@ class Deliverable(ABC):
         self._settling = None
 
     def apply(self, settled: Settled, now: float, chance: float) -> None:
-        """The changes are stored. `chance` is in [0, 1)."""
+        """The changes are stored, or logged to be stored soon. `chance` is in [0, 1)."""
         given, report = settled.given, settled.report
         had_failed = self.failures > 0
         has_advanced = settled.lease.has_advanced or self.has_advanced(report)

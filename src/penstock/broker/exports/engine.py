@@ -324,7 +324,7 @@ class Exports:
         return settlement
 
     def apply(self, settlement: Settlement) -> None:
-        """The settlement is stored."""
+        """The settlement is stored, or logged to be stored soon."""
         now = self._clock()
         for settled in settlement.settled:
             each = settled.deliverable
