@@ -241,6 +241,8 @@ class Log(ABC):
                     room += self._segment_of(first).position_of(first)
                 if end == stop or segment.size > room:
                     position_of = self._segment_of(first).position_of
+                    if position_of(end) <= room:
+                        return end
                     fitting = bisect_right(range(first, end + 1), room, key=position_of) - 1
                     return max(first + fitting, start + 1)
             except (DamagedError, OSError):

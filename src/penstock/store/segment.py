@@ -373,6 +373,8 @@ class ActiveSegment:
         self.oldest_time = recovered.oldest_time if recovered else 0
         self.newest_time = recovered.newest_time if recovered else 0
         self._summary = recovered or SegmentSummary(files.first, files.first, 0, 0, 0, 0, 0)
+        # The first message of the last append, and its position.
+        self._last_append = self.end, self.size
         self._is_torn = False
 
     def append(self, payloads: Sequence[bytes], ingest_time: int) -> Written:
@@ -393,6 +395,7 @@ class ActiveSegment:
             self._cut()
             raise
         summary = self._summary
+        self._last_append = self.end, self.size
         if ingest_time > self.newest_time or self.end == self.first:
             self.newest_time = ingest_time
         if ingest_time < self.oldest_time or self.end == self.first:
@@ -429,7 +432,12 @@ class ActiveSegment:
         return self.files.read_stored(start, stop, max_bytes)
 
     def position_of(self, number: int) -> int:
-        return self.files.position_of(number)
+        # Exports follow the end closely: these positions need no read.
+        summary = self._summary
+        if number == summary.end:
+            return summary.size
+        last, position = self._last_append
+        return position if number == last else self.files.position_of(number)
 
     def time_of(self, number: int) -> int:
         return self.files.time_of(number)
