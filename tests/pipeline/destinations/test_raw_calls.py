@@ -69,13 +69,17 @@ def server() -> Iterator[Server]:
 
 
 def make(
-    server: Server, service: str = "kinesis", token: str | None = None, **options: Any
+    server: Server,
+    service: str = "kinesis",
+    token: str | None = None,
+    path: str = "",
+    **options: Any,
 ) -> tuple[RawCalls, Any]:
     """The calls, and the credentials that they sign with."""
     session = boto3.session.Session("id", "secret", token, "eu-west-1")
     client: Any = session.client(  # type: ignore[call-overload] # any service
         service,
-        endpoint_url=f"http://127.0.0.1:{server.server_port}",
+        endpoint_url=f"http://127.0.0.1:{server.server_port}{path}",
         config=Config(
             inject_host_prefix=False,
             parameter_validation=False,
@@ -173,6 +177,16 @@ def test_call_that_is_not_signed_this_way_goes_through_boto3(server: Server) -> 
         calls.call("PutRecords", body)
     assert [each.body for each in server.received] == BODIES
     assert all("authorization" not in each.headers for each in server.received)
+
+
+@pytest.mark.parametrize("path", ["/a/../b", "//a", "/a%20b", "/a b"])
+def test_call_whose_path_has_to_be_normalized_goes_through_boto3(server: Server, path: str) -> None:
+    calls, _ = make(server, path=path)
+    through_boto3: list[str] = []
+    calls.meta.events.register("before-call", lambda **_: through_boto3.append("call"))
+    for body in BODIES:
+        calls.call("PutRecords", body)
+    assert len(through_boto3) == len(BODIES)
 
 
 @pytest.mark.parametrize(

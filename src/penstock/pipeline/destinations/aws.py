@@ -11,14 +11,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
 import boto3.session
 import msgspec
 from botocore import xform_name
-from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.endpoint import convert_to_response_dict
@@ -31,6 +30,7 @@ from penstock.pipeline.destinations.destination import (
     UnavailableError,
     parse_retry_after,
 )
+from penstock.pipeline.destinations.signing import RequestTemplate
 
 # Error codes of invalid calls: a retry would not help.
 _REFUSALS = {
@@ -196,26 +196,18 @@ _BODY = "PenstockBody"
 _SCOPE = re.compile(
     r"AWS4-HMAC-SHA256 Credential=.+/\d{8}/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request"
 )
+# The path of other URLs has to be normalized for the signature.
+_PLAIN_URL = re.compile(r"https?://[^/?#]+/?(?:[\w~-][\w.~-]*/?)*", re.ASCII)
 # Headers of a single request.
 _REQUEST_HEADERS = {
     "amz-sdk-invocation-id",
     "amz-sdk-request",
     "authorization",
     "content-length",
+    "x-amz-content-sha256",
     "x-amz-date",
     "x-amz-security-token",
 }
-
-
-class _Template(NamedTuple):
-    """A request without its body and its signature."""
-
-    method: str
-    url: str
-    headers: dict[str, str]
-    # Of the signature.
-    region: str
-    service: str
 
 
 class RawCalls:
@@ -223,8 +215,8 @@ class RawCalls:
 
     boto3 validates, copies and encodes each record of a call, and parses each one of the answer;
     here the destination does that. The first call of an operation goes through boto3, which finds
-    the endpoint, headers and signature. Later calls repeat its request with another body: botocore
-    signs and sends it, which takes half the CPU time of a call through boto3.
+    the endpoint and headers. Later calls repeat its request with another body and a signature of
+    their own, which takes half the CPU time of a call through boto3.
 
     Several threads may call at once.
     """
@@ -235,7 +227,7 @@ class RawCalls:
         self._client = client
         self._credentials = credentials
         # By operation.
-        self._templates: dict[str, _Template] = {}
+        self._templates: dict[str, RequestTemplate] = {}
         client.meta.events.register("before-parameter-build", _take_body)
         client.meta.events.register("before-call", _insert_body)
         client.meta.events.register("before-parse", _return_body)
@@ -247,9 +239,8 @@ class RawCalls:
         if template is None:
             answer: bytes = getattr(self._client, xform_name(operation))(**{_BODY: body})[_BODY]
             return answer
-        request = AWSRequest(template.method, template.url, template.headers, body)
-        credentials = self._credentials.get_frozen_credentials()
-        SigV4Auth(credentials, template.service, template.region).add_auth(request)
+        headers = template.sign(body, self._credentials.get_frozen_credentials(), time.time())
+        request = AWSRequest(template.method, template.url, headers, body)
         # Private, but a session of our own would have to repeat the client's proxies and CA bundle.
         response = self._client._endpoint.http_session.send(request.prepare())  # noqa: SLF001
         if response.status_code >= 300:
@@ -259,14 +250,15 @@ class RawCalls:
 
     def _learn(self, request: Any, event_name: str, **_: Any) -> None:
         scope = _SCOPE.match(_decode(request.headers.get("Authorization", "")))
-        # Only boto3 can make other kinds of signatures.
-        if scope is not None and self._credentials is not None:
+        # Only boto3 can make other kinds of signatures, or sign other URLs.
+        is_plain = _PLAIN_URL.fullmatch(request.url) is not None
+        if scope is not None and is_plain and self._credentials is not None:
             headers = {
                 name: _decode(value)
                 for name, value in request.headers.items()
                 if name.lower() not in _REQUEST_HEADERS
             }
-            self._templates[event_name.rpartition(".")[2]] = _Template(
+            self._templates[event_name.rpartition(".")[2]] = RequestTemplate(
                 request.method, request.url, headers, scope["region"], scope["service"]
             )
 
