@@ -431,7 +431,7 @@ def test_calls_in_flight_finish_when_the_pipeline_stops(
     wait_until(lambda: meets_fault(cloud, 2))
     stop_pipeline(client)
     task.join()
-    assert not job_threads()
+    wait_until(lambda: not job_threads())
     arrived = len(cloud.payloads("http", sink))
     assert 1 <= arrived < 100
     # All that has arrived is reported, and nothing has to be repeated.

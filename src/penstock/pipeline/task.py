@@ -30,6 +30,7 @@ from penstock.model.exporting import (
 from penstock.pipeline.destinations import import_destination
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.job import Job
+from penstock.pipeline.threads import JobThreads
 from penstock.root import is_root_of
 from penstock.spark.place import Place
 from penstock.spark.python import settle_worker
@@ -106,6 +107,7 @@ class ResidentTask:
         self._reports: list[DeliveryReport] = []
         # The next request waits for reports.
         self._is_gathering = False
+        self._threads = JobThreads(max_idle=spec.threads)
         # Reports have a connection of their own, because requests for work wait for seconds.
         self._client: StreamManagerClient
         self._reporting: StreamManagerClient
@@ -115,6 +117,7 @@ class ResidentTask:
         with connect(patient=True) as self._client, connect(patient=True) as self._reporting:
             self._serve()
             self._finish()
+        self._threads.close()
         return self._count
 
     def _serve(self) -> None:
@@ -227,8 +230,7 @@ class ResidentTask:
         with self._condition:
             self._jobs[job.lease] = job
             self._count += 1
-        # A daemon thread, so that the worker can end while a call hangs.
-        threading.Thread(target=self._run, args=(job,), name="penstock-job", daemon=True).start()
+        self._threads.start(functools.partial(self._run, job))
 
     def _run(self, job: Job) -> None:
         try:
