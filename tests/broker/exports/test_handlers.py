@@ -754,6 +754,34 @@ def test_plan_settles_reports_of_files_before_it_is_answered(tmp_path: Path) -> 
         assert stored_progress(broker, name) == 0
 
 
+def test_task_that_disconnects_while_its_reports_are_stored_keeps_no_lease(
+    tmp_path: Path,
+) -> None:
+    with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
+        for name in ("file", "message"):
+            create(client, name, exportDefinition=to_s3() if name == "file" else to_http())
+            append(client, name, json.dumps(task(0)).encode())
+        departed = broker.connect()
+        work = {each["stream"]: each for each in plan(departed, task="departed")}
+        handlers = broker.broker._export_handlers
+        with broker.broker._store.catalog._lock:
+            departed.send(
+                Operation.PlanExports,
+                pipeline="p",
+                task="departed",
+                leaseMillis=3_600_000,
+                waitMillis=WAIT,
+                holding=[work["message"]["lease"]],
+                reports=[report(work["file"])],
+            )
+            wait_until(lambda: handlers.progress._storing)
+            departed.close()
+            wait_until(lambda: len(broker.sessions) == 1)
+        wait_until(lambda: stored_progress(broker, "file") == 0)
+        assert [each["stream"] for each in plan(client, WAIT)] == ["message"]
+        assert ask(client)["tasks"] == 1
+
+
 def test_plan_with_a_report_that_cannot_be_stored_fails(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         name = create(client, "s", exportDefinition=to_s3())

@@ -31,6 +31,7 @@ from tests.broker.exports.workbench import (
     to_http,
     upload,
 )
+from tests.support import PATIENCE_S
 
 
 def test_settlement_of_nothing_changes_nothing() -> None:
@@ -258,6 +259,49 @@ def test_change_that_arrives_during_a_transaction_follows_it() -> None:
         assert writing.disk.stored == [[1], [2]]
 
     run(test)
+
+
+def test_change_that_is_waited_for_does_not_wait_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "_STORE_SECONDS", 3600.0)
+
+    async def test(writing: Writing) -> None:
+        writing.disk.may_store.clear()
+        first = asyncio.ensure_future(writing.now("a", 1))
+        await writing.until(writing.disk.begun.is_set)
+        writing.later("a", 2)
+        second = asyncio.ensure_future(writing.now("b", 3))
+        await asyncio.sleep(0)
+        writing.disk.may_store.set()
+        await asyncio.wait_for(asyncio.gather(first, second), PATIENCE_S)
+        assert writing.disk.stored == [[1], [2, 3]]
+
+    run(test)
+
+
+def test_callback_that_fails_blocks_no_other(
+    hurried: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: BaseException | None) -> bool:
+        raise RuntimeError("a defect")
+
+    async def test(writing: Writing) -> None:
+        writing.disk.may_store.clear()
+        first = asyncio.ensure_future(writing.now("a", 1))
+        await writing.until(writing.disk.begun.is_set)
+        writing.writer.store_now(writing.change("b", 2), lambda: None, fail)
+        second = asyncio.ensure_future(writing.now("c", 3))
+        await asyncio.sleep(0)
+        writing.disk.may_store.set()
+        assert await first is await second is None
+        assert await writing.now("a", 4) is None
+        assert writing.disk.stored == [[1], [2, 3], [4]]
+
+    run(test)
+    assert [record.message for record in caplog.records] == [
+        "a stored report of exports is not applied"
+    ]
 
 
 def test_changes_are_kept_until_the_disk_works(
