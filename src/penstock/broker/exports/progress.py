@@ -18,7 +18,7 @@ from penstock.store.stream import ProgressChange
 logger = logging.getLogger(__name__)
 
 # Progress of messages is stored after so long, together with all other reports since then.
-_STORE_SECONDS = 0.5
+_STORE_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
 
 
