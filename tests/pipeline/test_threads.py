@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 
 from penstock.pipeline.threads import JobThreads
@@ -32,7 +33,7 @@ class Jobs:
     def wait_until_idle(self, number: int) -> None:
         wait_until(lambda: self.workers[number].name == "penstock-idle")
         # The thread has the name before it counts as idle.
-        wait_until(lambda: self._threads.idle_count > 0)
+        wait_until(lambda: self._threads._idle > 0)
 
 
 def test_idle_thread_is_reused() -> None:
@@ -53,7 +54,8 @@ def test_hanging_job_delays_no_other_job() -> None:
     assert len(set(jobs.workers)) == 50
     for end in ends:
         end()
-    # One thread may stay idle; the others end.
+    # One thread stays idle; the others end.
+    wait_until(lambda: threads._idle == 1)
     wait_until(lambda: sum(each.is_alive() for each in jobs.workers) == 1)
     threads.close()
     wait_until(lambda: not any(each.is_alive() for each in jobs.workers))
@@ -67,6 +69,25 @@ def test_threads_of_running_jobs_end_after_close() -> None:
     assert jobs.workers[0].is_alive()
     end()
     wait_until(lambda: not jobs.workers[0].is_alive())
+
+
+def test_idle_thread_keeps_no_job() -> None:
+    class Job:
+        def __call__(self) -> None:
+            ended.release()
+
+    threads = JobThreads(max_idle=1)
+    ended = threading.Semaphore(0)
+    kept: list[weakref.ref[Job]] = []
+    for _ in range(3):
+        job = Job()
+        kept.append(weakref.ref(job))
+        threads.start(job)
+        del job
+        assert ended.acquire(timeout=TIMEOUT_SECONDS)
+        wait_until(lambda: threads._idle == 1)
+    assert [each() for each in kept] == [None, None, None]
+    threads.close()
 
 
 def test_all_threads_are_daemons() -> None:

@@ -115,9 +115,11 @@ class ResidentTask:
     def run(self) -> int:
         connect = self._spec.place.connect
         with connect(patient=True) as self._client, connect(patient=True) as self._reporting:
-            self._serve()
-            self._finish()
-        self._threads.close()
+            try:
+                self._serve()
+                self._finish()
+            finally:
+                self._threads.close()
         return self._count
 
     def _serve(self) -> None:

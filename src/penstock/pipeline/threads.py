@@ -1,4 +1,4 @@
-"""Daemon threads for jobs. Idle threads are reused, because starting a thread costs more."""
+"""Daemon threads for jobs. Starting a thread takes longer than waking an idle one."""
 
 from __future__ import annotations
 
@@ -14,25 +14,22 @@ class JobThreads:
     """
 
     def __init__(self, max_idle: int) -> None:
-        self._max_idle = max_idle
-        # Guards the number of threads that wait for a job, or have one in the queue.
+        # Guards the fields below.
         self._lock = threading.Lock()
+        self._max_idle = max_idle
+        # Threads that wait for a job, without those whose job is in the queue.
         self._idle = 0
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-
-    @property
-    def idle_count(self) -> int:
-        return self._idle
 
     def start(self, job: Callable[[], None]) -> None:
         """Runs a job, which must not raise, in a thread."""
         with self._lock:
             is_idle = self._idle > 0
             self._idle -= is_idle
-        if is_idle:
-            self._queue.put(job)
-        else:
-            threading.Thread(target=self._serve, args=(job,), daemon=True).start()
+        # The thread gets no reference to the job: it would keep it as long as it lives.
+        self._queue.put(job)
+        if not is_idle:
+            threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
         """Ends idle threads, and others after their jobs."""
@@ -42,14 +39,15 @@ class JobThreads:
         for _ in range(idle):
             self._queue.put(None)
 
-    def _serve(self, job: Callable[[], None] | None) -> None:
+    def _serve(self) -> None:
         thread = threading.current_thread()
-        while job is not None:
+        while (job := self._queue.get()) is not None:
             thread.name = "penstock-job"
             job()
+            # An idle thread keeps no messages.
+            del job
             thread.name = "penstock-idle"
             with self._lock:
                 if self._idle >= self._max_idle:
                     return
                 self._idle += 1
-            job = self._queue.get()

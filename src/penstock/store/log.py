@@ -239,10 +239,10 @@ class Log(ABC):
             try:
                 if first > segment.first:
                     room += self._segment_of(first).position_of(first)
+                if segment.size <= room and end == stop == segment.end:
+                    return end
                 if end == stop or segment.size > room:
                     position_of = self._segment_of(first).position_of
-                    if position_of(end) <= room:
-                        return end
                     fitting = bisect_right(range(first, end + 1), room, key=position_of) - 1
                     return max(first + fitting, start + 1)
             except (DamagedError, OSError):

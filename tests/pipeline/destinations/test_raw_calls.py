@@ -15,7 +15,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from penstock.pipeline.destinations.aws import RawCalls
+from penstock.pipeline.destinations.aws import _PLAIN_URL, RawCalls
 
 KEYS = {"id": "secret", "other-id": "other-secret"}
 BODIES = [b'{"StreamName": "s"}', b'{"StreamName": "t", "Records": []}', b'{"StreamName": "u"}']
@@ -187,6 +187,13 @@ def test_call_whose_path_has_to_be_normalized_goes_through_boto3(server: Server,
     for body in BODIES:
         calls.call("PutRecords", body)
     assert len(through_boto3) == len(BODIES)
+
+
+def test_long_url_is_judged_at_once() -> None:
+    for path in ("", "/properties", "/a/b.c/~d/"):
+        assert _PLAIN_URL.fullmatch(f"https://{'kinesis-gateway.' * 20}example.com{path}")
+    for path in ("//", "/a%20b", "/a/../b", f"/{'a' * 1000}%20", "/?query"):
+        assert not _PLAIN_URL.fullmatch(f"https://{'kinesis-gateway.' * 20}example.com{path}")
 
 
 @pytest.mark.parametrize(

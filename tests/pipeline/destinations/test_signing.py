@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import calendar
-import re
+import datetime as dt
 import time
 
+import botocore.auth
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -28,8 +29,9 @@ HEADERS = {
     "User-Agent": "penstock/0 boto3/1",
     "X-Amz-Target": "Kinesis_20131202.PutRecords",
     "X-Spaces": "  several   spaces ",
+    "Transfer-Encoding": "not signed",
 }
-SECRETS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=60)
+SECRETS = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=60)
 
 
 @pytest.mark.parametrize("url", URLS)
@@ -46,12 +48,14 @@ def test_signature_is_that_of_botocore(
     assert template.sign(body, credentials, moment) == dict(request.headers.items())
 
 
-def test_template_is_signed_anew_each_day() -> None:
-    credentials = ReadOnlyCredentials("AKID", "secret", None, None)
+@pytest.mark.parametrize("days", [0, 1, 20_000])
+def test_key_is_that_of_the_day_and_the_secret(days: int, monkeypatch: pytest.MonkeyPatch) -> None:
     template = RequestTemplate("POST", URLS[0], HEADERS, "eu-west-1", "kinesis")
-    day = 24 * 60 * 60
-    scopes = [
-        re.findall(r"Credential=AKID/(\d+)/", template.sign(b"", credentials, now)["Authorization"])
-        for now in (0, day - 1, day)
-    ]
-    assert scopes == [["19700101"], ["19700101"], ["19700102"]]
+    for seconds in (days * 86_400, days * 86_400 + 86_399, (days + 1) * 86_400):
+        now = dt.datetime.fromtimestamp(seconds, dt.UTC)
+        monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda now=now: now)
+        for secret in ("one", "other"):
+            credentials = ReadOnlyCredentials("AKID", secret, None, None)
+            request = AWSRequest("POST", URLS[0], HEADERS, b"")
+            SigV4Auth(credentials, "kinesis", "eu-west-1").add_auth(request)
+            assert template.sign(b"", credentials, seconds) == dict(request.headers.items())

@@ -197,7 +197,7 @@ _SCOPE = re.compile(
     r"AWS4-HMAC-SHA256 Credential=.+/\d{8}/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request"
 )
 # The path of other URLs has to be normalized for the signature.
-_PLAIN_URL = re.compile(r"https?://[^/?#]+/?(?:[\w~-][\w.~-]*/?)*", re.ASCII)
+_PLAIN_URL = re.compile(r"https?://[^/?#]+(?:/[\w~-][\w.~-]*)*/?", re.ASCII)
 # Headers of a single request.
 _REQUEST_HEADERS = {
     "amz-sdk-invocation-id",

@@ -5,7 +5,6 @@ botocore's `SigV4Auth` computes the same, from scratch for each request.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import time
@@ -13,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from botocore.auth import SIGNED_HEADERS_BLACKLIST
+
 _ALGORITHM = "AWS4-HMAC-SHA256"
-# Proxies may change these headers.
-_UNSIGNED_HEADERS = {"user-agent", "x-amzn-trace-id"}
 
 
 class RequestTemplate:
@@ -31,19 +30,17 @@ class RequestTemplate:
         self._service = service
         parts = urlsplit(url)
         self._start = f"{method}\n{parts.path or '/'}\n\n"
-        self._signed = {"host": _find_host(url)} | {
-            lower: " ".join(value.split())
-            for name, value in headers.items()
-            if (lower := name.lower()) not in _UNSIGNED_HEADERS
-        }
+        self._signed = _canonicalize({"host": _find_host(url), **headers})
+        # The last key, and the secret and the day that it is derived from.
+        self._key: tuple[str, str, bytes] = "", "", b""
 
     def sign(self, body: bytes, credentials: Any, now: float) -> dict[str, str]:
-        """All headers of the request with this body, in seconds since 1970."""
+        """All headers of the request with this body; `now` is in seconds since 1970."""
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
         added = {"X-Amz-Date": moment}
         if credentials.token:
             added["X-Amz-Security-Token"] = credentials.token
-        signed = self._signed | {name.lower(): value for name, value in added.items()}
+        signed = self._signed | _canonicalize(added)
         names = sorted(signed)
         lines = "".join(f"{name}:{signed[name]}\n" for name in names)
         signed_names = ";".join(names)
@@ -51,7 +48,7 @@ class RequestTemplate:
         day = moment[:8]
         scope = f"{day}/{self._region}/{self._service}/aws4_request"
         digest = hashlib.sha256(canonical.encode()).hexdigest()
-        key = _derive_key(credentials.secret_key, day, self._region, self._service)
+        key = self._find_key(credentials.secret_key, day)
         text = f"{_ALGORITHM}\n{moment}\n{scope}\n{digest}"
         signature = hmac.digest(key, text.encode(), "sha256").hex()
         added["Authorization"] = (
@@ -59,6 +56,22 @@ class RequestTemplate:
             f"SignedHeaders={signed_names}, Signature={signature}"
         )
         return self._headers | added
+
+    def _find_key(self, secret: str, day: str) -> bytes:
+        known_secret, known_day, key = self._key
+        if (secret, day) != (known_secret, known_day):
+            key = _derive_key(secret, day, self._region, self._service)
+            self._key = secret, day, key
+        return key
+
+
+def _canonicalize(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that are signed, in the form in which they are signed."""
+    return {
+        lower: " ".join(value.split())
+        for name, value in headers.items()
+        if (lower := name.lower()) not in SIGNED_HEADERS_BLACKLIST
+    }
 
 
 def _find_host(url: str) -> str:
@@ -71,7 +84,6 @@ def _find_host(url: str) -> str:
     return host if is_default else f"{host}:{parts.port}"
 
 
-@functools.lru_cache(maxsize=16)
 def _derive_key(secret: str, day: str, region: str, service: str) -> bytes:
     key = f"AWS4{secret}".encode()
     for part in (day, region, service, "aws4_request"):
