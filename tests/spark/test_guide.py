@@ -84,6 +84,7 @@ def test_the_table_of_columns_is_the_schema() -> None:
     assert columns == [(name, types.get(kind, kind)) for name, kind in schema]
 
 
+@pytest.mark.full
 def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     assert len(snippets) > 10

@@ -140,6 +140,7 @@ def test_the_memory_is_that_of_the_container_or_service(
 # Sessions
 
 
+@pytest.mark.full
 def test_a_machine_without_java_runs_spark_on_that_of_the_wheel_and_nothing_is_printed(
     tmp_path: Path,
 ) -> None:
@@ -245,6 +246,7 @@ print(json.dumps(told))
     assert "WARN" not in finished.stderr
 
 
+@pytest.mark.full
 def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"]
     options = ["--name", "submitted", "--driver-memory", "700m", "--conf", "spark.log.level=ERROR"]

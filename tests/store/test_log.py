@@ -668,6 +668,17 @@ def test_a_segment_that_cannot_be_measured_counts_as_fitting(files: Files) -> No
     assert again.find_end(0, 9, 2100) == 7
 
 
+def test_damaged_entry_does_not_lift_the_limit(files: Files) -> None:
+    log = files.create()
+    for number in range(9):
+        log.append([bytes((number,)) * 300], 1)
+    log.work()
+    with index_path(files.directory, 3).open("r+b") as file:
+        file.seek(2 * ENTRY.size)
+        file.write(bytes(ENTRY.size))
+    assert log.find_end(3, 6, 300) == 4
+
+
 def test_messages_that_are_lost_are_in_a_segment_without_bytes(files: Files) -> None:
     log = files.create()
     log.append([b"x"] * 3, 1)
