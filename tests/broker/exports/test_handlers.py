@@ -745,6 +745,21 @@ def test_plan_settles_its_reports_first(client: Connection, stream: str) -> None
     assert answer["lost"] == []
 
 
+def test_delivery_that_a_plan_reports_is_counted(
+    broker: LocalBroker, client: Connection, stream: str
+) -> None:
+    append(client, stream, b"x")
+    (found,) = plan(client, pipeline="counting")
+    ask(client, pipeline="counting", reports=[report(found)])
+    (pipeline,) = broker.run(
+        lambda: [each for each in broker.broker.pipelines if each.name == "counting"]
+    )
+    assert pipeline.tasks["t"].deliveries == 1
+    assert pipeline.tasks["t"].assignments == {}
+    deliveries = broker.run(lambda: broker.broker.pipelines.deliveries)
+    assert [each.stream for each in deliveries if each.holder.pipeline == "counting"] == [stream]
+
+
 def test_plan_settles_reports_of_files_before_it_is_answered(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         name = create(client, "s", exportDefinition=to_s3())

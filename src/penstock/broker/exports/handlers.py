@@ -99,7 +99,9 @@ class ExportHandlers:
             self._stopping.add(request.pipeline)
             self.look_again()
         if request.max_slices:
-            self._pipelines.note_request(holder, request.holding, request.about)
+            # Deliveries whose reports the request contains are not forgotten yet.
+            reported = [report.lease for report in request.reports]
+            self._pipelines.note_request(holder, [*request.holding, *reported], request.about)
         call.on_departure(holder, lambda: self._depart(plan_call))
         if request.reports:
             self._settle(request.reports, lambda _: plan_call.start(), call.fail)
