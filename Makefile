@@ -13,8 +13,8 @@ BROWSER := $(VENV)/.browser
 # Hundreds of programs are started by the tests: where nothing is cached, each compiles Penstock anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Three at a time, as tests also wait; in the order of their names, in which slow files are not last.
-PYTEST := $(BIN)/pytest --durations 15 --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Four at a time, as tests also wait; in the order of their names, in which slow files are not last.
+PYTEST := $(BIN)/pytest --durations 15 --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # Hypothesis tries the same examples in each run of `make test`, and ten times as many new ones in
 # each run of `make test-full`.
 TEST := -m "not full" --hypothesis-profile ci
