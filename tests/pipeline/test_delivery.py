@@ -389,7 +389,7 @@ def test_each_message_arrives_once_or_is_skipped_despite_failures(
 
 
 def settlements() -> Settlements:
-    """Of the slice [10, 20), of which 12 and 15 to 19 are missing."""
+    """Settlements of the slice [10, 20). The messages 12 and 15 to 19 are missing."""
     return Settlements(
         Messages("s", 10, [10, 11, 13, 14], [0] * 4, [b"a", b"bb", b"ccc", b"d"]), 20
     )

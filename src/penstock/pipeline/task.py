@@ -99,7 +99,8 @@ class ResidentTask:
         self._is_described = False
         # The last request failed.
         self._has_failed = False
-        # Guards the fields below.
+        self._threads = JobThreads(max_idle=spec.threads)
+        # Guards the jobs, the reports and whether they are gathered.
         self._condition = threading.Condition()
         # By lease.
         self._jobs: dict[str, Job] = {}
@@ -107,7 +108,6 @@ class ResidentTask:
         self._reports: list[DeliveryReport] = []
         # The next request waits for reports.
         self._is_gathering = False
-        self._threads = JobThreads(max_idle=spec.threads)
         # Reports have a connection of their own, because requests for work wait for seconds.
         self._client: StreamManagerClient
         self._reporting: StreamManagerClient

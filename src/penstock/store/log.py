@@ -239,6 +239,7 @@ class Log(ABC):
             try:
                 if first > segment.first:
                     room += self._segment_of(first).position_of(first)
+                # All messages to the end of the segment fit: no further read of the index.
                 if segment.size <= room and end == stop == segment.end:
                     return end
                 if end == stop or segment.size > room:
