@@ -82,8 +82,8 @@ soak: $(SDKS) $(CLASSES) ## Load, kill, damage and cut the power for MINUTES=30,
 
 docs: $(INSTALLED) ## Write the pages that are made from the code
 	$(BIN)/penstock settings > docs/settings.md
-	$(BIN)/python -m penstock.cli.reference > docs/cli.md
-	$(BIN)/python -m penstock.web.reference > docs/metrics.md
+	$(BIN)/python -m penstock.cli.cli_reference > docs/cli.md
+	$(BIN)/python -m penstock.web.metrics_reference > docs/metrics.md
 
 pictures: $(BROWSER) $(CLASSES) ## Take the pictures of the dashboard in the documentation
 	DASHBOARD_PICTURES=docs/images $(BIN)/pytest tests/integration/test_everything_at_once.py

@@ -24,12 +24,12 @@ from penstock import (
     StrategyOnFull,
     StreamManagerClient,
 )
-from penstock.root import read_address
+from penstock.discovery import read_address
 
 STREAMS = 200
 MESSAGES_A_MINUTE = 1_000_000
 # Slower by at most so much.
-LARGEST_COST = 0.05
+MAX_COST = 0.05
 
 _A_STREAM_AT_ONCE = 100
 _PACED_ROUNDS = 3
@@ -163,7 +163,7 @@ def _at_full_speed(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale)
         "dashboard",
         f"Appends of {MESSAGE_BYTES} bytes to {STREAMS} streams, in batches",
         figures,
-        {theirs.server.name: 1 - LARGEST_COST},
+        {theirs.server.name: 1 - MAX_COST},
     )
 
 
@@ -185,7 +185,7 @@ def _at_a_pace(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale) -> 
         figures,
         {
             ours.server.name: Target(
-                figures[theirs.server.name].median + 100 * LARGEST_COST,
+                figures[theirs.server.name].median + 100 * MAX_COST,
                 figures[ours.server.name].median,
                 is_maximum=True,
                 is_ratio=False,

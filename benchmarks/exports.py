@@ -40,7 +40,7 @@ ONE_BY_ONE = "boto3, put_record"
 
 _MESSAGE = bytes(256)
 _CALL = 500
-_PATIENCE_SECONDS = 300.0
+_TIMEOUT_SECONDS = 300.0
 _PAUSE_SECONDS = 0.05
 _STREAMS = 10
 _EXPORTS = 10
@@ -82,7 +82,7 @@ class Kinesis(Server):
             return counts
 
     def wait_for(self, records: int) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while (got := self.counts()["records"]) < records:
             if time.monotonic() > deadline:
                 raise WrongAnswerError(f"{got} records have arrived, and {records} are wanted")
@@ -271,7 +271,7 @@ def _latencies(bench: Bench, messages: int, stream: str | None) -> list[float]:
 
 
 def _wait_for_latencies(bench: Bench, sent: list[str]) -> list[float]:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while not (found := bench.kinesis.counts()["latencies"]).keys() >= set(sent):
         if time.monotonic() > deadline:
             raise WrongAnswerError("messages do not arrive")

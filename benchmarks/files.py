@@ -42,7 +42,7 @@ _SMALL_BYTES = 20_000
 _PIECE = bytes(1_000_000)
 _WANTED = 0.9
 _STREAMS = 4
-_PATIENCE_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0
 _WAIT_MILLIS = 30_000
 _LOOK_SECONDS = 0.1
 
@@ -113,7 +113,7 @@ class Bench:
     def _wait_for(self, name: str) -> None:
         """Until all is uploaded: there is a status for each, of which the last is waited for."""
         last = self.client.describe_message_stream(name).storage_status.newest_sequence_number
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         options = ReadMessagesOptions(
             desired_start_sequence_number=last, read_timeout_millis=_WAIT_MILLIS
         )

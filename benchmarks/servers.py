@@ -22,9 +22,9 @@ from typing import ClassVar
 
 import psutil
 
-from penstock.root import read_token
+from penstock.discovery import read_token
 
-_PATIENCE_SECONDS = 120.0
+_TIMEOUT_SECONDS = 120.0
 # Debian installs servers where the path of an ordinary user does not lead.
 _SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
 
@@ -92,7 +92,7 @@ class Server(ABC):
 
         threading.Thread(target=follow, daemon=True).start()
         self._process = process
-        deadline = started_at + _PATIENCE_SECONDS
+        deadline = started_at + _TIMEOUT_SECONDS
         # The wait is short so that a server which ends at once is noticed at once.
         while not ready.wait(0.2):
             if process.poll() is not None or time.perf_counter() > deadline:
@@ -105,7 +105,7 @@ class Server(ABC):
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(_PATIENCE_SECONDS)
+                self._process.wait(_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 self.kill()
             self._process = None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NO_QUERY = "no query"
 
-_PATIENCE_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 # Between two messages, on average; never the same twice, so that they do not march in step with the
 # batches.
 _PAUSE_SECONDS = 0.05
@@ -183,7 +183,7 @@ class RunningQuery:
         for _ in range(_WARM_UP_MESSAGES):
             self._send()
         sent = [self._send() for _ in range(messages)]
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while not self._arrivals.keys() >= set(sent):
             self._check(deadline)
             time.sleep(_PAUSE_SECONDS)
@@ -200,7 +200,7 @@ class RunningQuery:
 
     def _send_until(self, arrived: Callable[[], bool]) -> None:
         """A query that starts with the latest message does not have those before its start."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while not arrived():
             self._check(deadline)
             self._send()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PATIENCE_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def started(directory: Path) -> Iterator[SparkSession]:
             SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
             # It ends with its input, also where it was asked in the middle of something.
             java.stdin.close()
-            java.wait(_PATIENCE_SECONDS)
+            java.wait(_TIMEOUT_SECONDS)
 
 
 def describe(spark: SparkSession) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 
 from penstock.errors import MessageStoreReadErrorException, StreamManagerException
-from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from soak.checks import Fault, Finding, compare
 from soak.churn import Churn
@@ -39,6 +38,7 @@ from soak.reading import read_stream
 from soak.report import Tally
 from soak.small_disk import SmallDisk
 from soak.verification import verify_store
+from tests.raw_connection import RawConnection
 
 DISK_BYTES = 256 * 1024 * 1024
 # Streams are checked, deleted and replaced by new ones when less is free.
@@ -143,12 +143,12 @@ class BrokerArena:
 
     # Streams
 
-    def _create(self, connection: Connection, name: str, fields: dict[str, object]) -> None:
+    def _create(self, connection: RawConnection, name: str, fields: dict[str, object]) -> None:
         definition = {"name": name, "strategyOnFull": 0, "maxSize": 1 << 30, **fields}
         connection.call(Operation.CreateMessageStream, definition=definition)
         self._tally.count("definition changes")
 
-    def _make_generation(self, connection: Connection) -> None:
+    def _make_generation(self, connection: RawConnection) -> None:
         """New streams in place of those that were checked and deleted. The load is paused."""
         self._generation += 1
         for kind, fields in _STREAMS.items():
@@ -160,7 +160,7 @@ class BrokerArena:
                 producer.sources = [self._streams[kind].add_source()]
         self._reader.streams = {each.name: each.source_prefix for each in self._streams.values()}
 
-    def _make_victim(self, connection: Connection, random: Random) -> None:
+    def _make_victim(self, connection: RawConnection, random: Random) -> None:
         name = f"victim-{len(self._victims) + 1}"
         fields: dict[str, object] = {
             "streamSegmentSize": random.choice((4096, 16_384, 65_536)),
@@ -171,10 +171,10 @@ class BrokerArena:
         self._victims.append(victim)
         self._victim_sources.append(victim.add_source())
 
-    def _append_to_victim(self, connection: Connection, place: int, count: int) -> None:
+    def _append_to_victim(self, connection: RawConnection, place: int, count: int) -> None:
         self._append(connection, self._victim_sources[place], count)
 
-    def _append(self, connection: Connection, source: Source, count: int) -> None:
+    def _append(self, connection: RawConnection, source: Source, count: int) -> None:
         first = source.send(count)
         payloads = [make_payload(source.name, first + each) for each in range(count)]
         number = connection.append_many(source.stream, payloads)
@@ -331,7 +331,7 @@ class BrokerArena:
         self._tally.count("streams deleted on a full disk")
         self._ballast = ""
 
-    def _make_ballast(self, connection: Connection) -> None:
+    def _make_ballast(self, connection: RawConnection) -> None:
         """A stream to delete when the disk is full."""
         self._ballasts += 1
         self._ballast = f"ballast-{self._ballasts}"
@@ -367,7 +367,7 @@ class BrokerArena:
                 self._check(connection, victim)
             self._churn.check(connection)
 
-    def _check_retention(self, connection: Connection) -> None:
+    def _check_retention(self, connection: RawConnection) -> None:
         """A stream that overwrites drops no more than it must."""
         stream = self._streams["overwriting"]
         stored = _stored_bytes(connection, stream)
@@ -376,12 +376,12 @@ class BrokerArena:
             detail = f"{stored} of {_OVERWRITING_BYTES} bytes are left, from {oldest} on"
             self._tally.find([Finding(Fault.LOST, stream.name, detail)])
 
-    def _check_listed(self, connection: Connection) -> None:
+    def _check_listed(self, connection: RawConnection) -> None:
         names = set(connection.call(Operation.ListStreams)["streams"])
         lost = [stream.name for stream in self._ledger.streams() if stream.name not in names]
         self._tally.find(Finding(Fault.LOST, name, "the stream is not listed") for name in lost)
 
-    def _check(self, connection: Connection, stream: StreamLedger, first: int = 0) -> int:
+    def _check(self, connection: RawConnection, stream: StreamLedger, first: int = 0) -> int:
         """The number from which the next check goes on."""
         expected = stream.expected(first)
         try:
@@ -438,7 +438,7 @@ class BrokerArena:
             )
 
 
-def _stored_bytes(connection: Connection, stream: StreamLedger) -> int:
+def _stored_bytes(connection: RawConnection, stream: StreamLedger) -> int:
     status = connection.call(Operation.DescribeMessageStream, name=stream.name)
     total: int = status["messageStreamInfo"]["storageStatus"]["totalBytes"]
     return total

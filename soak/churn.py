@@ -7,7 +7,6 @@ from random import Random
 from typing import Any, NamedTuple
 
 from penstock.errors import StreamManagerException
-from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from soak.actor import Actor
 from soak.checks import Fault, Finding, compare
@@ -17,6 +16,7 @@ from soak.messages import make_payload
 from soak.processes import BrokerAddress
 from soak.reading import read_stream
 from soak.report import Tally
+from tests.raw_connection import RawConnection
 
 _MAX_STREAMS = 12
 
@@ -60,7 +60,7 @@ class Churn(Actor):
         self._pause_seconds = pause_seconds
         self._appends = appends
         self._ledger = Ledger()
-        self._connection: Connection | None = None
+        self._connection: RawConnection | None = None
         self._created = 0
         self.present: dict[str, _Stream] = {}
         self.absent: set[str] = set()
@@ -83,7 +83,7 @@ class Churn(Actor):
 
     # Changes
 
-    def _change(self, connection: Connection) -> None:
+    def _change(self, connection: RawConnection) -> None:
         draw = self._random.random()
         if not self.present or (draw < 0.3 and len(self.present) < _MAX_STREAMS):
             self._create(connection)
@@ -97,7 +97,7 @@ class Churn(Actor):
         else:
             self._delete_stream(connection, name)
 
-    def _create(self, connection: Connection) -> None:
+    def _create(self, connection: RawConnection) -> None:
         self._created += 1
         name = f"{self._prefix}-{self._created}"
         definition = {
@@ -116,7 +116,7 @@ class Churn(Actor):
         ledger = self._ledger.add(name)
         self.present[name] = _Stream(ledger, ledger.add_source(), definition)
 
-    def _update(self, connection: Connection, name: str) -> None:
+    def _update(self, connection: RawConnection, name: str) -> None:
         stream = self.present.pop(name)
         definition = {
             **stream.definition,
@@ -131,7 +131,7 @@ class Churn(Actor):
         self._tally.count("definition changes")
         self.present[name] = stream._replace(definition=definition)
 
-    def _append(self, connection: Connection, name: str) -> None:
+    def _append(self, connection: RawConnection, name: str) -> None:
         source = self.present[name].source
         for counter in range(first := source.send(5), first + 5):
             try:
@@ -144,7 +144,7 @@ class Churn(Actor):
             else:
                 source.answer(counter, response["sequenceNumber"])
 
-    def _delete_stream(self, connection: Connection, name: str) -> None:
+    def _delete_stream(self, connection: RawConnection, name: str) -> None:
         stream = self.present[name]
         found = read_stream(connection, name)
         self._tally.add(compare(name, stream.ledger.expected(), found))
@@ -173,7 +173,7 @@ class Churn(Actor):
         }
         self.absent = certain.absent
 
-    def check(self, connection: Connection) -> None:
+    def check(self, connection: RawConnection) -> None:
         """Every answered change is there. The gate is closed."""
         names = set(connection.call(Operation.ListStreams)["streams"])
         findings = [
@@ -200,7 +200,7 @@ class Churn(Actor):
             del self.present[name]
         self._clear_up(connection, names)
 
-    def _clear_up(self, connection: Connection, names: set[str]) -> None:
+    def _clear_up(self, connection: RawConnection, names: set[str]) -> None:
         """Delete streams whose creation or deletion was not answered."""
         for name in names - self.present.keys() - self.absent:
             if name.startswith(f"{self._prefix}-"):

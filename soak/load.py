@@ -20,13 +20,13 @@ from penstock.errors import (
     StreamManagerException,
     UnansweredException,
 )
-from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from soak import actor
 from soak.actor import Actor
 from soak.ledger import Source
 from soak.messages import make_payload
 from soak.processes import BrokerAddress
+from tests.raw_connection import RawConnection
 
 PROJECT = Path(__file__).resolve().parents[1]
 SDK_PYTHON = PROJECT / ".sdks" / "stream-manager-1.1.2" / "bin" / "python"
@@ -64,7 +64,7 @@ class PipelinedProducer(Producer):
 
     def __init__(self, broker: BrokerAddress, sources: Sequence[Source], rate: float) -> None:
         super().__init__(broker, sources, rate)
-        self._connection: Connection | None = None
+        self._connection: RawConnection | None = None
 
     def work(self) -> None:
         if self._connection is None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import StreamManagerException
-from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from soak.block_device import Ext4Disk
 from soak.checks import Expected, Fault, Finding, Found, compare
@@ -18,6 +17,7 @@ from soak.plan import Extent, PowerRound, plan_power_rounds
 from soak.processes import BrokerProgram
 from soak.reading import read_stream
 from soak.report import Tally
+from tests.raw_connection import RawConnection
 
 DISK_BYTES = 96 * 1024 * 1024
 _MAX_ANSWERS = 60_000
@@ -134,7 +134,7 @@ class PowerArena:
     def _synced_answers(self, before: float) -> int:
         return max((answers for at, answers in self._samples if at <= before), default=0)
 
-    def _check(self, connection: Connection, stream: StreamLedger, promised: int) -> None:
+    def _check(self, connection: RawConnection, stream: StreamLedger, promised: int) -> None:
         volatile = frozenset(stream.numbers_since(promised))
         expected = replace(stream.expected(), volatile=volatile, is_after_power_cut=True)
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from penstock.testing.connection import Connection
+from tests.raw_connection import RawConnection
 from tests.support import PENSTOCK, clean_environment, drain
 
 # Far above what a start takes on a busy machine.
@@ -129,8 +129,8 @@ class BrokerAddress:
     def token(self) -> str:
         return (self.root / "token").read_text().strip()
 
-    def connect(self, timeout: float = 60) -> Connection:
-        return Connection.open("127.0.0.1", self.port, self.token, timeout)
+    def connect(self, timeout: float = 60) -> RawConnection:
+        return RawConnection.open("127.0.0.1", self.port, self.token, timeout)
 
 
 class BrokerProgram(Program, BrokerAddress):

@@ -6,13 +6,13 @@ import time
 from random import Random
 
 from penstock.errors import NotEnoughMessagesException
-from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from soak.actor import Actor
 from soak.checks import Fault, Finding
 from soak.messages import identify
 from soak.processes import BrokerAddress
 from soak.report import Tally
+from tests.raw_connection import RawConnection
 
 _MAX_MESSAGES = 200
 _MAX_TIMEOUT_MILLIS = 200
@@ -28,7 +28,7 @@ class Reader(Actor):
         self._broker = broker
         self._tally = tally
         self._random = Random(seed)
-        self._connection: Connection | None = None
+        self._connection: RawConnection | None = None
         # By the name of the stream, how its sources are called.
         self.streams: dict[str, str] = {}
 
@@ -40,7 +40,7 @@ class Reader(Actor):
             self._read(self._connection, name)
             time.sleep(0.02)
 
-    def _read(self, connection: Connection, name: str) -> None:
+    def _read(self, connection: RawConnection, name: str) -> None:
         storage = connection.call(Operation.DescribeMessageStream, name=name)["messageStreamInfo"][
             "storageStatus"
         ]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 
 from penstock.errors import MessageStoreReadErrorException, NotEnoughMessagesException
-from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from soak.checks import Found
 from soak.messages import MessageId, identify
+from tests.raw_connection import RawConnection
 
 _PAGE = 5000
 _GOES_ON = re.compile(r"can go on from (\d+)")
 
 
-def read_stream(connection: Connection, name: str, first: int = 0) -> Found:
+def read_stream(connection: RawConnection, name: str, first: int = 0) -> Found:
     """Everything from this number on. MessageStoreReadError if the stream cannot be read at all."""
     status = connection.call(Operation.DescribeMessageStream, name=name)
     storage = status["messageStreamInfo"]["storageStatus"]

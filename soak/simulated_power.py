@@ -13,13 +13,13 @@ from penstock.model import MessageStreamDefinition, StrategyOnFull
 from penstock.store.log import FileLog
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
-from penstock.testing.faults import FaultyDisk
 from soak.checks import Found, compare
 from soak.ledger import Ledger, Source, StreamLedger
 from soak.messages import MessageId, identify, make_payload
 from soak.plan import Extent, plan_power_rounds
 from soak.power_arena import take_cut
 from soak.report import Tally
+from tests.faulty_disk import FaultyDisk
 
 _MAX_ANSWERS = 3000
 _READ_BYTES = 1 << 20

@@ -16,7 +16,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from tests.support import PATIENCE_S, clean_environment, wait_until
+from tests.support import TIMEOUT_S, clean_environment, wait_until
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -147,7 +147,7 @@ class ObjectStore:
         assert self.process is not None
         process, self.process = self.process, None
         process.kill()
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
 
     def _clear_up(self) -> None:
         for port in self._ports.values():
@@ -168,7 +168,7 @@ class ObjectStore:
         if (code := self.process.poll()) is not None:
             pytest.fail(f"the object store ended with {code}")
         try:
-            with urllib.request.urlopen(f"{self.url}/healthz", timeout=PATIENCE_S):
+            with urllib.request.urlopen(f"{self.url}/healthz", timeout=TIMEOUT_S):
                 return True
         except (urllib.error.URLError, ConnectionError):
             return False

@@ -26,11 +26,11 @@ import pytest
 
 from penstock.broker.server import Broker
 from penstock.broker.session import Session
-from penstock.broker.settings import Settings
+from penstock.settings import Settings
 from penstock.store.files import Disk
-from penstock.testing.connection import Connection
 from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import Operation
+from tests.raw_connection import RawConnection
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -39,7 +39,7 @@ VENV = Path(__file__).resolve().parents[1] / ".venv"
 PENSTOCK = VENV / "bin" / "penstock"
 
 # Far above what anything here takes on a busy machine: tests wait for conditions, not for time.
-PATIENCE_S = 240.0
+TIMEOUT_S = 240.0
 # What a client may wait for a small answer while others misbehave: less than the minute after which
 # the broker drops them.
 PROMPT_S = 45.0
@@ -59,7 +59,7 @@ MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 MEBIBYTE = 1024 * 1024
 
 
-def wait_until(condition: Callable[[], T], what: str = "", seconds: float = PATIENCE_S) -> T:
+def wait_until(condition: Callable[[], T], what: str = "", seconds: float = TIMEOUT_S) -> T:
     """Looks until the condition holds, and gives what it gave."""
     began = time.monotonic()
     while not (value := condition()):
@@ -115,12 +115,12 @@ class Reachable:
     def token(self) -> str:
         return (self.root / "token").read_text().strip()
 
-    def connect(self, token: str | None = None) -> Connection:
-        return Connection.open("127.0.0.1", self.port, self.token if token is None else token)
+    def connect(self, token: str | None = None) -> RawConnection:
+        return RawConnection.open("127.0.0.1", self.port, self.token if token is None else token)
 
     def reach(self) -> Peer:
         """A connection on which nothing was said yet."""
-        return Peer(socket.create_connection(("127.0.0.1", self.port), PATIENCE_S))
+        return Peer(socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S))
 
     def meet(self, **fields: Any) -> Peer:
         """A connection whose handshake was answered with success."""
@@ -170,7 +170,7 @@ class LocalBroker(Reachable):
             self.finish(self.broker.stop())
 
     def finish(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
 
     def run(self, function: Callable[[], T]) -> T:
         """Calls it in the broker's loop, where alone its state may be looked at."""
@@ -249,7 +249,7 @@ class PenstockProcess(ABC):
     def wait_for_end(self) -> int:
         """Its exit code, when it ended by itself."""
         assert self.process is not None
-        code = self.process.wait(PATIENCE_S)
+        code = self.process.wait(TIMEOUT_S)
         self.process = None
         return code
 
@@ -267,7 +267,7 @@ class PenstockProcess(ABC):
         process, self.process = self.process, None
         process.send_signal(signal.SIGTERM)
         try:
-            code = process.wait(PATIENCE_S)
+            code = process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
@@ -319,7 +319,7 @@ def drain(stream: IO[str]) -> queue.SimpleQueue[str]:
 
 
 def _wait_for_ready(lines: queue.SimpleQueue[str]) -> int:
-    while line := lines.get(timeout=PATIENCE_S):
+    while line := lines.get(timeout=TIMEOUT_S):
         if ready := re.fullmatch(r"penstock ready \S+:(\d+)\n", line):
             return int(ready[1])
     raise EOFError
@@ -397,7 +397,7 @@ def append_frame(name: str, payload: bytes, request_id: str = "r") -> bytes:
     return encode_frame(Operation.AppendMessage, cbor2.dumps(body))
 
 
-def create(connection: Connection, name: str, **fields: Any) -> str:
+def create(connection: RawConnection, name: str, **fields: Any) -> str:
     """A stream with this name that drops its oldest messages when it is full."""
     connection.call(
         Operation.CreateMessageStream, definition={"name": name, "strategyOnFull": 1, **fields}
@@ -405,12 +405,12 @@ def create(connection: Connection, name: str, **fields: Any) -> str:
     return name
 
 
-def append(connection: Connection, name: str, payload: bytes) -> int:
+def append(connection: RawConnection, name: str, payload: bytes) -> int:
     response = connection.call(Operation.AppendMessage, name=name, payload=payload)
     return int(response["sequenceNumber"])
 
 
-def read(connection: Connection, name: str, **options: int) -> list[Json]:
+def read(connection: RawConnection, name: str, **options: int) -> list[Json]:
     response = connection.call(Operation.ReadMessages, streamName=name, readMessagesOptions=options)
     messages: list[Json] = response["messages"]
     return messages
@@ -430,7 +430,7 @@ def running(target: Callable[[], object]) -> Iterator[None]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     yield
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert not thread.is_alive(), "it does not end"
     if errors:
         raise errors[0]

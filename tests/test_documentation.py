@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.reference import settings_page
-from penstock.cli.reference import cli_page
-from penstock.web.reference import metrics_page
-from tests.support import PATIENCE_S, PENSTOCK, BrokerProcess, clean_environment
+from penstock.cli.cli_reference import cli_page
+from penstock.settings_reference import settings_page
+from penstock.web.metrics_reference import metrics_page
+from tests.support import PENSTOCK, TIMEOUT_S, BrokerProcess, clean_environment
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -46,7 +46,7 @@ def test_the_example_of_the_readme_works_when_it_is_pasted(tmp_path: Path) -> No
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE_S,
+                timeout=TIMEOUT_S,
                 check=True,
             )
             assert f"{3 * run + 2} b'22.0'" in pasted.stdout, pasted.stderr
@@ -71,7 +71,7 @@ def test_the_shell_lines_of_the_readme_work(tmp_path: Path) -> None:
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE_S,
+                timeout=TIMEOUT_S,
                 check=False,
             )
             assert finished.returncode == 0, (line, finished.stderr)

@@ -1,6 +1,6 @@
 """Penstock, an open stream manager for the edge.
 
-The names that programs import are those of `penstock.api`. They are looked up when they are used:
+The names that programs import are those of `penstock.sdk`. They are looked up when they are used:
 a broker needs no client, and a command starts faster without one.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from penstock.api import *  # noqa: F403
+    from penstock.sdk import *  # noqa: F403
 else:
     # The modules of the AWS SDK come with the package.
     _MODULES = frozenset(("data", "exceptions", "streammanagerclient", "util"))
@@ -21,10 +21,10 @@ else:
         if name in _MODULES:
             return importlib.import_module(f"penstock.{name}")
         try:
-            return getattr(importlib.import_module("penstock.api"), name)
+            return getattr(importlib.import_module("penstock.sdk"), name)
         except AttributeError:
             raise AttributeError(f"module 'penstock' has no attribute {name!r}") from None
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *importlib.import_module("penstock.api").__all__})
+    return sorted({*globals(), *importlib.import_module("penstock.sdk").__all__})

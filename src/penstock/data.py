@@ -1,4 +1,4 @@
-"""The types of the model under the module name that they have in the AWS SDK."""
+"""Alias of `penstock.model`, with the status codes, under the AWS SDK's module name."""
 
 import penstock.model as model
 from penstock.errors import ResponseStatusCode

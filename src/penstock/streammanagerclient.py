@@ -1,3 +1,3 @@
-"""The client under the module name that it has in the AWS SDK."""
+"""Alias of `penstock.sdk`, under the AWS SDK's module name."""
 
-from penstock.api import *  # noqa: F403
+from penstock.sdk import *  # noqa: F403

@@ -1,33 +1,5 @@
-"""JSON bodies of messages: what SiteWise and S3 exports expect, and status streams hold."""
+"""Alias of `penstock.sdk.Util`, under the AWS SDK's module name."""
 
-from __future__ import annotations
+from penstock.sdk import Util
 
-import json
-from typing import TypeVar
-
-from penstock.model.base import Value
-from penstock.model.validation import validate
-
-V = TypeVar("V", bound=Value)
-
-
-class Util:
-    """The two functions under the name that they have in the AWS SDK."""
-
-    @staticmethod
-    def validate_and_serialize_to_json_bytes(data: Value) -> bytes:
-        """The message that stands for this object; ValidationException if it breaks a rule."""
-        return json.dumps(_without_empty_lists(validate(data).as_dict())).encode()
-
-    @staticmethod
-    def deserialize_json_bytes_to_obj(bytes: bytes, type: type[V]) -> V:  # noqa: A002 - the SDK's
-        """The object that a message stands for; ValueError if it is none."""
-        return type.from_dict(json.loads(bytes))
-
-
-def _without_empty_lists(plain: dict[str, object]) -> dict[str, object]:
-    return {
-        key: _without_empty_lists(value) if isinstance(value, dict) else value
-        for key, value in plain.items()
-        if value != []
-    }
+__all__ = ["Util"]

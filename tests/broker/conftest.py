@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.testing.connection import Connection
+from tests.raw_connection import RawConnection
 from tests.support import LocalBroker
 
 
@@ -17,12 +17,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
 
 
 @pytest.fixture
-def client(broker: LocalBroker) -> Iterator[Connection]:
+def client(broker: LocalBroker) -> Iterator[RawConnection]:
     with broker.connect() as connection:
         yield connection
 
 
 @pytest.fixture
-def other(broker: LocalBroker) -> Iterator[Connection]:
+def other(broker: LocalBroker) -> Iterator[RawConnection]:
     with broker.connect() as connection:
         yield connection

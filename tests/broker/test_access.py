@@ -22,10 +22,10 @@ from penstock.broker.access import (
 from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
 from penstock.store.catalog import Catalog
 from penstock.store.rows import TokenRotation, TokenRow
-from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from penstock.wire.requests import EXTENDED_REQUESTS
-from tests.support import PATIENCE_S, Json, LocalBroker, append, create, read, wait_until
+from tests.raw_connection import RawConnection
+from tests.support import TIMEOUT_S, Json, LocalBroker, append, create, read, wait_until
 
 LOOK = {"ListStreams", "DescribeMessageStream", "Statistics", "WatchStreams"}
 APPEND = {"AppendMessage", "AppendMessages"}
@@ -379,7 +379,7 @@ def tokens(broker: LocalBroker) -> Iterator[Catalog]:
 
 def enter(
     broker: LocalBroker, tokens: Catalog, name: str, role: Role, *patterns: str
-) -> Connection:
+) -> RawConnection:
     return broker.connect(add_token(tokens, name, role, *patterns))
 
 
@@ -466,6 +466,6 @@ def test_the_connection_of_a_revoked_token_is_closed_and_no_other(
     ):
         assert tokens.remove_token("leaked")
 
-        leaked.socket.settimeout(PATIENCE_S)
+        leaked.socket.settimeout(TIMEOUT_S)
         assert leaked.socket.recv(1) == b""
         assert kept.call(Operation.ListStreams)["status"] == 0

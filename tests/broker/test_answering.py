@@ -19,8 +19,8 @@ from penstock.wire.operations import Operation
 from tests.client.servers import Certificates, make_certificates
 from tests.support import (
     MEBIBYTE,
-    PATIENCE_S,
     PROMPT_S,
+    TIMEOUT_S,
     LocalBroker,
     Peer,
     append,
@@ -79,11 +79,11 @@ class TightBroker(LocalBroker):
         """A peer behind its handshake that receives as little as possible without reading."""
         if transport == "unix":
             connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(PATIENCE_S)
+            connection.settimeout(TIMEOUT_S)
             connection.connect(self.socket_path)
         else:
             connection = socket.socket()
-            connection.settimeout(PATIENCE_S)
+            connection.settimeout(TIMEOUT_S)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect(("127.0.0.1", self.tls_port if transport == "tls" else self.port))
             if transport == "tls":
@@ -298,7 +298,7 @@ def test_read_that_gets_no_room_fails_in_time() -> None:
         for _ in answer_in_room(call, memory, build):
             pass
         assert memory.waiting == 1
-        error = await asyncio.wait_for(call.failed, PATIENCE_S)
+        error = await asyncio.wait_for(call.failed, TIMEOUT_S)
 
         assert isinstance(error, ServerOutOfMemoryException)
         assert "max_unsent_response_bytes" in error.message

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from penstock.broker.access import EVERYTHING, Role
 from penstock.broker.bulk import _compile
 from penstock.broker.memory import AnswerRoom
+from penstock.discovery import read_address
 from penstock.errors import (
     InvalidRequestException,
     MessageStoreReadErrorException,
@@ -25,13 +26,12 @@ from penstock.errors import (
     UnauthorizedException,
 )
 from penstock.model.storage import SegmentSummary
-from penstock.root import read_address
 from penstock.store.catalog import Catalog
 from penstock.store.record import ENTRY, checksum, data_path, index_path
 from penstock.store.rows import TokenRow
-from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
 from penstock.wire.requests import WatchStreamsRequest
+from tests.raw_connection import RawConnection
 from tests.support import (
     MEBIBYTE,
     BrokerProcess,
@@ -57,11 +57,11 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def stream(client: Connection, prefix: str) -> str:
+def stream(client: RawConnection, prefix: str) -> str:
     return create(client, f"{prefix}s", **SMALL)
 
 
-def wait_for(client: Connection, *patterns: str, **next_numbers: int) -> None:
+def wait_for(client: RawConnection, *patterns: str, **next_numbers: int) -> None:
     """Asks for news of these streams, and does not take the answer yet."""
     client.send(
         Operation.WatchStreams,
@@ -71,7 +71,7 @@ def wait_for(client: Connection, *patterns: str, **next_numbers: int) -> None:
     )
 
 
-def take_streams(client: Connection) -> dict[str, Json]:
+def take_streams(client: RawConnection) -> dict[str, Json]:
     operation, answer = client.receive()
     assert (operation, answer["status"]) == (Operation.WatchStreamsResponse, 0), answer
     return {stream["name"]: stream for stream in answer["streams"]}
@@ -81,21 +81,21 @@ def ends(streams: dict[str, Json]) -> dict[str, int]:
     return {name: stream["endSequenceNumber"] for name, stream in streams.items()}
 
 
-def look(client: Connection, *patterns: str) -> dict[str, Json]:
+def look(client: RawConnection, *patterns: str) -> dict[str, Json]:
     client.send(Operation.WatchStreams, patterns=list(patterns))
     return take_streams(client)
 
 
-def id_of(client: Connection, name: str) -> str:
+def id_of(client: RawConnection, name: str) -> str:
     return str(look(client, name)[name]["streamId"])
 
 
-def waiting(client: Connection, name: str) -> int:
+def waiting(client: RawConnection, name: str) -> int:
     streams = client.call(Operation.Statistics)["statistics"]["streams"]
     return sum(stream["waitingReads"] for stream in streams if stream["name"] == name)
 
 
-def locate(client: Connection, name: str, first: int, end: int, **fields: Any) -> Json:
+def locate(client: RawConnection, name: str, first: int, end: int, **fields: Any) -> Json:
     return client.call(
         Operation.LocateMessages,
         name=name,
@@ -105,13 +105,13 @@ def locate(client: Connection, name: str, first: int, end: int, **fields: Any) -
     )
 
 
-def stored(client: Connection, name: str, first: int, end: int, **fields: Any) -> Json:
+def stored(client: RawConnection, name: str, first: int, end: int, **fields: Any) -> Json:
     return client.call(
         Operation.ReadStored, name=name, firstSequenceNumber=first, endSequenceNumber=end, **fields
     )
 
 
-def enter(broker: LocalBroker, role: Role, *patterns: str) -> Connection:
+def enter(broker: LocalBroker, role: Role, *patterns: str) -> RawConnection:
     """A connection with a token of its own."""
     catalog = Catalog(broker.root / "catalog.sqlite")
     secret = f"secret {next(_numbers)}"
@@ -120,7 +120,7 @@ def enter(broker: LocalBroker, role: Role, *patterns: str) -> Connection:
     return broker.connect(secret)
 
 
-def directory_of(root: Path, client: Connection, name: str) -> Path:
+def directory_of(root: Path, client: RawConnection, name: str) -> Path:
     return root / "streams" / id_of(client, name)
 
 
@@ -138,7 +138,7 @@ def cut(path: Path, size: int) -> None:
 # Watching: at once
 
 
-def test_streams_are_told_with_what_they_have(client: Connection, prefix: str) -> None:
+def test_streams_are_told_with_what_they_have(client: RawConnection, prefix: str) -> None:
     full = create(client, f"{prefix}full", maxSize=2048, streamSegmentSize=1024)
     empty = create(client, f"{prefix}empty")
     for _ in range(5):
@@ -156,7 +156,7 @@ def test_streams_are_told_with_what_they_have(client: Connection, prefix: str) -
     assert len({stream["streamId"] for stream in streams.values()}) == 2
 
 
-def test_a_stream_that_was_created_again_is_another_one(client: Connection, stream: str) -> None:
+def test_a_stream_that_was_created_again_is_another_one(client: RawConnection, stream: str) -> None:
     before = id_of(client, stream)
     assert id_of(client, stream) == before
 
@@ -180,7 +180,7 @@ def test_a_stream_that_was_created_again_is_another_one(client: Connection, stre
     ],
 )
 def test_names_and_patterns_choose_streams(
-    client: Connection, prefix: str, patterns: list[str], found: list[str]
+    client: RawConnection, prefix: str, patterns: list[str], found: list[str]
 ) -> None:
     for name in ("a1", "a2", "b1"):
         create(client, prefix + name)
@@ -190,7 +190,7 @@ def test_names_and_patterns_choose_streams(
     assert sorted(streams) == [prefix + name for name in found]
 
 
-def test_a_stream_that_is_not_known_yet_is_news(client: Connection, prefix: str) -> None:
+def test_a_stream_that_is_not_known_yet_is_news(client: RawConnection, prefix: str) -> None:
     known, unknown = create(client, f"{prefix}a"), create(client, f"{prefix}b")
 
     wait_for(client, f"{prefix}*", **{known: 0})
@@ -200,7 +200,7 @@ def test_a_stream_that_is_not_known_yet_is_news(client: Connection, prefix: str)
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_message_that_is_there_already_is_news(
-    client: Connection, prefix: str, number: int
+    client: RawConnection, prefix: str, number: int
 ) -> None:
     quiet, stream = create(client, f"{prefix}quiet"), create(client, f"{prefix}s")
     client.append_many(stream, [b"x"] * 3)
@@ -215,7 +215,7 @@ def test_a_message_that_is_there_already_is_news(
 
 @pytest.mark.parametrize("which", range(3))
 def test_an_append_to_any_of_the_streams_is_news(
-    client: Connection, other: Connection, prefix: str, which: int
+    client: RawConnection, other: RawConnection, prefix: str, which: int
 ) -> None:
     names = [create(client, f"{prefix}{place}") for place in range(3)]
     for name in names:
@@ -232,7 +232,7 @@ def test_an_append_to_any_of_the_streams_is_news(
 
 
 def test_a_number_that_is_further_away_is_waited_for(
-    client: Connection, other: Connection, stream: str
+    client: RawConnection, other: RawConnection, stream: str
 ) -> None:
     wait_for(client, stream, **{stream: 2})
     wait_until(lambda: waiting(other, stream) == 1)
@@ -246,7 +246,7 @@ def test_a_number_that_is_further_away_is_waited_for(
 
 
 def test_news_is_answered_in_the_turn_of_who_waits_for_it(
-    broker: LocalBroker, client: Connection, stream: str
+    broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     """Whatever the answer costs, whoever appends does not pay for it."""
     request = WatchStreamsRequest(
@@ -309,7 +309,7 @@ class Recorder:
 
 
 def test_without_news_the_streams_are_told_when_the_time_is_up(
-    client: Connection, prefix: str
+    client: RawConnection, prefix: str
 ) -> None:
     stream = create(client, f"{prefix}s")
     append(client, stream, b"x")
@@ -328,8 +328,8 @@ def test_without_news_the_streams_are_told_when_the_time_is_up(
 )
 def test_the_time_is_up_a_little_before_the_client_gives_up(
     broker: LocalBroker,
-    client: Connection,
-    other: Connection,
+    client: RawConnection,
+    other: RawConnection,
     stream: str,
     millis: int,
     at_most: float,
@@ -350,7 +350,7 @@ def test_the_time_is_up_a_little_before_the_client_gives_up(
 
 
 def test_nobody_waits_for_a_client_who_left(
-    broker: LocalBroker, client: Connection, prefix: str
+    broker: LocalBroker, client: RawConnection, prefix: str
 ) -> None:
     names = [create(client, f"{prefix}{place}") for place in range(2)]
     leaving = broker.connect()
@@ -367,7 +367,7 @@ def test_nobody_waits_for_a_client_who_left(
 
 
 def test_a_stream_that_is_deleted_is_news(
-    client: Connection, other: Connection, prefix: str
+    client: RawConnection, other: RawConnection, prefix: str
 ) -> None:
     kept, deleted = create(client, f"{prefix}a"), create(client, f"{prefix}b")
     wait_for(client, f"{prefix}*", **{kept: 0, deleted: 0})
@@ -380,7 +380,7 @@ def test_a_stream_that_is_deleted_is_news(
 
 
 def test_a_stream_that_is_created_is_news_if_it_matches(
-    broker: LocalBroker, client: Connection, other: Connection, prefix: str
+    broker: LocalBroker, client: RawConnection, other: RawConnection, prefix: str
 ) -> None:
     known = create(client, f"{prefix}a")
     wait_for(client, f"{prefix}*", **{known: 0})
@@ -396,7 +396,7 @@ def test_a_stream_that_is_created_is_news_if_it_matches(
 
 
 def test_the_first_stream_of_a_pattern_is_waited_for(
-    broker: LocalBroker, client: Connection, other: Connection, prefix: str
+    broker: LocalBroker, client: RawConnection, other: RawConnection, prefix: str
 ) -> None:
     wait_for(client, f"{prefix}*")
     wait_until(lambda: broker.run(lambda: len(broker.broker.streams.changes)) == 1)
@@ -432,7 +432,7 @@ def test_patterns_match_as_those_of_tokens_do(patterns: list[str], name: str) ->
     assert _compile(patterns)(name) == any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def test_many_names_may_be_asked_for_but_few_patterns(client: Connection, stream: str) -> None:
+def test_many_names_may_be_asked_for_but_few_patterns(client: RawConnection, stream: str) -> None:
     """A pattern has to be compiled, and meanwhile nobody is served."""
     names = [f"no {number}" for number in range(900)]
     patterns = [f"no {number}*" for number in range(64)]
@@ -447,7 +447,7 @@ def test_many_names_may_be_asked_for_but_few_patterns(client: Connection, stream
 
 @pytest.mark.parametrize("role", Role)
 def test_every_role_may_watch_the_streams_that_its_token_is_for(
-    broker: LocalBroker, client: Connection, prefix: str, role: Role
+    broker: LocalBroker, client: RawConnection, prefix: str, role: Role
 ) -> None:
     own, foreign = create(client, f"{prefix}own"), create(client, f"{prefix}foreign")
     with enter(broker, role, f"{prefix}o*") as limited:
@@ -456,7 +456,7 @@ def test_every_role_may_watch_the_streams_that_its_token_is_for(
 
 
 def test_what_a_token_is_not_for_is_no_news(
-    broker: LocalBroker, client: Connection, prefix: str
+    broker: LocalBroker, client: RawConnection, prefix: str
 ) -> None:
     own, foreign = create(client, f"{prefix}own"), create(client, f"{prefix}foreign")
     with enter(broker, Role.consumer, f"{prefix}o*") as limited:
@@ -476,7 +476,7 @@ def test_what_a_token_is_not_for_is_no_news(
 
 @pytest.mark.parametrize("ask", [locate, stored])
 def test_whoever_may_read_may_locate_and_read_as_stored(
-    broker: LocalBroker, client: Connection, prefix: str, ask: Callable[..., Json]
+    broker: LocalBroker, client: RawConnection, prefix: str, ask: Callable[..., Json]
 ) -> None:
     own, foreign = create(client, f"{prefix}own"), create(client, f"{prefix}foreign")
     append(client, own, b"x")
@@ -494,7 +494,7 @@ def test_whoever_may_read_may_locate_and_read_as_stored(
 
 @pytest.mark.parametrize("ask", [locate, stored])
 def test_another_stream_of_that_name_is_not_the_one_that_was_meant(
-    client: Connection, stream: str, ask: Callable[..., Json]
+    client: RawConnection, stream: str, ask: Callable[..., Json]
 ) -> None:
     append(client, stream, b"x")
     before = id_of(client, stream)
@@ -549,7 +549,7 @@ def check_files(directory: Path, segments: list[SegmentSummary]) -> None:
         assert (min(times), max(times)) == (segment.oldest_time, segment.newest_time)
 
 
-def fill(client: Connection, name: str, number: int = 10) -> list[bytes]:
+def fill(client: RawConnection, name: str, number: int = 10) -> list[bytes]:
     """Messages of 300 bytes, of which three fit a small segment."""
     payloads = [bytes((place % 256,)) * 300 for place in range(number)]
     for payload in payloads:
@@ -562,7 +562,7 @@ FILLED = [(0, 3, 900), (3, 6, 900), (6, 9, 900), (9, 10, 300)]
 
 
 def test_segments_are_told_as_their_files_are(
-    broker: LocalBroker, client: Connection, stream: str
+    broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     fill(client, stream)
 
@@ -577,7 +577,7 @@ def test_segments_are_told_as_their_files_are(
 
 
 def test_the_broker_of_this_machine_is_known_by_its_root(
-    broker: LocalBroker, client: Connection, stream: str
+    broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     answer = locate(client, stream, 0, 1)
 
@@ -587,7 +587,7 @@ def test_the_broker_of_this_machine_is_known_by_its_root(
 
 
 def test_what_was_told_of_a_segment_holds_while_it_grows(
-    broker: LocalBroker, client: Connection, stream: str
+    broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     directory = directory_of(broker.root, client, stream)
     told: list[SegmentSummary] = []
@@ -629,7 +629,7 @@ def test_segments_are_the_same_after_a_restart_and_the_broker_is_another(
 
 
 def test_what_is_gone_is_in_no_segment(
-    broker: LocalBroker, client: Connection, prefix: str
+    broker: LocalBroker, client: RawConnection, prefix: str
 ) -> None:
     small = create(client, f"{prefix}s", streamSegmentSize=1024, maxSize=4096)
     fill(client, small, 30)
@@ -647,7 +647,7 @@ def test_what_is_gone_is_in_no_segment(
 
 
 def test_a_memory_stream_has_segments_without_files(
-    broker: LocalBroker, client: Connection, prefix: str
+    broker: LocalBroker, client: RawConnection, prefix: str
 ) -> None:
     memory = create(client, f"{prefix}s", **SMALL, **MEMORY)
     fill(client, memory)
@@ -680,7 +680,7 @@ def test_a_memory_stream_has_segments_without_files(
     ],
 )
 def test_only_the_segments_of_the_slice_are_told(
-    client: Connection, stream: str, first: int, end: int, firsts: list[int]
+    client: RawConnection, stream: str, first: int, end: int, firsts: list[int]
 ) -> None:
     fill(client, stream)
 
@@ -691,7 +691,7 @@ def test_only_the_segments_of_the_slice_are_told(
     assert answer["limitSequenceNumber"] == min(end, 10)
 
 
-def test_an_empty_stream_has_no_segments(client: Connection, stream: str) -> None:
+def test_an_empty_stream_has_no_segments(client: RawConnection, stream: str) -> None:
     answer = locate(client, stream, 0, 100, maxBytes=1)
 
     assert (answer["segments"], answer["limitSequenceNumber"]) == ([], 0)
@@ -719,7 +719,7 @@ def test_an_empty_stream_has_no_segments(client: Connection, stream: str) -> Non
     ],
 )
 def test_a_slice_is_limited_by_its_bytes_but_holds_one_message(
-    client: Connection,
+    client: RawConnection,
     prefix: str,
     persistence: int,
     first: int,
@@ -737,7 +737,7 @@ def test_a_slice_is_limited_by_its_bytes_but_holds_one_message(
 
 @pytest.mark.parametrize("suffix", [".index", ".data"])
 def test_nobody_is_held_up_by_a_segment_that_lost_a_file(
-    broker: LocalBroker, client: Connection, stream: str, suffix: str
+    broker: LocalBroker, client: RawConnection, stream: str, suffix: str
 ) -> None:
     fill(client, stream)
     directory = directory_of(broker.root, client, stream)
@@ -773,7 +773,7 @@ def messages_of(answer: Json) -> list[tuple[int, int, bytes]]:
 
 
 def read_all_stored(
-    client: Connection, name: str, first: int, end: int, **fields: Any
+    client: RawConnection, name: str, first: int, end: int, **fields: Any
 ) -> list[Any]:
     messages: list[tuple[int, int, bytes]] = []
     while first < end:
@@ -784,7 +784,7 @@ def read_all_stored(
     return messages
 
 
-def read_all_columns(client: Connection, name: str, first: int, end: int) -> list[Any]:
+def read_all_columns(client: RawConnection, name: str, first: int, end: int) -> list[Any]:
     messages: list[tuple[int, int, bytes]] = []
     while first < end:
         answer = client.call(
@@ -802,7 +802,7 @@ def read_all_columns(client: Connection, name: str, first: int, end: int) -> lis
 @pytest.mark.parametrize("persistence", [0, 1])
 @pytest.mark.parametrize("max_bytes", [1, 250, 301, 1000, MEBIBYTE])
 def test_what_is_read_as_stored_is_what_others_read(
-    client: Connection, prefix: str, persistence: int, max_bytes: int
+    client: RawConnection, prefix: str, persistence: int, max_bytes: int
 ) -> None:
     name = create(client, f"{prefix}s", **SMALL, persistence=persistence)
     for number in range(40):
@@ -815,7 +815,7 @@ def test_what_is_read_as_stored_is_what_others_read(
         assert read == read_all_columns(client, name, first, end)
 
 
-def test_an_answer_ends_with_its_segment(client: Connection, stream: str) -> None:
+def test_an_answer_ends_with_its_segment(client: RawConnection, stream: str) -> None:
     payloads = fill(client, stream)
 
     first = stored(client, stream, 1, 10)
@@ -826,7 +826,9 @@ def test_an_answer_ends_with_its_segment(client: Connection, stream: str) -> Non
     assert (second["position"], second["payloads"]) == (0, b"".join(payloads[3:6]))
 
 
-def test_what_is_read_as_stored_begins_with_what_is_left(client: Connection, prefix: str) -> None:
+def test_what_is_read_as_stored_begins_with_what_is_left(
+    client: RawConnection, prefix: str
+) -> None:
     small = create(client, f"{prefix}s", streamSegmentSize=1024, maxSize=4096)
     fill(client, small, 30)
     oldest = look(client, small)[small]["oldestSequenceNumber"]
@@ -840,7 +842,7 @@ def test_what_is_read_as_stored_begins_with_what_is_left(client: Connection, pre
 
 
 @pytest.mark.parametrize(("first", "end"), [(1, 1), (2, 1), (1, 5), (100, 200), (0, 0)])
-def test_nothing_is_an_answer(client: Connection, stream: str, first: int, end: int) -> None:
+def test_nothing_is_an_answer(client: RawConnection, stream: str, first: int, end: int) -> None:
     append(client, stream, b"x")
 
     answer = stored(client, stream, first, end)
@@ -850,7 +852,7 @@ def test_nothing_is_an_answer(client: Connection, stream: str, first: int, end: 
 
 
 def test_an_answer_has_no_more_than_its_bytes_but_one_message(
-    client: Connection, prefix: str
+    client: RawConnection, prefix: str
 ) -> None:
     name = create(client, f"{prefix}s")
     client.append_many(name, [bytes(MEBIBYTE)] * 6)
@@ -868,7 +870,7 @@ def test_an_answer_has_no_more_than_its_bytes_but_one_message(
 
 @pytest.mark.parametrize("persistence", [0, 1])
 def test_an_answer_has_a_bounded_number_of_messages(
-    client: Connection, prefix: str, persistence: int
+    client: RawConnection, prefix: str, persistence: int
 ) -> None:
     name = create(client, f"{prefix}s", persistence=persistence)
     client.append_many(name, [b"x"] * 70_000)
@@ -879,7 +881,7 @@ def test_an_answer_has_a_bounded_number_of_messages(
     assert [number for number, _, _ in messages] == list(range(len(messages)))
 
 
-def test_what_is_read_as_stored_counts_as_read(client: Connection, stream: str) -> None:
+def test_what_is_read_as_stored_counts_as_read(client: RawConnection, stream: str) -> None:
     fill(client, stream, 3)
 
     def read_so_far() -> tuple[int, int]:
@@ -896,7 +898,7 @@ def test_what_is_read_as_stored_counts_as_read(client: Connection, stream: str) 
 
 
 def test_a_damaged_payload_is_handed_over_as_it_is(
-    broker: LocalBroker, client: Connection, stream: str
+    broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     payloads = fill(client, stream, 3)
     directory = directory_of(broker.root, client, stream)
@@ -912,7 +914,7 @@ def test_a_damaged_payload_is_handed_over_as_it_is(
 
 
 def test_data_that_was_cut_off_is_handed_over_as_far_as_it_goes(
-    broker: LocalBroker, client: Connection, stream: str
+    broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     payloads = fill(client, stream, 3)
     cut(data_path(directory_of(broker.root, client, stream), 0), 500)
@@ -925,7 +927,7 @@ def test_data_that_was_cut_off_is_handed_over_as_far_as_it_goes(
 
 @pytest.mark.parametrize("size", [0, 7, ENTRY.size, ENTRY.size + 9])
 def test_an_index_that_was_cut_off_is_an_error_behind_its_end(
-    broker: LocalBroker, client: Connection, stream: str, size: int
+    broker: LocalBroker, client: RawConnection, stream: str, size: int
 ) -> None:
     payloads = fill(client, stream, 3)
     cut(index_path(directory_of(broker.root, client, stream), 0), size)
@@ -944,7 +946,7 @@ def test_an_index_that_was_cut_off_is_an_error_behind_its_end(
 
 
 def test_a_segment_that_lost_a_file_is_an_error_that_says_where_to_go_on(
-    broker: LocalBroker, client: Connection, stream: str
+    broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     fill(client, stream)
     directory = directory_of(broker.root, client, stream)

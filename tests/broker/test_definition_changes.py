@@ -24,10 +24,10 @@ from penstock.errors import (
     ResourceNotFoundException,
     ResponseStatusCode,
 )
-from penstock.store.stream import DefinitionChange
-from penstock.testing.connection import Connection, raise_for_status
+from penstock.store.stored_stream import DefinitionChange
 from penstock.wire.operations import Operation
-from tests.support import PATIENCE_S, LocalBroker, wait_until
+from tests.raw_connection import RawConnection, raise_for_status
+from tests.support import TIMEOUT_S, LocalBroker, wait_until
 
 _names = count()
 
@@ -41,9 +41,9 @@ def name() -> str:
 def held_commits(broker: LocalBroker) -> Iterator[Callable[[], None]]:
     """No commit of the broker ends until the function that this gives is called, or the end."""
     # On a busy machine the broker waits for as long as the test does.
-    wait = f"PRAGMA busy_timeout = {int(PATIENCE_S * 1000)}"
+    wait = f"PRAGMA busy_timeout = {int(TIMEOUT_S * 1000)}"
     broker.run(lambda: broker.broker._store.catalog._connection.execute(wait))
-    with closing(sqlite3.connect(broker.root / "catalog.sqlite", timeout=PATIENCE_S)) as other:
+    with closing(sqlite3.connect(broker.root / "catalog.sqlite", timeout=TIMEOUT_S)) as other:
         other.isolation_level = None
         other.execute("BEGIN IMMEDIATE")
 
@@ -61,20 +61,20 @@ def define(name: str, **fields: Any) -> dict[str, Any]:
     return {"definition": {"name": name, "strategyOnFull": 0, **fields}}
 
 
-def create(client: Connection, name: str, **fields: Any) -> None:
+def create(client: RawConnection, name: str, **fields: Any) -> None:
     client.call(Operation.CreateMessageStream, **define(name, **fields))
 
 
-def append(client: Connection, name: str, payload: bytes = b"x") -> int:
+def append(client: RawConnection, name: str, payload: bytes = b"x") -> int:
     answer = client.call(Operation.AppendMessage, name=name, payload=payload)
     return int(answer["sequenceNumber"])
 
 
-def names(client: Connection) -> list[str]:
+def names(client: RawConnection) -> list[str]:
     return list(client.call(Operation.ListStreams)["streams"])
 
 
-def take(client: Connection) -> dict[str, Any]:
+def take(client: RawConnection) -> dict[str, Any]:
     _, answer = client.receive()
     raise_for_status(answer)
     return answer
@@ -87,7 +87,7 @@ def wait_for_pending(broker: LocalBroker, number: int) -> None:
 
 
 def test_other_requests_are_answered_while_a_creation_is_stored(
-    broker: LocalBroker, client: Connection, other: Connection, name: str
+    broker: LocalBroker, client: RawConnection, other: RawConnection, name: str
 ) -> None:
     create(other, f"{name} before")
     create(other, f"{name} in memory", persistence=1)
@@ -112,7 +112,7 @@ def test_other_requests_are_answered_while_a_creation_is_stored(
 
 
 def test_a_stream_is_served_as_before_while_an_update_is_stored(
-    broker: LocalBroker, client: Connection, other: Connection, name: str
+    broker: LocalBroker, client: RawConnection, other: RawConnection, name: str
 ) -> None:
     create(client, name, maxSize=4096, streamSegmentSize=1024)
     append(client, name, bytes(1000))
@@ -135,7 +135,7 @@ def test_a_stream_is_served_as_before_while_an_update_is_stored(
 
 
 def test_an_append_during_a_deletion_is_stored_or_not_found(
-    broker: LocalBroker, client: Connection, other: Connection, name: str
+    broker: LocalBroker, client: RawConnection, other: RawConnection, name: str
 ) -> None:
     create(client, name)
     with held_commits(broker) as release:
@@ -152,7 +152,7 @@ def test_an_append_during_a_deletion_is_stored_or_not_found(
 
 
 def test_of_two_creations_of_one_name_one_succeeds(
-    broker: LocalBroker, client: Connection, other: Connection, name: str
+    broker: LocalBroker, client: RawConnection, other: RawConnection, name: str
 ) -> None:
     with held_commits(broker) as release:
         client.send(Operation.CreateMessageStream, **define(name))
@@ -165,7 +165,7 @@ def test_of_two_creations_of_one_name_one_succeeds(
     assert error == "the message stream already exists"
 
 
-def test_requests_behind_a_change_wait_for_it(client: Connection, name: str) -> None:
+def test_requests_behind_a_change_wait_for_it(client: RawConnection, name: str) -> None:
     client.send(Operation.CreateMessageStream, **define(name))
     client.send(Operation.AppendMessage, name=name, payload=b"x")
     client.send(Operation.AppendMessage, name=name, payload=b"y")
@@ -183,7 +183,7 @@ def test_requests_behind_a_change_wait_for_it(client: Connection, name: str) -> 
     assert take(client)["sequenceNumber"] == 0
 
 
-def test_a_change_that_is_refused_holds_up_nothing(client: Connection, name: str) -> None:
+def test_a_change_that_is_refused_holds_up_nothing(client: RawConnection, name: str) -> None:
     client.send(Operation.DeleteMessageStream, name=name)
     client.send(Operation.ListStreams)
     with pytest.raises(ResourceNotFoundException):
@@ -192,7 +192,7 @@ def test_a_change_that_is_refused_holds_up_nothing(client: Connection, name: str
 
 
 def test_a_change_is_made_although_its_client_is_gone(
-    broker: LocalBroker, client: Connection, name: str
+    broker: LocalBroker, client: RawConnection, name: str
 ) -> None:
     with held_commits(broker) as release:
         with broker.connect() as leaving:
@@ -217,7 +217,7 @@ def test_a_stop_waits_for_pending_changes(tmp_path: Path) -> None:
         wait_until(lambda: broker.run(lambda: not broker.broker._sessions))
         assert not stopping.done()
         release()
-        stopping.result(PATIENCE_S)
+        stopping.result(TIMEOUT_S)
     with LocalBroker(tmp_path) as broker, broker.connect() as client:
         assert names(client) == ["s"]
         assert append(client, "s") == 0
@@ -235,13 +235,13 @@ def test_changes_that_arrive_during_a_commit_share_the_next_one() -> None:
     def store(changes: Sequence[DefinitionChange]) -> list[Exception | None]:
         batches.append(len(changes))
         began.set()
-        assert may_end.wait(PATIENCE_S)
+        assert may_end.wait(TIMEOUT_S)
         return [OSError("no") if number == 1 else None for number in range(len(changes))]
 
     async def change(executor: ThreadPoolExecutor) -> list[BaseException | None]:
         commits = DefinitionCommits(executor, store)
         first = asyncio.ensure_future(commits.store(_NoChange()))
-        assert await asyncio.to_thread(began.wait, PATIENCE_S)
+        assert await asyncio.to_thread(began.wait, TIMEOUT_S)
         others = [asyncio.ensure_future(commits.store(_NoChange())) for _ in range(3)]
         await asyncio.sleep(0)
         may_end.set()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.descriptors import Budget, Shortages, plan_budget
+from penstock.broker.descriptors import DescriptorBudget, Shortages, plan_budget
 from tests.support import LocalBroker
 
 
@@ -22,7 +22,7 @@ def test_a_budget_leaves_some_for_everything_else(limit: int) -> None:
 
 
 def test_a_budget_is_bounded_where_the_limit_is_not() -> None:
-    assert plan_budget(resource.RLIM_INFINITY, 8192) == Budget(16_384, 256, 8192)
+    assert plan_budget(resource.RLIM_INFINITY, 8192) == DescriptorBudget(16_384, 256, 8192)
 
 
 def test_a_shortage_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.broker.access import EVERYTHING
 from penstock.broker.memory import AnswerRoom
-from penstock.broker.reading import STEP_BYTES
+from penstock.broker.message_reader import STEP_BYTES
 from penstock.errors import (
     InvalidRequestException,
     NotEnoughMessagesException,
@@ -30,14 +30,14 @@ from penstock.errors import (
 )
 from penstock.model import ReadMessagesOptions
 from penstock.store.files import Disk
-from penstock.testing.connection import Connection
 from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import Operation
 from penstock.wire.requests import ReadMessagesRequest
+from tests.raw_connection import RawConnection
 from tests.support import (
     MEBIBYTE,
-    PATIENCE_S,
     PROMPT_S,
+    TIMEOUT_S,
     BrokerProcess,
     Json,
     LocalBroker,
@@ -58,22 +58,22 @@ TIMED_OUT = "not enough messages to return before time out"
 
 
 @pytest.fixture
-def stream(client: Connection) -> str:
+def stream(client: RawConnection) -> str:
     return create(client, f"stream {next(_numbers)}")
 
 
-def storage(client: Connection, name: str) -> tuple[int, int, int]:
+def storage(client: RawConnection, name: str) -> tuple[int, int, int]:
     info = client.call(Operation.DescribeMessageStream, name=name)["messageStreamInfo"]
     status = info["storageStatus"]
     return status["oldestSequenceNumber"], status["newestSequenceNumber"], status["totalBytes"]
 
 
-def waiting_reads(client: Connection, name: str) -> int:
+def waiting_reads(client: RawConnection, name: str) -> int:
     streams = client.call(Operation.Statistics)["statistics"]["streams"]
     return sum(stream["waitingReads"] for stream in streams if stream["name"] == name)
 
 
-def start_read(client: Connection, name: str, **options: int) -> None:
+def start_read(client: RawConnection, name: str, **options: int) -> None:
     client.send(Operation.ReadMessages, streamName=name, readMessagesOptions=options)
 
 
@@ -86,7 +86,7 @@ def payloads_of(answer: Json) -> list[bytes]:
 
 
 def test_a_waiting_read_is_answered_when_a_message_comes(
-    client: Connection, other: Connection, stream: str
+    client: RawConnection, other: RawConnection, stream: str
 ) -> None:
     start_read(client, stream, readTimeoutMillis=60_000)
     wait_until(lambda: waiting_reads(other, stream) == 1)
@@ -98,7 +98,7 @@ def test_a_waiting_read_is_answered_when_a_message_comes(
 
 
 def test_a_waiting_read_is_answered_when_its_minimum_is_there(
-    client: Connection, other: Connection, stream: str
+    client: RawConnection, other: RawConnection, stream: str
 ) -> None:
     start_read(client, stream, minMessageCount=3, maxMessageCount=9, readTimeoutMillis=60_000)
     wait_until(lambda: waiting_reads(other, stream) == 1)
@@ -111,7 +111,7 @@ def test_a_waiting_read_is_answered_when_its_minimum_is_there(
     assert payloads_of(client.receive()[1]) == [b"1", b"2", b"3"]
 
 
-def test_a_connection_goes_on_while_its_reads_wait(client: Connection, stream: str) -> None:
+def test_a_connection_goes_on_while_its_reads_wait(client: RawConnection, stream: str) -> None:
     start_read(client, stream, readTimeoutMillis=60_000)
 
     client.send(Operation.ListStreams)
@@ -125,7 +125,7 @@ def test_a_connection_goes_on_while_its_reads_wait(client: Connection, stream: s
     }
 
 
-def test_a_read_gives_up_when_its_time_is_over(client: Connection, stream: str) -> None:
+def test_a_read_gives_up_when_its_time_is_over(client: RawConnection, stream: str) -> None:
     append(client, stream, b"one")
     began = time.monotonic()
 
@@ -138,8 +138,8 @@ def test_a_read_gives_up_when_its_time_is_over(client: Connection, stream: str) 
 @pytest.mark.parametrize(("timeout", "at_most"), [(10_000, 9.8), (60_000, 59.75)])
 def test_a_read_gives_up_a_little_before_its_time(
     broker: LocalBroker,
-    client: Connection,
-    other: Connection,
+    client: RawConnection,
+    other: RawConnection,
     stream: str,
     timeout: int,
     at_most: float,
@@ -158,7 +158,7 @@ def test_a_read_gives_up_a_little_before_its_time(
 
 @pytest.mark.parametrize("start", [0, 1, 5])
 def test_read_that_timed_out_has_the_text_that_programs_compare(
-    client: Connection, stream: str, start: int
+    client: RawConnection, stream: str, start: int
 ) -> None:
     append(client, stream, b"one")
 
@@ -173,7 +173,7 @@ def test_read_that_timed_out_has_the_text_that_programs_compare(
 
 
 def test_read_without_timeout_says_how_many_messages_there_are(
-    client: Connection, stream: str
+    client: RawConnection, stream: str
 ) -> None:
     append(client, stream, b"one")
 
@@ -181,14 +181,16 @@ def test_read_without_timeout_says_how_many_messages_there_are(
         read(client, stream, minMessageCount=2)
 
 
-def test_a_read_behind_the_end_says_so(client: Connection, stream: str) -> None:
+def test_a_read_behind_the_end_says_so(client: RawConnection, stream: str) -> None:
     append(client, stream, b"0")
 
     with pytest.raises(NotEnoughMessagesException, match="greater than the last sequence number"):
         read(client, stream, desiredStartSequenceNumber=1)
 
 
-def test_the_longest_timeout_is_taken(client: Connection, other: Connection, stream: str) -> None:
+def test_the_longest_timeout_is_taken(
+    client: RawConnection, other: RawConnection, stream: str
+) -> None:
     start_read(client, stream, readTimeoutMillis=9_223_372_036_854)
     wait_until(lambda: waiting_reads(other, stream) == 1)
 
@@ -198,7 +200,7 @@ def test_the_longest_timeout_is_taken(client: Connection, other: Connection, str
 
 
 def test_nobody_waits_for_a_client_who_left(
-    broker: LocalBroker, client: Connection, stream: str
+    broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     leaving = broker.connect()
     for _ in range(3):
@@ -212,7 +214,7 @@ def test_nobody_waits_for_a_client_who_left(
 
 
 def test_a_waiting_read_is_told_that_its_stream_was_deleted(
-    client: Connection, other: Connection, stream: str
+    client: RawConnection, other: RawConnection, stream: str
 ) -> None:
     start_read(client, stream, readTimeoutMillis=60_000)
     wait_until(lambda: waiting_reads(other, stream) == 1)
@@ -225,7 +227,9 @@ def test_a_waiting_read_is_told_that_its_stream_was_deleted(
     assert client.receive()[1]["status"] == Status.ResourceNotFound
 
 
-def test_a_waiting_read_starts_with_what_is_left(client: Connection, other: Connection) -> None:
+def test_a_waiting_read_starts_with_what_is_left(
+    client: RawConnection, other: RawConnection
+) -> None:
     small = create(client, "small", maxSize=2048, streamSegmentSize=1024)
     start_read(client, small, minMessageCount=3, readTimeoutMillis=60_000)
     wait_until(lambda: waiting_reads(other, small) == 1)
@@ -312,7 +316,7 @@ class Recorder:
 
 
 def test_a_stream_that_is_deleted_in_the_middle_of_a_read_is_gone(
-    broker: LocalBroker, client: Connection, stream: str
+    broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     for _ in range(4):
         client.append_many(stream, [bytes(STEP_BYTES)])
@@ -335,7 +339,7 @@ def test_a_stream_that_is_deleted_in_the_middle_of_a_read_is_gone(
 
 
 def test_a_read_that_fails_in_an_unforeseen_way_is_answered_all_the_same(
-    broker: LocalBroker, client: Connection, stream: str, caplog: pytest.LogCaptureFixture
+    broker: LocalBroker, client: RawConnection, stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     append(client, stream, b"x")
     request = ReadMessagesRequest(request_id="r", stream_name=stream)
@@ -396,7 +400,7 @@ def test_a_very_large_read_has_at_least_its_minimum_and_others_are_served_meanwh
 
 
 def test_a_run_of_appends_is_answered_with_the_numbers_in_between(
-    broker: LocalBroker, client: Connection, other: Connection, stream: str
+    broker: LocalBroker, client: RawConnection, other: RawConnection, stream: str
 ) -> None:
     with broker.meet() as peer:
         peer.say(b"".join(append_frame(stream, b"x" * 20, f"{n}") for n in range(1000)))
@@ -408,7 +412,7 @@ def test_a_run_of_appends_is_answered_with_the_numbers_in_between(
 
 
 def test_of_a_run_that_does_not_fit_the_first_ones_are_taken(
-    broker: LocalBroker, client: Connection
+    broker: LocalBroker, client: RawConnection
 ) -> None:
     create(client, "full", strategyOnFull=0, maxSize=10_000, streamSegmentSize=2_000)
     with broker.meet() as peer:
@@ -447,7 +451,7 @@ def test_appends_to_no_stream_are_answered_each(
     assert [answer["requestId"] for _, answer in answers] == [f"{n}" for n in range(50)]
 
 
-def test_a_message_larger_than_its_stream_is_too_large(client: Connection) -> None:
+def test_a_message_larger_than_its_stream_is_too_large(client: RawConnection) -> None:
     create(client, "tiny", maxSize=1024, streamSegmentSize=1024)
 
     assert append(client, "tiny", b"x" * 1024) == 0
@@ -464,7 +468,7 @@ class HeldUpDisk(Disk):
         self.error: OSError | None = None
 
     def sync(self, descriptor: int) -> None:
-        self.may_sync.wait(PATIENCE_S)
+        self.may_sync.wait(TIMEOUT_S)
         if self.error is not None:
             raise self.error
         super().sync(descriptor)
@@ -536,7 +540,7 @@ def test_a_full_disk_is_told_and_changes_nothing(on_disk: LocalBroker, disk: Hel
 # Streams
 
 
-def test_what_is_there_is_not_created_again(client: Connection, stream: str) -> None:
+def test_what_is_there_is_not_created_again(client: RawConnection, stream: str) -> None:
     with pytest.raises(InvalidRequestException) as caught:
         create(client, stream)
 
@@ -558,7 +562,7 @@ def test_what_is_there_is_not_created_again(client: Connection, stream: str) -> 
         Operation.LocateMessages,
     ],
 )
-def test_what_is_not_there_is_not_found(client: Connection, operation: Operation) -> None:
+def test_what_is_not_there_is_not_found(client: RawConnection, operation: Operation) -> None:
     with pytest.raises(ResourceNotFoundException, match="'nowhere' does not exist"):
         client.call(
             operation,
@@ -573,7 +577,7 @@ def test_what_is_not_there_is_not_found(client: Connection, operation: Operation
         )
 
 
-def test_persistence_is_not_updated(client: Connection, stream: str) -> None:
+def test_persistence_is_not_updated(client: RawConnection, stream: str) -> None:
     with pytest.raises(UpdateNotAllowedException, match="cannot change"):
         client.call(
             Operation.UpdateMessageStream,
@@ -581,7 +585,7 @@ def test_persistence_is_not_updated(client: Connection, stream: str) -> None:
         )
 
 
-def test_a_description_has_every_list_and_no_nulls(client: Connection, stream: str) -> None:
+def test_a_description_has_every_list_and_no_nulls(client: RawConnection, stream: str) -> None:
     info = client.call(Operation.DescribeMessageStream, name=stream)["messageStreamInfo"]
 
     assert info == {
@@ -612,7 +616,7 @@ def test_a_description_has_every_list_and_no_nulls(client: Connection, stream: s
 # Extensions: append many
 
 
-def test_many_messages_are_appended_in_one_call(client: Connection, stream: str) -> None:
+def test_many_messages_are_appended_in_one_call(client: RawConnection, stream: str) -> None:
     assert client.append_many(stream, [b"a", b"bb", b"ccc"]) == 0
     assert client.append_many(stream, [b"d"]) == 3
 
@@ -631,7 +635,7 @@ def test_many_messages_are_appended_in_one_call(client: Connection, stream: str)
     ],
 )
 def test_sizes_that_do_not_fit_append_nothing(
-    client: Connection, stream: str, sizes: bytes, payloads: bytes, problem: str
+    client: RawConnection, stream: str, sizes: bytes, payloads: bytes, problem: str
 ) -> None:
     with pytest.raises(InvalidRequestException, match=problem):
         client.call(Operation.AppendMessages, name=stream, sizes=sizes, payloads=payloads)
@@ -639,7 +643,7 @@ def test_sizes_that_do_not_fit_append_nothing(
     assert storage(client, stream) == (0, -1, 0)
 
 
-def test_many_messages_are_appended_all_or_not_at_all(client: Connection) -> None:
+def test_many_messages_are_appended_all_or_not_at_all(client: RawConnection) -> None:
     create(client, "bounded", strategyOnFull=0, maxSize=4096, streamSegmentSize=1024)
     client.append_many("bounded", [b"x" * 500] * 4)
 
@@ -655,7 +659,7 @@ def test_many_messages_are_appended_all_or_not_at_all(client: Connection) -> Non
 # Extensions: columns
 
 
-def columns(client: Connection, name: str, first: int, end: int, **fields: int) -> Json:
+def columns(client: RawConnection, name: str, first: int, end: int, **fields: int) -> Json:
     answer = client.call(
         Operation.ReadColumns,
         name=name,
@@ -671,7 +675,7 @@ def columns(client: Connection, name: str, first: int, end: int, **fields: int) 
     return {**answer, "times": times, "values": payloads}
 
 
-def test_columns_hold_what_was_appended(client: Connection, stream: str) -> None:
+def test_columns_hold_what_was_appended(client: RawConnection, stream: str) -> None:
     sent = [b"a", b"bb", b"ccc"]
     client.append_many(stream, sent)
     messages = read(client, stream, minMessageCount=3)
@@ -687,7 +691,7 @@ def test_columns_hold_what_was_appended(client: Connection, stream: str) -> None
 
 
 def test_columns_end_where_their_bytes_do_but_hold_one_message(
-    client: Connection, stream: str
+    client: RawConnection, stream: str
 ) -> None:
     client.append_many(stream, [b"x" * 100] * 10)
 
@@ -695,7 +699,7 @@ def test_columns_end_where_their_bytes_do_but_hold_one_message(
     assert columns(client, stream, 0, 10, maxBytes=1)["count"] == 1
 
 
-def test_columns_start_with_what_is_left(client: Connection) -> None:
+def test_columns_start_with_what_is_left(client: RawConnection) -> None:
     create(client, "overwritten", maxSize=2048, streamSegmentSize=1024)
     for _ in range(10):
         append(client, "overwritten", b"x" * 1000)
@@ -712,7 +716,7 @@ def test_columns_start_with_what_is_left(client: Connection) -> None:
 
 @pytest.mark.parametrize(("first", "end"), [(1, 1), (2, 1), (1, 5), (100, 200)])
 def test_columns_of_nothing_are_empty(
-    client: Connection, stream: str, first: int, end: int
+    client: RawConnection, stream: str, first: int, end: int
 ) -> None:
     append(client, stream, b"x")
 
@@ -722,7 +726,7 @@ def test_columns_of_nothing_are_empty(
     assert answer["endSequenceNumber"] == 1
 
 
-def test_columns_are_waited_for(client: Connection, other: Connection, stream: str) -> None:
+def test_columns_are_waited_for(client: RawConnection, other: RawConnection, stream: str) -> None:
     answers: list[Json] = []
     with running(lambda: answers.append(columns(client, stream, 0, 9, readTimeoutMillis=60_000))):
         wait_until(lambda: waiting_reads(other, stream) == 1)

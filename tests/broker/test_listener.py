@@ -14,7 +14,7 @@ import uvloop
 
 from penstock.broker import listener
 from penstock.broker.listener import Listener, listen
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
 Test = Callable[[], Coroutine[Any, Any, None]]
 
@@ -23,7 +23,7 @@ def in_both_loops(test: Test) -> Callable[[Callable[[], asyncio.AbstractEventLoo
     @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
     def run(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         with asyncio.Runner(loop_factory=make_loop) as runner:
-            runner.run(asyncio.wait_for(test(), PATIENCE_S))
+            runner.run(asyncio.wait_for(test(), TIMEOUT_S))
 
     return run
 

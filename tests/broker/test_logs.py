@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from penstock.broker.logs import HumanFormatter, JsonFormatter, LineRelay, set_up_logs
-from penstock.broker.settings import LogFormat, LogLevel
-from tests.support import PATIENCE_S, clean_environment
+from penstock.settings import LogFormat, LogLevel
+from tests.support import TIMEOUT_S, clean_environment
 
 HOSTILE = "a\nb\r\nc \x1b[31m ü \u2028 \0"
 
@@ -138,7 +138,7 @@ def test_warnings_and_uncaught_exceptions_have_time_and_level(log_format: LogFor
         check=False,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
     lines = finished.stderr.splitlines()
     assert finished.returncode == 1

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.root import read_address, read_token
-from penstock.testing.connection import Connection
+from penstock.discovery import read_address, read_token
+from tests.raw_connection import RawConnection
 from tests.support import (
-    PATIENCE_S,
     PENSTOCK,
+    TIMEOUT_S,
     BrokerProcess,
     append,
     clean_environment,
@@ -88,7 +88,7 @@ def test_a_signal_ends_it_well(tmp_path: Path, number: signal.Signals) -> None:
         process = broker.process
         process.send_signal(number)
 
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
         broker.process = None
 
     assert "Traceback" not in broker.log
@@ -103,10 +103,10 @@ def test_it_runs_and_ends_well_without_standard_streams(tmp_path: Path) -> None:
     ) as broker:
         address = wait_until(lambda: read_address(root))
         assert address is not None
-        with Connection.open("127.0.0.1", address.port, read_token(root)) as client:
+        with RawConnection.open("127.0.0.1", address.port, read_token(root)) as client:
             append(client, create(client, "s"), b"x")
         broker.terminate()
-        assert broker.wait(PATIENCE_S) == 0
+        assert broker.wait(TIMEOUT_S) == 0
 
 
 def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
         for _ in range(5):
             broker.signal_stop()
         assert broker.process is not None
-        assert broker.process.wait(PATIENCE_S) == 0
+        assert broker.process.wait(TIMEOUT_S) == 0
         broker.process = None
     wait_until(lambda: broker.log_lines[-1].endswith("stopped"))
 
@@ -131,7 +131,7 @@ import signal
 import sys
 
 from penstock.broker.run import serve
-from penstock.broker.settings import Settings
+from penstock.settings import Settings
 from penstock.errors import SettingError
 
 
@@ -172,7 +172,7 @@ def run_with_companions(root: Path, *names: str) -> subprocess.CompletedProcess[
         check=False,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
 
 

@@ -23,15 +23,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock.api import StreamManagerClient
+from penstock import StreamManagerClient
 from penstock.errors import ConnectFailedException, ResponseStatusCode, StoreError
 from penstock.store.files import Disk
-from penstock.testing.connection import Connection
 from penstock.wire.operations import Operation
+from tests.raw_connection import RawConnection
 from tests.support import (
     MEBIBYTE,
-    PATIENCE_S,
     PENSTOCK,
+    TIMEOUT_S,
     BrokerProcess,
     LocalBroker,
     Peer,
@@ -52,7 +52,7 @@ def serve(root: Path, *flags: str, **environment: str) -> tuple[int, list[str]]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
     assert finished.stdout == ""
     return finished.returncode, finished.stderr.splitlines()
@@ -213,10 +213,10 @@ def with_tls(
         yield broker
 
 
-def connect_with_tls(broker: BrokerProcess, certificate: Certificate) -> Connection:
-    plain = socket.create_connection(("127.0.0.1", broker.port), PATIENCE_S)
+def connect_with_tls(broker: BrokerProcess, certificate: Certificate) -> RawConnection:
+    plain = socket.create_connection(("127.0.0.1", broker.port), TIMEOUT_S)
     context = certificate.client_context()
-    return Connection(context.wrap_socket(plain, server_hostname="127.0.0.1"), broker.token)
+    return RawConnection(context.wrap_socket(plain, server_hostname="127.0.0.1"), broker.token)
 
 
 def connect_to(broker: BrokerProcess, certificate: Certificate) -> StreamManagerClient:
@@ -285,7 +285,7 @@ def test_those_who_do_not_shake_hands_take_no_descriptors_from_others(
         # Whoever does shake hands, or need not, gets in also now.
         with (
             connect_to(broker, certificate) as newcomer,
-            Connection.open("127.0.0.1", local_port(broker), broker.token) as plain,
+            RawConnection.open("127.0.0.1", local_port(broker), broker.token) as plain,
         ):
             assert newcomer.append_message("meanwhile", b"x") == 0
             assert append(plain, "meanwhile", b"y") == 1
@@ -313,7 +313,7 @@ def test_one_connection_with_tls_too_many_is_told_so(
 def test_a_plain_listener_for_the_sdks_stands_beside_it(with_tls: BrokerProcess) -> None:
     port = local_port(with_tls)
 
-    with Connection.open("127.0.0.1", port, with_tls.token) as client:
+    with RawConnection.open("127.0.0.1", port, with_tls.token) as client:
         assert client.call(Operation.ListStreams)["status"] == 0
 
 
@@ -336,13 +336,13 @@ def test_a_unix_socket_is_for_the_owner_only(tmp_path: Path) -> None:
         assert path.is_socket()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with socket.socket(socket.AF_UNIX) as plain:
-            plain.settimeout(PATIENCE_S)
+            plain.settimeout(TIMEOUT_S)
             plain.connect(str(path))
-            with Connection(plain, broker.token) as client:
+            with RawConnection(plain, broker.token) as client:
                 create(client, "s")
                 assert append(client, "s", b"x") == 0
         with socket.socket(socket.AF_UNIX) as plain:
-            plain.settimeout(PATIENCE_S)
+            plain.settimeout(TIMEOUT_S)
             plain.connect(str(path))
             with Peer(plain) as peer:
                 # No token is no token, whichever way one comes in.
@@ -408,7 +408,7 @@ class HeldUpDisk(Disk):
         self.may_sync.set()
 
     def sync(self, descriptor: int) -> None:
-        self.may_sync.wait(PATIENCE_S)
+        self.may_sync.wait(TIMEOUT_S)
         super().sync(descriptor)
 
 
@@ -442,7 +442,7 @@ def test_a_stop_waits_for_appends_that_wait_for_the_disk(tmp_path: Path) -> None
 
         assert [peer.take_answer()[1]["sequenceNumber"] for _ in range(5)] == list(range(5))
         assert peer.take_rest() == b""
-        stop.join(PATIENCE_S)
+        stop.join(TIMEOUT_S)
 
 
 def test_a_stop_does_not_wait_for_the_next_sync(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_whoever_comes_while_the_broker_stops_finds_no_listener(tmp_path: Path) 
         broker.stop()
 
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+            socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
 
 
 def test_an_idle_client_with_tls_does_not_hold_up_a_stop(

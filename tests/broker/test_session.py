@@ -20,13 +20,13 @@ from penstock.broker.access import Access, Role
 from penstock.broker.session import Session, measure_unsent
 from penstock.errors import ResponseStatusCode, UnauthorizedException
 from penstock.store.rows import TokenRow
-from penstock.testing.connection import Connection
 from penstock.wire.frames import LENGTH, MAX_FRAME_BYTES, encode_frame
 from penstock.wire.operations import RESPONSE_TO, Operation
+from tests.raw_connection import RawConnection
 from tests.support import (
     MEBIBYTE,
-    PATIENCE_S,
     PROMPT_S,
+    TIMEOUT_S,
     BrokerProcess,
     Json,
     LocalBroker,
@@ -91,7 +91,7 @@ def is_closed(peer: Peer) -> bool:
     return peer.take_rest() == b""
 
 
-def waiting_reads(client: Connection, name: str) -> int:
+def waiting_reads(client: RawConnection, name: str) -> int:
     streams = client.call(Operation.Statistics)["statistics"]["streams"]
     return sum(stream["waitingReads"] for stream in streams if stream["name"] == name)
 
@@ -657,7 +657,7 @@ LARGE_READ = {"minMessageCount": 1, "maxMessageCount": 10_000}
 def peak_while(broker: BrokerProcess, done: Callable[[], bool]) -> int:
     """The most memory that the broker had until it was done."""
     peak = 0
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not done() and time.monotonic() < deadline:
         peak = max(peak, broker.resident_bytes)
         if peak > 1500 * MEBIBYTE:

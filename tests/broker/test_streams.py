@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker.settings import Settings
 from penstock.broker.streams import Stream, Streams
 from penstock.broker.waiting import Waiter
 from penstock.errors import (
@@ -27,6 +26,7 @@ from penstock.errors import (
     UnknownFailureException,
 )
 from penstock.model import MessageStreamDefinition, from_wire
+from penstock.settings import Settings
 from penstock.store.record import index_path, pack_entries
 from penstock.store.rows import ExportProgress
 from penstock.store.store import Store

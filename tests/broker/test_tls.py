@@ -16,7 +16,7 @@ from penstock.broker import listener
 from penstock.broker.listener import listen
 from penstock.broker.tls import TlsListener
 from tests.client.servers import Certificates, make_certificates
-from tests.support import PATIENCE_S, Json
+from tests.support import TIMEOUT_S, Json
 
 # What may be in a handshake above the limit.
 SPARE = 16
@@ -50,7 +50,7 @@ class Hall:
         self,
         certificates: Certificates,
         sockets: list[socket.socket],
-        handshake_seconds: float = 10 * PATIENCE_S,
+        handshake_seconds: float = 10 * TIMEOUT_S,
     ) -> None:
         self._client_context = certificates.client_context()
         self._address = sockets[0].getsockname()
@@ -138,7 +138,7 @@ def in_both_loops(
         complaints: list[Json] = []
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.get_loop().set_exception_handler(lambda _, context: complaints.append(context))
-            runner.run(asyncio.wait_for(test(certificates), PATIENCE_S))
+            runner.run(asyncio.wait_for(test(certificates), TIMEOUT_S))
         assert not complaints
 
     return run

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from click.testing import CliRunner
 
 from penstock.cli.main import main
-from tests.support import PATIENCE_S, PENSTOCK, clean_environment
+from tests.support import PENSTOCK, TIMEOUT_S, clean_environment
 
 
 class Finished(NamedTuple):
@@ -42,7 +42,7 @@ def penstock_process(*words: str, directory: Path = Path("/"), **environment: st
         check=False,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
     return Finished(finished.returncode, finished.stdout, finished.stderr)
 

@@ -22,8 +22,8 @@ from penstock.cli.main import main
 from penstock.wire.operations import Operation
 from tests.client.servers import Relay
 from tests.support import (
-    PATIENCE_S,
     PENSTOCK,
+    TIMEOUT_S,
     Reachable,
     clean_environment,
     create,
@@ -106,7 +106,7 @@ def run_in_pipes(server: Server, data: bytes, *words: str) -> subprocess.Complet
         cwd="/",
         check=False,
         capture_output=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
 
 
@@ -136,14 +136,14 @@ class Started:
         self.process.stdin.flush()
 
     def next_line(self) -> str:
-        line = self.lines.get(timeout=PATIENCE_S)
+        line = self.lines.get(timeout=TIMEOUT_S)
         assert line, f"it has ended: {_rest_of(self._errors)}"
         return line.rstrip("\n")
 
     def interrupt(self) -> Finished:
         """What a terminal does to all that runs in it when Ctrl-C is pressed."""
         os.killpg(self.process.pid, signal.SIGINT)
-        self.process.wait(PATIENCE_S)
+        self.process.wait(TIMEOUT_S)
         return self.end()
 
     def end(self) -> Finished:
@@ -151,7 +151,7 @@ class Started:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        code = self.process.wait(PATIENCE_S)
+        code = self.process.wait(TIMEOUT_S)
         return Finished(code, _rest_of(self.lines), _rest_of(self._errors))
 
     def wait_until_it_has_read(self) -> None:
@@ -168,7 +168,7 @@ class Started:
 
 def _rest_of(lines: queue.SimpleQueue[str]) -> str:
     text = ""
-    while line := lines.get(timeout=PATIENCE_S):
+    while line := lines.get(timeout=TIMEOUT_S):
         text += line
     return text
 
@@ -204,6 +204,6 @@ class BareTerminal:
         """All that was shown in the end."""
         if not self.file.closed:
             self.file.close()
-            self._thread.join(PATIENCE_S)
+            self._thread.join(TIMEOUT_S)
             os.close(self._side)
         return self.shown

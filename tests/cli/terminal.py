@@ -13,7 +13,7 @@ import termios
 import threading
 from typing import Self
 
-from tests.support import PATIENCE_S, clean_environment
+from tests.support import TIMEOUT_S, clean_environment
 
 
 class Terminal:
@@ -50,7 +50,7 @@ class Terminal:
             self.process.kill()
         self.process.wait()
         os.close(self._slave)
-        self._reader.join(PATIENCE_S)
+        self._reader.join(TIMEOUT_S)
         os.close(self._master)
 
     def _read(self) -> None:
@@ -89,7 +89,7 @@ class Terminal:
         return []
 
     def wait(self) -> int:
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
     def has_its_attributes(self) -> bool:
         """Lines are edited and keys echoed, as before the program began."""

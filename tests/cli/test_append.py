@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import progress
+from penstock.cli import progress_bar as progress
 from penstock.cli.append import Tally
-from penstock.cli.source import Batch
+from penstock.cli.message_input import Batch
 from penstock.errors import UnansweredException
 from penstock.wire.operations import Operation
 from tests.client.servers import Relay, client_of

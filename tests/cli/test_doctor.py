@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.checks import listeners, store
+from penstock.cli.checks import listeners, stored_data
 from penstock.cli.doctor import CHECKS
 from tests.support import LocalBroker, create
 
@@ -75,7 +75,7 @@ def test_settings_that_are_wrong_are_told_and_those_that_depend_on_them_left_out
 
     assert report.code == 1
     assert report.failed == ["settings"]
-    assert {report.state(name) for name in (*store.CHECKS, *listeners.CHECKS)} == {"skip"}
+    assert {report.state(name) for name in (*stored_data.CHECKS, *listeners.CHECKS)} == {"skip"}
 
 
 def test_people_get_a_line_for_each_and_how_to_mend_it(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from penstock import __version__
-from penstock.root import read_address
-from tests.support import PATIENCE_S, PENSTOCK, clean_environment, drain
+from penstock.discovery import read_address
+from tests.support import PENSTOCK, TIMEOUT_S, clean_environment, drain
 
 from .command import hide_module, penstock, penstock_process
 
@@ -134,12 +134,12 @@ def test_a_broker_with_a_dashboard_says_where_it_is(tmp_path: Path) -> None:
         assert process.stdout is not None
         lines = drain(process.stdout)
         try:
-            assert lines.get(timeout=PATIENCE_S).startswith("penstock ready 127.0.0.1:")
+            assert lines.get(timeout=TIMEOUT_S).startswith("penstock ready 127.0.0.1:")
             told = re.fullmatch(
-                r"penstock dashboard (http://127\.0\.0\.1:\d+/)\n", lines.get(timeout=PATIENCE_S)
+                r"penstock dashboard (http://127\.0\.0\.1:\d+/)\n", lines.get(timeout=TIMEOUT_S)
             )
             assert told is not None
-            with urllib.request.urlopen(f"{told[1]}healthz", timeout=PATIENCE_S) as answer:
+            with urllib.request.urlopen(f"{told[1]}healthz", timeout=TIMEOUT_S) as answer:
                 assert json.loads(answer.read()) == {"status": "ok"}
             address = read_address(root)
             assert address is not None
@@ -147,11 +147,11 @@ def test_a_broker_with_a_dashboard_says_where_it_is(tmp_path: Path) -> None:
 
             # A client that stays connected does not keep it.
             port = int(told[1].rstrip("/").rpartition(":")[2])
-            with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as kept:
+            with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as kept:
                 kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert kept.recv(1) == b"H"
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(PATIENCE_S) == 0
+                assert process.wait(TIMEOUT_S) == 0
         finally:
             process.kill()
     assert not (root / "broker.json").exists()

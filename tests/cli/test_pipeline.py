@@ -15,8 +15,8 @@ from penstock.cli.main import FAILED, NOT_ALLOWED, WRONG_USAGE
 from tests.cli.command import hide_module, penstock, penstock_process
 from tests.exports.programs import PipelineProcess
 from tests.support import (
-    PATIENCE_S,
     PENSTOCK,
+    TIMEOUT_S,
     BrokerProcess,
     clean_environment,
     drain,
@@ -109,12 +109,12 @@ def test_one_that_finds_nobody_says_so_and_ends_at_a_signal() -> None:
     )
     assert process.stderr is not None
 
-    said = drain(process.stderr).get(timeout=PATIENCE_S)
+    said = drain(process.stderr).get(timeout=TIMEOUT_S)
 
     assert address in said
     assert "trying again for 60 s" in said
     process.terminate()
-    assert process.wait(PATIENCE_S) == -signal.SIGTERM
+    assert process.wait(TIMEOUT_S) == -signal.SIGTERM
 
 
 def test_a_signal_while_spark_starts_leaves_no_process_and_no_file(
@@ -160,4 +160,4 @@ def test_archived_classes_are_used_by_the_next_pipeline(
     )
     wait_until(lambda: is_mapped(archive, process.pid))
     process.terminate()
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait(TIMEOUT_S) == 0

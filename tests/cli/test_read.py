@@ -15,8 +15,8 @@ from penstock.errors import ResourceNotFoundException
 from penstock.wire.operations import Operation
 from tests.client.servers import Relay, client_of
 from tests.support import (
-    PATIENCE_S,
     PENSTOCK,
+    TIMEOUT_S,
     BrokerProcess,
     append,
     read,
@@ -144,7 +144,7 @@ def test_who_takes_the_first_line_only_ends_the_command_quietly(
         assert reader.stdout.readline() == b"message 0\n"
         reader.stdout.close()
 
-        assert reader.wait(PATIENCE_S) in (0, 1)
+        assert reader.wait(TIMEOUT_S) in (0, 1)
         assert reader.stderr.read() == b""
 
 

@@ -15,7 +15,7 @@ import pytest
 from penstock.cli.main import WRONG_USAGE
 from penstock.sandbox.client import SandboxClient
 from tests.cli.command import penstock
-from tests.support import PATIENCE_S, PENSTOCK, clean_environment, drain
+from tests.support import PENSTOCK, TIMEOUT_S, clean_environment, drain
 
 
 class Running:
@@ -37,11 +37,11 @@ class Running:
         self.client = SandboxClient(ready[1])
 
     def line(self) -> str:
-        return self.lines.get(timeout=PATIENCE_S)
+        return self.lines.get(timeout=TIMEOUT_S)
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=PATIENCE_S)
+        _, said = self.process.communicate(timeout=TIMEOUT_S)
         return self.process.returncode, said
 
 

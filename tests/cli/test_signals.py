@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.cli.signals import call_at_signal
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
 _NUMBERS = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -30,7 +30,7 @@ def test_each_of_the_signals_makes_the_call(number: signal.Signals) -> None:
 
     signal.raise_signal(number)
 
-    assert is_over.wait(PATIENCE_S)
+    assert is_over.wait(TIMEOUT_S)
 
 
 def test_what_is_called_may_need_a_lock_that_the_main_thread_holds() -> None:
@@ -39,14 +39,14 @@ def test_what_is_called_may_need_a_lock_that_the_main_thread_holds() -> None:
 
     def end() -> None:
         # Without end it would keep the tests from going on.
-        if lock.acquire(timeout=PATIENCE_S):
+        if lock.acquire(timeout=TIMEOUT_S):
             is_over.set()
 
     call_at_signal(_NUMBERS, end)
     with lock:
         signal.raise_signal(signal.SIGUSR1)
 
-    assert is_over.wait(PATIENCE_S)
+    assert is_over.wait(TIMEOUT_S)
 
 
 def test_signals_that_come_again_and_at_once_call_once() -> None:
@@ -62,5 +62,5 @@ def test_signals_that_come_again_and_at_once_call_once() -> None:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGUSR2)
 
-    assert is_over.wait(PATIENCE_S)
+    assert is_over.wait(TIMEOUT_S)
     assert calls == [1]

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from penstock.cli.supervision import Program
-from tests.support import PATIENCE_S, wait_until
+from tests.support import TIMEOUT_S, wait_until
 
 # They tell their process ids, so that a test can do something to them.
 _RUNS = 'echo "ready $$"; exec sleep 1000'
@@ -128,7 +128,7 @@ def test_waiting_for_a_program_ends_after_a_slow_signal_handler() -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "waits\n"
             process.terminate()
-            assert process.communicate(timeout=PATIENCE_S)[0] == "''\n"
+            assert process.communicate(timeout=TIMEOUT_S)[0] == "''\n"
         finally:
             process.kill()
 

@@ -21,14 +21,14 @@ import pytest
 
 from penstock import StreamManagerClient
 from penstock.demo.devices import STREAMS
-from penstock.root import is_served
+from penstock.discovery import is_served
 from penstock.sandbox.client import SandboxClient
 from penstock.wire.operations import Operation
 from tests.cli.command import hide_module
 from tests.cli.up_process import Up
 from tests.support import (
-    PATIENCE_S,
     PENSTOCK,
+    TIMEOUT_S,
     clean_environment,
     read,
     wait_until,
@@ -170,7 +170,7 @@ def test_what_it_says_can_be_evaluated(demo: Up) -> None:
 def test_a_broker_that_is_killed_is_started_again_where_it_was(demo: Up) -> None:
     demo.read_until("Ctrl-C")
     before = wait_until(lambda: appended_to(demo, "turbine-1"))
-    with StreamManagerClient(root=demo.root, reconnect_timeout=PATIENCE_S) as client:
+    with StreamManagerClient(root=demo.root, reconnect_timeout=TIMEOUT_S) as client:
         (first,) = client.read_messages("turbine-1")
 
         os.kill(demo.broker_pid, signal.SIGKILL)
@@ -222,7 +222,7 @@ def test_a_broker_that_does_not_start_is_told_with_its_reason(root: Path) -> Non
     assert code == 1
     assert [line for line in said.splitlines() if "another broker" in line]
     assert said.splitlines()[-1] == "penstock: the broker did not start (exit code 1)"
-    assert second.lines.get(timeout=PATIENCE_S) == ""
+    assert second.lines.get(timeout=TIMEOUT_S) == ""
     first.process.terminate()
     assert first.end()[0] == 0
 
@@ -301,7 +301,7 @@ def test_it_goes_on_when_nobody_listens_any_more(root: Path) -> None:
         others = ("", str(broker))
         wait_until(lambda: is_served(root) and (root / "lock").read_text().strip() not in others)
         up.terminate()
-        assert up.wait(PATIENCE_S) == 0
+        assert up.wait(TIMEOUT_S) == 0
 
 
 def test_a_sandbox_that_cannot_be_is_told_with_its_reason(
@@ -365,7 +365,7 @@ def test_a_pipeline_that_dies_is_started_again_while_the_broker_stays(
 
     said = ""
     while said.count("the pipeline ended (exit code 1); it starts again in") < 2:
-        said += up.errors.get(timeout=PATIENCE_S)
+        said += up.errors.get(timeout=TIMEOUT_S)
 
     assert said.count("this one is broken") == 2
     assert up.broker_pid == broker

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from penstock.testing.connection import Connection
-from tests.support import PATIENCE_S, PENSTOCK, clean_environment, drain
+from tests.raw_connection import RawConnection
+from tests.support import PENSTOCK, TIMEOUT_S, clean_environment, drain
 
 
 class Up:
@@ -32,7 +32,7 @@ class Up:
         self.errors = drain(self.process.stderr)
         self.port = 0
 
-    def read_until(self, text: str, seconds: float = PATIENCE_S) -> str:
+    def read_until(self, text: str, seconds: float = TIMEOUT_S) -> str:
         shown = ""
         while text not in shown:
             line = self.lines.get(timeout=seconds)
@@ -43,8 +43,8 @@ class Up:
             self.port = int(ready[1])
         return shown
 
-    def connect(self) -> Connection:
-        return Connection.open("127.0.0.1", self.port, (self.root / "token").read_text().strip())
+    def connect(self) -> RawConnection:
+        return RawConnection.open("127.0.0.1", self.port, (self.root / "token").read_text().strip())
 
     @property
     def broker_pid(self) -> int:
@@ -67,8 +67,8 @@ class Up:
 
     def end(self) -> tuple[int, str]:
         """Its exit code and all that it said on standard error."""
-        code = self.process.wait(PATIENCE_S)
+        code = self.process.wait(TIMEOUT_S)
         said = ""
-        while line := self.errors.get(timeout=PATIENCE_S):
+        while line := self.errors.get(timeout=TIMEOUT_S):
             said += line
         return code, said

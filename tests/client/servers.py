@@ -30,14 +30,14 @@ from penstock.client.endpoint import Endpoint
 from penstock.model import MessageStreamDefinition, StrategyOnFull
 from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import RESPONSE_TO, Operation
-from tests.support import PATIENCE_S, Json, Reachable
+from tests.support import TIMEOUT_S, Json, Reachable
 
 _numbers = count()
 
 
 def client_of(server: Reachable | ScriptedServer | Relay, **options: Any) -> StreamManagerClient:
     # On a busy machine a broker takes longer to come back than programs usually wait.
-    patience = {"connect_timeout": PATIENCE_S, "reconnect_timeout": PATIENCE_S}
+    patience = {"connect_timeout": TIMEOUT_S, "reconnect_timeout": TIMEOUT_S}
     options = {"token": server.token, **patience, **options}
     return StreamManagerClient("127.0.0.1", server.port, **options)
 
@@ -64,7 +64,7 @@ class Caller:
 
     def __init__(self, stream_socket: socket.socket) -> None:
         stream_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream_socket.settimeout(PATIENCE_S)
+        stream_socket.settimeout(TIMEOUT_S)
         self._socket = stream_socket
         self._reader = stream_socket.makefile("rb")
 
@@ -146,7 +146,7 @@ class ScriptedServer:
         for caller in self._callers:
             caller.hang_up()
         for thread in self._threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         for caller in self._callers:
             caller.close()
         if self._errors:
@@ -231,7 +231,7 @@ class Relay:
         self.cut()
         self.release()
         for thread in self._threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         for link in self._links:
             link.client.close()
             link.broker.close()
@@ -259,7 +259,7 @@ class Relay:
             except OSError:
                 return
             try:
-                broker = socket.create_connection(("127.0.0.1", self._broker.port), PATIENCE_S)
+                broker = socket.create_connection(("127.0.0.1", self._broker.port), TIMEOUT_S)
             except OSError:
                 client.close()
                 continue

@@ -42,7 +42,7 @@ from penstock.model.exporting import DeliveryReport, MessageSlice, ReservedBandw
 from penstock.store.catalog import Catalog
 from penstock.store.rows import TokenRow
 from penstock.wire.frames import encode_frame
-from tests.support import MEBIBYTE, PATIENCE_S, BrokerProcess
+from tests.support import MEBIBYTE, TIMEOUT_S, BrokerProcess
 
 from .test_aio_connection import (
     LOOPS,
@@ -78,7 +78,7 @@ async def new_stream(client: AsyncStreamManagerClient, messages: int = 0) -> str
 
 def client_of(broker: BrokerProcess, **options: Any) -> AsyncStreamManagerClient:
     # On a busy machine a broker takes longer to come back than programs usually wait.
-    patience = {"connect_timeout": PATIENCE_S, "reconnect_timeout": PATIENCE_S}
+    patience = {"connect_timeout": TIMEOUT_S, "reconnect_timeout": TIMEOUT_S}
     options = {"token": broker.token, **patience, **options}
     return AsyncStreamManagerClient("127.0.0.1", broker.port, **options)
 
@@ -429,7 +429,7 @@ async def test_a_call_that_is_given_up_harms_no_other(broker: BrokerProcess) -> 
 
 @in_a_loop
 async def test_a_server_that_never_answers_is_not_waited_for(broker: BrokerProcess) -> None:
-    async with client_of(broker, request_timeout=PATIENCE_S) as client:
+    async with client_of(broker, request_timeout=TIMEOUT_S) as client:
         name = await new_stream(client)
         client.request_timeout = 0.05
         with frozen(broker):
@@ -437,7 +437,7 @@ async def test_a_server_that_never_answers_is_not_waited_for(broker: BrokerProce
                 await client.append_message(name, b"x", retry=True)
             with pytest.raises(RequestTimeoutException, match="ListStreams was not answered"):
                 await client.list_streams()
-        client.request_timeout = PATIENCE_S
+        client.request_timeout = TIMEOUT_S
         # It was carried out after all, and is not sent again.
         assert await client.append_message(name, b"x") == 1
 
@@ -898,7 +898,7 @@ async def test_a_broker_that_does_not_come_back_is_waited_for_so_long(
                 f"no stream manager answers on 127.0.0.1:{mortal.port}: Connection refused"
             )
         # It comes while it is waited for.
-        client.reconnect_timeout = PATIENCE_S
+        client.reconnect_timeout = TIMEOUT_S
         waiting = [asyncio.create_task(client.list_streams()) for _ in range(50)]
         await asyncio.to_thread(mortal.start)
         assert len(await asyncio.gather(*waiting)) == 50
@@ -929,7 +929,7 @@ async def test_a_request_has_its_time_also_after_a_long_wait_for_the_broker(
 async def test_a_broker_that_comes_back_on_another_port_is_found_by_its_root(
     mortal: BrokerProcess,
 ) -> None:
-    async with AsyncStreamManagerClient(root=mortal.root, reconnect_timeout=PATIENCE_S) as client:
+    async with AsyncStreamManagerClient(root=mortal.root, reconnect_timeout=TIMEOUT_S) as client:
         name = await new_stream(client)
         before = client.port
         mortal.kill()
@@ -947,7 +947,7 @@ async def test_a_broker_that_comes_back_on_another_port_is_found_by_its_root(
 @in_a_loop
 async def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "root")
-    client = AsyncStreamManagerClient(root=broker.root, reconnect_timeout=PATIENCE_S)
+    client = AsyncStreamManagerClient(root=broker.root, reconnect_timeout=TIMEOUT_S)
     with pytest.raises(ConnectionRefusedError, match=f"no stream manager serves {broker.root}"):
         await client.connect()
     waiting = asyncio.create_task(client.list_streams())

@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from penstock.client import aio_connection, calls
-from penstock.client.aio_connection import AsyncConnection, PendingCall, open_connection
+from penstock.client.aio_connection import AsyncConnection, AsyncSentCall, open_connection
 from penstock.client.endpoint import Endpoint
 from penstock.client.failures import NotSentError
 from penstock.errors import (
@@ -29,7 +29,7 @@ from penstock.errors import (
 from penstock.wire.codec import encode_response
 from penstock.wire.frames import HEADER
 from penstock.wire.operations import RESPONSE_TO, Operation
-from tests.support import MEBIBYTE, PATIENCE_S
+from tests.support import MEBIBYTE, TIMEOUT_S
 
 P = ParamSpec("P")
 Json = dict[str, Any]
@@ -93,7 +93,7 @@ async def serving(script: Script) -> AsyncIterator[Endpoint]:
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     yield Endpoint(*server.sockets[0].getsockname())
     server.close()
-    await asyncio.wait_for(asyncio.gather(*visits), PATIENCE_S)
+    await asyncio.wait_for(asyncio.gather(*visits), TIMEOUT_S)
 
 
 def in_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
@@ -112,7 +112,7 @@ def run_in(
     complaints: list[Json] = []
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.get_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        runner.run(asyncio.wait_for(test, 2 * PATIENCE_S))
+        runner.run(asyncio.wait_for(test, 2 * TIMEOUT_S))
     assert not complaints
 
 
@@ -123,14 +123,14 @@ LOOPS = pytest.mark.parametrize(
 
 async def connect(endpoint: Endpoint, token: str = "") -> AsyncConnection:
     connection = await open_connection(endpoint)
-    await connection.shake_hands(token, PATIENCE_S)
+    await connection.shake_hands(token, TIMEOUT_S)
     return connection
 
 
 async def send(
-    connection: AsyncConnection, call: calls.Call[Any] | None = None
-) -> PendingCall[Any]:
-    (pending,) = await connection.send((call or calls.list_streams(),), PATIENCE_S)
+    connection: AsyncConnection, call: calls.ClientCall[Any] | None = None
+) -> AsyncSentCall[Any]:
+    (pending,) = await connection.send((call or calls.list_streams(),), TIMEOUT_S)
     return pending
 
 
@@ -250,7 +250,7 @@ async def test_requests_that_are_sent_together_leave_in_order() -> None:
     async with serving(script) as endpoint:
         connection = await connect(endpoint)
         group = [calls.append_message("s", b"%d" % number) for number in range(500)]
-        sent = await connection.send(group, PATIENCE_S)
+        sent = await connection.send(group, TIMEOUT_S)
         assert [await pending.result() for pending in sent] == list(range(500))
         await connection.close()
 
@@ -400,10 +400,10 @@ def test_a_server_that_went_while_the_loop_was_busy_is_noticed(
             connection = await open_connection(Endpoint(*listener.getsockname()))
             accepted, _ = listener.accept()
             accepted.sendall(b"\x01" + encode_response(Operation.ConnectResponse, "connect"))
-            await connection.shake_hands("", PATIENCE_S)
+            await connection.shake_hands("", TIMEOUT_S)
             assert connection.is_usable
             accepted.close()
-            select.select([connection._transport.get_extra_info("socket")], [], [], PATIENCE_S)
+            select.select([connection._transport.get_extra_info("socket")], [], [], TIMEOUT_S)
             # No turn of the loop was between: it cannot know yet.
             with pytest.raises(NotSentError):
                 await send(connection, APPEND)

@@ -54,7 +54,7 @@ from penstock.wire.operations import Operation
 from tests.cli.command import penstock
 from tests.support import (
     MEBIBYTE,
-    PATIENCE_S,
+    TIMEOUT_S,
     BrokerProcess,
     LocalBroker,
     clean_environment,
@@ -417,7 +417,7 @@ def test_an_append_follows_a_large_read_that_was_given_up(client: StreamManagerC
     client.request_timeout = 0.001
     with pytest.raises(RequestTimeoutException):
         client.read_messages(name, options)
-    client.request_timeout = PATIENCE_S
+    client.request_timeout = TIMEOUT_S
 
     assert client.append_message(name, large) == 3
 
@@ -439,7 +439,7 @@ def test_interrupts_at_any_time_leave_a_client_that_works(
             is_armed, interrupts = False, interrupts + 1
             raise AlarmError
 
-    with client_of(broker, request_timeout=PATIENCE_S) as client:
+    with client_of(broker, request_timeout=TIMEOUT_S) as client:
         name = make_stream(client)
         is_over = threading.Event()
 
@@ -813,7 +813,7 @@ def test_a_late_answer_is_passed_over_and_the_client_goes_on() -> None:
 
         assert isinstance(caught.value, TimeoutError)
         assert isinstance(caught.value, UnansweredException)
-        client.request_timeout = PATIENCE_S
+        client.request_timeout = TIMEOUT_S
         assert client.append_message("s", b"2") == 2
         assert server.connections == 1
 
@@ -840,7 +840,7 @@ def test_a_close_while_connecting_leaves_nothing_open(pool: ThreadPoolExecutor) 
     is_closed, has_ended = threading.Event(), threading.Event()
 
     def greet_late(caller: Caller) -> None:
-        is_closed.wait(PATIENCE_S)
+        is_closed.wait(TIMEOUT_S)
         caller.greet()
         caller.wait_for_end()
         has_ended.set()
@@ -854,8 +854,8 @@ def test_a_close_while_connecting_leaves_nothing_open(pool: ThreadPoolExecutor) 
         is_closed.set()
 
         with pytest.raises(ClientException, match="is closed"):
-            appending.result(PATIENCE_S / 2)
-        assert has_ended.wait(PATIENCE_S / 2)
+            appending.result(TIMEOUT_S / 2)
+        assert has_ended.wait(TIMEOUT_S / 2)
 
 
 def test_threads_do_not_stand_in_line_for_a_server_that_does_not_answer(
@@ -881,11 +881,11 @@ def test_threads_that_fail_together_have_errors_of_their_own(pool: ThreadPoolExe
     are_both_there, may_refuse = threading.Barrier(2), threading.Event()
 
     def refuse(caller: Caller) -> None:
-        may_refuse.wait(PATIENCE_S)
+        may_refuse.wait(TIMEOUT_S)
         caller.greet(status=2, errorMessage="not any more")
 
     def append(client: StreamManagerClient) -> None:
-        are_both_there.wait(PATIENCE_S)
+        are_both_there.wait(TIMEOUT_S)
         client.append_message("s", b"x")
 
     with (
@@ -1371,7 +1371,7 @@ def test_a_tail_ends_when_the_client_is_closed(
     tailed.close()
 
     with pytest.raises(ClientException, match="is closed"):
-        following.result(PATIENCE_S / 2)
+        following.result(TIMEOUT_S / 2)
 
 
 # Tokens and roles
@@ -1604,14 +1604,14 @@ def test_a_close_from_another_thread_ends_what_waits(what: str, pool: ThreadPool
             waiting: Future[Any] = pool.submit(client.read_messages, "s")
         else:
             waiting = pool.submit(client.append_message, "s", b"x")
-        assert is_asked.wait(PATIENCE_S)
+        assert is_asked.wait(TIMEOUT_S)
 
         client.close()
 
         # An append may have been stored; a read was simply not answered.
         kind = ClientException if what == "read" else ConnectionLostException
         with pytest.raises(kind):
-            waiting.result(PATIENCE_S / 2)
+            waiting.result(TIMEOUT_S / 2)
         assert server.connections == 1
 
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client import calls
-from penstock.client.calls import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, Call
-from penstock.client.protocol import ClientProtocol
+from penstock.client.calls import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, ClientCall
+from penstock.client.client_protocol import ClientProtocol
 from penstock.errors import (
     EXCEPTION_OF,
     ClientException,
@@ -92,19 +92,19 @@ REPORT = DeliveryReport(
 )
 
 
-def asked(call: Call[Any]) -> Request:
+def asked(call: ClientCall[Any]) -> Request:
     """The request as it arrives at a server."""
     _, frame = ClientProtocol().request(call)
     return decode_request(frame[4], frame[HEADER.size :], EXTENDED_REQUESTS)
 
 
-def answered(call: Call[Any], **response: Any) -> Any:
+def answered(call: ClientCall[Any], **response: Any) -> Any:
     """What the call makes of an answer, which is a success unless it says something else."""
     success = {"requestId": ID, "status": 0, "errorMessage": ""}
     return call.resolve(RESPONSE_TO[call.operation], {**success, **response})
 
 
-def append_batch(*payloads: bytes) -> Call[Any]:
+def append_batch(*payloads: bytes) -> ClientCall[Any]:
     ((call,),) = calls.plan_appends("s", payloads, True, FRAME_BYTES)
     return call
 
@@ -115,7 +115,7 @@ READ_OR_NONE = calls.read_messages_or_none("s", 4, 9, 500)
 ABOUT = PipelineDescription(
     started=5, spark_version="4.1.0", master="local[3]", spark_page="http://127.0.0.1:4040"
 )
-REQUESTS: list[tuple[Call[Any], Request]] = [
+REQUESTS: list[tuple[ClientCall[Any], Request]] = [
     (
         calls.create_message_stream(DEFINITION),
         CreateMessageStreamRequest(request_id=ID, definition=DEFINITION),
@@ -264,7 +264,7 @@ REQUESTS: list[tuple[Call[Any], Request]] = [
 
 
 @pytest.mark.parametrize(("call", "arrived"), REQUESTS, ids=[c.operation.name for c, _ in REQUESTS])
-def test_a_request_arrives_as_it_was_meant(call: Call[Any], arrived: Request) -> None:
+def test_a_request_arrives_as_it_was_meant(call: ClientCall[Any], arrived: Request) -> None:
     assert asked(call) == arrived
 
 
@@ -404,7 +404,7 @@ def test_options_that_cannot_be_are_refused(options: Any, message: str) -> None:
 # Many messages
 
 
-def sizes_of(call: Call[Any]) -> list[int]:
+def sizes_of(call: ClientCall[Any]) -> list[int]:
     request = asked(call)
     if isinstance(request, AppendMessagesRequest):
         return list(struct.unpack(f"<{len(request.sizes) // 4}I", request.sizes))
@@ -412,7 +412,7 @@ def sizes_of(call: Call[Any]) -> list[int]:
     return [len(request.payload)]
 
 
-def payloads_of(call: Call[Any]) -> list[bytes]:
+def payloads_of(call: ClientCall[Any]) -> list[bytes]:
     request = asked(call)
     if isinstance(request, AppendMessageRequest):
         return [request.payload]
@@ -724,7 +724,7 @@ def test_an_error_without_a_message_is_told_by_its_name() -> None:
         ),
     ],
 )
-def test_an_answer_that_lacks_something_is_told_so(call: Call[Any], response: Any) -> None:
+def test_an_answer_that_lacks_something_is_told_so(call: ClientCall[Any], response: Any) -> None:
     with pytest.raises(ClientException):
         answered(call, **response)
 

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from penstock.client import calls
-from penstock.client.calls import Call
-from penstock.client.connection import Connection, PendingCall
+from penstock.client.calls import ClientCall
+from penstock.client.connection import Connection, SentCall
 from penstock.client.failures import NotSentError
 from penstock.errors import (
     ClientException,
@@ -35,16 +35,16 @@ from penstock.errors import (
 from penstock.model import Message
 from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import Operation
-from tests.support import MEBIBYTE, PATIENCE_S, wait_until
+from tests.support import MEBIBYTE, TIMEOUT_S, wait_until
 
 from .servers import Caller, Request, Script, ScriptedServer, frame_to
 
 
-def later(seconds: float = PATIENCE_S) -> float:
+def later(seconds: float = TIMEOUT_S) -> float:
     return time.monotonic() + seconds
 
 
-def append(number: int) -> Call[int]:
+def append(number: int) -> ClientCall[int]:
     """An append that a scripted server answers with this number."""
     return calls.append_message("s", str(number).encode())
 
@@ -76,7 +76,7 @@ def greeting(script: Script) -> Script:
 def connected_to(script: Script) -> Iterator[Connection]:
     """A connection to a server that follows a script behind the handshake."""
     with ScriptedServer(greeting(script)) as server:
-        connection = Connection.open(server.endpoint, PATIENCE_S, PATIENCE_S)
+        connection = Connection.open(server.endpoint, TIMEOUT_S, TIMEOUT_S)
         try:
             yield connection
         finally:
@@ -89,14 +89,18 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def start_reader(pool: ThreadPoolExecutor, connection: Connection, call: Call[int]) -> Future[int]:
+def start_reader(
+    pool: ThreadPoolExecutor, connection: Connection, call: ClientCall[int]
+) -> Future[int]:
     """A thread that reads from the connection, for itself and others."""
     future = pool.submit(connection.call, call, later())
     wait_until(lambda: connection._reader)
     return future
 
 
-def start_sleeper(pool: ThreadPoolExecutor, connection: Connection, call: Call[int]) -> Future[int]:
+def start_sleeper(
+    pool: ThreadPoolExecutor, connection: Connection, call: ClientCall[int]
+) -> Future[int]:
     """A thread that waits while another one reads."""
     before = len(connection._sleepers)
     future = pool.submit(connection.call, call, later())
@@ -132,7 +136,7 @@ def test_one_who_has_its_answer_leaves_the_reading_to_another(pool: ThreadPoolEx
     def script(caller: Caller) -> None:
         first, second = caller.take(), caller.take()
         answer(caller, first)
-        may_answer.wait(PATIENCE_S)
+        may_answer.wait(TIMEOUT_S)
         answer(caller, second)
 
     with connected_to(script) as connection:
@@ -141,7 +145,7 @@ def test_one_who_has_its_answer_leaves_the_reading_to_another(pool: ThreadPoolEx
         sleeper = pool.submit(connection.call, append(2), later())
         assert reader.result() == 1
         may_answer.set()
-        assert sleeper.result(PATIENCE_S / 2) == 2
+        assert sleeper.result(TIMEOUT_S / 2) == 2
 
 
 def test_one_whose_time_is_up_leaves_the_reading_to_another(pool: ThreadPoolExecutor) -> None:
@@ -150,7 +154,7 @@ def test_one_whose_time_is_up_leaves_the_reading_to_another(pool: ThreadPoolExec
     def script(caller: Caller) -> None:
         caller.take()
         second = caller.take()
-        may_answer.wait(PATIENCE_S)
+        may_answer.wait(TIMEOUT_S)
         answer(caller, second)
 
     with connected_to(script) as connection:
@@ -160,7 +164,7 @@ def test_one_whose_time_is_up_leaves_the_reading_to_another(pool: ThreadPoolExec
         with pytest.raises(RequestTimeoutException):
             reader.result()
         may_answer.set()
-        assert sleeper.result(PATIENCE_S / 2) == 2
+        assert sleeper.result(TIMEOUT_S / 2) == 2
 
 
 def test_one_that_waits_for_another_to_read_gives_up_in_time_too(pool: ThreadPoolExecutor) -> None:
@@ -169,7 +173,7 @@ def test_one_that_waits_for_another_to_read_gives_up_in_time_too(pool: ThreadPoo
     def script(caller: Caller) -> None:
         first = caller.take()
         caller.take()
-        may_answer.wait(PATIENCE_S)
+        may_answer.wait(TIMEOUT_S)
         answer(caller, first)
 
     with connected_to(script) as connection:
@@ -248,7 +252,7 @@ def test_one_that_is_interrupted_lets_nobody_wait_in_vain(pool: ThreadPoolExecut
             connection.call(append(1), later())
 
         with pytest.raises(ConnectionLostException):
-            beside.result(PATIENCE_S / 2)
+            beside.result(TIMEOUT_S / 2)
         assert not connection.is_usable()
 
 
@@ -305,7 +309,7 @@ def test_the_end_of_a_connection_wakes_all_who_wait(pool: ThreadPoolExecutor) ->
 
         for future in futures:
             with pytest.raises(ConnectionLostException):
-                future.result(PATIENCE_S / 2)
+                future.result(TIMEOUT_S / 2)
         assert not connection.is_usable()
         with pytest.raises(NotSentError):
             connection.call(append(1), later())
@@ -320,13 +324,13 @@ def test_a_close_wakes_all_who_wait_and_then_nothing_is_open(pool: ThreadPoolExe
 
         for future in (reader, *sleepers):
             with pytest.raises(ConnectionLostException):
-                future.result(PATIENCE_S / 2)
+                future.result(TIMEOUT_S / 2)
         assert connection._transport._socket.fileno() == -1
 
 
 def test_a_close_wakes_one_that_cannot_send(pool: ThreadPoolExecutor) -> None:
     is_over = threading.Event()
-    with connected_to(lambda _: is_over.wait(PATIENCE_S)) as connection:
+    with connected_to(lambda _: is_over.wait(TIMEOUT_S)) as connection:
         sender = pool.submit(
             connection.call, calls.append_message("s", bytes(64 * MEBIBYTE)), later()
         )
@@ -335,7 +339,7 @@ def test_a_close_wakes_one_that_cannot_send(pool: ThreadPoolExecutor) -> None:
         connection.close()
 
         with pytest.raises(NotSentError):
-            sender.result(PATIENCE_S / 2)
+            sender.result(TIMEOUT_S / 2)
         assert connection._transport._socket.fileno() == -1
         is_over.set()
 
@@ -383,7 +387,7 @@ def test_a_child_process_leaves_the_connection_to_its_parent() -> None:
 
 def test_a_request_that_cannot_leave_in_time_was_not_sent() -> None:
     is_over = threading.Event()
-    with connected_to(lambda _: is_over.wait(PATIENCE_S)) as connection:
+    with connected_to(lambda _: is_over.wait(TIMEOUT_S)) as connection:
         call = calls.append_message("s", bytes(64 * MEBIBYTE))
 
         with pytest.raises(NotSentError, match="takes no more"):
@@ -400,7 +404,7 @@ def test_a_request_is_sent_to_a_server_that_must_first_get_rid_of_an_answer() ->
 
     def script(caller: Caller) -> None:
         late = caller.take()
-        has_given_up.wait(PATIENCE_S)
+        has_given_up.wait(TIMEOUT_S)
         caller.answer(late, messages=[], padding=bytes(64 * MEBIBYTE))
         caller.answer(caller.take(), sequenceNumber=7)
 
@@ -444,9 +448,9 @@ def test_one_that_sends_what_is_large_holds_up_nobody_who_waits(pool: ThreadPool
             connection.call, calls.append_message("s", bytes(64 * MEBIBYTE)), later()
         )
 
-        assert waiting.result(PATIENCE_S / 2) == 1
+        assert waiting.result(TIMEOUT_S / 2) == 1
         with pytest.raises((ConnectionLostException, NotSentError)):
-            sending.result(PATIENCE_S / 2)
+            sending.result(TIMEOUT_S / 2)
 
 
 # Answers that come late, twice, for nobody, or are none
@@ -457,7 +461,7 @@ def test_a_slow_answer_within_the_time_is_an_answer() -> None:
 
     def script(caller: Caller) -> None:
         request = caller.take()
-        may_answer.wait(PATIENCE_S)
+        may_answer.wait(TIMEOUT_S)
         answer(caller, request)
 
     with connected_to(script) as connection:
@@ -591,7 +595,7 @@ def test_an_answer_may_be_large(pool: ThreadPoolExecutor) -> None:
 # Answers that are answers, and strange
 
 
-def ask(call: Call[Any], **fields: Any) -> Any:
+def ask(call: ClientCall[Any], **fields: Any) -> Any:
     """What comes of an answer with these fields."""
     with connected_to(lambda caller: caller.answer(caller.take(), **fields)) as connection:
         return connection.call(call, later())
@@ -648,7 +652,7 @@ def test_a_failure_is_the_exception_of_its_status() -> None:
     ],
 )
 def test_an_answer_that_cannot_be_understood_is_told(
-    call: Call[Any], fields: dict[str, Any]
+    call: ClientCall[Any], fields: dict[str, Any]
 ) -> None:
     with pytest.raises(ClientException, match="cannot be understood"):
         ask(call, **fields)
@@ -657,9 +661,9 @@ def test_an_answer_that_cannot_be_understood_is_told(
 # The handshake
 
 
-def open_to(script: Script, request_timeout: float = PATIENCE_S) -> None:
+def open_to(script: Script, request_timeout: float = TIMEOUT_S) -> None:
     with ScriptedServer(script) as server:
-        Connection.open(server.endpoint, PATIENCE_S, request_timeout).close()
+        Connection.open(server.endpoint, TIMEOUT_S, request_timeout).close()
 
 
 def test_a_server_says_what_it_is() -> None:
@@ -708,8 +712,8 @@ class _Turns(dict[str, Any]):
 
 def test_the_turn_of_a_reader_is_not_ended_because_the_one_before_it_is_gone() -> None:
     with connected_to(serve_appends) as connection:
-        former = [PendingCall(append(1), "1")]
-        current = PendingCall(append(2), "2")
+        former = [SentCall(append(1), "1")]
+        current = SentCall(append(2), "2")
         turn = weakref.ref(current)
 
         def pass_on() -> None:

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from penstock.client.endpoint import Endpoint, Search, explain
+from penstock.discovery import LOCK_FILE, Address, write_address
 from penstock.errors import SettingError
-from penstock.root import LOCK_FILE, Address, write_address
 from tests.support import BrokerProcess, LocalBroker
 
 HOST = "STREAM_MANAGER_SERVER_HOST"

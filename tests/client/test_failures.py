@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.client import calls
-from penstock.client.calls import Call
+from penstock.client.calls import ClientCall
 from penstock.client.failures import (
     NotSentError,
     closed_in_handshake,
@@ -24,7 +24,7 @@ from penstock.errors import (
     UnansweredException,
 )
 
-CALLS: list[Call[Any]] = [
+CALLS: list[ClientCall[Any]] = [
     calls.append_message("s", b"x"),
     calls.delete_message_stream("s"),
     calls.list_streams(),
@@ -33,7 +33,7 @@ CALLS: list[Call[Any]] = [
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.operation.name)
 def test_a_lost_connection_names_the_operation_and_what_may_have_become_of_it(
-    call: Call[Any],
+    call: ClientCall[Any],
 ) -> None:
     error = connection_lost(call)
 
@@ -45,7 +45,7 @@ def test_a_lost_connection_names_the_operation_and_what_may_have_become_of_it(
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.operation.name)
-def test_an_answer_that_is_not_in_time_says_the_same(call: Call[Any]) -> None:
+def test_an_answer_that_is_not_in_time_says_the_same(call: ClientCall[Any]) -> None:
     error = not_in_time(call)
 
     assert call.operation.name in str(error)

@@ -17,12 +17,12 @@ import pytest
 
 from penstock.client.endpoint import Endpoint
 from penstock.client.transport import DeadlineError, TlsTransport, Transport, open_transport
-from tests.support import PATIENCE_S, running, wait_until
+from tests.support import TIMEOUT_S, running, wait_until
 
 from .servers import Certificates, make_certificates
 
 
-def later(seconds: float = PATIENCE_S) -> float:
+def later(seconds: float = TIMEOUT_S) -> float:
     return time.monotonic() + seconds
 
 
@@ -47,7 +47,7 @@ def take_from(stream_socket: socket.socket, size: int) -> bytes:
 def ends() -> Iterator[tuple[Transport, socket.socket]]:
     """A transport and the socket at the other end of it."""
     ours, theirs = socket.socketpair()
-    theirs.settimeout(PATIENCE_S)
+    theirs.settimeout(TIMEOUT_S)
     with ours, theirs:
         yield Transport(ours), theirs
 
@@ -203,7 +203,7 @@ def listening(serve: Callable[[socket.socket], object]) -> Iterator[int]:
         def run() -> None:
             peer, _ = listener.accept()
             with peer:
-                peer.settimeout(PATIENCE_S)
+                peer.settimeout(TIMEOUT_S)
                 serve(peer)
 
         with running(run):

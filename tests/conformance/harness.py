@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import PATIENCE_S, Json
+from tests.support import TIMEOUT_S, Json
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
@@ -149,7 +149,7 @@ class Driver:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(PATIENCE_S)
+            self._process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             raise
@@ -190,7 +190,7 @@ class Client:
         return self._driver.start(self._name, call, **args)
 
     def _call(self, call: str, **args: Any) -> Any:
-        return self.start(call, **args).result(PATIENCE_S)
+        return self.start(call, **args).result(TIMEOUT_S)
 
     def create(self, **fields: Any) -> str:
         """Creates a stream with a fresh name, unless the fields have one, and gives the name."""
@@ -209,7 +209,7 @@ class Client:
 
     def read(self, name: str, **options: int) -> list[Json]:
         """Reads with the options given, or with no options object when there are none."""
-        return list(self.start_read(name, **options).result(PATIENCE_S))
+        return list(self.start_read(name, **options).result(TIMEOUT_S))
 
     def start_read(self, name: str, **options: int) -> Future[Any]:
         if options:

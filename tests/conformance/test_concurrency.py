@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
 from .conftest import Connect
 from .harness import ALL_SDKS, NODE, Client, Sdk, for_python_sdks, for_sdks
@@ -16,7 +16,7 @@ def test_one_client_appends_from_eight_threads(client: Client) -> None:
         client.start("append_repeatedly", name=name, data=b"%d" % i, count=200) for i in range(8)
     ]
 
-    of_threads = [run.result(PATIENCE_S)["numbers"] for run in runs]
+    of_threads = [run.result(TIMEOUT_S)["numbers"] for run in runs]
     assert all(numbers == sorted(numbers) for numbers in of_threads)
     assert sorted(number for numbers in of_threads for number in numbers) == list(range(1600))
     assert client.storage(name) == (0, 1599, 1600)
@@ -28,7 +28,7 @@ def test_many_clients_append_to_one_stream_at_once(connect: Connect, sdk: Sdk) -
 
     runs = [client.start("append_repeatedly", name=name, data=b"x", count=25) for client in clients]
 
-    answers = [run.result(PATIENCE_S)["numbers"] for run in runs]
+    answers = [run.result(TIMEOUT_S)["numbers"] for run in runs]
     assert sorted(number for numbers in answers for number in numbers) == list(range(150))
 
 
@@ -44,7 +44,7 @@ def test_clients_of_all_sdks_append_to_one_stream_at_once(connect: Connect) -> N
     writer = {
         number: payload
         for payload, run in runs.items()
-        for number in run.result(PATIENCE_S)["numbers"]
+        for number in run.result(TIMEOUT_S)["numbers"]
     }
     assert sorted(writer) == list(range(100))
     for client in clients.values():
@@ -61,5 +61,5 @@ def test_an_append_of_the_node_client_does_not_wait_for_a_delayed_ack(client: Cl
     run = client.start("append_repeatedly", name=name, data=b"hello", count=200)
 
     # On a busy machine many calls take longer for other reasons, but by far not all of them.
-    quick = [millis for millis in run.result(PATIENCE_S)["millis"] if millis < 35]
+    quick = [millis for millis in run.result(TIMEOUT_S)["millis"] if millis < 35]
     assert len(quick) > 50

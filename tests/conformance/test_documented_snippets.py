@@ -230,7 +230,7 @@ from penstock import (
     StatusMessage,
     StreamManagerClient,
 )
-from penstock.util import Util
+from penstock.model.json_bytes import Util
 
 client = StreamManagerClient()
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import penstock
-from tests.support import PATIENCE_S, BrokerProcess, Json, clean_environment
+from tests.support import TIMEOUT_S, BrokerProcess, Json, clean_environment
 
 from . import describe_sdk
 from .harness import GREENGRASSSDK_1_6, HERE, STREAM_MANAGER, Sdk, unique_name
@@ -136,7 +136,7 @@ def run_script(sdk: Sdk, *arguments: str, stdin: str = "", **environment: str) -
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         env=clean_environment(**environment),
     )
     assert done.returncode == 0, done.stderr

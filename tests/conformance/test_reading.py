@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.support import PATIENCE_S, Json
+from tests.support import TIMEOUT_S, Json
 
 from .conftest import Connect
 from .harness import (
@@ -96,7 +96,7 @@ def test_a_memory_stream_reads_like_any_other(client: Client) -> None:
 
 def test_many_messages_come_in_one_answer(client: Client) -> None:
     name = client.create()
-    client.start("append_repeatedly", name=name, data=b"x" * 100, count=300).result(PATIENCE_S)
+    client.start("append_repeatedly", name=name, data=b"x" * 100, count=300).result(TIMEOUT_S)
 
     assert numbers(client.read(name, minMessageCount=300)) == list(range(300))
 
@@ -205,7 +205,7 @@ def test_a_waiting_read_is_woken_by_an_append_of_another_client(
     assert not reading.done()
     other.append(name, b"wake up")
 
-    [message] = reading.result(PATIENCE_S)
+    [message] = reading.result(TIMEOUT_S)
     assert (message["sequenceNumber"], message["payload"]) == (present, b"wake up")
     assert time.monotonic() - start < 100
 
@@ -217,7 +217,7 @@ def test_a_waiting_read_holds_up_no_other_call_of_its_client(client: Client) -> 
     assert client.storage(name) == (0, -1, 0)
     assert [client.append(name, b"m") for _ in range(2)] == [0, 1]
 
-    assert numbers(reading.result(PATIENCE_S)) == [0, 1]
+    assert numbers(reading.result(TIMEOUT_S)) == [0, 1]
 
 
 def test_a_waiting_read_waits_until_the_minimum_is_there(client: Client, connect: Connect) -> None:
@@ -232,7 +232,7 @@ def test_a_waiting_read_waits_until_the_minimum_is_there(client: Client, connect
         assert not reading.done()
         other.append(name, b"%d" % i)
 
-    assert numbers(reading.result(PATIENCE_S)) == [0, 1, 2]
+    assert numbers(reading.result(TIMEOUT_S)) == [0, 1, 2]
 
 
 def test_many_waiting_reads_are_woken_by_one_append(client: Client, connect: Connect) -> None:
@@ -244,7 +244,7 @@ def test_many_waiting_reads_are_woken_by_one_append(client: Client, connect: Con
 
     client.append(name, b"for all")
 
-    assert [numbers(reading.result(PATIENCE_S)) for reading in readings] == [[0]] * 4
+    assert [numbers(reading.result(TIMEOUT_S)) for reading in readings] == [[0]] * 4
 
 
 def test_a_client_is_as_good_as_new_after_a_read_that_waited_in_vain(client: Client) -> None:

@@ -7,6 +7,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -26,11 +27,10 @@ from penstock.model import (
     StatusContext,
     StatusMessage,
 )
-from penstock.sandbox.server import Sandbox
-from penstock.util import Util
+from penstock.model.json_bytes import Util
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.demo.beside import Lines, beside, newest
-from tests.demo.test_png import decode_png
-from tests.support import PATIENCE_S, LocalBroker, wait_until
+from tests.support import TIMEOUT_S, LocalBroker, wait_until
 
 OFTEN = 0.01
 # Only the one that is taken at the start.
@@ -96,7 +96,7 @@ def test_a_picture_is_there_until_it_is_uploaded(
         (task,) = wait_until(lambda: tasks(client))
         (path,) = camera_directory(root).iterdir()
         assert task.input_url == path.as_uri()
-        assert decode_png(path.read_bytes())
+        assert ET.parse(path).getroot().tag.endswith("svg")
         assert task.bucket == BUCKET
         assert "!{timestamp:" in task.key
         assert task.user_metadata == {"camera": "turbine-1", "file": path.name}
@@ -131,7 +131,7 @@ def test_what_cannot_be_uploaded_is_told_once_and_it_rests(
         for task in tasks(client)[:3]:
             tell(client, task, Status.Failure)
 
-        assert told.get(timeout=PATIENCE_S) == "no pictures for 600 s: because"
+        assert told.get(timeout=TIMEOUT_S) == "no pictures for 600 s: because"
     assert told.empty()
 
 
@@ -141,13 +141,13 @@ def test_the_next_run_keeps_what_waits_and_clears_away_the_rest(
     with beside(camera(root, cloud, told, SELDOM)):
         wait_until(lambda: tasks(client))
     (waits,) = files(root)
-    for name in ("picture-1.png", "video-1.bin", "picture-2.png.part", "of-somebody-else.png"):
+    for name in ("picture-1.svg", "video-1.bin", "picture-2.svg.part", "of-somebody-else.svg"):
         (camera_directory(root) / name).touch()
 
     with beside(camera(root, cloud, told, SELDOM)):
         wait_until(lambda: len(tasks(client)) == 2)
         assert len(files(root)) == 3
-        assert files(root) > {waits, "of-somebody-else.png"}
+        assert files(root) > {waits, "of-somebody-else.svg"}
         tell(client, tasks(client)[0], Status.Success)
         wait_until(lambda: waits not in files(root))
 
@@ -159,7 +159,7 @@ def test_a_bucket_that_is_gone_is_made_again(
 ) -> None:
     cloud.create_bucket(BUCKET)
     delete = urllib.request.Request(f"{cloud.url}/{BUCKET}", method="DELETE")
-    urllib.request.urlopen(delete, timeout=PATIENCE_S).close()
+    urllib.request.urlopen(delete, timeout=TIMEOUT_S).close()
     cloud.reset_calls()
 
     with beside(camera(root, cloud, told, SELDOM)):

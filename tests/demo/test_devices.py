@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from penstock.demo.devices import DEVICES, STREAMS, VIBRATION, Device, rotor_angle_at, wind_at
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.sandbox.posting import post
 
 BY_STREAM = {device.stream: device for device in DEVICES}

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from penstock.broker.settings import Settings, variables_of
 from penstock.cli.main import USUAL_HTTP_PORT
 from penstock.cli.supervision import _STOP_SECONDS
+from penstock.settings import Settings, variables_of
 from tests.deploy.project import DEPLOY, PROJECT, extras, parse
 
 DOCKERFILE = re.sub(r"\\\n\s*", "", (DEPLOY / "docker" / "Dockerfile").read_text())

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from penstock import __version__
-from penstock.broker.settings import Settings, load_settings, variables_of
 from penstock.cli.main import USUAL_HTTP_PORT
 from penstock.greengrass.component import SOCKET_VARIABLE, TOKEN_VARIABLE
-from penstock.testing.connection import Connection
+from penstock.settings import Settings, load_settings, variables_of
 from tests.deploy.project import DEPLOY, extras, parse
 from tests.greengrass.ipc_server import STREAM_MANAGER, NucleusServer
-from tests.support import PATIENCE_S, PENSTOCK, clean_environment, wait_until
+from tests.raw_connection import RawConnection
+from tests.support import PENSTOCK, TIMEOUT_S, clean_environment, wait_until
 
 RECIPE: dict[str, Any] = yaml.safe_load((DEPLOY / "greengrass" / "recipe.yaml").read_text())
 DEFAULTS: dict[str, str] = RECIPE["ComponentConfiguration"]["DefaultConfiguration"]
@@ -122,9 +122,9 @@ def test_what_the_component_starts_serves_other_components(tmp_path: Path) -> No
         try:
             wait_until(lambda: server.states or process.poll() is not None)
             port = server.configurations[STREAM_MANAGER]["port"]
-            Connection.open("127.0.0.1", port, "press-token").close()
+            RawConnection.open("127.0.0.1", port, "press-token").close()
             assert (work / "penstock" / "token").exists()
         finally:
             process.send_signal(signal.SIGTERM)
-            code = process.wait(PATIENCE_S)
+            code = process.wait(TIMEOUT_S)
     assert code == 0

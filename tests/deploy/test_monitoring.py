@@ -19,10 +19,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from penstock.broker.access import Role
 from penstock.errors import ResponseStatusCode
 from penstock.model import Persistence, StrategyOnFull
-from penstock.model.status import Status
+from penstock.model.status_message import Status
 from penstock.web.metrics import DECLARED, TELEMETRY, Kind
 from tests.deploy.project import DEPLOY, PROJECT
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
 Json = dict[str, Any]
 
@@ -255,7 +255,7 @@ def _run_promtool(promtool: str, *words: str) -> None:
         cwd=PROMETHEUS,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.settings import Settings, variables_of
+from penstock.settings import Settings, variables_of
 from tests.deploy.project import DEPLOY, PROJECT, parse
 
 PAGE = PROJECT / "docs" / "deployment.md"

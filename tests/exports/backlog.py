@@ -14,7 +14,7 @@ from penstock import (
     StrategyOnFull,
     StreamManagerClient,
 )
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.exports.programs import has_exported, status_of
 from tests.support import BrokerProcess, wait_until
 

@@ -17,7 +17,7 @@ from penstock import (
     StrategyOnFull,
     StreamManagerClient,
 )
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.exports.programs import PipelineProcess
 from tests.support import BrokerProcess
 

@@ -13,10 +13,10 @@ import psutil
 
 from penstock import StreamManagerClient
 from penstock.model import ExportStatus
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.support import (
-    PATIENCE_S,
     QUICK_JAVA,
+    TIMEOUT_S,
     PenstockProcess,
     bare_environment,
     running,
@@ -51,7 +51,7 @@ class PipelineProcess(PenstockProcess):
 
     def start(self) -> None:
         try:
-            line = self.launch().get(timeout=PATIENCE_S)
+            line = self.launch().get(timeout=TIMEOUT_S)
         except queue.Empty:
             self._fail()
         if line != "penstock pipeline ready\n":

@@ -34,7 +34,7 @@ from penstock import (
     StreamManagerClient,
     Util,
 )
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.exports.backlog import Backlog
 from tests.exports.programs import (
     PipelineProcess,

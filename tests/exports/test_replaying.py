@@ -20,7 +20,7 @@ from penstock import (
     StreamManagerClient,
     Util,
 )
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.exports.programs import has_exported, status_of
 from tests.support import MEBIBYTE, BrokerProcess, wait_until
 

@@ -17,9 +17,9 @@ from penstock.store.reserve import RESERVE_FILE
 from penstock.store.rows import ExportProgress, TokenRow
 from penstock.store.space import NoSpaceError
 from penstock.store.store import Store
-from penstock.store.stream import StoredStream
+from penstock.store.stored_stream import StoredStream
 from penstock.wire.operations import Operation
-from tests.broker.exports.test_handlers import commit, exported, plan, report
+from tests.broker.exports.test_export_handlers import commit, exported, plan, report
 from tests.broker.exports.workbench import to_http
 from tests.cli.command import penstock_process
 from tests.support import MEBIBYTE, LocalBroker, append, create, read, wait_until

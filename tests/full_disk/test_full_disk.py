@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import PATIENCE_S, clean_environment, run_program
+from tests.support import TIMEOUT_S, clean_environment, run_program
 
 PROJECT = Path(__file__).resolve().parents[2]
 UNSHARE = ("unshare", "--user", "--map-root-user", "--mount")
@@ -25,11 +25,11 @@ def test_ways_out_of_a_full_disk_work_on_a_real_file_system(tmp_path: Path) -> N
     environment = clean_environment(PYTHONDONTWRITEBYTECODE="1")
     if shutil.which("unshare") is None:
         pytest.skip("there is no unshare")
-    if run_program(*probe, cwd=PROJECT, env=environment, seconds=PATIENCE_S).returncode:
+    if run_program(*probe, cwd=PROJECT, env=environment, seconds=TIMEOUT_S).returncode:
         pytest.skip("this user may not mount a file system")
     cases = str(Path(__file__).with_name("cases.py"))
     pytest_command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cases)
     finished = run_program(
-        *UNSHARE, *pytest_command, cwd=PROJECT, env=environment, seconds=3 * PATIENCE_S
+        *UNSHARE, *pytest_command, cwd=PROJECT, env=environment, seconds=3 * TIMEOUT_S
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -20,7 +20,7 @@ from penstock.greengrass.component import (
 )
 from tests.greengrass.ipc_server import STREAM_MANAGER, NucleusServer
 from tests.support import (
-    PATIENCE_S,
+    TIMEOUT_S,
     BrokerProcess,
     LocalBroker,
     append,
@@ -40,13 +40,13 @@ def path(tmp_path: Path) -> Path:
 def component(path: Path, root: Path, token: str = "svcuid") -> Iterator[LocalBroker]:
     """A broker of which the nucleus knows."""
     with LocalBroker(root) as broker:
-        companion = find_component({SOCKET_VARIABLE: str(path), TOKEN_VARIABLE: token})
-        assert companion is not None
-        broker.finish(companion.start(broker.broker))
+        service = find_component({SOCKET_VARIABLE: str(path), TOKEN_VARIABLE: token})
+        assert service is not None
+        broker.finish(service.start(broker.broker))
         try:
             yield broker
         finally:
-            broker.finish(companion.stop())
+            broker.finish(service.stop())
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,10 @@ def test_without_the_client_of_aws_the_broker_runs_with_its_own_tokens(
     monkeypatch.setitem(sys.modules, "awscrt.io", None)
     monkeypatch.delitem(sys.modules, "penstock.greengrass.nucleus", raising=False)
     with LocalBroker(tmp_path / "root") as broker:
-        companion = Component("/nowhere", "svcuid")
-        broker.finish(companion.start(broker.broker))
+        service = Component("/nowhere", "svcuid")
+        broker.finish(service.start(broker.broker))
         broker.connect()
-        broker.finish(companion.stop())
+        broker.finish(service.stop())
 
     assert "pip install 'penstock[greengrass]'" in caplog.text
 
@@ -185,4 +185,4 @@ def test_the_client_of_aws_is_not_loaded_where_greengrass_is_not() -> None:
         "import sys; from penstock.cli.main import main; import penstock.greengrass.component; "
         "sys.exit(any(name.startswith('aws') for name in sys.modules))"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=TIMEOUT_S)

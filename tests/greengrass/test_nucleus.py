@@ -12,12 +12,12 @@ import pytest
 from penstock.greengrass.nucleus import Nucleus
 from penstock.greengrass.tokens import NucleusError
 from tests.greengrass.ipc_server import STREAM_MANAGER, NucleusServer
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
 
 @asynccontextmanager
 async def reach(
-    server: NucleusServer, token: str = "svcuid", timeout: float = PATIENCE_S
+    server: NucleusServer, token: str = "svcuid", timeout: float = TIMEOUT_S
 ) -> AsyncIterator[Nucleus]:
     nucleus = Nucleus(str(server.path), token, timeout)
     try:

@@ -117,7 +117,7 @@ def test_who_comes_with_the_same_token_waits_for_the_same_answer() -> None:
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_MOST_REMEMBERED", 2)
+    monkeypatch.setattr(tokens, "_MAX_REMEMBERED", 2)
     nucleus = Answers("a", "b", "c")
 
     async def steps(verifier: ComponentTokens) -> None:

@@ -20,13 +20,13 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from penstock import StreamManagerClient
-from penstock.broker.settings import Settings
-from penstock.cli.access import dashboard_link
+from penstock.cli.credentials import dashboard_link
+from penstock.discovery import is_served
 from penstock.model.statistics import ExportStatistics
-from penstock.root import is_served
 from penstock.sandbox.client import SandboxClient
+from penstock.settings import Settings
 from tests.cli.up_process import Up
-from tests.support import PATIENCE_S, QUICK_JAVA, wait_until
+from tests.support import QUICK_JAVA, TIMEOUT_S, wait_until
 from tests.web.browser import (
     NO_ANSWER,
     Tab,
@@ -79,7 +79,7 @@ def farm(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     farm = Farm(tmp_path_factory.mktemp("farm") / "root")
     children = farm.up.children()
     try:
-        farm.up.read_until("penstock pipeline ready", PATIENCE_S)
+        farm.up.read_until("penstock pipeline ready", TIMEOUT_S)
         yield farm
     finally:
         children += farm.up.children()
@@ -154,7 +154,7 @@ def test_tasks_of_the_pipeline_are_shown_with_a_link_to_sparks_own_page(page: Pa
 
 def test_uploads_of_the_camera_are_listed_as_tasks(page: Page) -> None:
     go(page, "/tasks")
-    expect(page.get_by_text("success").first).to_be_visible(timeout=PATIENCE_S * 1000)
+    expect(page.get_by_text("success").first).to_be_visible(timeout=TIMEOUT_S * 1000)
 
 
 def test_an_export_that_is_paused_stops_and_one_that_is_resumed_catches_up(
@@ -235,7 +235,7 @@ def test_a_broker_and_a_pipeline_that_are_killed_come_back_and_nothing_is_lost(
     for process in [farm.find("pipeline"), farm.find("serve")]:
         process.kill()
     farm.up.read_until("penstock ready")
-    farm.up.read_until("penstock pipeline ready", PATIENCE_S)
+    farm.up.read_until("penstock pipeline ready", TIMEOUT_S)
 
     with StreamManagerClient(root=farm.up.root) as client:
         wait_until(

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
-from tests.support import PATIENCE_S, QUICK_JAVA, BrokerProcess, clean_environment, wait_until
+from tests.support import QUICK_JAVA, TIMEOUT_S, BrokerProcess, clean_environment, wait_until
 
 WIND_FARM = Path(__file__).resolve().parents[2] / "examples" / "wind_farm.py"
 
@@ -126,7 +126,7 @@ def wind_farm(broker: BrokerProcess, *flags: str) -> Iterator[subprocess.Popen[s
     )
     try:
         yield process
-        said, _ = process.communicate(timeout=PATIENCE_S)
+        said, _ = process.communicate(timeout=TIMEOUT_S)
         assert (process.returncode, said) == (0, "")
     finally:
         if process.poll() is None:
@@ -169,13 +169,13 @@ def test_the_wind_farm_runs_until_it_is_interrupted_and_averages_every_reading_t
         return "alerts" in client.list_streams() and sorted(stored_alerts(client)) == sorted(alerts)
 
     with wind_farm(broker) as process:
-        wait_until(are_stored, "the first alerts", PATIENCE_S)
+        wait_until(are_stored, "the first alerts", TIMEOUT_S)
         meanwhile = [Reading("turbine-2", 99, 12)]
         alerts += append(client, meanwhile)
-        wait_until(are_stored, "the next alert", PATIENCE_S)
+        wait_until(are_stored, "the next alert", TIMEOUT_S)
         # With the second batch it knows what the first one has made too late.
         commits = tmp_path / "wind-farm" / "checkpoints" / "averages" / "commits"
-        wait_until((commits / "1").exists, "two batches of averages", PATIENCE_S)
+        wait_until((commits / "1").exists, "two batches of averages", TIMEOUT_S)
 
         os.killpg(process.pid, signal.SIGINT)  # Ctrl-C
 

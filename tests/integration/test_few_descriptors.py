@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.root import read_address
-from penstock.testing.connection import Connection
+from penstock.discovery import read_address
 from penstock.wire.operations import Operation
+from tests.raw_connection import RawConnection
 from tests.support import BrokerProcess, append, create, read
 
 LIMIT = 128
@@ -49,7 +49,7 @@ def open_descriptors(broker: BrokerProcess) -> int:
     return len(list(Path(f"/proc/{broker.process.pid}/fd").iterdir()))
 
 
-def expect_all_messages(client: Connection) -> None:
+def expect_all_messages(client: RawConnection) -> None:
     for stream in range(STREAMS):
         found = read(client, name_of(stream), minMessageCount=ROUNDS, maxMessageCount=100)
         assert [message["payload"] for message in found] == [

@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from penstock.errors import NotEnoughMessagesException
-from penstock.testing.connection import Connection, raise_for_status
 from penstock.wire.operations import Operation
+from tests.raw_connection import RawConnection, raise_for_status
 from tests.support import BrokerProcess, wait_until
 
 KILLS = 5
@@ -66,7 +66,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         yield broker
 
 
-def read_all(connection: Connection, stream: str) -> dict[int, bytes]:
+def read_all(connection: RawConnection, stream: str) -> dict[int, bytes]:
     stored: dict[int, bytes] = {}
     while True:
         options = {"desiredStartSequenceNumber": len(stored), "maxMessageCount": 10_000}

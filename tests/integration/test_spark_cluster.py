@@ -31,14 +31,14 @@ from penstock import (
     StrategyOnFull,
     StreamManagerClient,
 )
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from penstock.spark.java import find_java, java_home_for_spark
 from penstock.spark.python import worker_python
 from tests.exports.backlog import Backlog
 from tests.exports.programs import PipelineProcess, end_amid_deliveries
 from tests.support import (
-    PATIENCE_S,
     QUICK_JAVA,
+    TIMEOUT_S,
     BrokerProcess,
     bare_environment,
     run_program,
@@ -211,12 +211,12 @@ def running_group(
         children = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        _, alive = psutil.wait_procs(children, PATIENCE_S)
+        _, alive = psutil.wait_procs(children, TIMEOUT_S)
         assert not alive
 
 
 def wait_for_line(log: Path, pattern: str) -> str:
-    lines: list[str] = wait_until(lambda: re.findall(pattern, log.read_text()), pattern, PATIENCE_S)
+    lines: list[str] = wait_until(lambda: re.findall(pattern, log.read_text()), pattern, TIMEOUT_S)
     return lines[0]
 
 
@@ -231,7 +231,7 @@ def run_driver(cluster: Cluster, broker: BrokerProcess, directory: Path) -> dict
         *words,
         cwd=directory,
         env=cluster.environment,
-        seconds=PATIENCE_S,
+        seconds=TIMEOUT_S,
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ""

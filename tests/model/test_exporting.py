@@ -19,7 +19,7 @@ from penstock.model.exporting import (
     Upload,
     UploadAbort,
 )
-from penstock.model.status import Status
+from penstock.model.status_message import Status
 from penstock.model.storage import SegmentSummary
 from penstock.model.validation import to_wire
 

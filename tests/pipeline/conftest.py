@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.pipeline.slices import RecordingClient
-from tests.support import PATIENCE_S, LocalBroker
+from tests.support import TIMEOUT_S, LocalBroker
 
 
 @pytest.fixture(scope="module")
@@ -34,5 +34,5 @@ def broker(tmp_path: Path) -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def client(broker: LocalBroker) -> Iterator[RecordingClient]:
-    with RecordingClient(root=broker.root, reconnect_timeout=PATIENCE_S) as connected:
+    with RecordingClient(root=broker.root, reconnect_timeout=TIMEOUT_S) as connected:
         yield connected

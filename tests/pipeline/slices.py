@@ -13,7 +13,7 @@ from penstock import (
     StrategyOnFull,
     StreamManagerClient,
 )
-from penstock.model.export import CONFIG_OF_KIND, ExportConfig
+from penstock.model.export_definition import CONFIG_OF_KIND, ExportConfig
 from penstock.model.exporting import (
     AnyWork,
     CommittedReports,

@@ -13,24 +13,24 @@ from hypothesis import strategies as st
 from penstock.model.exporting import MAX_SKIPPED as REPORT_MAX_SKIPPED
 from penstock.pipeline.delivery import (
     MAX_SKIPPED,
-    Delivery,
+    DeliveryTotals,
     MessageDelivery,
     Settlements,
     StoppedError,
     StopSignal,
 )
 from penstock.pipeline.destinations.destination import (
-    Answer,
-    Call,
+    CallResult,
     Destination,
+    DestinationCall,
     Messages,
     RefusedError,
     UnavailableError,
 )
-from tests.support import PATIENCE_S, running
+from tests.support import TIMEOUT_S, running
 
 # The result of a call with these numbers: an answer, or an error that is raised.
-Behaviour = Callable[[Sequence[int]], Answer | Exception]
+Behaviour = Callable[[Sequence[int]], CallResult | Exception]
 
 
 class ManualClock(StopSignal):
@@ -59,7 +59,7 @@ class ManualClock(StopSignal):
 class FakeDestination(Destination):
     def __init__(
         self,
-        behave: Behaviour = lambda _: Answer(),
+        behave: Behaviour = lambda _: CallResult(),
         max_messages: int | None = 10,
         malformed: Mapping[int, str] | None = None,
         pause: float = 0.0,
@@ -71,13 +71,13 @@ class FakeDestination(Destination):
         self.arrived: list[int] = []
         self._pause = pause
 
-    def prepare(self, messages: Messages) -> Call:
+    def prepare(self, messages: Messages) -> DestinationCall:
         numbers = list(messages.numbers)
         skipped = {number: self.malformed[number] for number in numbers if number in self.malformed}
         sent = [number for number in numbers if number not in skipped]
-        return Call(len(numbers), sent, None, len(sent), skipped)
+        return DestinationCall(len(numbers), sent, None, len(sent), skipped)
 
-    def send(self, call: Call) -> Answer:
+    def send(self, call: DestinationCall) -> CallResult:
         numbers = list(call.numbers)
         self.calls.append(numbers)
         outcome = self.behave(numbers)
@@ -92,10 +92,10 @@ class FakeDestination(Destination):
         return self._pause
 
 
-def in_turn(*outcomes: Answer | Exception) -> Behaviour:
+def in_turn(*outcomes: CallResult | Exception) -> Behaviour:
     """These one after the other, and success from then on."""
     remaining = iter(outcomes)
-    return lambda _: next(remaining, Answer())
+    return lambda _: next(remaining, CallResult())
 
 
 def make(numbers: Sequence[int], first: int | None = None) -> Messages:
@@ -108,7 +108,7 @@ def run(
     numbers: Sequence[int] = range(25),
     clock: ManualClock | None = None,
     **options: Any,
-) -> Delivery:
+) -> DeliveryTotals:
     end = numbers[-1] + 1 if numbers else 0
     return deliver(destination, make(numbers), end, clock, **options)
 
@@ -119,7 +119,7 @@ def deliver(
     end: int,
     clock: ManualClock | None = None,
     **options: Any,
-) -> Delivery:
+) -> DeliveryTotals:
     clock = clock or ManualClock()
     delivery = MessageDelivery(destination, messages, end, clock, clock=clock, **options)
     delivery.run()
@@ -131,14 +131,14 @@ def test_messages_are_sent_in_order_in_full_calls() -> None:
     delivery = run(destination)
     assert destination.arrived == list(range(25))
     assert [len(call) for call in destination.calls] == [10, 10, 5]
-    assert delivery == Delivery(
+    assert delivery == DeliveryTotals(
         settled_end=25, exported_messages=25, exported_bytes=sum(range(26)), sent_bytes=25
     )
 
 
 def test_slice_without_messages_is_settled() -> None:
     delivery = deliver(FakeDestination(), make([], first=3), 9)
-    assert delivery == Delivery(settled_end=9)
+    assert delivery == DeliveryTotals(settled_end=9)
 
 
 def test_missing_messages_at_the_end_of_a_slice_are_settled() -> None:
@@ -148,7 +148,7 @@ def test_missing_messages_at_the_end_of_a_slice_are_settled() -> None:
 
 def test_failed_messages_are_retried_before_others_are_sent() -> None:
     clock = ManualClock()
-    destination = FakeDestination(in_turn(Answer(failed={3: "busy", 7: "busy"})))
+    destination = FakeDestination(in_turn(CallResult(failed={3: "busy", 7: "busy"})))
     delivery = run(destination, clock=clock)
     assert destination.calls[1:3] == [[3, 7], list(range(10, 20))]
     assert sorted(destination.arrived) == list(range(25))
@@ -159,7 +159,7 @@ def test_failed_messages_are_retried_before_others_are_sent() -> None:
 
 def test_pauses_between_retries_are_doubled() -> None:
     clock = ManualClock()
-    failure = Answer(failed={0: "busy"})
+    failure = CallResult(failed={0: "busy"})
     destination = FakeDestination(in_turn(*[failure] * 8))
     delivery = run(destination, range(1), clock)
     assert (delivery.error, len(destination.calls)) == ("busy", 6)
@@ -169,7 +169,7 @@ def test_pauses_between_retries_are_doubled() -> None:
 
 def test_message_that_keeps_failing_ends_the_delivery() -> None:
     destination = FakeDestination(
-        lambda numbers: Answer(failed={n: "busy" for n in numbers if n == 3})
+        lambda numbers: CallResult(failed={n: "busy" for n in numbers if n == 3})
     )
     delivery = run(destination)
     assert delivery.settled_end == 3
@@ -182,9 +182,9 @@ def test_message_that_keeps_failing_ends_the_delivery() -> None:
 def test_stopped_delivery_begins_no_call() -> None:
     clock = ManualClock()
 
-    def take_long(_: Sequence[int]) -> Answer:
+    def take_long(_: Sequence[int]) -> CallResult:
         clock.spend(40)
-        return Answer()
+        return CallResult()
 
     destination = FakeDestination(take_long)
     delivery = run(destination, clock=clock)
@@ -195,7 +195,7 @@ def test_stopped_delivery_begins_no_call() -> None:
 
 def test_unavailable_destination_ends_the_delivery() -> None:
     error = UnavailableError("connection refused", retry_after=7.0)
-    destination = FakeDestination(in_turn(Answer(), error))
+    destination = FakeDestination(in_turn(CallResult(), error))
     delivery = run(destination)
     assert delivery.settled_end == 10
     assert (delivery.error, delivery.pause) == ("connection refused", 7.0)
@@ -204,7 +204,7 @@ def test_unavailable_destination_ends_the_delivery() -> None:
 
 
 def test_unexpected_error_of_a_destination_does_not_lose_results() -> None:
-    destination = FakeDestination(in_turn(Answer(), OSError(28, "No space left on device")))
+    destination = FakeDestination(in_turn(CallResult(), OSError(28, "No space left on device")))
     delivering = MessageDelivery(destination, make(range(25)), 25, ManualClock())
     # The job reports it.
     with pytest.raises(OSError, match="No space left on device"):
@@ -217,8 +217,8 @@ def test_unexpected_error_of_a_destination_does_not_lose_results() -> None:
 def test_invalid_messages_of_a_refused_call_are_found_and_skipped(
     guilty: set[int], max_messages: int
 ) -> None:
-    def refuse(numbers: Sequence[int]) -> Answer | Exception:
-        return RefusedError("bad") if guilty & set(numbers) else Answer()
+    def refuse(numbers: Sequence[int]) -> CallResult | Exception:
+        return RefusedError("bad") if guilty & set(numbers) else CallResult()
 
     destination = FakeDestination(refuse, max_messages)
     delivery = run(destination)
@@ -230,7 +230,7 @@ def test_invalid_messages_of_a_refused_call_are_found_and_skipped(
 
 def test_one_invalid_message_of_many_costs_few_calls() -> None:
     destination = FakeDestination(
-        lambda numbers: RefusedError("bad") if 321 in numbers else Answer(), max_messages=500
+        lambda numbers: RefusedError("bad") if 321 in numbers else CallResult(), max_messages=500
     )
     run(destination, range(5000))
     assert len(destination.calls) < 10 + 2 * 10 + 5
@@ -248,7 +248,7 @@ def test_message_that_cannot_be_sent_is_skipped_without_a_call() -> None:
 
 
 def test_refused_messages_are_skipped_and_failed_messages_are_retried() -> None:
-    answer = Answer(failed={1: "busy"}, refused={1: "bad", 2: "bad"})
+    answer = CallResult(failed={1: "busy"}, refused={1: "bad", 2: "bad"})
     delivery = run(FakeDestination(in_turn(answer)), range(4))
     assert delivery.skipped == [(2, "bad")]
     assert delivery.exported_messages == 3
@@ -256,7 +256,7 @@ def test_refused_messages_are_skipped_and_failed_messages_are_retried() -> None:
 
 def test_delivery_ends_after_too_many_skipped_messages() -> None:
     destination = FakeDestination(
-        lambda numbers: Answer(refused=dict.fromkeys(numbers, "bad")), max_messages=300
+        lambda numbers: CallResult(refused=dict.fromkeys(numbers, "bad")), max_messages=300
     )
     delivery = run(destination, range(3000))
     assert len(delivery.skipped) == delivery.settled_end == 1200
@@ -266,7 +266,7 @@ def test_delivery_ends_after_too_many_skipped_messages() -> None:
 
 def test_failed_part_of_a_retry_is_retried_first() -> None:
     destination = FakeDestination(
-        in_turn(Answer(failed={2: "a", 5: "a", 7: "a"}), Answer(failed={5: "b"}))
+        in_turn(CallResult(failed={2: "a", 5: "a", 7: "a"}), CallResult(failed={5: "b"}))
     )
     delivery = run(destination)
     assert destination.calls[1:4] == [[2, 5, 7], [5], list(range(10, 20))]
@@ -276,9 +276,9 @@ def test_failed_part_of_a_retry_is_retried_first() -> None:
 def test_retries_respect_the_maximum_of_a_call() -> None:
     destination = FakeDestination(
         lambda numbers: (
-            Answer(failed=dict.fromkeys(numbers, "busy"))
+            CallResult(failed=dict.fromkeys(numbers, "busy"))
             if len(destination.calls) == 1
-            else Answer()
+            else CallResult()
         )
     )
     assert run(destination).settled_end == 25
@@ -344,16 +344,16 @@ def test_each_message_arrives_once_or_is_skipped_despite_failures(
     unsure: set[int] = set()
     troubled: set[int] = set()
 
-    def behave(numbers: Sequence[int]) -> Answer | Exception:
+    def behave(numbers: Sequence[int]) -> CallResult | Exception:
         if guilty & set(numbers):
             return RefusedError("bad")
         outcome = data.draw(OUTCOMES) if len(troubled) < 200 else "fine"
         some = {n: "reason" for n in numbers if data.draw(st.booleans())} if "p" in outcome else {}
         troubled.update(some)
         if outcome == "partly":
-            return Answer(failed=some)
+            return CallResult(failed=some)
         if outcome == "partly refused":
-            return Answer(refused=some)
+            return CallResult(refused=some)
         if outcome == "away":
             troubled.update(numbers)
             return UnavailableError("away")
@@ -363,7 +363,7 @@ def test_each_message_arrives_once_or_is_skipped_despite_failures(
             unsure.update(numbers)
             destination.arrived.extend(numbers)
             return UnavailableError("no answer")
-        return Answer()
+        return CallResult()
 
     destination = FakeDestination(behave, max_messages, dict.fromkeys(malformed, "malformed"))
     first, settled, skipped = 0, set[int](), dict[int, str]()
@@ -396,13 +396,13 @@ def settlements() -> Settlements:
 
 
 def test_end_is_the_first_message_if_none_is_settled() -> None:
-    assert settlements().describe() == Delivery(settled_end=10)
+    assert settlements().describe() == DeliveryTotals(settled_end=10)
 
 
 def test_end_moves_with_messages_settled_in_order() -> None:
     noted = settlements()
     noted.note_arrived((0, 1))
-    assert noted.describe() == Delivery(settled_end=13, exported_messages=2, exported_bytes=3)
+    assert noted.describe() == DeliveryTotals(settled_end=13, exported_messages=2, exported_bytes=3)
     assert noted.count_ahead() == 0
 
 
@@ -463,7 +463,7 @@ def test_stop_ends_a_wait() -> None:
     stop = StopSignal()
     results: list[bool] = []
     # `running` fails if it takes as long as that.
-    with running(lambda: results.append(stop.wait(2 * PATIENCE_S))):
+    with running(lambda: results.append(stop.wait(2 * TIMEOUT_S))):
         stop.stop()
     assert results == [False]
-    assert not stop.wait(2 * PATIENCE_S)
+    assert not stop.wait(2 * TIMEOUT_S)

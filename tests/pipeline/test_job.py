@@ -31,11 +31,11 @@ from penstock.model.exporting import (
     UploadAbort,
 )
 from penstock.pipeline import job as job_module
-from penstock.pipeline.delivery import Delivery, MessageDelivery
-from penstock.pipeline.destinations.destination import Answer, DestinationSettings
+from penstock.pipeline.delivery import DeliveryTotals, MessageDelivery
+from penstock.pipeline.destinations.destination import CallResult, DestinationSettings
 from penstock.pipeline.destinations.http import HttpDestination
 from penstock.pipeline.job import _REPORT_SECONDS, Job
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from penstock.store.record import data_path
 from tests.pipeline.slices import (
     NO_PAUSE,
@@ -216,7 +216,7 @@ def test_report_that_cannot_be_made_is_replaced_by_a_failure(
     name = create_http(client, cloud.http_url(new_name()), numbered(2))
     delivery = MessageDelivery.delivery
 
-    def describe(self: MessageDelivery) -> Delivery:
+    def describe(self: MessageDelivery) -> DeliveryTotals:
         return msgspec.structs.replace(delivery(self), pause=math.nan)
 
     monkeypatch.setattr(MessageDelivery, "delivery", describe)
@@ -233,9 +233,9 @@ def test_results_before_an_unexpected_error_are_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     name = create_http(client, cloud.http_url(new_name()), numbered(3))
-    answers: Iterator[Answer | Exception] = iter([Answer(), RuntimeError("no idea")])
+    answers: Iterator[CallResult | Exception] = iter([CallResult(), RuntimeError("no idea")])
 
-    def send(*_: object) -> Answer:
+    def send(*_: object) -> CallResult:
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer

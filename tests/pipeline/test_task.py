@@ -25,10 +25,10 @@ from penstock.model.exporting import (
 from penstock.pipeline import destinations
 from penstock.pipeline import job as job_module
 from penstock.pipeline import task as task_module
-from penstock.pipeline.delivery import Delivery, MessageDelivery
+from penstock.pipeline.delivery import DeliveryTotals, MessageDelivery
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.task import ResidentTask, TaskSpec
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from penstock.spark.options import BrokerOptions
 from penstock.spark.place import Place
 from tests.pipeline.slices import (
@@ -40,13 +40,13 @@ from tests.pipeline.slices import (
     new_name,
     plan,
 )
-from tests.support import PATIENCE_S, BrokerProcess, LocalBroker, Reachable, wait_until
+from tests.support import TIMEOUT_S, BrokerProcess, LocalBroker, Reachable, wait_until
 
 
 @pytest.fixture(autouse=True)
 def _calls_hang_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call times out, however long a test takes."""
-    monkeypatch.setattr(job_module, "_CALL_TIMEOUT", 2 * PATIENCE_S)
+    monkeypatch.setattr(job_module, "_CALL_TIMEOUT", 2 * TIMEOUT_S)
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +68,9 @@ def make(broker: Reachable, name: str = "1", **fields: Any) -> ResidentTask:
         about=PipelineDescription(started=0),
         settings=NO_PAUSE,
         threads=5,
-        life_seconds=PATIENCE_S,
+        life_seconds=TIMEOUT_S,
         idle_seconds=None,
-        finish_seconds=PATIENCE_S,
+        finish_seconds=TIMEOUT_S,
         environment={},
     )
     return ResidentTask(spec._replace(**fields))
@@ -98,7 +98,7 @@ class Running:
 
     def join(self) -> int:
         """The number of its jobs."""
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         if self._error is not None:
             raise self._error
         assert self.count is not None, "it does not end"
@@ -159,7 +159,7 @@ def test_quick_deliveries_are_reported_with_the_next_request(
     cloud: Sandbox,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(task_module, "_GATHER_SECONDS", PATIENCE_S)
+    monkeypatch.setattr(task_module, "_GATHER_SECONDS", TIMEOUT_S)
     commits = count_commits(monkeypatch)
     name = create_http(client, cloud.http_url(new_name()))
     with serving(broker, client):
@@ -194,7 +194,7 @@ def test_reports_are_kept_until_the_broker_answers(
     cloud: Sandbox,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(task_module, "_GATHER_SECONDS", PATIENCE_S)
+    monkeypatch.setattr(task_module, "_GATHER_SECONDS", TIMEOUT_S)
     monkeypatch.setattr(task_module, "_RETRY_SECONDS", 0.01)
     plan_exports = StreamManagerClient.plan_exports
     failures: list[Sequence[DeliveryReport]] = []
@@ -251,7 +251,7 @@ def test_urgent_export_is_served_while_all_threads_are_busy(
     client: StreamManagerClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(task_module, "_SLOW_SECONDS", 2 * PATIENCE_S)
+    monkeypatch.setattr(task_module, "_SLOW_SECONDS", 2 * TIMEOUT_S)
     hangs = new_name()
     cloud.set_fault("http", name=hangs, hang=True)
     create_http(client, cloud.http_url(hangs), [b"x"])
@@ -271,7 +271,7 @@ def test_more_urgent_exports_are_delivered_first(
     client: StreamManagerClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(task_module, "_SLOW_SECONDS", 2 * PATIENCE_S)
+    monkeypatch.setattr(task_module, "_SLOW_SECONDS", 2 * TIMEOUT_S)
     sinks = {priority: new_name() for priority in (9, 5, 7, 10, 6)}
     names = [
         create_http(client, cloud.http_url(sink), [b"x"], priority=priority)
@@ -401,7 +401,7 @@ def test_task_is_not_idle_while_work_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(task_module, "_WAIT_MILLIS", 100)
-    monkeypatch.setattr(task_module, "_SLOW_SECONDS", 2 * PATIENCE_S)
+    monkeypatch.setattr(task_module, "_SLOW_SECONDS", 2 * TIMEOUT_S)
     cloud.set_fault("http", hang=True, for_calls=1)
     sinks = [new_name() for _ in range(8)]
     for sink in sinks:
@@ -470,7 +470,7 @@ def test_task_continues_after_the_broker_was_killed(
     caplog.set_level(logging.WARNING, "penstock.pipeline")
     with (
         BrokerProcess(tmp_path / "root") as broker,
-        StreamManagerClient(root=broker.root, reconnect_timeout=PATIENCE_S) as client,
+        StreamManagerClient(root=broker.root, reconnect_timeout=TIMEOUT_S) as client,
     ):
         name = create_http(client, cloud.http_url(sink), payloads, priority=1)
         cloud.set_fault("http", name=sink, delay_millis=30)
@@ -522,7 +522,7 @@ def test_refused_report_blocks_no_other_export(
     refused = create_http(client, cloud.http_url(new_name()), [b"x"])
     delivery = MessageDelivery.delivery
 
-    def describe(self: MessageDelivery) -> Delivery:
+    def describe(self: MessageDelivery) -> DeliveryTotals:
         found = delivery(self)
         is_refused = self._messages.stream == refused
         return msgspec.structs.replace(found, pause=1e20) if is_refused else found

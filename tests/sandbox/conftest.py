@@ -11,7 +11,7 @@ from mypy_boto3_iotsitewise.client import IoTSiteWiseClient
 from mypy_boto3_kinesis.client import KinesisClient
 from mypy_boto3_s3.client import S3Client
 
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 
 # A test that wants a second attempt makes it itself.
 CONFIG = Config(retries={"total_max_attempts": 1}, inject_host_prefix=False)

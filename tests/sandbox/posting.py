@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any, NamedTuple
 
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
 
 class Posted(NamedTuple):
@@ -19,7 +19,7 @@ class Posted(NamedTuple):
 def post(url: str, body: bytes, method: str = "POST") -> Posted:
     request = urllib.request.Request(url, body, {"Content-Type": "text/plain"}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             return Posted(response.status, json.load(response), dict(response.headers))
     except urllib.error.HTTPError as error:
         with error:

@@ -10,7 +10,7 @@ from mypy_boto3_kinesis.client import KinesisClient
 from mypy_boto3_s3.client import S3Client
 
 from penstock.sandbox.client import SandboxClient, SandboxError
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.sandbox.posting import post
 
 

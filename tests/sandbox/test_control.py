@@ -12,8 +12,8 @@ from penstock.sandbox.control import Control
 from penstock.sandbox.faults import Faults
 from penstock.sandbox.http_sink import HttpSink
 from penstock.sandbox.ledger import Ledger
-from penstock.sandbox.server import Sandbox
-from penstock.sandbox.service import Request
+from penstock.sandbox.local_sandbox import Sandbox
+from penstock.sandbox.service import ServiceRequest
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def control() -> Control:
 
 
 def ask(control: Control, method: str, what: str, body: bytes = b"") -> tuple[int, Any]:
-    answer = control.answer(Request(method, f"/_sandbox/{what}", {}, body))
+    answer = control.answer(ServiceRequest(method, f"/_sandbox/{what}", {}, body))
     return answer.status, json.loads(answer.body)
 
 

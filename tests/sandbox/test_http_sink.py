@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.sandbox.posting import post
 
 

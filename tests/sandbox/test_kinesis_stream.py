@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from penstock.sandbox.kinesis_stream import (
-    Record,
+    KinesisRecord,
+    KinesisStream,
     ShardIterator,
-    Stream,
     number_of,
     sequence_number,
 )
 
 
-def stream(shards: int) -> Stream:
-    return Stream("s", shards, mode="PROVISIONED", max_record_kib=1024, created=0.0, limit=1 << 20)
+def stream(shards: int) -> KinesisStream:
+    return KinesisStream(
+        "s", shards, mode="PROVISIONED", max_record_kib=1024, created=0.0, limit=1 << 20
+    )
 
 
 def test_shards_share_all_hashes_without_gaps() -> None:
@@ -45,7 +47,7 @@ def test_a_partition_key_leads_to_the_same_shard_each_time_and_keys_to_all_of_th
 def test_a_time_leads_to_the_first_record_from_then_on() -> None:
     one = stream(1)
     for time in (10.0, 20.0, 30.0):
-        one.shelf.add(Record(b"", "k", one.shards[0], time), 0)
+        one.buffer.add(KinesisRecord(b"", "k", one.shards[0], time), 0)
 
     assert [one.number_at_time(time) for time in (0, 10, 11, 30, 31)] == [0, 0, 1, 2, 3]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from penstock.sandbox.ledger import Entry, Ledger
+from penstock.sandbox.ledger import Ledger, LedgerEntry
 
 
-def entry(service: str = "kinesis", name: str = "a", outcome: str = "ok") -> Entry:
-    return Entry(service, "PutRecords", name, 5, 3, 2, 100, 1.5, outcome)
+def entry(service: str = "kinesis", name: str = "a", outcome: str = "ok") -> LedgerEntry:
+    return LedgerEntry(service, "PutRecords", name, 5, 3, 2, 100, 1.5, outcome)
 
 
 def test_calls_are_found_by_service_and_name() -> None:

@@ -6,17 +6,17 @@ import json
 
 import pytest
 
-from penstock.sandbox.analytics import Analytics
-from penstock.sandbox.s3 import S3
-from penstock.sandbox.service import Request, ServiceError, fault_error, read_json
+from penstock.sandbox.analytics_service import Analytics
+from penstock.sandbox.s3_service import S3
+from penstock.sandbox.service import ServiceError, ServiceRequest, fault_error, read_json
 
 SIGNATURE = (
     "AWS4-HMAC-SHA256 Credential={}/20260101/eu-west-1/Kinesis/aws4_request, SignedHeaders=x"
 )
 
 
-def request(target: str = "/", **headers: str) -> Request:
-    return Request("GET", target, headers, b"")
+def request(target: str = "/", **headers: str) -> ServiceRequest:
+    return ServiceRequest("GET", target, headers, b"")
 
 
 def test_a_target_has_a_path_and_a_query() -> None:

@@ -13,10 +13,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import StreamManagerClient
 from tests.spark.rows import Row, rows_of
-from tests.support import PATIENCE_S, wait_until
+from tests.support import TIMEOUT_S, wait_until
 
 # A loaded machine takes its time to start a query.
-START_SECONDS = PATIENCE_S
+START_SECONDS = TIMEOUT_S
 
 
 class Batches:

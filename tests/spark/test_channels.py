@@ -11,7 +11,7 @@ from penstock.errors import ResourceNotFoundException, SettingError
 from penstock.model import IoTAnalyticsConfig
 from penstock.pipeline.delivery import MessageDelivery, StopSignal
 from penstock.pipeline.destinations.channel import ChannelDestination
-from penstock.pipeline.destinations.destination import DestinationSettings, Export, Messages
+from penstock.pipeline.destinations.destination import DestinationSettings, ExportContext, Messages
 from penstock.spark.channels import (
     ChannelReader,
     ChannelTask,
@@ -31,7 +31,7 @@ MEBIBYTE = 1024 * 1024
 def fill(root: Path, channel: str, first: int, end: int, stream: str = "turbine") -> None:
     """Brings messages of three days to a channel."""
     config = IoTAnalyticsConfig(identifier="e", iot_channel=channel)
-    export = Export(stream, stream, config, DestinationSettings(), str(root), 10.0)
+    export = ExportContext(stream, stream, config, DestinationSettings(), str(root), 10.0)
     destination = ChannelDestination(export)
     numbers = range(first, end)
     times = [NOON + number * 3 // (end - first) * DAY for number in numbers]

@@ -21,7 +21,7 @@ from penstock.spark.options import (
     parse_options,
 )
 from penstock.spark.source import SCHEMA
-from tests.support import PATIENCE_S, QUICK_JAVA, BrokerProcess, clean_environment, run_program
+from tests.support import QUICK_JAVA, TIMEOUT_S, BrokerProcess, clean_environment, run_program
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text()
 KINDS: dict[str, type[BrokerOptions]] = {
@@ -104,7 +104,7 @@ def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
             env=clean_environment(
                 STREAM_MANAGER_STORE_ROOT_DIR=str(broker.root), SPARK_SUBMIT_OPTS=QUICK_JAVA
             ),
-            seconds=PATIENCE_S,
+            seconds=TIMEOUT_S,
         )
         assert finished.returncode == 0, finished.stderr
         assert finished.stderr == ""

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import MessageStreamDefinition, Persistence, StrategyOnFull, StreamManagerClient
-from penstock.root import ADDRESS_FILE, Address, write_address
+from penstock.discovery import ADDRESS_FILE, Address, write_address
 from penstock.spark.mapped import has_files, map_piece
 from penstock.spark.planning import Piece, plan_pieces
 from penstock.spark.stored import Stored

@@ -104,7 +104,7 @@ def test_a_root_leads_to_a_broker_that_came_back_on_another_port(broker: BrokerP
     assert reaches(place, broker)
 
 
-def test_one_who_is_patient_waits_for_a_broker_that_restarts(broker: BrokerProcess) -> None:
+def test_wait_retries_until_the_broker_has_restarted(broker: BrokerProcess) -> None:
     by_port = find(port=str(broker.port), token=broker.token)
     by_root = find(root=str(broker.root))
     options = BrokerOptions(root=str(broker.root))
@@ -112,8 +112,8 @@ def test_one_who_is_patient_waits_for_a_broker_that_restarts(broker: BrokerProce
     reached: list[bool] = []
 
     def connect() -> None:
-        found = Place.find(options, patient=True)
-        reached.extend(reaches(place, broker, patient=True) for place in (by_port, by_root, found))
+        found = Place.find(options, wait=True)
+        reached.extend(reaches(place, broker, wait=True) for place in (by_port, by_root, found))
 
     with running(connect):
         broker.start()
@@ -127,7 +127,7 @@ def test_who_waits_is_told_why_once(
     broker.stop()
 
     with pytest.raises(ConnectionRefusedError):
-        place.connect(patient=True)
+        place.connect(wait=True)
     assert [message for name, _, message in caplog.record_tuples if "place" in name] == [
         f"no stream manager answers on 127.0.0.1:{broker.port}: Connection refused; trying again "
         "for 2 s"
@@ -147,14 +147,14 @@ def test_patience_ends(broker: BrokerProcess) -> None:
     broker.stop()
 
     with pytest.raises(ConnectionRefusedError, match=f"on 127.0.0.1:{broker.port}"):
-        place.connect(patient=True)
+        place.connect(wait=True)
 
 
 def test_a_token_that_is_refused_is_not_tried_again(broker: BrokerProcess) -> None:
     place = find(port=str(broker.port), token="unknown", reconnect_timeout=1e9)
 
     with pytest.raises(ConnectFailedException, match="token"):
-        place.connect(patient=True)
+        place.connect(wait=True)
 
 
 def test_a_root_that_nobody_serves_is_an_error(tmp_path: Path) -> None:

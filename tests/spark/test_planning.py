@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.client.endpoint import Search
 from penstock.model.storage import Location, SegmentSummary
 from penstock.spark.place import Place
-from penstock.spark.planning import Piece, Task, plan_pieces, plan_tasks
+from penstock.spark.planning import Piece, ReadTask, plan_pieces, plan_tasks
 from penstock.spark.times import ALL_TIMES, TimeRange
 
 MEBIBYTE = 1024 * 1024
@@ -195,6 +195,6 @@ def test_only_a_lost_segment_is_a_task_too() -> None:
 
 def test_a_task_gets_to_where_it_runs_and_shows_what_it_reads() -> None:
     pieces = plan([segment(0, 10, 1000), segment(10, 20, 1000)], 5, 15)
-    task = pickle.loads(pickle.dumps(Task(PLACE, pieces)))
+    task = pickle.loads(pickle.dumps(ReadTask(PLACE, pieces)))
     assert (task.place, task.pieces) == (PLACE, pieces)
     assert repr(task) == "<Task s [5, 10), s [10, 15)>"

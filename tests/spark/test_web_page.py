@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from penstock.spark.web_page import SparkPage
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
 
 class Upstream(BaseHTTPRequestHandler):
@@ -54,7 +54,7 @@ def address(upstream: HTTPServer) -> Iterator[str]:
 
 
 def get(address: str, path: str, host: str | None = None) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
     connection.request("GET", path, headers={} if host is None else {"Host": host})
     return connection.getresponse()
 

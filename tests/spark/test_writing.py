@@ -21,8 +21,8 @@ from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClien
 from penstock.errors import SettingError
 from penstock.model import Persistence
 from penstock.spark.options import WriteOptions
-from penstock.spark.writing import Layout, PenstockWriter, Written
-from tests.support import MEBIBYTE, PATIENCE_S, BrokerProcess, running, wait_until
+from penstock.spark.writing import AppendedRows, Layout, PenstockWriter
+from tests.support import MEBIBYTE, TIMEOUT_S, BrokerProcess, running, wait_until
 
 Create: TypeAlias = Callable[..., str]
 Save: TypeAlias = Callable[..., None]
@@ -340,14 +340,14 @@ def make_writer(broker: BrokerProcess, **options: Any) -> PenstockWriter:
 def test_a_task_tells_how_many_rows_it_has_written(broker: BrokerProcess, create: Create) -> None:
     batch = pa.record_batch({"payload": pa.array([b"a", b"b"])})
 
-    assert make_writer(broker, stream=create()).write(iter([batch, batch])) == Written(4)
+    assert make_writer(broker, stream=create()).write(iter([batch, batch])) == AppendedRows(4)
 
 
 def test_a_task_without_rows_needs_no_broker(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         writer = make_writer(broker, stream="s", create_stream=True, reconnect_timeout=0)
 
-    assert writer.write(iter(())) == Written(0)
+    assert writer.write(iter(())) == AppendedRows(0)
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.large_binary(), pa.binary()])
@@ -490,7 +490,7 @@ def test_every_row_arrives_although_the_broker_is_killed(
         assert not done.is_set()
         broker.start()
 
-    with broker, StreamManagerClient(root=broker.root, reconnect_timeout=PATIENCE_S) as client:
+    with broker, StreamManagerClient(root=broker.root, reconnect_timeout=TIMEOUT_S) as client:
         client.create_message_stream(
             MessageStreamDefinition(name="s", strategy_on_full=StrategyOnFull.RejectNewData)
         )

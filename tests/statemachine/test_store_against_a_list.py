@@ -21,8 +21,8 @@ from penstock.model import MessageStreamDefinition, StrategyOnFull
 from penstock.store.log import FileLog, MessageTooLargeError, StreamFullError
 from penstock.store.segment import DamagedError, LostError
 from penstock.store.store import Store
-from penstock.store.stream import StoredStream
-from penstock.testing.faults import FaultyDisk
+from penstock.store.stored_stream import StoredStream
+from tests.faulty_disk import FaultyDisk
 from tests.support import MEMORY
 
 NAME = "a stream, with .."

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.model.exporting import DeliveryReport, TaskSlice, Upload, UploadAbort
-from penstock.model.status import Status
+from penstock.model.status_message import Status
 from tests.broker.exports.workbench import (
     Commit,
     Workbench,

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import StoreError
 from penstock.model.exporting import Upload
-from penstock.model.status import StatusConfig, StatusLevel
+from penstock.model.status_message import StatusConfig, StatusLevel
 from penstock.model.storage import SegmentSummary
 from penstock.store.catalog import Catalog
 from penstock.store.rows import (
@@ -24,7 +24,7 @@ from penstock.store.rows import (
     digest_token,
 )
 from penstock.store.schema import CHECKED_COLUMNS
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
 ROW = StreamRow("id1", "s", b"{}", 0, 0)
 SEGMENT = SegmentSummary(0, 10, 100, 1, 2, 3, 4)
@@ -338,8 +338,8 @@ def test_lookups_do_not_wait_for_a_transaction(catalog: Catalog) -> None:
     catalog.add_token(TokenRow("t", "admin", ("*",), 1), "x")
     with catalog.transaction(), ThreadPoolExecutor(1) as executor:
         catalog.add_stream(ROW)
-        assert executor.submit(catalog.find_token, digest_token("x")).result(PATIENCE_S) is not None
-        assert executor.submit(catalog.data_version).result(PATIENCE_S) > 0
+        assert executor.submit(catalog.find_token, digest_token("x")).result(TIMEOUT_S) is not None
+        assert executor.submit(catalog.data_version).result(TIMEOUT_S) > 0
 
 
 def test_an_upload_that_is_over_cannot_be_abandoned(catalog: Catalog) -> None:

@@ -35,9 +35,9 @@ from penstock.store.files import Disk
 from penstock.store.rows import ExportProgress, StreamRow, TokenRow, digest_token
 from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION
 from penstock.store.store import Store
-from penstock.testing.faults import FaultyDisk
+from tests.faulty_disk import FaultyDisk
 from tests.store.conftest import Define, Restartable
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
 # More with PENSTOCK_DAMAGED_CATALOGS, for a wide run.
 SEEDS = range(int(os.environ.get("PENSTOCK_DAMAGED_CATALOGS", "30")))
@@ -272,7 +272,7 @@ def crash_at_each_step(
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
         )
         caplog.clear()
         check(root)

@@ -6,14 +6,14 @@ from random import Random
 
 import pytest
 
-from penstock.store.journal import Record, decode_records, encode_record, journal_paths
+from penstock.store.journal import JournalRecord, decode_records, encode_record, journal_paths
 from penstock.store.log import FileLog
-from penstock.store.segment import Written
+from penstock.store.segment import WrittenRun
 from penstock.store.store import Store
-from penstock.testing.faults import FaultyDisk
+from tests.faulty_disk import FaultyDisk
 from tests.store.conftest import Define
 
-RECORD = Record("0123456789abcdef", 5, Written(10, 2, b"data", b"entries"))
+RECORD = JournalRecord("0123456789abcdef", 5, WrittenRun(10, 2, b"data", b"entries"))
 
 
 class Machine:

@@ -29,7 +29,7 @@ from penstock.store.retention import Limits
 from penstock.store.rows import StreamRow
 from penstock.store.segment import DamagedError
 from penstock.store.space import Space
-from penstock.testing.faults import FaultyDisk
+from tests.faulty_disk import FaultyDisk
 from tests.support import MEMORY
 
 LIMITS = Limits(10_000, 1024, overwrites=True, time_to_live_millis=None)

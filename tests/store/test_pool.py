@@ -16,8 +16,8 @@ import pytest
 
 from penstock.store.files import Disk
 from penstock.store.segment import ActiveSegment, SealedSegment, SegmentFiles
-from penstock.testing.faults import FaultyDisk
-from tests.support import PATIENCE_S
+from tests.faulty_disk import FaultyDisk
+from tests.support import TIMEOUT_S
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_files_are_not_closed_under_a_sync(tmp_path: Path) -> None:
     class Slow(Disk):
         def sync(self, descriptor: int) -> None:
             begun.set()
-            assert may_end.wait(PATIENCE_S)
+            assert may_end.wait(TIMEOUT_S)
             super().sync(descriptor)
 
     disk = Slow()
@@ -105,7 +105,7 @@ def test_files_are_not_closed_under_a_sync(tmp_path: Path) -> None:
     descriptor = first.files.data
     thread = threading.Thread(target=first.files.sync)
     thread.start()
-    assert begun.wait(PATIENCE_S)
+    assert begun.wait(TIMEOUT_S)
     others = [ActiveSegment(SegmentFiles.create(disk, tmp_path, 5000 + n)) for n in range(3)]
     assert first.files.data == descriptor
     may_end.set()
@@ -120,7 +120,7 @@ def test_a_file_opens_while_another_thread_syncs_it(tmp_path: Path) -> None:
     class Slow(Disk):
         def sync(self, descriptor: int) -> None:
             begun.set()
-            assert may_end.wait(PATIENCE_S)
+            assert may_end.wait(TIMEOUT_S)
             super().sync(descriptor)
 
     disk = Slow()
@@ -130,7 +130,7 @@ def test_a_file_opens_while_another_thread_syncs_it(tmp_path: Path) -> None:
     assert not is_open(first)
     thread = threading.Thread(target=first.files.sync)
     thread.start()
-    assert begun.wait(PATIENCE_S)
+    assert begun.wait(TIMEOUT_S)
     first.append([b"x"], 1)
     may_end.set()
     thread.join()

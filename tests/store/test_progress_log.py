@@ -14,7 +14,7 @@ from penstock.store.files import Disk
 from penstock.store.progress_log import ProgressLog, read_progress
 from penstock.store.record import crc32
 from penstock.store.rows import ExportProgress
-from penstock.testing.faults import FaultyDisk
+from tests.faulty_disk import FaultyDisk
 from tests.store.conftest import Define, Restartable
 
 DISK = Disk()

@@ -23,7 +23,7 @@ from penstock.store.segment import (
     SealedSegment,
     SegmentFiles,
 )
-from penstock.testing.faults import FaultyDisk
+from tests.faulty_disk import FaultyDisk
 from tests.support import MEMORY
 
 

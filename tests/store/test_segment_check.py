@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from penstock.store.files import Disk
-from penstock.store.journal import Record
+from penstock.store.journal import JournalRecord
 from penstock.store.record import ENTRY, data_path, index_path
 from penstock.store.segment import ActiveSegment, SegmentFiles
 from penstock.store.segment_check import (
+    CheckedSpan,
     SegmentSource,
-    Span,
     check_messages,
     has_checksums,
     require_damage,
@@ -29,14 +29,14 @@ def write(directory: Path, sizes: list[int]) -> ActiveSegment:
     return segment
 
 
-def spans(directory: Path, records: list[Record] | None = None) -> list[Span]:
+def spans(directory: Path, records: list[JournalRecord] | None = None) -> list[CheckedSpan]:
     with SegmentSource(directory, 5, records or ()) as source:
         return list(check_messages(source, 5, source.count))
 
 
 def test_intact_messages_are_one_span(tmp_path: Path) -> None:
     segment = write(tmp_path, [10] * 9000)
-    assert spans(tmp_path) == [Span(5, 9005, 0, 90_000)]
+    assert spans(tmp_path) == [CheckedSpan(5, 9005, 0, 90_000)]
     with SegmentSource(tmp_path, 5) as source:
         assert has_checksums(source, segment.summary(), lambda _: None)
 
@@ -55,9 +55,9 @@ def test_damage_splits_spans(tmp_path: Path) -> None:
         file.seek(10)
         file.write(b"y")
     assert spans(tmp_path) == [
-        Span(5, 6, 0, 10),
-        Span(6, 7, 10, 20, "checksum does not match"),
-        Span(7, 9, 20, 40),
+        CheckedSpan(5, 6, 0, 10),
+        CheckedSpan(6, 7, 10, 20, "checksum does not match"),
+        CheckedSpan(7, 9, 20, 40),
     ]
 
 
@@ -78,15 +78,15 @@ def test_wrong_end_positions_cost_two_messages(tmp_path: Path) -> None:
 def test_journal_records_take_the_place_of_what_is_missing(tmp_path: Path) -> None:
     segment = ActiveSegment(SegmentFiles.create(Disk(), tmp_path, 5))
     records = [
-        Record("s", 5, segment.append([bytes([65 + number]) * 10], 1)) for number in range(4)
+        JournalRecord("s", 5, segment.append([bytes([65 + number]) * 10], 1)) for number in range(4)
     ]
     segment.close()
     os.truncate(data_path(tmp_path, 5), 15)
     os.truncate(index_path(tmp_path, 5), 0)
     assert spans(tmp_path) == []
-    assert spans(tmp_path, records) == [Span(5, 9, 0, 40)]
+    assert spans(tmp_path, records) == [CheckedSpan(5, 9, 0, 40)]
     data_path(tmp_path, 5).unlink()
-    assert spans(tmp_path, records) == [Span(5, 9, 0, 40)]
+    assert spans(tmp_path, records) == [CheckedSpan(5, 9, 0, 40)]
     # Without the first one the file has lost something else too.
     with pytest.raises(FileNotFoundError):
         spans(tmp_path, records[1:])

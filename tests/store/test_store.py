@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.discovery import is_served
 from penstock.errors import StoreError
 from penstock.model import (
     ExportDefinition,
@@ -19,7 +20,6 @@ from penstock.model import (
     StrategyOnFull,
 )
 from penstock.model.exporting import Upload
-from penstock.root import is_served
 from penstock.store.files import Disk
 from penstock.store.known_damage import Damage
 from penstock.store.log import Log
@@ -27,7 +27,7 @@ from penstock.store.retention import Limits
 from penstock.store.rows import ExportProgress, UploadChange, UploadProgress
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
-from penstock.store.stream import StoredStream
+from penstock.store.stored_stream import StoredStream
 from tests.store.conftest import Define, Restartable
 
 

@@ -26,8 +26,8 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from penstock.root import Address, read_address
-from tests.support import PATIENCE_S, BrokerProcess
+from penstock.discovery import Address, read_address
+from tests.support import TIMEOUT_S, BrokerProcess
 
 # Where pictures of pages go, if anywhere: those in the documentation are made by tests.
 PICTURES_VARIABLE = "DASHBOARD_PICTURES"
@@ -52,7 +52,7 @@ def open_browser() -> Iterator[Browser]:
     # Chromium refuses to be shut in by root, who can do everything anyway.
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
     # What is expected of a page may take as long as anything else that is waited for.
-    expect.set_options(timeout=PATIENCE_S * 1000)
+    expect.set_options(timeout=TIMEOUT_S * 1000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=flags)
         try:
@@ -95,7 +95,7 @@ class Tab:
         self._expected_now: tuple[str, ...] = ()
         self._complaints: list[str] = []
         self._context = browser.new_context(**options)
-        self._context.set_default_timeout(PATIENCE_S * 1000)
+        self._context.set_default_timeout(TIMEOUT_S * 1000)
         self._context.on("request", self._look)
         self.page = self._context.new_page()
         self.page.on("console", self._hear)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Self
 from penstock.broker.access import Role, new_secret
 from penstock.model.exporting import DeliveryReport
 from penstock.store.rows import TokenRow
-from penstock.testing.connection import Connection
-from penstock.web.server import WebServer
+from penstock.web.web_server import WebServer
 from penstock.wire.operations import Operation
-from tests.support import PATIENCE_S, Json, LocalBroker
+from tests.raw_connection import RawConnection
+from tests.support import TIMEOUT_S, Json, LocalBroker
 
 _numbers = count()
 
@@ -68,7 +68,7 @@ class Site(LocalBroker):
         super().stop()
 
     def open(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self.netloc, timeout=PATIENCE_S)
+        return http.client.HTTPConnection(self.netloc, timeout=TIMEOUT_S)
 
     def ask(
         self, method: str, path: str, token: str = "", headers: Mapping[str, str] | None = None
@@ -122,7 +122,7 @@ def quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="")
 
 
-def plan(connection: Connection, **fields: Any) -> list[Json]:
+def plan(connection: RawConnection, **fields: Any) -> list[Json]:
     """The work that a task is given, as soon as there is some."""
     plain = {
         "pipeline": "p",
@@ -135,7 +135,7 @@ def plan(connection: Connection, **fields: Any) -> list[Json]:
     return work
 
 
-def commit(connection: Connection, found: Json, **fields: Any) -> None:
+def commit(connection: RawConnection, found: Json, **fields: Any) -> None:
     """Reports a slice as exported, except for the given fields of the report."""
     plain = {
         "lease": found["lease"],

@@ -15,13 +15,13 @@ import pytest
 from penstock import __version__
 from penstock.broker.access import Role
 from penstock.model import from_wire
-from penstock.model.stream import MessageStreamDefinition
-from penstock.testing.connection import Connection
-from penstock.web import metrics, picture
+from penstock.model.stream_definition import MessageStreamDefinition
+from penstock.web import metrics, presentation
 from penstock.web.sampler import SharedAnswers
 from penstock.wire.operations import Operation
 from tests.broker.exports.workbench import to_http, to_s3, told_in
-from tests.support import PATIENCE_S, Json, append, create, wait_until
+from tests.raw_connection import RawConnection
+from tests.support import TIMEOUT_S, Json, append, create, wait_until
 from tests.web.site import Site, commit, plan, quoted
 
 numbers = count()
@@ -34,7 +34,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture
-def client(site: Site) -> Iterator[Connection]:
+def client(site: Site) -> Iterator[RawConnection]:
     with site.connect() as connection:
         yield connection
 
@@ -69,7 +69,7 @@ def test_the_overview_tells_how_the_broker_is_doing(tmp_path: Path) -> None:
 
     streams = {stream["name"]: stream for stream in overview.pop("streams")}
     now = overview.pop("now")
-    assert now - PATIENCE_S * 1000 < overview.pop("startedAt") <= now
+    assert now - TIMEOUT_S * 1000 < overview.pop("startedAt") <= now
     assert overview.pop("store").keys() == {
         "totalBytes",
         "maxBytes",
@@ -152,7 +152,7 @@ def any_points(site: Site, path: str) -> Json:
 
 
 def test_events_are_what_was_logged(
-    site: Site, client: Connection, name: str, caplog: pytest.LogCaptureFixture
+    site: Site, client: RawConnection, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
         create(client, name)
@@ -179,7 +179,7 @@ def pipeline_of(answer: Json, name: str) -> Json:
 
 
 def test_pipelines_show_their_tasks_and_what_each_is_doing(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name, exportDefinition=to_http())
     client.append_many(name, [b"1", b"2"])
@@ -218,7 +218,7 @@ def test_pipelines_show_their_tasks_and_what_each_is_doing(
 
 
 def test_deliveries_are_listed_with_their_results(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name, exportDefinition=to_http())
     client.append_many(name, [b"1", b"2"])
@@ -246,7 +246,7 @@ def test_deliveries_are_listed_with_their_results(
 
 
 def test_a_disconnected_task_is_shown_without_work(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name, exportDefinition=to_http())
     append(client, name, b"x")
@@ -265,7 +265,7 @@ def test_a_disconnected_task_is_shown_without_work(
 
 
 def test_work_and_deliveries_of_unseen_streams_are_left_out(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     mine, secret = f"{name} mine", f"{name} secret"
     for each in (mine, secret):
@@ -333,7 +333,7 @@ def test_concurrent_overviews_with_the_same_rights_share_one_answer(
     own_site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Json] = []
-    monkeypatch.setattr(picture, "draw_overview", counted(picture.draw_overview, drawn))
+    monkeypatch.setattr(presentation, "draw_overview", counted(presentation.draw_overview, drawn))
     admin = own_site.token
 
     bodies = get_at_once(own_site, "/api/overview", [admin, "", admin, admin])
@@ -374,7 +374,7 @@ def test_a_shared_answer_shows_no_stream_that_the_token_may_not_see(
 
 
 def test_answers_are_never_older_than_what_the_caller_was_told_before(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name, exportDefinition=to_http())
 
@@ -398,7 +398,7 @@ def test_answers_are_never_older_than_what_the_caller_was_told_before(
 # One stream
 
 
-def test_a_stream_is_told_with_its_definition(site: Site, client: Connection, name: str) -> None:
+def test_a_stream_is_told_with_its_definition(site: Site, client: RawConnection, name: str) -> None:
     create(client, "status of it")
     exports = {
         **to_http("h", exportFormat=1),
@@ -425,7 +425,7 @@ def test_a_stream_is_told_with_its_definition(site: Site, client: Connection, na
     "name", ["a b", " ", ",", "a.b,c-d_e", "..", ".", "messages", "exports", "pause", "x" * 255]
 )
 def test_any_name_that_a_stream_may_have_leads_to_it(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     identifier = "e e,.-_"
     create(client, name, exportDefinition=to_http(identifier))
@@ -490,7 +490,7 @@ def test_what_is_not_there_is_told(site: Site, path: str, status: int, sentence:
     ],
 )
 def test_a_number_that_is_none_is_refused(
-    site: Site, client: Connection, query: str, sentence: str
+    site: Site, client: RawConnection, query: str, sentence: str
 ) -> None:
     name = create(client, f"s{next(numbers)}")
     assert site.get(f"/api/streams/{name}/messages?{query}", site.token).refusal == (400, sentence)
@@ -539,7 +539,7 @@ def test_a_head_is_answered_without_a_body(site: Site) -> None:
 
 
 def test_the_newest_messages_are_shown_unless_others_are_asked_for(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name)
     client.append_many(name, [b"%d" % number for number in range(150)])
@@ -559,7 +559,7 @@ def test_the_newest_messages_are_shown_unless_others_are_asked_for(
 
 
 def test_of_a_stream_that_dropped_something_only_the_rest_is_shown(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name, maxSize=4096, streamSegmentSize=1024)
     assert messages(site, name) == {
@@ -594,7 +594,7 @@ HOSTILE = [
 
 
 def test_a_payload_is_shown_byte_for_byte_whatever_it_is(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name)
     client.append_many(name, HOSTILE)
@@ -616,7 +616,7 @@ def test_a_payload_is_shown_byte_for_byte_whatever_it_is(
 
 
 def test_a_large_payload_is_cut_where_it_is_listed_and_whole_by_itself(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name)
     exact, large = b"a" * 4096, b"b" * 4097
@@ -631,7 +631,7 @@ def test_a_large_payload_is_cut_where_it_is_listed_and_whole_by_itself(
 
 
 def test_of_very_large_messages_the_newest_are_shown(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name)
     for number in range(6):
@@ -645,7 +645,7 @@ def test_of_very_large_messages_the_newest_are_shown(
     assert shown_numbers(site, name) == [6]
 
 
-def test_the_file_of_a_message_is_named_after_it(site: Site, client: Connection) -> None:
+def test_the_file_of_a_message_is_named_after_it(site: Site, client: RawConnection) -> None:
     name = create(client, "a, b.c")
     append(client, name, b"x")
 
@@ -680,7 +680,7 @@ def test_damage_is_told_beside_what_can_be_read(tmp_path: Path) -> None:
 # Changes
 
 
-def definition_of(client: Connection, name: str) -> Json:
+def definition_of(client: RawConnection, name: str) -> Json:
     info = client.call(Operation.DescribeMessageStream, name=name)["messageStreamInfo"]
     definition: Json = info["definition"]
     return definition
@@ -709,7 +709,7 @@ EXPORTS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "config"), EXPORTS)
 def test_pausing_and_resuming_change_nothing_else(
-    site: Site, client: Connection, name: str, kind: str, config: dict[str, Any]
+    site: Site, client: RawConnection, name: str, kind: str, config: dict[str, Any]
 ) -> None:
     exports: dict[str, list[dict[str, Any]]] = {kind: [config, {**config, "identifier": "f"}]}
     exports.setdefault("http", []).append({"identifier": "g", "uri": "http://127.0.0.1/"})
@@ -742,7 +742,7 @@ def exports_of(site: Site, name: str) -> list[Json]:
 
 
 def test_an_export_goes_on_where_it_was_when_it_is_resumed(
-    site: Site, client: Connection, name: str
+    site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name)
     client.append_many(name, [b"1", b"2", b"3", b"4"])
@@ -780,7 +780,7 @@ def test_an_export_goes_on_where_it_was_when_it_is_resumed(
     ],
 )
 def test_what_cannot_be_paused_is_told(
-    site: Site, client: Connection, name: str, path: str, status: int, sentence: str
+    site: Site, client: RawConnection, name: str, path: str, status: int, sentence: str
 ) -> None:
     create(client, name, exportDefinition={"http": [*to_http()["http"], *to_http("f")["http"]]})
     answer = site.change(f"/api/streams/{path.format(name=name)}/pause")
@@ -791,7 +791,9 @@ def test_what_cannot_be_paused_is_told(
     client.call(Operation.DeleteMessageStream, name=name)
 
 
-def test_a_change_that_the_rules_forbid_is_told(site: Site, client: Connection, name: str) -> None:
+def test_a_change_that_the_rules_forbid_is_told(
+    site: Site, client: RawConnection, name: str
+) -> None:
     create(client, f"{name} statuses")
     create(client, name, exportDefinition=to_s3(**told_in(f"{name} statuses")))
     client.call(Operation.DeleteMessageStream, name=f"{name} statuses")
@@ -804,7 +806,9 @@ def test_a_change_that_the_rules_forbid_is_told(site: Site, client: Connection, 
 
 
 @pytest.mark.parametrize(("to", "number"), [("3", 3), ("earliest", 0), ("latest", 5), ("5", 5)])
-def test_export_is_rewound(site: Site, client: Connection, name: str, to: str, number: int) -> None:
+def test_export_is_rewound(
+    site: Site, client: RawConnection, name: str, to: str, number: int
+) -> None:
     create(client, name, exportDefinition=to_http(startSequenceNumber=2))
     client.append_many(name, [b"x"] * 5)
 
@@ -828,7 +832,7 @@ def test_export_is_rewound(site: Site, client: Connection, name: str, to: str, n
     ],
 )
 def test_impossible_rewind_is_refused(
-    site: Site, client: Connection, name: str, path: str, status: int, sentence: str
+    site: Site, client: RawConnection, name: str, path: str, status: int, sentence: str
 ) -> None:
     create(client, name, exportDefinition=to_http(startSequenceNumber=2))
     client.append_many(name, [b"x"] * 5)
@@ -842,7 +846,7 @@ def test_impossible_rewind_is_refused(
 
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.admin])
-def test_rewinding_takes_an_admin(site: Site, client: Connection, name: str, role: Role) -> None:
+def test_rewinding_takes_an_admin(site: Site, client: RawConnection, name: str, role: Role) -> None:
     create(client, name, exportDefinition=to_http())
     append(client, name, b"x")
     token = site.make_token(role)

@@ -153,7 +153,7 @@ def test_a_stream_that_was_recreated_between_two_looks_goes_on() -> None:
 
 
 def test_there_are_only_so_many_streams_with_a_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_MOST_STREAMS", 2)
+    monkeypatch.setattr(history, "_MAX_STREAMS", 2)
     past = History()
     many = {name: Counts(messages_appended=1000) for name in "abc"}
     beat(past, 0, 0, **many)

@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock import __version__
 from penstock.broker.access import Role
-from penstock.broker.statistics import Distribution, Durations
+from penstock.broker.counters import Distribution, Durations
 from penstock.web import metrics
 from penstock.web.metrics import DECLARED, TELEMETRY, Kind
 from tests.broker.exports.workbench import to_http, to_s3
-from tests.support import PATIENCE_S, append, create, read, wait_until
+from tests.support import TIMEOUT_S, append, create, read, wait_until
 from tests.web.site import Site, commit, plan
 
 STREAM = "a b,.-_"
@@ -218,7 +218,7 @@ def test_promtool_finds_nothing_wrong(text: str) -> None:
         input=text,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")

@@ -20,12 +20,12 @@ from penstock.model import (
     MessageStreamDefinition,
     StrategyOnFull,
 )
-from penstock.testing.connection import Connection
-from penstock.web.server import PAGE
+from penstock.web.web_server import PAGE
 from tests.broker.exports.workbench import to_http, to_s3
+from tests.raw_connection import RawConnection
 from tests.support import (
-    PATIENCE_S,
     PENSTOCK,
+    TIMEOUT_S,
     Json,
     append,
     clean_environment,
@@ -48,7 +48,7 @@ from .browser import (
     take_picture,
 )
 
-expect.set_options(timeout=PATIENCE_S * 1000)
+expect.set_options(timeout=TIMEOUT_S * 1000)
 
 SCREEN: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 360, "height": 740}
@@ -449,7 +449,7 @@ class TaskPeer:
 
     _numbers = count(1)
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: RawConnection) -> None:
         self.connection = connection
         self.name = str(next(self._numbers))
 
@@ -609,7 +609,7 @@ def test_a_visitor_sees_no_work_of_unseen_streams(
         *("--root", edge.root),
         cwd=edge.root,
         env=clean_environment(),
-        seconds=PATIENCE_S,
+        seconds=TIMEOUT_S,
     )
     assert made.returncode == 0, made.stderr
     append(task.connection, "presses", b"1")

@@ -15,7 +15,7 @@ from penstock.broker.memory import AnswerMemory
 from penstock.web import response
 from penstock.web.response import RoomResponse, take_room
 from penstock.wire.operations import Operation
-from tests.support import PATIENCE_S, append, create, wait_until
+from tests.support import TIMEOUT_S, append, create, wait_until
 from tests.web.site import Site
 
 # More than the system takes for a client that reads nothing.
@@ -197,7 +197,7 @@ def test_wait_that_ends_leaves_the_line(monkeypatch: pytest.MonkeyPatch, is_canc
 def test_stream_that_is_deleted_during_the_wait_is_not_found(
     site: Site, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(response, "_WAIT_SECONDS", PATIENCE_S)
+    monkeypatch.setattr(response, "_WAIT_SECONDS", TIMEOUT_S)
     site.run(lambda: site.broker.answers.hold(LIMIT))
     # A single large answer is always admitted.
     with ask_for_large(site), ask(site, path) as connection:

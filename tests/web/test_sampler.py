@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.model.statistics import Statistics
-from penstock.testing.connection import Connection
 from penstock.web import sampler as sampling
 from penstock.web.sampler import Sampler, SharedAnswers
 from tests.broker.exports.workbench import to_http
+from tests.raw_connection import RawConnection
 from tests.support import LocalBroker, create, read, wait_until
 from tests.web.site import commit, plan
 
@@ -36,7 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
 
 
 @pytest.fixture
-def client(broker: LocalBroker) -> Iterator[Connection]:
+def client(broker: LocalBroker) -> Iterator[RawConnection]:
     with broker.connect() as connection:
         yield connection
 
@@ -47,7 +47,7 @@ def series(broker: LocalBroker, sampler: Sampler, stream: str | None, name: str)
 
 
 def test_what_happens_is_seen_in_the_next_step(
-    broker: LocalBroker, sampler: Sampler, client: Connection
+    broker: LocalBroker, sampler: Sampler, client: RawConnection
 ) -> None:
     create(client, "s", exportDefinition=to_http())
     client.append_many("s", [b"1", b"22", b"333"])
@@ -168,7 +168,7 @@ def test_answers_of_different_keys_are_written_one_at_a_time(
 
 
 def test_a_request_never_gets_an_answer_begun_before_it(
-    broker: LocalBroker, answers: SharedAnswers, writer: Writer, client: Connection
+    broker: LocalBroker, answers: SharedAnswers, writer: Writer, client: RawConnection
 ) -> None:
     early = request(broker, answers, writer, "a")
     wait_until(lambda: writer.begun)

@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
+from penstock.discovery import TOKEN_FILE
 from penstock.errors import ConnectFailedException, ResponseStatusCode, UnauthorizedException
-from penstock.root import TOKEN_FILE
 from penstock.store.catalog import Catalog
 from penstock.store.rows import TokenRotation, TokenRow, digest_token
 from penstock.wire.operations import Operation

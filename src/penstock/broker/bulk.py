@@ -43,14 +43,14 @@ _MAX_WILDCARD_PATTERNS = 64
 _WILDCARDS = frozenset("*?[")
 
 
-class Premises(NamedTuple):
+class BrokerLocation(NamedTuple):
     """Where a broker keeps its files, and by what a program on the same machine knows it."""
 
     root: str
     instance: str
 
 
-class PendingCall(Protocol):
+class BulkCall(Protocol):
     @property
     def access(self) -> Access: ...
     def succeed(self, **fields: Any) -> None: ...
@@ -67,12 +67,12 @@ class BulkHandlers:
     def __init__(
         self,
         streams: Streams,
-        premises: Premises,
+        location: BrokerLocation,
         answers: AnswerMemory,
         count_read: Callable[[int, int], None],
     ) -> None:
         self._streams = streams
-        self._premises = premises
+        self._location = location
         self._answers = answers
         self._count_read = count_read
 
@@ -83,7 +83,7 @@ class BulkHandlers:
             ReadStoredRequest: self._read_stored,
         }
 
-    def _watch(self, call: PendingCall, request: WatchStreamsRequest) -> None:
+    def _watch(self, call: BulkCall, request: WatchStreamsRequest) -> None:
         call.access.require(request.operation)
         watch = _Watch(self._streams, call, request)
         if not request.wait_millis or watch.has_news():
@@ -92,7 +92,7 @@ class BulkHandlers:
         call.allow_seconds(request.wait_millis / 1000)
         watch.begin(seconds_to_wait(request.wait_millis))
 
-    def _locate(self, call: PendingCall, request: LocateMessagesRequest) -> None:
+    def _locate(self, call: BulkCall, request: LocateMessagesRequest) -> None:
         call.access.require(request.operation, request.name)
         stream = self._find(request.name, request.stream_id)
         log = stream.log
@@ -101,8 +101,8 @@ class BulkHandlers:
         if request.max_bytes is not None and start < stop:
             limit = log.find_end(start, stop, request.max_bytes)
         call.succeed(
-            root=self._premises.root,
-            instance=self._premises.instance,
+            root=self._location.root,
+            instance=self._location.instance,
             hasFiles=isinstance(log, FileLog),
             oldestSequenceNumber=log.oldest,
             endSequenceNumber=log.end,
@@ -110,7 +110,7 @@ class BulkHandlers:
             segments=[msgspec.to_builtins(summary) for summary in log.summaries(start, stop)],
         )
 
-    def _read_stored(self, call: PendingCall, request: ReadStoredRequest) -> None:
+    def _read_stored(self, call: BulkCall, request: ReadStoredRequest) -> None:
         call.access.require(request.operation, request.name)
 
         def build(room: AnswerRoom) -> Iterator[None]:
@@ -145,7 +145,7 @@ class BulkHandlers:
 class _Watch:
     """Waits for several streams at once: the first that has something new ends it."""
 
-    def __init__(self, streams: Streams, call: PendingCall, request: WatchStreamsRequest) -> None:
+    def __init__(self, streams: Streams, call: BulkCall, request: WatchStreamsRequest) -> None:
         self._streams = streams
         self._call = call
         self._matches = _compile(request.patterns)

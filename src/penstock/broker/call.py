@@ -62,8 +62,8 @@ class Call:
 
     def allow_seconds(self, seconds: float) -> None:
         """The client waits so long, or as long as for any answer if that is longer."""
-        patience = max(seconds, _CLIENT_TIMEOUT_SECONDS) - _LAST_MOMENT_SECONDS
-        self._answer_by = self._peer.loop.time() + patience
+        timeout = max(seconds, _CLIENT_TIMEOUT_SECONDS) - _LAST_MOMENT_SECONDS
+        self._answer_by = self._peer.loop.time() + timeout
 
     def on_close(self, cancel: Callable[[], object]) -> None:
         """What to undo if the client leaves before it is answered."""

@@ -25,14 +25,14 @@ _LOG_SECONDS = 60.0
 HOW_TO_RAISE = "raise the limit (`ulimit -Hn`, or LimitNOFILE= of the service)"
 
 
-class Budget(NamedTuple):
+class DescriptorBudget(NamedTuple):
     # Segments whose files are kept open; each needs two descriptors.
     segments: int
     http_connections: int
     connections: int
 
 
-def plan_budget(limit: int, max_connections: int) -> Budget:
+def plan_budget(limit: int, max_connections: int) -> DescriptorBudget:
     """What fits a limit of descriptors: a quarter for segments, most of the rest for clients."""
     if limit == resource.RLIM_INFINITY:
         limit = _MANY
@@ -40,7 +40,7 @@ def plan_budget(limit: int, max_connections: int) -> Budget:
     segments = min(max(shared // 8, _MIN_SEGMENTS), _MAX_SEGMENTS)
     http = min(max(shared // 8, _MIN_HTTP_CONNECTIONS), _MAX_HTTP_CONNECTIONS)
     connections = max(shared - 2 * segments - http, _MIN_CONNECTIONS)
-    return Budget(segments, http, min(connections, max_connections))
+    return DescriptorBudget(segments, http, min(connections, max_connections))
 
 
 def raise_limit() -> int:

@@ -15,11 +15,10 @@ import cbor2
 
 from penstock.broker.access import Access
 from penstock.broker.answering import answer_in_room, failing
-from penstock.broker.bulk import BulkHandlers, Premises
+from penstock.broker.bulk import BrokerLocation, BulkHandlers
+from penstock.broker.counters import Counters
 from penstock.broker.memory import AnswerMemory, AnswerRoom
-from penstock.broker.reading import MessageReader
-from penstock.broker.settings import Settings
-from penstock.broker.statistics import Counters
+from penstock.broker.message_reader import MessageReader
 from penstock.broker.streams import Stream, Streams
 from penstock.broker.waiting import Waiter, seconds_to_wait
 from penstock.errors import (
@@ -32,6 +31,7 @@ from penstock.errors import (
 from penstock.model.message import MessageRun
 from penstock.model.statistics import Statistics
 from penstock.model.validation import to_wire
+from penstock.settings import Settings
 from penstock.wire.codec import encode_append_responses
 from penstock.wire.operations import Operation
 from penstock.wire.protocol import AppendRun
@@ -100,7 +100,7 @@ class Handlers:
         settings: Settings,
         counters: Counters,
         statistics: Callable[[], Statistics],
-        premises: Premises,
+        location: BrokerLocation,
         answers: AnswerMemory,
         others: Mapping[type[Request], Callable[[Any, Any], None]],
     ) -> None:
@@ -123,7 +123,7 @@ class Handlers:
             ReadColumnsRequest: self._read_columns,
             RewindExportRequest: self._rewind,
             StatisticsRequest: self._answer_statistics,
-            **BulkHandlers(streams, premises, answers, self._count_read).table(),
+            **BulkHandlers(streams, location, answers, self._count_read).table(),
             **others,
         }
 

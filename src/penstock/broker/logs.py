@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TextIO
 
-from penstock.broker.settings import LogFormat, LogLevel
+from penstock.settings import LogFormat, LogLevel
 
 _LEVELS = {
     LogLevel.TRACE: 5,

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from penstock.broker.logs import log_uncaught, set_up_logs
 from penstock.broker.server import Broker
-from penstock.broker.settings import Settings, unknown_variables
+from penstock.settings import Settings, unknown_variables
 
 logger = logging.getLogger(__name__)
 
 
-class Companion(Protocol):
+class BrokerService(Protocol):
     """Something that runs in the broker's loop as long as it does."""
 
     async def start(self, broker: Broker) -> None:
@@ -32,7 +32,7 @@ class Companion(Protocol):
         """A line for whoever started the broker, behind the one that it is ready."""
 
 
-def serve(settings: Settings, companions: Sequence[Companion] = ()) -> None:
+def serve(settings: Settings, services: Sequence[BrokerService] = ()) -> None:
     """Runs until SIGTERM or SIGINT; StoreError or SettingError if it cannot start."""
     _fill_standard_streams()
     # Whatever is created from here on, also by SQLite, is for its owner only.
@@ -42,7 +42,7 @@ def serve(settings: Settings, companions: Sequence[Companion] = ()) -> None:
     for problem in unknown_variables(os.environ):
         logger.warning("%s", problem)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(settings, companions))
+        runner.run(_serve(settings, services))
 
 
 def _fill_standard_streams() -> None:
@@ -63,16 +63,16 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop
 
 
-async def _serve(settings: Settings, companions: Sequence[Companion]) -> None:
+async def _serve(settings: Settings, services: Sequence[BrokerService]) -> None:
     broker = Broker(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     await broker.start()
-    started: list[Companion] = []
+    started: list[BrokerService] = []
     try:
-        for companion in companions:
-            await companion.start(broker)
-            started.append(companion)
+        for service in services:
+            await service.start(broker)
+            started.append(service)
     except BaseException:
         await _stop(broker, started)
         raise
@@ -86,22 +86,22 @@ async def _serve(settings: Settings, companions: Sequence[Companion]) -> None:
     # Nobody may be listening any more, or a disk may be full.
     with contextlib.suppress(OSError):
         print(f"penstock ready {settings.host}:{broker.port}", flush=True)
-        for companion in companions:
-            if companion.news:
-                print(companion.news, flush=True)
+        for service in services:
+            if service.news:
+                print(service.news, flush=True)
     await stop.wait()
-    await _stop(broker, companions)
+    await _stop(broker, services)
     for number in (signal.SIGTERM, signal.SIGINT):
         # It is as good as over: one more signal must not make a clean end look like a crash.
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
 
 
-async def _stop(broker: Broker, companions: Sequence[Companion]) -> None:
-    for companion in reversed(companions):
+async def _stop(broker: Broker, services: Sequence[BrokerService]) -> None:
+    for service in reversed(services):
         try:
-            await companion.stop()
+            await service.stop()
         except Exception:
             # Whatever is wrong with it, the broker ends as it should.
-            logger.exception("%s does not end as it should", type(companion).__name__)
+            logger.exception("%s does not end as it should", type(service).__name__)
     await broker.stop()

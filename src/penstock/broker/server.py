@@ -17,25 +17,25 @@ from pathlib import Path
 
 from penstock import __version__
 from penstock.broker.access import Gate, ensure_first_token
-from penstock.broker.bulk import Premises
+from penstock.broker.bulk import BrokerLocation
+from penstock.broker.counters import Counters
 from penstock.broker.descriptors import Shortages, plan_budget, raise_limit
 from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.dead_letters import DeadLetters
 from penstock.broker.exports.engine import Exports
-from penstock.broker.exports.handlers import ExportHandlers
+from penstock.broker.exports.export_handlers import ExportHandlers
 from penstock.broker.exports.pipelines import Pipelines
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.handlers import Handlers, now_millis
 from penstock.broker.listener import BACKLOG, Listener, listen
 from penstock.broker.memory import AnswerMemory, FrameMemory
 from penstock.broker.session import Session
-from penstock.broker.settings import Settings
-from penstock.broker.statistics import Counters
 from penstock.broker.streams import Stream, Streams
 from penstock.broker.tls import TlsListener
+from penstock.discovery import ADDRESS_FILE, Address, write_address
 from penstock.errors import SettingError
 from penstock.model.statistics import DiskStatistics, Statistics, StreamStatistics
-from penstock.root import ADDRESS_FILE, Address, write_address
+from penstock.settings import Settings
 from penstock.store.files import Disk
 from penstock.store.store import Store
 
@@ -107,7 +107,7 @@ class Broker:
                 self._definition_thread,
                 self.shortages,
             )
-            premises = Premises(str(root.absolute()), self._instance)
+            location = BrokerLocation(str(root.absolute()), self._instance)
             dead_letters = DeadLetters(self.streams, settings.dead_letter_stream)
             statuses = Statuses(self.streams)
             loop = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ class Broker:
                 self.streams,
                 self.exports,
                 self.pipelines,
-                premises,
+                location,
                 self._sync_threads,
                 now_millis,
             )
@@ -139,7 +139,7 @@ class Broker:
                 settings,
                 self.counters,
                 self.statistics,
-                premises,
+                location,
                 self.answers,
                 self._export_handlers.table(),
             )

@@ -25,9 +25,9 @@ from typing import Any, Protocol, cast
 from penstock import __version__
 from penstock.broker.access import NOTHING, Access, Gate
 from penstock.broker.call import Call
+from penstock.broker.counters import Counters
 from penstock.broker.handlers import Handlers
 from penstock.broker.memory import SMALL_ANSWER_BYTES, AnswerMemory, AnswerRoom, FrameMemory
-from penstock.broker.statistics import Counters
 from penstock.errors import (
     ConnectFailedException,
     ResponseStatusCode,
@@ -57,7 +57,7 @@ _TLS_HANDSHAKE_BYTES = 4096
 # holds memory that others wait for, and so has an end.
 _SLOWEST_BYTES_A_SECOND = 1024
 _SLOWEST_FRAME_SECONDS = 600
-_PATIENCE_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 
 
 class Host(Protocol):
@@ -549,7 +549,7 @@ class Session(asyncio.Protocol):
         """Drop a peer that dawdles: in the handshake, or in the middle of a frame."""
         if self._is_closing:
             # Those who were told to go and do not take the answer.
-            if now - self._began > _PATIENCE_SECONDS and self._transport.is_closing():
+            if now - self._began > _TIMEOUT_SECONDS and self._transport.is_closing():
                 self._transport.abort()
             return
         if self._protocol.in_handshake:
@@ -627,4 +627,4 @@ def measure_unsent(transport: asyncio.WriteTransport) -> tuple[int, int]:
 
 def _is_too_slow(size: int, seconds: float, slowest: float = 0.0) -> bool:
     pace = max(_SLOWEST_BYTES_A_SECOND, slowest)
-    return seconds > _PATIENCE_SECONDS and size < seconds * pace
+    return seconds > _TIMEOUT_SECONDS and size < seconds * pace

@@ -20,7 +20,6 @@ from weakref import WeakValueDictionary
 from penstock.broker.descriptors import Shortages
 from penstock.broker.moves import find_moves, rewound
 from penstock.broker.rules import check_definition, check_update, names_status_stream
-from penstock.broker.settings import Settings
 from penstock.broker.waiting import DefinitionCommits, GroupCommit, Waiters
 from penstock.errors import (
     InvalidRequestException,
@@ -41,18 +40,19 @@ from penstock.model import (
     Persistence,
     StorageStatus,
 )
-from penstock.model.export import messages_behind
+from penstock.model.export_definition import messages_behind
 from penstock.model.limits import NAME_PATTERN
 from penstock.model.message import MessageRun
 from penstock.model.statistics import ExportActivity, ExportStatistics, StreamStatistics
 from penstock.model.storage import StoredRun
+from penstock.settings import Settings
 from penstock.store.catalog import is_disk_full
 from penstock.store.log import MessageTooLargeError, StreamFullError
 from penstock.store.pool import lacks_descriptors
 from penstock.store.segment import DamagedError
 from penstock.store.space import NoSpaceError, is_no_space
 from penstock.store.store import Store
-from penstock.store.stream import DefinitionChange, StoredStream
+from penstock.store.stored_stream import DefinitionChange, StoredStream
 
 logger = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ class Stream:
         )
 
 
-class Witness(Protocol):
+class RetentionListener(Protocol):
     """Who has to look at messages before nobody can."""
 
     def before_drop(self, stream: Stream, end: int, are_expired: bool) -> None:
@@ -299,7 +299,7 @@ class Streams:
         self._pending_creations = 0
         self._name_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._status_stream_lock = asyncio.Lock()
-        self._witness: Witness | None = None
+        self._listener: RetentionListener | None = None
         self._streams = {
             name: self._serve(stored) for name, stored in sorted(store.streams.items())
         }
@@ -318,12 +318,12 @@ class Streams:
         stored.log.before_drop = partial(self._before_drop, stream)
         return stream
 
-    def tell(self, witness: Witness) -> None:
-        self._witness = witness
+    def tell(self, listener: RetentionListener) -> None:
+        self._listener = listener
 
     def _before_drop(self, stream: Stream, end: int, are_expired: bool) -> None:
-        if self._witness is not None:
-            self._witness.before_drop(stream, end, are_expired)
+        if self._listener is not None:
+            self._listener.before_drop(stream, end, are_expired)
 
     def _before_change(
         self,
@@ -331,9 +331,9 @@ class Streams:
         definition: MessageStreamDefinition | None = None,
         moves: Mapping[str, int] | None = None,
     ) -> Callable[[], Callable[[], None] | None]:
-        if self._witness is None or stream is None:
+        if self._listener is None or stream is None:
             return lambda: None
-        return self._witness.before_change(stream, definition, moves or {})
+        return self._listener.before_change(stream, definition, moves or {})
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._streams.values())

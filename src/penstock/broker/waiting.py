@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from itertools import count
 
-from penstock.store.stream import DefinitionChange
+from penstock.store.stored_stream import DefinitionChange
 
 # A client gives up after exactly the time it asked for, and an answer that comes later kills it:
 # a wait ends a little before.

@@ -9,10 +9,10 @@ import click
 
 from penstock.cli.completion import complete_streams
 from penstock.cli.main import INTERRUPTED, Failure, explained, json_option
+from penstock.cli.message_input import Batch, MessageInput, MessageInputError, decode_arguments
 from penstock.cli.output import echo_json
 from penstock.cli.payload import Encoding
-from penstock.cli.progress import make_progress
-from penstock.cli.source import Batch, InputError, Source, decode_arguments
+from penstock.cli.progress_bar import make_progress
 from penstock.cli.target import Target, target_options
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import (
@@ -160,10 +160,10 @@ def append(
         )
     decode = Encoding(encoding)
     if messages:
-        sources: list[Source] = []
+        sources: list[MessageInput] = []
         batches: Iterable[Batch] = decode_arguments(messages, decode)
     else:
-        sources = [Source(None if path == "-" else path) for path in files or ("-",)]
+        sources = [MessageInput(None if path == "-" else path) for path in files or ("-",)]
         batches = (batch for source in sources for batch in source.batches(decode, blob))
     tally = Tally(stream)
     with _telling(tally), target.connect() as client:
@@ -186,7 +186,7 @@ def _telling(tally: Tally) -> Iterator[None]:
     """Ends the command, when its input is bad or a user has enough, with what was done before."""
     try:
         yield
-    except InputError as error:
+    except MessageInputError as error:
         raise Failure(f"{error}; {tally.told()}") from None
     except KeyboardInterrupt:
         raise Failure(f"interrupted; {tally.told()}", INTERRUPTED) from None

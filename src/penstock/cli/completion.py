@@ -25,7 +25,7 @@ _PROGRAM = "penstock"
 _VARIABLE = "_PENSTOCK_COMPLETE"
 
 # Whoever has pressed a key waits for it.
-_PATIENCE_SECONDS = 1
+_TIMEOUT_SECONDS = 1
 
 
 def complete_streams(
@@ -58,7 +58,7 @@ def _complete(
 
     target = Target(**{name: ctx.params.get(name) for name in Target._fields})
     try:
-        with target.connect_briefly(_PATIENCE_SECONDS, _PATIENCE_SECONDS) as client:
+        with target.connect_briefly(_TIMEOUT_SECONDS, _TIMEOUT_SECONDS) as client:
             return [name for name in find(client) if name.startswith(incomplete)]
     except Exception:  # noqa: BLE001 - a key that does nothing is better than an error there
         return []

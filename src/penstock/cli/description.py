@@ -13,7 +13,7 @@ from penstock.cli.definition_flags import short_name
 from penstock.cli.output import printable
 from penstock.cli.units import format_duration, format_size, human_bytes
 from penstock.model import ExportConfig, ExportStatus, MessageStreamDefinition, MessageStreamInfo
-from penstock.model.export import messages_behind
+from penstock.model.export_definition import messages_behind
 
 _SIZES = ("max_size", "stream_segment_size")
 

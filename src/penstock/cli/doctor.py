@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from penstock.cli.checks import broker, listeners, machine, store, uploads
+from penstock.cli.checks import broker, listeners, machine, stored_data, uploads
 from penstock.cli.checks.check import Check, Finding, State, run
+from penstock.cli.checks.context import CheckContext
 from penstock.cli.checks.destinations import check_destinations
-from penstock.cli.checks.patient import Patient
 from penstock.cli.main import FAILED, json_option
 from penstock.cli.output import echo_json, uses_colour
 from penstock.cli.target import Target, target_options
@@ -18,7 +18,7 @@ from penstock.cli.target import Target, target_options
 CHECKS: dict[str, Check] = {
     **machine.CHECKS,
     **broker.CHECKS,
-    **store.CHECKS,
+    **stored_data.CHECKS,
     **listeners.CHECKS,
     **uploads.CHECKS,
 }
@@ -39,7 +39,7 @@ def doctor(target: Target, as_json: bool) -> None:
 
     The exit code is 1 if something fails; what is only worth a warning does not count.
     """
-    findings = list(_examine(Patient(target)))
+    findings = list(_examine(CheckContext(target)))
     if as_json:
         echo_json([finding._asdict() for finding in findings])
     else:
@@ -48,10 +48,10 @@ def doctor(target: Target, as_json: bool) -> None:
         raise click.exceptions.Exit(FAILED)
 
 
-def _examine(patient: Patient) -> Iterator[Finding]:
+def _examine(context: CheckContext) -> Iterator[Finding]:
     for name, check in CHECKS.items():
-        yield run(name, check, patient)
-    yield from check_destinations(patient)
+        yield run(name, check, context)
+    yield from check_destinations(context)
 
 
 def _print(findings: Sequence[Finding]) -> None:

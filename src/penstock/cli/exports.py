@@ -19,7 +19,7 @@ from penstock.cli.units import parse_time
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import ResourceNotFoundException
 from penstock.model import MessageStreamInfo, ReadMessagesOptions, to_wire
-from penstock.model.export import next_number
+from penstock.model.export_definition import next_number
 from penstock.model.statistics import ExportStatistics, StreamStatistics
 
 _HEADINGS = ("stream", "export", "kind", "state", "behind", "position", "last error")

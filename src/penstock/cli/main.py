@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock import __version__
-from penstock.broker.settings import Settings, load_settings
 from penstock.cli.output import echo_json
 from penstock.errors import (
     ConnectFailedException,
@@ -21,9 +20,10 @@ from penstock.errors import (
     StoreError,
     StreamManagerException,
 )
+from penstock.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from penstock.broker.run import Companion
+    from penstock.broker.run import BrokerService
 
 # Exit codes, as docs/cli.md has them. A command line or a setting that is wrong is 2, Click's own.
 FAILED = 1
@@ -59,17 +59,17 @@ _MODULES = {
     "append": "append",
     "bench": "bench",
     "completion": "completion",
-    "dashboard": "access",
+    "dashboard": "credentials",
     "doctor": "doctor",
-    "env": "access",
+    "env": "credentials",
     "exports": "exports",
     "pipeline": "pipeline",
     "read": "read",
     "sandbox": "sandbox",
     "status": "status",
-    "streams": "streams",
+    "streams": "stream_commands",
     "tail": "read",
-    "tokens": "access",
+    "tokens": "credentials",
     "up": "up",
     "verify": "verify",
 }
@@ -185,35 +185,35 @@ def serve(config: Path | None, as_json: bool, **flags: Any) -> None:
     from penstock.broker.run import serve as run
 
     try:
-        run(settings, _companions(settings))
+        run(settings, _services(settings))
     except SettingError as error:
         # The settings are well-formed, and yet it cannot be done: the port is taken, say.
         raise Failure(str(error)) from None
 
 
-def _companions(settings: Settings) -> list[Companion]:
+def _services(settings: Settings) -> list[BrokerService]:
     """What runs in the broker's loop beside it; each needs packages that a broker does not."""
     from penstock.greengrass.component import find_component
 
     # First of all: whose token it knows gets in from the beginning.
     component = find_component(os.environ)
-    companions: list[Companion] = [component] if component is not None else []
+    services: list[BrokerService] = [component] if component is not None else []
     if settings.http_port is not None:
         try:
-            from penstock.web.server import WebServer
+            from penstock.web.web_server import WebServer
         except ImportError as error:
             raise Failure(
                 f"the dashboard needs more packages: pip install 'penstock[web]' ({error})"
             ) from None
-        companions.append(WebServer())
-    return companions
+        services.append(WebServer())
+    return services
 
 
 @main.command()
 @json_option
 def settings(as_json: bool) -> None:
     """Print all settings: their names, defaults, and what is allowed."""
-    from penstock.broker.reference import references, settings_page
+    from penstock.settings_reference import references, settings_page
 
     if as_json:
         echo_json([setting._asdict() for setting in references()])

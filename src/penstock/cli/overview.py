@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from penstock.cli.output import Line, format_table, printable
 from penstock.cli.units import human_bytes, human_duration
 from penstock.model import ExportStatus, MessageStreamInfo, to_wire
-from penstock.model.export import messages_behind
+from penstock.model.export_definition import messages_behind
 from penstock.model.exporting import ExportState
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 

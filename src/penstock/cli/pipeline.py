@@ -57,7 +57,7 @@ def pipeline(
     host, port = _split(broker) if broker else (None, None)
     spark_config = dict(map(_split_setting, spark_settings))
     try:
-        from penstock.pipeline import run
+        from penstock.pipeline import driver
         from penstock.spark import application
         from penstock.spark.options import BrokerOptions
         from penstock.spark.place import Place
@@ -77,12 +77,12 @@ def pipeline(
         return
     # Where the broker is named, a root only says whose token it is.
     options = BrokerOptions(host=host, port=port, root=root if broker else settings.root)
-    place = Place.find(options, patient=True)
-    with place.connect(patient=True) as client:
+    place = Place.find(options, wait=True)
+    with place.connect(wait=True) as client:
         # Nothing is to be told yet; but Spark takes a while to start, and would then tell less
         # clearly that a token is not good for this.
         client.commit_exports([])
-    running = run.Pipeline(place, settings, master=master, config=spark_config)
+    running = driver.PipelineDriver(place, settings, master=master, config=spark_config)
 
     def stop() -> None:
         running.ask_to_stop()
@@ -95,7 +95,7 @@ def pipeline(
     call_at_signal((signal.SIGTERM, signal.SIGINT), stop)
     try:
         running.run(lambda: click.echo("penstock pipeline ready"))
-    except run.PipelineFailedError as error:
+    except driver.PipelineFailedError as error:
         raise Failure(str(error)) from None
 
 

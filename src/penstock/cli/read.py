@@ -15,7 +15,7 @@ from penstock.cli.main import INTERRUPTED
 from penstock.cli.target import Target, target_options
 from penstock.client.blocking import StreamManagerClient
 from penstock.client.failures import may_pass
-from penstock.client.reading import first_number
+from penstock.client.read_cursor import first_number
 from penstock.errors import ConnectFailedException, NotEnoughMessagesException
 from penstock.model import Message, ReadMessagesOptions
 

@@ -10,12 +10,12 @@ import threading
 import click
 
 from penstock.broker.logs import log_uncaught, set_up_logs
-from penstock.broker.settings import LogFormat, LogLevel
 from penstock.cli.main import Failure, json_option
 from penstock.cli.output import echo_json
 from penstock.cli.signals import call_at_signal
 from penstock.sandbox.client import SandboxError
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
+from penstock.settings import LogFormat, LogLevel
 
 _PORT = 4566
 

@@ -19,7 +19,7 @@ def is_screen() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-class Event(Enum):
+class ScreenEvent(Enum):
     time = auto()
     redraw = auto()
     end = auto()
@@ -91,18 +91,18 @@ class Screen:
         # One write, and nothing is erased before it is drawn over: it does not flicker.
         _write("\x1b[H" + "\x1b[K\n".join(lines) + "\x1b[K\x1b[J")
 
-    def wait(self, seconds: float) -> Event:
+    def wait(self, seconds: float) -> ScreenEvent:
         sources = [self._woken, *([sys.stdin.fileno()] if self._has_keys else [])]
         ready, _, _ = select.select(sources, [], [], seconds)
         if self._woken in ready:
             os.read(self._woken, 4096)
-            return Event.redraw
+            return ScreenEvent.redraw
         if not ready:
-            return Event.time
+            return ScreenEvent.time
         keys = os.read(sys.stdin.fileno(), 1024)
         if not keys or b"q" in keys or b"Q" in keys:
-            return Event.end
-        return Event.redraw
+            return ScreenEvent.end
+        return ScreenEvent.redraw
 
 
 def _write(text: str) -> None:

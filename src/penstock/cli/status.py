@@ -20,7 +20,7 @@ from penstock.cli.overview import (
     rates_between,
     statistics_of,
 )
-from penstock.cli.screen import Event, Screen, is_screen
+from penstock.cli.screen import Screen, ScreenEvent, is_screen
 from penstock.cli.target import Target, target_options
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import (
@@ -171,9 +171,9 @@ def _watch_on_screen(client: StreamManagerClient, view: View, interval: float) -
             lines = screen_lines(view, interval, width, height)
             screen.draw([line.paint(is_coloured, width) for line in lines])
             event = screen.wait(max(due - time.monotonic(), 0))
-            if event is Event.end:
+            if event is ScreenEvent.end:
                 return
-            if event is Event.time:
+            if event is ScreenEvent.time:
                 view = _look_again(client, view)
                 due = max(due + interval, time.monotonic())
 

@@ -18,7 +18,7 @@ from penstock.client.backoff import delays
 # One that ran so long has recovered from what ended it before.
 _WELL_SECONDS = 60.0
 _FIRST_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 30.0
+_MAX_PAUSE_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 # What a clean end may take before it is made short.
 _STOP_SECONDS = 20.0
@@ -56,7 +56,7 @@ class Program:
         self._ready_lines: queue.Queue[str] = queue.Queue()
         self._began = 0.0
         self._starts_at = 0.0
-        self._pauses = delays(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        self._pauses = delays(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
 
     def start(self) -> None:
         # A session of its own: Ctrl-C is for whoever supervises, who then stops it. Its standard
@@ -104,7 +104,7 @@ class Program:
                 return self._ready_lines.get_nowait() or None
             return None
         if time.monotonic() - self._began > _WELL_SECONDS:
-            self._pauses = delays(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+            self._pauses = delays(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         self._clear_up(self._process)
         self._process = None
         return (

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from penstock.broker.settings import is_loopback
 from penstock.client.blocking import StreamManagerClient
+from penstock.settings import is_loopback
 
 
 class Target(NamedTuple):

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 import click
 
 from penstock.broker.logs import LineRelay, log_uncaught, set_up_logs
-from penstock.broker.settings import LoopbackAccess, Settings, variables_of
-from penstock.cli.access import client_variables, dashboard_link, require_address
+from penstock.cli.credentials import client_variables, dashboard_link, require_address
 from penstock.cli.main import (
     USUAL_HTTP_PORT,
     Failure,
@@ -33,9 +32,10 @@ from penstock.cli.output import tell
 from penstock.cli.signals import call_at_signal
 from penstock.cli.supervision import Program
 from penstock.demo.camera import CAMERA_STREAMS
+from penstock.demo.demo import run_demo
 from penstock.demo.devices import STREAMS
-from penstock.demo.run import run_demo
 from penstock.sandbox.client import SandboxClient
+from penstock.settings import LoopbackAccess, Settings, variables_of
 
 logger = logging.getLogger(__name__)
 

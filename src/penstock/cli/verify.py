@@ -24,7 +24,7 @@ from penstock.cli.main import (
 )
 from penstock.cli.output import echo_table, printable
 from penstock.cli.units import human_bytes, parse_size
-from penstock.root import is_served
+from penstock.discovery import is_served
 from penstock.store.salvage import Salvage, salvage
 from penstock.store.verification import Pace, Report, Verification
 

@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from penstock.client import calls
-from penstock.client.aio_connection import AsyncConnection, PendingCall, open_connection
+from penstock.client.aio_connection import AsyncConnection, AsyncSentCall, open_connection
 from penstock.client.backoff import delays
-from penstock.client.base import Client
-from penstock.client.calls import Call
+from penstock.client.calls import ClientCall
+from penstock.client.client_base import ClientBase
+from penstock.client.client_protocol import ServerInfo
 from penstock.client.endpoint import explain
 from penstock.client.failures import NotSentError, may_pass
-from penstock.client.protocol import ServerInfo
-from penstock.client.reading import Reading, end_number, first_number
+from penstock.client.read_cursor import ReadCursor, end_number, first_number
 from penstock.errors import (
     ClientException,
     ConnectFailedException,
@@ -44,7 +44,7 @@ from penstock.model.storage import Location, StoredRun, StreamPosition
 T = TypeVar("T")
 
 
-class AsyncStreamManagerClient(Client):
+class AsyncStreamManagerClient(ClientBase):
     """A client of Penstock, and of any other stream manager, for one event loop.
 
     It connects with `connect`, with `async with`, or with the first operation. Any number of
@@ -148,7 +148,7 @@ class AsyncStreamManagerClient(Client):
             raise
         return calls.join_numbers(numbers)
 
-    async def _call_together(self, group: Sequence[Call[T]], retry: bool) -> list[T]:
+    async def _call_together(self, group: Sequence[ClientCall[T]], retry: bool) -> list[T]:
         """Sends all of them before the first answer is taken; the first error is raised."""
         results: list[T] = []
         first_error: StreamManagerException | OSError | None = None
@@ -180,7 +180,7 @@ class AsyncStreamManagerClient(Client):
         A negative start counts from the end: -10 begins with the last ten.
         """
         info = await self.describe_message_stream(stream_name)
-        reading = Reading(stream_name, first_number(start, info), end_number(end, info))
+        reading = ReadCursor(stream_name, first_number(start, info), end_number(end, info))
         async for message in self._read(reading):
             yield message
 
@@ -191,10 +191,10 @@ class AsyncStreamManagerClient(Client):
         before them. A lost connection is got back, and nothing is left out or repeated.
         """
         info = await self.describe_message_stream(stream_name)
-        async for message in self._read(Reading(stream_name, first_number(start, info))):
+        async for message in self._read(ReadCursor(stream_name, first_number(start, info))):
             yield message
 
-    async def _read(self, reading: Reading) -> AsyncIterator[Message]:
+    async def _read(self, reading: ReadCursor) -> AsyncIterator[Message]:
         while not reading.is_over:
             has_extensions = (await self._connected(self.reconnect_timeout)).server.has_extensions
             asked = time.monotonic()
@@ -294,11 +294,11 @@ class AsyncStreamManagerClient(Client):
 
     # Connections
 
-    async def _call(self, call: Call[T], retry: bool = False) -> T:
+    async def _call(self, call: ClientCall[T], retry: bool = False) -> T:
         (pending,) = await self._send((call,))
         return await self._finish(pending, retry)
 
-    async def _send(self, group: Sequence[Call[T]]) -> list[PendingCall[T]]:
+    async def _send(self, group: Sequence[ClientCall[T]]) -> list[AsyncSentCall[T]]:
         """Sends requests as soon as there is a connection: what has not left may leave later."""
         give_up = time.monotonic() + self.request_timeout
         for pause in delays():
@@ -311,14 +311,14 @@ class AsyncStreamManagerClient(Client):
             await asyncio.sleep(pause)
         raise AssertionError("delays do not end")
 
-    async def _finish(self, pending: PendingCall[T], retry: bool) -> T:
+    async def _finish(self, pending: AsyncSentCall[T], retry: bool) -> T:
         """Takes the answer; what was not sent, or may be repeated, is sent again."""
         try:
             return await pending.result()
         except (NotSentError, ConnectionLostException) as error:
             return await self._call_again(pending.call, retry or pending.call.may_repeat, error)
 
-    async def _call_again(self, call: Call[T], may_repeat: bool, error: ConnectionError) -> T:
+    async def _call_again(self, call: ClientCall[T], may_repeat: bool, error: ConnectionError) -> T:
         give_up = time.monotonic() + self.request_timeout
         for pause in delays():
             is_unanswered = isinstance(error, ConnectionLostException)

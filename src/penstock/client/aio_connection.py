@@ -8,7 +8,8 @@ import select
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from penstock.client.calls import Call
+from penstock.client.calls import ClientCall
+from penstock.client.client_protocol import Answer, ClientProtocol, ServerInfo
 from penstock.client.endpoint import Endpoint
 from penstock.client.failures import (
     NotSentError,
@@ -16,12 +17,11 @@ from penstock.client.failures import (
     connection_lost,
     not_in_time,
 )
-from penstock.client.protocol import Answer, ClientProtocol, ServerInfo
 from penstock.errors import ConnectFailedException
 
 T = TypeVar("T")
 # An answer, or the error that there is instead.
-Outcome = Answer | Callable[[Call[Any]], Exception]
+Outcome = Answer | Callable[[ClientCall[Any]], Exception]
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 _MAX_TURN_BYTES = 1024 * 1024
 
 
-class PendingCall(NamedTuple, Generic[T]):
+class AsyncSentCall(NamedTuple, Generic[T]):
     """A request that was sent and not answered yet."""
 
-    call: Call[T]
+    call: ClientCall[T]
     outcome: asyncio.Future[Outcome]
     timer: asyncio.TimerHandle
 
@@ -79,7 +79,7 @@ class AsyncConnection(asyncio.Protocol):
             raise
         self.is_usable = not self._transport.is_closing()
 
-    async def send(self, calls: Sequence[Call[T]], timeout: float) -> list[PendingCall[T]]:
+    async def send(self, calls: Sequence[ClientCall[T]], timeout: float) -> list[AsyncSentCall[T]]:
         """Sends requests together, in order; NotSentError if none of them has left."""
         if not self._has_room.is_set() or self._queue.locked():
             await self._wait_for_room(timeout)
@@ -88,7 +88,9 @@ class AsyncConnection(asyncio.Protocol):
         requests = [(call, *self._protocol.request(call)) for call in calls]
         return [self._send(*request, timeout) for request in requests]
 
-    def _send(self, call: Call[T], request_id: str, frame: bytes, timeout: float) -> PendingCall[T]:
+    def _send(
+        self, call: ClientCall[T], request_id: str, frame: bytes, timeout: float
+    ) -> AsyncSentCall[T]:
         # What is sent in one turn of the loop leaves in one write.
         if not self._outgoing:
             self._loop.call_soon(self._flush)
@@ -99,7 +101,7 @@ class AsyncConnection(asyncio.Protocol):
         outcome: asyncio.Future[Outcome] = self._loop.create_future()
         self._pending[request_id] = outcome
         timer = self._loop.call_later(timeout, self._finish, request_id, not_in_time)
-        return PendingCall(call, outcome, timer)
+        return AsyncSentCall(call, outcome, timer)
 
     async def _wait_for_room(self, timeout: float) -> None:
         try:
@@ -181,7 +183,7 @@ class AsyncConnection(asyncio.Protocol):
         self._ended.set()
 
 
-def _not_sent(call: Call[Any]) -> NotSentError:
+def _not_sent(call: ClientCall[Any]) -> NotSentError:
     return NotSentError(f"the connection was lost before {call.operation.name} was sent")
 
 

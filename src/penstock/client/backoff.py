@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator
 
 _FIRST_SECONDS = 0.05
-_MOST_SECONDS = 5.0
+_MAX_SECONDS = 5.0
 
 
-def delays(first: float = _FIRST_SECONDS, most: float = _MOST_SECONDS) -> Iterator[float]:
+def delays(first: float = _FIRST_SECONDS, most: float = _MAX_SECONDS) -> Iterator[float]:
     """Twice as long each time, up to a limit; never two clients in step."""
     delay = first
     while True:

@@ -11,13 +11,13 @@ from typing import Self, TypeVar
 
 from penstock.client import calls
 from penstock.client.backoff import delays
-from penstock.client.base import Client
-from penstock.client.calls import Call
-from penstock.client.connection import RECENT_SECONDS, Connection, PendingCall
+from penstock.client.calls import ClientCall
+from penstock.client.client_base import ClientBase
+from penstock.client.client_protocol import ServerInfo
+from penstock.client.connection import RECENT_SECONDS, Connection, SentCall
 from penstock.client.endpoint import explain
 from penstock.client.failures import NotSentError, may_pass
-from penstock.client.protocol import ServerInfo
-from penstock.client.reading import Reading, end_number, first_number
+from penstock.client.read_cursor import ReadCursor, end_number, first_number
 from penstock.errors import (
     ClientException,
     ConnectFailedException,
@@ -44,7 +44,7 @@ from penstock.model.storage import Location, StoredRun, StreamPosition
 T = TypeVar("T")
 
 
-class StreamManagerClient(Client):
+class StreamManagerClient(ClientBase):
     """A client of Penstock, and of any other stream manager.
 
     It connects when it is made, and again when the connection was lost. Threads may share it.
@@ -136,7 +136,7 @@ class StreamManagerClient(Client):
             raise
         return calls.join_numbers(numbers)
 
-    def _call_together(self, group: Sequence[Call[T]], retry: bool) -> list[T]:
+    def _call_together(self, group: Sequence[ClientCall[T]], retry: bool) -> list[T]:
         """Sends all of them before the first answer is taken; the first error is raised."""
         if len(group) == 1:
             return [self._call(group[0], retry)]
@@ -154,7 +154,7 @@ class StreamManagerClient(Client):
         return results
 
     def _finish(
-        self, connection: Connection, pending: PendingCall[T], deadline: float, retry: bool
+        self, connection: Connection, pending: SentCall[T], deadline: float, retry: bool
     ) -> T:
         try:
             return connection.finish(pending, deadline)
@@ -179,7 +179,7 @@ class StreamManagerClient(Client):
         A negative start counts from the end: -10 begins with the last ten.
         """
         info = self.describe_message_stream(stream_name)
-        reading = Reading(stream_name, first_number(start, info), end_number(end, info))
+        reading = ReadCursor(stream_name, first_number(start, info), end_number(end, info))
         return self._read(reading)
 
     def tail(self, stream_name: str, start: int | None = None) -> Iterator[Message]:
@@ -189,9 +189,9 @@ class StreamManagerClient(Client):
         them. A lost connection is got back, and nothing is left out or repeated.
         """
         info = self.describe_message_stream(stream_name)
-        return self._read(Reading(stream_name, first_number(start, info)))
+        return self._read(ReadCursor(stream_name, first_number(start, info)))
 
-    def _read(self, reading: Reading) -> Iterator[Message]:
+    def _read(self, reading: ReadCursor) -> Iterator[Message]:
         while not reading.is_over:
             has_extensions = self._connected().server.has_extensions
             asked = time.monotonic()
@@ -288,7 +288,7 @@ class StreamManagerClient(Client):
 
     # Connections
 
-    def _call(self, call: Call[T], retry: bool = False) -> T:
+    def _call(self, call: ClientCall[T], retry: bool = False) -> T:
         connection, now = self._connection, time.monotonic()
         if connection.is_lost or now - connection.heard > RECENT_SECONDS:
             connection, now = self._connected(), time.monotonic()
@@ -297,7 +297,7 @@ class StreamManagerClient(Client):
         except (NotSentError, ConnectionLostException) as error:
             return self._call_again(call, retry or call.may_repeat, error)
 
-    def _call_again(self, call: Call[T], may_repeat: bool, error: ConnectionError) -> T:
+    def _call_again(self, call: ClientCall[T], may_repeat: bool, error: ConnectionError) -> T:
         """After the connection was lost: what cannot have been carried out, or may be repeated."""
         give_up = time.monotonic() + self.request_timeout
         for pause in delays():
@@ -319,7 +319,7 @@ class StreamManagerClient(Client):
                 raise
         raise AssertionError("delays do not end")
 
-    def _send(self, group: Sequence[Call[T]]) -> tuple[Connection, list[PendingCall[T]], float]:
+    def _send(self, group: Sequence[ClientCall[T]]) -> tuple[Connection, list[SentCall[T]], float]:
         """Sends requests as soon as there is a connection; with it, and their deadline."""
         give_up = time.monotonic() + self.request_timeout
         for pause in delays():

@@ -66,7 +66,7 @@ _APPEND_MESSAGE = Operation.AppendMessage
 _STORED_FIELDS = ("firstSequenceNumber", "position", "entries", "payloads")
 
 
-class Call(msgspec.Struct, Generic[T], frozen=True):
+class ClientCall(msgspec.Struct, Generic[T], frozen=True):
     operation: Operation
     fields: dict[str, Any]
     # Gets every answer, also one that is an error.
@@ -108,50 +108,52 @@ def raise_for_status(response: Response) -> None:
 # Streams
 
 
-def create_message_stream(definition: MessageStreamDefinition) -> Call[None]:
-    return Call(
+def create_message_stream(definition: MessageStreamDefinition) -> ClientCall[None]:
+    return ClientCall(
         Operation.CreateMessageStream, {"definition": _checked_definition(definition)}, _nothing
     )
 
 
-def update_message_stream(definition: MessageStreamDefinition) -> Call[None]:
-    return Call(
+def update_message_stream(definition: MessageStreamDefinition) -> ClientCall[None]:
+    return ClientCall(
         Operation.UpdateMessageStream, {"definition": _checked_definition(definition)}, _nothing
     )
 
 
-def delete_message_stream(stream_name: str) -> Call[None]:
-    return Call(Operation.DeleteMessageStream, {"name": _checked_name(stream_name)}, _nothing)
+def delete_message_stream(stream_name: str) -> ClientCall[None]:
+    return ClientCall(Operation.DeleteMessageStream, {"name": _checked_name(stream_name)}, _nothing)
 
 
-def list_streams() -> Call[list[str]]:
-    return Call(Operation.ListStreams, {}, _stream_names, may_repeat=True)
+def list_streams() -> ClientCall[list[str]]:
+    return ClientCall(Operation.ListStreams, {}, _stream_names, may_repeat=True)
 
 
-def describe_message_stream(stream_name: str) -> Call[MessageStreamInfo]:
+def describe_message_stream(stream_name: str) -> ClientCall[MessageStreamInfo]:
     name = _checked_name(stream_name)
-    return Call(Operation.DescribeMessageStream, {"name": name}, _stream_info, may_repeat=True)
+    return ClientCall(
+        Operation.DescribeMessageStream, {"name": name}, _stream_info, may_repeat=True
+    )
 
 
-def statistics() -> Call[Statistics]:
-    return Call(Operation.Statistics, {}, _statistics, may_repeat=True)
+def statistics() -> ClientCall[Statistics]:
+    return ClientCall(Operation.Statistics, {}, _statistics, may_repeat=True)
 
 
 # Appends
 
 
-def append_message(stream_name: str, data: bytes) -> Call[int]:
+def append_message(stream_name: str, data: bytes) -> ClientCall[int]:
     if type(data) is not bytes or not 0 < len(data) < MAX_FRAME_BYTES:
         data = _checked_payload(data)
     if type(stream_name) is not str or not _is_name(stream_name):
         _checked_name(stream_name)
     fields = {"name": stream_name, "payload": data}
-    return Call(_APPEND_MESSAGE, fields, _sequence_number)
+    return ClientCall(_APPEND_MESSAGE, fields, _sequence_number)
 
 
 def plan_appends(
     stream_name: str, messages: Iterable[bytes], has_extensions: bool, max_frame_bytes: int
-) -> Iterator[list[Call[Sequence[int]]]]:
+) -> Iterator[list[ClientCall[Sequence[int]]]]:
     """The requests for these messages, in groups that may be sent without waiting in between.
 
     With extensions each group is one request, whose messages are all appended or none. Without
@@ -188,17 +190,17 @@ def _cut(messages: Iterable[bytes], max_messages: int, max_bytes: int) -> Iterat
         yield batch
 
 
-def _append_batch(name: str, batch: Sequence[bytes]) -> Call[Sequence[int]]:
+def _append_batch(name: str, batch: Sequence[bytes]) -> ClientCall[Sequence[int]]:
     fields = {
         "name": name,
         "sizes": struct.pack(f"<{len(batch)}I", *map(len, batch)),
         "payloads": b"".join(batch),
     }
-    return Call(Operation.AppendMessages, fields, _sequence_numbers)
+    return ClientCall(Operation.AppendMessages, fields, _sequence_numbers)
 
 
-def _append_one_of_many(name: str, payload: bytes) -> Call[Sequence[int]]:
-    return Call(
+def _append_one_of_many(name: str, payload: bytes) -> ClientCall[Sequence[int]]:
+    return ClientCall(
         Operation.AppendMessage,
         {"name": name, "payload": payload},
         lambda response: (_sequence_number(response),),
@@ -223,16 +225,16 @@ def tell_appended(error: StreamManagerException | OSError, count: int) -> None:
 
 def read_messages(
     stream_name: str, options: ReadMessagesOptions | None, request_timeout: float
-) -> Call[list[Message]]:
+) -> ClientCall[list[Message]]:
     fields: dict[str, Any] = {"streamName": _checked_name(stream_name)}
     if options is not None:
         fields["readMessagesOptions"] = _checked_options(options, request_timeout)
-    return Call(Operation.ReadMessages, fields, _messages, may_repeat=True)
+    return ClientCall(Operation.ReadMessages, fields, _messages, may_repeat=True)
 
 
 def read_messages_or_none(
     stream_name: str, start: int, max_count: int, timeout_millis: int
-) -> Call[list[Message]]:
+) -> ClientCall[list[Message]]:
     """One message at least, or an empty list if there is none in time."""
     options = {
         "desiredStartSequenceNumber": start,
@@ -241,12 +243,12 @@ def read_messages_or_none(
         "readTimeoutMillis": timeout_millis,
     }
     fields = {"streamName": stream_name, "readMessagesOptions": options}
-    return Call(Operation.ReadMessages, fields, _messages_or_none, may_repeat=True)
+    return ClientCall(Operation.ReadMessages, fields, _messages_or_none, may_repeat=True)
 
 
 def read_columns(
     stream_name: str, start: int, end: int, max_bytes: int, timeout_millis: int
-) -> Call[list[Message]]:
+) -> ClientCall[list[Message]]:
     """The same from a server with extensions, which has less to write and we less to parse."""
     fields = {
         "name": stream_name,
@@ -269,7 +271,7 @@ def read_columns(
             )
         ]
 
-    return Call(Operation.ReadColumns, fields, decode, may_repeat=True)
+    return ClientCall(Operation.ReadColumns, fields, decode, may_repeat=True)
 
 
 # In bulk: what Spark asks for
@@ -280,7 +282,7 @@ def watch_streams(
     next_numbers: Mapping[str, int],
     wait_millis: int,
     request_timeout: float,
-) -> Call[list[StreamPosition]]:
+) -> ClientCall[list[StreamPosition]]:
     """How the streams stand that match; waits until one has a message at its number or behind."""
     if isinstance(patterns, str):
         raise ValidationException("patterns is str: expected a list of names and patterns")
@@ -290,23 +292,23 @@ def watch_streams(
         "nextNumbers": dict(next_numbers),
         "waitMillis": wait_millis,
     }
-    return Call(Operation.WatchStreams, fields, _stream_positions, may_repeat=True)
+    return ClientCall(Operation.WatchStreams, fields, _stream_positions, may_repeat=True)
 
 
 def locate_messages(
     stream_name: str, stream_id: str, start: int, end: int, max_bytes: int | None
-) -> Call[Location]:
+) -> ClientCall[Location]:
     fields = _slice_of(stream_name, stream_id, start, end)
     if max_bytes is not None:
         fields["maxBytes"] = max_bytes
-    return Call(Operation.LocateMessages, fields, _location, may_repeat=True)
+    return ClientCall(Operation.LocateMessages, fields, _location, may_repeat=True)
 
 
 def read_stored(
     stream_name: str, stream_id: str, start: int, end: int, max_bytes: int
-) -> Call[StoredRun]:
+) -> ClientCall[StoredRun]:
     fields = _slice_of(stream_name, stream_id, start, end) | {"maxBytes": max_bytes}
-    return Call(Operation.ReadStored, fields, _stored_run, may_repeat=True)
+    return ClientCall(Operation.ReadStored, fields, _stored_run, may_repeat=True)
 
 
 # Exports: what the pipeline asks for
@@ -326,7 +328,7 @@ def plan_exports(
     about: PipelineDescription | None,
     stops: bool,
     request_timeout: float,
-) -> Call[ExportPlan]:
+) -> ClientCall[ExportPlan]:
     _check_wait("wait_millis", wait_millis, request_timeout)
     fields: dict[str, Any] = {
         "pipeline": pipeline,
@@ -344,13 +346,13 @@ def plan_exports(
         fields["maxPriority"] = max_priority
     if about is not None:
         fields["about"] = msgspec.to_builtins(about)
-    return Call(Operation.PlanExports, fields, _export_plan, may_repeat=True)
+    return ClientCall(Operation.PlanExports, fields, _export_plan, may_repeat=True)
 
 
-def commit_exports(reports: Sequence[DeliveryReport]) -> Call[CommittedReports]:
+def commit_exports(reports: Sequence[DeliveryReport]) -> ClientCall[CommittedReports]:
     fields = {"reports": _encode_reports(reports)}
     # The broker recognizes a report that it has accepted before.
-    return Call(Operation.CommitExports, fields, _committed, may_repeat=True)
+    return ClientCall(Operation.CommitExports, fields, _committed, may_repeat=True)
 
 
 def _encode_reports(reports: Sequence[DeliveryReport]) -> list[Any]:
@@ -359,19 +361,19 @@ def _encode_reports(reports: Sequence[DeliveryReport]) -> list[Any]:
 
 def reserve_bandwidth(
     lease: str, size: int, *, wait_millis: int, request_timeout: float
-) -> Call[ReservedBandwidth]:
+) -> ClientCall[ReservedBandwidth]:
     _check_wait("wait_millis", wait_millis, request_timeout)
     fields = {"lease": lease, "size": size, "waitMillis": wait_millis}
-    return Call(Operation.ReserveBandwidth, fields, _reserved, may_repeat=True)
+    return ClientCall(Operation.ReserveBandwidth, fields, _reserved, may_repeat=True)
 
 
-def rewind_export(stream_name: str, identifier: str, sequence_number: int) -> Call[None]:
+def rewind_export(stream_name: str, identifier: str, sequence_number: int) -> ClientCall[None]:
     fields = {
         "streamName": _checked_name(stream_name),
         "identifier": identifier,
         "sequenceNumber": sequence_number,
     }
-    return Call(Operation.RewindExport, fields, raise_for_status, may_repeat=True)
+    return ClientCall(Operation.RewindExport, fields, raise_for_status, may_repeat=True)
 
 
 def _slice_of(stream_name: str, stream_id: str, start: int, end: int) -> dict[str, Any]:

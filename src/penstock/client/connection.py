@@ -22,7 +22,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from penstock.client.calls import Call
+from penstock.client.calls import ClientCall
+from penstock.client.client_protocol import Answer, BrokenProtocolError, ClientProtocol, ServerInfo
 from penstock.client.endpoint import Endpoint
 from penstock.client.failures import (
     NotSentError,
@@ -30,7 +31,6 @@ from penstock.client.failures import (
     connection_lost,
     not_in_time,
 )
-from penstock.client.protocol import Answer, BrokenProtocolError, ClientProtocol, ServerInfo
 from penstock.client.transport import DeadlineError, Transport, open_transport
 
 T = TypeVar("T")
@@ -46,10 +46,10 @@ _LOOK_SECONDS = 1.0
 _READER = "reader"
 
 
-class PendingCall(msgspec.Struct, Generic[T], weakref=True):
+class SentCall(msgspec.Struct, Generic[T], weakref=True):
     """A request that was sent and not answered yet. It belongs to the thread that sent it."""
 
-    call: Call[T]
+    call: ClientCall[T]
     request_id: str
     answer: Answer | None = None
     # Made by a thread that has to sleep: a thread alone does not.
@@ -74,13 +74,13 @@ class Connection:
     def __init__(self, transport: Transport, token: str, deadline: float) -> None:
         self._transport = transport
         self._protocol = ClientProtocol()
-        self._pending: dict[str, PendingCall[Any]] = {}
-        self._sleepers: dict[str, PendingCall[Any]] = {}
+        self._pending: dict[str, SentCall[Any]] = {}
+        self._sleepers: dict[str, SentCall[Any]] = {}
         self._sending = threading.Lock()
         # Whose turn it is to read. It is taken with `setdefault`: one step, and whose it is can be
         # seen even by one who was interrupted in it. One who was interrupted while giving it back
         # is known by being gone.
-        self._reader: dict[str, weakref.ref[PendingCall[Any]] | weakref.ref[_Turn]] = {}
+        self._reader: dict[str, weakref.ref[SentCall[Any]] | weakref.ref[_Turn]] = {}
         self._freeing = threading.Lock()
         self.is_lost = False
         self.heard = 0.0
@@ -109,23 +109,23 @@ class Connection:
 
     # Requests
 
-    def call(self, call: Call[T], deadline: float) -> T:
+    def call(self, call: ClientCall[T], deadline: float) -> T:
         request_id, frame = self._protocol.request(call)
-        pending = PendingCall(call, request_id)
+        pending = SentCall(call, request_id)
         self._send((pending,), frame, deadline)
         return self.finish(pending, deadline)
 
-    def send(self, calls: Sequence[Call[T]], deadline: float) -> list[PendingCall[T]]:
+    def send(self, calls: Sequence[ClientCall[T]], deadline: float) -> list[SentCall[T]]:
         """Sends requests together; the answer of each is to be taken with `finish`."""
         requests = [self._protocol.request(call) for call in calls]
         sent = [
-            PendingCall(call, request_id)
+            SentCall(call, request_id)
             for call, (request_id, _) in zip(calls, requests, strict=True)
         ]
         self._send(sent, b"".join([frame for _, frame in requests]), deadline)
         return sent
 
-    def _send(self, sent: Sequence[PendingCall[Any]], data: bytes, deadline: float) -> None:
+    def _send(self, sent: Sequence[SentCall[Any]], data: bytes, deadline: float) -> None:
         """NotSentError if none can have been carried out.
 
         One frame that is cut off cannot; of several some may have left, and all are lost then.
@@ -156,7 +156,7 @@ class Connection:
         finally:
             self._lose(error)
 
-    def finish(self, pending: PendingCall[T], deadline: float) -> T:
+    def finish(self, pending: SentCall[T], deadline: float) -> T:
         me = weakref.ref(pending)
         try:
             while pending.answer is None and not self.is_lost:
@@ -224,7 +224,7 @@ class Connection:
             if not isinstance(error, BrokenProtocolError) and not getattr(error, "errno", None):
                 raise
 
-    def _sleep(self, pending: PendingCall[Any], deadline: float) -> None:
+    def _sleep(self, pending: SentCall[Any], deadline: float) -> None:
         """Until it is woken. The first time it only gets ready: look again whether to."""
         if pending.wake_up is None:
             wake_up = threading.Lock()

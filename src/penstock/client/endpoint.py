@@ -17,9 +17,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from penstock.errors import SettingError
-from penstock.model.validation import convert, find_problem
-from penstock.root import (
+from penstock.discovery import (
     CLIENT_TABLE,
     Address,
     default_root,
@@ -28,6 +26,8 @@ from penstock.root import (
     read_config,
     read_token,
 )
+from penstock.errors import SettingError
+from penstock.model.validation import convert, find_problem
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8088

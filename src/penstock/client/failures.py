@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.client.calls import Call
+from penstock.client.calls import ClientCall
 from penstock.errors import (
     ConnectFailedException,
     ConnectionLostException,
@@ -20,14 +20,14 @@ class NotSentError(ConnectionError):
     """The connection ended before the request had left: it cannot have been carried out."""
 
 
-def connection_lost(call: Call[Any]) -> ConnectionLostException:
+def connection_lost(call: ClientCall[Any]) -> ConnectionLostException:
     return ConnectionLostException(
         f"the connection was lost before {call.operation.name} was answered: it may have been "
         "carried out, or not"
     )
 
 
-def not_in_time(call: Call[Any]) -> RequestTimeoutException:
+def not_in_time(call: ClientCall[Any]) -> RequestTimeoutException:
     return RequestTimeoutException(
         f"{call.operation.name} was not answered in time: it may have been carried out, or not"
     )

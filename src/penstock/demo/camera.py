@@ -8,6 +8,7 @@ nothing is uploaded.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import re
 import threading
@@ -18,9 +19,8 @@ from http.client import HTTPException
 from pathlib import Path
 
 from penstock.client.blocking import StreamManagerClient
+from penstock.demo.demo_streams import ensure_stream, keep_connected
 from penstock.demo.devices import rotor_angle_at
-from penstock.demo.picture import draw_turbine
-from penstock.demo.streams import ensure_stream, keep_connected
 from penstock.model import (
     ExportDefinition,
     MessageStreamDefinition,
@@ -32,8 +32,8 @@ from penstock.model import (
     StatusMessage,
     StrategyOnFull,
 )
+from penstock.model.json_bytes import Util
 from penstock.sandbox.client import SandboxClient, SandboxError
-from penstock.util import Util
 
 TASKS, STATUSES = CAMERA_STREAMS = ("camera", "camera-status")
 BUCKET = "wind-farm"
@@ -41,18 +41,18 @@ _EXPORT = "to-s3"
 
 # The sandbox keeps objects in memory. So the keys come back: a picture takes the place of one of
 # an hour ago, a video that of a week ago.
-_PICTURE_KEY = "pictures/!{timestamp:mm}-!{timestamp:ss}.png"
+_PICTURE_KEY = "pictures/!{timestamp:mm}-!{timestamp:ss}.svg"
 _VIDEO_KEY = "videos/!{timestamp:EEEE}.bin"
 # In parts: one call takes 5 MiB at most.
 _VIDEO_BYTES = 6 * 1024 * 1024
 # Every so many files.
 _VIDEO_EVERY = 9
 
-_MOST_WAITING = 20
-_MOST_FAILURES = 3
+_MAX_WAITING = 20
+_MAX_FAILURES = 3
 _REST_SECONDS = 600.0
 _PART = ".part"
-_FILE_NAME = re.compile(rf"(?:picture-\d+\.png|video-\d+\.bin)(?:{re.escape(_PART)})?")
+_FILE_NAME = re.compile(rf"(?:picture-\d+\.svg|video-\d+\.bin)(?:{re.escape(_PART)})?")
 
 _STREAM_SIZE = 1024 * 1024
 _ENDS = (Status.Success, Status.Failure, Status.Canceled)
@@ -160,16 +160,16 @@ class Camera:
             self._failures = 0
             return
         self._failures += 1
-        if self._failures == _MOST_FAILURES:
+        if self._failures == _MAX_FAILURES:
             # The directory may be none that files may be uploaded from.
             self._failures = 0
             self._due = time.monotonic() + _REST_SECONDS
             self._tell(f"no pictures for {_REST_SECONDS:g} s: {status.message}")
 
     def _take_picture(self, client: StreamManagerClient) -> None:
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) >= _MAX_WAITING:
             self._find_waiting(client)
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) >= _MAX_WAITING:
             return
         # Each time: a sandbox that was started again has forgotten it. What is out of reach is
         # no reason to take no picture.
@@ -189,13 +189,26 @@ class Camera:
 
     def _write_file(self, is_video: bool) -> Path:
         now = time.time()
-        name = f"video-{now * 1000:.0f}.bin" if is_video else f"picture-{now * 1000:.0f}.png"
-        content = random.randbytes(_VIDEO_BYTES) if is_video else draw_turbine(rotor_angle_at(now))
+        name = f"video-{now * 1000:.0f}.bin" if is_video else f"picture-{now * 1000:.0f}.svg"
+        content = random.randbytes(_VIDEO_BYTES) if is_video else _draw_turbine(now)
         path = self._directory / name
         # A file must not change any more once its task is there.
         part = path.with_name(name + _PART)
         part.write_bytes(content)
         return part.rename(path)
+
+
+def _draw_turbine(now: float) -> bytes:
+    """An SVG image of the turbine, with its rotor as it stands at this time."""
+    degrees = math.degrees(rotor_angle_at(now))
+    blades = "".join(
+        f'<path d="M60 50V8" transform="rotate({degrees + turn:.0f} 60 50)"/>'
+        for turn in (0, 120, 240)
+    )
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 120 120" stroke="#555">'
+        f'<path d="M60 50V115"/>{blades}</svg>\n'
+    ).encode()
 
 
 def _define_streams() -> tuple[MessageStreamDefinition, MessageStreamDefinition]:

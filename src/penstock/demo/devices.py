@@ -27,7 +27,7 @@ from penstock.model import (
     TimeInNanos,
     Variant,
 )
-from penstock.util import Util
+from penstock.model.json_bytes import Util
 
 _MEBIBYTE = 1024 * 1024
 _HOUR_MILLIS = 3600 * 1000

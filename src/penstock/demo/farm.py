@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from penstock.client.blocking import StreamManagerClient
+from penstock.demo.demo_streams import ensure_stream, keep_connected
 from penstock.demo.devices import DEVICES, Device
-from penstock.demo.streams import ensure_stream, keep_connected
 
 
 def run_farm(

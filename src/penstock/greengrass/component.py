@@ -24,7 +24,7 @@ PORT_KEY = "port"
 
 # Less than a handshake may take: who waits for a token to be checked is told what is wrong.
 _TIMEOUT_SECONDS = 5.0
-_LONGEST_PAUSE_SECONDS = 30.0
+_MAX_PAUSE_SECONDS = 30.0
 
 
 class Component:
@@ -75,7 +75,7 @@ async def _announce(nucleus: Nucleus, port: int) -> None:
         _Step(f"the port {port}", lambda: nucleus.publish({PORT_KEY: port})),
         _Step("the state RUNNING", nucleus.report_running),
     ]
-    for pause in delays(most=_LONGEST_PAUSE_SECONDS):
+    for pause in delays(most=_MAX_PAUSE_SECONDS):
         steps = [step for step in steps if not await _succeeds(step)]
         if not steps:
             return

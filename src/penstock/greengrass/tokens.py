@@ -15,7 +15,7 @@ from penstock.store.rows import TokenRow, digest_token
 COMPONENT = Access(TokenRow("greengrass", Role.admin, ("*",), 0))
 
 _GOOD_SECONDS = 60.0
-_MOST_REMEMBERED = 1024
+_MAX_REMEMBERED = 1024
 
 
 class NucleusError(Exception):
@@ -75,7 +75,7 @@ class ComponentTokens:
 
     def _remember(self, digest: bytes) -> None:
         self._good_until.pop(digest, None)
-        if len(self._good_until) >= _MOST_REMEMBERED:
+        if len(self._good_until) >= _MAX_REMEMBERED:
             # The first one is the oldest.
             del self._good_until[next(iter(self._good_until))]
         self._good_until[digest] = self._clock() + _GOOD_SECONDS

@@ -1,6 +1,13 @@
 """The data model of Stream Manager under the names of the AWS Python SDK: values, no I/O."""
 
-from penstock.model.export import (
+from penstock.model.asset_property import (
+    AssetPropertyValue,
+    PutAssetPropertyValueEntry,
+    Quality,
+    TimeInNanos,
+    Variant,
+)
+from penstock.model.export_definition import (
     ExportConfig,
     ExportDefinition,
     ExportFormat,
@@ -12,16 +19,9 @@ from penstock.model.export import (
     S3ExportTaskExecutorConfig,
 )
 from penstock.model.message import Message, ReadMessagesOptions
-from penstock.model.s3 import S3ExportTaskDefinition
-from penstock.model.sitewise import (
-    AssetPropertyValue,
-    PutAssetPropertyValueEntry,
-    Quality,
-    TimeInNanos,
-    Variant,
-)
+from penstock.model.s3_task import S3ExportTaskDefinition
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
-from penstock.model.status import (
+from penstock.model.status_message import (
     EventType,
     Status,
     StatusConfig,
@@ -29,7 +29,7 @@ from penstock.model.status import (
     StatusLevel,
     StatusMessage,
 )
-from penstock.model.stream import (
+from penstock.model.stream_definition import (
     MessageStreamDefinition,
     MessageStreamInfo,
     Persistence,

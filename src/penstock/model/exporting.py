@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.model.limits import Name, SequenceNumber
-from penstock.model.status import Status
+from penstock.model.status_message import Status
 from penstock.model.storage import SegmentSummary
 
 MAX_SKIPPED = 4096

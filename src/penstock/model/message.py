@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.errors import InvalidRequestException
-from penstock.model.base import REQUIRED, Value
 from penstock.model.limits import MessageCount, ReadTimeoutMillis, SequenceNumber
+from penstock.model.value import REQUIRED, Value
 
 
 class Message(Value):

@@ -129,7 +129,7 @@ def _without_unset(value: Any) -> Any:
     return value
 
 
-class Problem(NamedTuple):
+class InvalidField(NamedTuple):
     """What is wrong with a value: where it is, how it looks, what is allowed."""
 
     path: str
@@ -171,7 +171,7 @@ def _holds_objects(kind: inspect.Type) -> bool:
     )
 
 
-def _find_missing(value: Any, path: str = "") -> Problem | None:
+def _find_missing(value: Any, path: str = "") -> InvalidField | None:
     """The first required field that is not set, in this object or in those that it holds."""
     if isinstance(value, list):
         steps = ((f"{path}[{index}]", item) for index, item in enumerate(value))
@@ -180,7 +180,7 @@ def _find_missing(value: Any, path: str = "") -> Problem | None:
         return None
     for name, encoded in _required_fields(type(value)):
         if getattr(value, name) is None:
-            return Problem(path, None, f"object missing required field {encoded}")
+            return InvalidField(path, None, f"object missing required field {encoded}")
     for name, encoded in _holding_fields(type(value)):
         step = f"{path}.{encoded}" if path else encoded
         if missing := _find_missing(getattr(value, name), step):
@@ -188,7 +188,7 @@ def _find_missing(value: Any, path: str = "") -> Problem | None:
     return None
 
 
-def find_problem(error: msgspec.ValidationError, value: Any, kind: type) -> Problem:
+def find_problem(error: msgspec.ValidationError, value: Any, kind: type) -> InvalidField:
     match = _PATH.match(str(error))
     assert match is not None
     path = match["path"] or ""
@@ -199,10 +199,10 @@ def find_problem(error: msgspec.ValidationError, value: Any, kind: type) -> Prob
     if repr(NAME_PATTERN) in expected:
         expected = "expected letters, digits, spaces or any of _ , . -"
     if match["key"]:
-        return Problem(path.lstrip("."), None, "expected str for each key")
+        return InvalidField(path.lstrip("."), None, "expected str for each key")
     if expected.startswith("object missing"):
-        return Problem(path.lstrip("."), None, expected)
-    return Problem(path.lstrip("."), _show(_follow(path, value)), expected)
+        return InvalidField(path.lstrip("."), None, expected)
+    return InvalidField(path.lstrip("."), _show(_follow(path, value)), expected)
 
 
 def _allowed_at(path: str, kind: type) -> str:

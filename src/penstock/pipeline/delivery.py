@@ -15,9 +15,9 @@ import msgspec
 
 from penstock.model.exporting import TaskEvent, Upload
 from penstock.pipeline.destinations.destination import (
-    Answer,
-    Call,
+    CallResult,
     Destination,
+    DestinationCall,
     Messages,
     RefusedError,
     UnavailableError,
@@ -68,7 +68,7 @@ class UploadedFile(NamedTuple):
     fingerprint: str
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+class DeliveryTotals(msgspec.Struct, frozen=True, kw_only=True):
     """The totals of a delivery so far. A report has the difference to the report before it."""
 
     # All messages of the slice below have arrived or were skipped.
@@ -97,7 +97,7 @@ class Delivering(Protocol):
     """A delivery. One thread calls `run`; `delivery` may be called by any of its threads."""
 
     def run(self) -> None: ...
-    def delivery(self) -> Delivery: ...
+    def delivery(self) -> DeliveryTotals: ...
 
 
 class Settlements:
@@ -131,11 +131,11 @@ class Settlements:
         first = self._is_settled.find(False)
         return 0 if first < 0 else self._is_settled.count(True, first)
 
-    def describe(self) -> Delivery:
+    def describe(self) -> DeliveryTotals:
         numbers = self._messages.numbers
         first = self._is_settled.find(False)
         ahead = range(first, len(numbers)) if first >= 0 else ()
-        return Delivery(
+        return DeliveryTotals(
             settled_end=self._end if first < 0 else numbers[first],
             arrived=[numbers[place] for place in ahead if self._is_settled[place]],
             exported_messages=self._exported_messages,
@@ -171,7 +171,7 @@ class MessageDelivery:
         # The earliest time of the next call.
         self._next_call = clock()
 
-    def delivery(self) -> Delivery:
+    def delivery(self) -> DeliveryTotals:
         return msgspec.structs.replace(
             self._settlements.describe(),
             sent_bytes=self._sent_bytes,
@@ -202,7 +202,7 @@ class MessageDelivery:
             taken = places[start : start + ((suspects + 1) // 2 if suspects > 0 else limit)]
             call = self._destination.prepare(self._messages.pick(taken))
             taken = taken[: call.message_count]
-            answer: Answer | None = Answer()
+            answer: CallResult | None = CallResult()
             if call.numbers:
                 if not self._wait():
                     return False
@@ -234,7 +234,7 @@ class MessageDelivery:
             pause = max(pause, random.uniform(max_pause / 2, max_pause))  # noqa: S311 - no secret
         return pause <= 0 or self._stop.wait(pause)
 
-    def _send(self, call: Call) -> Answer | None:
+    def _send(self, call: DestinationCall) -> CallResult | None:
         """The answer to a call; None if fewer messages have to be sent."""
         self._sent_bytes += call.size
         try:
@@ -242,12 +242,14 @@ class MessageDelivery:
         except RefusedError as refusal:
             if len(call.numbers) > 1:
                 return None
-            answer = Answer(refused=dict.fromkeys(call.numbers, str(refusal)))
+            answer = CallResult(refused=dict.fromkeys(call.numbers, str(refusal)))
         self._failures = self._failures + 1 if answer.failed else 0
         self._error = next(iter(answer.failed.values()), "")
         return answer
 
-    def _settle(self, places: Sequence[int], call: Call, answer: Answer) -> list[int]:
+    def _settle(
+        self, places: Sequence[int], call: DestinationCall, answer: CallResult
+    ) -> list[int]:
         """Notes the result of a call, and returns the places of failed messages."""
         reasons = {**answer.refused, **call.skipped}
         if not reasons and not answer.failed:

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import StreamManagerException
-from penstock.model.export import CONFIG_OF_KIND
+from penstock.model.export_definition import CONFIG_OF_KIND
 from penstock.model.exporting import (
     MAX_ARRIVED,
     MAX_PAUSE_MILLIS,
@@ -25,7 +25,7 @@ from penstock.model.exporting import (
 from penstock.model.validation import convert
 from penstock.pipeline.delivery import (
     Delivering,
-    Delivery,
+    DeliveryTotals,
     MessageDelivery,
     StopSignal,
     UploadedFile,
@@ -33,10 +33,10 @@ from penstock.pipeline.delivery import (
 from penstock.pipeline.destinations import import_destination
 from penstock.pipeline.destinations.destination import (
     DestinationSettings,
-    Export,
+    ExportContext,
     UnavailableError,
 )
-from penstock.pipeline.reading import read_slice
+from penstock.pipeline.slice_reader import read_slice
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Job:
         self._reporting = threading.Lock()
         self._reported_at = self.began
         # The result that the broker has accepted.
-        self._reported = Delivery(
+        self._reported = DeliveryTotals(
             settled_end=work.first, uploads=work.uploads if isinstance(work, TaskSlice) else []
         )
 
@@ -127,7 +127,7 @@ class Job:
             return UploadAbortion(work.upload, _S3_CALL_TIMEOUT)
         messages = read_slice(work, self._root, self._client)
         self._known = sorted([*messages.numbers, *work.arrived])
-        export = Export(
+        export = ExportContext(
             work.stream,
             work.stream_id,
             convert(work.config, CONFIG_OF_KIND[work.kind]),
@@ -210,7 +210,9 @@ class Job:
             self.stop(is_lost=True)
         return is_accepted
 
-    def _make_report(self, delivery: Delivery, error: str, *, is_final: bool) -> DeliveryReport:
+    def _make_report(
+        self, delivery: DeliveryTotals, error: str, *, is_final: bool
+    ) -> DeliveryReport:
         work, before, end = self.work, self._reported, delivery.settled_end
         stream_id, arrived = "", set(delivery.arrived)
         if isinstance(work, MessageSlice):

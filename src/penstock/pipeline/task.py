@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from penstock.broker.logs import set_up_worker_logs
 from penstock.client.blocking import StreamManagerClient
+from penstock.discovery import is_root_of
 from penstock.errors import InvalidRequestException, StreamManagerException
 from penstock.model.exporting import (
     URGENT_PRIORITY,
@@ -31,7 +32,6 @@ from penstock.pipeline.destinations import import_destination
 from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.job import Job
 from penstock.pipeline.threads import JobThreads
-from penstock.root import is_root_of
 from penstock.spark.place import Place
 from penstock.spark.python import settle_worker
 
@@ -114,7 +114,7 @@ class ResidentTask:
 
     def run(self) -> int:
         connect = self._spec.place.connect
-        with connect(patient=True) as self._client, connect(patient=True) as self._reporting:
+        with connect(wait=True) as self._client, connect(wait=True) as self._reporting:
             try:
                 self._serve()
                 self._finish()

@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping
 from penstock import __version__
 from penstock.sandbox.faults import FaultError, Faults, read_fault
 from penstock.sandbox.ledger import Ledger
-from penstock.sandbox.service import Answer, Request, Service, ServiceError, json_answer
+from penstock.sandbox.service import (
+    Service,
+    ServiceError,
+    ServiceRequest,
+    ServiceResponse,
+    json_answer,
+)
 
 PREFIX = "/_sandbox/"
 _PAGE_RECORDS = 10_000
@@ -20,7 +26,7 @@ class Control:
         self._services = services
         self._faults = faults
         self._ledger = ledger
-        self._routes: dict[tuple[str, str], Callable[[Request], Answer]] = {
+        self._routes: dict[tuple[str, str], Callable[[ServiceRequest], ServiceResponse]] = {
             ("GET", "health"): self._health,
             ("GET", "faults"): self._list_faults,
             ("PUT", "faults"): self._put_fault,
@@ -30,7 +36,7 @@ class Control:
             ("GET", "records"): self._list_records,
         }
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: ServiceRequest) -> ServiceResponse:
         route = self._routes.get((request.method, request.path.removeprefix(PREFIX)))
         try:
             if route is None:
@@ -40,27 +46,27 @@ class Control:
         except ServiceError as error:
             return json_answer({"error": error.message}, error.status)
 
-    def _health(self, _: Request) -> Answer:
+    def _health(self, _: ServiceRequest) -> ServiceResponse:
         return json_answer(
             {"status": "ok", "version": __version__, "services": list(self._services)}
         )
 
-    def _list_faults(self, _: Request) -> Answer:
+    def _list_faults(self, _: ServiceRequest) -> ServiceResponse:
         return json_answer({"faults": self._faults.describe()})
 
-    def _put_fault(self, request: Request) -> Answer:
+    def _put_fault(self, request: ServiceRequest) -> ServiceResponse:
         try:
             self._faults.put(read_fault(request.body))
         except FaultError as error:
             raise ServiceError(400, "BadFault", str(error)) from None
         return self._list_faults(request)
 
-    def _clear_faults(self, request: Request) -> Answer:
+    def _clear_faults(self, request: ServiceRequest) -> ServiceResponse:
         query = request.query
         self._faults.clear(query.get("service"), query.get("name"))
         return self._list_faults(request)
 
-    def _list_calls(self, request: Request) -> Answer:
+    def _list_calls(self, request: ServiceRequest) -> ServiceResponse:
         query = request.query
         return json_answer(
             {
@@ -69,11 +75,11 @@ class Control:
             }
         )
 
-    def _reset_calls(self, _: Request) -> Answer:
+    def _reset_calls(self, _: ServiceRequest) -> ServiceResponse:
         self._ledger.reset()
         return json_answer({})
 
-    def _list_records(self, request: Request) -> Answer:
+    def _list_records(self, request: ServiceRequest) -> ServiceResponse:
         query = request.query
         service = self._services.get(query.get("service", ""))
         if service is None:

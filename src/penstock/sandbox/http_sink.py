@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import msgspec
 
 from penstock.sandbox.service import (
-    Answer,
-    Call,
-    Request,
+    RecordingService,
+    ServiceCall,
     ServiceError,
-    ShelvingService,
+    ServiceRequest,
+    ServiceResponse,
     json_answer,
 )
 
@@ -28,20 +28,22 @@ class Post(msgspec.Struct, rename="camel"):
     time: float
 
 
-class HttpSink(ShelvingService[Post]):
+class HttpSink(RecordingService[Post]):
     name = "http"
     throttled = (429, "TooManyRequests")
     refusal = "TooManyRequests"
 
-    def read(self, request: Request) -> Call:
+    def read(self, request: ServiceRequest) -> ServiceCall:
         name = request.path.removeprefix(PREFIX)
         if request.method not in ("POST", "PUT") or not name:
             raise ServiceError(405, "MethodNotAllowed", f"POST or PUT to {PREFIX}NAME")
-        return Call(request.method, (name,), (name,), lambda refused: self._keep(request, refused))
+        return ServiceCall(
+            request.method, (name,), (name,), lambda refused: self._keep(request, refused)
+        )
 
-    def _keep(self, request: Request, refused: Mapping[int, str]) -> Answer:
+    def _keep(self, request: ServiceRequest, refused: Mapping[int, str]) -> ServiceResponse:
         if refused:
             raise ServiceError(429, refused[0] or self.refusal, "a fault of the sandbox")
         post = Post(request.body, request.method, dict(request.headers), self.clock() * 1000)
-        self.shelves.add(request.path.removeprefix(PREFIX), post, len(request.body))
+        self.buffers.add(request.path.removeprefix(PREFIX), post, len(request.body))
         return json_answer({}, stored=1)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.sandbox.record_buffer import RecordBuffer
 from penstock.sandbox.service import ACCOUNT, REGION
-from penstock.sandbox.shelf import Shelf
 
 _HASHES = 2**128
 
@@ -17,7 +17,7 @@ _HASHES = 2**128
 _SEQUENCE_PREFIX, _SEQUENCE_DIGITS = "4966", 52
 
 
-class Record(msgspec.Struct, rename="camel"):
+class KinesisRecord(msgspec.Struct, rename="camel"):
     """A record as it is kept; in JSON its data is base64."""
 
     data: bytes
@@ -27,10 +27,10 @@ class Record(msgspec.Struct, rename="camel"):
     time: float
 
 
-class Stream:
+class KinesisStream:
     """Records of all shards in the one order in which they came.
 
-    A record's number on the shelf makes its sequence number, so those of a shard have gaps.
+    A record's number on the buffer makes its sequence number, so those of a shard have gaps.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Stream:
         self.max_record_kib = max_record_kib
         self.created = created
         self.shards = [f"shardId-{number:012d}" for number in range(shards)]
-        self.shelf: Shelf[Record] = Shelf(limit)
+        self.buffer: RecordBuffer[KinesisRecord] = RecordBuffer(limit)
 
     def find_shard(self, partition_key: str, explicit_hash_key: str | None) -> str:
         if len(self.shards) == 1:
@@ -70,8 +70,8 @@ class Stream:
 
     def number_at_time(self, millis: float) -> int:
         """The first that came at this time or later."""
-        numbers = (number for number, record, _ in self.shelf.read(0) if record.time >= millis)
-        return next(numbers, self.shelf.end)
+        numbers = (number for number, record, _ in self.buffer.read(0) if record.time >= millis)
+        return next(numbers, self.buffer.end)
 
 
 def sequence_number(number: int) -> str:

@@ -11,7 +11,7 @@ import msgspec
 _CALLS_KEPT = 10_000
 
 
-class Entry(msgspec.Struct, rename="camel"):
+class LedgerEntry(msgspec.Struct, rename="camel"):
     """A call and what became of it."""
 
     service: str
@@ -41,11 +41,11 @@ class Ledger:
     """Calls of all services in the order in which they ended; used by many threads."""
 
     def __init__(self, calls_kept: int = _CALLS_KEPT) -> None:
-        self._entries: deque[Entry] = deque(maxlen=calls_kept)
+        self._entries: deque[LedgerEntry] = deque(maxlen=calls_kept)
         self._totals: dict[str, Totals] = {}
         self._lock = threading.Lock()
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LedgerEntry) -> None:
         with self._lock:
             self._entries.append(entry)
             totals = self._totals.setdefault(entry.service, Totals())
@@ -56,7 +56,7 @@ class Ledger:
             totals.refused += entry.refused
             totals.body_bytes += entry.body_bytes
 
-    def calls(self, service: str | None = None, name: str | None = None) -> list[Entry]:
+    def calls(self, service: str | None = None, name: str | None = None) -> list[LedgerEntry]:
         with self._lock:
             return [
                 entry

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import msgspec
 
 from penstock.model.validation import prepare
-from penstock.sandbox.shelf import Page, Shelves
+from penstock.sandbox.record_buffer import Page, RecordBuffers
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,7 +33,7 @@ _CODES = {
 }
 
 
-class Request(NamedTuple):
+class ServiceRequest(NamedTuple):
     method: str
     # As it stands in the request line, with its query.
     target: str
@@ -61,7 +61,7 @@ class Request(NamedTuple):
         return parts[-2].lower() if len(parts) >= 5 else ""
 
 
-class Answer(NamedTuple):
+class ServiceResponse(NamedTuple):
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = {}
@@ -84,14 +84,14 @@ class ServiceError(Exception):
         self.headers = headers or {}
 
 
-def unknown(request: Request) -> ServiceError:
+def unknown(request: ServiceRequest) -> ServiceError:
     """What is answered to a call that the sandbox does not have."""
     return ServiceError(
         404, "UnknownOperationException", f"the sandbox has no {request.method} {request.path}"
     )
 
 
-class Call(NamedTuple):
+class ServiceCall(NamedTuple):
     """A call as it was read; nothing of it has been carried out."""
 
     operation: str
@@ -100,7 +100,7 @@ class Call(NamedTuple):
     # Which of them each of its records is for.
     records: tuple[str, ...]
     # Carries it out but for records that are refused: by their place, the code they get.
-    perform: Callable[[Mapping[int, str]], Answer]
+    perform: Callable[[Mapping[int, str]], ServiceResponse]
 
 
 class Service(ABC):
@@ -113,10 +113,10 @@ class Service(ABC):
     refusal: ClassVar[str]
 
     @abstractmethod
-    def read(self, request: Request) -> Call:
+    def read(self, request: ServiceRequest) -> ServiceCall:
         """What a request asks for; raises ServiceError if that cannot be said."""
 
-    def render(self, error: ServiceError) -> Answer:
+    def render(self, error: ServiceError) -> ServiceResponse:
         """An error in the words of the service's protocol."""
         body = {"__type": error.code, "message": error.message}
         return json_answer(
@@ -135,18 +135,18 @@ class Service(ABC):
         """What arrived under a name, from a number on; None if there can be no such name."""
 
 
-class ShelvingService(Service, Generic[R]):
+class RecordingService(Service, Generic[R]):
     """A service whose names are there once something arrived under them."""
 
     def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
-        self.shelves: Shelves[R] = Shelves(limit_bytes)
+        self.buffers: RecordBuffers[R] = RecordBuffers(limit_bytes)
 
     def names(self) -> list[str]:
-        return self.shelves.names()
+        return self.buffers.names()
 
     def page(self, name: str, number: int, limit: int) -> Page:
-        return self.shelves.page(name, number, limit)
+        return self.buffers.page(name, number, limit)
 
 
 def fault_error(
@@ -170,8 +170,8 @@ def json_answer(
     stored: int = 0,
     refused: int = 0,
     outcome: str | None = None,
-) -> Answer:
-    return Answer(
+) -> ServiceResponse:
+    return ServiceResponse(
         status,
         msgspec.json.encode(value),
         {

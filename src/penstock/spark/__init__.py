@@ -10,6 +10,6 @@ import importlib.util
 if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
     raise ImportError("Spark is not installed: pip install 'penstock[spark]'")
 
-from penstock.spark.session import register, session
+from penstock.spark.spark_session import register, session
 
 __all__ = ["register", "session"]

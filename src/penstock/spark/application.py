@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 
 from penstock.spark.class_archive import ClassArchive
 from penstock.spark.scratch import make_scratch
-from penstock.spark.session import start_context
+from penstock.spark.spark_session import start_context
 from penstock.spark.web_page import SparkPage
 
 logger = logging.getLogger(__name__)

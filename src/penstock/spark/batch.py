@@ -10,9 +10,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from penstock.model.storage import StreamPosition
 from penstock.spark.locating import Locator
 from penstock.spark.options import BatchReadOptions
+from penstock.spark.piece_reader import read_task
 from penstock.spark.place import Place
-from penstock.spark.planning import Piece, Task, plan_tasks
-from penstock.spark.reading import read_task
+from penstock.spark.planning import Piece, ReadTask, plan_tasks
 from penstock.spark.selection import (
     Positions,
     parse_streams,
@@ -58,7 +58,7 @@ class PenstockReader(DataSourceReader):
         return locator.plan(stream, first, end, self._times)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, Task):  # Spark makes up one of its own where there is none
+        if isinstance(partition, ReadTask):  # Spark makes up one of its own where there is none
             options = self._options
             yield from read_task(
                 partition, via=options.via, fails_on_loss=options.fail_on_data_loss

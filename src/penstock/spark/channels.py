@@ -15,9 +15,14 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.client.endpoint import find_root
+from penstock.discovery import default_root, find_config, read_config
 from penstock.errors import ResourceNotFoundException, SettingError
-from penstock.model.channel import CHANNELS_DIRECTORY, DATE_PREFIX, ChannelFile, is_channel_name
-from penstock.root import default_root, find_config, read_config
+from penstock.model.channel_file import (
+    CHANNELS_DIRECTORY,
+    DATE_PREFIX,
+    ChannelFile,
+    is_channel_name,
+)
 from penstock.spark.options import ChannelReadOptions
 from penstock.spark.python import settle_worker
 
@@ -25,7 +30,7 @@ _CHANNELS_VARIABLE = "PENSTOCK_CHANNELS"
 _COLUMNS = ["message_id", "stream", "sequence_number", "ingest_time", "payload"]
 
 # A task costs some fifty milliseconds before it reads anything; less than this is not worth one.
-_LEAST_BYTES = 8 * 1024 * 1024
+_MIN_BYTES = 8 * 1024 * 1024
 _BATCH_ROWS = 16_384
 
 
@@ -106,7 +111,7 @@ def list_parts(channels: Path, name: str) -> list[Part]:
 def plan_tasks(parts: Sequence[Part], min_partitions: int, cores: int) -> list[ChannelTask]:
     """Tasks of about equal size, as many as there are cores, or fewer if that is not worth it."""
     total = sum(part.size for part in parts)
-    share = max(min(total // min_partitions, max(total // cores, _LEAST_BYTES)), 1)
+    share = max(min(total // min_partitions, max(total // cores, _MIN_BYTES)), 1)
     tasks: list[list[str]] = []
     room = 0
     for part in parts:

@@ -29,7 +29,7 @@ _OPTIONAL_FLAGS = (
     "--add-modules=jdk.incubator.vector",
     "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
 )
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 
 
 class Java(NamedTuple):
@@ -106,7 +106,7 @@ def _run(executable: Path, *words: str) -> tuple[bool, str]:
             check=False,
             encoding="utf-8",
             errors="replace",
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False, ""

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from penstock.root import is_root_of
+from penstock.discovery import is_root_of
 from penstock.spark.planning import Piece
 from penstock.spark.stored import ENTRY_TYPE, Stored
 from penstock.store.record import ENTRY, data_path, index_path

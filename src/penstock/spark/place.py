@@ -32,7 +32,7 @@ T = TypeVar("T")
 class Place(NamedTuple):
     """The way to a broker, in plain values that can be pickled.
 
-    One who is patient waits, for as long as the options say, for a broker that may be restarting.
+    With `wait`, both methods retry for `reconnect_timeout`: the broker may be restarting.
     """
 
     # From the machine on which it was found: with a root it leads to the broker also after a
@@ -44,9 +44,9 @@ class Place(NamedTuple):
     reconnect_timeout: float
 
     @classmethod
-    def find(cls, options: BrokerOptions, patient: bool = False) -> Self:
+    def find(cls, options: BrokerOptions, wait: bool = False) -> Self:
         """SettingError or ConnectionError if the options lead nowhere; nothing is connected."""
-        return _try_for(options.reconnect_timeout if patient else 0, lambda: cls._find(options))
+        return _try_for(options.reconnect_timeout if wait else 0, lambda: cls._find(options))
 
     @classmethod
     def _find(cls, options: BrokerOptions) -> Self:
@@ -74,8 +74,8 @@ class Place(NamedTuple):
         # Without the token: Spark writes what it hands around into logs.
         return f"<Place {self.remote.unix_socket or f'{self.remote.host}:{self.remote.port}'}>"
 
-    def connect(self, patient: bool = False) -> StreamManagerClient:
-        return _try_for(self.reconnect_timeout if patient else 0, self._connect)
+    def connect(self, wait: bool = False) -> StreamManagerClient:
+        return _try_for(self.reconnect_timeout if wait else 0, self._connect)
 
     def _connect(self) -> StreamManagerClient:
         way = self.nearby if socket.gethostname() == self.machine else self.remote

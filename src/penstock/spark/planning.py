@@ -17,9 +17,9 @@ from penstock.spark.place import Place
 from penstock.spark.times import ALL_TIMES, TimeRange
 
 # A task costs some fifty milliseconds before it reads anything; less than this is not worth one.
-_LEAST_BYTES = 8 * 1024 * 1024
+_MIN_BYTES = 8 * 1024 * 1024
 # More is read in several rounds, so that one that fails is not much to do again.
-_MOST_BYTES = 256 * 1024 * 1024
+_MAX_BYTES = 256 * 1024 * 1024
 # A message costs about as much as so many bytes, however small it is.
 _MESSAGE_BYTES = 64
 
@@ -48,7 +48,7 @@ class Piece(NamedTuple):
         return max(size + min(count, size) * _MESSAGE_BYTES, 1)
 
 
-class Task(InputPartition):
+class ReadTask(InputPartition):
     """What one Spark task reads."""
 
     def __init__(self, place: Place, pieces: Sequence[Piece]) -> None:
@@ -87,7 +87,7 @@ def plan_pieces(
 
 def plan_tasks(
     place: Place, pieces: Iterable[Piece], min_partitions: int, cores: int | None = None
-) -> list[Task]:
+) -> list[ReadTask]:
     """Tasks of about equal cost: one for each core as long as that is worth it."""
     pieces = list(pieces)
     if not pieces:
@@ -95,8 +95,8 @@ def plan_tasks(
     total = sum(piece.cost for piece in pieces)
     cores = cores or os.cpu_count() or 1
     # As many for each core: a task that is left over at the end would be waited for.
-    rounds = -(-total // (cores * _MOST_BYTES))
-    share = max(-(-total // (cores * rounds)), _LEAST_BYTES)
+    rounds = -(-total // (cores * _MAX_BYTES))
+    share = max(-(-total // (cores * rounds)), _MIN_BYTES)
     most = max(total // min_partitions, 1)
     # Half of a piece may stand over: a segment that is read whole is checked at once. But not
     # where so many tasks are asked for that each gets less.
@@ -110,7 +110,7 @@ def plan_tasks(
             room = share
         tasks[-1].append(piece)
         room -= piece.cost
-    return [Task(place, task) for task in tasks]
+    return [ReadTask(place, task) for task in tasks]
 
 
 def _cut(pieces: Iterable[Piece], share: int) -> Iterable[Piece]:

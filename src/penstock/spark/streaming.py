@@ -25,10 +25,10 @@ from penstock.spark.locating import Locator
 from penstock.spark.losses import ends_before, report_loss
 from penstock.spark.offsets import Offsets, Reached
 from penstock.spark.options import StreamReadOptions, Via
+from penstock.spark.piece_reader import PieceReader, read_task
 from penstock.spark.place import Place
-from penstock.spark.planning import Piece, Task, plan_tasks
+from penstock.spark.planning import Piece, ReadTask, plan_tasks
 from penstock.spark.python import end_source_process
-from penstock.spark.reading import PieceReader, read_task
 from penstock.spark.selection import (
     Positions,
     parse_streams,
@@ -228,7 +228,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan_tasks(self._place, pieces, self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Task)
+        assert isinstance(partition, ReadTask)
         options = self._options
         yield from read_task(partition, via=options.via, fails_on_loss=options.fail_on_data_loss)
 

@@ -48,7 +48,7 @@ _OF_A_DEFINITION = (
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class AppendedRows(WriterCommitMessage):
     """What a task tells the driver: how many rows it has appended."""
 
     count: int
@@ -132,7 +132,7 @@ class _Writing:
 
     # Whether the driver waits for a broker that is away. When a query begins that is a wrong port
     # more often than a broker that restarts.
-    _patient: bool
+    _waits_for_broker: bool
     _right_mode: str
     _wrong_mode: str
 
@@ -146,27 +146,27 @@ class _Writing:
         Layout(options, schema)
         self._options = options
         self._schema = schema
-        self._place = Place.find(options, self._patient)
+        self._place = Place.find(options, self._waits_for_broker)
         # Who has given a wrong port or token, or the name of no stream, hears of it before any
         # task starts.
-        with self._place.connect(self._patient) as client:
+        with self._place.connect(self._waits_for_broker) as client:
             if options.stream is not None:
                 self._check_stream(client, options.stream)
 
     # Spark's own types say that rows come, also where batches of Arrow do.
-    def write(self, iterator: Iterator[Any]) -> Written:
+    def write(self, iterator: Iterator[Any]) -> AppendedRows:
         settle_worker()
         first: pa.RecordBatch | None = next(iterator, None)
         if first is None:
-            return Written(0)
+            return AppendedRows(0)
         layout = Layout(self._options, self._schema)
         count = 0
-        with self._place.connect(patient=True) as client:
+        with self._place.connect(wait=True) as client:
             for batch in chain((first,), iterator):
                 for stream, payloads in layout.messages(batch).items():
                     self._append(client, stream, payloads)
                 count += batch.num_rows
-        return Written(count)
+        return AppendedRows(count)
 
     def _append(self, client: StreamManagerClient, stream: str, payloads: list[bytes]) -> None:
         try:
@@ -196,7 +196,7 @@ class _Writing:
 
 
 class PenstockWriter(_Writing, DataSourceArrowWriter):
-    _patient = False
+    _waits_for_broker = False
     _right_mode = 'mode("append")'
     _wrong_mode = 'mode("overwrite")'
 
@@ -204,7 +204,7 @@ class PenstockWriter(_Writing, DataSourceArrowWriter):
 class PenstockStreamWriter(_Writing, DataSourceStreamArrowWriter):
     """Spark makes one for each micro-batch, and another to commit it."""
 
-    _patient = True
+    _waits_for_broker = True
     _right_mode = 'outputMode("append")'
     _wrong_mode = 'outputMode("complete")'
 

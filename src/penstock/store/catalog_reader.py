@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from penstock.discovery import is_served
 from penstock.errors import StoreError
 from penstock.model.storage import SegmentSummary
-from penstock.root import is_served
 from penstock.store.catalog import Catalog
 from penstock.store.catalog_copy import (
     COPY_FILE,

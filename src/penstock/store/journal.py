@@ -34,7 +34,7 @@ from typing import NamedTuple, Protocol
 from penstock.model.storage import SegmentSummary
 from penstock.store.files import Disk
 from penstock.store.record import ENTRY, crc32, data_path, index_path
-from penstock.store.segment import SegmentFiles, Written
+from penstock.store.segment import SegmentFiles, WrittenRun
 
 _MAGIC = b"PJ01"
 _CHECKED = Struct("<4sI")
@@ -45,20 +45,20 @@ _FILE_BYTES = 4 * 1024 * 1024
 _MAX_COMMIT_BYTES = 64 * 1024
 
 
-class Client(Protocol):
+class JournaledLog(Protocol):
     """A log that journals. `needs_sync` is set where the journal could not take its appends."""
 
     stream_id: str
     needs_sync: bool
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     stream_id: str
     segment: int
-    written: Written
+    written: WrittenRun
 
 
-class _File:
+class _JournalFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.descriptor: int | None = None
@@ -73,13 +73,13 @@ class Journal:
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk = disk
         self._root = root
-        self._current = _File(root / "journal.0")
-        self._spare: _File | None = _File(root / "journal.1")
-        self._draining: _File | None = None
-        self._pending: list[tuple[Client, int, Written]] = []
+        self._current = _JournalFile(root / "journal.0")
+        self._spare: _JournalFile | None = _JournalFile(root / "journal.1")
+        self._draining: _JournalFile | None = None
+        self._pending: list[tuple[JournaledLog, int, WrittenRun]] = []
         self._committing = threading.Lock()
 
-    def add(self, client: Client, segment: int, written: Written) -> None:
+    def add(self, client: JournaledLog, segment: int, written: WrittenRun) -> None:
         self._pending.append((client, segment, written))
 
     def is_idle(self) -> bool:
@@ -101,7 +101,7 @@ class Journal:
                 for client, _, _ in pending:
                     client.needs_sync = True
 
-    def _write(self, pending: list[tuple[Client, int, Written]]) -> bool:
+    def _write(self, pending: list[tuple[JournaledLog, int, WrittenRun]]) -> bool:
         size = sum(len(written.data) + len(written.entries) for _, _, written in pending)
         if size > _MAX_COMMIT_BYTES:
             return False
@@ -111,7 +111,7 @@ class Journal:
         if file.position == 0:
             file.epoch = time.time_ns()
         records = b"".join(
-            encode_record(file.epoch, Record(client.stream_id, segment, written))
+            encode_record(file.epoch, JournalRecord(client.stream_id, segment, written))
             for client, segment, written in pending
         )
         if file.position + len(records) > _FILE_BYTES:
@@ -171,7 +171,7 @@ class Journal:
                 self._disk.remove(file.path)
 
 
-def encode_record(epoch: int, record: Record) -> bytes:
+def encode_record(epoch: int, record: JournalRecord) -> bytes:
     written = record.written
     body = b"".join(
         (
@@ -191,7 +191,7 @@ def encode_record(epoch: int, record: Record) -> bytes:
     return _CHECKED.pack(_MAGIC, crc32(body)) + body
 
 
-def decode_records(contents: bytes) -> Iterator[Record]:
+def decode_records(contents: bytes) -> Iterator[JournalRecord]:
     """The records of one filling, as far as they are whole."""
     return (record for record, _, _ in _decode(contents, 0))
 
@@ -209,7 +209,7 @@ def has_records_behind(contents: bytes) -> bool:
     return False
 
 
-def _decode(contents: bytes, position: int) -> Iterator[tuple[Record, int, int]]:
+def _decode(contents: bytes, position: int) -> Iterator[tuple[JournalRecord, int, int]]:
     """Records, each with its epoch and where it ends."""
     filling = None
     while position + _CHECKED.size + _HEAD.size <= len(contents):
@@ -230,7 +230,11 @@ def _decode(contents: bytes, position: int) -> Iterator[tuple[Record, int, int]]
         filling = epoch
         data = contents[data_start : data_start + data_size]
         entries = contents[data_start + data_size : stop]
-        yield Record(stream_id.decode(), segment, Written(at, number, data, entries)), epoch, stop
+        yield (
+            JournalRecord(stream_id.decode(), segment, WrittenRun(at, number, data, entries)),
+            epoch,
+            stop,
+        )
         position = stop
 
 
@@ -239,7 +243,10 @@ def journal_paths(root: Path) -> list[Path]:
 
 
 def replay(
-    disk: Disk, directory: Path, records: list[Record], checkpoint: SegmentSummary | None = None
+    disk: Disk,
+    directory: Path,
+    records: list[JournalRecord],
+    checkpoint: SegmentSummary | None = None,
 ) -> list[range]:
     """Write again to the segments below a stream's directory what a crash may have taken.
 
@@ -247,7 +254,7 @@ def replay(
     behind the end of a shortened file fills it with zeros, which would hide that they are gone.
     """
     # The two files of the journal are not in the order in which they were filled.
-    firsts: dict[int, Written] = {}
+    firsts: dict[int, WrittenRun] = {}
     for record in records:
         known = firsts.setdefault(record.segment, record.written)
         if record.written.number < known.number:
@@ -277,7 +284,7 @@ def replay(
 
 
 def _find_missing(
-    files: SegmentFiles, replayed: Written, checkpoint: SegmentSummary
+    files: SegmentFiles, replayed: WrittenRun, checkpoint: SegmentSummary
 ) -> list[range]:
     """Messages between what a shortened segment holds and the first that is replayed."""
     stored = files.count_stored(files.disk.size(files.index) // ENTRY.size)

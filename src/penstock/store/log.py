@@ -25,16 +25,16 @@ from penstock.store.files import Disk
 from penstock.store.journal import Journal
 from penstock.store.known_damage import KnownDamage
 from penstock.store.record import ENTRY, data_path, index_path
-from penstock.store.retention import Limits, Span, count_expired, plan_room
+from penstock.store.retention import Limits, SegmentSpan, count_expired, plan_room
 from penstock.store.segment import (
     ActiveSegment,
     DamagedError,
     MemorySegment,
     SealedSegment,
     SegmentFiles,
-    Written,
+    WrittenRun,
 )
-from penstock.store.space import Budget, Space, is_no_space
+from penstock.store.space import Space, SpaceBudget, is_no_space
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class MessageTooLargeError(Exception):
     """Larger than the whole stream may become."""
 
 
-class Segment(Span, Protocol):
+class Segment(SegmentSpan, Protocol):
     @property
     def oldest_time(self) -> int: ...
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun: ...
@@ -68,7 +68,7 @@ class Segment(Span, Protocol):
 
 
 class WritableSegment(Segment, Protocol):
-    def append(self, payloads: Sequence[bytes], ingest_time: int) -> Written | None: ...
+    def append(self, payloads: Sequence[bytes], ingest_time: int) -> WrittenRun | None: ...
 
 
 class Log(ABC):
@@ -90,7 +90,7 @@ class Log(ABC):
         self._active = active
         self._total_bytes = sum(segment.size for segment in sealed) + active.size
         # Of the disk; a log in memory has no end of it.
-        self._budget: Budget = Budget()
+        self._budget: SpaceBudget = SpaceBudget()
         self._is_retrying = False
         # Since it was opened.
         self.appended_bytes = 0
@@ -338,7 +338,7 @@ class Log(ABC):
     def _reserve(self, end: int) -> None:
         """Called before the numbers below `end` are handed out."""
 
-    def _appended(self, written: Written | None) -> None:
+    def _appended(self, written: WrittenRun | None) -> None:
         """Called with what an append wrote."""
 
     def _dropped(self, segments: Sequence[Segment]) -> None:
@@ -596,7 +596,7 @@ class FileLog(Log):
             files.sync()
         self._synced_end = end
 
-    def _appended(self, written: Written | None) -> None:
+    def _appended(self, written: WrittenRun | None) -> None:
         if self.journals and written is not None:
             self._home.journal.add(self, self._file.first, written)
 

@@ -28,7 +28,7 @@ _HEAD = Struct("<II")
 _decode = msgspec.msgpack.Decoder(tuple[str, ExportProgress]).decode
 
 
-class _File:
+class _ProgressFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.descriptor: int | None = None
@@ -40,7 +40,7 @@ class ProgressLog:
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk = disk
-        self._current, self._other = (_File(path) for path in _paths(root))
+        self._current, self._other = (_ProgressFile(path) for path in _paths(root))
 
     def append(self, progress: Iterable[tuple[str, ExportProgress]]) -> None:
         """Each with the id of its stream. OSError if the disk does not take them."""

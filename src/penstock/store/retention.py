@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 
 from penstock.model import MessageStreamDefinition, StrategyOnFull
 
-_SMALLEST_SEGMENT = 1024
+_MIN_SEGMENT = 1024
 
 
-class Span(Protocol):
+class SegmentSpan(Protocol):
     """What retention has to know of a segment."""
 
     @property
@@ -36,7 +36,7 @@ class Limits(NamedTuple):
         segment_size = definition.stream_segment_size
         if segment_size >= definition.max_size:
             # One segment would be the whole stream, and making room would empty it.
-            segment_size = max(definition.max_size // 4, _SMALLEST_SEGMENT)
+            segment_size = max(definition.max_size // 4, _MIN_SEGMENT)
         return cls(
             definition.max_size,
             segment_size,
@@ -46,7 +46,7 @@ class Limits(NamedTuple):
 
 
 def plan_room(
-    segments: Sequence[Span], total: int, needed: int, limits: Limits, exported_end: int
+    segments: Sequence[SegmentSpan], total: int, needed: int, limits: Limits, exported_end: int
 ) -> int | None:
     """How many of the oldest segments must go so that `needed` bytes fit; None if none may.
 
@@ -66,7 +66,7 @@ def plan_room(
     return dropped
 
 
-def count_expired(segments: Iterable[Span], limits: Limits, now: int) -> int:
+def count_expired(segments: Iterable[SegmentSpan], limits: Limits, now: int) -> int:
     """How many of the oldest segments hold nothing but messages that outlived the stream's TTL."""
     if limits.time_to_live_millis is None:
         return 0

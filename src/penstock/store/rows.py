@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.model.exporting import Upload
-from penstock.model.status import StatusConfig
+from penstock.model.status_message import StatusConfig
 
 STREAM_ID = re.compile(r"[0-9a-f]{16}")
 

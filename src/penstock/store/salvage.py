@@ -26,10 +26,10 @@ from typing import IO
 
 import msgspec
 
+from penstock.discovery import TOKEN_FILE, is_served
 from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition
 from penstock.model.storage import SegmentSummary
-from penstock.root import TOKEN_FILE, is_served
 from penstock.store.catalog import Catalog, NewerCatalogError, is_damage
 from penstock.store.catalog_copy import (
     COPY_FILE,
@@ -49,9 +49,15 @@ from penstock.store.definitions import (
 from penstock.store.record import ENTRY, crc32, data_path, index_path
 from penstock.store.rows import StreamRow
 from penstock.store.schema import CATALOG_FILE
-from penstock.store.segment_check import Meter, SegmentSource, Span, ignore_bytes, require_damage
+from penstock.store.segment_check import (
+    CheckedSpan,
+    Meter,
+    SegmentSource,
+    ignore_bytes,
+    require_damage,
+)
 from penstock.store.verification import (
-    Problem,
+    DamagedFile,
     Report,
     SegmentCheck,
     StreamCheck,
@@ -76,7 +82,7 @@ class Salvage(msgspec.Struct, rename="camel", kw_only=True):
     streams: int = 0
     messages: int = 0
     bytes: int = 0
-    notes: list[Problem] = []
+    notes: list[DamagedFile] = []
 
 
 def salvage(
@@ -106,7 +112,7 @@ def salvage(
             if result.streams or not patterns:
                 _publish(partial, target)
     if is_served(root):
-        result.notes.append(Problem(str(root), "a broker was started meanwhile: copy again"))
+        result.notes.append(DamagedFile(str(root), "a broker was started meanwhile: copy again"))
     return result
 
 
@@ -153,7 +159,7 @@ def _stage_catalog(root: Path, stage: Path, result: Salvage) -> None:
         problem = _stage_whole(copies, stage)
         if not problem:
             return
-        result.report.problems.append(Problem(CATALOG_FILE, problem))
+        result.report.problems.append(DamagedFile(CATALOG_FILE, problem))
         for path in stage.iterdir():
             path.unlink()
         rows = read_remaining_rows(copies)
@@ -164,10 +170,10 @@ def _stage_catalog(root: Path, stage: Path, result: Salvage) -> None:
     finally:
         catalog.close()
     counts = ", ".join(f"{len(rows.tables[table])} of {table}" for table in _COUNTED_TABLES)
-    result.notes.append(Problem(CATALOG_FILE, f"rows that could be read: {counts}"))
+    result.notes.append(DamagedFile(CATALOG_FILE, f"rows that could be read: {counts}"))
     if rows.copy_time is not None:
         made = describe_time(rows.copy_time)
-        result.notes.append(Problem(COPY_FILE, f"gave the missing rows, as of {made}"))
+        result.notes.append(DamagedFile(COPY_FILE, f"gave the missing rows, as of {made}"))
 
 
 def _stage_whole(copies: Path, stage: Path) -> str:
@@ -368,7 +374,7 @@ class _Writer:
         self._times: tuple[int, int] | None = None
         self._is_damaged = False
 
-    def copy(self, files: SegmentSource, span: Span) -> None:
+    def copy(self, files: SegmentSource, span: CheckedSpan) -> None:
         shift = self._size - span.start
         position = span.start
         while position < span.stop:
@@ -393,7 +399,7 @@ class _Writer:
             )
         self._end = span.end
 
-    def leave_out(self, span: Span) -> None:
+    def leave_out(self, span: CheckedSpan) -> None:
         """An entry without a payload is damaged, whatever its checksum is."""
         self._is_damaged = True
         entry = ENTRY.pack(self._size, 0, self._times[1] if self._times else 0)

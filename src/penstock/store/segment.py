@@ -62,7 +62,7 @@ def _damaged(number: int, error: OSError, next_number: int | None = None) -> Exc
     return DamagedError(number, f"the disk says {error}", next_number)
 
 
-class Written(msgspec.Struct, frozen=True, gc=False):
+class WrittenRun(msgspec.Struct, frozen=True, gc=False):
     """What an append wrote, and where: enough to write it again."""
 
     position: int
@@ -377,12 +377,12 @@ class ActiveSegment:
         self._last_append = self.end, self.size
         self._is_torn = False
 
-    def append(self, payloads: Sequence[bytes], ingest_time: int) -> Written:
+    def append(self, payloads: Sequence[bytes], ingest_time: int) -> WrittenRun:
         if self._is_torn:
             self.repair()
         data = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         entries = pack_entries(payloads, self.size, ingest_time)
-        written = Written(self.size, self.end - self.first, data, entries)
+        written = WrittenRun(self.size, self.end - self.first, data, entries)
         files = self.files
         files.is_used = True
         if files.data < 0:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Self, TypeAlias
 
 from penstock.model.storage import SegmentSummary
-from penstock.store.journal import Record
+from penstock.store.journal import JournalRecord
 from penstock.store.record import (
     ENTRY,
     checksum_seed,
@@ -37,7 +37,7 @@ def ignore_bytes(_: int) -> None:
     """A meter that neither shows nor limits anything."""
 
 
-class Span(NamedTuple):
+class CheckedSpan(NamedTuple):
     """Messages [first, end) whose payloads are bytes [start, stop) of the data file.
 
     `reason` says why they cannot be read; None if they are intact.
@@ -56,14 +56,14 @@ class SegmentSource:
     OSError if one of them cannot be opened.
     """
 
-    def __init__(self, directory: Path, first: int, records: Sequence[Record] = ()) -> None:
+    def __init__(self, directory: Path, first: int, records: Sequence[JournalRecord] = ()) -> None:
         written = [record.written for record in records]
         with ExitStack() as opened:
-            self._data = _File(
+            self._data = _CheckedFile(
                 data_path(directory, first), [(each.position, each.data) for each in written]
             )
             opened.callback(self._data.close)
-            self._index = _File(
+            self._index = _CheckedFile(
                 index_path(directory, first),
                 [(each.number * ENTRY.size, each.entries) for each in written],
             )
@@ -102,7 +102,7 @@ class SegmentSource:
         return entries
 
 
-class _File:
+class _CheckedFile:
     """A file that is only read, with patches: what the journal would write to it."""
 
     def __init__(self, path: Path, patches: Sequence[tuple[int, bytes]]) -> None:
@@ -144,9 +144,9 @@ class _File:
 
 def check_messages(
     source: SegmentSource, first: int, count: int, meter: Meter = ignore_bytes
-) -> Iterator[Span]:
+) -> Iterator[CheckedSpan]:
     """The first `count` messages of a segment, as spans that are as long as possible."""
-    last: Span | None = None
+    last: CheckedSpan | None = None
     for span in _check_pieces(source, first, count, meter):
         if (
             last is not None
@@ -162,7 +162,9 @@ def check_messages(
         yield last
 
 
-def _check_pieces(source: SegmentSource, first: int, count: int, meter: Meter) -> Iterator[Span]:
+def _check_pieces(
+    source: SegmentSource, first: int, count: int, meter: Meter
+) -> Iterator[CheckedSpan]:
     # None where the entry before cannot be read.
     position: int | None = 0
     for begin in range(0, count, _ENTRIES_A_PIECE):
@@ -177,7 +179,9 @@ def _check_pieces(source: SegmentSource, first: int, count: int, meter: Meter) -
             if run == 0 or position is None:
                 entry = entries[place]
                 start, stop = position or 0, entry[0] if entry else 0
-                yield Span(number, number + 1, start, stop, _judge(source, position, entry, meter))
+                yield CheckedSpan(
+                    number, number + 1, start, stop, _judge(source, position, entry, meter)
+                )
                 position = entry[0] if entry else None
                 place += 1
                 continue
@@ -195,11 +199,11 @@ def _check_pieces(source: SegmentSource, first: int, count: int, meter: Meter) -
             payloads = list(map(data.__getitem__, map(slice, [0, *stops[:-1]], stops)))
             intact = count_intact(payloads, ingest_times, checksums)
             if intact:
-                yield Span(number, number + intact, position, ends[intact - 1])
+                yield CheckedSpan(number, number + intact, position, ends[intact - 1])
                 position = ends[intact - 1]
                 place += intact
             if intact < run:
-                yield Span(
+                yield CheckedSpan(
                     number + intact,
                     number + intact + 1,
                     position,

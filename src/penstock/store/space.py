@@ -29,13 +29,13 @@ def is_no_space(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-class Budget:
+class SpaceBudget:
     """The bytes that appends may still take."""
 
     left = math.inf
 
 
-class Space(Budget):
+class Space(SpaceBudget):
     """The space of one store. Appends use it in the event loop, `sample` runs in any thread."""
 
     def __init__(self, disk: Disk, root: Path, min_free: int) -> None:

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.discovery import LOCK_FILE
 from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, Persistence
 from penstock.model.storage import SegmentSummary
-from penstock.root import LOCK_FILE
 from penstock.store.catalog import Catalog, NewerCatalogError, is_damage
 from penstock.store.catalog_copy import (
     COPY_FILE,
@@ -50,7 +50,7 @@ from penstock.store.definitions import (
     encode_definition,
 )
 from penstock.store.files import Disk
-from penstock.store.journal import Journal, Record, decode_records, journal_paths, replay
+from penstock.store.journal import Journal, JournalRecord, decode_records, journal_paths, replay
 from penstock.store.known_damage import KnownDamage
 from penstock.store.log import (
     DEFINITION_FILE,
@@ -81,7 +81,7 @@ from penstock.store.rows import (
 )
 from penstock.store.schema import CATALOG_FILE
 from penstock.store.space import Space
-from penstock.store.stream import (
+from penstock.store.stored_stream import (
     Creation,
     DefinitionChange,
     Deletion,
@@ -462,7 +462,7 @@ class Store:
         """
         missing: dict[str, list[range]] = {}
         paths = journal_paths(self.root)
-        records: dict[str, list[Record]] = {}
+        records: dict[str, list[JournalRecord]] = {}
         for path in paths:
             for record in decode_records(path.read_bytes()):
                 records.setdefault(record.stream_id, []).append(record)

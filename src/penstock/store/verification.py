@@ -26,22 +26,22 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.discovery import is_served
 from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, Persistence
 from penstock.model.storage import SegmentSummary
-from penstock.root import is_served
 from penstock.store.catalog_copy import find_rebuilt
 from penstock.store.catalog_reader import CatalogReader, StreamFacts
 from penstock.store.definitions import DamagedDefinitionError, decode_definition
-from penstock.store.journal import Record, decode_records, has_records_behind, journal_paths
+from penstock.store.journal import JournalRecord, decode_records, has_records_behind, journal_paths
 from penstock.store.log import DEFINITION_FILE
 from penstock.store.record import data_path, first_of_name, index_path
 from penstock.store.rows import StreamRow
 from penstock.store.schema import CATALOG_FILE
 from penstock.store.segment_check import (
+    CheckedSpan,
     Meter,
     SegmentSource,
-    Span,
     check_messages,
     has_checksums,
     ignore_bytes,
@@ -74,7 +74,7 @@ class DamagedRange(MessageRange, frozen=True, rename="camel"):
     file: str = ""
 
 
-class Problem(msgspec.Struct, frozen=True, rename="camel"):
+class DamagedFile(msgspec.Struct, frozen=True, rename="camel"):
     """Something else in the root that is damaged, or worth knowing."""
 
     file: str
@@ -104,9 +104,9 @@ class Report(msgspec.Struct, rename="camel", kw_only=True):
     root: str
     is_served: bool
     streams: list[StreamReport] = []
-    problems: list[Problem] = []
+    problems: list[DamagedFile] = []
     # What is not damage: leftovers that the broker removes, files that recovery set aside.
-    notes: list[Problem] = []
+    notes: list[DamagedFile] = []
     seconds: float = 0.0
 
     @property
@@ -129,10 +129,10 @@ class SegmentCheck(NamedTuple):
     end: int
     size: int
     summary: SegmentSummary | None
-    records: Sequence[Record]
-    spans: Sequence[Span]
-    problems: Sequence[Problem] = ()
-    notes: Sequence[Problem] = ()
+    records: Sequence[JournalRecord]
+    spans: Sequence[CheckedSpan]
+    problems: Sequence[DamagedFile] = ()
+    notes: Sequence[DamagedFile] = ()
 
     @property
     def is_intact(self) -> bool:
@@ -145,15 +145,15 @@ class StreamCheck(NamedTuple):
     definition: MessageStreamDefinition | None
     segments: Sequence[SegmentCheck]
     # Those of the catalog and the directory; segments have their own.
-    other_problems: Sequence[Problem]
-    other_notes: Sequence[Problem]
+    other_problems: Sequence[DamagedFile]
+    other_notes: Sequence[DamagedFile]
 
     @property
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[DamagedFile]:
         return [*self.other_problems, *(each for one in self.segments for each in one.problems)]
 
     @property
-    def notes(self) -> list[Problem]:
+    def notes(self) -> list[DamagedFile]:
         return [*self.other_notes, *(each for one in self.segments for each in one.notes)]
 
 
@@ -167,7 +167,7 @@ class _Segment(NamedTuple):
     required_end: int
     # Whether it is the one that is appended to.
     is_newest: bool
-    records: Sequence[Record] = ()
+    records: Sequence[JournalRecord] = ()
 
 
 class Verification:
@@ -191,7 +191,7 @@ class Verification:
         self._pause = pause
         self._catalog_root = catalog_root or root
         self.report = Report(root=str(root), is_served=is_served(root))
-        self._records: dict[str, list[Record]] = {}
+        self._records: dict[str, list[JournalRecord]] = {}
         self._catalog: CatalogReader | None = None
 
     def total_bytes(self) -> int:
@@ -247,24 +247,26 @@ class Verification:
 
     def _find_leftovers(self) -> None:
         for path in sorted(self._root.glob("catalog.sqlite.damaged-*")):
-            self.report.notes.append(Problem(path.name, "set aside by recovery"))
+            self.report.notes.append(DamagedFile(path.name, "set aside by recovery"))
         rebuilt = find_rebuilt(self._root)
         if rebuilt is not None:
             self.report.notes.append(
-                Problem(rebuilt.name, "read as the catalog, which the next start replaces by it")
+                DamagedFile(
+                    rebuilt.name, "read as the catalog, which the next start replaces by it"
+                )
             )
 
     def _read_catalog(self) -> tuple[list[StreamRow], set[str]]:
         try:
             catalog = self._reopen_catalog()
             self.report.problems += [
-                Problem(CATALOG_FILE, reason) for reason in catalog.find_damage()
+                DamagedFile(CATALOG_FILE, reason) for reason in catalog.find_damage()
             ]
             return catalog.streams(), catalog.removed_directories()
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, OSError):
                 require_damage(error)
-            self.report.problems.append(Problem(CATALOG_FILE, f"cannot be read: {error}"))
+            self.report.problems.append(DamagedFile(CATALOG_FILE, f"cannot be read: {error}"))
             return [], set()
 
     def _reopen_catalog(self) -> CatalogReader:
@@ -281,13 +283,13 @@ class Verification:
                 contents = path.read_bytes()
             except OSError as error:
                 require_damage(error)
-                self.report.problems.append(Problem(path.name, f"cannot be read: {error}"))
+                self.report.problems.append(DamagedFile(path.name, f"cannot be read: {error}"))
                 continue
             for record in decode_records(contents):
                 self._records.setdefault(record.stream_id, []).append(record)
             if has_records_behind(contents):
                 self.report.notes.append(
-                    Problem(path.name, "holds a damaged record with intact ones behind it")
+                    DamagedFile(path.name, "holds a damaged record with intact ones behind it")
                 )
 
     def _check_until_certain(self, stream_id: str) -> StreamCheck | None:
@@ -310,7 +312,7 @@ class Verification:
             return check
         except sqlite3.Error as error:
             self.report.problems.append(
-                Problem(CATALOG_FILE, f"rows of stream {stream_id} cannot be read: {error}")
+                DamagedFile(CATALOG_FILE, f"rows of stream {stream_id} cannot be read: {error}")
             )
             return self._check_unlisted(self._root / "streams" / stream_id)
 
@@ -335,15 +337,15 @@ class Verification:
         row = facts.row
         report = StreamReport(name=row.name, stream_id=row.id)
         directory = self._root / "streams" / row.id
-        problems: list[Problem] = []
-        notes: list[Problem] = []
+        problems: list[DamagedFile] = []
+        notes: list[DamagedFile] = []
         definition = self._check_definition(row, directory, problems)
         if definition is not None and definition.persistence is Persistence.Memory:
             report.is_in_memory = True
             report.oldest_sequence_number = report.end_sequence_number = row.reserved
             return StreamCheck(report, facts, definition, (), problems, notes)
         if not directory.is_dir():
-            problems.append(Problem(self._relative(directory), "directory is missing"))
+            problems.append(DamagedFile(self._relative(directory), "directory is missing"))
         checks = []
         for segment in self._plan(facts, directory, problems, notes):
             check = intact.get(segment.first)
@@ -379,7 +381,7 @@ class Verification:
         return check._replace(report=report, segments=segments)
 
     def _check_definition(
-        self, row: StreamRow, directory: Path, problems: list[Problem]
+        self, row: StreamRow, directory: Path, problems: list[DamagedFile]
     ) -> MessageStreamDefinition | None:
         path = directory / DEFINITION_FILE
         copy = None
@@ -389,40 +391,44 @@ class Verification:
             pass
         except OSError as error:
             require_damage(error)
-            problems.append(Problem(self._relative(path), f"cannot be read: {error}"))
+            problems.append(DamagedFile(self._relative(path), f"cannot be read: {error}"))
         except DamagedDefinitionError as error:
-            problems.append(Problem(self._relative(path), f"is damaged: {error}"))
+            problems.append(DamagedFile(self._relative(path), f"is damaged: {error}"))
         if not row.definition:
             return copy
         try:
             definition = decode_definition(row.definition)
         except DamagedDefinitionError as error:
             problems.append(
-                Problem(CATALOG_FILE, f"definition of {row.name!r} is damaged: {error}")
+                DamagedFile(CATALOG_FILE, f"definition of {row.name!r} is damaged: {error}")
             )
             return copy
         if definition.name != row.name:
             problems.append(
-                Problem(CATALOG_FILE, f"{row.name!r} has the definition of {definition.name!r}")
+                DamagedFile(CATALOG_FILE, f"{row.name!r} has the definition of {definition.name!r}")
             )
         return definition
 
     def _plan(
-        self, facts: StreamFacts, directory: Path, problems: list[Problem], notes: list[Problem]
+        self,
+        facts: StreamFacts,
+        directory: Path,
+        problems: list[DamagedFile],
+        notes: list[DamagedFile],
     ) -> list[_Segment]:
         """The segments that the catalog, the directory and the journal have between them."""
         rows = {summary.first: summary for summary in facts.segments}
         oldest = min([facts.row.oldest, *rows])
         if oldest < facts.row.oldest:
             problems.append(
-                Problem(
+                DamagedFile(
                     CATALOG_FILE,
                     f"oldest number of {facts.row.name!r} is {facts.row.oldest}, but there are "
                     f"segments from {oldest} on",
                 )
             )
         files = self._list_files(directory, notes)
-        records: dict[int, list[Record]] = {}
+        records: dict[int, list[JournalRecord]] = {}
         for record in self._records.get(facts.row.id, ()):
             # A sealed segment was synced as a whole.
             if record.segment >= oldest and record.segment not in rows:
@@ -432,19 +438,21 @@ class Verification:
         for first, paths in files.items():
             if first < oldest:
                 notes += [
-                    Problem(self._relative(path), "left over from a removal") for path in paths
+                    DamagedFile(self._relative(path), "left over from a removal") for path in paths
                 ]
             elif len(paths) == 2 or first in firsts:
                 firsts.add(first)
             elif checkpoint is None or checkpoint.first != first:
                 # One that was about to begin is empty; any other held messages.
                 found = problems if _size_of(paths[0]) else notes
-                found.append(Problem(self._relative(paths[0]), "other file of the segment is gone"))
+                found.append(
+                    DamagedFile(self._relative(paths[0]), "other file of the segment is gone")
+                )
         if checkpoint is not None and checkpoint.first >= oldest:
             firsts.add(checkpoint.first)
         ordered = sorted(firsts)
         if (not ordered or ordered[-1] in rows) and directory.is_dir() and facts.row.definition:
-            problems.append(Problem(self._relative(directory), "active segment is missing"))
+            problems.append(DamagedFile(self._relative(directory), "active segment is missing"))
         return [
             self._bound(facts, first, rows.get(first), following, records.get(first, ()), problems)
             for first, following in zip(ordered, [*ordered[1:], None], strict=False)
@@ -456,14 +464,14 @@ class Verification:
         first: int,
         summary: SegmentSummary | None,
         following: int | None,
-        records: Sequence[Record],
-        problems: list[Problem],
+        records: Sequence[JournalRecord],
+        problems: list[DamagedFile],
     ) -> _Segment:
         """The segment that begins with this number, and up to where it must have messages."""
         checkpoint = facts.checkpoint
         if summary is not None and not first < summary.end <= (following or summary.end):
             problems.append(
-                Problem(
+                DamagedFile(
                     CATALOG_FILE,
                     f"segment {first} of {facts.row.name!r} cannot end at {summary.end}",
                 )
@@ -480,7 +488,7 @@ class Verification:
         is_newest = following is None and summary is None
         return _Segment(first, summary, required, is_newest, records)
 
-    def _list_files(self, directory: Path, notes: list[Problem]) -> dict[int, list[Path]]:
+    def _list_files(self, directory: Path, notes: list[DamagedFile]) -> dict[int, list[Path]]:
         files: dict[int, list[Path]] = {}
         with suppress(FileNotFoundError):
             for path in sorted(directory.iterdir()):
@@ -488,9 +496,9 @@ class Verification:
                 if first is not None:
                     files.setdefault(first, []).append(path)
                 elif first_of_name(path.stem) is not None:
-                    notes.append(Problem(self._relative(path), "set aside by recovery"))
+                    notes.append(DamagedFile(self._relative(path), "set aside by recovery"))
                 elif path.name not in (DEFINITION_FILE, f"{DEFINITION_FILE}.new"):
-                    notes.append(Problem(self._relative(path), "not a file of Penstock"))
+                    notes.append(DamagedFile(self._relative(path), "not a file of Penstock"))
         return files
 
     def _check_segment(self, directory: Path, segment: _Segment) -> SegmentCheck:
@@ -502,11 +510,11 @@ class Verification:
             name = Path(error.filename).name
             is_gone = isinstance(error, FileNotFoundError)
             reason = f"{name} is missing" if is_gone else f"the disk reports: {error.strerror}"
-            lost = [Span(first, required, 0, 0, reason)] if first < required else []
+            lost = [CheckedSpan(first, required, 0, 0, reason)] if first < required else []
             return SegmentCheck(first, required, 0, summary, segment.records, lost)
         with source:
             if summary is not None and has_checksums(source, summary, self._meter):
-                spans = [Span(first, summary.end, 0, summary.size)]
+                spans = [CheckedSpan(first, summary.end, 0, summary.size)]
                 return SegmentCheck(
                     first, summary.end, summary.size, summary, segment.records, spans
                 )
@@ -527,15 +535,17 @@ class Verification:
                 spans.append(last._replace(end=required))
         if torn:
             place = self._relative(index_path(directory, first))
-            notes.append(Problem(place, f"{torn} messages at its end were not written completely"))
+            notes.append(
+                DamagedFile(place, f"{torn} messages at its end were not written completely")
+            )
         problems = []
         end = spans[-1].end if spans else first
         if end < required:
-            spans.append(Span(end, required, 0, 0, "index entry is missing"))
+            spans.append(CheckedSpan(end, required, 0, 0, "index entry is missing"))
             end = required
         elif summary is not None and all(span.reason is None for span in spans):
             problems.append(
-                Problem(
+                DamagedFile(
                     CATALOG_FILE,
                     f"checksums of {self._relative(data_path(directory, first))} do not match the "
                     "files, whose messages are intact",
@@ -552,7 +562,7 @@ class Verification:
                 if path.name not in known and path.is_dir()
             ]
         except FileNotFoundError:
-            self.report.problems.append(Problem("streams", "directory is missing"))
+            self.report.problems.append(DamagedFile("streams", "directory is missing"))
             return []
         if found and is_served(self._root):
             # Created or deleted meanwhile.
@@ -566,7 +576,7 @@ class Verification:
     def _check_unlisted(self, directory: Path) -> StreamCheck | None:
         """A directory without a row in the catalog; None if it holds no stream that is wanted."""
         place = self._relative(directory)
-        notes: list[Problem] = []
+        notes: list[DamagedFile] = []
         files = self._list_files(directory, notes)
         paths = [path for paths in files.values() for path in paths]
         name = place
@@ -576,10 +586,10 @@ class Verification:
             return None
         if not any(map(_size_of, paths)) and not (directory / DEFINITION_FILE).exists():
             # A creation that was never finished.
-            self.report.notes.append(Problem(place, "empty, and not in the catalog"))
+            self.report.notes.append(DamagedFile(place, "empty, and not in the catalog"))
             return None
         if not any(problem.file == CATALOG_FILE for problem in self.report.problems):
-            self.report.problems.append(Problem(place, "not in the catalog"))
+            self.report.problems.append(DamagedFile(place, "not in the catalog"))
         row = StreamRow(directory.name, name, b"", min(files, default=0), 0)
         return self._check_stream(StreamFacts(row, (), None, 0), {})
 

@@ -28,16 +28,16 @@ from penstock.errors import (
 from penstock.model.statistics import Statistics
 from penstock.store.log import Log
 from penstock.store.segment import DamagedError
-from penstock.web import metrics, picture
-from penstock.web.access import Door, Visitor
+from penstock.web import metrics, presentation
+from penstock.web.authorization import Authorizer, Visitor
 from penstock.web.events import Events
 from penstock.web.history import STEP_MILLIS
-from penstock.web.picture import Plain
+from penstock.web.presentation import Plain
 from penstock.web.response import RoomResponse, take_room
+from penstock.web.s3_tasks import draw_tasks
 from penstock.web.sampler import Sampler, SharedAnswers
-from penstock.web.tasks import draw_tasks
 
-_MOST_MESSAGES = 100
+_MAX_MESSAGES = 100
 _USUAL_MESSAGES = 20
 # Of a payload so much is shown, and of all so much is read.
 _SHOWN_BYTES = 4096
@@ -74,11 +74,13 @@ AsyncAnswer = Callable[[Request, Visitor], "Awaitable[Plain | Response]"]
 class Api:
     """Answers requests; all of it in the broker's loop."""
 
-    def __init__(self, broker: Broker, sampler: Sampler, events: Events, door: Door) -> None:
+    def __init__(
+        self, broker: Broker, sampler: Sampler, events: Events, authorizer: Authorizer
+    ) -> None:
         self._broker = broker
         self._sampler = sampler
         self._events = events
-        self._door = door
+        self._authorizer = authorizer
         self._overviews = SharedAnswers(sampler)
         self._metrics_texts = SharedAnswers(sampler)
 
@@ -111,7 +113,7 @@ class Api:
     def _answering(self, answer: Answer | AsyncAnswer) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             try:
-                found = answer(request, await self._door.admit(request))
+                found = answer(request, await self._authorizer.admit(request))
                 if isawaitable(found):
                     found = await found
             except StreamManagerException as error:
@@ -124,11 +126,11 @@ class Api:
     # The broker
 
     async def _overview(self, request: Request) -> Response:
-        visitor = await self._door.admit(request)
+        visitor = await self._authorizer.admit(request)
 
         async def draw(statistics: Statistics) -> bytes:
             history = self._sampler.history
-            return _encode(picture.draw_overview(self._broker, statistics, history, visitor))
+            return _encode(presentation.draw_overview(self._broker, statistics, history, visitor))
 
         # It tells as well what he may do.
         sight = (_sight(visitor), visitor.role, visitor.may_read_messages, visitor.may_change)
@@ -155,13 +157,15 @@ class Api:
         return {
             "pipelines": [
                 {
-                    **picture.draw_pipeline(each),
-                    "tasks": [picture.draw_task(task, visitor) for task in each.tasks.values()],
+                    **presentation.draw_pipeline(each),
+                    "tasks": [
+                        presentation.draw_task(task, visitor) for task in each.tasks.values()
+                    ],
                 }
                 for each in pipelines
             ],
             "deliveries": [
-                picture.draw_delivery(each)
+                presentation.draw_delivery(each)
                 for each in pipelines.deliveries
                 if visitor.sees(each.stream)
             ],
@@ -174,7 +178,7 @@ class Api:
         return {"events": [event._asdict() for event in events]}
 
     async def _metrics(self, request: Request) -> Response:
-        visitor = await self._door.admit(request)
+        visitor = await self._authorizer.admit(request)
 
         async def render(statistics: Statistics) -> bytes:
             scene = metrics.look(self._broker, statistics, self._events.counts, visitor.sees)
@@ -194,8 +198,8 @@ class Api:
         stream = self._find(request.path_params["name"], visitor)
         statistics = self._broker.statistics_of(stream)
         return {
-            **picture.draw_stream(stream, statistics, self._sampler.history),
-            "definition": picture.draw_definition(stream),
+            **presentation.draw_stream(stream, statistics, self._sampler.history),
+            "definition": presentation.draw_definition(stream),
         }
 
     async def _messages(self, request: Request, visitor: Visitor) -> Response:
@@ -314,11 +318,11 @@ def _select_number(request: Request, log: Log) -> int:
 
 def _select_messages(request: Request, log: Log) -> tuple[int, int]:
     """The messages [first, stop) that a request is about."""
-    count = _query_number(request, "count", _USUAL_MESSAGES, _MOST_MESSAGES)
+    count = _query_number(request, "count", _USUAL_MESSAGES, _MAX_MESSAGES)
     if "from" in request.query_params:
         first = max(_query_number(request, "from", 0), log.oldest)
         return first, min(first + count, log.end)
-    count = _query_number(request, "last", count, _MOST_MESSAGES)
+    count = _query_number(request, "last", count, _MAX_MESSAGES)
     stop = min(_query_number(request, "before", log.end), log.end)
     first = max(stop - count, log.oldest)
     # If not all of them can be shown, it is the newest that are wanted.

@@ -10,7 +10,7 @@ _MOST = 500
 _LONGEST = 1000
 
 
-class Event(NamedTuple):
+class LoggedEvent(NamedTuple):
     id: int
     # In milliseconds since 1970.
     time: int
@@ -24,7 +24,7 @@ class Events(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._kept: deque[Event] = deque(maxlen=_MOST)
+        self._kept: deque[LoggedEvent] = deque(maxlen=_MOST)
         self._next_id = 1
         self.counts: Counter[str] = Counter(INFO=0, WARN=0, ERROR=0)
 
@@ -37,7 +37,7 @@ class Events(logging.Handler):
         level = _level(record.levelno)
         self.counts[level] += 1
         self._kept.append(
-            Event(
+            LoggedEvent(
                 self._next_id,
                 int(record.created * 1000),
                 level,
@@ -47,7 +47,7 @@ class Events(logging.Handler):
         )
         self._next_id += 1
 
-    def since(self, event_id: int) -> list[Event]:
+    def since(self, event_id: int) -> list[LoggedEvent]:
         """Those after it, the oldest first."""
         self.acquire()
         try:

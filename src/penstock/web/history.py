@@ -14,7 +14,7 @@ from typing import NamedTuple
 STEP_MILLIS = 1000
 _SLOTS = 301
 # With more streams than this the newest have no plot of their own: each takes 17 kB.
-_MOST_STREAMS = 1000
+_MAX_STREAMS = 1000
 # A rate is shown as it was over so many steps: one alone jumps too much to be read.
 _RATE_STEPS = 5
 
@@ -109,7 +109,7 @@ class History:
             seen.add(name)
             track = self._streams.get(name)
             if track is None:
-                if len(self._streams) >= _MOST_STREAMS:
+                if len(self._streams) >= _MAX_STREAMS:
                     self._untracked.add(name)
                     continue
                 track = self._streams[name] = Track()

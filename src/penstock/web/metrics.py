@@ -24,8 +24,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from penstock.broker.counters import Distribution, ExportTotals
 from penstock.broker.server import Broker
-from penstock.broker.statistics import Distribution, ExportTotals
 from penstock.model import ExportDefinition, MessageStreamDefinition
 from penstock.model.statistics import (
     DiskStatistics,
@@ -33,7 +33,7 @@ from penstock.model.statistics import (
     Statistics,
     StreamStatistics,
 )
-from penstock.web.picture import look_at_disk
+from penstock.web.presentation import look_at_disk
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 

@@ -16,7 +16,7 @@ from penstock.broker.exports.cancellations import cancel_tasks
 from penstock.errors import UnknownFailureException
 from penstock.model import MessageStreamDefinition, StrategyOnFull, from_wire
 from penstock.model.exporting import UploadAbort
-from penstock.model.status import Status, StatusLevel
+from penstock.model.status_message import Status, StatusLevel
 from penstock.store.log import FileLog, Log
 from penstock.store.record import data_path
 from penstock.store.store import Store

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.exports.deliverable import Holder
-from penstock.broker.exports.pipelines import Delivery, Pipeline, Pipelines, Task
+from penstock.broker.exports.pipelines import FinishedDelivery, Pipeline, Pipelines, PipelineTask
 from penstock.model.exporting import (
     AnyWork,
     DeliveryReport,
@@ -79,12 +79,12 @@ class Bench:
         return pipeline
 
     @property
-    def task(self) -> Task:
+    def task(self) -> PipelineTask:
         (task,) = self.only.tasks.values()
         return task
 
     @property
-    def deliveries(self) -> list[Delivery]:
+    def deliveries(self) -> list[FinishedDelivery]:
         return list(self.pipelines.deliveries)
 
 
@@ -113,7 +113,7 @@ def test_delivery_lasts_from_the_plan_to_the_final_report(bench: Bench) -> None:
     bench.seconds += 1.5
     bench.report(exported_messages=30)
 
-    delivery = Delivery(Holder("p", "t"), "http", "s", "e", 30, START + 7000, 1.5, "")
+    delivery = FinishedDelivery(Holder("p", "t"), "http", "s", "e", 30, START + 7000, 1.5, "")
     assert bench.deliveries == [delivery]
     assert (bench.task.deliveries, bench.task.messages) == (1, 30)
     assert bench.task.assignments == {}

@@ -19,8 +19,7 @@ from penstock.broker.exports.progress import ProgressWriter, Settlement
 from penstock.store.files import Disk as RealDisk
 from penstock.store.progress_log import ProgressLog, read_progress
 from penstock.store.rows import ExportProgress, UploadChange
-from penstock.store.stream import ProgressChange
-from penstock.testing.faults import FaultyDisk
+from penstock.store.stored_stream import ProgressChange
 from tests.broker.exports.workbench import (
     Workbench,
     event,
@@ -31,7 +30,8 @@ from tests.broker.exports.workbench import (
     to_http,
     upload,
 )
-from tests.support import PATIENCE_S
+from tests.faulty_disk import FaultyDisk
+from tests.support import TIMEOUT_S
 
 
 def test_settlement_of_nothing_changes_nothing() -> None:
@@ -274,7 +274,7 @@ def test_change_that_is_waited_for_does_not_wait_for_others(
         second = asyncio.ensure_future(writing.now("b", 3))
         await asyncio.sleep(0)
         writing.disk.may_store.set()
-        await asyncio.wait_for(asyncio.gather(first, second), PATIENCE_S)
+        await asyncio.wait_for(asyncio.gather(first, second), TIMEOUT_S)
         assert writing.disk.stored == [[1], [2, 3]]
 
     run(test)

@@ -37,12 +37,12 @@ from penstock.model.exporting import (
     Upload,
     UploadAbort,
 )
-from penstock.model.s3 import S3ExportTaskDefinition
+from penstock.model.json_bytes import Util
+from penstock.model.s3_task import S3ExportTaskDefinition
 from penstock.model.statistics import ExportStatistics
-from penstock.model.status import Status, StatusLevel, StatusMessage
+from penstock.model.status_message import Status, StatusLevel, StatusMessage
 from penstock.store.catalog import Catalog
 from penstock.store.rows import TokenRow
-from penstock.util import Util
 from tests.support import BrokerProcess, LocalBroker, running, wait_until
 
 LEASE_MILLIS = 60_000

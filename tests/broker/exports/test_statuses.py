@@ -9,7 +9,7 @@ import pytest
 
 from penstock.broker.exports.statuses import Origin, RecentTasks
 from penstock.broker.waiting import Waiter
-from penstock.model.status import Status, StatusConfig, StatusLevel, StatusMessage
+from penstock.model.status_message import Status, StatusConfig, StatusLevel, StatusMessage
 from tests.broker.exports.workbench import (
     BEGINNING,
     Workbench,

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.broker.exports.engine import Plan
 from penstock.model.exporting import TaskSlice, Upload
-from penstock.model.status import Status
+from penstock.model.status_message import Status
 from tests.broker.exports.workbench import (
     Workbench,
     event,

@@ -17,7 +17,6 @@ from penstock.broker.exports.export import Export
 from penstock.broker.exports.progress import Settlement
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.exports.task_export import TaskExport
-from penstock.broker.settings import Settings
 from penstock.broker.streams import Stream, Streams
 from penstock.model import MessageStreamDefinition, from_wire
 from penstock.model.exporting import (
@@ -31,10 +30,11 @@ from penstock.model.exporting import (
     UploadAbort,
 )
 from penstock.model.statistics import ExportActivity
-from penstock.model.status import Status, StatusLevel
+from penstock.model.status_message import Status, StatusLevel
+from penstock.settings import Settings
 from penstock.store.rows import ExportProgress
 from penstock.store.store import Store
-from penstock.store.stream import ProgressChange
+from penstock.store.stored_stream import ProgressChange
 from penstock.wire.requests import PlanExportsRequest
 
 BEGINNING = 1_700_000_000_000

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from penstock.cli.checks.check import Check, Outcome
-from penstock.cli.checks.patient import Patient
+from penstock.cli.checks.context import CheckContext
 from penstock.cli.target import Target
 from tests.support import clean_environment
 
 
 @contextmanager
-def patient(root: Path, port: int | None = None, **variables: Any) -> Iterator[Patient]:
+def context(root: Path, port: int | None = None, **variables: Any) -> Iterator[CheckContext]:
     """One where no penstock.toml lies about, with no variables but these.
 
     Unless they say otherwise, nobody listens on its port, and nothing is in its home.
@@ -34,11 +34,11 @@ def patient(root: Path, port: int | None = None, **variables: Any) -> Iterator[P
             patch.delenv(name)
         for name, value in variables.items():
             patch.setenv(name, value)
-        yield Patient(
+        yield CheckContext(
             Target(root=str(root), host=None, port=port, unix_socket=None, tls_ca=None, config=None)
         )
 
 
 def examine(check: Check, root: Path, port: int | None = None, **variables: Any) -> Outcome:
-    with patient(root, port, **variables) as examined:
+    with context(root, port, **variables) as examined:
         return check(examined)

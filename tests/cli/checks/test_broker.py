@@ -12,7 +12,7 @@ from penstock.cli.checks.check import State
 from tests.client.servers import Relay
 from tests.support import LocalBroker, Reachable
 
-from .examination import examine, patient
+from .examination import context, examine
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_broker_that_was_asked_for_has_to_be_there(tmp_path: Path) -> None:
 
 
 def test_a_broker_of_another_version_is_worth_a_warning(broker: Reachable) -> None:
-    with patient(broker.root) as examined:
+    with context(broker.root) as examined:
         contact = examined.contact
         assert contact.server is not None
         examined.contact = contact._replace(server=contact.server._replace(version="0.0.1"))

@@ -28,7 +28,7 @@ from penstock.model import (
 )
 from tests.support import LocalBroker, Reachable, create
 
-from .examination import patient
+from .examination import context
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def broker(
 
 
 def find(root: Path, **variables: Any) -> list[Finding]:
-    with patient(root, **variables) as examined:
+    with context(root, **variables) as examined:
         return check_destinations(examined)
 
 
@@ -94,7 +94,7 @@ def test_where_no_region_is_set_that_is_worth_a_warning(broker: Reachable) -> No
 
 
 def test_what_works_needs_no_variables_here(broker: Reachable) -> None:
-    with patient(broker.root) as examined:
+    with context(broker.root) as examined:
         examined.contact = examined.contact._replace(working=frozenset({"s/cloud"}))
         *_, kinesis, credentials = check_destinations(examined)
 

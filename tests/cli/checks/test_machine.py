@@ -17,7 +17,7 @@ from penstock.cli.checks.machine import (
 )
 from penstock.spark.java import find_java
 
-from .examination import examine, patient
+from .examination import context, examine
 
 
 def test_the_python_that_runs_this_will_do(tmp_path: Path) -> None:
@@ -58,6 +58,6 @@ def test_java_is_the_one_that_spark_would_take(tmp_path: Path) -> None:
 def test_a_clock_that_was_never_set_fails(
     tmp_path: Path, epoch_seconds: float, state: State
 ) -> None:
-    with patient(tmp_path) as examined:
+    with context(tmp_path) as examined:
         examined.epoch_seconds = epoch_seconds
         assert check_clock(examined).state is state

@@ -13,7 +13,7 @@ from penstock.cli.checks.uploads import check_input_directories
 from tests.permissions import as_anybody, public_directory
 from tests.support import LocalBroker, Reachable, create
 
-from .examination import examine, patient
+from .examination import context, examine
 
 S3 = {"s3TaskExecutor": [{"identifier": "cloud"}]}
 
@@ -69,7 +69,7 @@ def test_one_that_may_not_be_entered_is_told(broker: Reachable) -> None:
         closed, unlisted = directory / "closed", directory / "unlisted"
         closed.mkdir(mode=0)
         unlisted.mkdir(mode=0o711)
-        with patient(broker.root, **allow(closed, unlisted)) as examined:
+        with context(broker.root, **allow(closed, unlisted)) as examined:
             # Another user may not look at these.
             assert examined.settings.read_only_directories
             assert examined.contact.definitions
@@ -107,7 +107,7 @@ def test_where_nothing_goes_to_s3_there_is_nothing_to_check(tmp_path: Path) -> N
 
 
 def test_settings_that_are_wrong_come_first(broker: Reachable) -> None:
-    with patient(broker.root, STREAM_MANAGER_READ_ONLY_DIRS="here") as examined:
+    with context(broker.root, STREAM_MANAGER_READ_ONLY_DIRS="here") as examined:
         finding = run("S3 files", check_input_directories, examined)
 
     assert (finding.state, finding.found) == (State.skip, "the settings come first")

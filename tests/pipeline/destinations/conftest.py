@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.pipeline.destinations import aws
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.pipeline.destinations.suite import HARNESSES, Harness
 
 

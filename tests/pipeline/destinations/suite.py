@@ -24,34 +24,33 @@ from penstock.model import (
     IoTSiteWiseConfig,
     KinesisConfig,
 )
-from penstock.pipeline.delivery import Delivery, MessageDelivery, StopSignal
+from penstock.pipeline.delivery import DeliveryTotals, MessageDelivery, StopSignal
 from penstock.pipeline.destinations import import_destination
 from penstock.pipeline.destinations.channel import ChannelDestination, Files
 from penstock.pipeline.destinations.destination import (
     Destination,
     DestinationSettings,
-    Export,
+    ExportContext,
     Messages,
 )
-from penstock.sandbox.server import Sandbox
-from tests.support import PATIENCE_S
+from penstock.sandbox.local_sandbox import Sandbox
+from tests.support import TIMEOUT_S
 
 _names = count()
 
 STREAM = "turbine"
-TIMEOUT_S = PATIENCE_S
 NO_PAUSE = DestinationSettings(kinesis_inter_call_delay_ms=0)
 
 
 def make_export(
     config: ExportConfig, settings: DestinationSettings = NO_PAUSE, timeout: float = TIMEOUT_S
-) -> Export:
-    return Export(STREAM, "0af1", config, settings, None, timeout)
+) -> ExportContext:
+    return ExportContext(STREAM, "0af1", config, settings, None, timeout)
 
 
 def deliver(
     destination: Destination, messages: Messages, end: int | None = None, *, stops: bool = False
-) -> Delivery:
+) -> DeliveryTotals:
     """Runs a delivery to its end. With `stops` it is stopped after its first call."""
     stop = StopSignal()
     end = messages.numbers[-1] + 1 if end is None else end

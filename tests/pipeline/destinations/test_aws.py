@@ -15,7 +15,7 @@ from botocore.exceptions import (
 
 from penstock.pipeline.destinations import aws
 from penstock.pipeline.destinations.destination import RefusedError, UnavailableError
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 
 
 def answer(code: str, status: int = 400, **headers: str) -> ClientError:

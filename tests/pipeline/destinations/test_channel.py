@@ -20,7 +20,7 @@ from penstock.pipeline.destinations import channel as channel_module
 from penstock.pipeline.destinations.channel import ChannelDestination, Files
 from penstock.pipeline.destinations.destination import (
     DestinationSettings,
-    Export,
+    ExportContext,
     Messages,
     UnavailableError,
 )
@@ -32,8 +32,8 @@ NOON = 20_000 * DAY + DAY // 2
 
 def make_export(
     root: Path | None, channel: str = "farm", identifier: str = "e", channels: str = ""
-) -> Export:
-    return Export(
+) -> ExportContext:
+    return ExportContext(
         "turbine",
         "0af1",
         IoTAnalyticsConfig(identifier=identifier, iot_channel=channel, iot_msg_id_prefix="w/"),

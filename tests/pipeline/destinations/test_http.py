@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.model import ExportFormat, HTTPConfig
-from penstock.pipeline.delivery import Delivery
+from penstock.pipeline.delivery import DeliveryTotals
 from penstock.pipeline.destinations.destination import Messages
 from penstock.pipeline.destinations.http import HttpDestination
 from tests.pipeline.destinations.suite import deliver, make_export
@@ -81,7 +81,7 @@ def of(*payloads: bytes) -> Messages:
     return Messages("turbine", 0, numbers, [1700 + number for number in numbers], payloads)
 
 
-def run(uri: str, *payloads: bytes, batched: bool = False) -> Delivery:
+def run(uri: str, *payloads: bytes, batched: bool = False) -> DeliveryTotals:
     kind = ExportFormat.JSON_BATCHED if batched else None
     config = HTTPConfig(identifier="e", uri=uri, export_format=kind)
     return deliver(HttpDestination(make_export(config)), of(*payloads))

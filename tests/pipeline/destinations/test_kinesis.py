@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from penstock.model import KinesisConfig
-from penstock.pipeline.delivery import Delivery
+from penstock.pipeline.delivery import DeliveryTotals
 from penstock.pipeline.destinations import aws, kinesis
 from penstock.pipeline.destinations.destination import DestinationSettings, Messages
 from penstock.pipeline.destinations.kinesis import KinesisDestination
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.pipeline.destinations.suite import (
     NO_PAUSE,
-    TIMEOUT_S,
     KinesisHarness,
     deliver,
     make_export,
 )
+from tests.support import TIMEOUT_S
 
 MEBIBYTE = 1024 * 1024
 
@@ -43,7 +43,7 @@ def of(*payloads: bytes) -> Messages:
     return Messages("turbine", 0, numbers, numbers, payloads)
 
 
-def run(destination: KinesisDestination, messages: Messages) -> Delivery:
+def run(destination: KinesisDestination, messages: Messages) -> DeliveryTotals:
     return deliver(destination, messages)
 
 

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from penstock.model.exporting import MAX_SKIPPED
-from penstock.pipeline.delivery import Delivery
+from penstock.pipeline.delivery import DeliveryTotals
 from penstock.pipeline.destinations import aws
-from penstock.pipeline.destinations.destination import Call, Messages
-from penstock.sandbox.server import Sandbox
+from penstock.pipeline.destinations.destination import DestinationCall, Messages
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.pipeline.destinations.suite import SiteWiseHarness, deliver
 
 VALUE = {"value": {"booleanValue": True}, "timestamp": {"timeInSeconds": 1}}
@@ -32,11 +32,11 @@ def of(*messages: Any) -> Messages:
     return Messages("s", 0, numbers, numbers, payloads)
 
 
-def run(other_end: SiteWiseHarness, *messages: Any) -> Delivery:
+def run(other_end: SiteWiseHarness, *messages: Any) -> DeliveryTotals:
     return deliver(other_end.open(), of(*messages), len(messages))
 
 
-def texts(call: Call) -> list[list[bytes]]:
+def texts(call: DestinationCall) -> list[list[bytes]]:
     """The entries of each call of the API."""
     return [[bytes(entry.text) for entry in batch] for batch in call.content]
 

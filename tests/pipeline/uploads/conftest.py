@@ -10,7 +10,7 @@ import pytest
 from mypy_boto3_s3.client import S3Client
 
 from penstock.pipeline.destinations import aws
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.object_store import ObjectStore
 from tests.pipeline.uploads.workbench import Workbench
 

@@ -16,8 +16,8 @@ from penstock.pipeline.delivery import UploadedFile
 from penstock.pipeline.uploads.input_files import (
     SETTLED_NANOSECONDS,
     AllowedDirectories,
-    InputError,
     InputFile,
+    InputFileError,
     delete_files,
     find_path,
 )
@@ -28,7 +28,7 @@ EVERYWHERE = AllowedDirectories((), None)
 
 
 def refusal(act: Callable[[], object]) -> str:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputFileError) as caught:
         act()
     return str(caught.value)
 
@@ -285,7 +285,7 @@ def test_swapped_directories_are_not_followed(house: Path) -> None:
         for _ in range(50):
             try:
                 read.append(content(allowed, house / "in" / "deep" / "file"))
-            except InputError as error:
+            except InputFileError as error:
                 refused.append(str(error))
         return len(read) > 20 and any("allowed directory" in text for text in refused)
 

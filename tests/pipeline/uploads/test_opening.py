@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.uploads.input_files import AllowedDirectories, InputError
+from penstock.pipeline.uploads.input_files import AllowedDirectories, InputFileError
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_missing_file_is_refused_after_the_check_of_its_place(
     (here / "link").symlink_to(here / "nothing")
     checked = CheckedPlaces()
 
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputFileError) as caught:
         checked.open(f"{here}/{path}")
 
     assert str(caught.value).endswith(f" {reason}")
@@ -141,7 +141,7 @@ def test_loop_of_links_is_refused(here: Path) -> None:
     (here / "a").symlink_to("b")
     (here / "b").symlink_to(here / "a")
 
-    with pytest.raises(InputError, match="too many symbolic links"):
+    with pytest.raises(InputFileError, match="too many symbolic links"):
         CheckedPlaces().open(f"{here}/a")
 
 
@@ -152,7 +152,7 @@ def test_long_chain_of_links_is_refused(here: Path, count: int) -> None:
         (here / str(number)).symlink_to(str(number - 1))
 
     assert place_of(here / "39") == f"{here}/d/file"
-    with pytest.raises(InputError, match="too many symbolic links"):
+    with pytest.raises(InputFileError, match="too many symbolic links"):
         CheckedPlaces().open(f"{here}/{count - 1}")
 
 
@@ -171,18 +171,18 @@ def test_other_kinds_are_refused(here: Path) -> None:
         here / "socket": "not a regular file",
         Path("/dev/null"): "not a regular file",
     }.items():
-        with pytest.raises(InputError, match=f" is {kind}$"):
+        with pytest.raises(InputFileError, match=f" is {kind}$"):
             CheckedPlaces().open(str(path))
 
 
 def test_refused_place_is_not_opened(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
-        raise InputError("refused")
+        raise InputFileError("refused")
 
     opened: list[object] = []
     monkeypatch.setattr(os, "open", lambda *call, **_: opened.append(call))
     for path in ("d/file", "nothing", "d"):
-        with pytest.raises(InputError, match="refused"):
+        with pytest.raises(InputFileError, match="refused"):
             CheckedPlaces(refuse).open(str(here / path))
     assert opened == []
 
@@ -201,7 +201,7 @@ def test_directory_replaced_by_a_link_is_not_followed(here: Path, directory: str
         (here / directory).rename(here / "old")
         (here / directory).symlink_to("secrets")
 
-    with pytest.raises(InputError):
+    with pytest.raises(InputFileError):
         CheckedPlaces(swap).open(str(path))
     assert path.read_bytes() == b"secret"
 
@@ -213,7 +213,7 @@ def test_file_replaced_by_a_link_is_not_followed(here: Path) -> None:
         (here / "d" / "file").unlink()
         (here / "d" / "file").symlink_to("../secret")
 
-    with pytest.raises(InputError, match="symbolic links"):
+    with pytest.raises(InputFileError, match="symbolic links"):
         CheckedPlaces(swap).open(str(here / "d" / "file"))
 
 
@@ -236,7 +236,7 @@ def test_file_replaced_by_a_named_pipe_is_refused_at_once(
 
         monkeypatch.setattr(os, "open", swap_and_open)
     checked = CheckedPlaces() if has_been_checked else CheckedPlaces(swap)
-    with pytest.raises(InputError, match="is not a regular file"):
+    with pytest.raises(InputFileError, match="is not a regular file"):
         checked.open(str(here / "d" / "file"))
 
 
@@ -272,7 +272,7 @@ def test_file_of_another_container_is_not_opened(here: Path) -> None:
         with Path(path).open("rb") as found:
             assert found.read() == b"secret"
             assert str(Path(f"/proc/self/fd/{found.fileno()}").readlink()) == f"{here}/d/file"
-        with pytest.raises(InputError, match="does not exist"):
+        with pytest.raises(InputFileError, match="does not exist"):
             checked.open(path)
 
     assert checked.places == [f"{here}/d/file"]

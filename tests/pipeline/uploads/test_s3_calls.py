@@ -18,14 +18,14 @@ import pytest
 
 from penstock.model.exporting import Upload
 from penstock.pipeline.destinations.destination import RefusedError, UnavailableError
-from penstock.pipeline.uploads.input_files import AllowedDirectories, InputError, InputFile
+from penstock.pipeline.uploads.input_files import AllowedDirectories, InputFile, InputFileError
 from penstock.pipeline.uploads.s3_calls import Body, GoneError, S3Calls
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.pipeline.uploads.conftest import use_variables
 from tests.pipeline.uploads.workbench import Workbench
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
-S3 = S3Calls(PATIENCE_S)
+S3 = S3Calls(TIMEOUT_S)
 
 
 def body_of(path: Path, content: bytes) -> Body:
@@ -246,9 +246,9 @@ def test_read_error_of_a_large_body_is_kept(tmp_path: Path) -> None:
         os.truncate(path, 100)
         window = body.content
         assert not isinstance(window, bytes)
-        with pytest.raises(InputError):
+        with pytest.raises(InputFileError):
             window.read()
-        assert isinstance(body.error, InputError)
+        assert isinstance(body.error, InputFileError)
 
 
 def test_large_body_is_read_into_a_buffer(tmp_path: Path) -> None:
@@ -293,6 +293,6 @@ def test_read_error_of_a_large_body_is_raised_by_the_call(
     with open_file(path, bytes(LARGE)) as file:
         body = Body(file, 0, LARGE)
         os.truncate(path, 100)
-        with pytest.raises(InputError, match="became shorter"):
+        with pytest.raises(InputFileError, match="became shorter"):
             S3.put_object(plan(in_store.bucket), body, {})
     assert in_store.list_keys() == []

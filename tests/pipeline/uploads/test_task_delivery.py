@@ -12,25 +12,25 @@ import pytest
 
 from penstock.errors import ConnectFailedException
 from penstock.model.exporting import Upload
-from penstock.model.status import Status
-from penstock.pipeline.delivery import Delivery
+from penstock.model.status_message import Status
+from penstock.pipeline.delivery import DeliveryTotals
 from penstock.pipeline.uploads.input_files import InputFile
 from penstock.pipeline.uploads.task_delivery import UploadAbortion
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.object_store import ObjectStore
 from tests.pipeline.uploads.conftest import use_variables
 from tests.pipeline.uploads.workbench import FIRST, MEBIBYTE, Workbench, statuses
-from tests.support import PATIENCE_S, running, wait_until
+from tests.support import TIMEOUT_S, running, wait_until
 
 LARGE = 12 * MEBIBYTE + 17
 
 
-def only_upload(delivery: Delivery) -> Upload:
+def only_upload(delivery: DeliveryTotals) -> Upload:
     (upload,) = delivery.uploads
     return upload
 
 
-def reason_of(delivery: Delivery) -> str:
+def reason_of(delivery: DeliveryTotals) -> str:
     (skipped,) = delivery.skipped
     return skipped[1]
 
@@ -286,7 +286,7 @@ def test_file_that_changes_during_its_upload_is_a_failure(in_store: Workbench, h
     path = in_store.write("a", os.urandom(LARGE))
     number = in_store.add(path, "a")
 
-    def take(delivery: Delivery) -> bool:
+    def take(delivery: DeliveryTotals) -> bool:
         if only_upload(delivery).upload_id:
             if how == "appended":
                 with path.open("ab") as file:
@@ -662,14 +662,14 @@ def abandon(bench: Workbench) -> Upload:
 
 
 def test_abandoned_upload_is_aborted(in_store: Workbench) -> None:
-    abortion = UploadAbortion(abandon(in_store), PATIENCE_S)
+    abortion = UploadAbortion(abandon(in_store), TIMEOUT_S)
     abortion.run()
     delivery = abortion.delivery()
     assert (delivery.error, delivery.settled_end, in_store.unfinished()) == ("", FIRST, [])
 
 
 def test_error_and_pause_of_an_abort_are_reported(in_sandbox: Workbench, cloud: Sandbox) -> None:
-    abortion = UploadAbortion(abandon(in_sandbox), PATIENCE_S)
+    abortion = UploadAbortion(abandon(in_sandbox), TIMEOUT_S)
     cloud.set_fault("s3", operation="AbortMultipartUpload", status=503, retry_after=3)
     abortion.run()
     delivery = abortion.delivery()
@@ -679,7 +679,7 @@ def test_error_and_pause_of_an_abort_are_reported(in_sandbox: Workbench, cloud: 
 
 
 def test_denied_access_to_abort_is_reported(in_sandbox: Workbench, cloud: Sandbox) -> None:
-    abortion = UploadAbortion(abandon(in_sandbox), PATIENCE_S)
+    abortion = UploadAbortion(abandon(in_sandbox), TIMEOUT_S)
     cloud.set_fault("s3", operation="AbortMultipartUpload", status=403, code="AccessDenied")
     abortion.run()
     assert "denies access" in abortion.delivery().error

@@ -13,9 +13,9 @@ from penstock.pipeline.uploads import transfer
 from penstock.pipeline.uploads.input_files import AllowedDirectories, InputFile
 from penstock.pipeline.uploads.s3_calls import S3Calls
 from penstock.pipeline.uploads.transfer import TooSlowError, choose_part_size, send_whole
-from penstock.sandbox.server import Sandbox
+from penstock.sandbox.local_sandbox import Sandbox
 from tests.pipeline.uploads.workbench import FIRST, Workbench
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
 MEBIBYTE = 1024 * 1024
 GIBIBYTE = 1024 * MEBIBYTE
@@ -57,7 +57,7 @@ def send(bench: Workbench, file: InputFile, stop: StopSignal) -> None:
         size=file.size,
         part_size=5 * MEBIBYTE,
     )
-    send_whole(file, planned, {}, S3Calls(PATIENCE_S), stop)
+    send_whole(file, planned, {}, S3Calls(TIMEOUT_S), stop)
 
 
 def test_slow_call_with_a_whole_file_ends(

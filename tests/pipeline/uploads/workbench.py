@@ -14,10 +14,10 @@ from mypy_boto3_s3.client import S3Client
 
 from penstock import S3ExportTaskExecutorConfig
 from penstock.model.exporting import TaskEvent, TaskSlice, Upload
-from penstock.pipeline.delivery import Delivery, StopSignal
-from penstock.pipeline.destinations.destination import DestinationSettings, Export, Messages
+from penstock.pipeline.delivery import DeliveryTotals, StopSignal
+from penstock.pipeline.destinations.destination import DestinationSettings, ExportContext, Messages
 from penstock.pipeline.uploads.task_delivery import TaskDelivery
-from tests.support import PATIENCE_S
+from tests.support import TIMEOUT_S
 
 MEBIBYTE = 1024 * 1024
 FIRST = 100
@@ -34,11 +34,11 @@ class Workbench:
         self.bucket = f"bucket-{next(_numbers)}-{time.time_ns()}"
         client.create_bucket(Bucket=self.bucket)
         # The results that deliveries had to report at once.
-        self.reported: list[Delivery] = []
+        self.reported: list[DeliveryTotals] = []
         # For each progress of a delivery, the number of parts that have arrived.
         self.parts: list[int] = []
         # Whether the broker accepts a report; it may raise.
-        self.accepts: Callable[[Delivery], bool] = lambda _: True
+        self.accepts: Callable[[DeliveryTotals], bool] = lambda _: True
         self.tasks: list[bytes] = []
         self.settings: dict[str, Any] = {}
         self.threshold: int | None = None
@@ -79,7 +79,7 @@ class Workbench:
         )
         root = None if is_remote else str(self.directory / "root")
         settings = DestinationSettings(**self.settings)
-        export = Export("tasks", "id", config, settings, root, timeout=PATIENCE_S)
+        export = ExportContext("tasks", "id", config, settings, root, timeout=TIMEOUT_S)
         found = TaskSlice(
             lease="lease",
             stream="tasks",
@@ -124,7 +124,7 @@ class Workbench:
 
         return reserve
 
-    def run(self, **options: Any) -> Delivery:
+    def run(self, **options: Any) -> DeliveryTotals:
         delivery = self.begin(**options)
         delivery.run()
         return delivery.delivery()

@@ -15,8 +15,8 @@ from penstock.broker.exports.task_export import AbandonedUploads, TaskExport
 from penstock.broker.streams import Stream
 from penstock.model import MessageStreamDefinition
 from penstock.model.exporting import TaskEvent
-from penstock.model.s3 import find_task
-from penstock.model.status import Status
+from penstock.model.s3_task import find_task
+from penstock.model.status_message import Status
 from penstock.store.log import Log
 from penstock.store.segment import DamagedError
 

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from penstock.broker.counters import ExportTotals
 from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.cancellations import Cancellations
 from penstock.broker.exports.dead_letters import DeadLetters
@@ -33,7 +34,6 @@ from penstock.broker.exports.task_export import (
     TaskExport,
     ended_tasks,
 )
-from penstock.broker.statistics import ExportTotals
 from penstock.broker.streams import Stream, Streams
 from penstock.model import ExportConfig, MessageStreamDefinition
 from penstock.model.exporting import AnyWork, DeliveryReport

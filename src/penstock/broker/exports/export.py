@@ -21,7 +21,7 @@ from penstock.broker.exports.deliverable import (
 )
 from penstock.broker.streams import Stream
 from penstock.model import ExportConfig
-from penstock.model.export import batch_size_of
+from penstock.model.export_definition import batch_size_of
 from penstock.model.exporting import (
     URGENT_PRIORITY,
     DeliveryReport,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from penstock.broker.counters import Durations
 from penstock.broker.exports.deliverable import Holder
-from penstock.broker.statistics import Durations
 from penstock.model.exporting import (
     AnyWork,
     DeliveryReport,
@@ -47,7 +47,7 @@ class Assignment(NamedTuple):
         return work.end - work.first if isinstance(work, MessageSlice) else 0
 
 
-class Delivery(NamedTuple):
+class FinishedDelivery(NamedTuple):
     """Work that a task has finished."""
 
     holder: Holder
@@ -66,7 +66,7 @@ class Delivery(NamedTuple):
         return self.started + 1000 * self.seconds
 
 
-class Task:
+class PipelineTask:
     """One resident task of a pipeline."""
 
     def __init__(self, name: str, started: int) -> None:
@@ -85,7 +85,7 @@ class Pipeline:
     def __init__(self, name: str) -> None:
         self.name = name
         self.about: PipelineDescription | None = None
-        self.tasks: dict[str, Task] = {}
+        self.tasks: dict[str, PipelineTask] = {}
         # In milliseconds since 1970.
         self.last_seen = 0
 
@@ -107,7 +107,7 @@ class Pipelines:
         self._now_millis = now_millis
         self._known: dict[str, Pipeline] = {}
         # By kind.
-        self._deliveries: defaultdict[str, deque[Delivery]] = defaultdict(
+        self._deliveries: defaultdict[str, deque[FinishedDelivery]] = defaultdict(
             lambda: deque(maxlen=_MAX_DELIVERIES)
         )
         self.durations: defaultdict[str, Durations] = defaultdict(
@@ -118,7 +118,7 @@ class Pipelines:
         return iter(self._known.values())
 
     @property
-    def deliveries(self) -> list[Delivery]:
+    def deliveries(self) -> list[FinishedDelivery]:
         """The latest deliveries of each kind, in the order in which they ended."""
         latest = chain.from_iterable(self._deliveries.values())
         return sorted(latest, key=lambda each: each.ended)
@@ -132,7 +132,7 @@ class Pipelines:
         pipeline.about = about or pipeline.about
         if not pipeline.is_connected:
             logger.info("pipeline connected: %s", pipeline)
-        task = pipeline.tasks.setdefault(holder.task, Task(holder.task, now))
+        task = pipeline.tasks.setdefault(holder.task, PipelineTask(holder.task, now))
         task.is_connected = True
         task.last_seen = pipeline.last_seen = now
         for lease in task.assignments.keys() - set(holding):
@@ -162,7 +162,7 @@ class Pipelines:
         kind, messages, started = assignment.kind, assignment.messages, assignment.started
         self.durations[kind].note(seconds)
         export = report.stream, report.identifier
-        delivery = Delivery(holder, kind, *export, messages, started, seconds, report.error)
+        delivery = FinishedDelivery(holder, kind, *export, messages, started, seconds, report.error)
         self._deliveries[kind].append(delivery)
 
     def note_departure(self, holder: Holder) -> None:
@@ -181,7 +181,7 @@ class Pipelines:
         known = self._known.get(pipeline)
         return sum(task.is_connected for task in known.tasks.values()) if known is not None else 0
 
-    def _find(self, holder: Holder) -> Task | None:
+    def _find(self, holder: Holder) -> PipelineTask | None:
         pipeline = self._known.get(holder.pipeline)
         return pipeline.tasks.get(holder.task) if pipeline is not None else None
 

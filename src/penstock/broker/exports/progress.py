@@ -13,7 +13,7 @@ from penstock.broker.exports.deliverable import Deliverable, Settled
 from penstock.model.exporting import DeliveryReport
 from penstock.store.progress_log import ProgressLog
 from penstock.store.rows import ExportProgress, UploadChange
-from penstock.store.stream import ProgressChange
+from penstock.store.stored_stream import ProgressChange
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import msgspec
 from penstock.broker.streams import Stream, Streams
 from penstock.errors import StreamManagerException
 from penstock.model.exporting import TaskEvent
-from penstock.model.status import EventType, Status, StatusConfig, StatusLevel
+from penstock.model.status_message import EventType, Status, StatusConfig, StatusLevel
 from penstock.model.validation import to_wire
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from penstock.broker.exports.statuses import Origin, Statuses
 from penstock.broker.streams import Stream
 from penstock.model import ExportConfig, S3ExportTaskExecutorConfig
 from penstock.model.exporting import DeliveryReport, TaskEvent, TaskSlice, Upload, UploadAbort
-from penstock.model.status import Status
+from penstock.model.status_message import Status
 from penstock.store.rows import UploadProgress
 from penstock.store.store import Store
 

@@ -1,5 +1,5 @@
-"""What `penstock doctor` looks at: a module for each subject.
+"""The checks of `penstock doctor`: a module for each subject.
 
-A check is a function that looks at one thing of a `Patient` and returns an `Outcome`. To add one,
-write it and name it in the `CHECKS` of its module.
+A check is a function that examines one part of a `CheckContext` and returns an `Outcome`. To add a
+check, write the function and list it in the `CHECKS` of its module.
 """

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from penstock import __version__
-from penstock.broker.settings import unknown_variables
 from penstock.cli.checks.check import Check, Outcome, fail, ok, warn
-from penstock.cli.checks.patient import Patient
+from penstock.cli.checks.context import CheckContext
 from penstock.errors import SettingError
+from penstock.settings import unknown_variables
 
 
-def check_settings(patient: Patient) -> Outcome:
+def check_settings(context: CheckContext) -> Outcome:
     mend = "`penstock settings` lists what is allowed"
     try:
-        found = f"the root is {patient.settings.root}"
+        found = f"the root is {context.settings.root}"
     except SettingError as error:
         return fail(str(error), mend)
-    unknown = unknown_variables(patient.environment)
+    unknown = unknown_variables(context.environment)
     return warn("; ".join(unknown), mend) if unknown else ok(found)
 
 
-def check_broker(patient: Patient) -> Outcome:
-    contact, target = patient.contact, patient.target
+def check_broker(context: CheckContext) -> Outcome:
+    contact, target = context.contact, context.target
     if contact.is_refused:
         return fail(
             contact.error,
@@ -28,7 +28,7 @@ def check_broker(patient: Patient) -> Outcome:
             "a token with `penstock tokens create`",
         )
     if contact.server is None:
-        is_expected = target.host or target.port or target.unix_socket or patient.is_served
+        is_expected = target.host or target.port or target.unix_socket or context.is_served
         mend = f"`{target.serve_command}` starts one" if target.is_here else "is it running there?"
         return (fail if is_expected else warn)(contact.error, mend)
     if not contact.server.has_extensions:

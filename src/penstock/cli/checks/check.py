@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
-from penstock.cli.checks.patient import Patient
+from penstock.cli.checks.context import CheckContext
 from penstock.errors import SettingError
 
 
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
     mend: str = ""
 
 
-Check: TypeAlias = Callable[[Patient], Outcome]
+Check: TypeAlias = Callable[[CheckContext], Outcome]
 
 
 def ok(found: str) -> Outcome:
@@ -51,9 +51,9 @@ def fail(found: str, mend: str) -> Outcome:
     return Outcome(State.fail, found, mend)
 
 
-def run(name: str, check: Check, patient: Patient) -> Finding:
+def run(name: str, check: Check, context: CheckContext) -> Finding:
     try:
-        outcome = check(patient)
+        outcome = check(context)
     except SettingError:
         outcome = skip("the settings come first")
     except (OSError, ValueError) as error:

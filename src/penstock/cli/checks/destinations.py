@@ -10,7 +10,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from penstock.cli.checks.check import Finding, Outcome, State, fail, ok, skip, warn
-from penstock.cli.checks.patient import CONNECT_SECONDS, Patient
+from penstock.cli.checks.context import CONNECT_SECONDS, CheckContext
 from penstock.model import ExportConfig, HTTPConfig, MessageStreamDefinition
 
 # By kind of export: the service in the names of variables, and the host of its endpoint.
@@ -30,10 +30,10 @@ _CREDENTIALS = (
 )
 
 
-def check_destinations(patient: Patient) -> list[Finding]:
+def check_destinations(context: CheckContext) -> list[Finding]:
     """One for each place that exports go to, and one for the credentials they need."""
-    contact, inventory = patient.contact, patient.inventory
-    routes = plan_routes(contact.definitions or inventory.definitions, patient.environment)
+    contact, inventory = context.contact, context.inventory
+    routes = plan_routes(contact.definitions or inventory.definitions, context.environment)
     if not routes:
         is_known = contact.server is not None or inventory.exists
         found = "no stream has any" if is_known else "not known: there is no broker, and no store"
@@ -51,7 +51,7 @@ def check_destinations(patient: Patient) -> list[Finding]:
         findings.append(Finding("export", *outcome._replace(found=found)))
     to_aws = [name for route, names in routes.items() if route.service != "http" for name in names]
     if to_aws:
-        credentials = find_credentials(patient.environment)
+        credentials = find_credentials(context.environment)
         if credentials.state is State.warn and working.intersection(to_aws):
             credentials = ok("the pipeline has some")
         findings.append(Finding("AWS credentials", *credentials))

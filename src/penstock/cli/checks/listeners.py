@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from penstock.broker.descriptors import HOW_TO_RAISE, plan_budget
 from penstock.cli.checks.check import Check, Outcome, State, fail, ok, skip, warn
-from penstock.cli.checks.patient import CONNECT_SECONDS, Patient
+from penstock.cli.checks.context import CONNECT_SECONDS, CheckContext
 from penstock.cli.main import USUAL_HTTP_PORT
-from penstock.root import read_address
+from penstock.discovery import read_address
 
 # With fewer descriptors left a broker is about to refuse connections.
 _MIN_FREE_DESCRIPTORS = 8
@@ -35,9 +35,9 @@ _PORT_HINT = _Hint("--host or PENSTOCK_HOST", "--port or STREAM_MANAGER_SERVER_P
 _HTTP_PORT_HINT = _Hint("PENSTOCK_HTTP_HOST", "--http-port or PENSTOCK_HTTP_PORT")
 
 
-def check_descriptors(patient: Patient) -> Outcome:
-    max_connections = patient.settings.max_connections
-    address = read_address(patient.settings.root_path)
+def check_descriptors(context: CheckContext) -> Outcome:
+    max_connections = context.settings.max_connections
+    address = read_address(context.settings.root_path)
     if address is not None:
         try:
             limit = resource.prlimit(address.pid, resource.RLIMIT_NOFILE)[0]
@@ -67,8 +67,8 @@ def judge_descriptors(limit: int, max_connections: int, used: int | None = None)
     return ok(found)
 
 
-def check_port(patient: Patient) -> Outcome:
-    settings = patient.settings
+def check_port(context: CheckContext) -> Outcome:
+    settings = context.settings
     address = read_address(settings.root_path)
     if address is not None:
         return ok(f"the broker of this root listens on {address.host}:{address.port}")
@@ -82,8 +82,8 @@ def check_port(patient: Patient) -> Outcome:
     return ok(", ".join(f"{host}:{port or 'any port'}" for host, port in listeners) + " is free")
 
 
-def check_dashboard(patient: Patient) -> Outcome:
-    settings = patient.settings
+def check_dashboard(context: CheckContext) -> Outcome:
+    settings = context.settings
     address = read_address(settings.root_path)
     if address is not None:
         return ok(address.http_url) if address.http_url else skip("this broker has none")
@@ -122,8 +122,8 @@ def _try_listen(host: str, port: int, hint: _Hint) -> Outcome | None:
     return None
 
 
-def check_tls(patient: Patient) -> Outcome:
-    settings = patient.settings
+def check_tls(context: CheckContext) -> Outcome:
+    settings = context.settings
     if not settings.uses_tls:
         return skip("it is not configured")
     try:
@@ -136,7 +136,7 @@ def check_tls(patient: Patient) -> Outcome:
             "set tls_certificate and tls_key to a PEM certificate and its key",
         )
     found = f"{settings.tls_certificate} is valid until {datetime.fromtimestamp(end, UTC):%Y-%m-%d}"
-    if end < patient.epoch_seconds + _EXPIRY_DAYS * 86_400:
+    if end < context.epoch_seconds + _EXPIRY_DAYS * 86_400:
         return warn(found, "renew the certificate")
     return ok(found)
 
@@ -169,8 +169,8 @@ def read_certificate_end(certificate: str, key: str) -> float:
     return float(ssl.cert_time_to_seconds(str(accepted["notAfter"])))
 
 
-def check_unix_socket(patient: Patient) -> Outcome:
-    settings = patient.settings
+def check_unix_socket(context: CheckContext) -> Outcome:
+    settings = context.settings
     if not settings.unix_socket:
         return skip("it is not configured")
     path = Path(settings.unix_socket)

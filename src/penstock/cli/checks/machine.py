@@ -13,13 +13,13 @@ from importlib import metadata
 from typing import Any
 
 from penstock.cli.checks.check import Check, Outcome, fail, ok, skip, warn
-from penstock.cli.checks.patient import Patient
+from penstock.cli.checks.context import CheckContext
 from penstock.errors import SettingError
 
 _MIN_YEAR = 2024
 
 
-def check_python(_: Patient) -> Outcome:
+def check_python(_: CheckContext) -> Outcome:
     version = platform.python_version()
     try:
         needed = metadata.metadata("penstock")["Requires-Python"]
@@ -32,14 +32,14 @@ def check_python(_: Patient) -> Outcome:
 # Packages
 
 
-def check_packages(_: Patient) -> Outcome:
+def check_packages(_: CheckContext) -> Outcome:
     found, wrong = _packages(extra=None)
     if wrong:
         return fail(", ".join(wrong), _install_line("penstock"))
     return _all_there(found)
 
 
-def check_fast_packages(_: Patient) -> Outcome:
+def check_fast_packages(_: CheckContext) -> Outcome:
     found, wrong = _packages(extra="fast")
     if wrong:
         return warn(
@@ -48,7 +48,7 @@ def check_fast_packages(_: Patient) -> Outcome:
     return _all_there(found)
 
 
-def check_pyspark(_: Patient) -> Outcome:
+def check_pyspark(_: CheckContext) -> Outcome:
     try:
         return ok(metadata.version("pyspark"))
     except metadata.PackageNotFoundError:
@@ -119,13 +119,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 # Java
 
 
-def check_java(patient: Patient) -> Outcome:
+def check_java(context: CheckContext) -> Outcome:
     try:
         from penstock.spark.java import find_java
     except ImportError:
         return skip("only Spark needs it, and that is not installed")
     try:
-        java = find_java(patient.environment)
+        java = find_java(context.environment)
     except SettingError as error:
         return warn(str(error), "only Spark needs it, the broker does not")
     return ok(f"{java.version} at {java.home} ({java.origin})")
@@ -134,8 +134,8 @@ def check_java(patient: Patient) -> Outcome:
 # The clock
 
 
-def check_clock(patient: Patient) -> Outcome:
-    now = datetime.fromtimestamp(patient.epoch_seconds, UTC)
+def check_clock(context: CheckContext) -> Outcome:
+    now = datetime.fromtimestamp(context.epoch_seconds, UTC)
     if now.year < _MIN_YEAR:
         return fail(
             f"it is {now:%Y-%m-%d}: messages would get wrong times, and certificates be refused",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from penstock.broker.settings import original_variables
 from penstock.cli.checks.check import Check, Outcome, ok, skip, warn
-from penstock.cli.checks.patient import Patient
+from penstock.cli.checks.context import CheckContext
+from penstock.settings import original_variables
 
 
-def check_input_directories(patient: Patient) -> Outcome:
-    contact, inventory = patient.contact, patient.inventory
+def check_input_directories(context: CheckContext) -> Outcome:
+    contact, inventory = context.contact, context.inventory
     # Those that are paused as well: what they are asked for now they do once they go on.
     streams = [
         definition.name
@@ -25,7 +25,7 @@ def check_input_directories(patient: Patient) -> Outcome:
             else "not known: there is no broker, and no store"
         )
     (variable,) = original_variables("read_only_dirs")
-    directories = patient.settings.read_only_directories
+    directories = context.settings.read_only_directories
     if not directories:
         return warn(
             "all that the pipeline's user may read can be uploaded, by any program that may append "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from penstock.pipeline.destinations.destination import Destination, Export
+from penstock.pipeline.destinations.destination import Destination, ExportContext
 
 # Module and class. A module is imported when the first export needs it: boto3 takes a second.
 _DESTINATIONS = {
@@ -16,8 +16,8 @@ _DESTINATIONS = {
 }
 
 
-def import_destination(kind: str) -> Callable[[Export], Destination]:
+def import_destination(kind: str) -> Callable[[ExportContext], Destination]:
     module, name = _DESTINATIONS[kind]
     imported = importlib.import_module(f"{__name__}.{module}")
-    found: Callable[[Export], Destination] = getattr(imported, name)
+    found: Callable[[ExportContext], Destination] = getattr(imported, name)
     return found

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.model import IoTAnalyticsConfig
-from penstock.model.channel import (
+from penstock.model.channel_file import (
     CHANNELS_DIRECTORY,
     ChannelFile,
     abbreviate,
@@ -37,10 +37,10 @@ from penstock.model.channel import (
     message_id,
 )
 from penstock.pipeline.destinations.destination import (
-    Answer,
-    Call,
+    CallResult,
     Destination,
-    Export,
+    DestinationCall,
+    ExportContext,
     Messages,
     UnavailableError,
 )
@@ -106,7 +106,7 @@ class Files:
 class ChannelDestination(Destination):
     """A channel, for one export."""
 
-    def __init__(self, export: Export, files: Files | None = None) -> None:
+    def __init__(self, export: ExportContext, files: Files | None = None) -> None:
         assert isinstance(export.config, IoTAnalyticsConfig)
         self._export = export
         self._channel = export.config.iot_channel
@@ -117,15 +117,15 @@ class ChannelDestination(Destination):
         self._hidden = f".{'-'.join(self._owner)}-"
         self._files = files or Files()
 
-    def prepare(self, messages: Messages) -> Call:
+    def prepare(self, messages: Messages) -> DestinationCall:
         """A call with messages of one day."""
         times = messages.ingest_times
         day = day_of(times[0])
         count = next((place for place, at in enumerate(times) if day_of(at) != day), len(times))
         rows = messages.pick(range(count))
-        return Call(count, rows.numbers, rows, sum(map(len, rows.payloads)))
+        return DestinationCall(count, rows.numbers, rows, sum(map(len, rows.payloads)))
 
-    def send(self, call: Call) -> Answer:
+    def send(self, call: DestinationCall) -> CallResult:
         rows: Messages = call.content
         channel = self._find_channels() / self._channel
         directory = channel / date_directory(day_of(rows.ingest_times[0]))
@@ -143,7 +143,7 @@ class ChannelDestination(Destination):
             ) from None
         except (OSError, pa.ArrowException) as error:
             raise UnavailableError(f"the channel {self._channel} in {directory}: {error}") from None
-        return Answer()
+        return CallResult()
 
     def _find_channels(self) -> Path:
         if not is_channel_name(self._channel):

@@ -43,7 +43,7 @@ class Messages(NamedTuple):
         return Messages(self.stream, self.first, *picked)
 
 
-class Call(NamedTuple):
+class DestinationCall(NamedTuple):
     """One call with the first `message_count` messages given, except for skipped ones."""
 
     message_count: int
@@ -57,7 +57,7 @@ class Call(NamedTuple):
     skipped: Mapping[int, str] = {}
 
 
-class Answer(NamedTuple):
+class CallResult(NamedTuple):
     """The result of a call: all other messages have arrived."""
 
     # By sequence number: the reason why a message failed. A retry may succeed.
@@ -92,7 +92,7 @@ def parse_retry_after(header: str | None, now: float) -> float | None:
 
 
 class DestinationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for all exports of a pipeline; see `penstock.broker.settings`."""
+    """Settings for all exports of a pipeline; see `penstock.settings`."""
 
     kinesis_inter_call_delay_ms: int = 1000
     # "random", "stream-name", or "field:" and the path of a JSON field, with dots between levels.
@@ -110,7 +110,7 @@ class DestinationSettings(msgspec.Struct, frozen=True, kw_only=True):
     s3_delete_uploaded_files: bool = False
 
 
-class Export(NamedTuple):
+class ExportContext(NamedTuple):
     """The properties of an export that a destination needs."""
 
     stream: str
@@ -133,14 +133,14 @@ class Destination(ABC):
     max_messages: int | None = None
 
     @abstractmethod
-    def prepare(self, messages: Messages) -> Call:
+    def prepare(self, messages: Messages) -> DestinationCall:
         """A call with the first of these messages, as many as fit, and at least one.
 
         A message that is only skipped counts as well.
         """
 
     @abstractmethod
-    def send(self, call: Call) -> Answer:
+    def send(self, call: DestinationCall) -> CallResult:
         """Makes the call, once. UnavailableError or RefusedError if it failed as a whole."""
 
     @property

@@ -20,10 +20,10 @@ from urllib3.util import Url, parse_url
 from penstock import __version__
 from penstock.model import ExportFormat, HTTPConfig
 from penstock.pipeline.destinations.destination import (
-    Answer,
-    Call,
+    CallResult,
     Destination,
-    Export,
+    DestinationCall,
+    ExportContext,
     Messages,
     RefusedError,
     UnavailableError,
@@ -47,7 +47,7 @@ _ENDPOINT_STATUSES = {401, 403, 404, 405}
 _OBJECT = re.compile(r"^(<[^>]* at 0x[^>]*>|\S+\(host=[^)]*\)): ")
 
 
-class _Message(msgspec.Struct, rename="camel", gc=False):
+class _HttpMessage(msgspec.Struct, rename="camel", gc=False):
     """A message as JSON, with its payload in base64."""
 
     stream_name: str
@@ -65,7 +65,7 @@ class _Endpoint(NamedTuple):
 
 
 class HttpDestination(Destination):
-    def __init__(self, export: Export) -> None:
+    def __init__(self, export: ExportContext) -> None:
         assert isinstance(export.config, HTTPConfig)
         self._uri = export.config.uri
         self._timeout = export.timeout
@@ -74,15 +74,15 @@ class HttpDestination(Destination):
         if self._is_batched:
             self.max_messages = min(export.config.batch_size or _MAX_MESSAGES, _MAX_MESSAGES)
 
-    def prepare(self, messages: Messages) -> Call:
+    def prepare(self, messages: Messages) -> DestinationCall:
         numbers = messages.numbers
         body = messages.payloads[0]
         if self._is_batched:
             rows = zip(numbers, messages.ingest_times, messages.payloads, strict=True)
-            body = msgspec.json.encode([_Message(messages.stream, *row) for row in rows])
-        return Call(len(numbers), numbers, body, len(body))
+            body = msgspec.json.encode([_HttpMessage(messages.stream, *row) for row in rows])
+        return DestinationCall(len(numbers), numbers, body, len(body))
 
-    def send(self, call: Call) -> Answer:
+    def send(self, call: DestinationCall) -> CallResult:
         pool, url, headers, shown = self._endpoint
         try:
             response = pool.request(
@@ -103,7 +103,7 @@ class HttpDestination(Destination):
             raise UnavailableError(f"POST {shown}: {text}") from None
         status = response.status
         if 200 <= status < 300:
-            return Answer()
+            return CallResult()
         text = content[:_SHOWN_BYTES].decode("utf-8", "replace")[:_SHOWN_CHARACTERS].strip()
         reason = f"POST {shown}: {status} {response.reason or ''}".rstrip()
         reason = f"{reason}: {text}" if text else reason
@@ -112,7 +112,7 @@ class HttpDestination(Destination):
             raise UnavailableError(reason, retry_after=retry_after)
         if status >= 400 and status not in _ENDPOINT_STATUSES:
             raise RefusedError(reason)
-        return Answer(refused=dict.fromkeys(call.numbers, reason))
+        return CallResult(refused=dict.fromkeys(call.numbers, reason))
 
     @functools.cached_property
     def _endpoint(self) -> _Endpoint:

@@ -12,10 +12,10 @@ import msgspec
 from penstock.model import KinesisConfig
 from penstock.pipeline.destinations import aws
 from penstock.pipeline.destinations.destination import (
-    Answer,
-    Call,
+    CallResult,
     Destination,
-    Export,
+    DestinationCall,
+    ExportContext,
     Messages,
     RefusedError,
     UnavailableError,
@@ -42,7 +42,7 @@ class _Record(msgspec.Struct, gc=False, rename="pascal"):
     partition_key: str
 
 
-class _Result(msgspec.Struct, rename="pascal"):
+class _RecordResult(msgspec.Struct, rename="pascal"):
     # Required: an answer without it is not from Kinesis, so the records may not have arrived.
     failed_record_count: int
     # Decoded only if records failed.
@@ -50,12 +50,12 @@ class _Result(msgspec.Struct, rename="pascal"):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_result = msgspec.json.Decoder(_Result).decode
+_decode_result = msgspec.json.Decoder(_RecordResult).decode
 _decode_records = msgspec.json.Decoder(list[dict[str, str | None]]).decode
 
 
 class KinesisDestination(Destination):
-    def __init__(self, export: Export) -> None:
+    def __init__(self, export: ExportContext) -> None:
         assert isinstance(export.config, KinesisConfig)
         settings = export.settings
         self._name = export.config.kinesis_stream_name
@@ -67,7 +67,7 @@ class KinesisDestination(Destination):
         self._key = settings.kinesis_partition_key
         self._stream = {"StreamARN" if self._name.startswith("arn:") else "StreamName": self._name}
 
-    def prepare(self, messages: Messages) -> Call:
+    def prepare(self, messages: Messages) -> DestinationCall:
         numbers, payloads = messages.numbers, messages.payloads
         keys = self._make_keys(messages.stream, payloads)
         records = list(map(_Record, payloads, keys))
@@ -81,7 +81,7 @@ class KinesisDestination(Destination):
             fitting, skipped = self._fit(numbers, records)
             numbers, records = [*fitting], [*fitting.values()]
         body = _encode({**self._stream, "Records": records}) if records else b""
-        return Call(len(records) + len(skipped), numbers, body, len(body), skipped)
+        return DestinationCall(len(records) + len(skipped), numbers, body, len(body), skipped)
 
     def _fit(
         self, numbers: Iterable[int], records: Iterable[_Record]
@@ -105,7 +105,7 @@ class KinesisDestination(Destination):
                 fitting[number] = record
         return fitting, skipped
 
-    def send(self, call: Call) -> Answer:
+    def send(self, call: DestinationCall) -> CallResult:
         if not _STREAM_NAME.fullmatch(self._name):
             raise UnavailableError(
                 f"kinesisStreamName is {self._name!r}: expected up to 128 of a-z, A-Z, 0-9, _, . "
@@ -114,7 +114,7 @@ class KinesisDestination(Destination):
         with aws.sorting_errors(_SERVICE, "PutRecords"):
             result = _decode_result(aws.call(_SERVICE, "PutRecords", call.content, self._timeout))
             if not result.failed_record_count:
-                return Answer()
+                return CallResult()
             records = _decode_records(result.records)
             if len(records) != len(call.numbers):
                 raise ValueError(f"{len(records)} records in the answer to {len(call.numbers)}")
@@ -125,7 +125,7 @@ class KinesisDestination(Destination):
             }
             if not failed:
                 raise ValueError(f"{result.failed_record_count} failed records without ErrorCode")
-        return Answer(failed)
+        return CallResult(failed)
 
     @property
     def pause(self) -> float:

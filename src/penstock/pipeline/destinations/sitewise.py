@@ -25,10 +25,10 @@ from penstock.errors import InvalidRequestException
 from penstock.model import IoTSiteWiseConfig, TimeInNanos, from_wire
 from penstock.pipeline.destinations import aws
 from penstock.pipeline.destinations.destination import (
-    Answer,
-    Call,
+    CallResult,
     Destination,
-    Export,
+    DestinationCall,
+    ExportContext,
     Messages,
     RefusedError,
 )
@@ -44,7 +44,7 @@ _MAX_MESSAGE_ENTRIES = 200
 _FINAL_ERRORS = ("InvalidRequest", "TimestampOutOfRange")
 
 
-class _Value(msgspec.Struct, rename="camel"):
+class _PropertyValue(msgspec.Struct, rename="camel"):
     # SiteWise checks it, and may have new types of values.
     value: dict[str, Any]
     timestamp: TimeInNanos
@@ -54,7 +54,7 @@ class _Fields(msgspec.Struct, rename="camel"):
     """The fields of PutAssetPropertyValueEntry that are checked here."""
 
     entry_id: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[a-zA-Z0-9_-]+\Z")]
-    property_values: Annotated[list[_Value], Meta(min_length=1, max_length=10)]
+    property_values: Annotated[list[_PropertyValue], Meta(min_length=1, max_length=10)]
     asset_id: str | None = None
     property_id: str | None = None
     property_alias: str | None = None
@@ -92,23 +92,23 @@ class _ErrorEntry(msgspec.Struct, rename="camel"):
         return reason, bool(temporary)
 
 
-class _Result(msgspec.Struct, rename="camel"):
+class _PropertyResult(msgspec.Struct, rename="camel"):
     # Required: an answer without it is not from SiteWise, so the entries may not have arrived.
     error_entries: list[_ErrorEntry]
 
 
-_decode_result = msgspec.json.Decoder(_Result).decode
+_decode_result = msgspec.json.Decoder(_PropertyResult).decode
 
 
 class SiteWiseDestination(Destination):
-    def __init__(self, export: Export) -> None:
+    def __init__(self, export: ExportContext) -> None:
         assert isinstance(export.config, IoTSiteWiseConfig)
         self._timeout = export.timeout
         self.max_messages = min(export.config.batch_size or _MAX_ENTRIES, _MAX_ENTRIES)
         # By sequence number: the entries of messages that were sent and have not arrived.
         self._entries: dict[int, list[_Entry]] = {}
 
-    def prepare(self, messages: Messages) -> Call:
+    def prepare(self, messages: Messages) -> DestinationCall:
         skipped: dict[int, str] = {}
         numbers: list[int] = []
         # The entries of each API call. Several API calls have entries of one message only.
@@ -126,9 +126,9 @@ class SiteWiseDestination(Destination):
             numbers.append(number)
             self._entries[number] = entries
         size = sum(len(_encode_body(batch)) for batch in batches)
-        return Call(len(numbers) + len(skipped), numbers, batches, size, skipped)
+        return DestinationCall(len(numbers) + len(skipped), numbers, batches, size, skipped)
 
-    def send(self, call: Call) -> Answer:
+    def send(self, call: DestinationCall) -> CallResult:
         failed_values: set[Hashable] = set()
         waiting = [*reversed(call.content)]
         while waiting:
@@ -160,7 +160,7 @@ class SiteWiseDestination(Destination):
             del self._entries[number]
             if reason := _describe(entries):
                 refused[number] = reason
-        return Answer(failed, refused)
+        return CallResult(failed, refused)
 
     def _put(self, batch: Iterable[_Entry]) -> dict[str, tuple[str, bool]]:
         """Makes one API call. Returns failures by entry id: the reason, and if a retry may help."""

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from penstock.model.channel import CHANNELS_DIRECTORY
+from penstock.model.channel_file import CHANNELS_DIRECTORY
 from penstock.pipeline.delivery import UploadedFile
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _quoting.maxstring = 300
 _TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 
 
-class InputError(Exception):
+class InputFileError(Exception):
     """A file that cannot be uploaded. Users see the text."""
 
 
@@ -73,7 +73,7 @@ def find_path(input_url: str) -> str:
         reason = "this is not an absolute path"
     else:
         return path
-    raise InputError(
+    raise InputFileError(
         f"inputUrl is {_quoting.repr(input_url)}: {reason}; expected file:/path, file:///path, "
         "file://localhost/path, or a path that starts with /"
     )
@@ -84,7 +84,7 @@ def _explaining(path: str) -> Iterator[None]:
     """Turns refusals and errors of the file system into an InputError that names the path."""
     try:
         yield
-    except InputError as error:
+    except InputFileError as error:
         reason = str(error)
     except RecursionError:  # of `realpath`
         reason = _REASONS[errno.ELOOP]
@@ -94,7 +94,7 @@ def _explaining(path: str) -> Iterator[None]:
         reason = _REASONS.get(error.errno or 0, f"cannot be accessed: {error.strerror}")
     else:
         return
-    raise InputError(f"{_quoting.repr(path)} {reason}") from None
+    raise InputFileError(f"{_quoting.repr(path)} {reason}") from None
 
 
 class AllowedDirectories:
@@ -136,7 +136,7 @@ class AllowedDirectories:
         """InputError if it cannot be deleted, or does not have this fingerprint."""
         with _explaining(path), self._opening(path) as (file, name, directory):
             if _fingerprint(os.fstat(file)) != fingerprint:
-                raise InputError("has changed since it was uploaded")
+                raise InputFileError("has changed since it was uploaded")
             os.unlink(name, dir_fd=directory)
 
     @contextmanager
@@ -169,7 +169,7 @@ class AllowedDirectories:
         # Resolved each time: a directory may be mounted later, or be a link that changes.
         allowed = [os.path.realpath(directory) for directory in self._directories]
         if allowed and not any(place.is_relative_to(directory) for directory in allowed):
-            raise InputError(
+            raise InputFileError(
                 "is not in an allowed directory after all links are followed; allowed by "
                 f"STREAM_MANAGER_READ_ONLY_DIRS: {', '.join(self._directories)}"
             )
@@ -177,7 +177,7 @@ class AllowedDirectories:
             return
         root = Path(os.path.realpath(self._root))
         if place.is_relative_to(root) and not place.is_relative_to(root / CHANNELS_DIRECTORY):
-            raise InputError(
+            raise InputFileError(
                 f"is in {self._root}, the broker's directory: only its channels may be uploaded"
             )
 
@@ -187,7 +187,9 @@ class AllowedDirectories:
             return
         root = os.path.realpath(self._root)
         if status.st_dev == Path(root).stat().st_dev and status.st_ino in _inodes_in(root):
-            raise InputError(f"is a hard link to a file in {self._root}, the broker's directory")
+            raise InputFileError(
+                f"is a hard link to a file in {self._root}, the broker's directory"
+            )
 
     def _wait_until_settled(self, descriptor: int) -> os.stat_result:
         """The status, once its times would show another change, or after a limited time."""
@@ -203,9 +205,9 @@ class AllowedDirectories:
 
 def _check_kind(status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise InputError("is a directory, not a file")
+        raise InputFileError("is a directory, not a file")
     if not stat.S_ISREG(status.st_mode):
-        raise InputError("is not a regular file")
+        raise InputFileError("is not a regular file")
 
 
 def _inodes_in(root: str) -> Iterator[int]:
@@ -228,7 +230,7 @@ def delete_files(files: Iterable[UploadedFile], directories: Sequence[str]) -> N
     for uploaded in files:
         try:
             allowed.delete(uploaded.path, uploaded.fingerprint)
-        except (InputError, OSError) as error:
+        except (InputFileError, OSError) as error:
             logger.warning("an uploaded file is not deleted: %s", error)
 
 
@@ -248,7 +250,7 @@ class InputFile(io.FileIO):
             while missing := length - len(content):
                 piece = os.pread(self.fileno(), missing, start + len(content))
                 if not piece:
-                    raise InputError("changed during the upload: it became shorter")
+                    raise InputFileError("changed during the upload: it became shorter")
                 content += piece
         return content
 
@@ -259,12 +261,12 @@ class InputFile(io.FileIO):
             try:
                 found = Path(self.path).stat()
             except FileNotFoundError:
-                raise InputError("was deleted or moved during the upload") from None
+                raise InputFileError("was deleted or moved during the upload") from None
             # The path first: the removal of a name changes the fingerprint as well.
             if not os.path.samestat(found, opened):
-                raise InputError("was replaced by another file during the upload")
+                raise InputFileError("was replaced by another file during the upload")
             if _fingerprint(opened) != self.fingerprint:
-                raise InputError("changed during the upload")
+                raise InputFileError("changed during the upload")
 
 
 def _fingerprint(status: os.stat_result) -> str:

@@ -18,19 +18,25 @@ from msgspec.structs import replace
 
 from penstock.model import S3ExportTaskExecutorConfig
 from penstock.model.exporting import TaskEvent, TaskSlice, Upload
-from penstock.model.s3 import find_task
-from penstock.model.status import Status
-from penstock.pipeline.delivery import Delivery, Settlements, StoppedError, StopSignal, UploadedFile
+from penstock.model.s3_task import find_task
+from penstock.model.status_message import Status
+from penstock.pipeline.delivery import (
+    DeliveryTotals,
+    Settlements,
+    StoppedError,
+    StopSignal,
+    UploadedFile,
+)
 from penstock.pipeline.destinations.destination import (
-    Export,
+    ExportContext,
     Messages,
     RefusedError,
     UnavailableError,
 )
 from penstock.pipeline.uploads import transfer
-from penstock.pipeline.uploads.input_files import AllowedDirectories, InputError, InputFile
+from penstock.pipeline.uploads.input_files import AllowedDirectories, InputFile, InputFileError
 from penstock.pipeline.uploads.s3_calls import GoneError, S3Calls
-from penstock.pipeline.uploads.tasks import Task, TaskError, parse_task, resolve_key
+from penstock.pipeline.uploads.task_parsing import S3Task, TaskError, parse_task, resolve_key
 
 _DEFAULT_THRESHOLD = 5 * 1024 * 1024
 # The maximum for one call to S3.
@@ -46,7 +52,7 @@ class UploadAbortion:
     def __init__(self, upload: Upload, timeout: float) -> None:
         self._upload = upload
         self._s3 = S3Calls(timeout)
-        self._delivery = Delivery(settled_end=upload.sequence_number)
+        self._delivery = DeliveryTotals(settled_end=upload.sequence_number)
 
     def run(self) -> None:
         try:
@@ -55,7 +61,7 @@ class UploadAbortion:
             pause = getattr(error, "retry_after", None) or 0.0
             self._delivery = replace(self._delivery, error=str(error), pause=pause)
 
-    def delivery(self) -> Delivery:
+    def delivery(self) -> DeliveryTotals:
         return self._delivery
 
 
@@ -64,7 +70,7 @@ class TaskDelivery:
 
     def __init__(
         self,
-        export: Export,
+        export: ExportContext,
         messages: Messages,
         found: TaskSlice,
         stop: StopSignal,
@@ -114,7 +120,7 @@ class TaskDelivery:
         for each in working:
             each.result()
 
-    def delivery(self) -> Delivery:
+    def delivery(self) -> DeliveryTotals:
         with self._lock:
             return replace(
                 self._settlements.describe(),
@@ -161,7 +167,7 @@ class TaskDelivery:
                 url = self._upload(place, task, file)
                 message = f"{file.size} bytes were uploaded to {url}"
                 self._settle(place, Status.Success, message, file)
-        except (TaskError, InputError, RefusedError) as error:
+        except (TaskError, InputFileError, RefusedError) as error:
             self._settle(place, Status.Failure, str(error))
 
     def _settle(
@@ -205,7 +211,7 @@ class TaskDelivery:
 
     # Its file
 
-    def _upload(self, place: int, task: Task, file: InputFile) -> str:
+    def _upload(self, place: int, task: S3Task, file: InputFile) -> str:
         """The URL of the complete object; StoppedError if the delivery was stopped before."""
         metadata = task.user_metadata or {}
         number = self._messages.numbers[place]
@@ -229,7 +235,7 @@ class TaskDelivery:
                     transfer.send_whole(file, upload, metadata, self._s3, self._stop)
                     return _url(upload)
         elif upload.fingerprint != file.fingerprint:
-            raise InputError(f"{file.path!r} has changed since its upload began")
+            raise InputFileError(f"{file.path!r} has changed since its upload began")
         elif not upload.upload_id:
             # A crash happened before or after S3 created the upload.
             try:

@@ -3,7 +3,7 @@
 import { readToken } from "./token.js";
 
 // A broker that hangs is as good as away.
-const PATIENCE_MILLIS = 5000;
+const TIMEOUT_MILLIS = 5000;
 
 /** No answer, or one that says that the broker cannot give any now. It is worth asking again. */
 export class AwayError extends Error {
@@ -51,14 +51,14 @@ async function request(method, path, read, parameters = {}, signal = undefined) 
   const given = Object.entries(parameters).filter(([, value]) => value !== undefined);
   const query = new URLSearchParams(given).toString();
   const token = readToken();
-  const patience = AbortSignal.timeout(PATIENCE_MILLIS);
+  const timeout = AbortSignal.timeout(TIMEOUT_MILLIS);
   try {
     const response = await fetch(query ? `${path}?${query}` : path, {
       method,
       cache: "no-store",
       credentials: "omit",
       headers: token ? { Authorization: `Bearer ${token}` } : {},
-      signal: signal ? AbortSignal.any([signal, patience]) : patience,
+      signal: signal ? AbortSignal.any([signal, timeout]) : timeout,
     });
     if (!response.ok) throw await failure(response);
     // An answer that breaks off in the middle is none.

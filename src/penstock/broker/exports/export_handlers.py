@@ -1,0 +1,358 @@
+"""The requests of pipelines: plans, reservations of bandwidth, and reports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol, TypeAlias
+
+from penstock.broker.access import Access
+from penstock.broker.bulk import BrokerLocation
+from penstock.broker.exports.deliverable import Holder
+from penstock.broker.exports.engine import Exports, Outlook, Plan
+from penstock.broker.exports.pipelines import Pipelines
+from penstock.broker.exports.progress import ProgressWriter, Settlement
+from penstock.broker.streams import Streams
+from penstock.broker.waiting import Waiter, Waiters, seconds_to_wait
+from penstock.errors import StreamManagerException, UnknownFailureException
+from penstock.model.exporting import DeliveryReport
+from penstock.model.validation import to_wire
+from penstock.store.store import Store
+from penstock.wire.operations import Operation
+from penstock.wire.requests import (
+    CommitExportsRequest,
+    PlanExportsRequest,
+    Request,
+    ReserveBandwidthRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+
+# Called with the leases of accepted reports.
+_Succeed: TypeAlias = Callable[[list[str]], None]
+_Fail: TypeAlias = Callable[[StreamManagerException], None]
+
+
+class ExportCall(Protocol):
+    @property
+    def access(self) -> Access: ...
+    def succeed(self, **fields: Any) -> None: ...
+    def fail(self, error: StreamManagerException) -> None: ...
+    def allow_seconds(self, seconds: float) -> None: ...
+    def work(self, steps: Iterator[None]) -> None: ...
+    def on_close(self, cancel: Callable[[], object]) -> None: ...
+    def on_departure(self, key: Hashable, say_farewell: Callable[[], object]) -> None: ...
+
+
+class ExportHandlers:
+    def __init__(
+        self,
+        store: Store,
+        streams: Streams,
+        exports: Exports,
+        pipelines: Pipelines,
+        location: BrokerLocation,
+        executor: Executor,
+        now_millis: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._streams = streams
+        self._exports = exports
+        self._pipelines = pipelines
+        self._location = location
+        self._now_millis = now_millis
+        self.progress = ProgressWriter(store.progress_log, executor, self._suspend)
+        exports.bandwidth.on_change = self.look_again
+        # Creations of the dead-letter stream.
+        self._creations: set[asyncio.Task[None]] = set()
+        # The last request of each connected task.
+        self._latest: dict[Holder, _PlanCall] = {}
+        # Pipelines whose tasks are to end.
+        self._stopping: set[str] = set()
+
+    def table(self) -> dict[type[Request], Callable[[Any, Any], None]]:
+        return {
+            PlanExportsRequest: self._plan,
+            CommitExportsRequest: self._commit,
+            ReserveBandwidthRequest: self._reserve,
+        }
+
+    # Plans
+
+    def _plan(self, call: ExportCall, request: PlanExportsRequest) -> None:
+        """Settles the reports of the request, and answers when something is due."""
+        call.access.require(request.operation)
+        self._require_access(call, request.reports)
+        plan_call = _PlanCall(call, request, self._streams, self._answer)
+        holder = plan_call.holder
+        before = self._latest.get(holder)
+        self._latest[holder] = plan_call
+        if before is not None:
+            plan_call.known_ending = before.known_ending
+            # It may be pending on a connection that the task has lost.
+            before.look_soon()
+        if request.stops:
+            self._stopping.add(request.pipeline)
+            self.look_again()
+        if request.max_slices:
+            # Deliveries whose reports the request contains are not forgotten yet.
+            reported = [report.lease for report in request.reports]
+            self._pipelines.note_request(holder, [*request.holding, *reported], request.about)
+        call.on_departure(holder, lambda: self._depart(plan_call))
+        if request.reports:
+            self._settle(request.reports, lambda _: plan_call.start(), call.fail)
+        else:
+            plan_call.start()
+
+    def _answer(self, plan_call: _PlanCall, may_be_empty: bool) -> Outlook | None:
+        """Answers if something is due; otherwise returns what to wait for."""
+        request, call = plan_call.request, plan_call.call
+        stops = request.pipeline in self._stopping
+        plan = Plan([], 0, [])
+        if self._latest.get(plan_call.holder) is plan_call:
+            plan, outlook = self._exports.plan(
+                request, call.access.sees, self._now_millis(), leases=not stops
+            )
+            if plan.frees_leases:
+                self.look_again()
+            has_paused = not set(plan.ending) <= set(plan_call.known_ending)
+            if not (plan.work or plan.lost or has_paused or stops or may_be_empty):
+                return outlook
+            plan_call.known_ending = plan.ending
+            self._pipelines.note_work(plan_call.holder, plan.work)
+        call.succeed(
+            root=self._location.root,
+            instance=self._location.instance,
+            work=[to_wire(each) for each in plan.work],
+            waiting=plan.waiting,
+            tasks=self._pipelines.count_tasks(request.pipeline),
+            lost=plan.lost,
+            ending=plan.ending,
+            stops=stops,
+        )
+        return None
+
+    def _depart(self, plan_call: _PlanCall) -> None:
+        holder = plan_call.holder
+        # Unless it has reconnected already.
+        if self._latest.get(holder) is plan_call:
+            del self._latest[holder]
+            self._exports.depart(holder)
+            self._pipelines.note_departure(holder)
+            if not any(each.pipeline == holder.pipeline for each in self._latest):
+                self._stopping.discard(holder.pipeline)
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Something has changed that may make work due."""
+        for plan_call in self._latest.values():
+            plan_call.look_soon()
+
+    def _suspend(self, error: str) -> None:
+        """Exports are suspended because of an error; without one they continue."""
+        self._exports.suspension = error
+        if not error:
+            self.look_again()
+
+    # Bandwidth
+
+    def _reserve(self, call: ExportCall, request: ReserveBandwidthRequest) -> None:
+        call.access.require(request.operation)
+        found = self._exports.find_lease(request.lease)
+        if found is None or not call.access.sees(found.stream_name):
+            call.succeed(isGranted=False, isHeld=False)
+            return
+        if not request.size:
+            call.succeed(isGranted=True, isHeld=True)
+            return
+
+        def is_held() -> bool:
+            return self._exports.find_lease(request.lease) is found
+
+        def answer(is_granted: bool) -> None:
+            held = is_held()
+            call.succeed(isGranted=is_granted and held, isHeld=held)
+
+        seconds = seconds_to_wait(request.wait_millis)
+        cancel = self._exports.bandwidth.reserve(
+            found.priority, request.size, seconds, is_held, answer
+        )
+        if cancel is not None:
+            call.allow_seconds(request.wait_millis / 1000)
+            call.on_close(cancel)
+
+    # Reports
+
+    def _commit(self, call: ExportCall, request: CommitExportsRequest) -> None:
+        call.access.require(request.operation)
+        self._require_access(call, request.reports)
+        self._settle(request.reports, lambda leases: call.succeed(accepted=leases), call.fail)
+
+    def _require_access(self, call: ExportCall, reports: Sequence[DeliveryReport]) -> None:
+        for report in reports:
+            call.access.require(Operation.CommitExports, report.stream)
+
+    def _settle(self, reports: Sequence[DeliveryReport], succeed: _Succeed, fail: _Fail) -> None:
+        """Calls `succeed` with the leases of the accepted reports, or `fail`."""
+        if not self._exports.dead_letters.needs_stream(reports):
+            self._store_reports(reports, succeed, fail)
+            return
+
+        async def create_and_settle() -> None:
+            try:
+                await self._exports.dead_letters.create_stream()
+                self._store_reports(reports, succeed, fail)
+            except Exception:
+                logger.exception("a report of exports failed")
+                fail(UnknownFailureException("the server failed; its log says how"))
+
+        task = asyncio.get_running_loop().create_task(create_and_settle())
+        self._creations.add(task)
+        task.add_done_callback(self._creations.discard)
+
+    def _store_reports(
+        self, reports: Sequence[DeliveryReport], succeed: _Succeed, fail: _Fail
+    ) -> None:
+        settlement = self._exports.settle(reports, self._now_millis())
+        if not settlement.settled:
+            succeed(settlement.accepted(are_stored=not self.progress.error))
+            return
+        change = self._store.change_progress(settlement.progress(), settlement.uploads())
+        syncs = [self._exports.dead_letters.sync()] if settlement.has_skipped else []
+        if not settlement.may_be_stored_later:
+            syncs.append(self._exports.statuses.sync())
+
+        def sync() -> None:
+            for each in syncs:
+                each()
+
+        def finish(error: BaseException | None) -> bool:
+            # An upload has to be on the disk before it is created: such a report is not kept.
+            is_kept = isinstance(error, (OSError, sqlite3.Error)) and settlement.is_final
+            if error is not None and not is_kept:
+                self._exports.cancel(settlement)
+                self.look_again()
+                fail(_explain(error))
+                return False
+            change.apply()
+            self._exports.apply(settlement)
+            for each in settlement.settled:
+                self._pipelines.note_report(each.lease.holder, each.given)
+            succeed(settlement.accepted(are_stored=error is None))
+            self._follow(settlement)
+            return is_kept
+
+        if settlement.may_be_stored_later:
+            self.progress.store_later(change, sync)
+            finish(None)
+        else:
+            self.progress.store_now(change, sync, finish)
+
+    def _follow(self, settlement: Settlement) -> None:
+        """Pending plans wait for the next messages of exports whose reports are stored."""
+        outlook = self._exports.follow(settlement, self._now_millis())
+        if outlook is None:
+            self.look_again()
+            return
+        for plan_call in self._latest.values():
+            plan_call.wait_also(outlook)
+
+
+def _explain(error: BaseException) -> UnknownFailureException:
+    if isinstance(error, (OSError, sqlite3.Error)):
+        return UnknownFailureException(f"the disk of the server failed: {error}")
+    return UnknownFailureException(f"the server failed: {error!r}")
+
+
+class _PlanCall:
+    """A request for a plan, pending until something is due."""
+
+    def __init__(
+        self,
+        call: ExportCall,
+        request: PlanExportsRequest,
+        streams: Streams,
+        answer: Callable[[_PlanCall, bool], Outlook | None],
+    ) -> None:
+        """`answer` answers the call if something is due, or in any case if it may be empty."""
+        self.call = call
+        self.request = request
+        self.holder = Holder(request.pipeline, request.task)
+        # Leases of paused exports that the task knows.
+        self.known_ending: Sequence[str] = ()
+        self._streams = streams
+        self._answer = answer
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + seconds_to_wait(request.wait_millis)
+        self._waiters: list[Waiter] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_pending = False
+        self._is_late = not request.wait_millis
+        self._looks_soon = False
+
+    def start(self) -> None:
+        outlook = self._answer(self, self._is_late)
+        if outlook is not None:
+            self._is_pending = True
+            self.call.allow_seconds(self.request.wait_millis / 1000)
+            self.call.on_close(self._cancel)
+            self._wait(outlook)
+
+    def _wait(self, outlook: Outlook) -> None:
+        self._add(self._streams.changes, self._streams.changed + 1)
+        self.wait_also(outlook._replace(at=min(outlook.at, self._deadline)))
+
+    def wait_also(self, outlook: Outlook) -> None:
+        """If it is pending: look again when something may be due."""
+        if not self._is_pending:
+            return
+        for stream, end in outlook.needed_ends:
+            self._add(stream.waiters, end)
+        if self._timer is None or outlook.at < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(outlook.at, self.look_soon)
+
+    def _add(self, waiters: Waiters, end: int) -> None:
+        waiter = Waiter(end, self._wake, is_reader=False)
+        self._waiters.append(waiter)
+        waiters.add(waiter)
+
+    def _wake(self, reached: bool) -> None:
+        # A stream was deleted, or the broker stops.
+        self._is_late = self._is_late or not reached
+        self.look_soon()
+
+    def look_soon(self) -> None:
+        """Looks in a later turn of the loop: this one belongs to an append."""
+        if self._is_pending and not self._looks_soon:
+            self._looks_soon = True
+            self.call.work(self._look())
+
+    def _look(self) -> Iterator[None]:
+        self._looks_soon = False
+        self._stop_waiting()
+        if self._is_pending:
+            is_late = self._is_late or self._loop.time() >= self._deadline
+            outlook = self._answer(self, is_late)
+            if outlook is None:
+                self._is_pending = False
+            else:
+                self._wait(outlook)
+        yield from ()
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for waiter in self._waiters:
+            waiter.cancel()
+        self._waiters.clear()
+
+    def _cancel(self) -> None:
+        self._is_pending = False
+        self._stop_waiting()

@@ -1,0 +1,361 @@
+"""How other programs get in: the variables for their environment, and tokens."""
+
+from __future__ import annotations
+
+import shlex
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import click
+
+from penstock.broker.access import FIRST_TOKEN_ID, Role, new_secret, write_token_file
+from penstock.cli.main import (
+    NOT_FOUND,
+    UNREACHABLE,
+    Failure,
+    config_option,
+    json_option,
+    root_option,
+    settings_from,
+)
+from penstock.cli.output import echo_json, echo_table
+from penstock.cli.units import format_duration, parse_duration
+from penstock.discovery import ADDRESS_FILE, TOKEN_FILE, Address, read_address, read_token
+from penstock.errors import StoreError
+from penstock.settings import Settings
+from penstock.store.catalog import Catalog, is_disk_full
+from penstock.store.files import Disk
+from penstock.store.reserve import release_reserve
+from penstock.store.rows import TokenRotation, TokenRow
+from penstock.store.schema import CATALOG_FILE
+
+
+@click.command()
+@root_option
+@json_option
+@config_option
+def env(root: str | None, as_json: bool, config: Path | None) -> None:
+    """Print what the AWS SDKs need to find this broker, as lines for a shell.
+
+    Use it as: eval "$(penstock env)"
+    """
+    variables = client_variables(settings_from(config, root=root))
+    if as_json:
+        echo_json(variables)
+        return
+    for name, value in variables.items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+
+
+@click.command()
+@root_option
+@json_option
+@config_option
+def dashboard(root: str | None, as_json: bool, config: Path | None) -> None:
+    """Print the link to the dashboard, with the token in it.
+
+    Whoever has the link may do everything: it is for one's own browser.
+    """
+    settings = settings_from(config, root=root)
+    link = dashboard_link(settings)
+    if link is None:
+        raise Failure(
+            f"the broker of {settings.root} has no dashboard: start it with --http-port, or set "
+            "http_port (PENSTOCK_HTTP_PORT)",
+            NOT_FOUND,
+        )
+    if as_json:
+        echo_json({"url": link})
+    else:
+        click.echo(link)
+
+
+def dashboard_link(settings: Settings) -> str | None:
+    """None if the broker has no dashboard."""
+    address = require_address(settings)
+    if address.http_url is None:
+        return None
+    if not address.authenticate_client:
+        return address.http_url
+    # Behind the #, where a browser keeps it to itself.
+    return f"{address.http_url}#token={_read_token(settings)}"
+
+
+def client_variables(settings: Settings) -> dict[str, str]:
+    address = require_address(settings)
+    # The SDKs speak no TLS: they use the plain listener where there is one.
+    variables = {
+        "STREAM_MANAGER_SERVER_HOST": "127.0.0.1" if address.local_port else address.local_host,
+        "STREAM_MANAGER_SERVER_PORT": str(address.local_port or address.port),
+    }
+    if address.authenticate_client:
+        variables["AWS_CONTAINER_AUTHORIZATION_TOKEN"] = _read_token(settings)
+    return variables
+
+
+def _read_token(settings: Settings) -> str:
+    try:
+        return read_token(settings.root_path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(
+            f"the token in {settings.root_path / TOKEN_FILE} cannot be read: {error}"
+        ) from None
+
+
+def require_address(settings: Settings) -> Address:
+    try:
+        address = read_address(settings.root_path)
+    except (OSError, ValueError) as error:
+        raise Failure(f"{settings.root_path / ADDRESS_FILE} cannot be read: {error}") from None
+    if address is None:
+        raise Failure(
+            f"no broker serves {settings.root}: start one with "
+            f"`penstock up --root {shlex.quote(settings.root)}`",
+            UNREACHABLE,
+        )
+    return address
+
+
+@click.group()
+def tokens() -> None:
+    """Tokens that let programs in, each with a role and the streams it is for.
+
+    \b
+    admin     everything
+    producer  list, describe, append
+    consumer  list, describe, read
+    pipeline  list, describe, read, append, export
+    observer  list, describe
+
+    All of them may see statistics.
+    """
+
+
+class _Duration(click.ParamType[int]):
+    """Milliseconds, as in `90d`."""
+
+    name = "duration"
+
+    def __init__(self, min_millis: int) -> None:
+        self._min_millis = min_millis
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            millis = parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not self._min_millis <= millis <= _MAX_DURATION_MILLIS:
+            limits = f"{format_duration(self._min_millis)} to {_MAX_DURATION_DAYS}d"
+            self.fail(f"{value!r} is out of range: expected {limits}", param, ctx)
+        return millis
+
+
+# A hundred years, so that every expiry is a valid date.
+_MAX_DURATION_DAYS = 36_500
+_MAX_DURATION_MILLIS = _MAX_DURATION_DAYS * 86_400_000
+_GRACE = _Duration(min_millis=0)
+_LIFETIME = _Duration(min_millis=1000)
+
+
+@tokens.command("create")
+@click.argument("name")
+@click.option("--role", type=click.Choice([role.value for role in Role]), required=True)
+@click.option(
+    "--stream",
+    "patterns",
+    multiple=True,
+    default=["*"],
+    metavar="PATTERN",
+    help="Streams it is for, such as 'sensor-*'; all by default. May be repeated.",
+)
+@click.option(
+    "--expires",
+    type=_LIFETIME,
+    metavar="DURATION",
+    help="Time until the token expires, such as 90d. By default it never expires.",
+)
+@root_option
+@json_option
+@config_option
+def create_token(
+    name: str,
+    role: str,
+    patterns: tuple[str, ...],
+    expires: int | None,
+    root: str | None,
+    as_json: bool,
+    config: Path | None,
+) -> None:
+    """Make a token and print it, once: only its digest is stored."""
+    if not name.strip():
+        raise click.UsageError("NAME is empty: expected one that tells whose token it is")
+    catalog = _open_catalog(settings_from(config, root=root))
+    if any(row.id == name for row in catalog.tokens()):
+        raise Failure(f"there is a token {name!r} already: revoke it, or choose another name")
+    secret = new_secret()
+    now = _now_millis()
+    expires_time = None if expires is None else now + expires
+    row = TokenRow(name, role, patterns, now, expires_time)
+    with _failing_plainly("the token cannot be stored"):
+        catalog.add_token(row, secret)
+    _echo_secret(name, secret, expires_time, as_json)
+
+
+@tokens.command("rotate")
+@click.argument("name")
+@click.option(
+    "--grace",
+    type=_GRACE,
+    default="1d",
+    show_default=True,
+    metavar="DURATION",
+    help="How long the old token stays valid; 0s ends it at once.",
+)
+@click.option(
+    "--expires",
+    type=_LIFETIME,
+    metavar="DURATION",
+    help="Time until the new token expires; by default the new token gets the lifetime of the old "
+    "one.",
+)
+@root_option
+@json_option
+@config_option
+def rotate_token(
+    name: str,
+    grace: int,
+    expires: int | None,
+    root: str | None,
+    as_json: bool,
+    config: Path | None,
+) -> None:
+    """Replace a token and print the new one, with the same role and streams.
+
+    Both are valid until the grace period ends. Only the last two tokens of a name are ever valid.
+    """
+    settings = settings_from(config, root=root)
+    catalog = _open_catalog(settings)
+    old = next((row for row in catalog.tokens() if row.id == name), None)
+    if old is None:
+        raise Failure(f"there is no token {name!r}", NOT_FOUND)
+    if expires is None and old.expires_time is not None:
+        expires = old.expires_time - old.created_time
+    now = _now_millis()
+    expires_time = None if expires is None else now + expires
+    secret = new_secret()
+    rotation = TokenRotation(now, expires_time, grace_end=now + grace)
+    with _failing_plainly("the token cannot be rotated"):
+        catalog.rotate_token(name, secret, rotation)
+    _echo_secret(name, secret, expires_time, as_json)
+    if name == FIRST_TOKEN_ID:
+        try:
+            write_token_file(settings.root_path, secret)
+        except OSError as error:
+            path = settings.root_path / TOKEN_FILE
+            raise Failure(
+                f"the token is rotated, but {path} cannot be written: {error}; write the new token "
+                "to that file before the grace period ends"
+            ) from None
+
+
+def _echo_secret(name: str, secret: str, expires_time: int | None, as_json: bool) -> None:
+    if as_json:
+        echo_json({"name": name, "token": secret, "expires": expires_time})
+    else:
+        click.echo(secret)
+
+
+def _now_millis() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@tokens.command("list")
+@root_option
+@json_option
+@config_option
+def list_tokens(root: str | None, as_json: bool, config: Path | None) -> None:
+    """Show which tokens there are; never the tokens themselves."""
+    rows = _open_catalog(settings_from(config, root=root)).tokens()
+    if as_json:
+        echo_json(
+            [
+                {
+                    "name": row.id,
+                    "role": row.role,
+                    "streams": list(row.patterns),
+                    "expires": row.expires_time,
+                }
+                for row in rows
+            ]
+        )
+        return
+    now = _now_millis()
+    echo_table(
+        ("name", "role", "streams", "expires"),
+        [
+            (row.id, row.role, ", ".join(row.patterns), _show_expiry(row.expires_time, now))
+            for row in rows
+        ],
+    )
+
+
+def _show_expiry(expires_time: int | None, now: int) -> str:
+    if expires_time is None:
+        return "never"
+    shown = f"{datetime.fromtimestamp(expires_time / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{shown} (expired)" if expires_time <= now else shown
+
+
+@tokens.command("revoke")
+@click.argument("name")
+@root_option
+@json_option
+@config_option
+def revoke_token(name: str, root: str | None, as_json: bool, config: Path | None) -> None:
+    """End a token; connections that came in with it are closed within a second or two."""
+    settings = settings_from(config, root=root)
+    catalog = _open_catalog(settings)
+    with _failing_plainly("the token cannot be revoked"):
+        is_removed = catalog.remove_token(name)
+    if not is_removed:
+        raise Failure(f"there is no token {name!r}", NOT_FOUND)
+    if name == FIRST_TOKEN_ID:
+        # The next start would take it back in from there; without it, it makes another one.
+        (settings.root_path / TOKEN_FILE).unlink(missing_ok=True)
+    if as_json:
+        echo_json({"revoked": name})
+
+
+def _open_catalog(settings: Settings) -> Catalog:
+    path = settings.root_path / CATALOG_FILE
+    if not path.exists():
+        raise Failure(f"there is no store at {settings.root}: `penstock serve` makes one")
+    release = partial(release_reserve, Disk(), settings.root_path)
+    try:
+        try:
+            return Catalog(path, release)
+        except sqlite3.Error as error:
+            # Without a broker, SQLite has to create files first.
+            if not is_disk_full(error) or not release():
+                raise
+        return Catalog(path, release)
+    except (sqlite3.Error, StoreError) as error:
+        raise Failure(f"{path} cannot be read: {error}") from None
+
+
+@contextmanager
+def _failing_plainly(what: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        hint = ": make room on the disk" if is_disk_full(error) else ""
+        raise Failure(f"{what}: {error}{hint}") from None

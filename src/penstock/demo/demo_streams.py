@@ -1,0 +1,56 @@
+"""A broker that may go away and come back, and streams that may be there from an earlier run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.client.blocking import StreamManagerClient
+from penstock.errors import StreamManagerException
+from penstock.model import ExportConfig, ExportDefinition, MessageStreamDefinition
+
+# Before the first attempt to reach the broker, and between two.
+_PAUSE_SECONDS = 0.2
+# A broker that does not answer is given up, and tried again.
+_TIMEOUT_SECONDS = 5.0
+
+
+def keep_connected(
+    root: Path, is_over: threading.Event, work: Callable[[StreamManagerClient], None]
+) -> None:
+    """Calls `work` with a client of the broker, each time that one is reached, until it is over."""
+    while not is_over.wait(_PAUSE_SECONDS):
+        with (
+            contextlib.suppress(OSError, StreamManagerException),
+            StreamManagerClient(
+                root=root, request_timeout=_TIMEOUT_SECONDS, reconnect_timeout=0
+            ) as client,
+        ):
+            work(client)
+
+
+def ensure_stream(client: StreamManagerClient, wanted: MessageStreamDefinition) -> None:
+    """Creates the stream, or gives one that is there the exports that it lacks.
+
+    All else stays as it is found: somebody may have changed it, or paused an export.
+    """
+    if wanted.name not in client.list_streams():
+        client.create_message_stream(wanted)
+        return
+    found = client.describe_message_stream(wanted.name).definition
+    missing = find_missing_exports(found.export_definition, wanted.export_definition)
+    for kind, config in missing:
+        others = getattr(found.export_definition, kind) or ()
+        setattr(found.export_definition, kind, [*others, config])
+    if missing:
+        client.update_message_stream(found)
+
+
+def find_missing_exports(
+    found: ExportDefinition, wanted: ExportDefinition
+) -> list[tuple[str, ExportConfig]]:
+    """Of the wanted ones those whose identifier is not there, each with its kind."""
+    known = {config.identifier for config in found.configs()}
+    return [it for it in wanted.configs_by_kind() if it[1].identifier not in known]

@@ -1,0 +1,152 @@
+"""Where a stream goes: the five export configurations and how each one is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from penstock.model.limits import (
+    BatchIntervalMillis,
+    BatchOf10,
+    BatchOf100,
+    BatchOf500,
+    MultipartThreshold,
+    Name,
+    Priority,
+    SequenceNumber,
+    Text,
+)
+from penstock.model.status_message import StatusConfig
+from penstock.model.value import REQUIRED, Choice, Value
+
+
+class ExportFormat(Choice):
+    RAW_NOT_BATCHED = 0
+    JSON_BATCHED = 1
+
+
+class HTTPConfig(Value):
+    identifier: Name = REQUIRED
+    uri: Text = REQUIRED
+    batch_size: BatchOf500 | None = None
+    batch_interval_millis: BatchIntervalMillis | None = None
+    priority: Priority | None = None
+    start_sequence_number: SequenceNumber | None = None
+    disabled: bool | None = None
+    export_format: ExportFormat | None = None
+
+
+class IoTAnalyticsConfig(Value):
+    identifier: Name = REQUIRED
+    iot_channel: Text = REQUIRED
+    iot_msg_id_prefix: Annotated[str, Meta(max_length=32)] | None = None
+    batch_size: BatchOf100 | None = None
+    batch_interval_millis: BatchIntervalMillis | None = None
+    priority: Priority | None = None
+    start_sequence_number: SequenceNumber | None = None
+    disabled: bool | None = None
+
+
+class KinesisConfig(Value):
+    identifier: Name = REQUIRED
+    kinesis_stream_name: Text = REQUIRED
+    batch_size: BatchOf500 | None = None
+    batch_interval_millis: BatchIntervalMillis | None = None
+    priority: Priority | None = None
+    start_sequence_number: SequenceNumber | None = None
+    disabled: bool | None = None
+
+
+class IoTSiteWiseConfig(Value):
+    identifier: Name = REQUIRED
+    batch_size: BatchOf10 | None = None
+    batch_interval_millis: BatchIntervalMillis | None = None
+    priority: Priority | None = None
+    start_sequence_number: SequenceNumber | None = None
+    disabled: bool | None = None
+
+
+class S3ExportTaskExecutorConfig(Value):
+    identifier: Name = REQUIRED
+    size_threshold_for_multipart_upload_bytes: MultipartThreshold | None = None
+    priority: Priority | None = None
+    disabled: bool | None = None
+    status_config: StatusConfig | None = None
+
+
+ExportConfig: TypeAlias = (
+    HTTPConfig | IoTAnalyticsConfig | KinesisConfig | IoTSiteWiseConfig | S3ExportTaskExecutorConfig
+)
+
+
+# The most messages that one call takes; an S3 task is a message of its own.
+_BATCH_LIMITS: dict[type[ExportConfig], int] = {
+    HTTPConfig: 500,
+    IoTAnalyticsConfig: 100,
+    KinesisConfig: 500,
+    IoTSiteWiseConfig: 10,
+    S3ExportTaskExecutorConfig: 1,
+}
+
+
+def batch_size_of(config: ExportConfig) -> int:
+    """How many messages are a batch."""
+    return getattr(config, "batch_size", None) or _BATCH_LIMITS[type(config)]
+
+
+class ExportDefinition(Value):
+    http: list[HTTPConfig] | None = None
+    iot_analytics: list[IoTAnalyticsConfig] | None = None
+    kinesis: list[KinesisConfig] | None = None
+    # The one key on the wire that does not follow the others' spelling.
+    iot_sitewise: list[IoTSiteWiseConfig] | None = msgspec.field(default=None, name="IotSitewise")
+    s3_task_executor: list[S3ExportTaskExecutorConfig] | None = None
+
+    def configs(self) -> Iterator[ExportConfig]:
+        """All export configurations of the stream, whatever their kind."""
+        return (config for _, config in self.configs_by_kind())
+
+    def configs_by_kind(self) -> Iterator[tuple[str, ExportConfig]]:
+        """Each of them with the name of the list that it stands in."""
+        for kind in self.__struct_fields__:
+            for config in getattr(self, kind) or ():
+                yield kind, config
+
+
+# By the name of the list: what a configuration in it is.
+CONFIG_OF_KIND: dict[str, type[ExportConfig]] = {
+    "http": HTTPConfig,
+    "iot_analytics": IoTAnalyticsConfig,
+    "kinesis": KinesisConfig,
+    "iot_sitewise": IoTSiteWiseConfig,
+    "s3_task_executor": S3ExportTaskExecutorConfig,
+}
+
+
+class ExportStatus(Value):
+    """How one export is doing; in the AWS SDKs it is `MessageStreamInfo.exportStatuses`."""
+
+    export_config_identifier: str = REQUIRED
+    # -1 until something was exported, so that `newest > last exported` is right from the start.
+    last_exported_sequence_number: int = -1
+    last_export_time: int | None = None
+    error_message: str = ""
+    exported_bytes_from_stream: int = 0
+    exported_messages_count: int = 0
+
+
+def messages_behind(config: ExportConfig, last_exported: int, oldest: int, newest: int) -> int:
+    """How many of the stored messages an export has still to take.
+
+    Not those before its start, nor those that were dropped before it came to them.
+    """
+    return max(newest + 1 - next_number(config, last_exported, oldest), 0)
+
+
+def next_number(config: ExportConfig, last_exported: int, oldest: int) -> int:
+    """The message that an export continues with, of a stream whose oldest message is known."""
+    start = getattr(config, "start_sequence_number", None) or 0
+    return max(last_exported + 1, start, oldest)

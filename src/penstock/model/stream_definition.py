@@ -1,0 +1,70 @@
+"""Streams: how one is defined and how it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import msgspec
+
+from penstock.errors import InvalidRequestException
+from penstock.model.export_definition import ExportConfig, ExportDefinition, ExportStatus
+from penstock.model.limits import MaxSize, Name, SegmentSize, TimeToLiveMillis
+from penstock.model.value import REQUIRED, Choice, Value
+
+DEFAULT_MAX_SIZE = 256 * 1024 * 1024
+DEFAULT_SEGMENT_SIZE = 16 * 1024 * 1024
+
+
+class StrategyOnFull(Choice):
+    RejectNewData = 0
+    OverwriteOldestData = 1
+
+
+class Persistence(Choice):
+    File = 0
+    Memory = 1
+
+
+class MessageStreamDefinition(Value):
+    name: Name = REQUIRED
+    max_size: MaxSize = DEFAULT_MAX_SIZE
+    stream_segment_size: SegmentSize = DEFAULT_SEGMENT_SIZE
+    time_to_live_millis: TimeToLiveMillis | None = None
+    strategy_on_full: StrategyOnFull = REQUIRED
+    persistence: Persistence = Persistence.File
+    flush_on_write: bool = False
+    export_definition: ExportDefinition = msgspec.field(default_factory=ExportDefinition)
+
+    def exports(self) -> Iterator[ExportConfig]:
+        return self.export_definition.configs()
+
+    def validate_exports(self) -> None:
+        """Each export is known by its identifier alone, so no two of a stream share one."""
+        seen: set[str] = set()
+        for export in self.exports():
+            if export.identifier in seen:
+                raise InvalidRequestException(
+                    f"definition.exportDefinition: the identifier {export.identifier!r} is used "
+                    "twice; it must be unique among all exports of the stream"
+                )
+            seen.add(export.identifier)
+
+
+class StorageStatus(Value):
+    """What is stored; `newest - oldest + 1` messages, also when that is none."""
+
+    oldest_sequence_number: int = REQUIRED
+    newest_sequence_number: int = REQUIRED
+    total_bytes: int = REQUIRED
+
+
+class MessageStreamInfo(Value):
+    # The names of the two in the AWS SDK, where they are classes inside this one.
+    storageStatus: ClassVar = StorageStatus  # noqa: N815
+    exportStatuses: ClassVar = ExportStatus  # noqa: N815
+
+    definition: MessageStreamDefinition = REQUIRED
+    storage_status: StorageStatus = REQUIRED
+    # A server may leave it out where there are none.
+    export_statuses: list[ExportStatus] = msgspec.field(default_factory=list)

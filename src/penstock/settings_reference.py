@@ -1,0 +1,118 @@
+"""The settings as documentation, a page or plain values, made from their declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec import inspect
+
+from penstock.settings import Settings, original_variables, variables_of
+
+_HEAD = """# Settings
+
+Made from the code by `make docs`. A value in `penstock.toml` (in the working directory, or named by
+`--config` or `PENSTOCK_CONFIG`) is overridden by the environment, and that by a flag. An empty
+variable counts as not set. A value that is not allowed is refused at start.
+
+The table `[client]` of the same file is for clients and commands, and the broker passes it over:
+`host`, `port`, `unix_socket`, `token`, `tls_ca` ([the cookbook](cookbook.md#connecting) says when
+each is used).
+
+```toml
+root = "/var/lib/penstock"              # settings stand at the top, in no table
+exporter_max_bandwidth = 10000
+read_only_dirs = "/srv/camera,/var/log/press"
+
+[client]
+host = "127.0.0.1"
+port = 8088
+```
+
+A variable that begins with `PENSTOCK_` and is no setting is told in the broker's log.
+
+| in `penstock.toml` | in the environment | default | allowed | what it is |
+|---|---|---|---|---|
+"""
+
+# Filled in when the settings are loaded, not declared.
+_DEFAULTS = {"root": "~/.penstock"}
+
+_TYPES: dict[type[inspect.Type], str] = {
+    inspect.BoolType: "boolean",
+    inspect.EnumType: "text",
+    inspect.IntType: "integer",
+    inspect.StrType: "text",
+}
+
+
+class Reference(NamedTuple):
+    """What there is to know about a setting before one sets it."""
+
+    name: str
+    # All that set it, the preferred one first.
+    variables: tuple[str, ...]
+    default: str | int | bool | None
+    type: str
+    # The values, where they can be counted; a range of numbers is one text.
+    allowed: tuple[str, ...]
+    description: str
+
+
+def settings_page() -> str:
+    return _HEAD + "".join(f"| {' | '.join(_cells(setting))} |\n" for setting in references())
+
+
+def references() -> Iterator[Reference]:
+    described = inspect.type_info(Settings)
+    assert isinstance(described, inspect.StructType)
+    for field in described.fields:
+        kind, text = _described(field.type)
+        yield Reference(
+            name=field.name,
+            variables=variables_of(field.name),
+            default=_DEFAULTS.get(field.name, None if field.default == "" else field.default),
+            type=_TYPES[type(kind)],
+            allowed=_allowed(kind),
+            description=text,
+        )
+
+
+def _cells(setting: Reference) -> tuple[str, ...]:
+    is_range = setting.type == "integer"
+    return (
+        _code(setting.name),
+        ", ".join(map(_code, original_variables(setting.name))),
+        "none" if setting.default is None else _code(_literal(setting.default)),
+        ", ".join(setting.allowed if is_range else map(_code, setting.allowed)) or "text",
+        setting.description,
+    )
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _described(kind: inspect.Type) -> tuple[inspect.Type, str]:
+    """The type inside its description; an optional one is described within."""
+    if isinstance(kind, inspect.UnionType):
+        kind = next(option for option in kind.types if not isinstance(option, inspect.NoneType))
+    text = ""
+    while isinstance(kind, inspect.Metadata):
+        text = text or str((kind.extra_json_schema or {}).get("description", ""))
+        kind = kind.type
+    return kind, text
+
+
+def _allowed(kind: inspect.Type) -> tuple[str, ...]:
+    if isinstance(kind, inspect.EnumType):
+        return tuple(str(member.value) for member in kind.cls)
+    if isinstance(kind, inspect.BoolType):
+        return ("true", "false")
+    if isinstance(kind, inspect.IntType):
+        return (f"{kind.ge} or more" if kind.le is None else f"{kind.ge} to {kind.le}",)
+    return ()
+
+
+def _literal(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,1 +1,0 @@
-"""What tests of Penstock, and of programs that use it, need."""

@@ -1,0 +1,222 @@
+"""Arguments, files, pipes and terminals as sources of messages."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from penstock.cli import message_input as source
+from penstock.cli.main import Failure
+from penstock.cli.message_input import (
+    Batch,
+    MessageInput,
+    MessageInputError,
+    decode_arguments,
+    read_chunks,
+)
+from penstock.cli.payload import Encoding
+
+from .messaging import BareTerminal
+
+
+def read_file(
+    path: Path, data: bytes, encoding: Encoding = Encoding.TEXT, as_blob: bool = False
+) -> list[Batch]:
+    path.write_bytes(data)
+    return list(MessageInput(str(path)).batches(encoding, as_blob))
+
+
+def messages_of(batches: list[Batch]) -> list[bytes]:
+    return [message for batch in batches for message in batch.messages]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "input"
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("encoding", "arguments", "messages"),
+    [
+        (Encoding.TEXT, [b"\xff\x01 ", "sécond".encode()], [b"\xff\x01 ", "sécond".encode()]),
+        (Encoding.HEX, [b"00ff", b"de ad"], [b"\x00\xff", b"\xde\xad"]),
+        (Encoding.BASE64, [b"AP8="], [b"\x00\xff"]),
+    ],
+)
+def test_arguments_are_taken_as_they_are_or_decoded(
+    encoding: Encoding, arguments: list[bytes], messages: list[bytes]
+) -> None:
+    assert decode_arguments([os.fsdecode(word) for word in arguments], encoding) == [
+        Batch(messages)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "arguments", "problem"),
+    [
+        (Encoding.HEX, ["00", "0"], "message 2 is not hex (odd-length string)"),
+        (Encoding.BASE64, ["a"], "message 1 is not base64"),
+        (Encoding.TEXT, ["a", ""], "message 2 is empty: a message has at least one byte"),
+        (Encoding.HEX, ["0x"], "message 1 is empty: a message has at least one byte"),
+    ],
+)
+def test_an_argument_that_is_no_message_is_told(
+    encoding: Encoding, arguments: list[str], problem: str
+) -> None:
+    with pytest.raises(click.UsageError) as refused:
+        decode_arguments(arguments, encoding)
+    assert refused.value.message.startswith(problem)
+
+
+def test_very_many_arguments_are_several_batches() -> None:
+    batches = decode_arguments([str(number) for number in range(12_345)], Encoding.TEXT)
+
+    assert [len(batch.messages) for batch in batches] == [5000, 5000, 2345]
+    assert messages_of(batches) == [b"%d" % number for number in range(12_345)]
+
+
+# Lines
+
+
+def test_each_line_is_a_message_and_empty_ones_are_counted(path: Path) -> None:
+    assert read_file(path, b"one\n\n \r\n\xff\xfe\n\n\nno end of line") == [
+        Batch([b"one", b" \r", b"\xff\xfe"], 13, 3),
+        Batch([b"no end of line"], 15),
+    ]
+
+
+@pytest.mark.parametrize("data", [b"", b"\n"])
+def test_no_lines_are_no_messages(path: Path, data: bytes) -> None:
+    assert messages_of(read_file(path, data)) == []
+
+
+def test_lines_of_any_length_come_through(path: Path) -> None:
+    some = random.Random(7)
+    lengths = [1, 2_500_000, 3, *(some.randrange(1, 3000) for _ in range(3000)), 1_048_577, 5]
+    lines = [some.randbytes(length).replace(b"\n", b" ") for length in lengths]
+
+    batches = read_file(path, b"\n".join(lines))
+
+    assert messages_of(batches) == lines
+    assert sum(batch.input_bytes for batch in batches) == sum(lengths) + len(lines)
+    for batch in batches:
+        # What is larger than a batch goes alone; else a line may have begun in the chunk before.
+        assert len(batch.messages) == 1 or sum(map(len, batch.messages)) < 2 * 1024 * 1024
+
+
+def test_very_many_lines_are_several_batches(path: Path) -> None:
+    lines = [b"%d" % number for number in range(12_345)]
+
+    batches = read_file(path, b"\n".join(lines) + b"\n")
+
+    assert [len(batch.messages) for batch in batches] == [5000, 5000, 2345]
+    assert messages_of(batches) == lines
+
+
+@pytest.mark.parametrize(
+    ("encoding", "lines"),
+    [
+        (Encoding.HEX, b"00 ff\r\n \r\n0a\n"),
+        (Encoding.BASE64, b"AP8=\r\n \r\nCg==\n"),
+    ],
+)
+def test_lines_may_be_encoded(path: Path, encoding: Encoding, lines: bytes) -> None:
+    assert read_file(path, lines, encoding) == [
+        Batch([b"\x00\xff", b"\n"], len(lines), empty_lines=1)
+    ]
+
+
+def test_a_bad_line_is_told_with_its_number_after_the_batches_before_it(path: Path) -> None:
+    path.write_bytes(b"00\n" * 5002 + b"xx\n" + b"00\n" * 5000)
+    batches = MessageInput(str(path)).batches(Encoding.HEX, as_blob=False)
+
+    assert next(batches).messages == [b"\x00"] * 5000
+    with pytest.raises(MessageInputError) as refused:
+        next(batches)
+    assert str(refused.value) == f"{path}, line 5,003: not hex (non-hexadecimal digit found)"
+
+
+def test_a_line_that_never_ends_is_refused_before_it_fills_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source, "MAX_FRAME_BYTES", 10_000_000)
+
+    with pytest.raises(MessageInputError) as refused:
+        next(MessageInput("/dev/zero").batches(Encoding.TEXT, as_blob=False))
+
+    assert str(refused.value) == (
+        "a line of /dev/zero has more than 10,000,000 bytes: no message may"
+    )
+
+
+# Blobs
+
+
+def test_a_blob_is_one_message(path: Path) -> None:
+    assert read_file(path, b"file\n\na\n", as_blob=True) == [Batch([b"file\n\na\n"], 8)]
+    assert read_file(path, b"ff\n00\n", Encoding.HEX, as_blob=True) == [Batch([b"\xff\x00"], 6)]
+
+
+def test_an_empty_blob_is_refused(path: Path) -> None:
+    with pytest.raises(MessageInputError) as refused:
+        read_file(path, b"", as_blob=True)
+    assert str(refused.value) == f"{path} is empty: a message has at least one byte"
+
+
+# Files, pipes and terminals
+
+
+def test_what_a_pipe_has_is_not_kept_for_more_of_it() -> None:
+    reading, writing = os.pipe()
+    chunks = read_chunks(reading, size=4)
+    with os.fdopen(reading), os.fdopen(writing, "wb", buffering=0) as pipe:
+        pipe.write(b"a")
+        assert next(chunks) == b"a"
+        pipe.write(b"bc")
+        pipe.write(b"defgh")
+        assert next(chunks) == b"bcde"
+        assert next(chunks) == b"fgh"
+        pipe.close()
+        assert list(chunks) == []
+
+
+def test_the_size_of_a_file_is_known_and_of_a_pipe_is_not(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(b"12345")
+    assert MessageInput(str(path)).size == 5
+    with path.open("rb", buffering=0) as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert MessageInput().size == 5
+        file.read(2)
+        assert MessageInput().size == 3
+    os.mkfifo(tmp_path / "pipe")
+    assert MessageInput(str(tmp_path / "pipe")).size is None
+
+
+def test_only_standard_input_may_be_typed(
+    terminal: BareTerminal, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.touch()
+    with terminal.keyboard() as keyboard, path.open() as file:
+        monkeypatch.setattr(sys, "stdin", keyboard)
+        assert MessageInput().is_typed
+        assert not MessageInput(str(path)).is_typed
+        monkeypatch.setattr(sys, "stdin", file)
+        assert not MessageInput().is_typed
+
+
+def test_standard_input_may_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As Python has it after `<&-` in a shell.
+    monkeypatch.setattr(sys, "stdin", None)
+
+    with pytest.raises(Failure, match="standard input is closed"):
+        list(MessageInput().batches(Encoding.TEXT, as_blob=False))

@@ -1,0 +1,141 @@
+"""The five kinds of exports, under the keys that the AWS clients use."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from penstock.errors import InvalidRequestException
+from penstock.model import (
+    ExportConfig,
+    ExportDefinition,
+    ExportStatus,
+    HTTPConfig,
+    IoTAnalyticsConfig,
+    IoTSiteWiseConfig,
+    KinesisConfig,
+    MessageStreamDefinition,
+    S3ExportTaskExecutorConfig,
+    from_wire,
+    to_wire,
+)
+from penstock.model.export_definition import messages_behind, next_number
+
+from .samples import COMPLETE_EXPORTS, EXPORTS, Json, with_export
+
+KINDS: dict[str, type[ExportConfig]] = {
+    "http": HTTPConfig,
+    "iotAnalytics": IoTAnalyticsConfig,
+    "kinesis": KinesisConfig,
+    "IotSitewise": IoTSiteWiseConfig,
+    "s3TaskExecutor": S3ExportTaskExecutorConfig,
+}
+each_kind = pytest.mark.parametrize("group", KINDS)
+
+
+def test_there_are_five_lists() -> None:
+    empty: Json = {group: [] for group in KINDS}
+
+    assert to_wire(from_wire(empty, ExportDefinition)) == empty
+    assert to_wire(ExportDefinition()) == {}
+    assert {field.encode_name for field in msgspec.structs.fields(ExportDefinition)} == set(KINDS)
+
+
+@pytest.mark.parametrize("key", ["iotSitewise", "iotSiteWise", "IoTSiteWise", "s3"])
+def test_another_spelling_is_another_key_and_ignored(key: str) -> None:
+    assert from_wire({key: [{"identifier": "s"}]}, ExportDefinition) == ExportDefinition()
+
+
+@each_kind
+def test_a_complete_configuration_comes_back_as_it_was(group: str) -> None:
+    wanted = COMPLETE_EXPORTS[group]
+
+    found = from_wire(wanted, KINDS[group])
+
+    assert to_wire(found) == wanted
+    assert {field.encode_name for field in msgspec.structs.fields(KINDS[group])} == set(wanted)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=KINDS[group]) == found
+
+
+@each_kind
+def test_what_is_unset_does_not_leave(group: str) -> None:
+    assert to_wire(from_wire(EXPORTS[group], KINDS[group])) == EXPORTS[group]
+
+
+@each_kind
+def test_what_is_required_is_named_with_its_place(group: str) -> None:
+    for field in EXPORTS[group]:
+        wanted = with_export(group)
+        del wanted["exportDefinition"][group][0][field]
+
+        with pytest.raises(InvalidRequestException) as caught:
+            from_wire(wanted, MessageStreamDefinition)
+
+        assert caught.value.message == (
+            f"exportDefinition.{group}[0]: object missing required field {field}"
+        )
+
+
+@each_kind
+def test_the_second_configuration_of_a_list_is_told_from_the_first(group: str) -> None:
+    wanted = with_export(group)
+    wanted["exportDefinition"][group].append({**EXPORTS[group], "priority": 11})
+
+    with pytest.raises(InvalidRequestException, match=rf"{group}\[1\]\.priority is 11"):
+        from_wire(wanted, MessageStreamDefinition)
+
+
+def test_an_export_that_never_ran_has_exported_nothing() -> None:
+    assert to_wire(ExportStatus("e", 4, 1_700_000_000_000, "denied", 10, 5)) == {
+        "exportConfigIdentifier": "e",
+        "lastExportedSequenceNumber": 4,
+        "lastExportTime": 1_700_000_000_000,
+        "errorMessage": "denied",
+        "exportedBytesFromStream": 10,
+        "exportedMessagesCount": 5,
+    }
+    # No null for the time: the clients take one for a number.
+    assert "lastExportTime" not in to_wire(ExportStatus("e"))
+    assert ExportStatus("e").last_exported_sequence_number == -1
+
+
+@pytest.mark.parametrize(
+    ("start", "last_exported", "oldest", "newest", "behind"),
+    [
+        (None, -1, 0, -1, 0),
+        (None, -1, 0, 9, 10),
+        (None, 3, 0, 9, 6),
+        (None, 9, 0, 9, 0),
+        # Dropped before it came to them.
+        (None, 3, 6, 9, 4),
+        (None, 3, 10, 9, 0),
+        # Before its start.
+        (7, -1, 0, 9, 3),
+        (7, 8, 0, 9, 1),
+        (7, -1, 8, 9, 2),
+        # It begins with what is still to come, or has taken what a power cut then took back.
+        (12, -1, 0, 9, 0),
+        (None, 12, 0, 9, 0),
+    ],
+)
+def test_an_export_is_behind_by_what_it_has_still_to_take(
+    start: int | None, last_exported: int, oldest: int, newest: int, behind: int
+) -> None:
+    config = KinesisConfig("k", "x", start_sequence_number=start)
+
+    assert messages_behind(config, last_exported, oldest, newest) == behind
+
+
+def test_an_export_that_has_no_start_takes_all() -> None:
+    assert messages_behind(S3ExportTaskExecutorConfig("s"), -1, 2, 9) == 8
+
+
+@pytest.mark.parametrize(
+    ("start", "last", "oldest", "number"),
+    [(None, -1, 0, 0), (None, 4, 0, 5), (9, 4, 0, 9), (9, 20, 0, 21), (None, 4, 8, 8)],
+)
+def test_export_continues_behind_the_last_exported_message(
+    start: int | None, last: int, oldest: int, number: int
+) -> None:
+    config = KinesisConfig("k", "x", start_sequence_number=start)
+    assert next_number(config, last, oldest) == number

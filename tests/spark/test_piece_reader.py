@@ -1,0 +1,600 @@
+"""What tasks read from a real broker, by its files and over the wire, and what goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from penstock import MessageStreamDefinition, Persistence, StrategyOnFull, StreamManagerClient
+from penstock.client.endpoint import Search
+from penstock.spark import piece_reader as reading
+from penstock.spark.losses import DataLossError
+from penstock.spark.mapped import map_piece
+from penstock.spark.options import BrokerOptions, Via
+from penstock.spark.piece_reader import PieceReader, read_task
+from penstock.spark.place import Place
+from penstock.spark.planning import Piece, ReadTask, plan_pieces, plan_tasks
+from penstock.spark.times import ALL_TIMES, TimeRange
+from penstock.store.record import ENTRY, data_path, index_path
+from tests.support import BrokerProcess, running, wait_until
+
+WAYS: list[Via] = ["files", "wire"]
+
+
+class Row(NamedTuple):
+    stream: str
+    number: int
+    payload: bytes
+
+
+class Reader:
+    """Plans and reads as a query does, in this process."""
+
+    def __init__(self, broker: BrokerProcess, client: StreamManagerClient) -> None:
+        self.broker = broker
+        self.client = client
+        self.place = Place.find(BrokerOptions(root=str(broker.root)))
+
+    def plan(
+        self,
+        name: str,
+        first: int | None = None,
+        end: int | None = None,
+        times: TimeRange = ALL_TIMES,
+    ) -> list[Piece]:
+        (position,) = self.client.watch_streams([name])
+        first = position.oldest_sequence_number if first is None else first
+        end = position.end_sequence_number if end is None else end
+        location = self.client.locate_messages(name, position.stream_id, first, end)
+        return plan_pieces(name, position.stream_id, location, first, end, times)
+
+    def batches(
+        self, pieces: list[Piece], via: Via = "auto", fails_on_loss: bool = True
+    ) -> Iterator[pa.RecordBatch]:
+        return read_task(ReadTask(self.place, pieces), via=via, fails_on_loss=fails_on_loss)
+
+    def read(self, pieces: list[Piece], via: Via = "auto", fails_on_loss: bool = True) -> list[Row]:
+        return [row for b in self.batches(pieces, via, fails_on_loss) for row in rows_of(b)]
+
+    def files(self, piece: Piece) -> tuple[Path, Path]:
+        """The data and the index of the piece's segment."""
+        directory = self.broker.root / "streams" / piece.stream_id
+        first = piece.segment.first
+        return data_path(directory, first), index_path(directory, first)
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    batch.validate(full=True)
+    return [Row(row["stream"], row["sequence_number"], row["payload"]) for row in batch.to_pylist()]
+
+
+@pytest.fixture
+def reader(broker: BrokerProcess, client: StreamManagerClient) -> Reader:
+    return Reader(broker, client)
+
+
+@pytest.fixture
+def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few messages in each answer, and a few answers at once."""
+    monkeypatch.setattr(reading, "_ANSWER_BYTES", 2000)
+    monkeypatch.setattr(reading, "_GATHERED_BYTES", 6000)
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    with caplog.at_level(logging.WARNING, "penstock.spark"):
+        yield lambda: [r.message for r in caplog.records if r.name == "penstock.spark"]
+
+
+def numbered(count: int, size: int = 100) -> list[bytes]:
+    return [b"%08d" % number + bytes([number % 256]) * (size - 8) for number in range(count)]
+
+
+def append(client: StreamManagerClient, name: str, payloads: list[bytes]) -> list[Row]:
+    """In small batches: one batch is never shared by two segments."""
+    rows = []
+    for place in range(0, len(payloads), 10):
+        some = payloads[place : place + 10]
+        numbers = client.append_messages(name, some)
+        rows += [Row(name, *both) for both in zip(numbers, some, strict=True)]
+    return rows
+
+
+def damage(path: Path, position: int, data: bytes = b"") -> None:
+    """Overwrites bytes of a file; without data, flips a bit."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        data = data or bytes([file.read(1)[0] ^ 1])
+        file.seek(position)
+        file.write(data)
+
+
+# Rows
+
+
+@pytest.mark.parametrize("via", [*WAYS, "auto"])
+def test_a_stream_is_read_as_it_was_written(
+    reader: Reader, create: Callable[..., str], via: Via
+) -> None:
+    name = create(stream_segment_size=4096)
+    written = append(reader.client, name, numbered(300))
+    pieces = reader.plan(name)
+    assert len(pieces) > 5
+    assert reader.read(pieces, via) == written
+
+
+@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("size", [1, 100, 70_000, 7 << 20])
+def test_messages_of_any_size_are_read(
+    reader: Reader, create: Callable[..., str], via: Via, size: int
+) -> None:
+    name = create()
+    written = append(reader.client, name, [os.urandom(size) for _ in range(5)])
+    assert reader.read(reader.plan(name), via) == written
+
+
+@pytest.mark.parametrize("via", WAYS)
+def test_tasks_together_read_everything_once_and_in_order(
+    reader: Reader, create: Callable[..., str], via: Via
+) -> None:
+    names = [create(stream_segment_size=4096) for _ in range(2)]
+    written = [row for name in names for row in append(reader.client, name, numbered(200))]
+    pieces = [piece for name in names for piece in reader.plan(name)]
+    tasks = plan_tasks(reader.place, pieces, min_partitions=7)
+    assert len(tasks) >= 7
+    assert [row for task in tasks for row in reader.read(task.pieces, via)] == written
+
+
+@pytest.mark.parametrize("via", WAYS)
+def test_only_what_lies_in_the_bounds_is_read(
+    reader: Reader, create: Callable[..., str], via: Via
+) -> None:
+    name = create(stream_segment_size=4096)
+    written = append(reader.client, name, numbered(200))
+    pieces = reader.plan(name, 33, 155)
+    assert reader.read(pieces, via) == written[33:155]
+
+
+@pytest.mark.parametrize("via", WAYS)
+def test_times_are_cut_off_where_they_begin_and_end(
+    reader: Reader, create: Callable[..., str], via: Via
+) -> None:
+    name = create()
+    while len({message.ingest_time for message in reader.client.read_all(name)}) < 3:
+        append(reader.client, name, [b"one", b"two"])
+    messages = list(reader.client.read_all(name))
+    first, *_ = times = sorted({message.ingest_time or 0 for message in messages})
+    for start, end in [(times[1], times[2]), (times[1], times[2] + 1), (0, first + 1), (0, first)]:
+        pieces = reader.plan(name, times=TimeRange(start, end))
+        wanted = [
+            message.sequence_number
+            for message in messages
+            if start <= (message.ingest_time or 0) < end
+        ]
+        assert [row.number for row in reader.read(pieces, via)] == wanted
+        with PieceReader(reader.place, via=via, fails_on_loss=True) as pieces_reader:
+            found = [pieces_reader.find_first(piece) for piece in pieces]
+        assert found == wanted[:1]
+
+
+@pytest.mark.parametrize("via", ["wire", "auto"])
+def test_a_stream_in_memory_is_read_over_the_wire(
+    reader: Reader, create: Callable[..., str], via: Via
+) -> None:
+    name = create(persistence=Persistence.Memory, stream_segment_size=4096)
+    written = append(reader.client, name, numbered(200))
+    pieces = reader.plan(name)
+    assert len(pieces) > 3
+    assert reader.read(pieces, via) == written
+
+
+def test_a_stream_in_memory_has_no_files_to_insist_on(
+    reader: Reader, create: Callable[..., str]
+) -> None:
+    name = create(persistence=Persistence.Memory)
+    append(reader.client, name, [b"one"])
+    with pytest.raises(FileNotFoundError, match=f"'{name}' has no files on this machine"):
+        reader.read(reader.plan(name), "files")
+
+
+@pytest.mark.usefixtures("small_answers")
+@pytest.mark.parametrize("persistence", list(Persistence))
+def test_a_piece_may_be_larger_than_what_is_gathered(
+    reader: Reader, create: Callable[..., str], persistence: Persistence
+) -> None:
+    name = create(persistence=persistence)
+    written = append(reader.client, name, numbered(500))
+    written += append(reader.client, name, [b"x" * 50_000, b"y"])
+    pieces = reader.plan(name)
+    assert len(pieces) == 1
+    batches = list(reader.batches(pieces, "wire"))
+    assert [row for batch in batches for row in rows_of(batch)] == written
+    assert len(batches) >= 500 * 100 // 8000
+
+
+def test_who_has_the_files_needs_no_connection(reader: Reader, create: Callable[..., str]) -> None:
+    name = create()
+    written = append(reader.client, name, numbered(20))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nowhere = Search("127.0.0.1", silent.getsockname()[1])
+        reader.place = reader.place._replace(nearby=nowhere, remote=nowhere)
+        assert reader.read(reader.plan(name), "auto") == written
+
+
+@pytest.mark.parametrize("via", [*WAYS, "auto"])
+def test_what_comes_while_a_task_reads_is_not_its_own(
+    reader: Reader, create: Callable[..., str], via: Via
+) -> None:
+    name = create()
+    written = append(reader.client, name, numbered(50))
+    pieces = reader.plan(name)
+    append(reader.client, name, numbered(50))
+    assert reader.read(pieces, via) == written
+
+
+# Messages that are gone
+
+
+def overwrite(reader: Reader, name: str, pieces: list[Piece]) -> None:
+    """Appends until the stream has none of these messages any more."""
+    while oldest_number(reader.client, name) < pieces[-1].end:
+        append(reader.client, name, [b"z" * 1000] * 10)
+
+
+@pytest.fixture
+def overwritten(reader: Reader, create: Callable[..., str]) -> list[Piece]:
+    """Pieces of messages that are gone, and so are their files."""
+    name = create(stream_segment_size=4096, max_size=16_384)
+    append(reader.client, name, numbered(80))
+    pieces = reader.plan(name)
+    overwrite(reader, name, pieces)
+    wait_until(lambda: not any(map(map_piece, pieces)), "the files are removed")
+    return pieces
+
+
+@pytest.mark.parametrize("via", [*WAYS, "auto"])
+def test_messages_that_are_gone_fail_the_query(
+    reader: Reader, overwritten: list[Piece], via: Via
+) -> None:
+    piece = overwritten[0]
+    with pytest.raises(
+        DataLossError,
+        match=f"'{piece.stream}': messages {piece.first} to {piece.end - 1} were removed before",
+    ):
+        reader.read(overwritten, via)
+
+
+@pytest.mark.parametrize("via", [*WAYS, "auto"])
+def test_messages_that_are_gone_can_be_passed_over(
+    reader: Reader, overwritten: list[Piece], via: Via, warnings: Callable[[], list[str]]
+) -> None:
+    left = reader.plan(overwritten[0].stream)
+    read = reader.read([*overwritten, *left], via, fails_on_loss=False)
+    assert [row.number for row in read] == list(range(left[0].first, left[-1].end))
+    assert len(warnings()) == len(overwritten)
+    assert all("were removed before they were read" in warning for warning in warnings())
+
+
+@pytest.mark.usefixtures("small_answers")
+@pytest.mark.parametrize("persistence", list(Persistence))
+def test_messages_may_go_while_they_are_read(
+    reader: Reader,
+    create: Callable[..., str],
+    persistence: Persistence,
+    warnings: Callable[[], list[str]],
+) -> None:
+    name = create(stream_segment_size=20_000, max_size=40_000, persistence=persistence)
+    written = append(reader.client, name, numbered(150))
+    piece, *_ = pieces = reader.plan(name)
+    batches = reader.batches([piece], "wire", fails_on_loss=False)
+    read = rows_of(next(batches))
+    overwrite(reader, name, pieces)
+    read += [row for batch in batches for row in rows_of(batch)]
+    assert 0 < len(read) < piece.end
+    assert read == written[: len(read)]
+    assert warnings() == [
+        f"stream {name!r}: messages {len(read)} to {piece.end - 1} were removed before they were "
+        "read; the query goes on with what is left"
+    ]
+
+
+def test_files_that_are_mapped_may_go(reader: Reader, create: Callable[..., str]) -> None:
+    name = create(stream_segment_size=2 << 20, max_size=8 << 20)
+    written = append(reader.client, name, numbered(20_000))
+    piece, *_ = reader.plan(name)
+    batches = reader.batches([piece], "files")
+    read = rows_of(next(batches))
+    overwrite(reader, name, [piece])
+    wait_until(lambda: not map_piece(piece), "the files are removed")
+    read += [row for batch in batches for row in rows_of(batch)]
+    assert read == written[: piece.end]
+
+
+@pytest.mark.parametrize("via", ["wire", "auto"])
+def test_a_stream_that_was_deleted_is_a_loss(
+    reader: Reader, create: Callable[..., str], via: Via, warnings: Callable[[], list[str]]
+) -> None:
+    name = create(persistence=Persistence.Memory)
+    append(reader.client, name, numbered(5))
+    pieces = reader.plan(name)
+    reader.client.delete_message_stream(name)
+    with pytest.raises(DataLossError, match=r"messages 0 to 4 cannot be read: .* does not exist"):
+        reader.read(pieces, via)
+    assert reader.read(pieces, via, fails_on_loss=False) == []
+    assert len(warnings()) == 1
+
+
+@pytest.mark.parametrize("via", [*WAYS, "auto"])
+def test_another_stream_of_the_same_name_is_not_the_one(
+    reader: Reader, create: Callable[..., str], via: Via
+) -> None:
+    name = create()
+    append(reader.client, name, numbered(5))
+    pieces = reader.plan(name)
+    reader.client.delete_message_stream(name)
+    reader.client.create_message_stream(
+        MessageStreamDefinition(name=name, strategy_on_full=StrategyOnFull.OverwriteOldestData)
+    )
+    append(reader.client, name, numbered(5))
+    wait_until(lambda: not map_piece(pieces[0]), "the files are removed")
+    with pytest.raises(DataLossError, match="was deleted, and another one has its name"):
+        reader.read(pieces, via)
+
+
+# Messages that are damaged
+
+
+@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_damaged_message_fails_the_query_or_is_left_out(
+    reader: Reader,
+    create: Callable[..., str],
+    via: Via,
+    whole: bool,
+    warnings: Callable[[], list[str]],
+) -> None:
+    name = create()
+    written = append(reader.client, name, numbered(50))
+    (piece,) = reader.plan(name) if whole else reader.plan(name, 10, 40)
+    data, _ = reader.files(piece)
+    for number in (20, 21, 30):
+        damage(data, number * 100 + 50)
+    with pytest.raises(DataLossError, match="messages 20 to 21 cannot be read: what is stored"):
+        reader.read([piece], via)
+    read = reader.read([piece], via, fails_on_loss=False)
+    wanted = written[piece.first : piece.end]
+    assert read == [row for row in wanted if row.number not in (20, 21, 30)]
+    assert [warning.partition(" cannot")[0] for warning in warnings()] == [
+        f"stream {name!r}: messages 20 to 21",
+        f"stream {name!r}: message 30",
+    ]
+
+
+@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("number", [0, 25, 48, 49])
+@pytest.mark.parametrize("end", [0, 3001, 2**32 - 1])
+def test_a_wrong_end_costs_its_message_and_the_one_behind_it(
+    reader: Reader, create: Callable[..., str], via: Via, number: int, end: int
+) -> None:
+    name = create()
+    written = append(reader.client, name, numbered(50))
+    (piece,) = reader.plan(name)
+    _, index = reader.files(piece)
+    damage(index, number * ENTRY.size, end.to_bytes(4, "little"))
+    read = reader.read([piece], via, fails_on_loss=False)
+    assert read == [row for row in written if row.number not in (number, number + 1)]
+
+
+@pytest.mark.parametrize("via", [*WAYS, "auto"])
+def test_of_a_segment_that_was_cut_the_rest_is_read(
+    reader: Reader, create: Callable[..., str], via: Via
+) -> None:
+    name = create(stream_segment_size=4096)
+    written = append(reader.client, name, numbered(100))
+    pieces = reader.plan(name)
+    data, _ = reader.files(pieces[1])
+    os.truncate(data, 1050)
+    lost = range(pieces[1].first + 10, pieces[1].end)
+    with pytest.raises(DataLossError, match=f"messages {lost[0]} to {lost[-1]} cannot be read"):
+        reader.read(pieces, via)
+    read = reader.read(pieces, via, fails_on_loss=False)
+    assert read == [row for row in written if row.number not in lost]
+
+
+@pytest.mark.usefixtures("small_answers")
+@pytest.mark.parametrize("via", [*WAYS, "auto"])
+def test_of_an_index_that_was_cut_the_rest_is_read(
+    reader: Reader, create: Callable[..., str], via: Via
+) -> None:
+    name = create(stream_segment_size=8192)
+    written = append(reader.client, name, numbered(200))
+    pieces = reader.plan(name)
+    _, index = reader.files(pieces[1])
+    os.truncate(index, 45 * ENTRY.size + 3)
+    lost = range(pieces[1].first + 45, pieces[1].end)
+    read = reader.read(pieces, via, fails_on_loss=False)
+    assert read == [row for row in written if row.number not in lost]
+    with pytest.raises(DataLossError, match=f"messages {lost[0]} to {lost[-1]} cannot be read"):
+        reader.read(pieces, via)
+
+
+@pytest.mark.parametrize("via", [*WAYS, "auto"])
+@pytest.mark.parametrize("name", ["data", "index"])
+def test_a_segment_without_its_files_is_a_loss(
+    reader: Reader,
+    create: Callable[..., str],
+    via: Via,
+    name: str,
+    warnings: Callable[[], list[str]],
+) -> None:
+    stream = create(stream_segment_size=4096)
+    written = append(reader.client, stream, numbered(200))
+    pieces = reader.plan(stream)
+    lost = pieces[1]
+    reader.files(lost)[name == "index"].unlink()
+    # The broker keeps the segment open that was read last: reading another one lets go of it.
+    reader.read(pieces[2:3], "wire")
+    read = reader.read(pieces, via, fails_on_loss=False)
+    assert read == [row for row in written if not lost.first <= row.number < lost.end]
+    assert [warning.partition(" cannot")[0] for warning in warnings()] == [
+        f"stream {stream!r}: messages {lost.first} to {lost.end - 1}"
+    ]
+
+
+# Brokers that stop and start
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Reader]:
+    """A broker that may be stopped, with a stream `s`."""
+    with (
+        BrokerProcess(tmp_path / "root") as process,
+        StreamManagerClient(root=process.root) as client,
+    ):
+        client.create_message_stream(
+            MessageStreamDefinition(
+                name="s",
+                stream_segment_size=1 << 20,
+                strategy_on_full=StrategyOnFull.OverwriteOldestData,
+            )
+        )
+        yield Reader(process, client)
+
+
+def test_a_task_waits_for_a_broker_that_is_away(
+    own: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = append(own.client, "s", numbered(50))
+    pieces = own.plan("s")
+    own.broker.stop()
+
+    def start_when_it_waits() -> None:
+        wait_until(lambda: "trying again" in caplog.text)
+        own.broker.start()
+
+    with running(start_when_it_waits):
+        assert own.read(pieces, "wire") == written
+
+
+def test_a_task_that_waits_in_vain_says_for_whom(own: Reader) -> None:
+    append(own.client, "s", numbered(50))
+    pieces = own.plan("s")
+    own.broker.stop()
+    own.place = own.place._replace(reconnect_timeout=0)
+    with pytest.raises(ConnectionError, match="no stream manager"):
+        own.read(pieces, "wire")
+    own.broker.start()
+
+
+@pytest.mark.usefixtures("small_answers")
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_task_goes_on_when_the_broker_was_started_again(own: Reader, killed: bool) -> None:
+    written = append(own.client, "s", numbered(500))
+    batches = own.batches(own.plan("s"), "wire")
+    read = rows_of(next(batches))
+    if killed:
+        own.broker.kill()
+    else:
+        own.broker.stop()
+    own.broker.start()
+    read += [row for batch in batches for row in rows_of(batch)]
+    assert read == written
+
+
+def test_what_was_planned_with_a_broker_before_is_read_from_the_next(own: Reader) -> None:
+    written = append(own.client, "s", numbered(50))
+    pieces = own.plan("s")
+    own.broker.stop()
+    own.broker.start()
+    assert own.read(pieces, "auto") == written
+    with pytest.raises(FileNotFoundError, match="has no files on this machine"):
+        own.read(pieces, "files")
+
+
+def test_a_stream_that_was_set_back_is_a_loss(
+    own: Reader, tmp_path: Path, warnings: Callable[[], list[str]]
+) -> None:
+    written = append(own.client, "s", numbered(20))
+    own.broker.stop()
+    shutil.copytree(own.broker.root, tmp_path / "copy")
+    own.broker.start()
+    append(own.client, "s", numbered(20))
+    pieces = own.plan("s")
+    own.broker.stop()
+    shutil.rmtree(own.broker.root)
+    shutil.move(tmp_path / "copy", own.broker.root)
+    own.broker.start()
+    with pytest.raises(DataLossError, match="messages 20 to 39 cannot be read: the stream ends"):
+        own.read(pieces)
+    assert own.read(pieces, fails_on_loss=False) == written
+    assert own.read([piece._replace(first=25) for piece in pieces], fails_on_loss=False) == []
+    assert [warning.partition(" cannot")[0] for warning in warnings()] == [
+        "stream 's': messages 20 to 39",
+        "stream 's': messages 25 to 39",
+    ]
+
+
+@pytest.mark.parametrize("via", WAYS)
+def test_damage_that_the_broker_met_when_it_started_is_a_loss_all_the_same(
+    own: Reader, via: Via
+) -> None:
+    written = append(own.client, "s", numbered(50))
+    (piece,) = own.plan("s")
+    own.broker.kill()
+    data, index = own.files(piece)
+    damage(data, 20 * 100 + 50)
+    damage(index, 30 * ENTRY.size, bytes(4))
+    own.broker.start()
+    pieces = own.plan("s")
+    with pytest.raises(DataLossError, match="message 20 cannot be read"):
+        own.read(pieces, via)
+    read = own.read(pieces, via, fails_on_loss=False)
+    assert read == [row for row in written if row.number not in (20, 30, 31)]
+
+
+# Everything at once
+
+
+@pytest.mark.parametrize("via", ["auto", "wire"])
+def test_nothing_is_mixed_up_while_messages_come_and_go(
+    reader: Reader, create: Callable[..., str], via: Via
+) -> None:
+    name = create(stream_segment_size=8192, max_size=65_536)
+    is_over = threading.Event()
+
+    def fill() -> None:
+        number = 0
+        while not is_over.is_set():
+            some = [b"%d " % n + bytes(n % 300) for n in range(number, number + 20)]
+            assert reader.client.append_messages(name, some)[0] == number
+            number += 20
+
+    with running(fill):
+        try:
+            wait_until(lambda: oldest_number(reader.client, name) > 0)
+            total = 0
+            for _ in range(15):
+                pieces = reader.plan(name)
+                read = reader.read(pieces, via, fails_on_loss=False)
+                numbers = [row.number for row in read]
+                assert numbers == sorted({*numbers} & {*range(pieces[0].first, pieces[-1].end)})
+                for row in read:
+                    assert row.payload == b"%d " % row.number + bytes(row.number % 300)
+                total += len(read)
+            assert total > 100
+        finally:
+            is_over.set()
+
+
+def oldest_number(client: StreamManagerClient, name: str) -> int:
+    (position,) = client.watch_streams([name])
+    return position.oldest_sequence_number

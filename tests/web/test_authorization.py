@@ -1,0 +1,328 @@
+"""Who sees what: by a token, from this machine, through a proxy, from a page of somebody else."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from penstock.broker.access import Access, Role
+from penstock.errors import UnauthorizedException
+from penstock.settings import LoopbackAccess
+from penstock.store.rows import TokenRow
+from tests.broker.exports.workbench import to_http, to_s3
+from tests.support import append, create
+from tests.web.site import Answer, Site
+
+LOOKS = ("/api/overview", "/api/history", "/api/pipeline", "/api/events", "/metrics")
+MESSAGES = "/api/streams/mine/messages"
+TASKS = "/api/tasks?stream=tasks"
+PAUSE = "/api/streams/mine/exports/e/pause"
+REWIND = "/api/streams/mine/exports/e/rewind?to=latest"
+
+
+def make_site(root: pytest.TempPathFactory, name: str, **settings: object) -> Site:
+    return Site(root.mktemp(name) / "root", **settings)
+
+
+def fill(site: Site) -> None:
+    with site.connect() as client:
+        append(client, create(client, "mine", exportDefinition=to_http()), b"secret")
+        append(client, create(client, "tasks", exportDefinition=to_s3()), b"{}")
+        create(client, "other")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with make_site(tmp_path_factory, "usual") as site:
+        fill(site)
+        yield site
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with make_site(tmp_path_factory, "none", http_loopback_access=LoopbackAccess.NONE) as site:
+        fill(site)
+        yield site
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    access = LoopbackAccess.MESSAGES
+    with make_site(tmp_path_factory, "messages", http_loopback_access=access) as site:
+        fill(site)
+        yield site
+
+
+@pytest.fixture(scope="module")
+def unguarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A broker that asks nobody for a token."""
+    with make_site(tmp_path_factory, "open", authenticate_client=False) as site:
+        fill(site)
+        yield site
+
+
+# Without a token
+
+
+@pytest.mark.parametrize("path", LOOKS)
+def test_a_program_on_this_machine_sees_numbers_without_a_token(site: Site, path: str) -> None:
+    assert site.get(path).status == 200
+
+
+@pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/0", TASKS, "/api/tasks"])
+def test_messages_and_tasks_need_a_token(site: Site, path: str) -> None:
+    answer = site.get(path)
+
+    status, sentence = answer.refusal
+    assert status == 401
+    assert "messages need a token: send `Authorization: Bearer` and a token" in sentence
+    assert 'http_loopback_access = "messages"' in sentence
+    assert answer.headers["www-authenticate"] == 'Bearer realm="penstock"'
+    assert b"secret" not in answer.body
+
+
+def test_who_has_no_token_is_told_what_he_may(site: Site, shown: Site, unguarded: Site) -> None:
+    def access(of: Site) -> object:
+        return of.get("/api/overview").json["access"]
+
+    assert access(site) == {"role": None, "mayReadMessages": False, "mayChange": False}
+    assert access(shown) == {"role": None, "mayReadMessages": True, "mayChange": False}
+    assert access(unguarded) == {"role": None, "mayReadMessages": True, "mayChange": True}
+
+
+@pytest.mark.parametrize("path", [*LOOKS, MESSAGES, TASKS, "/api/streams/mine"])
+def test_nothing_is_seen_without_a_token_where_that_is_set(closed: Site, path: str) -> None:
+    assert closed.get(path).status == 401
+    assert closed.get(path, closed.token).status == 200
+
+
+def test_health_and_the_page_itself_are_for_everybody(closed: Site) -> None:
+    elsewhere = {"X-Forwarded-For": "203.0.113.9"}
+    for path in ("/healthz", "/readyz", "/"):
+        assert closed.get(path, headers=elsewhere).status == 200
+
+
+@pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/0", TASKS])
+def test_messages_are_seen_without_a_token_where_that_is_set(shown: Site, path: str) -> None:
+    assert shown.get(path).status == 200
+
+
+def test_changes_need_a_token_also_where_everything_is_seen(shown: Site) -> None:
+    status, sentence = shown.ask("POST", PAUSE).refusal
+
+    assert status == 401
+    assert "changes need the token of an admin" in sentence
+
+
+def test_everything_is_allowed_where_no_token_is_asked_for(unguarded: Site) -> None:
+    assert unguarded.get(MESSAGES).status == 200
+    assert unguarded.ask("POST", PAUSE).json == {"isPaused": True}
+
+
+# From elsewhere, by way of this machine
+
+
+FORWARDED = [
+    {"Forwarded": "for=203.0.113.9"},
+    {"X-Forwarded-For": "127.0.0.1"},
+    {"x-forwarded-host": "a.example"},
+    {"X-Real-IP": "203.0.113.9"},
+    {"Via": "1.1 a"},
+]
+FOREIGN_HOSTS = [
+    {"Host": "rebound.example"},
+    {"Host": "rebound.example:8089"},
+    {"Host": "127.0.0.1.nip.example"},
+    {"Host": "127.0.0.1@rebound.example"},
+    {"Host": "0.0.0.0"},
+    {"Host": "[::1"},
+    {"Host": "2130706433"},
+    {"Host": ""},
+]
+FOREIGN_ORIGINS = [
+    {"Origin": "https://evil.example"},
+    {"Origin": "http://127.0.0.1.evil.example"},
+    # Another port is another page, and that of a frame in a sandbox is anybody's.
+    {"Origin": "http://127.0.0.1:1"},
+    {"Origin": "null"},
+    {"Origin": ""},
+    {"Origin": "http://[::1"},
+]
+
+
+@pytest.mark.parametrize("headers", [*FORWARDED, *FOREIGN_HOSTS, *FOREIGN_ORIGINS], ids=str)
+def test_what_somebody_else_asks_by_way_of_this_machine_needs_a_token(
+    shown: Site, headers: Mapping[str, str]
+) -> None:
+    for path in ("/api/overview", MESSAGES):
+        status, sentence = shown.get(path, headers=headers).refusal
+        assert status == 401
+        assert "a token is needed" in sentence
+        assert shown.get(path, shown.token, headers).status == 200
+
+
+@pytest.mark.parametrize("token", ["", "made up"])
+@pytest.mark.parametrize("headers", [*FORWARDED, *FOREIGN_HOSTS, *FOREIGN_ORIGINS], ids=str)
+def test_a_foreign_page_changes_nothing_where_no_token_is_asked_for(
+    unguarded: Site, headers: Mapping[str, str], token: str
+) -> None:
+    unguarded.ask("POST", PAUSE.replace("pause", "resume"))
+
+    assert unguarded.ask("POST", PAUSE, token, headers).status == 401
+    assert unguarded.ask("POST", REWIND, token, headers).status == 401
+    assert unguarded.get(MESSAGES, token, headers).status == 401
+    (export,) = unguarded.get("/api/streams/mine").json["exports"]
+    assert not export["isPaused"]
+    assert export["messagesBehind"] == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST", "[::1]:5"])
+def test_the_names_of_this_machine_lead_to_it(site: Site, host: str) -> None:
+    host = host.format(port=site.netloc.rpartition(":")[2])
+
+    assert site.get("/api/overview", headers={"Host": host}).status == 200
+    own = {"Host": host, "Origin": f"http://{host}"}
+    assert site.get("/api/overview", headers=own).status == 200
+
+
+# With a token
+
+
+@pytest.mark.parametrize(
+    "said", ["Basic YTpi", "Bearer", "Bearer ", "bearer", "Bearer\t", "Token x", "secret", "\xff"]
+)
+def test_a_header_that_is_no_token_is_refused(site: Site, said: str) -> None:
+    status, sentence = site.get("/api/overview", headers={"Authorization": said}).refusal
+
+    assert status == 401
+    assert "not a bearer token" in sentence
+
+
+@pytest.mark.parametrize("token", ["unknown", "x" * 4000, "' OR 1=1 --", "\xe9\xff"])
+def test_a_token_that_is_unknown_is_refused_and_not_taken_for_none(site: Site, token: str) -> None:
+    assert site.get("/api/overview", token).refusal == (
+        401,
+        "the token is not known to this server",
+    )
+
+
+def test_the_word_bearer_may_be_written_as_one_likes(site: Site) -> None:
+    for word in ("bearer", "BEARER", "Bearer  "):
+        answer = site.get("/api/overview", headers={"Authorization": f"{word} {site.token}"})
+        assert answer.json["access"]["role"] == "admin"
+
+
+@pytest.mark.parametrize(
+    ("role", "may_read", "may_change"),
+    [
+        (Role.admin, True, True),
+        (Role.producer, False, False),
+        (Role.consumer, True, False),
+        (Role.pipeline, True, False),
+        (Role.observer, False, False),
+    ],
+)
+def test_a_role_allows_what_it_allows_on_the_wire(
+    site: Site, role: Role, may_read: bool, may_change: bool
+) -> None:
+    token = site.make_token(role)
+
+    access = site.see("/api/overview", token)["access"]
+    assert access == {"role": role, "mayReadMessages": may_read, "mayChange": may_change}
+    for path in (MESSAGES, f"{MESSAGES}/0", TASKS):
+        answer = site.get(path, token)
+        assert answer.status == (200 if may_read else 403)
+    changed = site.change(PAUSE, token)
+    assert changed.status == (200 if may_change else 403)
+    if not may_read:
+        sentence = f"the role {role} does not allow to read messages"
+        assert site.get(MESSAGES, token).refusal == (403, sentence)
+    if not may_change:
+        sentence = f"the role {role} does not allow changes; it takes admin"
+        assert changed.refusal == (403, sentence)
+
+
+def test_a_token_shows_the_streams_that_it_is_for(site: Site) -> None:
+    token = site.make_token(Role.admin, "mi*")
+
+    overview = site.see("/api/overview", token)
+    assert [stream["name"] for stream in overview["streams"]] == ["mine"]
+    assert overview["store"]["segments"] == 1
+    assert site.get("/api/streams/mine", token).status == 200
+    assert site.see("/api/tasks", token) == {"tasks": [], "waiting": 0}
+    assert 'stream="mine"' in site.get("/metrics", token).body.decode()
+    assert 'stream="other"' not in site.get("/metrics", token).body.decode()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/streams/other",
+        "/api/streams/other/messages",
+        "/api/streams/other/messages/0",
+        "/api/streams/nowhere",
+        "/api/history?stream=other",
+        "/api/tasks?stream=tasks",
+    ],
+)
+def test_a_token_does_not_show_others_nor_whether_they_exist(site: Site, path: str) -> None:
+    token = site.make_token(Role.admin, "mine")
+
+    status, sentence = site.get(path, token).refusal
+    assert status == 403
+    assert sentence.startswith("the token is not for the stream ")
+
+
+def test_events_are_for_tokens_of_all_streams(site: Site) -> None:
+    token = site.make_token(Role.admin, "mine")
+    assert site.get("/api/events", token).refusal == (
+        403,
+        "events are about all streams, and the token is not",
+    )
+
+
+def test_a_token_for_some_streams_changes_those_only(site: Site) -> None:
+    token = site.make_token(Role.admin, "mine")
+
+    assert site.change(PAUSE, token).json == {"isPaused": True}
+    assert site.change("/api/streams/tasks/exports/e/pause", token).status == 403
+
+
+def test_a_revoked_token_is_refused_at_once(site: Site) -> None:
+    token = site.make_token(Role.consumer, name="leaked")
+    assert site.get(MESSAGES, token).status == 200
+
+    site.revoke_token("leaked")
+
+    assert site.get(MESSAGES, token).status == 401
+
+
+def test_tokens_that_cannot_be_looked_up_are_no_reason_to_let_anybody_in(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: str) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr(site.broker._store.catalog, "find_token", fail)
+
+    answers: list[Answer] = [site.get(path, site.token) for path in ("/metrics", MESSAGES)]
+    for answer in answers:
+        assert answer.refusal == (503, "tokens cannot be looked up: database is locked")
+
+
+def test_tokens_that_others_know_are_good_here_too(site: Site) -> None:
+    class Elsewhere:
+        async def verify(self, secret: str) -> Access:
+            if secret != "theirs":
+                raise UnauthorizedException("nobody knows it")
+            return Access(TokenRow("theirs", Role.admin, ("*",), 0))
+
+    gate = site.broker.gate
+    gate.verifier = Elsewhere()
+    try:
+        assert site.see("/api/overview", "theirs")["access"]["role"] == "admin"
+        assert site.get("/api/overview", "wrong").refusal == (401, "nobody knows it")
+    finally:
+        gate.verifier = None

@@ -1,0 +1,623 @@
+"""The HTTP server: the page and its files, what it refuses, its beginning and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import http.client
+import ipaddress
+import json
+import logging
+import os
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from penstock.errors import SettingError
+from penstock.web import web_server as server
+from penstock.web.web_server import PAGE
+from tests.support import MEBIBYTE, TIMEOUT_S, append, create, wait_until
+from tests.web.site import Site, ask
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with Site(tmp_path_factory.mktemp("site") / "root") as site:
+        yield site
+
+
+def address(site: Site) -> tuple[str, int]:
+    host, _, port = site.netloc.rpartition(":")
+    return host, int(port)
+
+
+def reach(site: Site) -> socket.socket:
+    return socket.create_connection(address(site), TIMEOUT_S)
+
+
+def say(site: Site, request: bytes) -> bytes:
+    """Everything that is answered to these bytes, until the connection ends."""
+    with reach(site) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(request)
+        return take_rest(connection)
+
+
+def take_rest(connection: socket.socket) -> bytes:
+    answer = b""
+    try:
+        while piece := connection.recv(65536):
+            answer += piece
+    except ConnectionResetError:
+        pass
+    return answer
+
+
+def get_raw(site: Site, path: str) -> bytes:
+    """For paths that a client would tidy up."""
+    return say(site, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+
+
+# The page
+
+
+def test_the_page_and_all_that_it_asks_for_are_served(site: Site) -> None:
+    page = site.get("/")
+    assert page.status == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.body == (PAGE / "index.html").read_bytes()
+    wanted = re.findall(r'(?:src|href)="([^"#]+)"', page.body.decode())
+    assert wanted
+    for address in wanted:
+        path = address if address.startswith("/") else f"/{address}"
+        assert site.get(path).status == 200, address
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("app.js", "javascript"), ("style/base.css", "text/css"), ("mark.svg", "image/svg+xml")],
+)
+def test_files_have_the_types_that_a_browser_insists_on(site: Site, name: str, kind: str) -> None:
+    answer = site.get(f"/page/{name}")
+
+    assert answer.status == 200
+    assert kind in answer.headers["content-type"]
+    assert answer.body == (PAGE / name).read_bytes()
+
+
+def test_a_file_that_a_browser_has_is_not_sent_again(site: Site) -> None:
+    first = site.get("/page/app.js")
+    again = site.get("/page/app.js", headers={"If-None-Match": first.headers["etag"]})
+
+    assert first.headers["cache-control"] == "no-cache"
+    assert (again.status, again.body) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/page/../server.py",
+        "/page/%2e%2e/server.py",
+        "/page/..%2fserver.py",
+        "/page/%2e%2e%2fserver.py",
+        "/page/style/../../server.py",
+        "/page/....//server.py",
+        "/page//etc/passwd",
+        "/page/%2fetc%2fpasswd",
+        "/page/..\\server.py",
+        "/page/%00",
+        "/page/app.js%00.css",
+        "/page/" + "a/" * 5000,
+        "/page/" + "a" * 5000,
+        "/page/style",
+        "/page/",
+        "/page",
+        "/../../etc/passwd",
+    ],
+)
+def test_nothing_beside_the_page_is_served(site: Site, path: str) -> None:
+    head, _, body = get_raw(site, path).partition(b"\r\n\r\n")
+
+    assert head.split(b" ")[1] == b"404", head
+    assert json.loads(body).keys() == {"error"}
+    assert b"import" not in body
+    assert b"root:" not in body
+
+
+# Headers
+
+
+@pytest.mark.parametrize("path", ["/", "/page/app.js", "/api/overview", "/nowhere", "/healthz"])
+def test_every_answer_forbids_what_the_page_does_not_need(site: Site, path: str) -> None:
+    for headers in ({}, {"Host": "rebound.example"}):
+        found = site.get(path, headers=headers).headers
+
+        policy = found["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; ")
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert found["x-content-type-options"] == "nosniff"
+        assert found["referrer-policy"] == "no-referrer"
+        assert found["cross-origin-resource-policy"] == "same-origin"
+        assert found["cache-control"] == (
+            "no-cache" if path in ("/", "/page/app.js") else "no-store"
+        )
+        assert "server" not in found
+        assert "set-cookie" not in found
+        assert "access-control-allow-origin" not in found
+
+
+# What is no request
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /" + b"a" * 2_000_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 2_000_000 + b"\r\n\r\n",
+        b"\x01\x00\x00\x00\x05\x00",
+        b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"\r\n" * 100_000,
+    ],
+    ids=range(8),
+)
+def test_what_is_no_request_is_refused_and_harms_nobody(site: Site, request_bytes: bytes) -> None:
+    answer = say(site, request_bytes)
+
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
+    assert site.get("/healthz").status == 200
+
+
+def test_one_of_the_old_protocol_without_a_host_is_not_taken_for_a_program_here(site: Site) -> None:
+    answer = say(site, b"GET /api/overview HTTP/1.0\r\n\r\n")
+
+    assert answer.split(b" ")[1] == b"401"
+
+
+def test_a_body_that_nobody_asked_for_is_not_waited_for(site: Site) -> None:
+    with site.connect() as client:
+        create(client, "s", exportDefinition={"http": [{"identifier": "e", "uri": "http://x"}]})
+    connection = site.open()
+    headers = {"Authorization": f"Bearer {site.token}"}
+    connection.request("POST", "/api/streams/s/exports/e/pause", b"x" * 1_000_000, headers)
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_a_fault_of_the_server_is_told_without_its_inside(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the inside")
+
+    monkeypatch.setattr("penstock.web.presentation.draw_overview", fail)
+    with site.connect() as client:
+        # What was drawn before is not shown any more.
+        create(client, "another")
+
+    answer = site.get("/api/overview")
+
+    assert answer.refusal == (500, "the server failed; its log says how")
+    assert "GET /api/overview failed: RuntimeError('the inside')" in caplog.text
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    monkeypatch.undo()
+    assert site.get("/api/overview").status == 200
+
+
+CHUNKED = b"GET /api/overview HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_body_that_is_none_is_not_taken_for_a_fault_of_the_server(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert say(site, CHUNKED + b"zz\r\n").startswith(b"HTTP/1.1 400 ")
+    with reach(site) as answered:
+        answered.sendall(CHUNKED)
+        assert answered.recv(12) == b"HTTP/1.1 401"
+        answered.sendall(b"zz\r\n")
+        take_rest(answered)
+
+    state = site.web._server.server_state
+    wait_until(lambda: not site.run(lambda: state.connections or state.tasks))
+    assert [each for each in caplog.records if each.levelno > logging.DEBUG] == []
+    assert site._failures == []
+
+
+# Health
+
+
+def test_health_is_told_to_everybody(site: Site) -> None:
+    assert site.get("/healthz").json == {"status": "ok"}
+    assert site.get("/readyz").json == {"status": "ready"}
+
+
+def test_one_that_stops_is_healthy_but_not_ready(tmp_path: Path) -> None:
+    with Site(tmp_path / "root") as site:
+        site.broker._is_stopping.set()
+
+        assert site.get("/readyz").status == 503
+        assert site.get("/readyz").json == {"status": "stopping"}
+        assert site.get("/healthz").status == 200
+
+
+def test_one_whose_root_is_gone_is_not_ready(tmp_path: Path) -> None:
+    with Site(tmp_path / "root") as site:
+        site.root.rename(tmp_path / "elsewhere")
+        answer = site.get("/readyz")
+        (tmp_path / "elsewhere").rename(site.root)
+
+        assert answer.status == 503
+        assert answer.json == {"status": "the root cannot be looked at: No such file or directory"}
+        assert site.get("/readyz").status == 200
+
+
+def test_one_that_has_no_room_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(f_bavail=0, f_frsize=4096, f_blocks=1000)
+    with Site(tmp_path / "root") as site:
+        monkeypatch.setattr(os, "statvfs", lambda _: full)
+
+        assert site.get("/readyz").status == 503
+        assert site.get("/readyz").json == {"status": "the disk is full"}
+        assert site.get("/healthz").status == 200
+
+
+def test_broker_that_refuses_appends_is_not_ready(tmp_path: Path) -> None:
+    # More than any disk has.
+    with Site(tmp_path / "root", min_free_disk=1 << 50) as site:
+        answer = site.get("/readyz")
+        metrics = site.get("/metrics").body.decode()
+        overview = site.get("/api/overview").json
+
+    assert answer.status == 503
+    assert answer.json == {"status": f"the disk has less than min_free_disk ({1 << 50} bytes) free"}
+    assert "penstock_disk_low 1.0" in metrics
+    assert "penstock_disk_min_free_bytes 1.125" in metrics
+    assert overview["store"]["refusesAppends"] is True
+
+
+# Connections
+
+
+def test_a_connection_takes_one_request_after_another(site: Site) -> None:
+    connection = site.open()
+    for _ in range(3):
+        assert ask(connection, "GET", "/healthz").status == 200
+    connection.close()
+
+
+@pytest.fixture
+def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """One that has room for few."""
+    monkeypatch.setattr(server, "_MAX_CONNECTIONS", 3)
+    with Site(tmp_path / "root") as site:
+        yield site
+
+
+@pytest.fixture
+def impatient(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Site]:
+    """Waits for so many seconds."""
+    seconds = getattr(request, "param", 1.5)
+    monkeypatch.setattr(server, "_KEEP_ALIVE_SECONDS", seconds)
+    with Site(tmp_path / "root", unsent_response_timeout_ms=int(seconds * 1000)) as site:
+        yield site
+
+
+def test_oldest_half_open_request_makes_room(narrow: Site) -> None:
+    held = [reach(narrow) for _ in range(3)]
+    for connection in held:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+    wait_until(lambda: len(connections_of(narrow)) == 3)
+
+    with reach(narrow) as another:
+        another.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert take_rest(another).startswith(b"HTTP/1.1 200 ")
+
+    assert take_rest(held[0]) == b""
+    for connection in held[1:]:
+        connection.sendall(b"Host: x\r\nConnection: close\r\n\r\n")
+        assert take_rest(connection).startswith(b"HTTP/1.1 200 ")
+    for connection in held:
+        connection.close()
+
+
+def test_client_that_takes_no_answer_makes_room(narrow: Site) -> None:
+    with narrow.connect() as client:
+        create(client, "large")
+        append(client, "large", bytes(24 * MEBIBYTE))
+    path = "/api/streams/large/messages/0"
+    hung = [reach(narrow) for _ in range(3)]
+    for connection in hung:
+        connection.sendall(question(narrow, path))
+    wait_until(lambda: all(each.flow.write_paused for each in connections_of(narrow)))
+
+    assert narrow.get("/healthz").status == 200
+
+    for connection in hung:
+        connection.close()
+
+
+@pytest.mark.parametrize("uses_tls", [False, True], ids=["plain", "tls"])
+def test_health_is_answered_beside_400_half_open_requests(
+    tmp_path: Path, certificate: Certificate, uses_tls: bool
+) -> None:
+    context = ssl.create_default_context(cafile=certificate.certificate)
+    settings = {
+        "http_host": "127.1",
+        "tls_certificate": str(certificate.certificate),
+        "tls_key": str(certificate.key),
+    }
+    with (
+        Site(tmp_path / "root", **(settings if uses_tls else {})) as site,
+        contextlib.ExitStack() as opened,
+    ):
+
+        def begin() -> socket.socket:
+            connection = reach(site)
+            if uses_tls:
+                connection = context.wrap_socket(connection, server_hostname=address(site)[0])
+            opened.enter_context(connection)
+            connection.sendall(PART_OF_A_HEAD)
+            return connection
+
+        half_open = [begin() for _ in range(400)]
+
+        with begin() as connection:
+            connection.sendall(b"Connection: close\r\n\r\n")
+            assert take_rest(connection).startswith(b"HTTP/1.1 200 ")
+
+        assert take_rest(half_open[0]) == b""
+        assert len(connections_of(site)) <= 256
+
+
+PART_OF_A_HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize("part", [b"", b"G", PART_OF_A_HEAD], ids=range(3))
+def test_a_connection_that_asks_nothing_is_closed(impatient: Site, part: bytes) -> None:
+    with reach(impatient) as new:
+        new.sendall(part)
+        assert take_rest(new) == b""
+    kept = impatient.open()
+    assert ask(kept, "GET", "/healthz").status == 200
+    kept.sock.sendall(part)
+    assert take_rest(kept.sock) == b""
+    kept.close()
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"GET /",
+        PART_OF_A_HEAD + b"\r\n" + PART_OF_A_HEAD + b"X: ",
+        # A body that nobody waited for with the answer.
+        b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n",
+    ],
+    ids=range(3),
+)
+def test_a_connection_that_never_comes_to_an_end_is_closed(
+    impatient: Site, beginning: bytes
+) -> None:
+    with reach(impatient) as connection:
+        connection.sendall(beginning)
+
+        def is_closed() -> bool:
+            try:
+                connection.sendall(b"x")
+            except ConnectionError:
+                return True
+            return False
+
+        wait_until(is_closed)
+
+
+def question(site: Site, path: str) -> bytes:
+    """That of the admin, after whose answer the connection ends."""
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: {site.netloc}\r\n"
+        f"Authorization: Bearer {site.token}\r\nConnection: close\r\n\r\n"
+    ).encode()
+
+
+# Longer than usual: one that reads on a busy machine is waited for.
+@pytest.mark.parametrize("impatient", [4], indirect=True)
+def test_a_connection_that_takes_nothing_of_its_answer_is_closed(impatient: Site) -> None:
+    with impatient.connect() as client:
+        create(client, "s")
+        append(client, "s", bytes(16_000_000))
+    with reach(impatient) as stuck, reach(impatient) as slow:
+        for connection in (stuck, slow):
+            connection.sendall(question(impatient, "/api/streams/s/messages/0"))
+
+        # Whoever goes on reading gets all of it, however little at a time.
+        assert len(take_rest(slow)) > 16_000_000
+
+        wait_until(lambda: not connections_of(impatient))
+        assert len(take_rest(stuck)) < 16_000_000
+
+
+def test_a_connection_that_leaves_a_little_of_its_answer_is_closed(impatient: Site) -> None:
+    with impatient.connect() as client:
+        create(client, "s")
+        append(client, "s", bytes(50_000))
+    with socket.socket() as stuck:
+        # The system keeps next to nothing for either side.
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        stuck.connect(address(impatient))
+        (server_side,) = wait_until(lambda: connections_of(impatient))
+        kept = server_side.transport.get_extra_info("socket")
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+
+        stuck.sendall(question(impatient, "/api/streams/s/messages/0"))
+
+        wait_until(lambda: not connections_of(impatient))
+        assert len(take_rest(stuck)) < 50_000
+
+
+def connections_of(site: Site) -> list[H11Protocol]:
+    def look() -> list[H11Protocol]:
+        return [
+            each
+            for each in site.web._server.server_state.connections
+            if isinstance(each, H11Protocol)
+        ]
+
+    return site.run(look)
+
+
+# Its beginning
+
+
+def test_the_address_is_written_down_and_told(site: Site) -> None:
+    written = json.loads((site.root / "broker.json").read_text())
+
+    assert written["httpUrl"] == site.url
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", site.url)
+    assert site.web.news == f"penstock dashboard {site.url}"
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = (
+            f"cannot listen on 127.0.0.1:{port} for the dashboard: Address already in use; choose "
+            r"another port with --http-port \(0 picks a free one\)"
+        )
+        with pytest.raises(SettingError, match=message):
+            Site(tmp_path / "root", http_port=port).__enter__()
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "203.0.113.1", "a b"])
+def test_a_host_that_cannot_be_listened_on_is_told(tmp_path: Path, host: str) -> None:
+    with pytest.raises(SettingError, match=f"cannot listen on {host}:0 for the dashboard: [A-Z]"):
+        Site(tmp_path / "root", http_host=host).__enter__()
+
+
+def test_it_listens_on_the_other_loopback_as_well(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    with Site(tmp_path / "root", http_host="::1") as site:
+        assert site.url.startswith("http://[::1]:")
+        assert site.get("/api/overview").status == 200
+
+
+class Certificate(NamedTuple):
+    certificate: Path
+    key: Path
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """One for 127.0.0.1, signed by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock test")])
+    now = dt.datetime.now(dt.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    directory = tmp_path_factory.mktemp("tls")
+    (directory / "tls.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    (directory / "tls.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return Certificate(directory / "tls.crt", directory / "tls.key")
+
+
+def test_beyond_loopback_it_speaks_tls(tmp_path: Path, certificate: Certificate) -> None:
+    files = {"tls_certificate": str(certificate.certificate), "tls_key": str(certificate.key)}
+    # Nobody takes this for loopback, and yet no other machine can reach it.
+    with Site(tmp_path / "root", http_host="127.1", **files) as site:
+        assert site.url == f"https://{site.netloc}/"
+        context = ssl.create_default_context(cafile=certificate.certificate)
+        connection = http.client.HTTPSConnection(site.netloc, timeout=TIMEOUT_S, context=context)
+        assert ask(connection, "GET", "/healthz").status == 200
+        assert ask(connection, "GET", "/api/overview", site.token).json["access"]["role"] == "admin"
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        assert connection.sock.version() == "TLSv1.3"
+        connection.close()
+        assert not say(site, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP")
+        old = ssl.create_default_context(cafile=certificate.certificate)
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        older = http.client.HTTPSConnection(site.netloc, timeout=TIMEOUT_S, context=old)
+        assert ask(older, "GET", "/healthz").status == 200
+        assert isinstance(older.sock, ssl.SSLSocket)
+        name = older.sock.cipher()
+        assert name is not None
+        assert "GCM" in name[0] or "CHACHA20" in name[0]
+        older.close()
+
+
+def test_with_tls_those_who_say_nothing_keep_nobody_out(
+    tmp_path: Path, certificate: Certificate
+) -> None:
+    files = {"tls_certificate": str(certificate.certificate), "tls_key": str(certificate.key)}
+    with Site(tmp_path / "root", http_host="127.1", **files) as site:
+        silent = [reach(site) for _ in range(300)]
+        context = ssl.create_default_context(cafile=certificate.certificate)
+        connection = http.client.HTTPSConnection(site.netloc, timeout=TIMEOUT_S, context=context)
+
+        assert ask(connection, "GET", "/healthz").status == 200
+
+        # The first have made room.
+        assert take_rest(silent[0]) == b""
+        connection.close()
+        for each in silent:
+            each.close()
+
+
+# Its end
+
+
+def test_it_stops_with_clients_that_stay_connected(tmp_path: Path) -> None:
+    with Site(tmp_path / "root") as site:
+        kept = site.open()
+        assert ask(kept, "GET", "/api/overview").status == 200
+        silent, slow = reach(site), reach(site)
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nHost:")
+        with site.connect() as client:
+            append(client, create(client, "s"), b"x")
+
+        site.stop()
+
+        for connection in (kept.sock, silent, slow):
+            assert take_rest(connection) == b""
+            connection.close()
+        with pytest.raises(ConnectionRefusedError):
+            reach(site)
+
+
+def test_it_leaves_nothing_behind_in_the_log_of_the_process(tmp_path: Path) -> None:
+    before = list(logging.getLogger().handlers)
+    with Site(tmp_path / "root"):
+        assert len(logging.getLogger().handlers) == len(before) + 1
+    assert logging.getLogger().handlers == before
