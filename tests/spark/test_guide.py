@@ -78,7 +78,7 @@ def test_the_table_has_the_defaults(kind: str) -> None:
 
 
 def test_the_table_of_columns_is_the_schema() -> None:
-    columns = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("Two minutes"), re.MULTILINE)
+    columns = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("Quick start"), re.MULTILINE)
     types = {"bigint": "long"}
     schema = [(field.name, field.dataType.simpleString()) for field in SCHEMA.fields]
     assert columns == [(name, types.get(kind, kind)) for name, kind in schema]
