@@ -69,7 +69,7 @@ def store(request: pytest.FixtureRequest, disk: SmallDisk) -> Iterator[Store]:
     """One whose catalog has taken its space in advance, and one that has the reserve alone."""
     store = Store(disk.root)
     if request.param == "preallocated":
-        store.look_after_space()
+        store.maintain_space()
         (disk.root / RESERVE_FILE).unlink()
     yield store
     store.close()
@@ -156,7 +156,7 @@ def test_progress_is_stored_on_a_full_disk(disk: SmallDisk) -> None:
     store = Store(disk.root)
     stream = store.create(define())
     store.catalog.update_stream(stream.id, b"{}", [], [ExportProgress("k")])
-    store.look_after_space()
+    store.maintain_space()
     disk.fill()
 
     # Far more than the WAL holds.
@@ -195,7 +195,7 @@ def test_tokens_are_revoked_and_creation_fails_plainly(disk: SmallDisk) -> None:
             )
         )
         # Or else it takes the reserve, and logs that.
-        broker.run(broker.broker._store.look_after_space)
+        broker.run(broker.broker._store.maintain_space)
         with broker.connect(secret) as client:
             disk.fill()
             revoked = penstock_process("tokens", "revoke", "phone", *root)

@@ -52,11 +52,11 @@ def test_reader_beside_a_running_broker_follows_it(root: Path, define: Define) -
     with CatalogReader(root) as catalog:
         assert catalog.streams() == []
         stream = store.create(define("s"))
-        facts = catalog.facts(stream.id)
-        assert facts is not None
-        assert (facts.row.name, facts.segments, facts.checkpoint) == ("s", [], None)
+        snapshot = catalog.snapshot(stream.id)
+        assert snapshot is not None
+        assert (snapshot.row.name, snapshot.segments, snapshot.checkpoint) == ("s", [], None)
         store.delete("s")
-        assert catalog.facts(stream.id) is None
+        assert catalog.snapshot(stream.id) is None
         assert catalog.removed_directories() == {stream.id}
     store.close()
 
@@ -67,9 +67,9 @@ def test_exported_numbers_were_used(root: Path, define: Define) -> None:
     store.catalog.commit_progress([(stream.id, ExportProgress("k", last_exported=41))])
     store.close()
     with CatalogReader(root) as catalog:
-        facts = catalog.facts(stream.id)
-    assert facts is not None
-    assert facts.lowest_end == 42
+        snapshot = catalog.snapshot(stream.id)
+    assert snapshot is not None
+    assert snapshot.lowest_end == 42
 
 
 def test_unreadable_catalogs_are_refused(root: Path) -> None:
@@ -93,18 +93,18 @@ def test_gaps_are_known_and_catalogs_of_version_5_have_none(root: Path, define: 
     store.catalog.add_gaps(stream.id, [(7, 9), (3, 4)])
     store.close()
     with CatalogReader(root) as catalog:
-        facts = catalog.facts(stream.id)
-    assert facts is not None
-    assert facts.gaps == [(3, 4), (7, 9)]
+        snapshot = catalog.snapshot(stream.id)
+    assert snapshot is not None
+    assert snapshot.gaps == [(3, 4), (7, 9)]
     with closing(sqlite3.connect(root / CATALOG_FILE)) as connection:
         connection.execute("DROP TABLE gap")
         connection.execute("DROP TABLE commits")
         connection.execute("PRAGMA user_version = 5")
     with CatalogReader(root) as catalog:
-        facts = catalog.facts(stream.id)
+        snapshot = catalog.snapshot(stream.id)
         assert catalog.find_damage() == []
-    assert facts is not None
-    assert facts.gaps == []
+    assert snapshot is not None
+    assert snapshot.gaps == []
 
 
 def test_a_changed_row_is_damage(root: Path, define: Define) -> None:
@@ -161,4 +161,4 @@ def test_values_of_the_wrong_type_are_not_taken_for_numbers(root: Path, define: 
     store.close()
     weaken(root, "gap", "UPDATE gap SET end = 'x'")
     with CatalogReader(root) as catalog, pytest.raises(sqlite3.DatabaseError):
-        catalog.facts(stream.id)
+        catalog.snapshot(stream.id)

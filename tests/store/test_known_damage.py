@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.store.files import Disk
-from penstock.store.known_damage import Damage, KnownDamage
+from penstock.store.known_damage import DamagedSpan, KnownDamage
 from penstock.store.record import data_path, index_path
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
@@ -25,10 +25,10 @@ def test_numbers_are_counted_once() -> None:
     known.add(20, 21, "c")
     assert known.count == 10
     assert known.ranges() == [
-        Damage(3, 5, "b"),
-        Damage(5, 10, "a"),
-        Damage(10, 12, "b"),
-        Damage(20, 21, "c"),
+        DamagedSpan(3, 5, "b"),
+        DamagedSpan(5, 10, "a"),
+        DamagedSpan(10, 12, "b"),
+        DamagedSpan(20, 21, "c"),
     ]
 
 
@@ -38,7 +38,11 @@ def test_gaps_are_no_damage() -> None:
     known.add(8, 9, "a")
     assert known.count == 0
     known.add(2, 10, "b")
-    assert known.ranges() == [Damage(2, 3, "b"), Damage(5, 8, "b"), Damage(9, 10, "b")]
+    assert known.ranges() == [
+        DamagedSpan(2, 3, "b"),
+        DamagedSpan(5, 8, "b"),
+        DamagedSpan(9, 10, "b"),
+    ]
 
 
 def test_dropped_messages_are_forgotten() -> None:
@@ -46,7 +50,7 @@ def test_dropped_messages_are_forgotten() -> None:
     known.add(5, 8, "a")
     known.add(10, 20, "b")
     known.forget_below(12)
-    assert (known.count, known.ranges()) == (8, [Damage(12, 20, "b")])
+    assert (known.count, known.ranges()) == (8, [DamagedSpan(12, 20, "b")])
     known.forget_below(20)
     assert (known.count, known.ranges()) == (0, [])
 
@@ -116,7 +120,7 @@ def test_reads_add_what_they_cannot_read(root: Path, caplog: pytest.LogCaptureFi
     for _ in range(2):
         with pytest.raises(DamagedError):
             log.read(3, 4, 1000)
-    assert log.damage.ranges() == [Damage(3, 4, "its checksum does not match")]
+    assert log.damage.ranges() == [DamagedSpan(3, 4, "its checksum does not match")]
     assert [each.getMessage() for each in caplog.records] == [
         "stream 's': damaged message 3: its checksum does not match"
     ]

@@ -16,8 +16,8 @@ from penstock.store.journal import Journal
 from penstock.store.known_damage import KnownDamage
 from penstock.store.log import (
     FileLog,
-    Home,
     Log,
+    LogContext,
     MemoryLog,
     MessageTooLargeError,
     StreamFullError,
@@ -46,16 +46,16 @@ class Files:
         self.disk = FaultyDisk()
 
     def create(self, limits: Limits = LIMITS) -> FileLog:
-        return create_file_log(self._home(), limits)
+        return create_file_log(self._context(), limits)
 
     def open(self, limits: Limits = LIMITS, lowest_end: int = 0) -> FileLog:
         oldest = self.catalog.streams()[0].oldest
-        return open_file_log(self._home(), limits, name="s", oldest=oldest, lowest_end=lowest_end)
+        return open_file_log(self._context(), limits, name="s", oldest=oldest, lowest_end=lowest_end)
 
-    def _home(self) -> Home:
+    def _context(self) -> LogContext:
         journal = Journal(self.disk, self.directory.parent)
         space = Space(self.disk, self.directory, 0)
-        return Home(
+        return LogContext(
             self.disk,
             self.directory,
             self.catalog,
@@ -413,10 +413,10 @@ def test_work_that_failed_is_done_later_and_in_order(files: Files) -> None:
     files.disk.fails = lambda action, _path: action == "sync"
     with pytest.raises(OSError, match="Input/output"):
         log.work()
-    assert log._put_off
+    assert log._pending_jobs
     files.disk.mend()
     log.work()
-    assert not log._put_off
+    assert not log._pending_jobs
     assert [s.first for s in files.catalog.segments("id")] == list(range(2, 11))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.store.files import Disk
-from penstock.store.reserve import RESERVE_FILE, give_up_reserve, keep_reserve
+from penstock.store.reserve import RESERVE_FILE, keep_reserve, release_reserve_if_full
 from penstock.store.store import Store
 
 
@@ -35,15 +35,15 @@ def test_room_is_kept_where_there_is_plenty_and_given_up_where_there_is_none(
     # Not a hole in a file: it has to take up room.
     assert reserve.stat().st_blocks * 512 >= 256 * 1024
     keep_reserve(FULL, tmp_path)
-    give_up_reserve(TIGHT, tmp_path)
+    release_reserve_if_full(TIGHT, tmp_path)
     assert reserve.exists()
 
     caplog.set_level(logging.WARNING)
-    give_up_reserve(FULL, tmp_path)
+    release_reserve_if_full(FULL, tmp_path)
 
     assert not reserve.exists()
     assert "the disk is full" in caplog.text
-    give_up_reserve(FULL, tmp_path)
+    release_reserve_if_full(FULL, tmp_path)
 
 
 def test_one_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_store_opens_with_its_reserve_and_keeps_another(root: Path) -> None:
 def test_space_is_taken_in_advance_on_a_disk_near_the_minimum(root: Path) -> None:
     store = Store(root, DiskWith(8 << 20), min_free_disk=8 << 20)
     try:
-        store.look_after_space()
+        store.maintain_space()
         assert (root / RESERVE_FILE).exists()
         assert (root / "catalog.sqlite-wal").stat().st_size >= 256 * 1024
     finally:

@@ -217,9 +217,9 @@ def test_gaps_go_with_the_segments_around_them(root: Path, tmp_path: Path) -> No
     catalog.remove_segments(row.id, 10)
     catalog.close()
     with CatalogReader(tmp_path / "out") as reader:
-        facts = reader.facts(row.id)
-    assert facts is not None
-    assert facts.gaps == [(10, 20)]
+        snapshot = reader.snapshot(row.id)
+    assert snapshot is not None
+    assert snapshot.gaps == [(10, 20)]
 
 
 def test_gaps_survive_damage_to_the_catalog(root: Path, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from penstock.store.segment_check import (
     CheckedSpan,
     SegmentSource,
     check_messages,
-    has_checksums,
-    require_damage,
+    matches_checksums,
+    raise_unless_damage,
 )
 
 
@@ -38,7 +38,7 @@ def test_intact_messages_are_one_span(tmp_path: Path) -> None:
     segment = write(tmp_path, [10] * 9000)
     assert spans(tmp_path) == [CheckedSpan(5, 9005, 0, 90_000)]
     with SegmentSource(tmp_path, 5) as source:
-        assert has_checksums(source, segment.summary(), lambda _: None)
+        assert matches_checksums(source, segment.summary(), lambda _: None)
 
 
 def test_meter_counts_all_bytes(tmp_path: Path) -> None:
@@ -94,5 +94,5 @@ def test_journal_records_take_the_place_of_what_is_missing(tmp_path: Path) -> No
 
 def test_lack_of_descriptors_is_not_damage() -> None:
     with pytest.raises(OSError, match="open files"):
-        require_damage(OSError(errno.EMFILE, "Too many open files"))
-    require_damage(OSError(errno.EIO, "Input/output error"))
+        raise_unless_damage(OSError(errno.EMFILE, "Too many open files"))
+    raise_unless_damage(OSError(errno.EIO, "Input/output error"))

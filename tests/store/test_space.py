@@ -177,7 +177,7 @@ def test_full_disk_is_logged_once(
         with pytest.raises(NoSpaceError, match="the disk of the server is full"):
             log.append([b"x"], 1)
     disk.free, disk.is_full = 1 << 30, False
-    store.look_after_space()
+    store.maintain_space()
 
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert store.space.refused_messages == 3

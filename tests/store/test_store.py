@@ -21,7 +21,7 @@ from penstock.model import (
 )
 from penstock.model.exporting import Upload
 from penstock.store.files import Disk
-from penstock.store.known_damage import Damage
+from penstock.store.known_damage import DamagedSpan
 from penstock.store.log import Log
 from penstock.store.retention import Limits
 from penstock.store.rows import ExportProgress, UploadChange, UploadProgress
@@ -631,7 +631,7 @@ def test_replay_reports_a_shortened_index_and_restores_what_the_journal_holds(
     (killed / "journal.0").unlink()
     store = Store(killed)
     log = store.streams["s"].log
-    assert log.damage.ranges() == [Damage(0, 2, "files and journal lack it")]
+    assert log.damage.ranges() == [DamagedSpan(0, 2, "files and journal lack it")]
     assert log.end == 3
     assert log.read(2, 3, 10).payloads == [b"three"]
     for number in (0, 1):

@@ -17,7 +17,13 @@ from penstock.store.record import data_path, index_path
 from penstock.store.schema import SCHEMA_VERSION
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
-from penstock.store.verification import Pace, Report, StreamReport, Verification, verify
+from penstock.store.verification import (
+    ReadThrottle,
+    StreamReport,
+    Verification,
+    VerificationReport,
+    verify,
+)
 from tests.store.conftest import Define, weaken
 
 # Segments of 1024 bytes hold 10 messages: 0..9 and 10..19 are sealed, 20..24 active.
@@ -69,12 +75,12 @@ def kill(root: Path, define: Define, *, flush_on_write: bool = False) -> Path:
     return killed
 
 
-def only_stream(report: Report) -> StreamReport:
+def only_stream(report: VerificationReport) -> StreamReport:
     (stream,) = report.streams
     return stream
 
 
-def damaged_numbers(report: Report) -> set[int]:
+def damaged_numbers(report: VerificationReport) -> set[int]:
     return {
         number
         for stream in report.streams
@@ -428,16 +434,16 @@ def test_messages_overwritten_during_the_check_are_not_counted(
     assert stream.bytes == stream.intact_messages * SIZE
 
 
-def test_pace_limits_bytes_per_second() -> None:
+def test_throttle_limits_bytes_per_second() -> None:
     now = 0.0
 
     def sleep(seconds: float) -> None:
         nonlocal now
         now += seconds
 
-    pace = Pace(1000, clock=lambda: now, sleep=sleep)
+    throttle = ReadThrottle(1000, clock=lambda: now, sleep=sleep)
     for _ in range(50):
-        pace(100)
+        throttle(100)
     assert now == pytest.approx(5.0)
 
 

@@ -309,7 +309,7 @@ class Broker:
             _attempt(self._store.work)
             if time.monotonic() >= next_sample:
                 next_sample = time.monotonic() + _SAMPLE_SECONDS
-                _attempt(self._store.look_after_space)
+                _attempt(self._store.maintain_space)
             if time.monotonic() >= next_sync:
                 began = time.monotonic()
                 next_sync = began + interval

@@ -26,7 +26,7 @@ from penstock.cli.output import echo_table, printable
 from penstock.cli.units import human_bytes, parse_size
 from penstock.discovery import is_served
 from penstock.store.salvage import Salvage, salvage
-from penstock.store.verification import Pace, Report, Verification
+from penstock.store.verification import ReadThrottle, Verification, VerificationReport
 
 # Beside a running broker, so that its disk has time for it.
 _SHARED_BYTES_PER_SECOND = 32 * 1024**2
@@ -93,11 +93,11 @@ def verify(
         rate = _SHARED_BYTES_PER_SECOND
     is_shown = not as_json and sys.stderr.isatty()
     with _Bar(sys.stderr if is_shown else None) as bar:
-        pace = Pace(rate) if rate else None
+        throttle = ReadThrottle(rate) if rate else None
 
         def meter(count: int) -> None:
-            if pace is not None:
-                pace(count)
+            if throttle is not None:
+                throttle(count)
             bar.update(count)
 
         verification = Verification(path, patterns=patterns, meter=meter)
@@ -152,7 +152,7 @@ class _Bar(ExitStack):
             click.echo(f"\rchecked {human_bytes(self._bytes)}", file=self._file, nl=False)
 
 
-def _document(report: Report, copied: Salvage | None) -> dict[str, Any]:
+def _document(report: VerificationReport, copied: Salvage | None) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(report)
     if copied is not None:
         document["salvage"] = msgspec.to_builtins(copied)
@@ -167,7 +167,7 @@ def _document(report: Report, copied: Salvage | None) -> dict[str, Any]:
     }
 
 
-def _print(report: Report) -> None:
+def _print(report: VerificationReport) -> None:
     if report.streams:
         echo_table(
             ("stream", "numbers", "intact", "damaged", "size", "segments"),
@@ -237,7 +237,7 @@ def _numbers(first: int, last: int) -> str:
     return "-" if last < first else f"{first}..{last}" if first < last else f"{first}"
 
 
-def _sum(report: Report) -> str:
+def _sum(report: VerificationReport) -> str:
     intact = sum(stream.intact_messages for stream in report.streams)
     checked = f"{intact:,} messages are intact"
     if report.missing_messages:

@@ -96,10 +96,10 @@ class NewerCatalogError(StoreError):
 def is_damage(error: sqlite3.Error) -> bool:
     """Whether an error is due to what is in the file, and not to the disk or to other processes."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    return code not in _OUTSIDE_ERRORS
+    return code not in _ENVIRONMENT_ERRORS
 
 
-_OUTSIDE_ERRORS = {
+_ENVIRONMENT_ERRORS = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_FULL,

@@ -41,13 +41,13 @@ logger = logging.getLogger(__name__)
 
 COPY_FILE = "catalog.backup.sqlite"
 
-_SOON_SECONDS = 5.0
+_MIN_INTERVAL_SECONDS = 5.0
 _INTERVAL_SECONDS = 300.0
 # The background spends at most this part of its time on copies.
 _MAX_SHARE = 0.02
 
 # More numbers than a memory stream hands out between two copies of the catalog.
-_UNKNOWN_NUMBERS = 1 << 40
+_MAX_NUMBERS_BETWEEN_COPIES = 1 << 40
 
 _SUFFIXES = ("-wal", "-shm", "-journal")
 
@@ -92,12 +92,12 @@ class CatalogCopier:
         self._monotonic = monotonic
         self._copied_state: tuple[int, ...] | None = None
         self._copied_definitions: tuple[int, ...] | None = None
-        self._next_soon = self._next = monotonic() + _SOON_SECONDS
+        self._earliest = self._next = monotonic() + _MIN_INTERVAL_SECONDS
         self._error = ""
 
     def copy_if_due(self) -> None:
         now = self._monotonic()
-        if now < self._next_soon:
+        if now < self._earliest:
             return
         with contextlib.suppress(sqlite3.Error):
             if now >= self._next or self._catalog.definition_state() != self._copied_definitions:
@@ -122,7 +122,7 @@ class CatalogCopier:
             self._copied_state, self._copied_definitions = state, definitions
         now = self._monotonic()
         pause = (now - began) / _MAX_SHARE
-        self._next_soon = now + max(_SOON_SECONDS, pause)
+        self._earliest = now + max(_MIN_INTERVAL_SECONDS, pause)
         self._next = now + max(_INTERVAL_SECONDS, pause)
 
 
@@ -218,7 +218,7 @@ def _count_commits(table: _Table) -> int:
     return max((row[1] for row in table.rows.values()), default=-1)
 
 
-class Rebuilt(NamedTuple):
+class RebuiltCatalog(NamedTuple):
     """A new catalog, and the rows it was made of."""
 
     # Where the damaged catalog is when the new one is used; None if it was missing.
@@ -228,7 +228,7 @@ class Rebuilt(NamedTuple):
 
 def rebuild_catalog(
     root: Path, disk: Disk, complete: Callable[[Catalog, RemainingRows], None]
-) -> Rebuilt:
+) -> RebuiltCatalog:
     """Makes a new catalog with all rows that are left of a damaged or missing one.
 
     `complete` adds rows that are not in either. `use_rebuilt` puts the new catalog in its place,
@@ -250,7 +250,7 @@ def rebuild_catalog(
     # Not before: if the new one cannot be written, the next start has the old one to read.
     temporary.replace(root / f"{_REBUILT_PREFIX}{number}")
     disk.sync_directory(root)
-    return Rebuilt(root / f"{_DAMAGED_PREFIX}{number}" if path.exists() else None, rows)
+    return RebuiltCatalog(root / f"{_DAMAGED_PREFIX}{number}" if path.exists() else None, rows)
 
 
 def _require_whole(path: Path) -> None:
@@ -296,7 +296,7 @@ def reconcile_rows(catalog: Catalog, root: Path, stale_streams: Container[str]) 
             continue
         directory = root / "streams" / row.id
         if _is_in_memory(row):
-            catalog.reserve(row.id, row.reserved + _UNKNOWN_NUMBERS)
+            catalog.reserve(row.id, row.reserved + _MAX_NUMBERS_BETWEEN_COPIES)
         elif not directory.is_dir():
             logger.warning(
                 "stream %r of the catalog's copy has no directory: it was deleted since then",

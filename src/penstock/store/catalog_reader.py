@@ -37,7 +37,7 @@ _STREAM_TYPES = (str, str, bytes, int, int)
 _SUMMARY_TYPES = (int,) * 7
 
 
-class StreamFacts(NamedTuple):
+class StreamSnapshot(NamedTuple):
     """All that the catalog knows of the messages of one stream, as of one moment."""
 
     row: StreamRow
@@ -49,7 +49,7 @@ class StreamFacts(NamedTuple):
     gaps: Sequence[tuple[int, int]] = ()
 
 
-def copy_catalog(root: Path, directory: Path) -> Path:
+def copy_catalog_files(root: Path, directory: Path) -> Path:
     """Copies the catalog of a stopped broker, with what its log holds."""
     rebuilt = find_rebuilt(root)
     shutil.copyfile(rebuilt or root / CATALOG_FILE, directory / CATALOG_FILE)
@@ -71,7 +71,7 @@ class CatalogReader:
             are_there = all((root / f"{CATALOG_FILE}{each}").exists() for each in _LOG_SUFFIXES)
             if not (are_there and is_served(root)) or path.name != CATALOG_FILE:
                 directory = opened.enter_context(tempfile.TemporaryDirectory(prefix="penstock-"))
-                path = copy_catalog(root, Path(directory))
+                path = copy_catalog_files(root, Path(directory))
             self._connection = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=10
             )
@@ -137,9 +137,9 @@ class CatalogReader:
     def removed_directories(self) -> set[str]:
         return {stream_id for (stream_id,) in self._select("SELECT * FROM removed_directory")}
 
-    def facts(self, stream_id: str) -> StreamFacts | None:
+    def snapshot(self, stream_id: str) -> StreamSnapshot | None:
         """None if there is no such stream."""
-        with self._snapshot():
+        with self._read_transaction():
             rows = self._select(
                 "SELECT id, name, definition, oldest, reserved FROM stream WHERE id = ?", stream_id
             )
@@ -166,7 +166,7 @@ class CatalogReader:
         _require_types([*segments, *checkpoints], _SUMMARY_TYPES)
         _require_types([(-1 if exported is None else exported,), *gaps], (int, int))
         row = StreamRow(*rows[0])
-        return StreamFacts(
+        return StreamSnapshot(
             row,
             [SegmentSummary(*each) for each in segments],
             SegmentSummary(*checkpoints[0]) if checkpoints else None,
@@ -175,7 +175,7 @@ class CatalogReader:
         )
 
     @contextmanager
-    def _snapshot(self) -> Iterator[None]:
+    def _read_transaction(self) -> Iterator[None]:
         self._connection.execute("BEGIN")
         try:
             yield
@@ -193,7 +193,7 @@ class CatalogReader:
 def _check_copies(root: Path, check: Callable[[Path], bool]) -> bool:
     """What a start of the broker finds in the catalog and its copy, in copies of the files."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
-        copy_catalog(root, Path(name))
+        copy_catalog_files(root, Path(name))
         if (root / COPY_FILE).exists():
             shutil.copyfile(root / COPY_FILE, Path(name) / COPY_FILE)
         return check(Path(name))
@@ -203,7 +203,7 @@ def _try_migration(root: Path) -> str:
     """Why the next start cannot bring an older catalog up to date; empty if it can."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         try:
-            Catalog(copy_catalog(root, Path(name))).close()
+            Catalog(copy_catalog_files(root, Path(name))).close()
         except sqlite3.Error as error:
             return f"it cannot be brought to version {SCHEMA_VERSION}: {error}"
     return ""

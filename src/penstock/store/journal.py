@@ -37,8 +37,8 @@ from penstock.store.record import ENTRY, crc32, data_path, index_path
 from penstock.store.segment import SegmentFiles, WrittenRun
 
 _MAGIC = b"PJ01"
-_CHECKED = Struct("<4sI")
-_HEAD = Struct("<Q16sQIIII")
+_PREFIX = Struct("<4sI")
+_HEADER = Struct("<Q16sQIIII")
 
 _FILE_BYTES = 4 * 1024 * 1024
 # A large commit is worth syncing the segments themselves: it would be written twice for nothing.
@@ -175,7 +175,7 @@ def encode_record(epoch: int, record: JournalRecord) -> bytes:
     written = record.written
     body = b"".join(
         (
-            _HEAD.pack(
+            _HEADER.pack(
                 epoch,
                 record.stream_id.encode(),
                 record.segment,
@@ -188,7 +188,7 @@ def encode_record(epoch: int, record: JournalRecord) -> bytes:
             written.entries,
         )
     )
-    return _CHECKED.pack(_MAGIC, crc32(body)) + body
+    return _PREFIX.pack(_MAGIC, crc32(body)) + body
 
 
 def decode_records(contents: bytes) -> Iterator[JournalRecord]:
@@ -196,7 +196,7 @@ def decode_records(contents: bytes) -> Iterator[JournalRecord]:
     return (record for record, _, _ in _decode(contents, 0))
 
 
-def has_records_behind(contents: bytes) -> bool:
+def has_records_after_damage(contents: bytes) -> bool:
     """Whether there are whole records of the same filling behind one that is not."""
     records = deque(_decode(contents, 0), maxlen=1)
     if not records:
@@ -211,23 +211,23 @@ def has_records_behind(contents: bytes) -> bool:
 
 def _decode(contents: bytes, position: int) -> Iterator[tuple[JournalRecord, int, int]]:
     """Records, each with its epoch and where it ends."""
-    filling = None
-    while position + _CHECKED.size + _HEAD.size <= len(contents):
-        magic, checksum = _CHECKED.unpack_from(contents, position)
-        start = position + _CHECKED.size
-        epoch, stream_id, segment, at, number, data_size, entries_size = _HEAD.unpack_from(
+    expected_epoch = None
+    while position + _PREFIX.size + _HEADER.size <= len(contents):
+        magic, checksum = _PREFIX.unpack_from(contents, position)
+        start = position + _PREFIX.size
+        epoch, stream_id, segment, at, number, data_size, entries_size = _HEADER.unpack_from(
             contents, start
         )
-        data_start = start + _HEAD.size
+        data_start = start + _HEADER.size
         stop = data_start + data_size + entries_size
         if (
             magic != _MAGIC
             or stop > len(contents)
             or crc32(contents[start:stop]) != checksum
-            or (filling is not None and epoch != filling)
+            or (expected_epoch is not None and epoch != expected_epoch)
         ):
             return
-        filling = epoch
+        expected_epoch = epoch
         data = contents[data_start : data_start + data_size]
         entries = contents[data_start + data_size : stop]
         yield (

@@ -23,7 +23,7 @@ _MINUTE_SECONDS = 60.0
 _MAX_RANGES = 1000
 
 
-class Damage(NamedTuple):
+class DamagedSpan(NamedTuple):
     """Messages [first, end)."""
 
     first: int
@@ -50,7 +50,7 @@ class KnownDamage:
         self._clock = clock
         self._lock = threading.Lock()
         # Disjoint, in their order.
-        self._ranges: list[Damage] = []
+        self._ranges: list[DamagedSpan] = []
         self._count = 0
         self._lines = 0
         self._unlogged = 0
@@ -61,7 +61,7 @@ class KnownDamage:
         """How many messages."""
         return self._count
 
-    def ranges(self) -> list[Damage]:
+    def ranges(self) -> list[DamagedSpan]:
         return list(self._ranges)
 
     def add(self, first: int, end: int, reason: str, *, is_logged: bool = False) -> None:
@@ -69,9 +69,9 @@ class KnownDamage:
         with self._lock:
             for part_first, part_end in self._outside_gaps(first, end):
                 for start, stop in self._find_new(part_first, part_end):
-                    self._insert(Damage(start, stop, reason))
+                    self._insert(DamagedSpan(start, stop, reason))
                     if not is_logged:
-                        self._log(Damage(start, stop, reason))
+                        self._log(DamagedSpan(start, stop, reason))
 
     def forget_below(self, oldest: int) -> None:
         """These messages were dropped."""
@@ -108,7 +108,7 @@ class KnownDamage:
             parts.append((first, end))
         return parts
 
-    def _insert(self, found: Damage) -> None:
+    def _insert(self, found: DamagedSpan) -> None:
         ranges = self._ranges
         self._count += found.end - found.first
         place = bisect_right(ranges, found.first, key=attrgetter("first"))
@@ -122,7 +122,7 @@ class KnownDamage:
         else:
             ranges.insert(place, found)
 
-    def _log(self, found: Damage) -> None:
+    def _log(self, found: DamagedSpan) -> None:
         now = self._clock()
         if now >= self._minute_ends:
             if self._unlogged:

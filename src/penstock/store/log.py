@@ -45,7 +45,7 @@ DEFINITION_FILE = "stream.json"
 RESERVED_AT_ONCE = 1 << 20
 _CHECKED_BYTES = 1 << 20
 # Segments of one stream that may wait to be sealed or removed.
-_MAX_PUT_OFF = 128
+_MAX_PENDING_JOBS = 128
 
 
 class StreamFullError(Exception):
@@ -154,7 +154,7 @@ class Log(ABC):
                 self._roll()
             first = self._active.end
             self._reserve(first + len(payloads))
-            self._appended(self._active.append(payloads, now))
+            self._after_append(self._active.append(payloads, now))
         except OSError as error:
             if self._is_retrying or not is_no_space(error):
                 raise
@@ -316,7 +316,7 @@ class Log(ABC):
         self.damage.forget_below(self.oldest)
         for segment in dropped:
             segment.close()
-        self._dropped(dropped)
+        self._after_drop(dropped)
 
     @abstractmethod
     def _roll(self) -> None:
@@ -338,10 +338,10 @@ class Log(ABC):
     def _reserve(self, end: int) -> None:
         """Called before the numbers below `end` are handed out."""
 
-    def _appended(self, written: WrittenRun | None) -> None:
+    def _after_append(self, written: WrittenRun | None) -> None:
         """Called with what an append wrote."""
 
-    def _dropped(self, segments: Sequence[Segment]) -> None:
+    def _after_drop(self, segments: Sequence[Segment]) -> None:
         """Called for segments that no longer belong to the log."""
 
     def sync(self) -> None:
@@ -388,13 +388,13 @@ class MemoryLog(Log):
         self._stream_id = stream_id
         self._request_work = request_work
         self._reserving = threading.Lock()
-        self._note_reserve(max(first, reserved))
+        self._set_reserved(max(first, reserved))
 
     def _roll(self) -> None:
         self._sealed.append(self._memory)
         self._active = self._memory = MemorySegment(self._memory.end)
 
-    def _note_reserve(self, reserved: int) -> None:
+    def _set_reserved(self, reserved: int) -> None:
         self._reserved = reserved
         self._renew_at = reserved - RESERVED_AT_ONCE // 2
 
@@ -410,7 +410,7 @@ class MemoryLog(Log):
         with self._reserving:
             if end + RESERVED_AT_ONCE // 2 > self._reserved:
                 self._catalog.reserve(self._stream_id, end + RESERVED_AT_ONCE)
-                self._note_reserve(end + RESERVED_AT_ONCE)
+                self._set_reserved(end + RESERVED_AT_ONCE)
 
     def work(self) -> None:
         self._extend_reserve(self.end)
@@ -442,7 +442,7 @@ def _leading_sealings(jobs: Sequence[_Sealing | _Removal]) -> list[_Sealing]:
     return sealings
 
 
-class Home(NamedTuple):
+class LogContext(NamedTuple):
     """Where a file log lives, and what works for it."""
 
     disk: Disk
@@ -460,16 +460,16 @@ class FileLog(Log):
 
     def __init__(
         self,
-        home: Home,
+        context: LogContext,
         limits: Limits,
         sealed: Sequence[SealedSegment],
         active: ActiveSegment,
         checkpoint: SegmentSummary | None = None,
     ) -> None:
-        super().__init__(limits, sealed, active, home.damage)
-        self._home = home
-        self._budget = home.space
-        self.stream_id = home.stream_id
+        super().__init__(limits, sealed, active, context.damage)
+        self._context = context
+        self._budget = context.space
+        self.stream_id = context.stream_id
         self._file = active
         # Whether appends are journaled, so that `flush` need not sync the segments.
         self.journals = False
@@ -479,7 +479,7 @@ class FileLog(Log):
         self._synced_end = active.end if was_synced else -1
         # What a killed process wrote is in the files, but the journal of this one has none of it.
         self.needs_sync = active.size > 0 and not was_synced
-        self._put_off: deque[_Sealing | _Removal] = deque()
+        self._pending_jobs: deque[_Sealing | _Removal] = deque()
         self.has_work = False
         self._working = threading.Lock()
         self._checkpointed = checkpoint
@@ -489,7 +489,7 @@ class FileLog(Log):
         return self._synced_end != self.end or len(self._unsynced) > 1
 
     def _require_space(self, payloads: Sequence[bytes], size: int) -> None:
-        space = self._home.space
+        space = self._context.space
         space.sample()
         if space.left < size and not self._overwrites_at_max(payloads):
             raise space.refuse(len(payloads), size)
@@ -502,7 +502,7 @@ class FileLog(Log):
         exported_end: Callable[[], int],
     ) -> int:
         """Takes the space of segments that were dropped, and of the oldest one if it may go."""
-        if not self._home.space.note_full(sum(map(len, payloads))):
+        if not self._context.space.note_full(sum(map(len, payloads))):
             raise error
         self._is_retrying = True
         try:
@@ -514,7 +514,7 @@ class FileLog(Log):
                     if not is_no_space(again):
                         raise
                     if not self._sealed or not self._overwrites_at_max(payloads):
-                        raise self._home.space.refuse(len(payloads)) from None
+                        raise self._context.space.refuse(len(payloads)) from None
                 self._drop(1, are_expired=False)
         finally:
             self._is_retrying = False
@@ -533,21 +533,21 @@ class FileLog(Log):
     def _roll(self) -> None:
         rolled = self._file
         rolled.repair()
-        files = SegmentFiles.create(self._home.disk, self._home.directory, rolled.end)
+        files = SegmentFiles.create(self._context.disk, self._context.directory, rolled.end)
         self._active = self._file = ActiveSegment(files)
         self._unsynced.append(files)
         summary = rolled.summary()
-        self._sealed.append(SealedSegment(self._home.disk, self._home.directory, summary))
-        self._put_off_work(_Sealing(rolled.files, summary))
+        self._sealed.append(SealedSegment(self._context.disk, self._context.directory, summary))
+        self._defer(_Sealing(rolled.files, summary))
 
-    def _dropped(self, segments: Sequence[Segment]) -> None:
-        self._put_off_work(_Removal([segment.first for segment in segments], self.oldest))
+    def _after_drop(self, segments: Sequence[Segment]) -> None:
+        self._defer(_Removal([segment.first for segment in segments], self.oldest))
 
-    def _put_off_work(self, job: _Sealing | _Removal) -> None:
-        self._put_off.append(job)
+    def _defer(self, job: _Sealing | _Removal) -> None:
+        self._pending_jobs.append(job)
         self.has_work = True
-        self._home.request_work()
-        if len(self._put_off) > _MAX_PUT_OFF:
+        self._context.request_work()
+        if len(self._pending_jobs) > _MAX_PENDING_JOBS:
             # Segments fill faster than they can be sealed: appends wait for the disk after all.
             self.work()
 
@@ -556,39 +556,41 @@ class FileLog(Log):
             # First: what is put off meanwhile sets it again.
             self.has_work = False
             try:
-                self._work_off()
+                self._run_pending()
             except BaseException:
                 self.has_work = True
                 raise
 
-    def _work_off(self) -> None:
-        while self._put_off:
-            job = self._put_off[0]
+    def _run_pending(self) -> None:
+        while self._pending_jobs:
+            job = self._pending_jobs[0]
             if isinstance(job, _Removal):
                 self._remove(job)
-                self._put_off.popleft()
+                self._pending_jobs.popleft()
             else:
-                sealings = _leading_sealings(list(self._put_off))
+                sealings = _leading_sealings(list(self._pending_jobs))
                 self._seal(sealings)
                 for _ in sealings:
-                    self._put_off.popleft()
+                    self._pending_jobs.popleft()
 
     def _seal(self, sealings: Sequence[_Sealing]) -> None:
         for sealing in sealings:
             sealing.files.sync()
         # The segment that follows must be listed before this one is known to have ended.
-        self._home.disk.sync_directory(self._home.directory)
-        self._home.catalog.add_segments(self.stream_id, [sealing.summary for sealing in sealings])
+        self._context.disk.sync_directory(self._context.directory)
+        self._context.catalog.add_segments(
+            self.stream_id, [sealing.summary for sealing in sealings]
+        )
         for sealing in sealings:
             self._unsynced.remove(sealing.files)
             sealing.files.close()
 
     def _remove(self, removal: _Removal) -> None:
         # In the catalog first: a file that is gone while the catalog lists it counts as damage.
-        self._home.catalog.remove_segments(self.stream_id, removal.oldest)
+        self._context.catalog.remove_segments(self.stream_id, removal.oldest)
         for first in removal.firsts:
-            self._home.disk.remove(data_path(self._home.directory, first))
-            self._home.disk.remove(index_path(self._home.directory, first))
+            self._context.disk.remove(data_path(self._context.directory, first))
+            self._context.disk.remove(index_path(self._context.directory, first))
 
     def sync(self) -> None:
         end = self.end
@@ -596,13 +598,13 @@ class FileLog(Log):
             files.sync()
         self._synced_end = end
 
-    def _appended(self, written: WrittenRun | None) -> None:
+    def _after_append(self, written: WrittenRun | None) -> None:
         if self.journals and written is not None:
-            self._home.journal.add(self, self._file.first, written)
+            self._context.journal.add(self, self._file.first, written)
 
     def flush(self) -> None:
         if self.journals:
-            self._home.journal.commit()
+            self._context.journal.commit()
             if not self.needs_sync:
                 return
         self.needs_sync = False
@@ -613,7 +615,7 @@ class FileLog(Log):
             raise
 
     def flush_is_short(self) -> bool:
-        return self.journals and not self.needs_sync and self._home.journal.is_idle()
+        return self.journals and not self.needs_sync and self._context.journal.is_idle()
 
     def checkpoint(self) -> SegmentSummary | None:
         """Sync; how much of the active segment is on the disk then, if the catalog has to know."""
@@ -637,14 +639,14 @@ class FileLog(Log):
     def abandon(self) -> None:
         """Close the files of a stream that was deleted, without finishing anything."""
         with self._working:
-            self._put_off.clear()
+            self._pending_jobs.clear()
         for files in self._unsynced:
             files.close()
         super().close()
 
 
-def create_file_log(home: Home, limits: Limits) -> FileLog:
+def create_file_log(context: LogContext, limits: Limits) -> FileLog:
     """An empty log. The caller syncs its directory, and the one above, before it is used."""
-    home.disk.make_directory(home.directory)
-    active = ActiveSegment(SegmentFiles.create(home.disk, home.directory, 0))
-    return FileLog(home, limits, [], active)
+    context.disk.make_directory(context.directory)
+    active = ActiveSegment(SegmentFiles.create(context.disk, context.directory, 0))
+    return FileLog(context, limits, [], active)

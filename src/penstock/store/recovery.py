@@ -26,7 +26,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.model.storage import SegmentSummary
-from penstock.store.log import DEFINITION_FILE, FileLog, Home
+from penstock.store.log import DEFINITION_FILE, FileLog, LogContext
 from penstock.store.record import (
     ENTRY,
     checksum,
@@ -172,31 +172,33 @@ def _join(numbers: Iterable[int]) -> list[range]:
 
 
 def open_file_log(
-    home: Home, limits: Limits, *, name: str, oldest: int, lowest_end: int
+    context: LogContext, limits: Limits, *, name: str, oldest: int, lowest_end: int
 ) -> FileLog:
     """The log of a stream, from its files and the catalog.
 
     `oldest` and `lowest_end` are what the catalog knows: below the one everything was removed on
     purpose, and no number below the other may be handed out again.
     """
-    return _Opening(home, limits, name, oldest, lowest_end).open()
+    return _LogOpener(context, limits, name, oldest, lowest_end).open()
 
 
-class _Opening:
+class _LogOpener:
     """One log while it is opened."""
 
-    def __init__(self, home: Home, limits: Limits, name: str, oldest: int, lowest_end: int) -> None:
-        self._home = home
+    def __init__(
+        self, context: LogContext, limits: Limits, name: str, oldest: int, lowest_end: int
+    ) -> None:
+        self._context = context
         self._limits = limits
         self._name = name
         self._oldest = oldest
         self._end = max(oldest, lowest_end)
         self._sealed = [
-            SealedSegment(home.disk, home.directory, summary)
-            for summary in home.catalog.segments(home.stream_id)
+            SealedSegment(context.disk, context.directory, summary)
+            for summary in context.catalog.segments(context.stream_id)
         ]
         self._known = {segment.first for segment in self._sealed}
-        checkpoint = home.catalog.checkpoint(home.stream_id)
+        checkpoint = context.catalog.checkpoint(context.stream_id)
         # A segment may be sealed while its checkpoint is stored.
         is_stale = checkpoint is not None and checkpoint.first in self._known
         self._checkpoint = None if is_stale else checkpoint
@@ -204,11 +206,11 @@ class _Opening:
         self._unlisted: list[tuple[SegmentFiles | None, SegmentSummary]] = []
 
     def open(self) -> FileLog:
-        home = self._home
-        home.disk.make_directory(home.directory)
-        listing, self._oldest = _list_segments(home, self._name, self._sealed, self._oldest)
-        _report_missing(home, self._name, self._sealed, listing.missing)
-        newest_half = self._keep_halves(listing.halves)
+        context = self._context
+        context.disk.make_directory(context.directory)
+        listing, self._oldest = _list_segments(context, self._name, self._sealed, self._oldest)
+        _report_missing(context, self._name, self._sealed, listing.missing)
+        newest_unpaired = self._handle_unpaired(listing.unpaired)
         active = self._recover_unsealed(listing.whole)
         ends = [segment.end for segment in self._sealed]
         ends += [summary.end for _, summary in self._unlisted]
@@ -224,19 +226,19 @@ class _Opening:
         if self._checkpoint is not None:
             ends.append(self._checkpoint.end)
         self._end = max([self._end, *ends])
-        if newest_half > newest or newest <= max(self._known, default=-1):
+        if newest_unpaired > newest or newest <= max(self._known, default=-1):
             # The segment that was written to is gone. Each message takes a byte at least, so that
             # it cannot have held more of them than bytes: no number of it is used again.
-            self._end = max(self._end, newest_half) + self._limits.segment_size
+            self._end = max(self._end, newest_unpaired) + self._limits.segment_size
         if active is not None and active.end < self._end:
             self._retire(active)
             active = None
         if active is None:
-            active = ActiveSegment(SegmentFiles.create(home.disk, home.directory, self._end))
+            active = ActiveSegment(SegmentFiles.create(context.disk, context.directory, self._end))
         self._seal_unlisted()
         self._sealed.sort(key=attrgetter("first"))
-        filled = _fill_gaps(home, self._name, self._sealed, self._oldest, active.first)
-        return FileLog(home, self._limits, filled, active, self._checkpoint)
+        filled = _fill_gaps(context, self._name, self._sealed, self._oldest, active.first)
+        return FileLog(context, self._limits, filled, active, self._checkpoint)
 
     def _recover_unsealed(self, firsts: Sequence[int]) -> ActiveSegment | None:
         """Recovers all segments that the catalog does not list; the newest may be appended to."""
@@ -245,7 +247,7 @@ class _Opening:
             if active is not None:
                 self._retire(active)
                 active = None
-            files = SegmentFiles.open(self._home.disk, self._home.directory, first)
+            files = SegmentFiles.open(self._context.disk, self._context.directory, first)
             recovered = recover_segment(files, self._checkpoint)
             self._report(files, recovered)
             if first == firsts[-1]:
@@ -260,7 +262,7 @@ class _Opening:
                 self._end = max(self._end, first)
                 if first == firsts[-1]:
                     return ActiveSegment(
-                        SegmentFiles.create(self._home.disk, self._home.directory, first)
+                        SegmentFiles.create(self._context.disk, self._context.directory, first)
                     )
             else:
                 self._unlisted.append((files, recovered.summary))
@@ -279,7 +281,7 @@ class _Opening:
                 numbers.stop - 1,
                 path,
             )
-            self._home.damage.add(numbers.start, numbers.stop, reason, is_logged=True)
+            self._context.damage.add(numbers.start, numbers.stop, reason, is_logged=True)
         if recovered.kept_bytes != (0, 0):
             logger.warning(
                 "stream %r: %s: %d bytes at the end of the data and %d of the index are not "
@@ -290,19 +292,19 @@ class _Opening:
                 recovered.summary.end,
             )
 
-    def _keep_halves(self, halves: Sequence[Path]) -> int:
+    def _handle_unpaired(self, unpaired: Sequence[Path]) -> int:
         """Files whose other half is gone; the first number of the newest set aside, or -1.
 
         Those of sealed segments stay, and so does one that has a checkpoint: the catalog knows
         which messages they held. Reading one gives an error until the other half is restored.
         """
         newest = -1
-        for path in halves:
+        for path in unpaired:
             first = first_of_name(path.name)
             if first is None or first in self._known:
                 continue
             if self._checkpoint is not None and self._checkpoint.first == first:
-                self._keep_half(path, self._checkpoint)
+                self._keep_unpaired(path, self._checkpoint)
             else:
                 newest = max(newest, first)
                 logger.error(
@@ -313,7 +315,7 @@ class _Opening:
                 _set_aside(path)
         return newest
 
-    def _keep_half(self, path: Path, checkpoint: SegmentSummary) -> None:
+    def _keep_unpaired(self, path: Path, checkpoint: SegmentSummary) -> None:
         first, end, size = checkpoint.first, checkpoint.end, path.stat().st_size
         if path == data_path(path.parent, first):
             self._end = max(self._end, end + max(size - checkpoint.size, 0))
@@ -329,7 +331,7 @@ class _Opening:
             end - 1,
             path,
         )
-        self._home.damage.add(first, end, "a file is missing", is_logged=True)
+        self._context.damage.add(first, end, "a file is missing", is_logged=True)
         self._unlisted.append((None, msgspec.structs.replace(checkpoint, end=end)))
 
     def _retire(self, active: ActiveSegment) -> None:
@@ -342,17 +344,17 @@ class _Opening:
     def _seal_unlisted(self) -> None:
         if not self._unlisted:
             return
-        home = self._home
+        context = self._context
         for files, _ in self._unlisted:
             if files is not None:
                 files.sync()
         # The segment that follows must be listed before these are known to have ended.
-        home.disk.sync_directory(home.directory)
-        home.catalog.add_segments(home.stream_id, [summary for _, summary in self._unlisted])
+        context.disk.sync_directory(context.directory)
+        context.catalog.add_segments(context.stream_id, [summary for _, summary in self._unlisted])
         for files, summary in self._unlisted:
             if files is not None:
                 files.close()
-            self._sealed.append(SealedSegment(home.disk, home.directory, summary))
+            self._sealed.append(SealedSegment(context.disk, context.directory, summary))
 
 
 class _Listing(NamedTuple):
@@ -360,13 +362,13 @@ class _Listing(NamedTuple):
 
     # First numbers of segments that the catalog does not list, and files whose other half is gone.
     whole: list[int]
-    halves: list[Path]
+    unpaired: list[Path]
     # Files of sealed segments that are not there.
     missing: list[str]
 
 
 def _list_segments(
-    home: Home, name: str, sealed: Sequence[SealedSegment], oldest: int
+    context: LogContext, name: str, sealed: Sequence[SealedSegment], oldest: int
 ) -> tuple[_Listing, int]:
     """The files, and the oldest number that there is.
 
@@ -374,16 +376,16 @@ def _list_segments(
     below `oldest` are leftovers if the catalog lists none of them and the segment that begins
     there exists. If not, `oldest` is doubtful, and the files are served.
     """
-    names = set(os.listdir(home.directory))  # noqa: PTH208 - Paths take too long for thousands
+    names = set(os.listdir(context.directory))  # noqa: PTH208 - Paths take too long for thousands
     expected = {each for segment in sealed for each in segment_names(segment.first)}
     files: dict[int, list[Path]] = {}
     for each in sorted(names - expected):
-        path = home.directory / each
+        path = context.directory / each
         first = first_of_name(each)
         if first is not None:
             files.setdefault(first, []).append(path)
         elif each == f"{DEFINITION_FILE}.new":
-            home.disk.remove(path)
+            context.disk.remove(path)
         elif each != DEFINITION_FILE:
             logger.warning("%s is not a file of Penstock's and is left alone", path)
     lowest = min([*files, *(segment.first for segment in sealed[:1])], default=oldest)
@@ -396,16 +398,16 @@ def _list_segments(
             lowest,
         )
         oldest = lowest
-    whole, halves = [], []
+    whole, unpaired = [], []
     for first, paths in files.items():
         if first < oldest or (len(paths) == 1 and paths[0].stat().st_size == 0):
             for path in paths:
-                home.disk.remove(path)
+                context.disk.remove(path)
         elif len(paths) == 2:
             whole.append(first)
         else:
-            halves += paths
-    return _Listing(whole, halves, sorted(expected - names)), oldest
+            unpaired += paths
+    return _Listing(whole, unpaired, sorted(expected - names)), oldest
 
 
 def _is_first(number: int, sealed: Sequence[SealedSegment], files: Container[int]) -> bool:
@@ -423,7 +425,7 @@ def _set_aside(path: Path) -> None:
 
 
 def _report_missing(
-    home: Home, name: str, sealed: Sequence[SealedSegment], missing: Iterable[str]
+    context: LogContext, name: str, sealed: Sequence[SealedSegment], missing: Iterable[str]
 ) -> None:
     ends = {segment.first: segment.end for segment in sealed}
     for each in missing:
@@ -432,14 +434,14 @@ def _report_missing(
         logger.error(
             "stream %r: %s is missing: messages %d to %d cannot be read",
             name,
-            home.directory / each,
+            context.directory / each,
             first,
             ends[first] - 1,
         )
-        home.damage.add(first, ends[first], f"{each} is missing", is_logged=True)
+        context.damage.add(first, ends[first], f"{each} is missing", is_logged=True)
 
 
-def report_shortened(home: Home, name: str, sealed: Iterable[SegmentSummary]) -> None:
+def report_shortened(context: LogContext, name: str, sealed: Iterable[SegmentSummary]) -> None:
     """Reports sealed segments whose files have lost their ends; from any thread.
 
     It looks at each file, and is not part of opening a log: that would take time for each segment.
@@ -448,7 +450,7 @@ def report_shortened(home: Home, name: str, sealed: Iterable[SegmentSummary]) ->
         sizes = (segment.size, (segment.end - segment.first) * ENTRY.size)
         for each, size in zip(segment_names(segment.first), sizes, strict=True):
             try:
-                found = os.stat(f"{home.directory}/{each}").st_size  # noqa: PTH116 - as above
+                found = os.stat(f"{context.directory}/{each}").st_size  # noqa: PTH116 - as above
             except OSError:
                 # Missing files were reported before, or retention has removed them meanwhile.
                 continue
@@ -457,22 +459,22 @@ def report_shortened(home: Home, name: str, sealed: Iterable[SegmentSummary]) ->
                     "stream %r: %s is cut off: %d of %d bytes are there, the messages behind them "
                     "are damaged (of messages %d to %d)",
                     name,
-                    home.directory / each,
+                    context.directory / each,
                     found,
                     size,
                     segment.first,
                     segment.end - 1,
                 )
-                first = segment.first + _count_readable(home, segment)
-                home.damage.add(first, segment.end, f"{each} is cut off", is_logged=True)
+                first = segment.first + _count_readable(context, segment)
+                context.damage.add(first, segment.end, f"{each} is cut off", is_logged=True)
 
 
-def _count_readable(home: Home, segment: SegmentSummary) -> int:
+def _count_readable(context: LogContext, segment: SegmentSummary) -> int:
     """How many messages of a segment precede the first that its files no longer hold.
 
     Not by way of the file pool, whose files are only for the thread that owns it.
     """
-    disk = home.disk
+    disk = context.disk
 
     def end_of(number: int) -> int:
         entry = disk.read(index, ENTRY.size, number * ENTRY.size)
@@ -480,8 +482,8 @@ def _count_readable(home: Home, segment: SegmentSummary) -> int:
         return end
 
     try:
-        data_size = data_path(home.directory, segment.first).stat().st_size
-        index = disk.open(index_path(home.directory, segment.first))
+        data_size = data_path(context.directory, segment.first).stat().st_size
+        index = disk.open(index_path(context.directory, segment.first))
     except OSError:
         return 0
     try:
@@ -494,21 +496,23 @@ def _count_readable(home: Home, segment: SegmentSummary) -> int:
 
 
 def _fill_gaps(
-    home: Home, name: str, sealed: Sequence[SealedSegment], oldest: int, end: int
+    context: LogContext, name: str, sealed: Sequence[SealedSegment], oldest: int, end: int
 ) -> list[SealedSegment]:
     """Segments without gaps: a lost one stands where files are missing, and reads as damaged."""
     filled: list[SealedSegment] = []
     for segment in sealed:
-        filled += _lost(home, name, oldest, segment.first)
+        filled += _lost_segments(context, name, oldest, segment.first)
         filled.append(segment)
         oldest = segment.end
-    return filled + _lost(home, name, oldest, end)
+    return filled + _lost_segments(context, name, oldest, end)
 
 
-def _lost(home: Home, name: str, first: int, end: int) -> list[SealedSegment]:
+def _lost_segments(context: LogContext, name: str, first: int, end: int) -> list[SealedSegment]:
     if first >= end:
         return []
-    logger.error("stream %r: messages %d to %d are lost (%s)", name, first, end - 1, home.directory)
-    home.damage.add(first, end, "no segment holds this number", is_logged=True)
+    logger.error(
+        "stream %r: messages %d to %d are lost (%s)", name, first, end - 1, context.directory
+    )
+    context.damage.add(first, end, "no segment holds this number", is_logged=True)
     summary = SegmentSummary(first, end, 0, 0, 0, 0, 0)
-    return [SealedSegment(home.disk, home.directory, summary)]
+    return [SealedSegment(context.disk, context.directory, summary)]

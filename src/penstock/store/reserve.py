@@ -28,7 +28,7 @@ def is_full(disk: Disk, root: Path) -> bool:
     return disk.free_bytes(root) < _NEEDED_BYTES
 
 
-def give_up_reserve(disk: Disk, root: Path) -> bool:
+def release_reserve_if_full(disk: Disk, root: Path) -> bool:
     """Before the store is opened: makes room if there is none, and says whether it did."""
     path = root / RESERVE_FILE
     if not is_full(disk, root) or not path.exists():

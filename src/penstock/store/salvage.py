@@ -40,7 +40,7 @@ from penstock.store.catalog_copy import (
     read_remaining_rows,
     reconcile_rows,
 )
-from penstock.store.catalog_reader import copy_catalog
+from penstock.store.catalog_reader import copy_catalog_files
 from penstock.store.definitions import (
     DamagedDefinitionError,
     decode_definition,
@@ -54,14 +54,14 @@ from penstock.store.segment_check import (
     Meter,
     SegmentSource,
     ignore_bytes,
-    require_damage,
+    raise_unless_damage,
 )
 from penstock.store.verification import (
     DamagedFile,
-    Report,
     SegmentCheck,
     StreamCheck,
     Verification,
+    VerificationReport,
 )
 
 _PIECE_BYTES = 1 << 20
@@ -78,7 +78,7 @@ _COUNTED_TABLES = ("stream", "export_progress", "token", "upload")
 class Salvage(msgspec.Struct, rename="camel", kw_only=True):
     """What was copied, and what the check of the old root found."""
 
-    report: Report
+    report: VerificationReport
     streams: int = 0
     messages: int = 0
     bytes: int = 0
@@ -101,8 +101,8 @@ def salvage(
         result = Salvage(report=verification.report)
         _stage_catalog(root, stage, result)
         with _partial_root(target) as partial:
-            copy_catalog(stage, partial)
-            copy = _Copy(root, partial, result)
+            copy_catalog_files(stage, partial)
+            copy = _StreamCopier(root, partial, result)
             try:
                 for check in verification.streams():
                     copy.add(check)
@@ -187,7 +187,7 @@ def _stage_whole(copies: Path, stage: Path) -> str:
     if has_lost_commits(copies):
         return "has lost its last changes: its write-ahead log is damaged"
     try:
-        Catalog(copy_catalog(copies, stage)).close()
+        Catalog(copy_catalog_files(copies, stage)).close()
     except sqlite3.Error as error:
         if not is_damage(error):
             raise
@@ -204,7 +204,7 @@ def _copy_readable(source: Path, target: Path) -> None:
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        require_damage(error)
+        raise_unless_damage(error)
         return
     try:
         size = os.fstat(descriptor).st_size
@@ -214,14 +214,14 @@ def _copy_readable(source: Path, target: Path) -> None:
                 try:
                     page = os.pread(descriptor, _PAGE_BYTES, position)
                 except OSError as error:
-                    require_damage(error)
+                    raise_unless_damage(error)
                 file.write(page.ljust(min(_PAGE_BYTES, size - position), b"\0"))
     finally:
         os.close(descriptor)
     shutil.copystat(source, target)
 
 
-class _Copy:
+class _StreamCopier:
     def __init__(self, root: Path, target: Path, result: Salvage) -> None:
         self.result = result
         self._root = root
@@ -235,7 +235,7 @@ class _Copy:
         self._catalog.close()
 
     def add(self, check: StreamCheck) -> None:
-        report, stream_id = check.report, check.facts.row.id
+        report, stream_id = check.report, check.snapshot.row.id
         row = self._known.get(stream_id)
         definition = check.definition or MessageStreamDefinition(
             f"salvaged-{stream_id}", max_size=max(2 * report.bytes, 256 * 1024**2)
@@ -260,7 +260,7 @@ class _Copy:
             self._copy_segments(check, definition.stream_segment_size)
 
     def _copy_segments(self, check: StreamCheck, segment_size: int) -> None:
-        report, stream_id = check.report, check.facts.row.id
+        report, stream_id = check.report, check.snapshot.row.id
         source = self._root / "streams" / stream_id
         directory = self._target / "streams" / stream_id
         directory.mkdir(mode=0o700)
@@ -320,7 +320,7 @@ def _is_end_known(source: Path, newest: SegmentCheck) -> bool:
         with SegmentSource(source, newest.first, newest.records) as files:
             return files.count >= newest.end - newest.first
     except OSError as error:
-        require_damage(error)
+        raise_unless_damage(error)
         return False
 
 
@@ -350,7 +350,7 @@ def _copy_segment(source: Path, directory: Path, segment: SegmentCheck) -> Segme
         data_path(directory, first).open("xb") as data,
         index_path(directory, first).open("xb") as index,
     ):
-        writer = _Writer(first, data, index)
+        writer = _SegmentWriter(first, data, index)
         for span in segment.spans:
             if span.reason is None:
                 writer.copy(files, span)
@@ -363,7 +363,7 @@ def _copy_segment(source: Path, directory: Path, segment: SegmentCheck) -> Segme
     return writer.summary()
 
 
-class _Writer:
+class _SegmentWriter:
     """Writes one segment, without the payloads of damaged messages."""
 
     def __init__(self, first: int, data: IO[bytes], index: IO[bytes]) -> None:

@@ -55,7 +55,7 @@ class LostError(DamagedError):
     """Messages of which nothing is left: their files are gone."""
 
 
-def _damaged(number: int, error: OSError, next_number: int | None = None) -> Exception:
+def _read_error(number: int, error: OSError, next_number: int | None = None) -> Exception:
     """The error that a failed read of a message raises."""
     if lacks_descriptors(error):
         return error
@@ -90,7 +90,7 @@ class SegmentFiles:
         self.is_used = True
         self._lock = threading.Lock()
         self._is_closed = False
-        self._is_listed = False
+        self._is_directory_synced = False
         # An eviction that failed, which the next sync has to report.
         self._failed_close: OSError | None = None
 
@@ -165,9 +165,9 @@ class SegmentFiles:
     def _sync(self, data: int, index: int) -> None:
         self.disk.sync(data)
         self.disk.sync(index)
-        if not self._is_listed:
+        if not self._is_directory_synced:
             self.disk.sync_directory(self.directory)
-            self._is_listed = True
+            self._is_directory_synced = True
 
     def evict(self) -> bool:
         """Closes the files for the time being, unless another thread syncs them."""
@@ -216,7 +216,7 @@ class SegmentFiles:
                 self.ensure_open()
             return self._read(start, stop, max_bytes)
         except OSError as error:
-            raise _damaged(start, error) from None
+            raise _read_error(start, error) from None
 
     def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
         """The same, unchecked and as it is stored."""
@@ -226,7 +226,7 @@ class SegmentFiles:
                 self.ensure_open()
             return self._read_stored(start, stop, max_bytes)
         except OSError as error:
-            raise _damaged(start, error) from None
+            raise _read_error(start, error) from None
 
     def position_of(self, number: int) -> int:
         """Where the payload of a message begins, which is where the one before it ends."""
@@ -237,7 +237,7 @@ class SegmentFiles:
             entry = self.disk.read(self.index, ENTRY.size, (number - self.first - 1) * ENTRY.size)
             end: int = ENTRY.unpack(entry)[0]
         except OSError as error:
-            raise _damaged(number, error) from None
+            raise _read_error(number, error) from None
         except struct.error:
             raise DamagedError(number, "its index entry is missing") from None
         return end
@@ -249,7 +249,7 @@ class SegmentFiles:
             entry = self.disk.read(self.index, ENTRY.size, (number - self.first) * ENTRY.size)
             ingest_time: int = ENTRY.unpack(entry)[2]
         except OSError as error:
-            raise _damaged(number, error) from None
+            raise _read_error(number, error) from None
         except struct.error:
             raise DamagedError(number, "its index entry is missing") from None
         return ingest_time
@@ -279,7 +279,7 @@ class SegmentFiles:
         fitting = _count_fitting(packed, before, limit)
         entries = packed[before * ENTRY.size : (before + fitting) * ENTRY.size]
         # Behind an end that makes no sense another read begins. One message at least.
-        count = _count_sound(entries, position, limit) or 1
+        count = _count_valid(entries, position, limit) or 1
         entries = packed[before * ENTRY.size : (before + count) * ENTRY.size]
         if len(entries) < ENTRY.size:
             raise DamagedError(start, "its index entry is missing")
@@ -299,7 +299,9 @@ class SegmentFiles:
         entries = _unpack_fitting(packed, before, position + max_bytes)
         if not entries:
             raise DamagedError(start, "its index entry is missing")
-        ends, checksums, ingest_times = zip(*_fitting(entries, position, max_bytes), strict=True)
+        ends, checksums, ingest_times = zip(
+            *_take_fitting(entries, position, max_bytes), strict=True
+        )
         data = self._read_data(position, ends[-1], max_bytes)
         # A wrong end gives a slice of another length, and that another checksum.
         stops = [end - position for end in ends]
@@ -331,7 +333,7 @@ def _count_fitting(packed: bytes, skipped: int, limit: int) -> int:
     )
 
 
-def _count_sound(entries: bytes, position: int, limit: int) -> int:
+def _count_valid(entries: bytes, position: int, limit: int) -> int:
     """How many of the first entries end behind the one before them, and not behind the limit."""
     # All ends in one go: small messages would be read at half the pace otherwise.
     ends = array("I", entries)[:: ENTRY.size // 4]
@@ -344,7 +346,7 @@ def _count_sound(entries: bytes, position: int, limit: int) -> int:
     return bisect_right(rising, limit) - 1
 
 
-def _fitting(
+def _take_fitting(
     entries: list[tuple[int, int, int]], position: int, max_bytes: int
 ) -> list[tuple[int, int, int]]:
     """The first entries, as long as the payloads fit `max_bytes` and their ends make sense."""
@@ -392,7 +394,7 @@ class ActiveSegment:
             files.disk.write(files.index, entries, written.number * ENTRY.size)
         except OSError:
             self._is_torn = True
-            self._cut()
+            self._truncate()
             raise
         summary = self._summary
         self._last_append = self.end, self.size
@@ -416,9 +418,9 @@ class ActiveSegment:
     def repair(self) -> None:
         """Cut off what a failed append left, if the disk did not even let it be cut off then."""
         if self._is_torn:
-            self._cut()
+            self._truncate()
 
-    def _cut(self) -> None:
+    def _truncate(self) -> None:
         self.files.ensure_open()
         # The index first: without an entry nothing is a message.
         self.files.disk.truncate(self.files.index, (self.end - self.first) * ENTRY.size)
@@ -468,18 +470,18 @@ class SealedSegment:
         return self._summary
 
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
-        return self._opened(start).read(start, min(stop, self.end), max_bytes)
+        return self._open_files(start).read(start, min(stop, self.end), max_bytes)
 
     def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
-        return self._opened(start).read_stored(start, min(stop, self.end), max_bytes)
+        return self._open_files(start).read_stored(start, min(stop, self.end), max_bytes)
 
     def position_of(self, number: int) -> int:
-        return self._opened(number).position_of(number)
+        return self._open_files(number).position_of(number)
 
     def time_of(self, number: int) -> int:
-        return self._opened(number).time_of(number)
+        return self._open_files(number).time_of(number)
 
-    def _opened(self, start: int) -> SegmentFiles:
+    def _open_files(self, start: int) -> SegmentFiles:
         if self._files is None:
             self._files = SegmentFiles(self._disk, self._directory, self.first)
         if self._files.data >= 0:
@@ -490,7 +492,7 @@ class SealedSegment:
             missing = Path(error.filename).name
             raise LostError(start, f"{missing} is missing", self.end) from None
         except OSError as error:
-            raise _damaged(start, error, self.end) from None
+            raise _read_error(start, error, self.end) from None
         return self._files
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class SegmentSource:
         try:
             return list(ENTRY.iter_unpack(self.read_index(start * ENTRY.size, count * ENTRY.size)))
         except OSError as error:
-            require_damage(error)
+            raise_unless_damage(error)
         entries: list[tuple[int, int, int] | None] = []
         for number in range(start, start + count):
             try:
@@ -180,7 +180,7 @@ def _check_pieces(
                 entry = entries[place]
                 start, stop = position or 0, entry[0] if entry else 0
                 yield CheckedSpan(
-                    number, number + 1, start, stop, _judge(source, position, entry, meter)
+                    number, number + 1, start, stop, _check_message(source, position, entry, meter)
                 )
                 position = entry[0] if entry else None
                 place += 1
@@ -191,7 +191,7 @@ def _check_pieces(
                 data = source.read_data(position, ends[-1] - position)
             except OSError as error:
                 # One by one: the bad sector may hold just one of them.
-                require_damage(error)
+                raise_unless_damage(error)
                 one_by_one_until = place + run
                 continue
             meter(len(data))
@@ -228,7 +228,7 @@ def _count_joined(
     return count
 
 
-def _judge(
+def _check_message(
     source: SegmentSource,
     position: int | None,
     entry: tuple[int, int, int] | None,
@@ -249,7 +249,7 @@ def _judge(
         try:
             data = source.read_data(position, min(_PIECE_BYTES, end - position))
         except OSError as error:
-            require_damage(error)
+            raise_unless_damage(error)
             return f"the disk reports: {error.strerror}"
         if not data:
             return "payload is missing"
@@ -259,13 +259,13 @@ def _judge(
     return None if found == stored else "checksum does not match"
 
 
-def require_damage(error: OSError) -> None:
+def raise_unless_damage(error: OSError) -> None:
     """Raises an error that is not about the file, such as a lack of descriptors."""
     if error.errno in _NOT_DAMAGE:
         raise error
 
 
-def has_checksums(source: SegmentSource, summary: SegmentSummary, meter: Meter) -> bool:
+def matches_checksums(source: SegmentSource, summary: SegmentSummary, meter: Meter) -> bool:
     """Whether both files are what was sealed."""
     index_size = (summary.end - summary.first) * ENTRY.size
     return _checksum_of(source.read_index, index_size, meter) == summary.index_crc and (
@@ -280,7 +280,7 @@ def _checksum_of(read: Callable[[int, int], bytes], size: int, meter: Meter) -> 
         try:
             data = read(position, min(_PIECE_BYTES, size - position))
         except OSError as error:
-            require_damage(error)
+            raise_unless_damage(error)
             return None
         if not data:
             return None

@@ -34,7 +34,7 @@ from penstock.store.catalog import Catalog, NewerCatalogError, is_damage
 from penstock.store.catalog_copy import (
     COPY_FILE,
     CatalogCopier,
-    Rebuilt,
+    RebuiltCatalog,
     RemainingRows,
     describe_time,
     find_oldest,
@@ -55,8 +55,8 @@ from penstock.store.known_damage import KnownDamage
 from penstock.store.log import (
     DEFINITION_FILE,
     FileLog,
-    Home,
     Log,
+    LogContext,
     MemoryLog,
 )
 from penstock.store.pool import lacks_descriptors
@@ -64,11 +64,11 @@ from penstock.store.progress_log import ProgressLog, read_progress, remove_progr
 from penstock.store.record import data_path, index_path
 from penstock.store.recovery import open_file_log, report_shortened
 from penstock.store.reserve import (
-    give_up_reserve,
     is_ample,
     is_full,
     keep_reserve,
     release_reserve,
+    release_reserve_if_full,
 )
 from penstock.store.retention import Limits
 from penstock.store.rows import (
@@ -113,16 +113,16 @@ class Store:
         self.streams: dict[str, StoredStream] = {}
         # By name: the id, and why it cannot be read.
         self.unreadable: dict[str, tuple[str, str]] = {}
-        self._troubles: dict[tuple[str, str], str] = {}
+        self._logged_errors: dict[tuple[str, str], str] = {}
         self._journal_is_needed = False
         self._checkpoint_error = ""
         self._abandoned_logs: deque[FileLog] = deque()
         self._abandoned_uploads: list[UploadProgress] = []
         self._is_catalog_rebuilt = False
         # Sealed segments that have not been looked at yet, and the name of their stream.
-        self._unchecked: deque[tuple[Home, str, list[SegmentSummary]]] = deque()
+        self._unchecked_segments: deque[tuple[LogContext, str, list[SegmentSummary]]] = deque()
         try:
-            has_given_up = give_up_reserve(self._disk, root)
+            has_given_up = release_reserve_if_full(self._disk, root)
             self.space = Space(self._disk, root, min_free_disk)
             self.catalog = self._open_catalog()
             if has_given_up:
@@ -130,7 +130,7 @@ class Store:
                 self._preallocate()
             self._copier = CatalogCopier(self.catalog, root, self._disk)
             self._finish_removals()
-            self._adopt_strangers()
+            self._adopt_unlisted()
             if self._is_catalog_rebuilt:
                 self.catalog.remove_orphans()
             missing = self._replay_journal()
@@ -181,9 +181,9 @@ class Store:
     def store_changes(self, changes: Sequence[DefinitionChange]) -> list[Exception | None]:
         """Store changes of different streams in one commit: for each the error that kept it from
         being stored, or None. From one thread at a time."""
-        errors = {change: _attempt_change(change.prepare) for change in changes}
+        errors = {change: _capture_error(change.prepare) for change in changes}
         for change in changes:
-            errors[change] = errors[change] or _attempt_change(change.sync)
+            errors[change] = errors[change] or _capture_error(change.sync)
         prepared = [change for change, error in errors.items() if error is None]
         errors.update(zip(prepared, self._commit_changes(prepared), strict=True))
         for change, error in errors.items():
@@ -208,7 +208,7 @@ class Store:
             return []
         # A creation takes space. If it is why there is none, the others are stored one by one.
         frees = not any(isinstance(change, Creation) for change in changes)
-        error = _attempt_change(lambda: self.catalog.change(commit, uses_reserve=frees))
+        error = _capture_error(lambda: self.catalog.change(commit, uses_reserve=frees))
         if error is not None and len(changes) > 1:
             # A change that fails takes no other with it.
             return [self._commit_changes([change])[0] for change in changes]
@@ -217,25 +217,27 @@ class Store:
     def create(self, definition: MessageStreamDefinition) -> StoredStream:
         """Plan, store and apply a creation at once."""
         creation = self.plan_creation(definition)
-        self._carry_out(creation)
+        self._store_and_apply(creation)
         return self.streams[definition.name]
 
     def update(self, stream: StoredStream, definition: MessageStreamDefinition) -> None:
         """Plan, store and apply an update at once."""
-        self._carry_out(self.plan_update(stream, definition))
+        self._store_and_apply(self.plan_update(stream, definition))
 
     def delete(self, name: str) -> None:
         """Plan, store and apply a deletion at once."""
-        self._carry_out(self.plan_deletion(name))
+        self._store_and_apply(self.plan_deletion(name))
 
-    def _carry_out(self, change: DefinitionChange) -> None:
+    def _store_and_apply(self, change: DefinitionChange) -> None:
         (error,) = self.store_changes([change])
         if error is not None:
             raise error
         change.apply()
 
-    def home(self, stream_id: str, name: str, damage: KnownDamage | None = None) -> Home:
-        return Home(
+    def log_context(
+        self, stream_id: str, name: str, damage: KnownDamage | None = None
+    ) -> LogContext:
+        return LogContext(
             self._disk,
             self._streams_directory / stream_id,
             self.catalog,
@@ -310,7 +312,7 @@ class Store:
         """Seal, remove: what must not hold up the broker. From one thread of its own."""
         for stream in [each for each in list(self.streams.values()) if each.log.has_work]:
             # What fails stays first in line and is tried again.
-            self._attempt(stream, "its segments cannot be sealed or removed", stream.log.work)
+            self._try_on_stream(stream, "its segments cannot be sealed or removed", stream.log.work)
         self._record_abandoned_uploads()
         self._close_abandoned_logs()
         try:
@@ -318,8 +320,8 @@ class Store:
         except sqlite3.Error as error:
             logger.error("deleted streams cannot be forgotten: %s", error)
         self._copier.copy_if_due()
-        while self._unchecked:
-            report_shortened(*self._unchecked.popleft())
+        while self._unchecked_segments:
+            report_shortened(*self._unchecked_segments.popleft())
 
     def _record_abandoned_uploads(self) -> None:
         uploads, self._abandoned_uploads = self._abandoned_uploads, []
@@ -333,7 +335,7 @@ class Store:
         while self._abandoned_logs:
             self._abandoned_logs.popleft().abandon()
 
-    def look_after_space(self) -> None:
+    def maintain_space(self) -> None:
         """Sample the disk, and take space for a full disk in advance; in the background."""
         self.space.sample()
         if is_ample(self.space.free):
@@ -355,7 +357,7 @@ class Store:
             if not isinstance(log, FileLog) or not log.has_unsynced:
                 continue
             checkpoint = functools.partial(_add_checkpoint, log, checkpoints)
-            error = self._attempt(stream, "it cannot be synced", checkpoint)
+            error = self._try_on_stream(stream, "it cannot be synced", checkpoint)
             if error is None:
                 continue
             is_synced = False
@@ -383,18 +385,18 @@ class Store:
         for log, summary in checkpoints:
             log.checkpointed(summary)
 
-    def _attempt(
-        self, stream: StoredStream, trouble: str, work: Callable[[], None]
+    def _try_on_stream(
+        self, stream: StoredStream, failure: str, work: Callable[[], None]
     ) -> Exception | None:
         try:
             work()
         except (OSError, sqlite3.Error) as error:
             # A full disk fails every second: it is said once.
-            if self._troubles.get((stream.id, trouble)) != str(error):
-                self._troubles[stream.id, trouble] = str(error)
-                logger.error("stream %r: %s: %s", stream.definition.name, trouble, error)
+            if self._logged_errors.get((stream.id, failure)) != str(error):
+                self._logged_errors[stream.id, failure] = str(error)
+                logger.error("stream %r: %s: %s", stream.definition.name, failure, error)
             return error
-        if self._troubles.pop((stream.id, trouble), None):
+        if self._logged_errors.pop((stream.id, failure), None):
             logger.info("stream %r: the disk works again", stream.definition.name)
         return None
 
@@ -480,7 +482,7 @@ class Store:
                     checkpoint = self.catalog.checkpoint(row.id)
                     missing[row.id] = replay(self._disk, directory, wanted, checkpoint)
             except OSError as error:
-                self._set_aside(row, error)
+                self._mark_unreadable(row, error)
         # For a stream that is set aside, the journal stays until it can be written.
         if paths and not self.unreadable:
             for path in paths:
@@ -561,7 +563,7 @@ class Store:
                 return
             self.catalog.forget_directories(removed)
 
-    def _adopt_strangers(self) -> None:
+    def _adopt_unlisted(self) -> None:
         """Directories that the catalog does not list: taken back in if they say what they are."""
         rows = self.catalog.streams()
         known_names = {row.name for row in rows}
@@ -651,25 +653,25 @@ class Store:
                 exported = max(
                     (export.last_exported + 1 for export in progress.values()), default=0
                 )
-                home = self.home(row.id, row.name, damage)
+                context = self.log_context(row.id, row.name, damage)
                 log = open_file_log(
-                    home,
+                    context,
                     Limits.of(definition),
                     name=row.name,
                     oldest=row.oldest,
                     lowest_end=max(row.reserved, exported),
                 )
                 sealed = [segment.summary() for segment in log.segments()[:-1]]
-                self._unchecked.append((home, row.name, sealed))
+                self._unchecked_segments.append((context, row.name, sealed))
                 log.journals = definition.flush_on_write
                 if not (directory / DEFINITION_FILE).exists():
                     self._copy_definitions({row.id: definition})
         except (OSError, DamagedDefinitionError, sqlite3.Error) as error:
-            self._set_aside(row, error)
+            self._mark_unreadable(row, error)
             return
         self.streams[row.name] = StoredStream(row.id, definition, log, progress)
 
-    def _set_aside(self, row: StreamRow, error: Exception) -> None:
+    def _mark_unreadable(self, row: StreamRow, error: Exception) -> None:
         if lacks_descriptors(error):
             # The stream is not damaged: serving the others would only hide it.
             raise StoreError(
@@ -700,7 +702,7 @@ class Store:
         return decode_definition((directory / DEFINITION_FILE).read_bytes())
 
 
-def _report_rebuilt(problem: str, rebuilt: Rebuilt) -> None:
+def _report_rebuilt(problem: str, rebuilt: RebuiltCatalog) -> None:
     sources = "the copy"
     if rebuilt.moved is not None:
         problem += f" and was moved to {rebuilt.moved}"
@@ -739,7 +741,7 @@ def _add_checkpoint(log: FileLog, checkpoints: list[tuple[FileLog, SegmentSummar
         checkpoints.append((log, summary))
 
 
-def _attempt_change(step: Callable[[], None]) -> Exception | None:
+def _capture_error(step: Callable[[], None]) -> Exception | None:
     try:
         step()
     except Exception as error:  # noqa: BLE001 - the caller of the change gets it

@@ -14,8 +14,8 @@ from penstock.store.definitions import encode_definition
 from penstock.store.log import (
     RESERVED_AT_ONCE,
     FileLog,
-    Home,
     Log,
+    LogContext,
     MemoryLog,
     create_file_log,
 )
@@ -67,14 +67,14 @@ class StoredStream:
         )
 
 
-class Owner(Protocol):
+class DefinitionStore(Protocol):
     """The store, as far as changes of definitions need it."""
 
     catalog: Catalog
     streams: dict[str, StoredStream]
     unreadable: dict[str, tuple[str, str]]
 
-    def home(self, stream_id: str, name: str) -> Home: ...
+    def log_context(self, stream_id: str, name: str) -> LogContext: ...
     def abandon(self, log: FileLog) -> None: ...
     def request_work(self) -> None: ...
 
@@ -114,7 +114,7 @@ class DefinitionChange(ABC):
 
 
 class Creation(DefinitionChange):
-    def __init__(self, store: Owner, definition: MessageStreamDefinition) -> None:
+    def __init__(self, store: DefinitionStore, definition: MessageStreamDefinition) -> None:
         self._store = store
         self._definition = definition
         self.stream_id = new_id()
@@ -125,21 +125,25 @@ class Creation(DefinitionChange):
 
     def prepare(self) -> None:
         limits = Limits.of(self._definition)
-        home = self._store.home(self.stream_id, self._definition.name)
+        context = self._store.log_context(self.stream_id, self._definition.name)
         if self._definition.persistence is Persistence.Memory:
             self._log = MemoryLog(
-                limits, home.catalog, self.stream_id, home.request_work, reserved=RESERVED_AT_ONCE
+                limits,
+                context.catalog,
+                self.stream_id,
+                context.request_work,
+                reserved=RESERVED_AT_ONCE,
             )
         else:
-            self._log = create_file_log(home, limits)
+            self._log = create_file_log(context, limits)
             self._log.journals = self._definition.flush_on_write
 
     def sync(self) -> None:
         if isinstance(self._log, FileLog):
             # From here on, a stream without an active segment is one that has lost it.
-            home = self._store.home(self.stream_id, self._definition.name)
-            home.disk.sync_directory(home.directory)
-            home.disk.sync_directory(home.directory.parent)
+            context = self._store.log_context(self.stream_id, self._definition.name)
+            context.disk.sync_directory(context.directory)
+            context.disk.sync_directory(context.directory.parent)
 
     def record(self) -> None:
         reserved = RESERVED_AT_ONCE if isinstance(self._log, MemoryLog) else 0
@@ -152,7 +156,7 @@ class Creation(DefinitionChange):
             self._log.abandon()
         if self._definition.persistence is not Persistence.Memory:
             shutil.rmtree(
-                self._store.home(self.stream_id, self._definition.name).directory,
+                self._store.log_context(self.stream_id, self._definition.name).directory,
                 ignore_errors=True,
             )
 
@@ -166,7 +170,7 @@ class Creation(DefinitionChange):
 class Update(DefinitionChange):
     def __init__(
         self,
-        store: Owner,
+        store: DefinitionStore,
         stream: StoredStream,
         definition: MessageStreamDefinition,
         moves: Mapping[str, int],
@@ -217,7 +221,7 @@ class Update(DefinitionChange):
 
 
 class Deletion(DefinitionChange):
-    def __init__(self, store: Owner, name: str) -> None:
+    def __init__(self, store: DefinitionStore, name: str) -> None:
         self._store = store
         self._name = name
         self.stream_id = (

@@ -31,9 +31,14 @@ from penstock.errors import StoreError
 from penstock.model import MessageStreamDefinition, Persistence
 from penstock.model.storage import SegmentSummary
 from penstock.store.catalog_copy import find_rebuilt
-from penstock.store.catalog_reader import CatalogReader, StreamFacts
+from penstock.store.catalog_reader import CatalogReader, StreamSnapshot
 from penstock.store.definitions import DamagedDefinitionError, decode_definition
-from penstock.store.journal import JournalRecord, decode_records, has_records_behind, journal_paths
+from penstock.store.journal import (
+    JournalRecord,
+    decode_records,
+    has_records_after_damage,
+    journal_paths,
+)
 from penstock.store.log import DEFINITION_FILE
 from penstock.store.record import data_path, first_of_name, index_path
 from penstock.store.rows import StreamRow
@@ -43,9 +48,9 @@ from penstock.store.segment_check import (
     Meter,
     SegmentSource,
     check_messages,
-    has_checksums,
     ignore_bytes,
-    require_damage,
+    matches_checksums,
+    raise_unless_damage,
 )
 
 # A stream in which every other message is damaged must not fill the memory.
@@ -100,7 +105,7 @@ class StreamReport(msgspec.Struct, rename="camel", kw_only=True):
     unlisted_gaps: int = 0
 
 
-class Report(msgspec.Struct, rename="camel", kw_only=True):
+class VerificationReport(msgspec.Struct, rename="camel", kw_only=True):
     root: str
     is_served: bool
     streams: list[StreamReport] = []
@@ -141,7 +146,7 @@ class SegmentCheck(NamedTuple):
 
 class StreamCheck(NamedTuple):
     report: StreamReport
-    facts: StreamFacts
+    snapshot: StreamSnapshot
     definition: MessageStreamDefinition | None
     segments: Sequence[SegmentCheck]
     # Those of the catalog and the directory; segments have their own.
@@ -157,7 +162,7 @@ class StreamCheck(NamedTuple):
         return [*self.other_notes, *(each for one in self.segments for each in one.notes)]
 
 
-class _Segment(NamedTuple):
+class _PlannedSegment(NamedTuple):
     """A segment as it is to be checked."""
 
     first: int
@@ -190,7 +195,7 @@ class Verification:
         self._meter = meter
         self._pause = pause
         self._catalog_root = catalog_root or root
-        self.report = Report(root=str(root), is_served=is_served(root))
+        self.report = VerificationReport(root=str(root), is_served=is_served(root))
         self._records: dict[str, list[JournalRecord]] = {}
         self._catalog: CatalogReader | None = None
 
@@ -203,7 +208,7 @@ class Verification:
                     size += path.stat().st_size
         return size
 
-    def run(self) -> Report:
+    def run(self) -> VerificationReport:
         for _ in self.streams():
             pass
         return self.report
@@ -224,8 +229,8 @@ class Verification:
         if not self.report.is_served:
             self._read_journal()
         for row in sorted(rows, key=lambda row: row.name):
-            if self._is_wanted(row.name):
-                check = self._check_until_certain(row.id)
+            if self._is_selected(row.name):
+                check = self._check_and_confirm(row.id)
                 if check is not None:
                     yield self._add(check)
         for directory in self._find_unlisted({row.id for row in rows} | removed):
@@ -239,7 +244,7 @@ class Verification:
         self.report.notes += check.notes
         return check
 
-    def _is_wanted(self, name: str) -> bool:
+    def _is_selected(self, name: str) -> bool:
         return not self._patterns or any(fnmatchcase(name, each) for each in self._patterns)
 
     def _relative(self, path: Path) -> str:
@@ -265,7 +270,7 @@ class Verification:
             return catalog.streams(), catalog.removed_directories()
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, OSError):
-                require_damage(error)
+                raise_unless_damage(error)
             self.report.problems.append(DamagedFile(CATALOG_FILE, f"cannot be read: {error}"))
             return [], set()
 
@@ -282,17 +287,17 @@ class Verification:
             try:
                 contents = path.read_bytes()
             except OSError as error:
-                require_damage(error)
+                raise_unless_damage(error)
                 self.report.problems.append(DamagedFile(path.name, f"cannot be read: {error}"))
                 continue
             for record in decode_records(contents):
                 self._records.setdefault(record.stream_id, []).append(record)
-            if has_records_behind(contents):
+            if has_records_after_damage(contents):
                 self.report.notes.append(
                     DamagedFile(path.name, "holds a damaged record with intact ones behind it")
                 )
 
-    def _check_until_certain(self, stream_id: str) -> StreamCheck | None:
+    def _check_and_confirm(self, stream_id: str) -> StreamCheck | None:
         """None if the stream was deleted meanwhile."""
         intact: dict[int, SegmentCheck] = {}
         try:
@@ -319,22 +324,24 @@ class Verification:
     def _check_known(
         self, catalog: CatalogReader, stream_id: str, intact: dict[int, SegmentCheck]
     ) -> StreamCheck | None:
-        facts = catalog.facts(stream_id)
-        if facts is None:
+        snapshot = catalog.snapshot(stream_id)
+        if snapshot is None:
             return None
-        check = self._check_stream(facts, intact)
+        check = self._check_stream(snapshot, intact)
         if not self.report.is_served:
             return check
         # A broker removes segments from the catalog first.
-        now = catalog.facts(stream_id)
+        now = catalog.snapshot(stream_id)
         if now is None:
             return None
-        if now.row.oldest > facts.row.oldest:
+        if now.row.oldest > snapshot.row.oldest:
             check = self._count(check, now.row.oldest)
         return check
 
-    def _check_stream(self, facts: StreamFacts, intact: dict[int, SegmentCheck]) -> StreamCheck:
-        row = facts.row
+    def _check_stream(
+        self, snapshot: StreamSnapshot, intact: dict[int, SegmentCheck]
+    ) -> StreamCheck:
+        row = snapshot.row
         report = StreamReport(name=row.name, stream_id=row.id)
         directory = self._root / "streams" / row.id
         problems: list[DamagedFile] = []
@@ -343,11 +350,11 @@ class Verification:
         if definition is not None and definition.persistence is Persistence.Memory:
             report.is_in_memory = True
             report.oldest_sequence_number = report.end_sequence_number = row.reserved
-            return StreamCheck(report, facts, definition, (), problems, notes)
+            return StreamCheck(report, snapshot, definition, (), problems, notes)
         if not directory.is_dir():
             problems.append(DamagedFile(self._relative(directory), "directory is missing"))
         checks = []
-        for segment in self._plan(facts, directory, problems, notes):
+        for segment in self._plan_segments(snapshot, directory, problems, notes):
             check = intact.get(segment.first)
             if check is None or check.summary is None or check.summary != segment.summary:
                 check = self._check_segment(directory, segment)
@@ -355,13 +362,15 @@ class Verification:
                 intact[segment.first] = check
             checks.append(check)
         oldest = min([row.oldest, *(check.first for check in checks)])
-        return self._count(StreamCheck(report, facts, definition, checks, problems, notes), oldest)
+        return self._count(
+            StreamCheck(report, snapshot, definition, checks, problems, notes), oldest
+        )
 
     def _count(self, check: StreamCheck, oldest: int) -> StreamCheck:
         """Counts messages from `oldest` on; segments that end below it are left out."""
-        row = check.facts.row
+        row = check.snapshot.row
         report = StreamReport(name=row.name, stream_id=row.id, oldest_sequence_number=oldest)
-        add_unreadable = partial(_add_unreadable, report, check.facts.gaps)
+        add_unreadable = partial(_add_unreadable, report, check.snapshot.gaps)
         segments = [each for each in check.segments if each.end > oldest or each.first >= oldest]
         end = oldest
         for segment in segments:
@@ -376,8 +385,8 @@ class Verification:
                 elif first < span.end:
                     report.intact_messages += span.end - first
             end = segment.end
-        add_unreadable(end, check.facts.lowest_end, "no segment holds this number")
-        report.end_sequence_number = max(end, check.facts.lowest_end)
+        add_unreadable(end, check.snapshot.lowest_end, "no segment holds this number")
+        report.end_sequence_number = max(end, check.snapshot.lowest_end)
         return check._replace(report=report, segments=segments)
 
     def _check_definition(
@@ -390,7 +399,7 @@ class Verification:
         except FileNotFoundError:
             pass
         except OSError as error:
-            require_damage(error)
+            raise_unless_damage(error)
             problems.append(DamagedFile(self._relative(path), f"cannot be read: {error}"))
         except DamagedDefinitionError as error:
             problems.append(DamagedFile(self._relative(path), f"is damaged: {error}"))
@@ -409,31 +418,31 @@ class Verification:
             )
         return definition
 
-    def _plan(
+    def _plan_segments(
         self,
-        facts: StreamFacts,
+        snapshot: StreamSnapshot,
         directory: Path,
         problems: list[DamagedFile],
         notes: list[DamagedFile],
-    ) -> list[_Segment]:
+    ) -> list[_PlannedSegment]:
         """The segments that the catalog, the directory and the journal have between them."""
-        rows = {summary.first: summary for summary in facts.segments}
-        oldest = min([facts.row.oldest, *rows])
-        if oldest < facts.row.oldest:
+        rows = {summary.first: summary for summary in snapshot.segments}
+        oldest = min([snapshot.row.oldest, *rows])
+        if oldest < snapshot.row.oldest:
             problems.append(
                 DamagedFile(
                     CATALOG_FILE,
-                    f"oldest number of {facts.row.name!r} is {facts.row.oldest}, but there are "
-                    f"segments from {oldest} on",
+                    f"oldest number of {snapshot.row.name!r} is {snapshot.row.oldest}, but "
+                    f"there are segments from {oldest} on",
                 )
             )
         files = self._list_files(directory, notes)
         records: dict[int, list[JournalRecord]] = {}
-        for record in self._records.get(facts.row.id, ()):
+        for record in self._records.get(snapshot.row.id, ()):
             # A sealed segment was synced as a whole.
             if record.segment >= oldest and record.segment not in rows:
                 records.setdefault(record.segment, []).append(record)
-        checkpoint = facts.checkpoint
+        checkpoint = snapshot.checkpoint
         firsts = {*rows, *records}
         for first, paths in files.items():
             if first < oldest:
@@ -451,29 +460,31 @@ class Verification:
         if checkpoint is not None and checkpoint.first >= oldest:
             firsts.add(checkpoint.first)
         ordered = sorted(firsts)
-        if (not ordered or ordered[-1] in rows) and directory.is_dir() and facts.row.definition:
+        if (not ordered or ordered[-1] in rows) and directory.is_dir() and snapshot.row.definition:
             problems.append(DamagedFile(self._relative(directory), "active segment is missing"))
         return [
-            self._bound(facts, first, rows.get(first), following, records.get(first, ()), problems)
+            self._plan_segment(
+                snapshot, first, rows.get(first), following, records.get(first, ()), problems
+            )
             for first, following in zip(ordered, [*ordered[1:], None], strict=False)
         ]
 
-    def _bound(
+    def _plan_segment(
         self,
-        facts: StreamFacts,
+        snapshot: StreamSnapshot,
         first: int,
         summary: SegmentSummary | None,
         following: int | None,
         records: Sequence[JournalRecord],
         problems: list[DamagedFile],
-    ) -> _Segment:
+    ) -> _PlannedSegment:
         """The segment that begins with this number, and up to where it must have messages."""
-        checkpoint = facts.checkpoint
+        checkpoint = snapshot.checkpoint
         if summary is not None and not first < summary.end <= (following or summary.end):
             problems.append(
                 DamagedFile(
                     CATALOG_FILE,
-                    f"segment {first} of {facts.row.name!r} cannot end at {summary.end}",
+                    f"segment {first} of {snapshot.row.name!r} cannot end at {summary.end}",
                 )
             )
             summary = None
@@ -486,7 +497,7 @@ class Verification:
         else:
             required = first
         is_newest = following is None and summary is None
-        return _Segment(first, summary, required, is_newest, records)
+        return _PlannedSegment(first, summary, required, is_newest, records)
 
     def _list_files(self, directory: Path, notes: list[DamagedFile]) -> dict[int, list[Path]]:
         files: dict[int, list[Path]] = {}
@@ -501,19 +512,19 @@ class Verification:
                     notes.append(DamagedFile(self._relative(path), "not a file of Penstock"))
         return files
 
-    def _check_segment(self, directory: Path, segment: _Segment) -> SegmentCheck:
+    def _check_segment(self, directory: Path, segment: _PlannedSegment) -> SegmentCheck:
         first, summary, required = segment.first, segment.summary, segment.required_end
         try:
             source = SegmentSource(directory, first, segment.records)
         except OSError as error:
-            require_damage(error)
+            raise_unless_damage(error)
             name = Path(error.filename).name
             is_gone = isinstance(error, FileNotFoundError)
             reason = f"{name} is missing" if is_gone else f"the disk reports: {error.strerror}"
             lost = [CheckedSpan(first, required, 0, 0, reason)] if first < required else []
             return SegmentCheck(first, required, 0, summary, segment.records, lost)
         with source:
-            if summary is not None and has_checksums(source, summary, self._meter):
+            if summary is not None and matches_checksums(source, summary, self._meter):
                 spans = [CheckedSpan(first, summary.end, 0, summary.size)]
                 return SegmentCheck(
                     first, summary.end, summary.size, summary, segment.records, spans
@@ -582,7 +593,7 @@ class Verification:
         name = place
         with suppress(OSError, DamagedDefinitionError):
             name = decode_definition((directory / DEFINITION_FILE).read_bytes()).name
-        if not self._is_wanted(name):
+        if not self._is_selected(name):
             return None
         if not any(map(_size_of, paths)) and not (directory / DEFINITION_FILE).exists():
             # A creation that was never finished.
@@ -591,7 +602,7 @@ class Verification:
         if not any(problem.file == CATALOG_FILE for problem in self.report.problems):
             self.report.problems.append(DamagedFile(place, "not in the catalog"))
         row = StreamRow(directory.name, name, b"", min(files, default=0), 0)
-        return self._check_stream(StreamFacts(row, (), None, 0), {})
+        return self._check_stream(StreamSnapshot(row, (), None, 0), {})
 
 
 def _size_of(path: Path) -> int:
@@ -650,12 +661,14 @@ def _add_damage(report: StreamReport, first: int, end: int, reason: str, file: s
         report.unlisted_ranges += 1
 
 
-def verify(root: Path, *, patterns: Sequence[str] = (), meter: Meter = ignore_bytes) -> Report:
+def verify(
+    root: Path, *, patterns: Sequence[str] = (), meter: Meter = ignore_bytes
+) -> VerificationReport:
     """Checks everything below a root that belongs to streams of these names, or to all."""
     return Verification(root, patterns=patterns, meter=meter).run()
 
 
-class Pace:
+class ReadThrottle:
     """A meter that waits, so that no more than so many bytes are read in a second."""
 
     def __init__(
