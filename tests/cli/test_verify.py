@@ -75,7 +75,7 @@ def test_exit_codes_of_what_cannot_be_done(root: Path, tmp_path: Path) -> None:
         assert penstock("verify", "--root", str(root), "--rate", rate).code == 2
     finished = penstock("verify", "--root", str(tmp_path / "nothing"))
     assert finished.code == 1
-    assert "holds no store" in finished.error
+    assert "is not a store" in finished.error
 
 
 def test_other_damage_is_listed(root: Path) -> None:
@@ -96,7 +96,7 @@ def test_salvage_copies_what_is_readable(root: Path, tmp_path: Path) -> None:
     again = penstock("verify", "--root", str(root), "--salvage", str(target))
     assert (again.code, again.error) == (
         1,
-        f"penstock: {target} is not empty: name a new directory\n",
+        f"penstock: {target} is not empty: choose a new directory\n",
     )
     document = penstock("verify", "--root", str(target), "--json")
     assert document.code == 0

@@ -117,7 +117,7 @@ def test_a_changed_row_is_damage(root: Path, define: Define) -> None:
         connection.execute("UPDATE stream SET oldest = 64")
         connection.commit()
     with CatalogReader(root) as catalog:
-        assert catalog.find_damage() == ["table stream has changed rows: 1"]
+        assert catalog.find_damage() == ["table stream has damaged rows: 1"]
 
 
 def change_schema(root: Path, old: bytes, new: bytes) -> None:

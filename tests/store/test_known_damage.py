@@ -83,7 +83,7 @@ def test_lines_are_limited(caplog: pytest.LogCaptureFixture) -> None:
     now += 61
     known.add(200, 203, "b")
     assert [each.getMessage() for each in caplog.records[10:]] == [
-        "stream 's': 40 more damaged places were found",
+        "stream 's': 40 more damaged ranges were found",
         "stream 's': damaged messages 200 to 202: b",
     ]
 

@@ -50,7 +50,9 @@ class Files:
 
     def open(self, limits: Limits = LIMITS, lowest_end: int = 0) -> FileLog:
         oldest = self.catalog.streams()[0].oldest
-        return open_file_log(self._context(), limits, name="s", oldest=oldest, lowest_end=lowest_end)
+        return open_file_log(
+            self._context(), limits, name="s", oldest=oldest, lowest_end=lowest_end
+        )
 
     def _context(self) -> LogContext:
         journal = Journal(self.disk, self.directory.parent)

@@ -91,7 +91,7 @@ def test_file_that_cannot_be_read_is_ignored(
 ) -> None:
     (tmp_path / "progress.0").mkdir()
     assert positions(tmp_path) == []
-    assert "cannot be read" in caplog.text
+    assert "cannot read export progress" in caplog.text
 
 
 def test_record_that_did_not_fit_is_overwritten(tmp_path: Path) -> None:

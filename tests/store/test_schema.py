@@ -50,5 +50,5 @@ def test_changed_row_is_found(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / CATALOG_FILE)) as connection:
         check_rows(connection)
         connection.execute("UPDATE stream SET oldest = 64")
-        with pytest.raises(sqlite3.DatabaseError, match="table stream has changed rows: 1"):
+        with pytest.raises(sqlite3.DatabaseError, match="table stream has damaged rows: 1"):
             check_rows(connection)

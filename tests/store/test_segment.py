@@ -331,7 +331,7 @@ def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     active = ActiveSegment(SegmentFiles.create(Broken(), tmp_path, 100))
     active.append([b"one", b"two"], 7)
     for read in (lambda: active.read_stored(100, 102, 1), lambda: active.position_of(101)):
-        with pytest.raises(DamagedError, match=r"the disk says .*Input/output error"):
+        with pytest.raises(DamagedError, match=r"the disk reports .*Input/output error"):
             read()
 
 

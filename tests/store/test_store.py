@@ -631,11 +631,11 @@ def test_replay_reports_a_shortened_index_and_restores_what_the_journal_holds(
     (killed / "journal.0").unlink()
     store = Store(killed)
     log = store.streams["s"].log
-    assert log.damage.ranges() == [DamagedSpan(0, 2, "files and journal lack it")]
+    assert log.damage.ranges() == [DamagedSpan(0, 2, "missing in files and journal")]
     assert log.end == 3
     assert log.read(2, 3, 10).payloads == [b"three"]
     for number in (0, 1):
         with pytest.raises(DamagedError):
             log.read(number, 3, 10)
-    assert "stream 's': damaged messages 0 to 1: files and journal lack it" in caplog.text
+    assert "stream 's': damaged messages 0 to 1: missing in files and journal" in caplog.text
     store.close()

@@ -283,8 +283,8 @@ def test_files_that_are_no_segments_are_notes(root: Path) -> None:
     (directory / "notes.txt").write_bytes(b"x")
     report = verify(root)
     assert [note.reason for note in report.notes] == [
-        "set aside by recovery",
-        "not a file of Penstock",
+        "renamed by recovery",
+        "not a Penstock file",
     ]
     assert not report.has_damage
 
@@ -333,7 +333,7 @@ def test_patterns_choose_streams(tmp_path: Path, define: Define) -> None:
 
 
 def test_directory_without_a_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="holds no store"):
+    with pytest.raises(StoreError, match="is not a store"):
         verify(tmp_path)
 
 

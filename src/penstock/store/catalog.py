@@ -1,16 +1,17 @@
-"""The catalog: one SQLite database for all that is not messages, one transaction a change.
+"""The catalog: one SQLite database for everything but messages, with one transaction per change.
 
-Definitions, sealed segments, checkpoints of active ones, export progress, uploads, tokens, and the
-sequence numbers that outlive deleted data. A commit is on the disk when it returns. Safe to call
-from any thread; another process (the command line) may have the same database open.
+It holds definitions, sealed segments, checkpoints of active segments, export progress, uploads,
+tokens, and the sequence numbers that outlive deleted data. A commit is on the disk when it returns.
+All methods may be called from any thread. Another process (the command line) may have the same
+database open.
 
-Changes wait for the disk, and for each other: none of them belongs in the event loop. Look-ups have
-a connection of their own and wait for no commit.
+Changes wait for the disk and for each other, so the event loop must not make them. Look-ups use
+their own connection and do not wait for commits.
 
 A commit appends to SQLite's write-ahead log (WAL). So that commits work on a full disk, the WAL has
 a minimum size from the start, and the database has free pages; see `preallocate`. A commit that
 finds no space moves the WAL into the database, so that it starts again at the beginning of the
-WAL. If that does not help, changes that must succeed also take the store's reserve: deleting and
+WAL. If that does not help, changes that must succeed also use the store's reserve: deleting and
 updating streams, removing and sealing segments, forgetting removed directories, reserving sequence
 numbers, revoking and rotating tokens.
 """
@@ -76,7 +77,7 @@ _Change = Callable[Concatenate["Catalog", P], T]
 
 
 def _retried(*, uses_reserve: bool = False) -> Callable[[_Change[P, T]], _Change[P, T]]:
-    """A change that is made by `Catalog.change`."""
+    """Decorates a change, so that `Catalog.change` makes it."""
 
     def decorate(change: _Change[P, T]) -> _Change[P, T]:
         @wraps(change)
@@ -94,7 +95,7 @@ class NewerCatalogError(StoreError):
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether an error is due to what is in the file, and not to the disk or to other processes."""
+    """Whether the contents of the file cause an error, and not the disk or another process."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     return code not in _ENVIRONMENT_ERRORS
 
@@ -113,10 +114,10 @@ _ENVIRONMENT_ERRORS = {
 
 class Catalog:
     def __init__(self, path: Path, release_reserve: Callable[[], bool] = lambda: False) -> None:
-        """Opens the catalog, or makes one; sqlite3.DatabaseError if the file is damaged.
+        """Opens or creates the catalog; raises sqlite3.DatabaseError if the file is damaged.
 
-        `release_reserve` frees space on a full disk, for changes that must succeed; False if it
-        has none.
+        `release_reserve` frees space on a full disk, for changes that must succeed. It returns
+        False if there is no reserve.
         """
         self._path = path
         self._release_reserve = release_reserve
@@ -124,19 +125,19 @@ class Catalog:
         self._writer: int | None = None
         self._lock = threading.RLock()
         self._definition_changes = 0
-        # Those of the transaction that is open.
+        # Definition changes in the open transaction.
         self._open_definition_changes = 0
-        # Not before there is a table for it.
+        # False until the table `commits` exists.
         self._counts_commits = False
         self._connection = _connect(path)
         try:
             self._prepare()
-            # In WAL mode a reader goes on while another connection commits.
+            # In WAL mode a reader does not wait for a commit of another connection.
             self._reader = _connect(path)
         except UnicodeDecodeError as error:
-            # SQLite's messages hold names from the file.
+            # SQLite's error messages contain names from the file.
             self._connection.close()
-            raise sqlite3.DatabaseError(f"it holds text that is not UTF-8: {error}") from None
+            raise sqlite3.DatabaseError(f"it contains text that is not UTF-8: {error}") from None
         except BaseException:
             self._connection.close()
             raise
@@ -153,10 +154,10 @@ class Catalog:
         if version > SCHEMA_VERSION:
             raise NewerCatalogError(
                 f"the store was written by a newer Penstock (catalog version {version}, this one "
-                f"knows {SCHEMA_VERSION}): start that one, or restore a backup"
+                f"supports {SCHEMA_VERSION}): run that version, or restore a backup"
             )
         if version < 0:
-            raise sqlite3.DatabaseError(f"its version number is {version}")
+            raise sqlite3.DatabaseError(f"its version number is invalid: {version}")
         if version == 0:
             with self.transaction():
                 for statement in SCHEMA.split(";"):
@@ -180,11 +181,11 @@ class Catalog:
             self._connection.close()
 
     def data_version(self) -> int:
-        """Another number after this process or another one has changed the catalog."""
+        """A number that changes when this or another process changes the catalog."""
         return int(self._select("PRAGMA data_version")[0][0])
 
     def preallocate(self) -> None:
-        """Takes the space that commits on a full disk need; from a background thread."""
+        """Allocates the space that commits on a full disk need. Called from a background thread."""
         wal = self._path.with_name(f"{self._path.name}-wal")
         with self._lock:
             (spare,) = self._connection.execute("PRAGMA freelist_count").fetchone()
@@ -197,8 +198,8 @@ class Catalog:
                 self._empty_wal()
             if wal.exists() and wal.stat().st_size >= _WAL_BYTES:
                 return
-            # The transaction keeps other processes from writing to the WAL meanwhile. Zeros behind
-            # its last frame end it, as a torn frame does.
+            # The transaction prevents other processes from writing to the WAL. SQLite treats zeros
+            # after the last frame as the end of the WAL, like a torn frame.
             with self.transaction():
                 descriptor = os.open(wal, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
@@ -209,14 +210,14 @@ class Catalog:
                     os.close(descriptor)
 
     def _empty_wal(self) -> None:
-        """Moves the WAL into the database: the next commit begins at the start of the WAL."""
+        """Moves the WAL into the database, so that the next commit reuses its space."""
         with self._lock, contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def change(self, change: Callable[[], T], *, uses_reserve: bool) -> T:
-        """Makes a change. If it finds no space, makes space for it and repeats it.
+        """Makes a change. If the disk is full, frees space and retries the change.
 
-        A change inside a transaction is repeated with all of the transaction.
+        A change inside a transaction is retried together with the whole transaction.
         """
         if self._writer == threading.get_ident():
             return change()
@@ -236,10 +237,10 @@ class Catalog:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """One commit for all changes made inside; all of them or none."""
+        """Commits all changes made inside together, or none of them."""
         with self._lock:
             if self._connection.in_transaction:
-                # The lock is held: it is the transaction of this thread.
+                # The lock is held, so the transaction belongs to this thread.
                 yield self._connection
                 return
             self._open_definition_changes = 0
@@ -256,7 +257,7 @@ class Catalog:
                 self._connection.execute("COMMIT")
                 self._definition_changes += self._open_definition_changes
             except BaseException:
-                # Where COMMIT itself failed (a full disk), SQLite may have rolled back already.
+                # If COMMIT itself failed (a full disk), SQLite may have rolled back already.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
@@ -268,17 +269,17 @@ class Catalog:
             return self._reader.execute(query, arguments).fetchall()
 
     def state(self) -> tuple[int, ...]:
-        """Another one after any change, by this process or another one."""
+        """A value that differs after any change by this or another process."""
         return (self._connection.total_changes, self.data_version())
 
     def definition_state(self) -> tuple[int, ...]:
-        """Another one after a change of definitions or tokens."""
-        # Tokens are also changed by other processes.
+        """A value that differs after a change of definitions or tokens."""
+        # Other processes also change tokens.
         [(count, checksums)] = self._select("SELECT count(*), total(checksum) FROM token")
         return (self._definition_changes, count, int(checksums))
 
     def restore_rows(self, tables: Mapping[str, Sequence[tuple[Any, ...]]]) -> None:
-        """Rows of another catalog. Those of streams that are not known may be among them."""
+        """Inserts rows of another catalog, including rows of unknown streams."""
         self._connection.execute("PRAGMA foreign_keys = OFF")
         with self.transaction() as connection:
             if tables.get("commits"):
@@ -288,12 +289,12 @@ class Catalog:
                 for row in rows:
                     values = with_checksum(*row) if is_checked else row
                     places = ", ".join("?" * len(values))
-                    # A name or a digest may be unique and yet be there twice.
+                    # Damage may have duplicated a unique name or digest.
                     connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({places})", values)  # noqa: S608 - a constant
         self._connection.execute("PRAGMA foreign_keys = ON")
 
     def remove_orphans(self) -> None:
-        """Rows of streams that are not known."""
+        """Removes rows of unknown streams."""
         with self.transaction() as connection:
             for table in ("segment", "checkpoint", "export_progress", "gap"):
                 connection.execute(
@@ -327,10 +328,10 @@ class Catalog:
         added: Sequence[ExportProgress],
         moved: Sequence[ExportProgress] = (),
     ) -> None:
-        """A new definition, and the exports that it has.
+        """Stores a new definition and its exports.
 
-        The stored progress of a kept export stays: it may be ahead of what the caller knows. Of one
-        that is moved, the position and the id are stored, and its counters stay.
+        Kept exports keep their stored progress, which may be ahead of `kept`. Moved exports get a
+        new position and id, and keep their counters.
         """
         with self.transaction() as connection:
             self._open_definition_changes += 1
@@ -386,7 +387,7 @@ class Catalog:
 
     @_retried(uses_reserve=True)
     def reserve(self, stream_id: str, end: int) -> None:
-        """Numbers below `end` are never handed out again, whatever becomes of the messages."""
+        """Reserves the numbers below `end`: they are never assigned again."""
         with self.transaction() as connection:
             connection.execute(
                 "UPDATE stream SET reserved = ?1, "
@@ -408,7 +409,7 @@ class Catalog:
 
     @_retried(uses_reserve=True)
     def add_segments(self, stream_id: str, segments: Collection[SegmentSummary]) -> None:
-        """Segments that are sealed and synced; nothing if their stream was deleted meanwhile."""
+        """Adds sealed and synced segments; does nothing if their stream has been deleted."""
         with self.transaction() as connection:
             for segment in segments:
                 connection.execute(
@@ -423,7 +424,7 @@ class Catalog:
 
     @_retried(uses_reserve=True)
     def remove_segments(self, stream_id: str, oldest: int) -> None:
-        """Everything below `oldest` goes on purpose; its files may be removed after this."""
+        """Removes the segments below `oldest`. Their files may be removed after this."""
         with self.transaction() as connection:
             connection.execute(
                 "DELETE FROM segment WHERE stream_id = ? AND end <= ?", (stream_id, oldest)
@@ -439,7 +440,7 @@ class Catalog:
 
     @_retried()
     def add_gaps(self, stream_id: str, gaps: Iterable[tuple[int, int]]) -> None:
-        """Numbers [first, end) that are known to have no messages, and never get any."""
+        """Adds gaps: numbers [first, end) that have no messages and never get any."""
         with self.transaction() as connection:
             connection.executemany(
                 "INSERT INTO gap VALUES (?, ?, ?, ?)",
@@ -447,7 +448,7 @@ class Catalog:
             )
 
     def gaps(self) -> dict[str, list[tuple[int, int]]]:
-        """By the id of the stream, in their order."""
+        """Gaps by stream id, sorted."""
         gaps: dict[str, list[tuple[int, int]]] = {}
         for stream_id, first, end in self._select(
             "SELECT stream_id, first, end FROM gap ORDER BY stream_id, first"
@@ -465,7 +466,7 @@ class Catalog:
 
     @_retried()
     def set_checkpoints(self, checkpoints: Collection[tuple[str, SegmentSummary]]) -> None:
-        """So much of an active segment is synced: recovery need not look at it again."""
+        """Records how much of each active segment is synced. Recovery does not verify it again."""
         with self.transaction() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO checkpoint SELECT ?, ?, ?, ?, ?, ?, ?, ?, ? "
@@ -493,10 +494,10 @@ class Catalog:
         progress: Collection[tuple[str, ExportProgress]],
         *uploads: UploadChange,
     ) -> None:
-        """The progress of any number of exports of any number of streams, all or nothing.
+        """Stores the progress of exports of any streams in one transaction.
 
-        Of a stream that was deleted meanwhile, or an export in whose place there is another one,
-        no progress is stored. Its uploads are: somebody has to abort them.
+        Progress of deleted streams and of replaced exports is ignored. Their uploads are stored,
+        because they have to be aborted.
         """
         with self.transaction() as connection:
             connection.executemany(
@@ -526,12 +527,12 @@ class Catalog:
             try:
                 uploads.append(decode_upload(state))
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                logger.error("the catalog has an upload that is damaged and is ignored: %s", error)
+                logger.error("ignoring a damaged upload in the catalog: %s", error)
         return uploads
 
     @_retried()
     def abandon_uploads(self, uploads: Collection[UploadProgress]) -> None:
-        """Update uploads; those that are over by now stay removed."""
+        """Updates uploads, except those that have been removed."""
         with self.transaction() as connection:
             connection.executemany(
                 "UPDATE upload SET state = ? WHERE id = ?",
@@ -560,13 +561,14 @@ class Catalog:
 
     @_retried(uses_reserve=True)
     def rotate_token(self, token_id: str, secret: str, rotation: TokenRotation) -> bool:
-        """A new secret for a token. The old one expires at `grace_end`, or earlier by itself.
+        """Replaces the secret of a token; returns whether the token exists.
 
-        An even older secret, whose grace period has not ended, is no longer valid.
+        The old secret expires at `grace_end`, or earlier with the token. An even older secret is
+        no longer valid, even if its grace period has not ended.
         """
         with self.transaction() as connection:
             self._open_definition_changes += 1
-            # In an UPDATE, the right-hand sides are the values from before it.
+            # The right-hand sides of an UPDATE are the values from before it.
             changed = connection.execute(
                 "UPDATE token SET digest = ?, created_time = ?, expires_time = ?, "
                 "previous_digest = digest, previous_expires_time = "
@@ -594,9 +596,9 @@ class Catalog:
             return connection.execute("DELETE FROM token WHERE id = ?", (token_id,)).rowcount > 0
 
     def find_token(self, digest: bytes) -> TokenRow | None:
-        """The token with this secret, also if it has expired. For a secret that was replaced, it
-        has the expiry of that one."""
-        # Looked up by its digest: how long that takes tells nothing about the secret.
+        """The token with this secret, even if it has expired. The token of a replaced secret has
+        the expiry time of that secret."""
+        # The duration of a look-up by digest reveals nothing about the secret.
         rows = self._select(
             "SELECT id, role, patterns, created_time, expires_time FROM token WHERE digest = ?1 "
             "UNION ALL SELECT id, role, patterns, created_time, previous_expires_time FROM token "
@@ -614,7 +616,7 @@ class Catalog:
         ]
 
     def token_state(self) -> list[tuple[Any, ...]]:
-        """Another value after any token was created, rotated or revoked."""
+        """A value that differs after a token was created, rotated or revoked."""
         return self._select("SELECT * FROM token ORDER BY id")
 
 

@@ -1,16 +1,15 @@
-"""A copy of the catalog beside it, and a new catalog from what is left of a damaged one.
+"""Copies the catalog, and rebuilds a damaged catalog from its intact rows and the copy.
 
-The copy is a database of its own, made in the background: some seconds after definitions or tokens
-have changed, every few minutes otherwise, and at a stop. It replaces the one before at once or not
-at all, and only if all of its rows are intact.
+The copy is a separate database, made in the background: some seconds after a change of definitions
+or tokens, every few minutes otherwise, and at a stop. It replaces the previous copy atomically, and
+only if all of its rows are intact.
 
-A damaged catalog is moved aside and never written to again. Its intact rows go into a new one.
-From tables that have lost rows, those that are missing come from the copy. A salvage reads the rows
-in the same way.
+A damaged catalog is renamed and never written to again. Its intact rows go into a new catalog. If a
+table has lost rows, the missing rows come from the copy. A salvage reads the rows in the same way.
 
-The new catalog is written beside the damaged one. As soon as it is whole it gets the name
-`catalog.sqlite.rebuilt-<time>`: from then on each start puts it in its place, so that a crash
-between any two renames leaves either the damaged catalog or the whole new one.
+The new catalog is written beside the damaged one. Once it is complete, it is renamed to
+`catalog.sqlite.rebuilt-<time>`. From then on, every start moves it to the catalog's name. A crash
+between any two renames leaves either the damaged catalog or the complete new one.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ COPY_FILE = "catalog.backup.sqlite"
 
 _MIN_INTERVAL_SECONDS = 5.0
 _INTERVAL_SECONDS = 300.0
-# The background spends at most this part of its time on copies.
+# The background thread spends at most this share of its time on copies.
 _MAX_SHARE = 0.02
 
-# More numbers than a memory stream hands out between two copies of the catalog.
+# More numbers than a memory stream assigns between two copies of the catalog.
 _MAX_NUMBERS_BETWEEN_COPIES = 1 << 40
 
 _SUFFIXES = ("-wal", "-shm", "-journal")
@@ -54,7 +53,7 @@ _SUFFIXES = ("-wal", "-shm", "-journal")
 _REBUILT_PREFIX = f"{CATALOG_FILE}.rebuilt-"
 _DAMAGED_PREFIX = f"{CATALOG_FILE}.damaged-"
 
-# Their columns and their key: what a row is known by.
+# The columns and the key of each table.
 _TABLES: Mapping[str, tuple[str, str]] = {
     "stream": (CHECKED_COLUMNS["stream"], "id"),
     "segment": (CHECKED_COLUMNS["segment"], "stream_id, first"),
@@ -70,14 +69,14 @@ _TABLES: Mapping[str, tuple[str, str]] = {
 # Catalogs of earlier versions do not have these.
 _NEW_TABLES = ("gap", "commits")
 
-# SQLite's messages hold names from the file, and a damaged one is not always text.
+# SQLite's error messages contain names from the file, which may be invalid UTF-8 after damage.
 _READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 Rows = dict[tuple[Any, ...], tuple[Any, ...]]
 
 
 class CatalogCopier:
-    """Keeps the copy up to date; from one thread."""
+    """Keeps the copy up to date. Called from one thread."""
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class CatalogCopier:
                 self.copy()
 
     def copy(self) -> None:
-        """A failure is logged once and leaves the last copy as it is."""
+        """Copies the catalog. A failure is logged once and leaves the previous copy unchanged."""
         began = self._monotonic()
         try:
             state = self._catalog.state()
@@ -127,12 +126,12 @@ class CatalogCopier:
 
 
 def copy_catalog(root: Path, disk: Disk) -> None:
-    """The copy is that of before until this one is on the disk and all its rows are intact."""
+    """Replaces the copy once the new one is on the disk and all its rows are intact."""
     copy = root / COPY_FILE
     temporary = copy.with_name(f"{COPY_FILE}.new")
     _remove_database(disk, temporary)
     try:
-        # SQLite writes into an empty file; its mode is that of the catalog.
+        # SQLite writes into the empty file and keeps its mode.
         descriptor = disk.create(temporary)
         try:
             with contextlib.closing(_connect(root / CATALOG_FILE)) as connection:
@@ -150,21 +149,21 @@ def copy_catalog(root: Path, disk: Disk) -> None:
 
 
 class RemainingRows(NamedTuple):
-    """The rows that a damaged catalog and its copy have between them."""
+    """The intact rows of a damaged catalog, completed from its copy."""
 
     tables: Mapping[str, Sequence[tuple[Any, ...]]]
-    # When the copy was made, seconds since 1970; None if there is none, or if it was not needed.
+    # When the copy was made, in seconds since 1970; None if there is no copy or it was not used.
     copy_time: float | None
-    # Whether the copy has lost rows as well, of tables for which it was needed.
+    # Whether the copy has lost rows of the tables that it was used for.
     is_copy_damaged: bool
-    # Streams that have rows from the copy, which may be older than their files.
+    # Streams with rows from the copy, which may be older than the files of the streams.
     stale_streams: frozenset[str]
     # Ids and names of streams whose rows were damaged.
     damaged_streams: Sequence[tuple[str, str]]
 
 
 def read_remaining_rows(root: Path) -> RemainingRows:
-    """All intact rows of a damaged or missing catalog; those it has lost come from the copy."""
+    """Reads all intact rows of a damaged or missing catalog, and missing rows from the copy."""
     copy = root / COPY_FILE
     tables: dict[str, Sequence[tuple[Any, ...]]] = {}
     stale_streams: set[str] = set()
@@ -177,7 +176,7 @@ def read_remaining_rows(root: Path) -> RemainingRows:
             if table == "stream":
                 damaged_streams += [(str(row[0]), str(row[1])) for row in damaged]
             if is_copy_newer and read_copy(table).is_whole:
-                # What the copy does not have was removed since.
+                # Rows that are not in the newer copy were removed.
                 rows, is_whole = {}, False
             if not is_whole:
                 found = read_copy(table)
@@ -199,9 +198,9 @@ def read_remaining_rows(root: Path) -> RemainingRows:
 
 
 def has_lost_commits(root: Path) -> bool:
-    """Whether the copy is newer than the catalog: then the write-ahead log has lost commits.
+    """Whether the copy is newer than the catalog, because the write-ahead log lost commits.
 
-    SQLite takes the first damaged frame of it for its end, and calls the rest of it intact.
+    SQLite treats the first damaged frame as the end of the log, and reports no damage.
     """
     path, copy = root / CATALOG_FILE, root / COPY_FILE
     if not path.exists() or not copy.exists():
@@ -214,14 +213,14 @@ def has_lost_commits(root: Path) -> bool:
 
 
 def _count_commits(table: _Table) -> int:
-    """-1 if that is not known."""
+    """The number of commits, or -1 if it is unknown."""
     return max((row[1] for row in table.rows.values()), default=-1)
 
 
 class RebuiltCatalog(NamedTuple):
-    """A new catalog, and the rows it was made of."""
+    """A new catalog, and the rows that it was made from."""
 
-    # Where the damaged catalog is when the new one is used; None if it was missing.
+    # The later path of the damaged catalog; None if the catalog was missing.
     moved: Path | None
     rows: RemainingRows
 
@@ -229,10 +228,10 @@ class RebuiltCatalog(NamedTuple):
 def rebuild_catalog(
     root: Path, disk: Disk, complete: Callable[[Catalog, RemainingRows], None]
 ) -> RebuiltCatalog:
-    """Makes a new catalog with all rows that are left of a damaged or missing one.
+    """Makes a new catalog with all remaining rows of a damaged or missing one.
 
-    `complete` adds rows that are not in either. `use_rebuilt` puts the new catalog in its place,
-    now or at the next start.
+    `complete` adds rows that neither the catalog nor its copy has. `use_rebuilt` replaces the
+    damaged catalog with the new one, now or at the next start.
     """
     path = root / CATALOG_FILE
     rows = read_remaining_rows(root)
@@ -247,35 +246,35 @@ def rebuild_catalog(
         catalog.close()
     _require_whole(temporary)
     number = time.time_ns()
-    # Not before: if the new one cannot be written, the next start has the old one to read.
+    # Only now: if writing the new catalog fails, the next start reads the old one.
     temporary.replace(root / f"{_REBUILT_PREFIX}{number}")
     disk.sync_directory(root)
     return RebuiltCatalog(root / f"{_DAMAGED_PREFIX}{number}" if path.exists() else None, rows)
 
 
 def _require_whole(path: Path) -> None:
-    """A closed database has no write-ahead log, unless the log could not be moved into it."""
+    """Raises an error if the write-ahead log could not be moved into the closed database."""
     wal = path.with_name(f"{path.name}-wal")
     if wal.exists() and wal.stat().st_size > 0:
-        raise sqlite3.OperationalError(f"the catalog {path} could not be written as a whole")
+        raise sqlite3.OperationalError(f"the catalog {path} could not be written completely")
 
 
 def is_rebuilt(root: Path) -> bool:
-    """Whether there is a rebuilt catalog that is not in its place yet."""
+    """Whether there is a rebuilt catalog that has not replaced the damaged one yet."""
     return find_rebuilt(root) is not None
 
 
 def find_rebuilt(root: Path) -> Path | None:
-    """The rebuilt catalog that the next start puts in its place."""
+    """The rebuilt catalog that the next start will use."""
     return max(root.glob(f"{_REBUILT_PREFIX}*"), default=None)
 
 
 def use_rebuilt(root: Path, disk: Disk) -> None:
-    """Puts a rebuilt catalog in its place, and the damaged one aside."""
+    """Replaces the damaged catalog with the rebuilt one, and keeps the damaged one renamed."""
     path = root / CATALOG_FILE
     for rebuilt in sorted(root.glob(f"{_REBUILT_PREFIX}*")):
         damaged = f"{_DAMAGED_PREFIX}{rebuilt.name.removeprefix(_REBUILT_PREFIX)}"
-        # The write-ahead log first: it must never be beside a catalog that it does not belong to.
+        # The write-ahead log first: SQLite must never apply it to another catalog.
         for suffix in ("-wal", ""):
             with contextlib.suppress(FileNotFoundError):
                 path.with_name(path.name + suffix).rename(root / f"{damaged}{suffix}")
@@ -288,8 +287,8 @@ def use_rebuilt(root: Path, disk: Disk) -> None:
 def reconcile_rows(catalog: Catalog, root: Path, stale_streams: Container[str]) -> None:
     """Brings rows that come from an older copy of the catalog in line with the files.
 
-    A stream without a directory was deleted since, and segments without files below all
-    others were removed since. Numbers of memory streams are only known from the catalog.
+    A stream without a directory was deleted after the copy, and segments without files below the
+    oldest file were removed after it. Only the catalog knows the numbers of memory streams.
     """
     for row in catalog.streams():
         if row.id not in stale_streams:
@@ -299,7 +298,7 @@ def reconcile_rows(catalog: Catalog, root: Path, stale_streams: Container[str]) 
             catalog.reserve(row.id, row.reserved + _MAX_NUMBERS_BETWEEN_COPIES)
         elif not directory.is_dir():
             logger.warning(
-                "stream %r of the catalog's copy has no directory: it was deleted since then",
+                "stream %r in the catalog's copy has no directory: it was deleted after the copy",
                 row.name,
             )
             catalog.remove_stream(row.id)
@@ -323,9 +322,10 @@ def _is_in_memory(row: StreamRow) -> bool:
 
 
 def is_version_wrong(root: Path) -> bool:
-    """Whether a catalog of a newer version is one of this version, with a flipped bit.
+    """Whether a catalog that claims a newer version has this version and a flipped bit.
 
-    It has the tables of this version, and so has its copy, which a newer one would have replaced.
+    Then the catalog and its copy have the tables of this version. A newer Penstock would have
+    replaced the copy.
     """
     versions = []
     try:
@@ -354,15 +354,15 @@ ReadTable = Callable[[str], _Table]
 
 @contextlib.contextmanager
 def _read_tables(path: Path) -> Iterator[ReadTable]:
-    """A function that reads as much of a table as is there."""
+    """Gives a function that reads all readable rows of a table."""
     if not path.exists():
         yield lambda _table: _Table({}, [], is_whole=False)
         return
     with contextlib.closing(_connect(path)) as connection:
-        # Text that is not UTF-8 makes its row damaged, and not the whole query fail.
+        # Text that is not UTF-8 makes only its row damaged, instead of failing the query.
         connection.text_factory = lambda text: text.decode(errors="surrogateescape")
         yield lambda table: _read_rows(connection, table)
-    # SQLite may have made these to read.
+    # SQLite may have created these files for reading.
     path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
     wal = path.with_name(f"{path.name}-wal")
     if wal.exists() and wal.stat().st_size == 0:
@@ -383,7 +383,7 @@ def _read_rows(connection: sqlite3.Connection, table: str) -> _Table:
         return _Table(rows, damaged, is_whole=True)
     # Catalogs of earlier versions have no checksums.
     is_checked = table in CHECKED_COLUMNS and "checksum" in found
-    # From both ends: a page that cannot be read does not hide those behind it.
+    # From both ends: an unreadable page does not hide the pages after it.
     for order in ("ASC", "DESC"):
         query = (
             f"SELECT {columns}{', checksum' if is_checked else ''} FROM {table} NOT INDEXED "  # noqa: S608 - constants
@@ -402,7 +402,7 @@ def _read_rows(connection: sqlite3.Connection, table: str) -> _Table:
 
 
 def _version(connection: sqlite3.Connection) -> int:
-    """0 if there are no tables yet, -1 if it cannot be read."""
+    """The schema version; 0 if there are no tables yet, -1 if it cannot be read."""
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
     except _READ_ERRORS:

@@ -1,8 +1,8 @@
-"""The catalog for programs that must not change anything: verification and salvage.
+"""Reads the catalog without changing any file, for verification and salvage.
 
 `mode=ro` alone is not read-only. SQLite creates `-wal` and `-shm` beside a database in WAL mode if
-they are missing, and `immutable=1` ignores a log that a killed broker left. So beside a running
-broker, whose files exist, the database is opened with `mode=ro`; otherwise a copy is opened.
+they are missing, and `immutable=1` ignores the log of a killed broker. So the database of a running
+broker, whose files exist, is opened with `mode=ro`. Otherwise a copy is opened.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _SUMMARY_TYPES = (int,) * 7
 
 
 class StreamSnapshot(NamedTuple):
-    """All that the catalog knows of the messages of one stream, as of one moment."""
+    """The catalog's rows about the messages of one stream, read in one transaction."""
 
     row: StreamRow
     segments: Sequence[SegmentSummary]
     checkpoint: SegmentSummary | None
-    # No number below it was unused when the catalog was written.
+    # Every number below it was in use when the catalog was written.
     lowest_end: int
-    # Numbers [first, end) without messages since a salvage, in their order.
+    # Numbers [first, end) without messages after a salvage, sorted.
     gaps: Sequence[tuple[int, int]] = ()
 
 
 def copy_catalog_files(root: Path, directory: Path) -> Path:
-    """Copies the catalog of a stopped broker, with what its log holds."""
+    """Copies the catalog of a stopped broker and its write-ahead log."""
     rebuilt = find_rebuilt(root)
     shutil.copyfile(rebuilt or root / CATALOG_FILE, directory / CATALOG_FILE)
     log = root / f"{CATALOG_FILE}-wal"
@@ -61,15 +61,15 @@ def copy_catalog_files(root: Path, directory: Path) -> Path:
 
 
 class CatalogReader:
-    """A catalog that is only read. OSError, StoreError or sqlite3.Error if that is impossible."""
+    """A read-only catalog. Raises OSError, StoreError or sqlite3.Error if it cannot be read."""
 
     def __init__(self, root: Path) -> None:
         with ExitStack() as opened:
             path = find_rebuilt(root) or root / CATALOG_FILE
             if not path.is_file():
                 raise FileNotFoundError(f"{path} is missing")
-            are_there = all((root / f"{CATALOG_FILE}{each}").exists() for each in _LOG_SUFFIXES)
-            if not (are_there and is_served(root)) or path.name != CATALOG_FILE:
+            have_logs = all((root / f"{CATALOG_FILE}{each}").exists() for each in _LOG_SUFFIXES)
+            if not (have_logs and is_served(root)) or path.name != CATALOG_FILE:
                 directory = opened.enter_context(tempfile.TemporaryDirectory(prefix="penstock-"))
                 path = copy_catalog_files(root, Path(directory))
             self._connection = sqlite3.connect(
@@ -108,7 +108,7 @@ class CatalogReader:
         self._opened.close()
 
     def find_damage(self) -> list[str]:
-        """What is wrong with the pages and indices of the database, or with its rows."""
+        """Describes damage to the pages, indices or rows of the database."""
         if self._problem:
             return [self._problem]
         try:
@@ -122,11 +122,11 @@ class CatalogReader:
         except sqlite3.Error as error:
             return [str(error)]
         except UnicodeDecodeError as error:
-            return [f"it holds text that is not UTF-8: {error}"]
-        return [f"table stream has rows that cannot be used: {unusable}"] if unusable else []
+            return [f"it contains text that is not UTF-8: {error}"]
+        return [f"table stream has unusable rows: {unusable}"] if unusable else []
 
     def streams(self) -> list[StreamRow]:
-        """All rows that can be those of streams: in a damaged catalog, others may not be."""
+        """All valid rows of streams. A damaged catalog may have invalid rows."""
         rows = self._select("SELECT id, name, definition, oldest, reserved FROM stream")
         return [
             StreamRow(*row)
@@ -138,7 +138,7 @@ class CatalogReader:
         return {stream_id for (stream_id,) in self._select("SELECT * FROM removed_directory")}
 
     def snapshot(self, stream_id: str) -> StreamSnapshot | None:
-        """None if there is no such stream."""
+        """The rows of one stream; None if it does not exist."""
         with self._read_transaction():
             rows = self._select(
                 "SELECT id, name, definition, oldest, reserved FROM stream WHERE id = ?", stream_id
@@ -186,12 +186,12 @@ class CatalogReader:
         try:
             return self._connection.execute(query, arguments).fetchall()
         except UnicodeDecodeError as error:
-            # SQLite's messages hold names from the file.
-            raise sqlite3.DatabaseError(f"it holds text that is not UTF-8: {error}") from None
+            # SQLite's error messages contain names from the file.
+            raise sqlite3.DatabaseError(f"it contains text that is not UTF-8: {error}") from None
 
 
 def _check_copies(root: Path, check: Callable[[Path], bool]) -> bool:
-    """What a start of the broker finds in the catalog and its copy, in copies of the files."""
+    """Runs a check of the broker's start-up on copies of the catalog and of its copy."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         copy_catalog_files(root, Path(name))
         if (root / COPY_FILE).exists():
@@ -200,12 +200,12 @@ def _check_copies(root: Path, check: Callable[[Path], bool]) -> bool:
 
 
 def _try_migration(root: Path) -> str:
-    """Why the next start cannot bring an older catalog up to date; empty if it can."""
+    """Why the next start cannot migrate an older catalog; empty if it can."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         try:
             Catalog(copy_catalog_files(root, Path(name))).close()
         except sqlite3.Error as error:
-            return f"it cannot be brought to version {SCHEMA_VERSION}: {error}"
+            return f"it cannot be migrated to version {SCHEMA_VERSION}: {error}"
     return ""
 
 

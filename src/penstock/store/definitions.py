@@ -1,4 +1,4 @@
-"""Definitions of streams as they are stored: in the catalog, and beside the segments."""
+"""Encodes and decodes stream definitions, for the catalog and the copy beside the segments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _decoder = msgspec.json.Decoder(MessageStreamDefinition)
 
 
 class DamagedDefinitionError(Exception):
-    """What is stored is not a definition."""
+    """The stored bytes are not a definition."""
 
 
 def encode_definition(definition: MessageStreamDefinition) -> bytes:
@@ -18,7 +18,7 @@ def encode_definition(definition: MessageStreamDefinition) -> bytes:
 
 
 def decode_definition(stored: bytes) -> MessageStreamDefinition:
-    """DamagedDefinitionError for whatever is not a definition."""
+    """Decodes a definition. Raises DamagedDefinitionError for any other bytes."""
     try:
         definition = _decoder.decode(stored)
     # Text that is not UTF-8 is a ValueError, and a column of a damaged row a TypeError.

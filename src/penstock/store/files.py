@@ -1,7 +1,7 @@
-"""The file system as the store sees it: the only place that writes, syncs or removes its files.
+"""The file system of the store. Only this module writes, syncs or removes its files.
 
-Everything above takes a `Disk`, so that tests can hand in one that fills up, fails, or loses
-what was not synced.
+All other modules take a `Disk`, so that tests can pass one that fills up, fails, or loses unsynced
+data.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock.store.pool import FilePool
 
 
 class Disk:
-    """The real one. All calls raise OSError and nothing else."""
+    """The real disk. Methods raise OSError and no other error."""
 
     @cached_property
     def pool(self) -> FilePool:
-        """Segment files that are kept open."""
+        """The open segment files."""
         return FilePool()
 
     def create(self, path: Path) -> int:
@@ -48,14 +48,14 @@ class Disk:
         return b"".join(parts)
 
     def map(self, descriptor: int) -> mmap.mmap | bytes:
-        """All of a file that nobody changes meanwhile."""
+        """Maps a whole file. The file must not change while it is mapped."""
         if self.size(descriptor) == 0:
             return b""
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
 
     def write(self, descriptor: int, data: bytes, position: int) -> None:
         written = os.pwrite(descriptor, data, position)
-        # The system writes less than asked when the disk fills up, and says so only then.
+        # When the disk fills up, the first write is short, and only the next one fails.
         while written < len(data):
             view = memoryview(data)[written:]
             written += os.pwrite(descriptor, view, position + written)
@@ -80,16 +80,16 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def free_bytes(self, directory: Path) -> int:
-        """What is left for programs without special rights."""
+        """Free bytes for unprivileged programs."""
         system = os.statvfs(directory)
         return system.f_bavail * system.f_frsize
 
     def replace(self, path: Path, data: bytes) -> None:
-        """The file holds either what it held before or `data`, whatever happens meanwhile."""
+        """Replaces a file atomically: after a crash it has its old contents or `data`."""
         self.replace_all({path: data})
 
     def replace_all(self, files: Mapping[Path, bytes]) -> None:
-        """The same for files in different directories, with fewer syncs that wait for the disk."""
+        """Replaces files in different directories, with fewer syncs than one by one."""
         temporaries = {path: path.with_suffix(path.suffix + ".new") for path in files}
         for path, temporary in temporaries.items():
             with temporary.open("wb") as file:
@@ -98,7 +98,6 @@ class Disk:
                 os.fsync(file.fileno())
         for path, temporary in temporaries.items():
             temporary.replace(path)
-        # The first sync of a directory brings the other ones along, where the file system has a
-        # journal.
+        # In a journaling file system, the first sync of a directory also syncs the others.
         for directory in {path.parent for path in files}:
             self.sync_directory(directory)

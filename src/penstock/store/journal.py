@@ -1,16 +1,16 @@
-"""The journal: one small sync for every append that waits for the disk, whatever its stream.
+"""The journal: one small sync for all appends that wait for the disk, across streams.
 
-Such an append is written to its segment as any other, and once more to the journal, which is
-synced at once; the segment follows within a sync interval. After a crash, what the journal holds
-is written to the segments again, byte for byte at the same place, before anything reads them.
+Such an append is written to its segment and also to the journal. The journal is synced at once, the
+segment within a sync interval. After a crash, the records of the journal are written to the same
+positions of the segments again, before the segments are read.
 
-There are two journal files, so that one can be drained while the other is written. Both have
-their full size from the start: a sync of a file that does not grow costs the disk one write.
+There are two journal files, so that one can be drained while the other is written. Both have their
+full size from the start: a sync of a file that does not grow costs the disk one write.
 A record, little-endian:
 
     magic         4 bytes
-    checksum      uint32   CRC-32 of everything behind it
-    epoch         uint64   of this filling of the file; a record of another one ends it
+    checksum      uint32   CRC-32 of the following fields
+    epoch         uint64   changes when the file is reused; another epoch ends the journal
     stream        16 bytes
     segment       uint64   its first sequence number
     position      uint32   of the payloads in the data file
@@ -41,12 +41,12 @@ _PREFIX = Struct("<4sI")
 _HEADER = Struct("<Q16sQIIII")
 
 _FILE_BYTES = 4 * 1024 * 1024
-# A large commit is worth syncing the segments themselves: it would be written twice for nothing.
+# Larger commits sync the segments instead, which avoids writing much data twice.
 _MAX_COMMIT_BYTES = 64 * 1024
 
 
 class JournaledLog(Protocol):
-    """A log that journals. `needs_sync` is set where the journal could not take its appends."""
+    """A log that journals. The journal sets `needs_sync` if it could not store an append."""
 
     stream_id: str
     needs_sync: bool
@@ -67,8 +67,11 @@ class _JournalFile:
 
 
 class Journal:
-    """Called by the event loop (`add`), by those who sync for it (`commit`), and in the background
-    (`drain`, `drained`)."""
+    """The two journal files.
+
+    The event loop calls `add`, flushing threads call `commit`, and the background thread calls
+    `drain` and `drained`.
+    """
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk = disk
@@ -79,27 +82,27 @@ class Journal:
         self._pending: list[tuple[JournaledLog, int, WrittenRun]] = []
         self._committing = threading.Lock()
 
-    def add(self, client: JournaledLog, segment: int, written: WrittenRun) -> None:
-        self._pending.append((client, segment, written))
+    def add(self, log: JournaledLog, segment: int, written: WrittenRun) -> None:
+        self._pending.append((log, segment, written))
 
     def is_idle(self) -> bool:
-        """Whether a commit would wait for nobody, and have little to write."""
+        """Whether a commit would not wait for another one, and would write little."""
         size = sum(len(written.data) for _, _, written in self._pending)
         return not self._committing.locked() and size <= _MAX_COMMIT_BYTES
 
     def commit(self) -> None:
-        """What was added before this call is on the disk, or its client is told to sync."""
+        """Syncs everything added before this call, or sets `needs_sync` of the logs."""
         with self._committing:
             pending, self._pending = self._pending, []
             if not pending:
                 return
             try:
-                taken = self._write(pending)
+                is_written = self._write(pending)
             except OSError:
-                taken = False
-            if not taken:
-                for client, _, _ in pending:
-                    client.needs_sync = True
+                is_written = False
+            if not is_written:
+                for log, _, _ in pending:
+                    log.needs_sync = True
 
     def _write(self, pending: list[tuple[JournaledLog, int, WrittenRun]]) -> bool:
         size = sum(len(written.data) + len(written.entries) for _, _, written in pending)
@@ -111,8 +114,8 @@ class Journal:
         if file.position == 0:
             file.epoch = time.time_ns()
         records = b"".join(
-            encode_record(file.epoch, JournalRecord(client.stream_id, segment, written))
-            for client, segment, written in pending
+            encode_record(file.epoch, JournalRecord(log.stream_id, segment, written))
+            for log, segment, written in pending
         )
         if file.position + len(records) > _FILE_BYTES:
             return False
@@ -123,7 +126,7 @@ class Journal:
 
     def _open(self, path: Path) -> int:
         if self._disk.free_bytes(self._root) < _FILE_BYTES:
-            # Not even tried: it would fill the disk for a moment, with each commit.
+            # Not attempted: each commit would fill the disk for a moment.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         descriptor = self._disk.create(path)
         try:
@@ -137,34 +140,34 @@ class Journal:
         return descriptor
 
     def drain(self) -> bool:
-        """Turn to the spare file; what the other one holds is not needed once all logs are synced.
+        """Switches to the spare file. The other file is reused once all logs are synced.
 
-        False if there is nothing to drain.
+        Returns False if there is nothing to drain.
         """
         spare = self._spare
         if spare is not None and spare.descriptor is None and self._current.position:
-            # Here and not in the middle of somebody's commit.
+            # Opened here, so that no commit waits for it.
             try:
                 spare.descriptor = self._open(spare.path)
             except OSError:
                 return False
         with self._committing:
             if self._spare is None:
-                return True  # the last time something could not be synced
+                return True  # the previous sync failed
             if self._current.position == 0:
                 return False
             self._draining, self._current, self._spare = self._current, self._spare, None
             return True
 
     def drained(self) -> None:
-        """All logs were synced after `drain`."""
+        """Called when all logs were synced after `drain`."""
         with self._committing:
             assert self._draining is not None
             self._draining.position = 0
             self._spare, self._draining = self._draining, None
 
     def close(self) -> None:
-        """All logs are synced: nothing of it is needed again."""
+        """Removes the files. All logs must be synced."""
         for file in (self._current, self._spare, self._draining):
             if file is not None and file.descriptor is not None:
                 self._disk.close(file.descriptor)
@@ -192,12 +195,12 @@ def encode_record(epoch: int, record: JournalRecord) -> bytes:
 
 
 def decode_records(contents: bytes) -> Iterator[JournalRecord]:
-    """The records of one filling, as far as they are whole."""
+    """The intact records of one epoch, up to the first damaged one."""
     return (record for record, _, _ in _decode(contents, 0))
 
 
 def has_records_after_damage(contents: bytes) -> bool:
-    """Whether there are whole records of the same filling behind one that is not."""
+    """Whether intact records of the same epoch follow a damaged one."""
     records = deque(_decode(contents, 0), maxlen=1)
     if not records:
         return False
@@ -210,13 +213,13 @@ def has_records_after_damage(contents: bytes) -> bool:
 
 
 def _decode(contents: bytes, position: int) -> Iterator[tuple[JournalRecord, int, int]]:
-    """Records, each with its epoch and where it ends."""
+    """Records, each with its epoch and its end position."""
     expected_epoch = None
     while position + _PREFIX.size + _HEADER.size <= len(contents):
         magic, checksum = _PREFIX.unpack_from(contents, position)
         start = position + _PREFIX.size
-        epoch, stream_id, segment, at, number, data_size, entries_size = _HEADER.unpack_from(
-            contents, start
+        epoch, stream_id, segment, data_position, number, data_size, entries_size = (
+            _HEADER.unpack_from(contents, start)
         )
         data_start = start + _HEADER.size
         stop = data_start + data_size + entries_size
@@ -230,11 +233,8 @@ def _decode(contents: bytes, position: int) -> Iterator[tuple[JournalRecord, int
         expected_epoch = epoch
         data = contents[data_start : data_start + data_size]
         entries = contents[data_start + data_size : stop]
-        yield (
-            JournalRecord(stream_id.decode(), segment, WrittenRun(at, number, data, entries)),
-            epoch,
-            stop,
-        )
+        written = WrittenRun(data_position, number, data, entries)
+        yield JournalRecord(stream_id.decode(), segment, written), epoch, stop
         position = stop
 
 
@@ -248,12 +248,12 @@ def replay(
     records: list[JournalRecord],
     checkpoint: SegmentSummary | None = None,
 ) -> list[range]:
-    """Write again to the segments below a stream's directory what a crash may have taken.
+    """Writes journal records to the segments of a stream again after a crash.
 
-    Answers the messages below the checkpoint that neither the files nor the records hold: writing
-    behind the end of a shortened file fills it with zeros, which would hide that they are gone.
+    Returns the messages below the checkpoint that neither the files nor the records have. They are
+    found here because a write beyond the end of a truncated file fills the hole with zeros.
     """
-    # The two files of the journal are not in the order in which they were filled.
+    # The two journal files may be in the wrong order.
     firsts: dict[int, WrittenRun] = {}
     for record in records:
         known = firsts.setdefault(record.segment, record.written)
@@ -267,7 +267,7 @@ def replay(
             if checkpoint is not None and checkpoint.first == segment:
                 missing += _find_missing(files, written, checkpoint)
             if disk.size(files.index) < written.number * ENTRY.size:
-                # The entry before says where the payload begins; its own message stays damaged.
+                # The previous entry gives the start of the payload. Its own message stays damaged.
                 entry = ENTRY.pack(written.position, 0, 0)
                 disk.write(files.index, entry, (written.number - 1) * ENTRY.size)
         for record in records:
@@ -286,7 +286,7 @@ def replay(
 def _find_missing(
     files: SegmentFiles, replayed: WrittenRun, checkpoint: SegmentSummary
 ) -> list[range]:
-    """Messages between what a shortened segment holds and the first that is replayed."""
+    """Messages between the end of a truncated segment and the first replayed message."""
     stored = files.count_stored(files.disk.size(files.index) // ENTRY.size)
     end = min(checkpoint.end - checkpoint.first, replayed.number)
     return [range(files.first + stored, files.first + end)] if stored < end else []

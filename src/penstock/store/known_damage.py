@@ -1,7 +1,7 @@
-"""Damage that is known of one stream: ranges of messages that could not be read, and why.
+"""Known damage of one stream: ranges of unreadable messages, each with a reason.
 
-Recovery and reads add to it, but for numbers that a salvage left without a message. Each place is
-logged once, and a stream with much damage does not fill the log. Any thread may use it.
+Recovery and reads add ranges. Gaps that a salvage left are not damage. Each range is logged once,
+with a rate limit, so that a stream with much damage does not fill the log. Any thread may use it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
-# Places that are logged within a minute; the others are counted.
+# Ranges that are logged within a minute. Further ones are counted.
 _MAX_LINES = 10
 _MINUTE_SECONDS = 60.0
-# Beyond it the nearest ranges are joined, so that memory is bounded.
+# Beyond this number, ranges are merged with their neighbour to bound the memory.
 _MAX_RANGES = 1000
 
 
 class DamagedSpan(NamedTuple):
-    """Messages [first, end)."""
+    """Unreadable messages [first, end)."""
 
     first: int
     end: int
@@ -44,12 +44,12 @@ class KnownDamage:
         clock: Callable[[], float] = time.monotonic,
         gaps: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """`gaps` are numbers [first, end), in their order, that are known to have no messages."""
+        """`gaps` are the sorted numbers [first, end) that are known to have no messages."""
         self._name = name
         self._gaps = gaps
         self._clock = clock
         self._lock = threading.Lock()
-        # Disjoint, in their order.
+        # Disjoint and sorted.
         self._ranges: list[DamagedSpan] = []
         self._count = 0
         self._lines = 0
@@ -58,14 +58,14 @@ class KnownDamage:
 
     @property
     def count(self) -> int:
-        """How many messages."""
+        """The number of damaged messages."""
         return self._count
 
     def ranges(self) -> list[DamagedSpan]:
         return list(self._ranges)
 
     def add(self, first: int, end: int, reason: str, *, is_logged: bool = False) -> None:
-        """Messages [first, end); those that are known already change nothing."""
+        """Adds messages [first, end). Messages that are known already are ignored."""
         with self._lock:
             for part_first, part_end in self._outside_gaps(first, end):
                 for start, stop in self._find_new(part_first, part_end):
@@ -74,7 +74,7 @@ class KnownDamage:
                         self._log(DamagedSpan(start, stop, reason))
 
     def forget_below(self, oldest: int) -> None:
-        """These messages were dropped."""
+        """Removes messages that were dropped."""
         with self._lock:
             while self._ranges and self._ranges[0].first < oldest:
                 found = self._ranges.pop(0)
@@ -127,7 +127,7 @@ class KnownDamage:
         if now >= self._minute_ends:
             if self._unlogged:
                 logger.error(
-                    "stream %r: %d more damaged places were found", self._name, self._unlogged
+                    "stream %r: %d more damaged ranges were found", self._name, self._unlogged
                 )
             self._lines = self._unlogged = 0
             self._minute_ends = now + _MINUTE_SECONDS

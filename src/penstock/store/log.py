@@ -1,8 +1,8 @@
-"""A log: the messages of one stream, as segments in the order of their numbers.
+"""A log: the messages of one stream, as segments in the order of their sequence numbers.
 
-Invariants: numbers are handed out once and in order; segments join without gaps, so that the
-end of one is the first of the next; only whole segments go, oldest first. One thread appends,
-reads and trims; `sync` and `work` may run in another.
+Invariants: each number is assigned once and in order. Segments join without gaps: the end of one is
+the first number of the next. Only whole segments are dropped, oldest first. One thread appends,
+reads and trims; `sync` and `work` may run in another thread.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from penstock.store.space import Space, SpaceBudget, is_no_space
 
 logger = logging.getLogger(__name__)
 
-# Beside the segments: a copy of the definition, for the day on which the catalog is lost.
+# A copy of the definition beside the segments, in case the catalog is lost.
 DEFINITION_FILE = "stream.json"
 
-# So many numbers of a memory stream are reserved with one write to the catalog.
+# Numbers of a memory stream that one write to the catalog reserves.
 RESERVED_AT_ONCE = 1 << 20
 _CHECKED_BYTES = 1 << 20
-# Segments of one stream that may wait to be sealed or removed.
+# Sealings and removals of one stream that may wait for the background thread.
 _MAX_PENDING_JOBS = 128
 
 
 class StreamFullError(Exception):
-    """No room, and nothing that may go."""
+    """The stream is full, and no segment may be dropped."""
 
 
 class MessageTooLargeError(Exception):
-    """Larger than the whole stream may become."""
+    """The message is larger than the max size of the stream."""
 
 
 class Segment(SegmentSpan, Protocol):
@@ -72,7 +72,7 @@ class WritableSegment(Segment, Protocol):
 
 
 class Log(ABC):
-    """What file and memory logs have in common: numbering, retention, reading."""
+    """The common part of file and memory logs: numbering, retention, reading."""
 
     def __init__(
         self,
@@ -83,18 +83,18 @@ class Log(ABC):
     ) -> None:
         self.limits = limits
         self.damage = damage
-        # Called when messages are about to be dropped, while they can still be read: with the
-        # number that will be the oldest, and whether they have outlived the TTL.
+        # Called before messages are dropped, while they can still be read. Arguments: the next
+        # oldest number, and whether the messages have expired.
         self.before_drop: Callable[[int, bool], None] = lambda *_: None
         self._sealed: list[Segment] = list(sealed)
         self._active = active
         self._total_bytes = sum(segment.size for segment in sealed) + active.size
-        # Of the disk; a log in memory has no end of it.
+        # The disk space for appends; unlimited for a memory log.
         self._budget: SpaceBudget = SpaceBudget()
         self._is_retrying = False
-        # Since it was opened.
+        # Bytes since the log was opened.
         self.appended_bytes = 0
-        # Whether `work` may have something to do. An attribute: thousands of logs are checked.
+        # Whether `work` may have pending jobs. An attribute, because thousands of logs are checked.
         self.has_work = True
 
     @property
@@ -103,7 +103,7 @@ class Log(ABC):
 
     @property
     def end(self) -> int:
-        """The number that the next message gets."""
+        """The number of the next message."""
         return self._active.end
 
     @property
@@ -112,7 +112,7 @@ class Log(ABC):
 
     @property
     def oldest_time(self) -> int | None:
-        """Of the oldest segment; None if there is no message."""
+        """The oldest time in the oldest segment; None if there is no message."""
         segments = (*self._sealed[:1], self._active)
         return next((each.oldest_time for each in segments if each.end > each.first), None)
 
@@ -136,10 +136,10 @@ class Log(ABC):
         *,
         keeps_min_free: bool = True,
     ) -> int:
-        """Stores all of them or none, in one segment; answers the first one's number.
+        """Stores all payloads in one segment, or none; returns the number of the first.
 
-        Below `exported_end` a full log may drop messages even if it rejects new data. Unless
-        `keeps_min_free`, it also takes the space that the disk must keep free for the broker.
+        A full log that rejects new data may drop only messages below `exported_end`. Unless
+        `keeps_min_free`, the append may use the space that the disk keeps free for the broker.
         """
         budget = self._budget
         needed = len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
@@ -165,7 +165,7 @@ class Log(ABC):
         return first
 
     def count_fitting(self, payloads: Sequence[bytes]) -> int:
-        """How many of these go into the active segment together; the first goes somewhere."""
+        """The number of payloads that fit into the active segment together; at least 1."""
         room = min(
             self.limits.segment_size - self._active.size,
             self.limits.max_size - self._total_bytes,
@@ -175,7 +175,7 @@ class Log(ABC):
         return max(bisect_right(list(accumulate(map(len, payloads))), room), 1)
 
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
-        """Messages from `start` on, as far as one segment and `max_bytes` go, but one at least.
+        """Messages from `start` on, up to the end of one segment and `max_bytes`, but at least one.
 
         `start` must be in [oldest, end).
         """
@@ -187,7 +187,7 @@ class Log(ABC):
             raise
 
     def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
-        """The same, as it is stored and unchecked."""
+        """Like `read`, but returns the stored bytes unchecked."""
         try:
             segment = self._segment_of(start)
             return segment.read_stored(start, min(stop, segment.end), max_bytes)
@@ -196,7 +196,7 @@ class Log(ABC):
             raise
 
     def find_damage(self, start: int, stop: int) -> None:
-        """Reads [start, stop) as far as it is there, so that damage in it is known."""
+        """Reads the existing messages of [start, stop), which adds their damage to `damage`."""
         start, stop = max(start, self.oldest), min(stop, self.end)
         while start < stop:
             try:
@@ -204,11 +204,11 @@ class Log(ABC):
             except DamagedError as error:
                 start = error.next_number
             except OSError:
-                # No file could be opened, which is no damage.
+                # A file could not be opened, which is not damage.
                 return
 
     def _segment_of(self, number: int) -> Segment:
-        """The segment that has this message, which is about to be read."""
+        """The segment that holds this message."""
         if number >= self._active.first:
             return self._active
         return self._sealed[bisect_right(self._sealed, number, key=attrgetter("first")) - 1]
@@ -220,7 +220,7 @@ class Log(ABC):
         return [*self._sealed[max(place, 0) :], self._active]
 
     def summaries(self, start: int, stop: int) -> list[SegmentSummary]:
-        """What is known of the segments that hold messages of [start, stop)."""
+        """Summaries of the segments that hold messages of [start, stop)."""
         return [
             segment.summary()
             for segment in self._segments_from(start)
@@ -228,10 +228,10 @@ class Log(ABC):
         ]
 
     def find_end(self, start: int, stop: int, max_bytes: int) -> int:
-        """The number up to which the messages of [start, stop) fit `max_bytes`; one at least.
+        """The end of the messages of [start, stop) that fit `max_bytes`; at least one fits.
 
-        [start, stop) must not be empty, and be in [oldest, end). Where an index cannot be read,
-        all that it is about counts as fitting: nobody would ever get past it otherwise.
+        [start, stop) must not be empty, and must be in [oldest, end). If an index cannot be read,
+        all messages of its segment count as fitting. Otherwise readers could never pass it.
         """
         room = max_bytes
         for segment in self._segments_from(start):
@@ -239,7 +239,7 @@ class Log(ABC):
             try:
                 if first > segment.first:
                     room += self._segment_of(first).position_of(first)
-                # All messages to the end of the segment fit: no further read of the index.
+                # All messages up to the end of the segment fit, so the index need not be read.
                 if segment.size <= room and end == stop == segment.end:
                     return end
                 if end == stop or segment.size > room:
@@ -252,14 +252,14 @@ class Log(ABC):
         return stop
 
     def time_of(self, number: int) -> int:
-        """When a message was appended; 0 if nobody knows any more. It must be in [oldest, end)."""
+        """The ingest time of a message in [oldest, end); 0 if it cannot be read."""
         try:
             return self._segment_of(number).time_of(number)
         except (DamagedError, OSError):
             return 0
 
     def size_of(self, start: int, stop: int) -> int:
-        """About how many bytes the messages of [start, stop) have; all must be in [oldest, end)."""
+        """The approximate size of the messages of [start, stop), which must be in [oldest, end)."""
         total = 0
         for segment in self._segments_from(start):
             first, end = max(start, segment.first), min(stop, segment.end)
@@ -270,23 +270,23 @@ class Log(ABC):
                 continue
             try:
                 position_of = self._segment_of(first).position_of
-                # A damaged index may say anything.
+                # A damaged index may contain any position.
                 total += min(max(position_of(end) - position_of(first), 0), segment.size)
             except (DamagedError, OSError):
                 total += segment.size
         return total
 
     def trim(self, now: int) -> None:
-        """Drop what outlived the stream's TTL.
+        """Drops expired messages.
 
-        And what was dropped before a crash and is back, because there was no time to remove it.
+        Also drops messages beyond the max size: a crash may have interrupted their removal.
         """
         expired = count_expired(chain(self._sealed, (self._active,)), self.limits, now)
         sealed = min(expired, len(self._sealed))
         if sealed:
             self._drop(sealed, are_expired=True)
         if expired > sealed:
-            # The active segment last: to drop it needs another one, and so the disk.
+            # The active segment last: dropping it needs a new one, and so the disk.
             self._drop(1, are_expired=True)
         if self._total_bytes <= self.limits.max_size:
             return
@@ -295,7 +295,7 @@ class Log(ABC):
             self._drop(excess, are_expired=False)
 
     def begin_segment(self) -> None:
-        """Begin another segment, unless the active one is empty."""
+        """Begins another segment, unless the active one is empty."""
         if self._active.size:
             self._roll()
 
@@ -320,44 +320,44 @@ class Log(ABC):
 
     @abstractmethod
     def _roll(self) -> None:
-        """Close the active segment and begin another; if that cannot be made nothing changes."""
+        """Closes the active segment and begins another. If this fails, nothing changes."""
 
     def _require_space(self, payloads: Sequence[bytes], size: int) -> None:
-        """Called when an append exceeds the budget of the disk; NoSpaceError refuses it."""
+        """Called when an append exceeds the disk budget; raises NoSpaceError to refuse it."""
 
     def _append_to_full_disk(
         self,
         error: OSError,
-        payloads: Sequence[bytes],  # noqa: ARG002 - of logs in files
+        payloads: Sequence[bytes],  # noqa: ARG002 - for file logs
         now: int,  # noqa: ARG002
         exported_end: Callable[[], int],  # noqa: ARG002
     ) -> int:
-        """Called when a write found no space: makes some and repeats the append, or raises."""
+        """Called when the disk is full: frees space and retries the append, or raises."""
         raise error
 
     def _reserve(self, end: int) -> None:
-        """Called before the numbers below `end` are handed out."""
+        """Called before the numbers below `end` are assigned."""
 
     def _after_append(self, written: WrittenRun | None) -> None:
-        """Called with what an append wrote."""
+        """Called with the data that an append wrote."""
 
     def _after_drop(self, segments: Sequence[Segment]) -> None:
-        """Called for segments that no longer belong to the log."""
+        """Called with dropped segments."""
 
     def sync(self) -> None:
-        """Everything appended before this call is in its segment's files on the disk after it;
-        from any thread."""
+        """Syncs the segment files of everything appended before this call. Called from any
+        thread."""
 
     def flush(self) -> None:
-        """Everything appended before this call survives a power cut after it; from any thread,
-        but one at a time."""
+        """Makes everything appended before this call survive a power cut. Called from any thread,
+        one at a time."""
 
     def flush_is_short(self) -> bool:
-        """Whether `flush` would be a small write that waits for nobody."""
+        """Whether `flush` would be a small write that waits for no other flush."""
         return True
 
     def work(self) -> None:
-        """Do what was put off, in the order in which it came up; from any thread."""
+        """Runs the pending jobs in order. Called from any thread."""
 
     def close(self) -> None:
         for segment in self.segments():
@@ -367,8 +367,8 @@ class Log(ABC):
 class MemoryLog(Log):
     """Messages that live as long as the process; their numbers are never used again.
 
-    Numbers are reserved ahead: by `work`, in the background, while half of a reserve is left. Only
-    appends that outrun it wait for the catalog.
+    `work` reserves numbers in the background when half of the reserve is used. An append waits for
+    the catalog only if it uses up the reserve before that.
     """
 
     def __init__(
@@ -381,7 +381,7 @@ class MemoryLog(Log):
         first: int = 0,
         reserved: int = 0,
     ) -> None:
-        """The catalog has reserved the numbers below `reserved`."""
+        """The numbers below `reserved` are reserved in the catalog."""
         self._memory = MemorySegment(first)
         super().__init__(limits, [], self._memory, KnownDamage(stream_id))
         self._catalog = catalog
@@ -401,7 +401,7 @@ class MemoryLog(Log):
     def _reserve(self, end: int) -> None:
         if end > self._renew_at:
             self._request_work()
-            # Once for each reserve.
+            # Requested once per reserve.
             self._renew_at = self._reserved
             if end > self._reserved:
                 self._extend_reserve(end)
@@ -417,7 +417,7 @@ class MemoryLog(Log):
 
     def close(self) -> None:
         if self._reserved != self.end:
-            # A clean stop: the reserve that was not used is given back.
+            # A clean stop releases the unused numbers.
             self._catalog.reserve(self._stream_id, self.end)
         super().close()
 
@@ -433,7 +433,7 @@ class _Removal(NamedTuple):
 
 
 def _leading_sealings(jobs: Sequence[_Sealing | _Removal]) -> list[_Sealing]:
-    """Those that can be done together: a removal must come after what was put off before it."""
+    """The sealings before the first removal, which can run together."""
     sealings = []
     for job in jobs:
         if isinstance(job, _Removal):
@@ -443,7 +443,7 @@ def _leading_sealings(jobs: Sequence[_Sealing | _Removal]) -> list[_Sealing]:
 
 
 class LogContext(NamedTuple):
-    """Where a file log lives, and what works for it."""
+    """The directory of a file log, and the parts of the store that it uses."""
 
     disk: Disk
     directory: Path
@@ -456,7 +456,7 @@ class LogContext(NamedTuple):
 
 
 class FileLog(Log):
-    """Messages in segment files below a directory of the stream's own."""
+    """Messages in segment files, in one directory per stream."""
 
     def __init__(
         self,
@@ -473,11 +473,11 @@ class FileLog(Log):
         self._file = active
         # Whether appends are journaled, so that `flush` need not sync the segments.
         self.journals = False
-        # Segments that hold bytes which may not be on the disk; the newest is the active one.
+        # Segments that may have unsynced bytes; the last is the active one.
         self._unsynced: list[SegmentFiles] = [active.files]
         was_synced = checkpoint is not None and checkpoint == active.summary()
         self._synced_end = active.end if was_synced else -1
-        # What a killed process wrote is in the files, but the journal of this one has none of it.
+        # The files may have appends of a killed process, which the new journal does not have.
         self.needs_sync = active.size > 0 and not was_synced
         self._pending_jobs: deque[_Sealing | _Removal] = deque()
         self.has_work = False
@@ -501,7 +501,7 @@ class FileLog(Log):
         now: int,
         exported_end: Callable[[], int],
     ) -> int:
-        """Takes the space of segments that were dropped, and of the oldest one if it may go."""
+        """Removes dropped segments, then drops the oldest segments as far as the stream allows."""
         if not self._context.space.note_full(sum(map(len, payloads))):
             raise error
         self._is_retrying = True
@@ -510,8 +510,8 @@ class FileLog(Log):
                 self.work()
                 try:
                     return self.append(payloads, now, exported_end, keeps_min_free=False)
-                except OSError as again:
-                    if not is_no_space(again):
+                except OSError as retry_error:
+                    if not is_no_space(retry_error):
                         raise
                     if not self._sealed or not self._overwrites_at_max(payloads):
                         raise self._context.space.refuse(len(payloads)) from None
@@ -520,10 +520,10 @@ class FileLog(Log):
             self._is_retrying = False
 
     def _overwrites_at_max(self, payloads: Sequence[bytes]) -> bool:
-        """Whether an append may take the space of the oldest segment, also before it has to.
+        """Whether an append may drop the oldest segment before the stream reaches its max size.
 
-        It is near its maximum size: a segment below, or a quarter of it, since a segment that is
-        dropped need not give as much space as the next one takes.
+        It may if the stream overwrites and is near its max size: within a segment or a quarter of
+        the max size, because a dropped segment may be smaller than the next one.
         """
         limits = self.limits
         margin = max(limits.segment_size, limits.max_size // 4)
@@ -548,12 +548,12 @@ class FileLog(Log):
         self.has_work = True
         self._context.request_work()
         if len(self._pending_jobs) > _MAX_PENDING_JOBS:
-            # Segments fill faster than they can be sealed: appends wait for the disk after all.
+            # Segments fill faster than they are sealed, so the append waits for the disk.
             self.work()
 
     def work(self) -> None:
         with self._working:
-            # First: what is put off meanwhile sets it again.
+            # Cleared first, because a job that is added meanwhile sets it again.
             self.has_work = False
             try:
                 self._run_pending()
@@ -576,7 +576,7 @@ class FileLog(Log):
     def _seal(self, sealings: Sequence[_Sealing]) -> None:
         for sealing in sealings:
             sealing.files.sync()
-        # The segment that follows must be listed before this one is known to have ended.
+        # The next segment must be in the directory before the catalog lists this one as sealed.
         self._context.disk.sync_directory(self._context.directory)
         self._context.catalog.add_segments(
             self.stream_id, [sealing.summary for sealing in sealings]
@@ -586,7 +586,7 @@ class FileLog(Log):
             sealing.files.close()
 
     def _remove(self, removal: _Removal) -> None:
-        # In the catalog first: a file that is gone while the catalog lists it counts as damage.
+        # The catalog first: a missing file that the catalog lists counts as damage.
         self._context.catalog.remove_segments(self.stream_id, removal.oldest)
         for first in removal.firsts:
             self._context.disk.remove(data_path(self._context.directory, first))
@@ -618,17 +618,17 @@ class FileLog(Log):
         return self.journals and not self.needs_sync and self._context.journal.is_idle()
 
     def checkpoint(self) -> SegmentSummary | None:
-        """Sync; how much of the active segment is on the disk then, if the catalog has to know."""
+        """Syncs; returns a new checkpoint of the active segment, or None if it has not changed."""
         summary = self._file.summary()
         self.sync()
         return summary if summary != self._checkpointed else None
 
     def checkpointed(self, summary: SegmentSummary) -> None:
-        """The catalog has a checkpoint: recovery need not verify what it covers."""
+        """Called when the catalog has stored a checkpoint."""
         self._checkpointed = summary
 
     def finish(self) -> SegmentSummary | None:
-        """Leave nothing to do; a checkpoint, if the catalog does not have it yet."""
+        """Runs pending jobs and syncs; returns a new checkpoint, or None if it has not changed."""
         self._file.repair()
         self.work()
         if self.has_unsynced:
@@ -637,7 +637,7 @@ class FileLog(Log):
         return summary if summary != self._checkpointed else None
 
     def abandon(self) -> None:
-        """Close the files of a stream that was deleted, without finishing anything."""
+        """Closes the files of a deleted stream, without running its pending jobs."""
         with self._working:
             self._pending_jobs.clear()
         for files in self._unsynced:
@@ -646,7 +646,7 @@ class FileLog(Log):
 
 
 def create_file_log(context: LogContext, limits: Limits) -> FileLog:
-    """An empty log. The caller syncs its directory, and the one above, before it is used."""
+    """Creates an empty log. The caller syncs its directory and the parent before using it."""
     context.disk.make_directory(context.directory)
     active = ActiveSegment(SegmentFiles.create(context.disk, context.directory, 0))
     return FileLog(context, limits, [], active)

@@ -1,16 +1,16 @@
 """A bounded pool of open segment files.
 
 A process has a limited number of descriptors, and a stream needs two for each segment that it
-writes or reads. The pool keeps the files of recently used segments open, whatever their stream,
-and closes others when it is full.
+writes or reads. The pool keeps the files of recently used segments open, across all streams, and
+closes others when it is full.
 
 The thread that appends and reads is the owner of the pool, and the only one that evicts: a file
-is never closed between the owner's check that it is open and its use. An append therefore needs
-no lock. Files that another thread is syncing are not evicted.
+is never closed between the owner's check that it is open and its use. So an append needs no lock.
+Files that another thread is syncing are not evicted.
 
-Eviction does not sync. A file that is closed with unsynced bytes is opened again by the next sync.
-Linux reports a failed writeback that no sync has returned yet to the next descriptor that is
-opened, as long as the inode is in memory, which is the case within a sync interval.
+Eviction does not sync. The next sync reopens a file that was closed with unsynced bytes. Linux
+reports an unreported failed writeback to the next descriptor that is opened, as long as the inode
+is in memory, which is the case within a sync interval.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-# Until the owner of the process's descriptors sets another one.
+# Used until the broker sets a capacity from its descriptor limit.
 DEFAULT_CAPACITY = 256
 
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def lacks_descriptors(error: BaseException) -> bool:
-    """Whether the process or the system has too many open files, which is no fault of a file."""
+    """Whether the process or the system has too many open files, which is not damage."""
     return isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS
 
 
 class Pooled(Protocol):
-    # Set by each use; cleared when the pool looks for files to close.
+    # Set by each use, cleared by the eviction scan.
     is_used: bool
 
     def evict(self) -> bool:
-        """Closes the files unless another thread syncs them."""
+        """Closes the files unless another thread syncs them; returns whether it did."""
 
 
 class FilePool:
-    """Segments whose files are open, evicted in the order of a clock algorithm."""
+    """Segments whose files are open. A clock algorithm chooses which to evict."""
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         # In segments: each has two descriptors.
@@ -58,7 +58,7 @@ class FilePool:
         self._owner = threading.get_ident()
 
     def open(self, files: Pooled, open_files: Callable[[], None]) -> None:
-        """Opens files after making room for them; OSError if there are no descriptors left."""
+        """Opens files, evicting others if needed; raises OSError if no descriptor is left."""
         while len(self._open) >= self.capacity and self._evict():
             pass
         while True:
@@ -66,20 +66,20 @@ class FilePool:
                 open_files()
                 break
             except OSError as error:
-                # Others in this process may have taken more than their share.
+                # Other parts of the process may use more descriptors than planned.
                 if not lacks_descriptors(error) or not self._evict():
                     raise
-        # Only a second use counts: a pass over many streams does not evict the busy ones.
+        # Only a second use protects a file: a scan of many streams does not evict busy files.
         files.is_used = False
         if len(self._open) >= self.capacity and not self._may_evict():
-            # Another thread created them for the owner, who opens them again when it uses them.
+            # Another thread created the files. The owner reopens them when it uses them.
             files.evict()
             return
         with self._lock:
             self._open[files] = None
 
     def discard(self, files: Pooled) -> None:
-        """The files were closed by their user; from any thread."""
+        """Removes files that their user has closed. Called from any thread."""
         with self._lock:
             self._open.pop(files, None)
 
@@ -87,11 +87,11 @@ class FilePool:
         return self._owner in (None, threading.get_ident())
 
     def _evict(self) -> bool:
-        """Closes the files of one segment; False if there is none that may be closed."""
+        """Closes the files of one segment; returns False if none may be closed."""
         if not self._may_evict():
             return False
         with self._lock:
-            # Twice around: the first time clears the marks.
+            # Two rounds: the first one clears the marks.
             for _ in range(2 * len(self._open)):
                 files = next(iter(self._open))
                 if not files.is_used and files.evict():

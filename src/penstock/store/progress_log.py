@@ -1,12 +1,12 @@
-"""Export progress that the catalog does not have yet, so that a killed broker loses none of it.
+"""A log of export progress that is not in the catalog yet, so that a killed broker loses none.
 
-The catalog gets progress a moment later, many changes in one transaction. Until then a record in
-this log holds each change. It is written without a sync: it survives the end of the process, as an
-append without flush on write does.
+The catalog stores progress a moment later, with many changes in one transaction. Until then this
+log has a record of each change. Records are not synced: they survive a crash of the process, like
+appends without flush on write.
 
-There are two files. One takes new records while the catalog gets those of the other, which is
-emptied afterwards. A record, little-endian: the size of its contents (uint32), their CRC-32
-(uint32), and the contents in MessagePack: the id of the stream and the fields of ExportProgress.
+There are two files. One gets new records while the records of the other are stored in the catalog.
+The other is truncated afterwards. A record, little-endian: the size of its contents (uint32), their
+CRC-32 (uint32), and the contents in MessagePack: the stream id and the fields of ExportProgress.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.store.rows import ExportProgress
 
 logger = logging.getLogger(__name__)
 
-_HEAD = Struct("<II")
+_HEADER = Struct("<II")
 _decode = msgspec.msgpack.Decoder(tuple[str, ExportProgress]).decode
 
 
@@ -36,14 +36,14 @@ class _ProgressFile:
 
 
 class ProgressLog:
-    """Called from the event loop only."""
+    """Appends records. Called from the event loop only."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk = disk
         self._current, self._other = (_ProgressFile(path) for path in _paths(root))
 
     def append(self, progress: Iterable[tuple[str, ExportProgress]]) -> None:
-        """Each with the id of its stream. OSError if the disk does not take them."""
+        """Appends progress, each with the id of its stream. Raises OSError if a write fails."""
         data = b"".join(map(_encode, progress))
         file = self._current
         if file.descriptor is None:
@@ -53,19 +53,19 @@ class ProgressLog:
         file.size += len(data)
 
     def rotate(self) -> None:
-        """All records are about to be stored in the catalog: new ones go to the other file."""
+        """Sends new records to the other file, before all records are stored in the catalog."""
         if not self._other.size:
             self._current, self._other = self._other, self._current
 
     def clear_rotated(self) -> None:
-        """The catalog has the records from before the last rotation."""
+        """Removes the records from before the last rotation, which the catalog has stored."""
         file = self._other
         if file.size and file.descriptor is not None:
             self._disk.truncate(file.descriptor, 0)
             file.size = 0
 
     def close(self, *, is_stored: bool) -> None:
-        """Removes the files if the catalog has all records."""
+        """Closes the files, and removes them if the catalog has stored all records."""
         for file in (self._current, self._other):
             if file.descriptor is not None:
                 self._disk.close(file.descriptor)
@@ -87,12 +87,12 @@ def read_progress(disk: Disk, root: Path) -> Iterator[tuple[str, ExportProgress]
             continue
         except OSError as error:
             # Messages whose progress is lost are exported again.
-            logger.error("the progress of exports in %s cannot be read: %s", path, error)
+            logger.error("cannot read export progress in %s: %s", path, error)
             continue
         position = 0
-        while position + _HEAD.size <= len(data):
-            size, checksum = _HEAD.unpack_from(data, position)
-            position += _HEAD.size
+        while position + _HEADER.size <= len(data):
+            size, checksum = _HEADER.unpack_from(data, position)
+            position += _HEADER.size
             contents = data[position : position + size]
             # A power cut may leave a part of a record, or zeros.
             if not size or len(contents) < size or crc32(contents) != checksum:
@@ -105,7 +105,7 @@ def read_progress(disk: Disk, root: Path) -> Iterator[tuple[str, ExportProgress]
 
 
 def remove_progress(disk: Disk, root: Path) -> None:
-    """The catalog has all records."""
+    """Removes the files, whose records the catalog has stored."""
     for path in _paths(root):
         disk.remove(path)
 
@@ -116,4 +116,4 @@ def _paths(root: Path) -> tuple[Path, Path]:
 
 def _encode(progress: tuple[str, ExportProgress]) -> bytes:
     contents = msgspec.msgpack.encode(progress)
-    return _HEAD.pack(len(contents), crc32(contents)) + contents
+    return _HEADER.pack(len(contents), crc32(contents)) + contents

@@ -1,16 +1,16 @@
-"""The layout of a segment: two append-only files named by their first sequence number.
+"""The layout of a segment: two append-only files, named after their first sequence number.
 
-`<first>.data`   the payloads, one after the other, nothing between them
+`<first>.data`   the payloads, without separators
 `<first>.index`  an entry of 16 bytes for each message, little-endian:
 
-    end position  uint32  where the payload ends in the data file; it begins where the one
-                          before it ends, the first at 0
-    checksum      uint32  CRC-32 of the payload, begun with the ingest time (its two halves
+    end position  uint32  where the payload ends in the data file; it begins at the end of the
+                          previous payload, the first at 0
+    checksum      uint32  CRC-32 of the payload, seeded with the ingest time (its two halves
                           XORed), so that one check covers all three fields
     ingest time   int64   milliseconds since 1970
 
-So a segment is an Arrow binary column as it stands: offsets from the index, values from the
-data. The numbers of its messages follow from the file's name.
+So a segment has the layout of an Arrow binary column: offsets from the index, values from the data.
+The file name gives the sequence numbers of its messages.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__ = [
 
 ENTRY = Struct("<IIq")
 
-# The width of the largest sequence number, so that names sort as numbers do.
+# The width of the largest sequence number, so that names sort like numbers.
 _DIGITS = 20
 
 
 def segment_names(first: int) -> tuple[str, str]:
-    """The names of a segment's two files, without a Path: a stream may have thousands."""
+    """The names of a segment's two files. No Path, because a stream may have thousands."""
     stem = f"{first:0{_DIGITS}d}"
     return f"{stem}.data", f"{stem}.index"
 
@@ -71,14 +71,14 @@ def checksum(payload: bytes, ingest_time: int) -> int:
 
 
 def checksum_seed(ingest_time: int) -> int:
-    """What the CRC-32 of a payload begins with."""
+    """The initial value for the CRC-32 of a payload."""
     return (ingest_time ^ (ingest_time >> 32)) & 0xFFFFFFFF
 
 
 def count_intact(
     payloads: Sequence[bytes], ingest_times: Sequence[int], checksums: Sequence[int]
 ) -> int:
-    """How many of the first payloads are what was written; a message has a byte at least."""
+    """The number of intact payloads before the first damaged one. An empty payload is damaged."""
     seeds = {ingest_time: checksum_seed(ingest_time) for ingest_time in set(ingest_times)}
     found = tuple(map(crc32, payloads, map(seeds.__getitem__, ingest_times)))
     if found == tuple(checksums) and all(payloads):
@@ -90,7 +90,7 @@ def count_intact(
 
 
 def pack_entries(payloads: Sequence[bytes], position: int, ingest_time: int) -> bytes:
-    """Index entries of payloads that are stored one after the other from `position` on."""
+    """Index entries of consecutive payloads from `position` on."""
     if len(payloads) == 1:
         payload = payloads[0]
         seed = (ingest_time ^ (ingest_time >> 32)) & 0xFFFFFFFF

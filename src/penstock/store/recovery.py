@@ -1,16 +1,16 @@
 """Opens a log after a stop, a crash or damage, from the files and the catalog.
 
-The catalog gives lower bounds: the rows of sealed segments, and the checkpoint of the segment that
-was written to. Numbers below them are never handed out again, and bytes below them are never cut
-off. If the files no longer reach a checkpoint, the segment is sealed as it is: what is missing
-reads as damaged, and the stream continues in a new segment.
+The catalog gives lower bounds: the rows of sealed segments, and the checkpoint of the active
+segment. Numbers below them are never assigned again, and bytes below them are never truncated. If
+the files are shorter than the checkpoint, the segment is sealed: missing messages read as damaged,
+and the stream continues in a new segment.
 
-Behind the checkpoint every entry is verified. A broken entry with intact ones behind it is damage
-and stays. Broken entries at the end are those that were being written when the power failed: their
-numbers are free. If such a tail holds anything but zeros, its bytes stay in the files, and the
-stream continues in a new segment. Recovery cuts off nothing but zeros.
+Every entry after the checkpoint is verified. A broken entry with intact entries after it is damage
+and stays. Broken entries at the end are appends that a crash interrupted: their numbers are
+assigned again. If such a tail has any bytes but zeros, the bytes stay in the files, and the stream
+continues in a new segment. Recovery truncates nothing but zeros.
 
-Where a whole segment is gone, a lost one takes its place and reads as damaged.
+A missing segment is replaced by a lost segment, which reads as damaged.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Recovered(NamedTuple):
     summary: SegmentSummary
     # Ranges of messages below `summary.end` that cannot be read.
     damaged: Sequence[range]
-    # Bytes behind the last message that are kept in the files, of the data and of the index.
-    # Nothing can be appended to a segment that has any, or that is shorter than its checkpoint.
+    # Bytes after the last message that stay in the data file and in the index. Such a segment
+    # cannot be appended to, nor one that is shorter than its checkpoint.
     kept_bytes: tuple[int, int] = (0, 0)
     is_short: bool = False
-    # Messages below this number may have been stored and be lost.
+    # Messages below this number may have been stored and lost.
     lowest_end: int = 0
 
     @property
@@ -62,7 +62,7 @@ class Recovered(NamedTuple):
 
 
 def recover_segment(files: SegmentFiles, checkpoint: SegmentSummary | None) -> Recovered:
-    """Verifies what is behind the checkpoint, and cuts off zeros at the end."""
+    """Verifies the messages after the checkpoint, and truncates zeros at the end."""
     disk = files.disk
     index_size, data_size = disk.size(files.index), disk.size(files.data)
     count = index_size // ENTRY.size
@@ -81,7 +81,7 @@ def recover_segment(files: SegmentFiles, checkpoint: SegmentSummary | None) -> R
     data_crc = _continue_crc(files, files.data, verified.data_crc, verified.size, intact.size)
     summary = msgspec.structs.replace(
         intact,
-        # The checksum must not match damaged data, now or after further appends.
+        # The checksum must not match damaged data, also after further appends.
         data_crc=data_crc ^ bool(damaged),
         index_crc=_continue_crc(
             files,
@@ -99,7 +99,7 @@ def _recover_short(
 ) -> Recovered:
     """A segment that has lost messages below its checkpoint."""
     end = max(checkpoint.end, files.first + count)
-    # An entry that is gone had a payload of one byte at least.
+    # Each missing entry had a payload of at least one byte.
     lowest_end = end
     if files.first + count < checkpoint.end:
         lowest_end += max(data_size - checkpoint.size, 0)
@@ -112,7 +112,10 @@ def _recover_short(
 def _verify(
     files: SegmentFiles, verified: SegmentSummary, count: int
 ) -> tuple[SegmentSummary, list[int]]:
-    """How far the segment is intact, behind what is verified, and which messages are not."""
+    """The summary up to the last intact message, and the numbers of damaged messages.
+
+    Checks the messages after `verified`.
+    """
     data = files.disk.map(files.data)
     intact, bad = verified, []
     begin = verified.size
@@ -133,14 +136,14 @@ def _verify(
                 )
             else:
                 bad.append(number)
-            # Also if this entry is bad: it may be the payload that is, and not the end.
+            # Also if this entry is bad: the payload may be damaged, and its end correct.
             begin = end
         done += len(entries) // ENTRY.size
     return intact, bad
 
 
 def _cut_zeros(files: SegmentFiles, descriptor: int, start: int, stop: int) -> int:
-    """Truncates a file to `start` if only zeros follow; else how many bytes do."""
+    """Truncates a file to `start` if only zeros follow; returns the number of kept bytes."""
     position = start
     while position < stop:
         data = files.disk.read(descriptor, min(_BYTES_A_READ, stop - position), position)
@@ -161,7 +164,7 @@ def _continue_crc(files: SegmentFiles, descriptor: int, crc: int, start: int, st
 
 
 def _join(numbers: Iterable[int]) -> list[range]:
-    """Rising numbers as ranges."""
+    """Joins ascending numbers to ranges."""
     ranges: list[range] = []
     for number in numbers:
         if ranges and ranges[-1].stop == number:
@@ -174,16 +177,16 @@ def _join(numbers: Iterable[int]) -> list[range]:
 def open_file_log(
     context: LogContext, limits: Limits, *, name: str, oldest: int, lowest_end: int
 ) -> FileLog:
-    """The log of a stream, from its files and the catalog.
+    """Opens the log of a stream, from its files and the catalog.
 
-    `oldest` and `lowest_end` are what the catalog knows: below the one everything was removed on
-    purpose, and no number below the other may be handed out again.
+    `oldest` and `lowest_end` come from the catalog: all messages below `oldest` were removed, and
+    no number below `lowest_end` may be assigned again.
     """
     return _LogOpener(context, limits, name, oldest, lowest_end).open()
 
 
 class _LogOpener:
-    """One log while it is opened."""
+    """Opens one log."""
 
     def __init__(
         self, context: LogContext, limits: Limits, name: str, oldest: int, lowest_end: int
@@ -199,10 +202,10 @@ class _LogOpener:
         ]
         self._known = {segment.first for segment in self._sealed}
         checkpoint = context.catalog.checkpoint(context.stream_id)
-        # A segment may be sealed while its checkpoint is stored.
+        # A sync may store a checkpoint of a segment that has just been sealed.
         is_stale = checkpoint is not None and checkpoint.first in self._known
         self._checkpoint = None if is_stale else checkpoint
-        # Segments that the catalog does not list yet; without files if one of them is missing.
+        # Segments that the catalog does not list yet. The files are None if one file is missing.
         self._unlisted: list[tuple[SegmentFiles | None, SegmentSummary]] = []
 
     def open(self) -> FileLog:
@@ -217,7 +220,7 @@ class _LogOpener:
         newest = max((summary.first for _, summary in self._unlisted), default=-1)
         if active is not None:
             if active.first < max(self._known, default=-1):
-                # A newer segment is sealed: the catalog has lost the row of this one.
+                # A newer segment is sealed, so the catalog has lost the row of this one.
                 self._retire(active)
                 active = None
             else:
@@ -227,8 +230,8 @@ class _LogOpener:
             ends.append(self._checkpoint.end)
         self._end = max([self._end, *ends])
         if newest_unpaired > newest or newest <= max(self._known, default=-1):
-            # The segment that was written to is gone. Each message takes a byte at least, so that
-            # it cannot have held more of them than bytes: no number of it is used again.
+            # The active segment is missing. Each message has at least one byte, so the segment
+            # size bounds the number of its messages. None of their numbers is used again.
             self._end = max(self._end, newest_unpaired) + self._limits.segment_size
         if active is not None and active.end < self._end:
             self._retire(active)
@@ -241,7 +244,7 @@ class _LogOpener:
         return FileLog(context, self._limits, filled, active, self._checkpoint)
 
     def _recover_unsealed(self, firsts: Sequence[int]) -> ActiveSegment | None:
-        """Recovers all segments that the catalog does not list; the newest may be appended to."""
+        """Recovers all segments that the catalog does not list; returns the active one, if any."""
         active: ActiveSegment | None = None
         for first in firsts:
             if active is not None:
@@ -255,7 +258,7 @@ class _LogOpener:
             if recovered.is_appendable:
                 active = ActiveSegment(files, recovered.summary)
             elif recovered.summary.end == first:
-                # Not a message in it, and another segment needs its name.
+                # It has no message, and a new segment needs its name.
                 files.close()
                 for path in (data_path(files.directory, first), index_path(files.directory, first)):
                     _set_aside(path)
@@ -293,10 +296,11 @@ class _LogOpener:
             )
 
     def _handle_unpaired(self, unpaired: Sequence[Path]) -> int:
-        """Files whose other half is gone; the first number of the newest set aside, or -1.
+        """Handles data and index files without their counterpart.
 
-        Those of sealed segments stay, and so does one that has a checkpoint: the catalog knows
-        which messages they held. Reading one gives an error until the other half is restored.
+        Files of sealed segments and of the segment with a checkpoint stay: the catalog has the
+        numbers of their messages. Reads fail until the missing file is restored. Other files are
+        renamed. Returns the first number of the newest renamed file, or -1.
         """
         newest = -1
         for path in unpaired:
@@ -308,7 +312,8 @@ class _LogOpener:
             else:
                 newest = max(newest, first)
                 logger.error(
-                    "stream %r: %s has lost its other half, and its messages; it is set aside",
+                    "stream %r: the other file of %s is missing: its messages are lost, and the "
+                    "file is renamed",
                     self._name,
                     path,
                 )
@@ -325,7 +330,7 @@ class _LogOpener:
             _set_aside(path)
             return
         logger.error(
-            "stream %r: messages %d to %d are damaged (of their files only %s is left)",
+            "stream %r: messages %d to %d are damaged (only %s is left of their two files)",
             self._name,
             first,
             end - 1,
@@ -335,7 +340,7 @@ class _LogOpener:
         self._unlisted.append((None, msgspec.structs.replace(checkpoint, end=end)))
 
     def _retire(self, active: ActiveSegment) -> None:
-        """Nothing more is appended to a segment; one that is empty is removed."""
+        """Marks a segment to be sealed, or removes it if it is empty."""
         if active.first == active.end:
             active.files.remove()
         else:
@@ -348,7 +353,7 @@ class _LogOpener:
         for files, _ in self._unlisted:
             if files is not None:
                 files.sync()
-        # The segment that follows must be listed before these are known to have ended.
+        # The next segment must be in the directory before the catalog lists these as sealed.
         context.disk.sync_directory(context.directory)
         context.catalog.add_segments(context.stream_id, [summary for _, summary in self._unlisted])
         for files, summary in self._unlisted:
@@ -360,21 +365,21 @@ class _LogOpener:
 class _Listing(NamedTuple):
     """The files of a stream's directory."""
 
-    # First numbers of segments that the catalog does not list, and files whose other half is gone.
+    # First numbers of segments that the catalog does not list, and files without a counterpart.
     whole: list[int]
     unpaired: list[Path]
-    # Files of sealed segments that are not there.
+    # Missing files of sealed segments.
     missing: list[str]
 
 
 def _list_segments(
     context: LogContext, name: str, sealed: Sequence[SealedSegment], oldest: int
 ) -> tuple[_Listing, int]:
-    """The files, and the oldest number that there is.
+    """Lists the files of a stream, and returns the oldest number.
 
-    Leftovers go: of segments that were removed, and of one that was just about to begin. Files
-    below `oldest` are leftovers if the catalog lists none of them and the segment that begins
-    there exists. If not, `oldest` is doubtful, and the files are served.
+    Removes leftovers: files of removed segments, and of a segment whose creation was interrupted.
+    Files below `oldest` are leftovers if the oldest segment begins at `oldest`. Otherwise `oldest`
+    is not reliable, and the files are served.
     """
     names = set(os.listdir(context.directory))  # noqa: PTH208 - Paths take too long for thousands
     expected = {each for segment in sealed for each in segment_names(segment.first)}
@@ -387,12 +392,12 @@ def _list_segments(
         elif each == f"{DEFINITION_FILE}.new":
             context.disk.remove(path)
         elif each != DEFINITION_FILE:
-            logger.warning("%s is not a file of Penstock's and is left alone", path)
+            logger.warning("%s is not a Penstock file and is ignored", path)
     lowest = min([*files, *(segment.first for segment in sealed[:1])], default=oldest)
     if lowest < oldest and not _is_first(oldest, sealed, files):
         logger.error(
-            "stream %r: by the catalog everything below message %d was removed, but there are "
-            "files from %d on: they are kept and served",
+            "stream %r: the catalog has no messages below %d, but there are files from message %d "
+            "on: they are kept and served",
             name,
             oldest,
             lowest,
@@ -411,12 +416,12 @@ def _list_segments(
 
 
 def _is_first(number: int, sealed: Sequence[SealedSegment], files: Container[int]) -> bool:
-    """Whether the oldest segment begins at a number."""
+    """Whether the oldest segment begins at this number."""
     return sealed[0].first == number if sealed else number in files
 
 
 def _set_aside(path: Path) -> None:
-    """Renames a file that is no part of a segment any more; never over another one."""
+    """Renames a file that is no longer part of a segment, to a free name."""
     number, target = 1, path.with_name(path.name + ".lost")
     while target.exists():
         number += 1
@@ -442,9 +447,9 @@ def _report_missing(
 
 
 def report_shortened(context: LogContext, name: str, sealed: Iterable[SegmentSummary]) -> None:
-    """Reports sealed segments whose files have lost their ends; from any thread.
+    """Reports sealed segments with truncated files. Called from any thread.
 
-    It looks at each file, and is not part of opening a log: that would take time for each segment.
+    It checks the size of each file, which would make opening a log too slow.
     """
     for segment in sealed:
         sizes = (segment.size, (segment.end - segment.first) * ENTRY.size)
@@ -452,12 +457,12 @@ def report_shortened(context: LogContext, name: str, sealed: Iterable[SegmentSum
             try:
                 found = os.stat(f"{context.directory}/{each}").st_size  # noqa: PTH116 - as above
             except OSError:
-                # Missing files were reported before, or retention has removed them meanwhile.
+                # Missing files have been reported already, or retention has just removed them.
                 continue
             if found < size:
                 logger.error(
-                    "stream %r: %s is cut off: %d of %d bytes are there, the messages behind them "
-                    "are damaged (of messages %d to %d)",
+                    "stream %r: %s is truncated: it has %d of %d bytes, and the messages after "
+                    "them are damaged (of messages %d to %d)",
                     name,
                     context.directory / each,
                     found,
@@ -466,13 +471,13 @@ def report_shortened(context: LogContext, name: str, sealed: Iterable[SegmentSum
                     segment.end - 1,
                 )
                 first = segment.first + _count_readable(context, segment)
-                context.damage.add(first, segment.end, f"{each} is cut off", is_logged=True)
+                context.damage.add(first, segment.end, f"{each} is truncated", is_logged=True)
 
 
 def _count_readable(context: LogContext, segment: SegmentSummary) -> int:
-    """How many messages of a segment precede the first that its files no longer hold.
+    """The number of messages of a truncated segment before the first missing one.
 
-    Not by way of the file pool, whose files are only for the thread that owns it.
+    It does not use the file pool, because only the owner of the pool may use its files.
     """
     disk = context.disk
 
@@ -498,7 +503,7 @@ def _count_readable(context: LogContext, segment: SegmentSummary) -> int:
 def _fill_gaps(
     context: LogContext, name: str, sealed: Sequence[SealedSegment], oldest: int, end: int
 ) -> list[SealedSegment]:
-    """Segments without gaps: a lost one stands where files are missing, and reads as damaged."""
+    """Fills gaps with lost segments, which read as damaged."""
     filled: list[SealedSegment] = []
     for segment in sealed:
         filled += _lost_segments(context, name, oldest, segment.first)

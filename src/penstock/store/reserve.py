@@ -1,8 +1,8 @@
-"""A file of zeros that the store keeps on its disk, to be removed when the disk is full.
+"""A file of zeros that the store removes when the disk is full.
 
-A broker cannot start without writing a little, and while it does not run nothing can be read,
-exported or deleted to make room. While it runs, a change of the catalog that frees space (a stream
-is deleted, messages expire) may need a little space first.
+A broker needs a little space to start, and only a running broker can export or delete messages to
+free space. In a running broker, a change of the catalog that frees space (a deletion of a stream,
+expired messages) may need a little space first.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 1024 * 1024
-# With less a start may fail, or the catalog cannot take space in advance.
+# With less free, a start may fail, or the catalog cannot preallocate.
 _NEEDED_BYTES = 512 * 1024
-# With less free, the store takes no space in advance. It is less than the default of
-# `min_free_disk`, because a broker that starts on a nearly full disk needs the reserve as well.
+# With less free, the store does not preallocate. It is less than the default of `min_free_disk`,
+# because a broker that starts on a nearly full disk also needs the reserve.
 _AMPLE_BYTES = 4 * 1024 * 1024
 
 
@@ -29,32 +29,32 @@ def is_full(disk: Disk, root: Path) -> bool:
 
 
 def release_reserve_if_full(disk: Disk, root: Path) -> bool:
-    """Before the store is opened: makes room if there is none, and says whether it did."""
+    """Removes the reserve if the disk is full, before a start; returns whether it did."""
     path = root / RESERVE_FILE
     if not is_full(disk, root) or not path.exists():
         return False
-    logger.warning("the disk is full: what was kept in reserve for that is given up")
+    logger.warning("the disk is full: releasing the reserve")
     disk.remove(path)
     return True
 
 
 def release_reserve(disk: Disk, root: Path) -> bool:
-    """For a change that found no space and frees some; False if there is no reserve."""
+    """Removes the reserve for a change that frees space; returns False if there is none."""
     path = root / RESERVE_FILE
     if not path.exists():
         return False
-    logger.warning("the disk is full: the reserve is released for a change that frees space")
+    logger.warning("the disk is full: releasing the reserve for a change that frees space")
     disk.remove(path)
     return True
 
 
 def is_ample(free_bytes: int) -> bool:
-    """Whether there is so much space that the store may take some in advance."""
+    """Whether there is enough space to preallocate."""
     return free_bytes >= _AMPLE_BYTES
 
 
 def keep_reserve(disk: Disk, root: Path) -> None:
-    """Once the store is open: keeps room for the next time, if there is plenty."""
+    """Creates the reserve if it is missing and there is enough space."""
     path = root / RESERVE_FILE
     if path.exists():
         return
@@ -67,6 +67,6 @@ def keep_reserve(disk: Disk, root: Path) -> None:
         finally:
             disk.close(descriptor)
     except OSError:
-        # Half of it would be taken for one.
+        # A partial file must not count as a reserve.
         with contextlib.suppress(OSError):
             disk.remove(path)

@@ -1,4 +1,4 @@
-"""What a stream may keep: decisions as pure functions over sizes, times and numbers."""
+"""Retention: which segments to drop, as pure functions over sizes, times and numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MIN_SEGMENT = 1024
 
 
 class SegmentSpan(Protocol):
-    """What retention has to know of a segment."""
+    """The properties of a segment that retention uses."""
 
     @property
     def first(self) -> int: ...
@@ -24,7 +24,7 @@ class SegmentSpan(Protocol):
 
 
 class Limits(NamedTuple):
-    """A definition's rules for keeping data."""
+    """The retention settings of a definition."""
 
     max_size: int
     segment_size: int
@@ -35,7 +35,7 @@ class Limits(NamedTuple):
     def of(cls, definition: MessageStreamDefinition) -> Limits:
         segment_size = definition.stream_segment_size
         if segment_size >= definition.max_size:
-            # One segment would be the whole stream, and making room would empty it.
+            # Otherwise dropping one segment would empty the stream.
             segment_size = max(definition.max_size // 4, _MIN_SEGMENT)
         return cls(
             definition.max_size,
@@ -48,11 +48,11 @@ class Limits(NamedTuple):
 def plan_room(
     segments: Sequence[SegmentSpan], total: int, needed: int, limits: Limits, exported_end: int
 ) -> int | None:
-    """How many of the oldest segments must go so that `needed` bytes fit; None if none may.
+    """The number of oldest segments to drop so that `needed` bytes fit; None if they cannot.
 
-    `total` is the size of all segments, which the caller knows without adding it up. A stream
-    that overwrites drops whatever is oldest. One that rejects new data gives up only what all
-    its enabled exports have behind them: messages below `exported_end`.
+    `total` is the size of all segments. A stream that overwrites drops the oldest segments. A
+    stream that rejects new data drops only segments below `exported_end`, which all its enabled
+    exports have exported.
     """
     dropped = 0
     while total + needed > limits.max_size:
@@ -67,7 +67,7 @@ def plan_room(
 
 
 def count_expired(segments: Iterable[SegmentSpan], limits: Limits, now: int) -> int:
-    """How many of the oldest segments hold nothing but messages that outlived the stream's TTL."""
+    """The number of oldest segments that hold only expired messages."""
     if limits.time_to_live_millis is None:
         return 0
     count = 0

@@ -1,4 +1,4 @@
-"""The rows of the catalog as values."""
+"""Rows of the catalog."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ class StreamRow(NamedTuple):
 
 
 class ExportProgress(NamedTuple):
-    """How far an export got; only what its destination confirmed moves it."""
+    """The progress of an export. It advances only when the destination confirms messages."""
 
     identifier: str
     last_exported: int = -1
     last_time: int | None = None
     error_message: str = ""
     exported_bytes: int = 0
-    # Those that have arrived, and those that were skipped.
+    # Exported and skipped messages.
     processed_messages: int = 0
     skipped_messages: int = 0
-    # An export that is removed and added again, or moved, has another id: reports and uploads that
-    # began before are not its own.
+    # A new id is assigned when an export is added again or moved. Reports and uploads with the old
+    # id do not change its progress.
     export_id: str = ""
 
     def moved_to(self, number: int, export_id: str) -> ExportProgress:
-        """The next message has this number. Counters go on."""
+        """The progress with this next message. The counters stay."""
         return self._replace(last_exported=number - 1, error_message="", export_id=export_id)
 
 
 class UploadProgress(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """How far an upload got, and whose it is: that is told also when its stream is gone."""
+    """The progress of an upload. It names the stream, for statuses after the stream is deleted."""
 
     export_id: str
     stream: str
     identifier: str
     status_config: StatusConfig | None = None
     upload: Upload
-    # The upload is not continued, and has to be aborted.
+    # The upload must be aborted.
     is_abandoned: bool = False
-    # The first attempt to abort it failed, and this was reported.
+    # The first attempt to abort it failed, and the failure was reported.
     has_failed: bool = False
 
     @property
     def id(self) -> str:
         upload = self.upload
-        # While they have no name yet, two of one task differ in when they began.
+        # Before S3 assigns an id, two uploads of one task differ in their start time.
         which = f"{upload.sequence_number} {upload.began} {upload.upload_id}"
         return "\n".join((self.export_id, which, upload.bucket, upload.key))
 
@@ -68,7 +68,7 @@ decode_upload = msgspec.json.Decoder(UploadProgress).decode
 
 
 class UploadChange(NamedTuple):
-    """What is to be stored of uploads, and the ids of those that are over."""
+    """Uploads to store, and the ids of finished uploads to remove."""
 
     stored: Sequence[UploadProgress] = ()
     removed: Sequence[str] = ()
@@ -82,7 +82,7 @@ class TokenRow(NamedTuple):
     role: str
     patterns: tuple[str, ...]
     created_time: int
-    # None: never.
+    # None: the token does not expire.
     expires_time: int | None = None
 
 
@@ -91,10 +91,10 @@ class TokenRotation(NamedTuple):
 
     created_time: int
     expires_time: int | None
-    # The old secret is valid until then; None for ever.
+    # When the old secret expires; None: never.
     grace_end: int | None
 
 
 def digest_token(secret: str) -> bytes:
-    # A token is random, 256 bits: a fast hash keeps it secret as well as a slow one would.
+    # A fast hash is enough for 256 random bits.
     return hashlib.sha256(secret.encode()).digest()

@@ -1,16 +1,16 @@
-"""Salvage: copies what is readable of a damaged root to a new one.
+"""Salvage: copies all readable data of a damaged root to a new root.
 
-The copy is a root of its own. Streams keep their names, definitions and sequence numbers. From a
-damaged catalog and its copy every row is taken that can be read, as a start of the broker does it
-(`catalog_copy`): definitions, tokens, export progress, uploads.
+Streams keep their names, definitions and sequence numbers. If the catalog is damaged, all readable
+rows of it and of its copy are used, as at a start of the broker (`catalog_copy`): definitions,
+tokens, export progress, uploads.
 
-A damaged message keeps its number. In a segment that has intact ones it gets an index entry without
-a payload, which reads as damaged; a segment without an intact message is left out. The new catalog
-lists all these numbers as gaps, so that a verification of the copy does not call them damage. They
-never hold a message again, and so no later damage is hidden by that.
+A damaged message keeps its number. In a segment with intact messages it gets an index entry without
+a payload, which reads as damaged. A segment without an intact message is left out. The new catalog
+lists these numbers as gaps, so that a verification of the new root does not report them as damage.
+They never get a message, so gaps cannot hide later damage.
 
-The new root is made in `salvage.partial` inside of the target. Its files are moved to their places
-at the end, so that a salvage that fails leaves nothing that looks like a root.
+The new root is made in `salvage.partial` inside the target. Its files are moved to the target at
+the end, so that a failed salvage leaves nothing that looks like a root.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ from penstock.store.verification import (
 _PIECE_BYTES = 1 << 20
 _MAX_NUMBER = (1 << 63) - 1
 _ENTRIES_A_PIECE = 4096
-# That of SQLite.
+# The page size of SQLite.
 _PAGE_BYTES = 4096
-# Where the new root is made, inside of the target.
+# The directory inside the target in which the new root is made.
 _PARTIAL = "salvage.partial"
-# Tables whose rows no other file has.
+# Tables whose rows are in no other file.
 _COUNTED_TABLES = ("stream", "export_progress", "token", "upload")
 
 
 class Salvage(msgspec.Struct, rename="camel", kw_only=True):
-    """What was copied, and what the check of the old root found."""
+    """The result of a salvage: counts of copied data, and the report about the old root."""
 
     report: VerificationReport
     streams: int = 0
@@ -88,13 +88,13 @@ class Salvage(msgspec.Struct, rename="camel", kw_only=True):
 def salvage(
     root: Path, target: Path, *, patterns: Sequence[str] = (), meter: Meter = ignore_bytes
 ) -> Salvage:
-    """Copies streams of these names, or all; StoreError if the target is not an empty place."""
+    """Copies the streams that match `patterns`, or all; raises StoreError for a bad target."""
     if is_served(root):
         raise StoreError(f"a broker serves {root}: stop it before you copy from it")
     if target.exists() and not _is_free(target):
-        raise StoreError(f"{target} is not empty: name a new directory")
+        raise StoreError(f"{target} is not empty: choose a new directory")
     if target.resolve().is_relative_to(root.resolve()):
-        raise StoreError(f"{target} is below {root}: name a directory elsewhere")
+        raise StoreError(f"{target} is below {root}: choose a directory elsewhere")
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         stage = Path(name)
         verification = Verification(root, patterns=patterns, meter=meter, catalog_root=stage)
@@ -112,18 +112,18 @@ def salvage(
             if result.streams or not patterns:
                 _publish(partial, target)
     if is_served(root):
-        result.notes.append(DamagedFile(str(root), "a broker was started meanwhile: copy again"))
+        result.notes.append(DamagedFile(str(root), "a broker started during the copy: copy again"))
     return result
 
 
 def _is_free(target: Path) -> bool:
-    """Whether a root can be made there: what a killed salvage left does not count."""
+    """Whether the target is empty, apart from leftovers of a killed salvage."""
     return target.is_dir() and all(path.name == _PARTIAL for path in target.iterdir())
 
 
 @contextmanager
 def _partial_root(target: Path) -> Iterator[Path]:
-    """A directory inside of the target, which may be a mount point; it is removed at the end."""
+    """A temporary directory inside the target, which may be a mount point."""
     is_new = not target.exists()
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = target / _PARTIAL
@@ -134,23 +134,23 @@ def _partial_root(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         if is_new:
-            # It is not empty if the salvage succeeded.
+            # This fails if the salvage succeeded, because the target is not empty then.
             with suppress(OSError):
                 target.rmdir()
 
 
 def _publish(partial: Path, target: Path) -> None:
     target.chmod(0o700)
-    # The catalog last: if this is interrupted, the streams can be read without it.
+    # The catalog last: after an interruption, the streams can be read without it.
     for path in sorted(partial.iterdir(), key=lambda path: path.name == CATALOG_FILE):
         path.rename(target / path.name)
     _sync_directory(target)
 
 
 def _stage_catalog(root: Path, stage: Path, result: Salvage) -> None:
-    """Makes an intact catalog in `stage`, of all rows that can be read in the root."""
+    """Makes an intact catalog in `stage` from all readable rows of the root."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
-        # SQLite may write to what it reads.
+        # SQLite may write to a database that it reads.
         copies = Path(name)
         rebuilt = find_rebuilt(root)
         _copy_readable(rebuilt or root / CATALOG_FILE, copies / CATALOG_FILE)
@@ -170,19 +170,19 @@ def _stage_catalog(root: Path, stage: Path, result: Salvage) -> None:
     finally:
         catalog.close()
     counts = ", ".join(f"{len(rows.tables[table])} of {table}" for table in _COUNTED_TABLES)
-    result.notes.append(DamagedFile(CATALOG_FILE, f"rows that could be read: {counts}"))
+    result.notes.append(DamagedFile(CATALOG_FILE, f"readable rows: {counts}"))
     if rows.copy_time is not None:
         made = describe_time(rows.copy_time)
-        result.notes.append(DamagedFile(COPY_FILE, f"gave the missing rows, as of {made}"))
+        result.notes.append(DamagedFile(COPY_FILE, f"source of missing rows, made {made}"))
 
 
 def _stage_whole(copies: Path, stage: Path) -> str:
-    """Why the catalog cannot be taken as it is; empty if it can."""
+    """Copies an intact catalog to `stage`; returns the problem if it is damaged, else ''."""
     path = copies / CATALOG_FILE
     if not path.exists():
         return "is missing or cannot be read"
     if path.stat().st_size == 0:
-        # SQLite would take it for a new one.
+        # SQLite would treat it as a new database.
         return "is empty"
     if has_lost_commits(copies):
         return "has lost its last changes: its write-ahead log is damaged"
@@ -200,7 +200,7 @@ def _stage_whole(copies: Path, stage: Path) -> str:
 
 
 def _copy_readable(source: Path, target: Path) -> None:
-    """Copies a file, with zeros for pages that the disk cannot read; nothing if it is gone."""
+    """Copies a file, with zeros for unreadable pages; does nothing if it is missing."""
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -222,6 +222,8 @@ def _copy_readable(source: Path, target: Path) -> None:
 
 
 class _StreamCopier:
+    """Copies streams to the new root."""
+
     def __init__(self, root: Path, target: Path, result: Salvage) -> None:
         self.result = result
         self._root = root
@@ -267,7 +269,7 @@ class _StreamCopier:
         end = report.end_sequence_number
         newest = check.segments[-1] if check.segments else None
         if newest is None or not _is_end_known(source, newest):
-            # As recovery does: it cannot have held more messages than bytes.
+            # Like recovery: a segment cannot have had more messages than bytes.
             end += segment_size
         sealed = [
             _copy_segment(source, directory, segment)
@@ -281,10 +283,10 @@ class _StreamCopier:
             active = sealed.pop()
         else:
             active = _begin_segment(directory, end)
-        # All rows go, and those of the copied segments take their places.
+        # Replaces all rows by the rows of the copied segments.
         self._catalog.remove_segments(stream_id, _MAX_NUMBER)
         self._catalog.remove_segments(stream_id, report.oldest_sequence_number)
-        # No number of a message that is lost is used again.
+        # The numbers of lost messages are not used again.
         self._catalog.reserve(stream_id, end)
         self._catalog.add_segments(stream_id, sealed)
         self._catalog.set_checkpoints([(stream_id, active)])
@@ -313,7 +315,7 @@ def _is_decodable(definition: bytes) -> bool:
 
 
 def _is_end_known(source: Path, newest: SegmentCheck) -> bool:
-    """Whether no message can have been stored behind those of the newest segment."""
+    """Whether no message can have been stored after the newest segment."""
     if newest.summary is not None:
         return False
     try:
@@ -364,7 +366,7 @@ def _copy_segment(source: Path, directory: Path, segment: SegmentCheck) -> Segme
 
 
 class _SegmentWriter:
-    """Writes one segment, without the payloads of damaged messages."""
+    """Writes one segment without the payloads of damaged messages."""
 
     def __init__(self, first: int, data: IO[bytes], index: IO[bytes]) -> None:
         self._first = self._end = first
@@ -400,7 +402,7 @@ class _SegmentWriter:
         self._end = span.end
 
     def leave_out(self, span: CheckedSpan) -> None:
-        """An entry without a payload is damaged, whatever its checksum is."""
+        """Writes entries without a payload, which always read as damaged."""
         self._is_damaged = True
         entry = ENTRY.pack(self._size, 0, self._times[1] if self._times else 0)
         left = span.end - span.first
@@ -423,7 +425,7 @@ class _SegmentWriter:
             self._size,
             oldest,
             newest,
-            # As recovery does: the checksum of a damaged segment matches nothing.
+            # Like recovery: the checksum of a damaged segment must not match.
             self._data_crc ^ self._is_damaged,
             self._index_crc,
         )

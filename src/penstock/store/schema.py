@@ -1,4 +1,4 @@
-"""The tables of the catalog, the checksums of their rows, and how older catalogs are migrated."""
+"""The tables of the catalog, the checksums of their rows, and migrations of older catalogs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CATALOG_FILE = "catalog.sqlite"
 SCHEMA_VERSION = 6
 
 _UPLOADS = """
-CREATE TABLE upload (               -- those that are not over, also of streams that are gone
+CREATE TABLE upload (               -- unfinished uploads, also of deleted streams
     id TEXT PRIMARY KEY,
     export_id TEXT NOT NULL,
     sequence_number INTEGER NOT NULL,
@@ -33,7 +33,7 @@ CREATE TABLE gap (                  -- numbers [first, end) whose messages a sal
 """
 
 _COMMITS = """
-CREATE TABLE commits (              -- how many there were: the newer of two catalogs has more
+CREATE TABLE commits (              -- their number: the newer of two catalogs has more
     id INTEGER PRIMARY KEY CHECK (id = 1),
     number INTEGER NOT NULL,
     checksum INTEGER NOT NULL DEFAULT 0
@@ -46,11 +46,11 @@ CREATE TABLE stream (
     id TEXT PRIMARY KEY,            -- also the name of its directory
     name TEXT NOT NULL UNIQUE,
     definition BLOB NOT NULL,       -- JSON, with the field names of the wire
-    oldest INTEGER NOT NULL,        -- everything below was removed on purpose
-    reserved INTEGER NOT NULL,      -- no number below may be handed out again after a restart
+    oldest INTEGER NOT NULL,        -- all messages below were removed
+    reserved INTEGER NOT NULL,      -- no number below is assigned again after a restart
     checksum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
-CREATE TABLE segment (              -- sealed segments, on the disk in full
+CREATE TABLE segment (              -- sealed and synced segments
     stream_id TEXT NOT NULL REFERENCES stream ON DELETE CASCADE,
     first INTEGER NOT NULL,
     end INTEGER NOT NULL,
@@ -62,7 +62,7 @@ CREATE TABLE segment (              -- sealed segments, on the disk in full
     checksum INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (stream_id, first)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE checkpoint (           -- how much of the active segment is known to be on the disk
+CREATE TABLE checkpoint (           -- how much of the active segment is synced
     stream_id TEXT PRIMARY KEY REFERENCES stream ON DELETE CASCADE,
     first INTEGER NOT NULL,
     end INTEGER NOT NULL,
@@ -86,14 +86,14 @@ CREATE TABLE export_progress (
     checksum INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (stream_id, identifier)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE removed_directory (    -- directories of deleted streams that may still be there
+CREATE TABLE removed_directory (    -- directories of deleted streams that may still exist
     stream_id TEXT PRIMARY KEY
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE token (
     id TEXT PRIMARY KEY,
     digest BLOB NOT NULL UNIQUE,
     role TEXT NOT NULL,
-    patterns TEXT NOT NULL,         -- one a line
+    patterns TEXT NOT NULL,         -- one per line
     created_time INTEGER NOT NULL,
     expires_time INTEGER,           -- NULL: never
     previous_digest BLOB,           -- before the last rotation
@@ -102,8 +102,9 @@ CREATE TABLE token (
 ) STRICT, WITHOUT ROWID;
 {_UPLOADS}{_GAPS}{_COMMITS}{_NO_COMMITS}"""
 
-# Tables whose rows have a checksum over all other columns, and these columns. To SQLite a flipped
-# bit in a row is no damage, but it could remove segments, repeat exports or widen a token's access.
+# Tables whose rows have a checksum over all other columns, and these columns. SQLite does not
+# detect a flipped bit in a row, which could remove segments, repeat exports or widen a token's
+# access.
 CHECKED_COLUMNS = {
     "stream": "id, name, definition, oldest, reserved",
     "segment": "stream_id, first, end, size, oldest_time, newest_time, data_crc, index_crc",
@@ -116,10 +117,10 @@ CHECKED_COLUMNS = {
     "commits": "id, number",
 }
 
-# Those that had no checksums before version 5.
+# Tables without checksums before version 5.
 _UNCHECKED_TABLES = ("stream", "segment", "checkpoint", "export_progress", "token")
 
-# What brings a catalog of an earlier version to the next one.
+# Statements that migrate a catalog to the next version, by its version.
 MIGRATIONS = {
     1: (
         "ALTER TABLE export_progress ADD COLUMN skipped_messages INTEGER NOT NULL DEFAULT 0",
@@ -146,7 +147,7 @@ MIGRATIONS = {
 
 
 def row_checksum(*columns: Any) -> int:
-    """CRC-32 of a row; also a function in SQL."""
+    """The CRC-32 of a row. Also available as a function in SQL."""
     return crc32(msgspec.msgpack.encode(columns))
 
 
@@ -155,7 +156,7 @@ def is_intact(row: Sequence[Any]) -> bool:
     try:
         return bool(row_checksum(*row[:-1]) == row[-1])
     except (ValueError, OverflowError, msgspec.MsgspecError):
-        # Such as text that is not UTF-8.
+        # For example text that is not UTF-8.
         return False
 
 
@@ -164,14 +165,14 @@ def with_checksum(*columns: Any) -> tuple[Any, ...]:
 
 
 def check_rows(connection: sqlite3.Connection) -> None:
-    """DatabaseError if a row is not what was written."""
+    """Raises sqlite3.DatabaseError if a row has changed since it was written."""
     connection.create_function("row_checksum", -1, row_checksum, deterministic=True)
     for table, columns in CHECKED_COLUMNS.items():
         damaged = connection.execute(
             f"SELECT count(*) FROM {table} WHERE checksum <> row_checksum({columns})"  # noqa: S608 - constants
         ).fetchone()[0]
         if damaged:
-            raise sqlite3.DatabaseError(f"table {table} has changed rows: {damaged}")
-    # These have no checksums, but must be readable.
+            raise sqlite3.DatabaseError(f"table {table} has damaged rows: {damaged}")
+    # These tables have no checksums, but must be readable.
     connection.execute("SELECT * FROM removed_directory").fetchall()
     connection.execute("SELECT * FROM upload").fetchall()

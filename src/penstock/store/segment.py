@@ -1,8 +1,8 @@
-"""Segments: the part of a stream that is written to, and the parts that are closed.
+"""Segments of a stream: the active one, sealed ones, and segments in memory.
 
-The active segment is appended to and read by one thread, the broker's, which owns the pool of open
-files. Only `SegmentFiles.sync` and `close` may be called from another one. They share a lock with
-the pool's eviction, so that a file is never closed under a sync that runs.
+The broker's thread appends to and reads segments. It owns the pool of open files. Other threads may
+call only `SegmentFiles.sync` and `close`. These share a lock with the pool's eviction, so that a
+file is never closed during a sync.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from penstock.store.record import (
     pack_entries,
 )
 
-# How many index entries one read looks at: bounds what a request for a billion messages costs.
+# Index entries per read. It bounds the cost of a request for a billion messages.
 _MAX_ENTRIES_A_READ = 16_384
 
 
 class DamagedError(Exception):
-    """A message that cannot be read: its bytes are gone or not what was written.
+    """A message cannot be read: its bytes are missing or damaged.
 
-    `next_number` is where reading may go on.
+    Reads can continue at `next_number`.
     """
 
     def __init__(self, sequence_number: int, reason: str, next_number: int | None = None) -> None:
@@ -52,18 +52,18 @@ class DamagedError(Exception):
 
 
 class LostError(DamagedError):
-    """Messages of which nothing is left: their files are gone."""
+    """The files of the messages are missing."""
 
 
 def _read_error(number: int, error: OSError, next_number: int | None = None) -> Exception:
-    """The error that a failed read of a message raises."""
+    """The error to raise for a failed read of a message."""
     if lacks_descriptors(error):
         return error
-    return DamagedError(number, f"the disk says {error}", next_number)
+    return DamagedError(number, f"the disk reports {error}", next_number)
 
 
 class WrittenRun(msgspec.Struct, frozen=True, gc=False):
-    """What an append wrote, and where: enough to write it again."""
+    """The bytes that an append wrote, and their positions, for a replay of the journal."""
 
     position: int
     number: int
@@ -75,7 +75,7 @@ _NOT_OPEN = -1
 
 
 class SegmentFiles:
-    """The two files of a segment, which are open while the pool of their disk has room.
+    """The two files of a segment. The pool of their disk may close them after a use.
 
     The owner of the pool calls `ensure_open` before each use of a descriptor.
     """
@@ -84,14 +84,14 @@ class SegmentFiles:
         self.disk = disk
         self.directory = directory
         self.first = first
-        # The index is set before the data, and cleared after it: both are open if the data is.
+        # The index is opened before the data and closed after it: both are open if the data is.
         self.data = _NOT_OPEN
         self.index = _NOT_OPEN
         self.is_used = True
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_directory_synced = False
-        # An eviction that failed, which the next sync has to report.
+        # The error of a failed eviction, which the next sync raises.
         self._failed_close: OSError | None = None
 
     @classmethod
@@ -143,7 +143,7 @@ class SegmentFiles:
             raise
 
     def sync(self) -> None:
-        """Everything written before this call is on the disk after it; from any thread."""
+        """Syncs everything written before this call. Called from any thread."""
         with self._lock:
             if self._is_closed:
                 return
@@ -154,7 +154,7 @@ class SegmentFiles:
             if data >= 0:
                 self._sync(data, index)
                 return
-            # Evicted: not worth a place in the pool, which this thread could not make either.
+            # The files were evicted. Opened outside the pool, because this thread cannot evict.
             data, index = self._open_both()
             try:
                 self._sync(data, index)
@@ -170,20 +170,20 @@ class SegmentFiles:
             self._is_directory_synced = True
 
     def evict(self) -> bool:
-        """Closes the files for the time being, unless another thread syncs them."""
+        """Closes the files until the next use, unless another thread syncs them."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
             self._close_both()
         except OSError as error:
-            # Network file systems report failed writes here.
+            # Network file systems report failed writes on close.
             self._failed_close = error
         finally:
             self._lock.release()
         return True
 
     def close(self) -> None:
-        """Closes the files for good; from any thread."""
+        """Closes the files permanently. Called from any thread."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -205,10 +205,10 @@ class SegmentFiles:
         self.disk.remove(self._index_path)
 
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
-        """Messages [start, stop), as many as fit `max_bytes` but one at least.
+        """Messages [start, stop) that fit `max_bytes`, but at least one.
 
-        Every payload is checked. What precedes a damaged message is returned; a damaged one at
-        the start raises.
+        Every payload is checked. Returns the messages before a damaged one; raises DamagedError if
+        the first one is damaged.
         """
         try:
             self.is_used = True
@@ -219,7 +219,7 @@ class SegmentFiles:
             raise _read_error(start, error) from None
 
     def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
-        """The same, unchecked and as it is stored."""
+        """Like `read`, but returns the stored bytes unchecked."""
         try:
             self.is_used = True
             if self.data < 0:
@@ -229,7 +229,7 @@ class SegmentFiles:
             raise _read_error(start, error) from None
 
     def position_of(self, number: int) -> int:
-        """Where the payload of a message begins, which is where the one before it ends."""
+        """The start position of a payload, which is the end of the previous one."""
         if number == self.first:
             return 0
         try:
@@ -243,7 +243,7 @@ class SegmentFiles:
         return end
 
     def time_of(self, number: int) -> int:
-        """When a message was appended, without a look at its payload."""
+        """The ingest time of a message, without a check of its payload."""
         try:
             self.ensure_open()
             entry = self.disk.read(self.index, ENTRY.size, (number - self.first) * ENTRY.size)
@@ -255,7 +255,7 @@ class SegmentFiles:
         return ingest_time
 
     def count_stored(self, count: int) -> int:
-        """How many of the first `count` messages end within the data file, by their entries."""
+        """The number of the first `count` messages that end within the data file."""
         numbers = range(self.first + 1, self.first + count + 1)
         try:
             return bisect_right(numbers, self.disk.size(self.data), key=self.position_of)
@@ -263,7 +263,7 @@ class SegmentFiles:
             return 0
 
     def _read_index(self, start: int, stop: int) -> tuple[bytes, int, int]:
-        """Packed entries, how many of them precede `start`, and where its payload begins."""
+        """Packed entries, the number of entries before `start`, and the position of its payload."""
         before = 1 if start > self.first else 0
         packed = self.disk.read(
             self.index,
@@ -278,7 +278,7 @@ class SegmentFiles:
         limit = position + max_bytes
         fitting = _count_fitting(packed, before, limit)
         entries = packed[before * ENTRY.size : (before + fitting) * ENTRY.size]
-        # Behind an end that makes no sense another read begins. One message at least.
+        # Stops at an invalid end position, but reads at least one message.
         count = _count_valid(entries, position, limit) or 1
         entries = packed[before * ENTRY.size : (before + count) * ENTRY.size]
         if len(entries) < ENTRY.size:
@@ -289,7 +289,7 @@ class SegmentFiles:
     def _read_data(self, position: int, end: int, max_bytes: int) -> bytes:
         size = max(end - position, 0)
         if size > max_bytes:
-            # One message that is large, or that claims to be: a device may not have as much memory.
+            # The entry may be damaged, and its size larger than the memory of the device.
             size = min(size, max(self.disk.size(self.data) - position, 0))
         return self.disk.read(self.data, size, position)
 
@@ -303,12 +303,12 @@ class SegmentFiles:
             *_take_fitting(entries, position, max_bytes), strict=True
         )
         data = self._read_data(position, ends[-1], max_bytes)
-        # A wrong end gives a slice of another length, and that another checksum.
+        # A wrong end position gives a wrong payload, whose checksum does not match.
         stops = [end - position for end in ends]
         payloads = list(map(data.__getitem__, map(slice, [0, *stops[:-1]], stops)))
         intact = count_intact(payloads, ingest_times, checksums)
         if intact == 0 and len(payloads) > 1:
-            # The end of a later message may be wrong, and so too few bytes were read.
+            # The end position of a later message may be wrong, so that too few bytes were read.
             return self._read(start, start + 1, max_bytes)
         if intact == 0:
             raise DamagedError(start, "its checksum does not match")
@@ -316,16 +316,16 @@ class SegmentFiles:
 
 
 def _unpack_fitting(packed: bytes, skipped: int, limit: int) -> list[tuple[int, int, int]]:
-    """The entries behind those that are skipped, up to the first that ends behind the limit.
+    """The entries after the skipped ones, up to and including the first that ends beyond the limit.
 
-    Unpacking is what a read of small messages is made of: what will not be used is not unpacked.
+    Unpacking dominates reads of small messages, so no other entries are unpacked.
     """
     stop = min(skipped + _count_fitting(packed, skipped, limit) + 1, len(packed) // ENTRY.size)
     return list(ENTRY.iter_unpack(packed[skipped * ENTRY.size : stop * ENTRY.size]))
 
 
 def _count_fitting(packed: bytes, skipped: int, limit: int) -> int:
-    """How many entries behind those that are skipped end at the limit or before."""
+    """The number of entries after the skipped ones that end within the limit."""
     return bisect_right(
         range(skipped, len(packed) // ENTRY.size),
         limit,
@@ -334,8 +334,8 @@ def _count_fitting(packed: bytes, skipped: int, limit: int) -> int:
 
 
 def _count_valid(entries: bytes, position: int, limit: int) -> int:
-    """How many of the first entries end behind the one before them, and not behind the limit."""
-    # All ends in one go: small messages would be read at half the pace otherwise.
+    """The number of leading entries with ascending ends within the limit."""
+    # All ends at once: a loop would halve the throughput for small messages.
     ends = array("I", entries)[:: ENTRY.size // 4]
     if sys.byteorder == "big":
         ends.byteswap()
@@ -349,7 +349,7 @@ def _count_valid(entries: bytes, position: int, limit: int) -> int:
 def _take_fitting(
     entries: list[tuple[int, int, int]], position: int, max_bytes: int
 ) -> list[tuple[int, int, int]]:
-    """The first entries, as long as the payloads fit `max_bytes` and their ends make sense."""
+    """The first entries whose payloads fit `max_bytes` and whose ends are ascending."""
     if position < entries[-1][0] <= position + max_bytes:
         return entries
     count = 1
@@ -363,8 +363,8 @@ def _take_fitting(
 class ActiveSegment:
     """The newest segment, open for appending.
 
-    An append is in both files or in neither: where writing fails, what got written is cut off
-    again before anything else is appended.
+    An append is in both files or in neither: after a failed write, the files are truncated before
+    the next append.
     """
 
     def __init__(self, files: SegmentFiles, recovered: SegmentSummary | None = None) -> None:
@@ -416,13 +416,13 @@ class ActiveSegment:
         return written
 
     def repair(self) -> None:
-        """Cut off what a failed append left, if the disk did not even let it be cut off then."""
+        """Truncates the files after a failed append, if the truncation failed then."""
         if self._is_torn:
             self._truncate()
 
     def _truncate(self) -> None:
         self.files.ensure_open()
-        # The index first: without an entry nothing is a message.
+        # The index first: bytes without an entry are not a message.
         self.files.disk.truncate(self.files.index, (self.end - self.first) * ENTRY.size)
         self.files.disk.truncate(self.files.data, self.size)
         self._is_torn = False
@@ -434,7 +434,7 @@ class ActiveSegment:
         return self.files.read_stored(start, stop, max_bytes)
 
     def position_of(self, number: int) -> int:
-        # Exports follow the end closely: these positions need no read.
+        # Exports usually read near the end. These positions are known without a read.
         summary = self._summary
         if number == summary.end:
             return summary.size
@@ -445,7 +445,7 @@ class ActiveSegment:
         return self.files.time_of(number)
 
     def summary(self) -> SegmentSummary:
-        """All of it as of one moment; from any thread."""
+        """A consistent summary. Called from any thread."""
         return self._summary
 
     def close(self) -> None:
@@ -453,7 +453,7 @@ class ActiveSegment:
 
 
 class SealedSegment:
-    """A segment that is never written again. Its files are opened when somebody reads."""
+    """A segment that is never written again. A read opens its files."""
 
     def __init__(self, disk: Disk, directory: Path, summary: SegmentSummary) -> None:
         self._disk = disk
@@ -502,7 +502,7 @@ class SealedSegment:
 
 
 class MemorySegment:
-    """A segment that never touches the disk."""
+    """A segment in memory."""
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -511,7 +511,7 @@ class MemorySegment:
         self.newest_time = 0
         self._payloads: list[bytes] = []
         self._ingest_times: list[int] = []
-        # Where each payload begins, and where the last one ends.
+        # The start of each payload, and the end of the last one.
         self._positions = array("Q", (0,))
 
     @property
@@ -541,7 +541,7 @@ class MemorySegment:
         return MessageRun(start, self._ingest_times[begin : begin + count], payloads[:count])
 
     def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
-        """As the files of a segment would hold them."""
+        """Messages in the format of segment files."""
         run = self.read(start, stop, max_bytes)
         begin = start - self.first
         positions = self._positions[begin : begin + len(run.payloads) + 1]

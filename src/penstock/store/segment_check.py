@@ -1,7 +1,7 @@
-"""Checks of one segment, without changing it: by the checksums of its files, or by message.
+"""Checks one segment without changing it: by the checksums of its files, or by message.
 
-Memory is bounded: files are read in pieces. They are not mapped, because a bad sector below a
-mapping ends the process instead of raising an error.
+Files are read in pieces, which bounds the memory. They are not mapped, because a bad sector under a
+mapping kills the process instead of raising an error.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from penstock.store.record import (
 
 _PIECE_BYTES = 1 << 20
 _ENTRIES_A_PIECE = 4096
-# These say something about this process, and nothing about the messages.
+# Errors of this process, which are not damage to messages.
 _NOT_DAMAGE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM))
 
-# Called with the number of bytes that were read.
+# Called with the number of bytes read.
 Meter: TypeAlias = Callable[[int], None]
 
 
 def ignore_bytes(_: int) -> None:
-    """A meter that neither shows nor limits anything."""
+    """A meter that does nothing."""
 
 
 class CheckedSpan(NamedTuple):
     """Messages [first, end) whose payloads are bytes [start, stop) of the data file.
 
-    `reason` says why they cannot be read; None if they are intact.
+    `reason` is why they cannot be read, or None if they are intact.
     """
 
     first: int
@@ -51,9 +51,9 @@ class CheckedSpan(NamedTuple):
 
 
 class SegmentSource:
-    """The two files of a segment, open for reading, with the journal's records in their places.
+    """The two files of a segment, opened for reading, with the journal's records applied.
 
-    OSError if one of them cannot be opened.
+    Raises OSError if one of them cannot be opened.
     """
 
     def __init__(self, directory: Path, first: int, records: Sequence[JournalRecord] = ()) -> None:
@@ -86,7 +86,7 @@ class SegmentSource:
         return self._index.read(start, size)
 
     def read_entries(self, start: int, count: int) -> list[tuple[int, int, int] | None]:
-        """Index entries; None for those that the disk does not give."""
+        """Index entries; None for entries that cannot be read."""
         try:
             return list(ENTRY.iter_unpack(self.read_index(start * ENTRY.size, count * ENTRY.size)))
         except OSError as error:
@@ -103,7 +103,7 @@ class SegmentSource:
 
 
 class _CheckedFile:
-    """A file that is only read, with patches: what the journal would write to it."""
+    """A read-only file, with the writes of the journal as patches."""
 
     def __init__(self, path: Path, patches: Sequence[tuple[int, bytes]]) -> None:
         self._patches = patches
@@ -112,7 +112,7 @@ class _CheckedFile:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            # The journal has all of a segment that a power cut took away as a whole.
+            # The journal may have all messages of a segment that a power cut removed.
             if not patches or min(position for position, _ in patches) > 0:
                 raise
         else:
@@ -145,7 +145,7 @@ class _CheckedFile:
 def check_messages(
     source: SegmentSource, first: int, count: int, meter: Meter = ignore_bytes
 ) -> Iterator[CheckedSpan]:
-    """The first `count` messages of a segment, as spans that are as long as possible."""
+    """Checks the first `count` messages of a segment; gives maximal spans."""
     last: CheckedSpan | None = None
     for span in _check_pieces(source, first, count, meter):
         if (
@@ -165,7 +165,7 @@ def check_messages(
 def _check_pieces(
     source: SegmentSource, first: int, count: int, meter: Meter
 ) -> Iterator[CheckedSpan]:
-    # None where the entry before cannot be read.
+    # None if the previous entry cannot be read.
     position: int | None = 0
     for begin in range(0, count, _ENTRIES_A_PIECE):
         entries = source.read_entries(begin, min(_ENTRIES_A_PIECE, count - begin))
@@ -190,7 +190,7 @@ def _check_pieces(
             try:
                 data = source.read_data(position, ends[-1] - position)
             except OSError as error:
-                # One by one: the bad sector may hold just one of them.
+                # Read one by one, because the bad sector may affect only one message.
                 raise_unless_damage(error)
                 one_by_one_until = place + run
                 continue
@@ -217,7 +217,7 @@ def _check_pieces(
 def _count_joined(
     entries: Sequence[tuple[int, int, int] | None], place: int, position: int, data_size: int
 ) -> int:
-    """How many entries from `place` on join each other and fit one piece."""
+    """The number of entries from `place` on with ascending ends that fit one piece."""
     limit = min(position + _PIECE_BYTES, data_size)
     before, count = position, 0
     for entry in entries[place:]:
@@ -234,12 +234,12 @@ def _check_message(
     entry: tuple[int, int, int] | None,
     meter: Meter,
 ) -> str | None:
-    """Why one message cannot be read; None if it is intact."""
+    """The reason why one message cannot be read; None if it is intact."""
     if entry is None:
         return "index entry cannot be read"
     end, stored, ingest_time = entry
     if position is None:
-        return "the index entry before it cannot be read"
+        return "previous index entry cannot be read"
     if end <= position:
         return "end position in the index is wrong"
     if end > source.data_size:
@@ -260,13 +260,13 @@ def _check_message(
 
 
 def raise_unless_damage(error: OSError) -> None:
-    """Raises an error that is not about the file, such as a lack of descriptors."""
+    """Raises errors that are not damage, such as a lack of descriptors."""
     if error.errno in _NOT_DAMAGE:
         raise error
 
 
 def matches_checksums(source: SegmentSource, summary: SegmentSummary, meter: Meter) -> bool:
-    """Whether both files are what was sealed."""
+    """Whether both files match the checksums of the sealed segment."""
     index_size = (summary.end - summary.first) * ENTRY.size
     return _checksum_of(source.read_index, index_size, meter) == summary.index_crc and (
         _checksum_of(source.read_data, summary.size, meter) == summary.data_crc
@@ -274,7 +274,7 @@ def matches_checksums(source: SegmentSource, summary: SegmentSummary, meter: Met
 
 
 def _checksum_of(read: Callable[[int, int], bytes], size: int, meter: Meter) -> int | None:
-    """None if there is less, or the disk does not give it."""
+    """The CRC-32 of the first `size` bytes; None if they are missing or cannot be read."""
     position = crc = 0
     while position < size:
         try:

@@ -1,9 +1,9 @@
-"""How much space the disk has, and whether appends may take it.
+"""The free space of the disk, and the space that appends may use.
 
-`left` is the budget of appends: the bytes that were free above the minimum when the disk was last
-sampled, less the bytes that were appended since. An append compares its size with the budget, and
-samples the disk only when it exceeds it. A background thread samples it as well, since other
-programs take and free space.
+`left` is the budget of appends: the free bytes above the minimum at the last sample, minus the
+bytes appended since then. An append compares its size with the budget, and samples the disk only if
+it exceeds the budget. A background thread also samples the disk, because other programs use and
+free space.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from penstock.store.files import Disk
 
 logger = logging.getLogger(__name__)
 
-# With less, a write that failed for want of space failed for want of bytes, not of inodes or quota.
+# With less free, a failed write lacked bytes, and not inodes or quota.
 _FULL_BYTES = 1024 * 1024
 
 
 class NoSpaceError(Exception):
-    """An append that was refused: the disk is full, or has to keep what is free."""
+    """An append was refused: the disk is full, or would have less than its min free space."""
 
 
 def is_no_space(error: OSError) -> bool:
@@ -30,16 +30,16 @@ def is_no_space(error: OSError) -> bool:
 
 
 class SpaceBudget:
-    """The bytes that appends may still take."""
+    """The bytes that appends may still use."""
 
     left = math.inf
 
 
 class Space(SpaceBudget):
-    """The space of one store. Appends use it in the event loop, `sample` runs in any thread."""
+    """The disk space of one store. The event loop uses the budget; any thread calls `sample`."""
 
     def __init__(self, disk: Disk, root: Path, min_free: int) -> None:
-        """With a `min_free` of 0 appends are never refused before the disk is full."""
+        """With a `min_free` of 0, appends are refused only when the disk is full."""
         self._disk = disk
         self._root = root
         self.min_free = min_free
@@ -49,7 +49,7 @@ class Space(SpaceBudget):
         # A write found no space.
         self.is_full = False
         self.refused_messages = 0
-        # The append that was refused for its size while less would have fitted; 0 if none was.
+        # The largest append refused for its size alone; 0 if there is none.
         self._refused_size = 0
         self.sample()
 
@@ -57,14 +57,14 @@ class Space(SpaceBudget):
         try:
             self.free = self._disk.free_bytes(self._root)
         except OSError as error:
-            logger.error("the free space of %s cannot be read: %s", self._root, error)
+            logger.error("cannot read the free space of %s: %s", self._root, error)
             return
         if self.is_full and self.free >= _FULL_BYTES:
             self.is_full = False
             logger.info("the disk has space again: %d bytes are free", self.free)
         if not self.min_free:
             return
-        # A margin, so that appends are not refused and taken in turns.
+        # A margin, so that appends do not alternate between refused and accepted.
         needed = self.min_free + self.min_free // 4 if self.is_low else self.min_free
         is_low = self.free < needed
         self.left = self.free - needed
@@ -77,19 +77,19 @@ class Space(SpaceBudget):
     def _log_change(self) -> None:
         if self.is_low:
             logger.error(
-                "the disk has %d bytes free, less than min_free_disk (%d): appends to streams in "
-                "files are refused until there are more, except to streams that overwrite their "
-                "oldest data and are near their maximum size",
+                "the disk has %d bytes free, less than min_free_disk (%d): appends to file "
+                "streams are refused, except to streams that overwrite their oldest data and are "
+                "near their max size",
                 self.free,
                 self.min_free,
             )
         else:
-            logger.info("the disk has %d bytes free: appends are taken again", self.free)
+            logger.info("the disk has %d bytes free: appends are accepted again", self.free)
 
     def note_full(self, needed: int) -> bool:
-        """A write of `needed` bytes found no space; whether bytes are what it lacked.
+        """Called when a write of `needed` bytes failed; returns whether it lacked bytes.
 
-        That the disk is full is logged once.
+        A full disk is logged once.
         """
         self.sample()
         if self.free < _FULL_BYTES and not self.is_full:
@@ -98,7 +98,7 @@ class Space(SpaceBudget):
         return self.free < _FULL_BYTES + needed
 
     def refuse(self, messages: int, size: int = 0) -> NoSpaceError:
-        """The error for an append; with the size that exceeds the budget, if that is why."""
+        """The error for a refused append, with its size if the size exceeds the budget."""
         self.refused_messages += messages
         if self.is_low:
             return NoSpaceError(

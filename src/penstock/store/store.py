@@ -1,11 +1,11 @@
 """The store: a root directory with a catalog and a directory for each stream.
 
-    catalog.sqlite        what is not messages
-    catalog.backup.sqlite a copy of it
+    catalog.sqlite        everything but messages
+    catalog.backup.sqlite a copy of the catalog
     lock                  held by the broker that serves this root
     streams/<id>/         the segments of a stream, and a copy of its definition
 
-A stream that cannot be opened is set aside with the reason, and the others are served.
+A stream that cannot be opened is listed as unreadable with the reason. Other streams are served.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ logger = logging.getLogger(__name__)
 
 _LOCK_ATTEMPTS = 10
 _LOCK_PAUSE_SECONDS = 0.02
-# So long the removal of deleted streams keeps the background from sealing and syncing.
+# Max time that one removal of deleted streams delays sealing and syncing.
 _REMOVAL_SECONDS = 0.1
 
 
 class Store:
-    """All streams below one root. One at a time: the lock is held until `close`."""
+    """All streams below one root. It holds the lock of the root until `close`."""
 
     def __init__(self, root: Path, disk: Disk | None = None, min_free_disk: int = 0) -> None:
         """Appends leave `min_free_disk` bytes of the disk free."""
@@ -111,7 +111,7 @@ class Store:
         self._lock = _lock_root(root)
         self._work_wanted = threading.Event()
         self.streams: dict[str, StoredStream] = {}
-        # By name: the id, and why it cannot be read.
+        # By name: the stream id and the reason.
         self.unreadable: dict[str, tuple[str, str]] = {}
         self._logged_errors: dict[tuple[str, str], str] = {}
         self._journal_is_needed = False
@@ -119,14 +119,14 @@ class Store:
         self._abandoned_logs: deque[FileLog] = deque()
         self._abandoned_uploads: list[UploadProgress] = []
         self._is_catalog_rebuilt = False
-        # Sealed segments that have not been looked at yet, and the name of their stream.
+        # Sealed segments whose file sizes have not been checked yet.
         self._unchecked_segments: deque[tuple[LogContext, str, list[SegmentSummary]]] = deque()
         try:
-            has_given_up = release_reserve_if_full(self._disk, root)
+            has_released_reserve = release_reserve_if_full(self._disk, root)
             self.space = Space(self._disk, root, min_free_disk)
             self.catalog = self._open_catalog()
-            if has_given_up:
-                # At once, before other programs take what was freed.
+            if has_released_reserve:
+                # At once, before other programs use the free space.
                 self._preallocate()
             self._copier = CatalogCopier(self.catalog, root, self._disk)
             self._finish_removals()
@@ -142,7 +142,7 @@ class Store:
                 if row.name not in self.unreadable:
                     damage = KnownDamage(row.name, gaps=gaps.get(row.id, ()))
                     for numbers in missing.get(row.id, ()):
-                        damage.add(numbers.start, numbers.stop, "files and journal lack it")
+                        damage.add(numbers.start, numbers.stop, "missing in files and journal")
                     self._open_stream(row, damage)
             keep_reserve(self._disk, root)
             self.request_work()
@@ -150,10 +150,10 @@ class Store:
             os.close(self._lock)
             raise
 
-    # Definition changes: planned and applied by the event loop, stored by a thread
+    # Definition changes: the event loop plans and applies them, a thread stores them
 
     def plan_creation(self, definition: MessageStreamDefinition) -> Creation:
-        """A new, empty stream. The caller knows that there is none of that name."""
+        """Plans a new, empty stream. No stream of that name may exist."""
         if self.space.is_low and definition.persistence is Persistence.File:
             raise self.space.refuse(0)
         return Creation(self, definition)
@@ -164,23 +164,25 @@ class Store:
         definition: MessageStreamDefinition,
         moves: Mapping[str, int] | None = None,
     ) -> Update:
-        """Another definition; exports that it no longer names are forgotten.
+        """Plans an update. The progress of exports that it removes is deleted.
 
-        `moves`: the numbers of the messages that exports continue with, by identifier.
+        `moves`: the next sequence numbers of moved exports, by identifier.
         """
         if Limits.of(definition).segment_size != stream.log.limits.segment_size:
-            # A new size is that of the segment begun next. One more segment does no harm if the
-            # change fails.
+            # A new segment size applies to new segments. If the change fails, the extra segment
+            # does no harm.
             stream.log.begin_segment()
         return Update(self, stream, definition, moves or {})
 
     def plan_deletion(self, name: str) -> Deletion:
-        """The stream and its data. Also one that cannot be read."""
+        """Plans the deletion of a stream, also of an unreadable one."""
         return Deletion(self, name)
 
     def store_changes(self, changes: Sequence[DefinitionChange]) -> list[Exception | None]:
-        """Store changes of different streams in one commit: for each the error that kept it from
-        being stored, or None. From one thread at a time."""
+        """Stores changes of different streams in one commit; returns an error or None for each.
+
+        Called from one thread at a time.
+        """
         errors = {change: _capture_error(change.prepare) for change in changes}
         for change in changes:
             errors[change] = errors[change] or _capture_error(change.sync)
@@ -206,26 +208,26 @@ class Store:
 
         if not changes:
             return []
-        # A creation takes space. If it is why there is none, the others are stored one by one.
+        # A creation uses space, so it must not use the reserve.
         frees = not any(isinstance(change, Creation) for change in changes)
         error = _capture_error(lambda: self.catalog.change(commit, uses_reserve=frees))
         if error is not None and len(changes) > 1:
-            # A change that fails takes no other with it.
+            # One by one, so that a failing change affects no other.
             return [self._commit_changes([change])[0] for change in changes]
         return [error] * len(changes)
 
     def create(self, definition: MessageStreamDefinition) -> StoredStream:
-        """Plan, store and apply a creation at once."""
+        """Plans, stores and applies a creation."""
         creation = self.plan_creation(definition)
         self._store_and_apply(creation)
         return self.streams[definition.name]
 
     def update(self, stream: StoredStream, definition: MessageStreamDefinition) -> None:
-        """Plan, store and apply an update at once."""
+        """Plans, stores and applies an update."""
         self._store_and_apply(self.plan_update(stream, definition))
 
     def delete(self, name: str) -> None:
-        """Plan, store and apply a deletion at once."""
+        """Plans, stores and applies a deletion."""
         self._store_and_apply(self.plan_deletion(name))
 
     def _store_and_apply(self, change: DefinitionChange) -> None:
@@ -249,20 +251,20 @@ class Store:
         )
 
     def abandon(self, log: FileLog) -> None:
-        """The stream of this log was deleted: close its files, in the background."""
+        """Closes the log of a deleted stream in the background."""
         self._abandoned_logs.append(log)
         self.request_work()
 
     def abandon_uploads(self, uploads: Sequence[UploadProgress]) -> None:
-        """Store that uploads are to be aborted, in the background.
+        """Records in the background that uploads must be aborted.
 
-        If that fails they are as they were before: the next start abandons them again.
+        If this fails, the next start abandons them again.
         """
         self._abandoned_uploads.extend(uploads)
         self.request_work()
 
     def commit_progress(self, progress: dict[str, list[ExportProgress]]) -> None:
-        """How far exports got, by the name of their stream, in one transaction."""
+        """Stores and applies export progress, by stream name, in one transaction."""
         change = self.change_progress(progress)
         change.store()
         change.apply()
@@ -270,8 +272,8 @@ class Store:
     def change_progress(
         self, progress: dict[str, list[ExportProgress]], uploads: UploadChange = NO_UPLOADS
     ) -> ProgressChange:
-        """The same in two steps, of which the one that waits for the disk may be in a thread."""
-        # Of the exports that are there now, and of none that take their places meanwhile.
+        """Plans a change of progress. `store` may run in a thread, `apply` in the event loop."""
+        # Only for the current exports, and not for exports that replace them later.
         found = [
             (stream, export._replace(export_id=current.export_id))
             for name, exports in progress.items()
@@ -282,13 +284,13 @@ class Store:
         return ProgressChange(self.catalog, found, [uploads])
 
     def uploads(self) -> list[UploadProgress]:
-        """Those that are not over; of an export that is gone, they are abandoned."""
+        """Unfinished uploads. Uploads of removed exports are marked as abandoned."""
         alive = {
             stream.progress[export.identifier].export_id
             for stream in self.streams.values()
             for export in stream.definition.export_definition.s3_task_executor or ()
         }
-        # A stream that is set aside may be back after the next start.
+        # An unreadable stream may be readable after the next start.
         for stream_id, _ in self.unreadable.values():
             progress = self.catalog.progress(stream_id)
             alive |= {export.export_id for export in progress.values()}
@@ -303,22 +305,25 @@ class Store:
         self._work_wanted.set()
 
     def wait_for_work(self, timeout: float) -> bool:
-        """Waits until something was put off that `work` has to do; from a thread of its own."""
+        """Waits until there is work for `work`. Called from the background thread."""
         wanted = self._work_wanted.wait(timeout)
         self._work_wanted.clear()
         return wanted
 
     def work(self) -> None:
-        """Seal, remove: what must not hold up the broker. From one thread of its own."""
+        """Seals and removes segments, and does other work that must not delay the event loop.
+
+        Called from the background thread.
+        """
         for stream in [each for each in list(self.streams.values()) if each.log.has_work]:
-            # What fails stays first in line and is tried again.
-            self._try_on_stream(stream, "its segments cannot be sealed or removed", stream.log.work)
+            # A job that fails stays first and is retried.
+            self._try_on_stream(stream, "cannot seal or remove segments", stream.log.work)
         self._record_abandoned_uploads()
         self._close_abandoned_logs()
         try:
             self._finish_removals(time.monotonic() + _REMOVAL_SECONDS)
         except sqlite3.Error as error:
-            logger.error("deleted streams cannot be forgotten: %s", error)
+            logger.error("cannot finish the removal of deleted streams: %s", error)
         self._copier.copy_if_due()
         while self._unchecked_segments:
             report_shortened(*self._unchecked_segments.popleft())
@@ -336,19 +341,19 @@ class Store:
             self._abandoned_logs.popleft().abandon()
 
     def maintain_space(self) -> None:
-        """Sample the disk, and take space for a full disk in advance; in the background."""
+        """Samples the disk and preallocates space for a full disk. Called in the background."""
         self.space.sample()
         if is_ample(self.space.free):
             keep_reserve(self._disk, self.root)
             self._preallocate()
 
     def _preallocate(self) -> None:
-        # What fails is tried again, in a second.
+        # Retried every second.
         with contextlib.suppress(OSError, sqlite3.Error):
             self.catalog.preallocate()
 
     def sync(self) -> None:
-        """Everything appended so far is on the disk after it; in the background."""
+        """Syncs everything appended so far. Called in the background."""
         is_draining = self._journal.drain()
         checkpoints: list[tuple[FileLog, SegmentSummary]] = []
         is_synced = True
@@ -357,29 +362,29 @@ class Store:
             if not isinstance(log, FileLog) or not log.has_unsynced:
                 continue
             checkpoint = functools.partial(_add_checkpoint, log, checkpoints)
-            error = self._try_on_stream(stream, "it cannot be synced", checkpoint)
+            error = self._try_on_stream(stream, "cannot sync", checkpoint)
             if error is None:
                 continue
             is_synced = False
             if not lacks_descriptors(error):
-                # The system may forget what it could not write, and say later that all is well:
-                # the journal keeps it until the next start writes it again.
+                # After a failed sync, the system may drop the data, and the next sync succeeds. So
+                # the journal stays, and the next start replays it.
                 self._journal_is_needed = True
         if is_draining and is_synced and not self._journal_is_needed:
             self._journal.drained()
         self._store_checkpoints(checkpoints)
 
     def _store_checkpoints(self, checkpoints: Sequence[tuple[FileLog, SegmentSummary]]) -> None:
-        """In one transaction for all streams: one commit in a sync interval."""
+        """Stores the checkpoints of all streams in one transaction."""
         if not checkpoints:
             return
         try:
             self.catalog.set_checkpoints([(log.stream_id, summary) for log, summary in checkpoints])
         except sqlite3.Error as error:
-            # A full disk fails every second: it is logged once.
+            # On a full disk this fails every second, so it is logged once.
             if self._checkpoint_error != str(error):
                 self._checkpoint_error = str(error)
-                logger.error("the checkpoints cannot be stored: %s", error)
+                logger.error("cannot store checkpoints: %s", error)
             return
         self._checkpoint_error = ""
         for log, summary in checkpoints:
@@ -391,7 +396,7 @@ class Store:
         try:
             work()
         except (OSError, sqlite3.Error) as error:
-            # A full disk fails every second: it is said once.
+            # On a full disk this fails every second, so it is logged once.
             if self._logged_errors.get((stream.id, failure)) != str(error):
                 self._logged_errors[stream.id, failure] = str(error)
                 logger.error("stream %r: %s: %s", stream.definition.name, failure, error)
@@ -401,7 +406,7 @@ class Store:
         return None
 
     def close(self) -> None:
-        """Seal, sync and check off everything, so that the next start has nothing to recover."""
+        """Seals, syncs and checkpoints everything, so that the next start recovers nothing."""
         checkpoints = []
         is_synced = True
         self._close_abandoned_logs()
@@ -409,7 +414,7 @@ class Store:
         try:
             self._close_memory_logs()
         except sqlite3.Error as error:
-            logger.error("memory streams cannot be closed: %s", error)
+            logger.error("cannot close memory streams: %s", error)
         for stream in self.streams.values():
             if not isinstance(stream.log, FileLog):
                 continue
@@ -419,11 +424,11 @@ class Store:
                 stream.log.close()
             except (OSError, sqlite3.Error) as error:
                 is_synced = False
-                logger.error("stream %r cannot be closed: %s", stream.definition.name, error)
+                logger.error("cannot close stream %r: %s", stream.definition.name, error)
         try:
             self.catalog.set_checkpoints(checkpoints)
         except sqlite3.Error as error:
-            logger.error("the checkpoints cannot be stored: %s", error)
+            logger.error("cannot store checkpoints: %s", error)
         if is_synced and not self._journal_is_needed:
             self._journal.close()
         self._copier.copy()
@@ -437,7 +442,7 @@ class Store:
                     stream.log.close()
 
     def _recover_progress(self) -> None:
-        """Brings the catalog up to the progress that a killed broker has logged."""
+        """Stores the progress that a killed broker has logged in the catalog."""
         advanced: dict[tuple[str, str], ExportProgress] = {}
         for stream_id, logged in read_progress(self._disk, self.root):
             key = stream_id, logged.identifier
@@ -455,12 +460,12 @@ class Store:
                 self.catalog.commit_progress([(key[0], each) for key, each in advanced.items()])
             remove_progress(self._disk, self.root)
         except (OSError, sqlite3.Error) as error:
-            logger.error("the last progress of exports cannot be stored: %s", error)
+            logger.error("cannot store the logged progress of exports: %s", error)
 
     def _replay_journal(self) -> dict[str, list[range]]:
-        """Bring segments up to what was promised, before anything looks at them.
+        """Replays the journal before the segments are read.
 
-        Answers, by stream id, the messages that neither the files nor the journal hold.
+        Returns, by stream id, the messages that neither the files nor the journal have.
         """
         missing: dict[str, list[range]] = {}
         paths = journal_paths(self.root)
@@ -469,7 +474,7 @@ class Store:
             for record in decode_records(path.read_bytes()):
                 records.setdefault(record.stream_id, []).append(record)
         for row in self.catalog.streams() if records else ():
-            # What is sealed is safe; what is older was removed.
+            # Sealed segments are synced, and older ones were removed.
             sealed = {segment.first for segment in self.catalog.segments(row.id)}
             wanted = [
                 record
@@ -483,7 +488,7 @@ class Store:
                     missing[row.id] = replay(self._disk, directory, wanted, checkpoint)
             except OSError as error:
                 self._mark_unreadable(row, error)
-        # For a stream that is set aside, the journal stays until it can be written.
+        # While a stream is unreadable, the journal stays until it can be replayed.
         if paths and not self.unreadable:
             for path in paths:
                 self._disk.remove(path)
@@ -495,14 +500,14 @@ class Store:
         try:
             self._is_catalog_rebuilt = is_rebuilt(self.root)
             if self._is_catalog_rebuilt:
-                logger.error("the catalog is damaged; it was rebuilt, and is replaced only now")
+                logger.error("the catalog is damaged: replacing it with the rebuilt catalog")
                 use_rebuilt(self.root, self._disk)
-            # SQLite would take an empty file for a new catalog.
+            # SQLite would treat an empty file as a new catalog.
             is_empty = path.exists() and path.stat().st_size == 0
             has_copy = (self.root / COPY_FILE).exists()
             if not has_copy or (path.exists() and not is_empty):
                 try:
-                    # Before SQLite removes a write-ahead log that it takes for finished.
+                    # Checked before SQLite removes a write-ahead log that it considers complete.
                     if not has_lost_commits(self.root):
                         return Catalog(path, self._release_reserve)
                     problem = "the catalog has lost its last changes"
@@ -517,12 +522,12 @@ class Store:
             else:
                 problem = f"{path} is {'empty' if is_empty else 'missing'}"
             rebuilt = rebuild_catalog(self.root, self._disk, self._keep_damaged_rows)
-            # First: after a crash the next start finds an intact catalog.
+            # Logged first: after a crash the next start finds an intact catalog.
             _report_rebuilt(problem, rebuilt)
             use_rebuilt(self.root, self._disk)
             catalog = Catalog(path, self._release_reserve)
         except (OSError, sqlite3.Error) as error:
-            hint = "; the disk is full: make room" if is_full(self._disk, self.root) else ""
+            hint = "; the disk is full: free some space" if is_full(self._disk, self.root) else ""
             raise StoreError(f"{path} cannot be opened: {error}{hint}") from None
         self._is_catalog_rebuilt = True
         return catalog
@@ -531,19 +536,19 @@ class Store:
         return release_reserve(self._disk, self.root)
 
     def _finish_removals(self, deadline: float = math.inf) -> None:
-        """Remove the files of deleted streams; what is left at the deadline is removed next time.
+        """Removes the files of deleted streams; files left at the deadline are removed next time.
 
-        Sealing and syncing other streams does not wait for the removal of a large one.
+        So the removal of a large stream does not delay sealing and syncing of others.
         """
         removed = []
         directories = self.catalog.removed_directories()
         if not directories:
             return
-        # A deletion may be stored and not applied yet: until then the stream is read.
+        # A deletion may be stored and not applied yet. Until then the stream is read.
         used = {stream.id for stream in list(self.streams.values())}
         for stream_id in directories:
             if not STREAM_ID.fullmatch(stream_id) or self.catalog.has_stream(stream_id):
-                # Not a name that a removed stream can have had.
+                # A removed stream cannot have had this id: the row is damaged.
                 logger.error("%r is not the id of a deleted stream: nothing is removed", stream_id)
                 removed.append(stream_id)
                 continue
@@ -556,15 +561,15 @@ class Store:
                 break
         if removed:
             try:
-                # Otherwise a power cut brings a directory back, and the stream with it.
+                # Otherwise a power cut could restore the directory, and with it the stream.
                 self._disk.sync_directory(self._streams_directory)
             except OSError as error:
-                logger.error("removed directories of streams cannot be synced: %s", error)
+                logger.error("cannot sync the removal of stream directories: %s", error)
                 return
             self.catalog.forget_directories(removed)
 
     def _adopt_unlisted(self) -> None:
-        """Directories that the catalog does not list: taken back in if they say what they are."""
+        """Adds streams that the catalog does not list, if their directory has a definition."""
         rows = self.catalog.streams()
         known_names = {row.name for row in rows}
         known_ids = {row.id for row in rows} | set(self.catalog.removed_directories())
@@ -575,21 +580,21 @@ class Store:
                 definition = self._read_definition(directory)
             except (OSError, DamagedDefinitionError):
                 if _is_unfinished_creation(directory):
-                    # A creation that was never finished, and so never answered.
+                    # The creation was not finished, and so not acknowledged.
                     shutil.rmtree(directory, ignore_errors=True)
                 else:
                     logger.error("%s is not in the catalog and has no definition", directory)
                 continue
             if definition.name in known_names:
                 logger.error(
-                    "%s is not in the catalog, and another stream is named %r: it is left alone",
+                    "%s is not in the catalog, and another stream is named %r: it is ignored",
                     directory,
                     definition.name,
                 )
                 continue
             adopted = directory
             if not STREAM_ID.fullmatch(directory.name):
-                # Somebody renamed it; the journal knows streams by their ids alone.
+                # The directory was renamed. Stream ids must have the format that the journal needs.
                 adopted = directory.rename(self._streams_directory / new_id())
             oldest = find_oldest(adopted, 0)
             self.catalog.add_stream(
@@ -597,16 +602,16 @@ class Store:
             )
             known_names.add(definition.name)
             logger.error(
-                "stream %r was not in the catalog and is taken back in from %s; its export "
-                "progress is lost",
+                "stream %r was not in the catalog and is restored from %s; its export progress "
+                "is lost",
                 definition.name,
                 adopted,
             )
 
     def _keep_damaged_rows(self, catalog: Catalog, remaining: RemainingRows) -> None:
-        """Streams whose definition is lost, in the catalog and beside their segments.
+        """Keeps streams whose definition is lost, in the catalog and beside their segments.
 
-        They are listed as unreadable until they are deleted or their definition is restored.
+        They are unreadable until they are deleted or their definition is restored.
         """
         rows = catalog.streams()
         names, ids = {row.name for row in rows}, {row.id for row in rows}
@@ -629,8 +634,7 @@ class Store:
             except DamagedDefinitionError as error:
                 definition = self._read_definition(directory)
                 logger.error(
-                    "stream %r: its definition in the catalog is damaged (%s); the one in %s is "
-                    "used",
+                    "stream %r: the definition in the catalog is damaged (%s); using the one in %s",
                     row.name,
                     error,
                     directory / DEFINITION_FILE,
@@ -645,7 +649,7 @@ class Store:
                     self.request_work,
                     first=row.reserved,
                 )
-                # It reserves numbers before the first append needs them.
+                # The background reserves numbers before the first append needs them.
                 self.request_work()
             else:
                 if not directory.is_dir():
@@ -673,7 +677,7 @@ class Store:
 
     def _mark_unreadable(self, row: StreamRow, error: Exception) -> None:
         if lacks_descriptors(error):
-            # The stream is not damaged: serving the others would only hide it.
+            # The stream is not damaged, so the start fails instead of marking it unreadable.
             raise StoreError(
                 f"stream {row.name!r} cannot be opened: {error}; raise the limit of open files"
             )
@@ -681,7 +685,7 @@ class Store:
         self.unreadable[row.name] = (row.id, str(error))
 
     def _copy_definitions(self, definitions: Mapping[str, MessageStreamDefinition]) -> None:
-        """Write definitions, by stream id, beside the segments, as they are in the catalog."""
+        """Writes copies of definitions, by stream id, beside the segments."""
         copies = {
             self._streams_directory / stream_id / DEFINITION_FILE: msgspec.json.format(
                 encode_definition(definition)
@@ -695,8 +699,8 @@ class Store:
                 for stream_id, definition in definitions.items():
                     self._copy_definitions({stream_id: definition})
                 return
-            # The catalog has it; the copy is written again at the next start.
-            logger.warning("%s cannot be written: %s", *copies, error)
+            # The catalog has the definition. The next start writes the copy again.
+            logger.warning("cannot write %s: %s", *copies, error)
 
     def _read_definition(self, directory: Path) -> MessageStreamDefinition:
         return decode_definition((directory / DEFINITION_FILE).read_bytes())
@@ -709,8 +713,8 @@ def _report_rebuilt(problem: str, rebuilt: RebuiltCatalog) -> None:
         sources = "its intact rows and from the copy"
     if rebuilt.rows.copy_time is None:
         logger.error(
-            "%s: it was rebuilt from its intact rows; streams that it has lost are taken from "
-            "their directories",
+            "%s: it was rebuilt from its intact rows; missing streams are restored from their "
+            "directories",
             problem,
         )
     else:
@@ -727,7 +731,7 @@ def _report_rebuilt(problem: str, rebuilt: RebuiltCatalog) -> None:
 
 
 def _is_unfinished_creation(directory: Path) -> bool:
-    """Whether a directory has nothing but the empty first segment of a stream."""
+    """Whether a directory has only the empty first segment of a stream."""
     names = {data_path(directory, 0), index_path(directory, 0)}
     return all(
         path in names and path.is_file() and path.stat().st_size == 0
@@ -750,7 +754,7 @@ def _capture_error(step: Callable[[], None]) -> Exception | None:
 
 
 def _remove_directory(directory: Path, deadline: float) -> bool:
-    """Remove a directory and its files, as far as there is time; whether it is gone."""
+    """Removes a directory and its files until the deadline; returns whether all are removed."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if time.monotonic() >= deadline:
@@ -768,7 +772,7 @@ def _lock_root(root: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError:
-            # Whoever looks whether there is a broker has the lock for a moment.
+            # A program that checks for a running broker holds the lock for a moment.
             time.sleep(_LOCK_PAUSE_SECONDS)
     else:
         owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
@@ -777,7 +781,7 @@ def _lock_root(root: Path) -> int:
             f"another broker (process {owner or 'unknown'}) serves {root}: "
             "stop it, or choose another root with --root"
         )
-    # Whose it is, for people: on a full disk they do without.
+    # The process id is only information, so an error on a full disk is ignored.
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

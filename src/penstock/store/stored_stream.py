@@ -1,4 +1,4 @@
-"""A stream as it is stored, and changes of its definition and of its exports' progress."""
+"""A stored stream, and changes of its definition and of the progress of its exports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def new_id() -> str:
 def progress_of(
     definition: MessageStreamDefinition, known: Mapping[str, ExportProgress]
 ) -> dict[str, ExportProgress]:
-    """How far each export of a definition got; one that is not known begins here."""
+    """The progress of each export of a definition. A new export starts at the beginning."""
     return {
         name: known.get(name) or ExportProgress(name, export_id=new_id())
         for name in (export.identifier for export in definition.exports())
@@ -38,7 +38,7 @@ def progress_of(
 
 
 class StoredStream:
-    """A stream as it is stored: its definition, its log, how far its exports got."""
+    """A stored stream: its definition, its log, and the progress of its exports."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class StoredStream:
         self.progress = progress_of(definition, progress)
 
     def exported_end(self) -> int:
-        """Below this number every enabled export has everything it wants; 0 if there is none."""
+        """The end of the messages that no enabled export still needs; 0 without exports."""
         return min(
             (
                 max(
@@ -68,7 +68,7 @@ class StoredStream:
 
 
 class DefinitionStore(Protocol):
-    """The store, as far as changes of definitions need it."""
+    """The part of the store that definition changes use."""
 
     catalog: Catalog
     streams: dict[str, StoredStream]
@@ -82,35 +82,35 @@ class DefinitionStore(Protocol):
 class DefinitionChange(ABC):
     """The creation, update or deletion of one stream.
 
-    The event loop plans it and applies it, a thread does everything between that waits for the
-    disk. Until `apply`, readers and appenders see the stream as it was before. There is at most
-    one change of a stream at a time.
+    The event loop plans and applies it. A thread runs the steps between, which wait for the disk.
+    Until `apply`, reads and appends use the old definition. A stream has at most one change at a
+    time.
     """
 
     stream_id: str
-    # The definition that is written beside the segments, once it is stored.
+    # The definition to copy beside the segments once the change is stored.
     copied_definition: MessageStreamDefinition | None = None
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Make what the catalog is about to list."""
+        """Creates the files that the catalog will list."""
 
     def sync(self) -> None:  # noqa: B027
-        """Bring it to the disk.
+        """Syncs the prepared files.
 
-        Changes that share a commit are all prepared before the first is synced: a file system
-        with a journal writes them together then.
+        All changes of a commit are prepared before the first is synced. So a journaling file
+        system writes them together.
         """
 
     @abstractmethod
     def record(self) -> None:
-        """Change the catalog, inside a transaction."""
+        """Changes the catalog, inside a transaction."""
 
     def undo(self) -> None:  # noqa: B027
-        """Remove what was prepared: the change is not stored."""
+        """Removes the prepared files, after the change could not be stored."""
 
     @abstractmethod
     def apply(self) -> None:
-        """The change is stored: it takes effect."""
+        """Makes a stored change effective."""
 
 
 class Creation(DefinitionChange):
@@ -140,7 +140,7 @@ class Creation(DefinitionChange):
 
     def sync(self) -> None:
         if isinstance(self._log, FileLog):
-            # From here on, a stream without an active segment is one that has lost it.
+            # After this, a stream without an active segment has lost it.
             context = self._store.log_context(self.stream_id, self._definition.name)
             context.disk.sync_directory(context.directory)
             context.disk.sync_directory(context.directory.parent)
@@ -175,7 +175,7 @@ class Update(DefinitionChange):
         definition: MessageStreamDefinition,
         moves: Mapping[str, int],
     ) -> None:
-        """`moves`: the numbers of the messages that exports continue with, by identifier."""
+        """`moves`: the next sequence numbers of moved exports, by identifier."""
         self._store = store
         self._stream = stream
         self._definition = definition
@@ -215,7 +215,7 @@ class Update(DefinitionChange):
             stream.progress[name] = current.moved_to(moved.last_exported + 1, moved.export_id)
         if isinstance(log, FileLog):
             if self._definition.flush_on_write and not log.journals:
-                # The journal holds nothing of what came before: the next flush syncs that.
+                # The journal has no earlier appends, so the next flush must sync them.
                 log.needs_sync = True
             log.journals = self._definition.flush_on_write
 
@@ -242,7 +242,7 @@ class Deletion(DefinitionChange):
 
 
 class ProgressChange:
-    """Progress of exports and of their uploads that is about to be stored."""
+    """A change of the progress of exports and of their uploads."""
 
     def __init__(
         self,
@@ -252,13 +252,13 @@ class ProgressChange:
     ) -> None:
         self.catalog = catalog
         self.progress = progress
-        # In the order in which they were made.
+        # In the order of the changes.
         self.uploads = uploads
 
     @classmethod
     def merge(cls, changes: Sequence[Self]) -> Self:
-        """One change with the effect of all of them; there is at least one."""
-        # Of the changes of one export the last one counts.
+        """Merges one or more changes into one with the same effect."""
+        # The last change of each export counts.
         latest = {
             (stream.id, export.identifier, export.export_id): (stream, export)
             for change in changes
@@ -272,11 +272,11 @@ class ProgressChange:
         return [(stream.id, export) for stream, export in self.progress]
 
     def store(self) -> None:
-        """All of it or none; from any thread."""
+        """Stores the change in one transaction. Called from any thread."""
         self.catalog.commit_progress(self.rows(), *self.uploads)
 
     def apply(self) -> None:
-        """It holds from now on, for exports that are still there and were not moved."""
+        """Updates the progress of exports that still exist and were not moved."""
         for stream, export in self.progress:
             current = stream.progress.get(export.identifier)
             if current is not None and current.export_id == export.export_id:

@@ -1,14 +1,13 @@
-"""Verification: every stored message is checked, and nothing in the store is changed.
+"""Verification: checks every stored message without changing the store.
 
-A sealed segment is intact if its two files have the checksums that the catalog has of them. All
-other segments are checked message by message, with the journal's records in their places, as the
-next start would write them. The catalog is compared with the files: segments that are missing or
-short, gaps in the numbers, files without a stream. Numbers that a salvage had to leave without a
-message are listed in the catalog (table `gap`) and are not damage.
+A sealed segment is intact if its two files match the checksums in the catalog. All other segments
+are checked message by message, with the journal's records applied as at the next start. The catalog
+is compared with the files: missing or truncated segments, gaps in the numbers, files without a
+stream. Gaps that a salvage left are listed in the catalog (table `gap`) and are not damage.
 
-Beside a running broker segments are appended to, sealed and removed meanwhile. So a stream that
-seems damaged is checked again with what the catalog and the directory hold then, and only what is
-still damaged is reported. Messages that the broker removes during the check are not counted.
+A running broker appends to, seals and removes segments during the check. So a stream that seems
+damaged is checked again with the current catalog and directory, and only damage that is found again
+is reported. Messages that the broker removes during the check are not counted.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ from penstock.store.segment_check import (
     raise_unless_damage,
 )
 
-# A stream in which every other message is damaged must not fill the memory.
+# Bounds the memory for a stream in which every other message is damaged.
 _MAX_RANGES = 1000
-# How long a running broker gets to finish what looked like damage, and how often.
+# The pause before apparent damage is checked again beside a running broker, and how often.
 _CONFIRM_PAUSE_SECONDS = 0.5
 _CONFIRMATIONS = 2
 
@@ -72,15 +71,15 @@ class MessageRange(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DamagedRange(MessageRange, frozen=True, rename="camel"):
-    """Consecutive messages that cannot be read, for one reason."""
+    """Consecutive messages that cannot be read for the same reason."""
 
     reason: str
-    # The segment, relative to the root; empty where there is none.
+    # The data file of the segment, relative to the root; empty if there is no segment.
     file: str = ""
 
 
 class DamagedFile(msgspec.Struct, frozen=True, rename="camel"):
-    """Something else in the root that is damaged, or worth knowing."""
+    """Another finding about a file of the root."""
 
     file: str
     reason: str
@@ -95,12 +94,12 @@ class StreamReport(msgspec.Struct, rename="camel", kw_only=True):
     segments: int = 0
     intact_messages: int = 0
     damaged_messages: int = 0
-    # Those that a salvage could not read: not damage of this root.
+    # Messages that a salvage could not read. They are not damage of this root.
     missing_messages: int = 0
     bytes: int = 0
     damage: list[DamagedRange] = []
     gaps: list[MessageRange] = []
-    # Ranges that did not fit the lists above; their messages are counted.
+    # Ranges beyond the max length of the lists above; their messages are counted.
     unlisted_ranges: int = 0
     unlisted_gaps: int = 0
 
@@ -110,7 +109,7 @@ class VerificationReport(msgspec.Struct, rename="camel", kw_only=True):
     is_served: bool
     streams: list[StreamReport] = []
     problems: list[DamagedFile] = []
-    # What is not damage: leftovers that the broker removes, files that recovery set aside.
+    # Findings that are not damage: leftovers that the broker removes, renamed files.
     notes: list[DamagedFile] = []
     seconds: float = 0.0
 
@@ -128,7 +127,7 @@ class VerificationReport(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class SegmentCheck(NamedTuple):
-    """What became known of one segment: its messages up to `end`, without gaps."""
+    """The result for one segment: its messages up to `end`, without gaps."""
 
     first: int
     end: int
@@ -149,7 +148,7 @@ class StreamCheck(NamedTuple):
     snapshot: StreamSnapshot
     definition: MessageStreamDefinition | None
     segments: Sequence[SegmentCheck]
-    # Those of the catalog and the directory; segments have their own.
+    # Findings about the catalog and the directory; segments have their own.
     other_problems: Sequence[DamagedFile]
     other_notes: Sequence[DamagedFile]
 
@@ -163,20 +162,20 @@ class StreamCheck(NamedTuple):
 
 
 class _PlannedSegment(NamedTuple):
-    """A segment as it is to be checked."""
+    """A segment to check."""
 
     first: int
-    # None if it is not sealed.
+    # None if the segment is not sealed.
     summary: SegmentSummary | None
-    # Messages below this number must be there.
+    # Messages below this number must exist.
     required_end: int
-    # Whether it is the one that is appended to.
+    # Whether it is the active segment.
     is_newest: bool
     records: Sequence[JournalRecord] = ()
 
 
 class Verification:
-    """Checks one root; `run` does it, and `streams` gives the streams one by one."""
+    """Checks one root: `run` checks everything, `streams` gives the streams one by one."""
 
     def __init__(
         self,
@@ -187,9 +186,9 @@ class Verification:
         pause: Callable[[float], None] = time.sleep,
         catalog_root: Path | None = None,
     ) -> None:
-        """`catalog_root`: where the catalog is, if not in the root."""
+        """`catalog_root`: the directory of the catalog, if it is not the root."""
         if not (root / "streams").is_dir() and not (root / CATALOG_FILE).exists():
-            raise StoreError(f"{root} holds no store: neither streams/ nor catalog.sqlite is there")
+            raise StoreError(f"{root} is not a store: it has neither streams/ nor catalog.sqlite")
         self._root = root
         self._patterns = patterns
         self._meter = meter
@@ -200,7 +199,7 @@ class Verification:
         self._catalog: CatalogReader | None = None
 
     def total_bytes(self) -> int:
-        """About how much there is to read, in all streams."""
+        """The approximate number of bytes to read in all streams."""
         size = 0
         for suffix in ("data", "index"):
             for path in self._root.glob(f"streams/*/*.{suffix}"):
@@ -214,7 +213,7 @@ class Verification:
         return self.report
 
     def streams(self) -> Iterator[StreamCheck]:
-        """Checks one stream after the other; the report is complete at the end."""
+        """Checks the streams one by one. The report is complete at the end."""
         began = time.monotonic()
         try:
             yield from self._check_streams()
@@ -252,12 +251,12 @@ class Verification:
 
     def _find_leftovers(self) -> None:
         for path in sorted(self._root.glob("catalog.sqlite.damaged-*")):
-            self.report.notes.append(DamagedFile(path.name, "set aside by recovery"))
+            self.report.notes.append(DamagedFile(path.name, "renamed by recovery"))
         rebuilt = find_rebuilt(self._root)
         if rebuilt is not None:
             self.report.notes.append(
                 DamagedFile(
-                    rebuilt.name, "read as the catalog, which the next start replaces by it"
+                    rebuilt.name, "used as the catalog; the next start replaces the catalog with it"
                 )
             )
 
@@ -275,7 +274,7 @@ class Verification:
             return [], set()
 
     def _reopen_catalog(self) -> CatalogReader:
-        """The catalog as it is now, also if a broker has replaced it meanwhile."""
+        """Opens the current catalog, which a broker may have replaced."""
         if self._catalog is not None:
             self._catalog.close()
             self._catalog = None
@@ -294,11 +293,11 @@ class Verification:
                 self._records.setdefault(record.stream_id, []).append(record)
             if has_records_after_damage(contents):
                 self.report.notes.append(
-                    DamagedFile(path.name, "holds a damaged record with intact ones behind it")
+                    DamagedFile(path.name, "has a damaged record before intact ones")
                 )
 
     def _check_and_confirm(self, stream_id: str) -> StreamCheck | None:
-        """None if the stream was deleted meanwhile."""
+        """Checks a stream, repeatedly beside a running broker; None if it has been deleted."""
         intact: dict[int, SegmentCheck] = {}
         try:
             assert self._catalog is not None
@@ -309,7 +308,7 @@ class Verification:
                 if not (self.report.is_served or is_served(self._root)):
                     break
                 if not self.report.is_served:
-                    # It was started meanwhile, and has replayed the journal.
+                    # A broker has started and replayed the journal.
                     self.report.is_served = True
                     self._records.clear()
                 self._pause(_CONFIRM_PAUSE_SECONDS)
@@ -330,7 +329,7 @@ class Verification:
         check = self._check_stream(snapshot, intact)
         if not self.report.is_served:
             return check
-        # A broker removes segments from the catalog first.
+        # The broker removes segments from the catalog before their files.
         now = catalog.snapshot(stream_id)
         if now is None:
             return None
@@ -367,7 +366,7 @@ class Verification:
         )
 
     def _count(self, check: StreamCheck, oldest: int) -> StreamCheck:
-        """Counts messages from `oldest` on; segments that end below it are left out."""
+        """Counts messages from `oldest` on, without segments that end below it."""
         row = check.snapshot.row
         report = StreamReport(name=row.name, stream_id=row.id, oldest_sequence_number=oldest)
         add_unreadable = partial(_add_unreadable, report, check.snapshot.gaps)
@@ -425,7 +424,7 @@ class Verification:
         problems: list[DamagedFile],
         notes: list[DamagedFile],
     ) -> list[_PlannedSegment]:
-        """The segments that the catalog, the directory and the journal have between them."""
+        """All segments in the catalog, the directory and the journal."""
         rows = {summary.first: summary for summary in snapshot.segments}
         oldest = min([snapshot.row.oldest, *rows])
         if oldest < snapshot.row.oldest:
@@ -439,7 +438,7 @@ class Verification:
         files = self._list_files(directory, notes)
         records: dict[int, list[JournalRecord]] = {}
         for record in self._records.get(snapshot.row.id, ()):
-            # A sealed segment was synced as a whole.
+            # Sealed segments are synced, so they need no records.
             if record.segment >= oldest and record.segment not in rows:
                 records.setdefault(record.segment, []).append(record)
         checkpoint = snapshot.checkpoint
@@ -452,10 +451,10 @@ class Verification:
             elif len(paths) == 2 or first in firsts:
                 firsts.add(first)
             elif checkpoint is None or checkpoint.first != first:
-                # One that was about to begin is empty; any other held messages.
+                # An empty file is from an interrupted creation; any other had messages.
                 found = problems if _size_of(paths[0]) else notes
                 found.append(
-                    DamagedFile(self._relative(paths[0]), "other file of the segment is gone")
+                    DamagedFile(self._relative(paths[0]), "other file of the segment is missing")
                 )
         if checkpoint is not None and checkpoint.first >= oldest:
             firsts.add(checkpoint.first)
@@ -478,7 +477,7 @@ class Verification:
         records: Sequence[JournalRecord],
         problems: list[DamagedFile],
     ) -> _PlannedSegment:
-        """The segment that begins with this number, and up to where it must have messages."""
+        """Plans the check of the segment that begins with this number."""
         checkpoint = snapshot.checkpoint
         if summary is not None and not first < summary.end <= (following or summary.end):
             problems.append(
@@ -507,9 +506,9 @@ class Verification:
                 if first is not None:
                     files.setdefault(first, []).append(path)
                 elif first_of_name(path.stem) is not None:
-                    notes.append(DamagedFile(self._relative(path), "set aside by recovery"))
+                    notes.append(DamagedFile(self._relative(path), "renamed by recovery"))
                 elif path.name not in (DEFINITION_FILE, f"{DEFINITION_FILE}.new"):
-                    notes.append(DamagedFile(self._relative(path), "not a file of Penstock"))
+                    notes.append(DamagedFile(self._relative(path), "not a Penstock file"))
         return files
 
     def _check_segment(self, directory: Path, segment: _PlannedSegment) -> SegmentCheck:
@@ -537,7 +536,7 @@ class Verification:
         notes = []
         torn = 0
         while segment.is_newest and not self.report.is_served and spans and spans[-1].reason:
-            # Behind what is known to be on the disk, a crash interrupted the appends.
+            # After the last sync, damaged entries are appends that a crash interrupted.
             if spans[-1].end <= required:
                 break
             last = spans.pop()
@@ -576,7 +575,7 @@ class Verification:
             self.report.problems.append(DamagedFile("streams", "directory is missing"))
             return []
         if found and is_served(self._root):
-            # Created or deleted meanwhile.
+            # The broker may have just created or deleted them.
             self._pause(_CONFIRM_PAUSE_SECONDS)
             with suppress(OSError, sqlite3.Error):
                 catalog = self._reopen_catalog()
@@ -585,7 +584,7 @@ class Verification:
         return [path for path in found if path.name not in known and path.is_dir()]
 
     def _check_unlisted(self, directory: Path) -> StreamCheck | None:
-        """A directory without a row in the catalog; None if it holds no stream that is wanted."""
+        """Checks a directory without a catalog row; None if it has no selected stream."""
         place = self._relative(directory)
         notes: list[DamagedFile] = []
         files = self._list_files(directory, notes)
@@ -596,7 +595,7 @@ class Verification:
         if not self._is_selected(name):
             return None
         if not any(map(_size_of, paths)) and not (directory / DEFINITION_FILE).exists():
-            # A creation that was never finished.
+            # The creation was not finished.
             self.report.notes.append(DamagedFile(place, "empty, and not in the catalog"))
             return None
         if not any(problem.file == CATALOG_FILE for problem in self.report.problems):
@@ -620,7 +619,7 @@ def _add_unreadable(
     reason: str,
     file: str = "",
 ) -> None:
-    """Messages [first, end) cannot be read: those in a known gap are missing, others damaged."""
+    """Counts unreadable messages [first, end): missing in known gaps, damaged elsewhere."""
     place = bisect_right(gaps, first, key=itemgetter(1))
     while first < end:
         gap_first, gap_end = gaps[place] if place < len(gaps) else (end, end)
@@ -664,12 +663,12 @@ def _add_damage(report: StreamReport, first: int, end: int, reason: str, file: s
 def verify(
     root: Path, *, patterns: Sequence[str] = (), meter: Meter = ignore_bytes
 ) -> VerificationReport:
-    """Checks everything below a root that belongs to streams of these names, or to all."""
+    """Checks the streams that match `patterns`, or all."""
     return Verification(root, patterns=patterns, meter=meter).run()
 
 
 class ReadThrottle:
-    """A meter that waits, so that no more than so many bytes are read in a second."""
+    """A meter that waits to limit the bytes read per second."""
 
     def __init__(
         self,
