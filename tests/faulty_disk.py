@@ -1,8 +1,8 @@
-"""A disk that fills up, fails, and forgets what was not synced when the power goes.
+"""A disk that fills up, fails, and loses unsynced data in a power cut.
 
-Files are real, so that everything above runs as it does in earnest. Beside each one the disk
-remembers what a real one would still have after a power cut: the contents at the last sync, and
-of what was written since any part, in any order.
+Files are real, so the store runs unchanged. For each file the disk tracks the data that a real disk
+could have after a power cut: the contents at the last sync, and any part of later writes, in any
+order.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class FaultyDisk(Disk):
         self.room: int | None = None
         self.fails: Callable[[str, Path], bool] = lambda _action, _path: False
 
-    # What may go wrong
+    # Faults
 
     def fill(self, room: int) -> None:
-        """So many more bytes can be written, and then there is no space."""
+        """Lets `room` more bytes be written. Further writes fail."""
         self.room = room
 
     def mend(self) -> None:
@@ -50,16 +50,16 @@ class FaultyDisk(Disk):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     def kill(self) -> None:
-        """Closes all files, as the end of a process does."""
+        """Closes all files, like the end of a process."""
         for descriptor in list(self._open_files):
             self.close(descriptor)
         self.pool = FilePool(self.pool.capacity)
 
     def power_cut(self, random: Random) -> None:
-        """Every file becomes what it might be after the power came back."""
+        """Gives every file contents that it may have after a power cut."""
         self.kill()
         for path, file in self._removed.items():
-            # A removal that was not synced may not have happened.
+            # An unsynced removal may be lost.
             if path in self._listed and path not in self._files and random.random() < 0.5:
                 self._files[path] = file
         for path, file in list(self._files.items()):
@@ -76,7 +76,7 @@ class FaultyDisk(Disk):
         self._listed = set(self._files)
         self._removed = {}
 
-    # The disk
+    # Operations of a disk
 
     def create(self, path: Path) -> int:
         self._maybe_fail("create", path)
@@ -152,12 +152,12 @@ def _survivor(file: _FaultyFile, random: Random) -> bytes:
     contents = bytearray(file.synced)
     for position, data in file.writes:
         for start in range(0, len(data), _PIECE_BYTES):
-            fate = random.choice(("written", "written", "missing", "zeros"))
-            if fate == "missing":
+            outcome = random.choice(("written", "written", "missing", "zeros"))
+            if outcome == "missing":
                 continue
             piece = data[start : start + _PIECE_BYTES]
             at = position + start
             if len(contents) < at:
                 contents.extend(bytes(at - len(contents)))
-            contents[at : at + len(piece)] = piece if fate == "written" else bytes(len(piece))
+            contents[at : at + len(piece)] = piece if outcome == "written" else bytes(len(piece))
     return bytes(contents)

@@ -1,4 +1,4 @@
-"""Files that a test leaves open are closed behind it."""
+"""A fixture that closes the segment files that a test leaves open."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SEGMENT_FILE = re.compile(r"\.(data|index)( \(deleted\))?")
 
 @pytest.fixture(autouse=True)
 def leave_no_segments_open() -> Iterator[None]:
-    """A store that a test kills keeps its files, as a process that is killed would not.
+    """Closes the segment files of stores that a test has killed.
 
-    After a thousand of them the sockets of a Spark in the same process have numbers that Python's
-    `select` does not know, and nothing moves any more.
+    Otherwise the descriptors add up, and Python's `select` fails for the sockets of Spark, whose
+    numbers become too large.
     """
-    before = set(os.listdir(_DESCRIPTORS))  # noqa: PTH208 - names are what is compared
+    before = set(os.listdir(_DESCRIPTORS))  # noqa: PTH208 - only the names are needed
     yield
     for name in set(os.listdir(_DESCRIPTORS)) - before:  # noqa: PTH208
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The faulty disk must lose what a real one may lose, and never what was synced."""
+"""The faulty disk may lose unsynced data like a real disk, and never synced data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def disk() -> FaultyDisk:
     return FaultyDisk()
 
 
-def test_what_was_synced_survives_a_power_cut(disk: FaultyDisk, tmp_path: Path) -> None:
+def test_synced_bytes_survive_a_power_cut(disk: FaultyDisk, tmp_path: Path) -> None:
     file = disk.create(tmp_path / "f")
     disk.write(file, b"kept", 0)
     disk.sync(file)
@@ -25,8 +25,8 @@ def test_what_was_synced_survives_a_power_cut(disk: FaultyDisk, tmp_path: Path) 
         assert (tmp_path / "f").read_bytes() == b"kept"
 
 
-def fates(write: bytes, tmp_path: Path) -> set[bytes]:
-    """What a file can be after a power cut that follows an unsynced write."""
+def outcomes(write: bytes, tmp_path: Path) -> set[bytes]:
+    """All contents that a file can have after an unsynced write and a power cut."""
     found = set()
     for seed in range(60):
         disk = FaultyDisk()
@@ -39,15 +39,15 @@ def fates(write: bytes, tmp_path: Path) -> set[bytes]:
     return found
 
 
-def test_what_was_not_synced_may_be_there_missing_or_zeros(tmp_path: Path) -> None:
-    assert fates(b"data", tmp_path) == {b"data", b"", bytes(4)}
+def test_unsynced_bytes_may_be_present_missing_or_zeros(tmp_path: Path) -> None:
+    assert outcomes(b"data", tmp_path) == {b"data", b"", bytes(4)}
 
 
-def test_pieces_of_a_large_write_have_fates_of_their_own(tmp_path: Path) -> None:
-    assert bytes(512) + b"x" * 512 in fates(b"x" * 1024, tmp_path)
+def test_pieces_of_a_large_write_are_lost_independently(tmp_path: Path) -> None:
+    assert bytes(512) + b"x" * 512 in outcomes(b"x" * 1024, tmp_path)
 
 
-def test_a_file_whose_name_was_not_synced_may_vanish(tmp_path: Path) -> None:
+def test_file_with_an_unsynced_name_may_vanish(tmp_path: Path) -> None:
     found = set()
     for seed in range(20):
         disk = FaultyDisk()
@@ -58,7 +58,7 @@ def test_a_file_whose_name_was_not_synced_may_vanish(tmp_path: Path) -> None:
     assert found == {True, False}
 
 
-def test_a_removal_that_was_not_synced_may_not_have_happened(tmp_path: Path) -> None:
+def test_unsynced_removal_may_be_lost(tmp_path: Path) -> None:
     found = set()
     for seed in range(20):
         disk = FaultyDisk()
@@ -71,7 +71,7 @@ def test_a_removal_that_was_not_synced_may_not_have_happened(tmp_path: Path) -> 
     assert found == {True, False}
 
 
-def test_a_full_disk_writes_what_fits_and_then_fails(disk: FaultyDisk, tmp_path: Path) -> None:
+def test_full_disk_fails_after_a_partial_write(disk: FaultyDisk, tmp_path: Path) -> None:
     file = disk.create(tmp_path / "f")
     disk.fill(6)
     disk.write(file, b"four", 0)

@@ -1,4 +1,4 @@
-"""Tests that need a small file system of their own; `test_full_disk.py` runs them."""
+"""Tests on a small file system. `test_full_disk.py` runs them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.broker.exports.workbench import to_http
 from tests.cli.command import penstock_process
 from tests.support import MEBIBYTE, LocalBroker, append, create, read, wait_until
 
-# Enough for the reserve, and for what the catalog takes in advance.
+# Enough for the reserve and for the space that the catalog preallocates.
 DISK_BYTES = 24 * MEBIBYTE
 SEGMENT_BYTES = 64 * 1024
 PAYLOAD = b"x" * 4096
 
 
-class SmallDisk:
-    """A file system that a file fills to the last byte."""
+class MountedDisk:
+    """A small file system that `fill` fills to the last byte."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "root"
@@ -57,16 +57,16 @@ class SmallDisk:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+def disk(tmp_path: Path) -> Iterator[MountedDisk]:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(tmp_path)]
     subprocess.run(mount, check=True)
-    yield SmallDisk(tmp_path)
+    yield MountedDisk(tmp_path)
     subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 @pytest.fixture(params=["preallocated", "reserve"])
-def store(request: pytest.FixtureRequest, disk: SmallDisk) -> Iterator[Store]:
-    """One whose catalog has taken its space in advance, and one that has the reserve alone."""
+def store(request: pytest.FixtureRequest, disk: MountedDisk) -> Iterator[Store]:
+    """A store with a preallocated catalog, or with the reserve alone."""
     store = Store(disk.root)
     if request.param == "preallocated":
         store.maintain_space()
@@ -92,7 +92,7 @@ def fill_stream(store: Store, name: str = "s", **fields: object) -> StoredStream
     return stream
 
 
-def test_deleted_stream_frees_its_space(disk: SmallDisk, store: Store) -> None:
+def test_deleted_stream_frees_its_space(disk: MountedDisk, store: Store) -> None:
     fill_stream(store)
     disk.fill()
 
@@ -103,7 +103,7 @@ def test_deleted_stream_frees_its_space(disk: SmallDisk, store: Store) -> None:
     assert store.catalog.removed_directories() == []
 
 
-def test_expired_messages_free_their_space(disk: SmallDisk, store: Store) -> None:
+def test_expired_messages_free_their_space(disk: MountedDisk, store: Store) -> None:
     stream = fill_stream(store, time_to_live_millis=60_000)
     disk.fill()
 
@@ -116,8 +116,8 @@ def test_expired_messages_free_their_space(disk: SmallDisk, store: Store) -> Non
 
 
 @pytest.mark.parametrize("flush_on_write", [False, True])
-def test_overwriting_stream_at_its_maximum_goes_on(
-    disk: SmallDisk, store: Store, flush_on_write: bool
+def test_overwriting_stream_at_its_max_size_accepts_appends(
+    disk: MountedDisk, store: Store, flush_on_write: bool
 ) -> None:
     stream = fill_stream(store, flush_on_write=flush_on_write)
     for _ in range(100):
@@ -136,7 +136,7 @@ def test_overwriting_stream_at_its_maximum_goes_on(
     assert log.total_bytes > MEBIBYTE - 3 * SEGMENT_BYTES
 
 
-def test_overwriting_stream_below_its_maximum_keeps_its_messages(disk: SmallDisk) -> None:
+def test_overwriting_stream_below_its_max_size_keeps_its_messages(disk: MountedDisk) -> None:
     store = Store(disk.root)
     stream = fill_stream(store, max_size=16 * MEBIBYTE)
     disk.fill()
@@ -152,14 +152,14 @@ def test_overwriting_stream_below_its_maximum_keeps_its_messages(disk: SmallDisk
     store.close()
 
 
-def test_progress_is_stored_on_a_full_disk(disk: SmallDisk) -> None:
+def test_progress_is_stored_on_a_full_disk(disk: MountedDisk) -> None:
     store = Store(disk.root)
     stream = store.create(define())
     store.catalog.update_stream(stream.id, b"{}", [], [ExportProgress("k")])
     store.maintain_space()
     disk.fill()
 
-    # Far more than the WAL holds.
+    # Far more than fits the WAL.
     for number in range(500):
         store.catalog.commit_progress([(stream.id, ExportProgress("k", number))])
 
@@ -168,7 +168,7 @@ def test_progress_is_stored_on_a_full_disk(disk: SmallDisk) -> None:
     store.close()
 
 
-def test_store_opens_and_commits_on_a_full_disk(disk: SmallDisk) -> None:
+def test_store_opens_and_commits_on_a_full_disk(disk: MountedDisk) -> None:
     store = Store(disk.root)
     stream = fill_stream(store)
     store.catalog.update_stream(stream.id, b"{}", [], [ExportProgress("k")])
@@ -185,7 +185,7 @@ def test_store_opens_and_commits_on_a_full_disk(disk: SmallDisk) -> None:
     os.close(store._lock)
 
 
-def test_tokens_are_revoked_and_creation_fails_plainly(disk: SmallDisk) -> None:
+def test_tokens_can_be_revoked_and_creation_fails_without_a_traceback(disk: MountedDisk) -> None:
     root = ("--root", str(disk.root))
     with LocalBroker(disk.root) as broker:
         secret = "s" * 43
@@ -194,7 +194,7 @@ def test_tokens_are_revoked_and_creation_fails_plainly(disk: SmallDisk) -> None:
                 TokenRow("phone", "admin", ("*",), 1), secret
             )
         )
-        # Or else it takes the reserve, and logs that.
+        # Otherwise the change uses the reserve, which is logged.
         broker.run(broker.broker._store.maintain_space)
         with broker.connect(secret) as client:
             disk.fill()
@@ -204,7 +204,7 @@ def test_tokens_are_revoked_and_creation_fails_plainly(disk: SmallDisk) -> None:
             wait_until(lambda: not _is_connected(client))
         with pytest.raises(ConnectFailedException):
             broker.connect(secret)
-    # Without a broker SQLite has to create files first, and there is no space for them.
+    # Without a broker, SQLite must create files first, and has no space for them.
     (disk.root / RESERVE_FILE).unlink(missing_ok=True)
     disk.fill()
     created = penstock_process("tokens", "create", "tablet", "--role", "admin", *root)
@@ -220,7 +220,7 @@ def _is_connected(client: object) -> bool:
     return False
 
 
-def test_token_is_revoked_with_the_reserve_where_no_broker_runs(disk: SmallDisk) -> None:
+def test_revoking_a_token_without_a_broker_uses_the_reserve(disk: MountedDisk) -> None:
     store = Store(disk.root)
     store.catalog.add_token(TokenRow("phone", "admin", ("*",), 1), "s" * 43)
     store.close()
@@ -234,7 +234,7 @@ def test_token_is_revoked_with_the_reserve_where_no_broker_runs(disk: SmallDisk)
     catalog.close()
 
 
-def test_exports_deliver_each_message_once(disk: SmallDisk) -> None:
+def test_exports_deliver_each_message_once(disk: MountedDisk) -> None:
     with LocalBroker(disk.root) as broker, broker.connect() as client:
         name = create(client, "s", exportDefinition=to_http())
         wal = disk.root / "catalog.sqlite-wal"
@@ -248,7 +248,7 @@ def test_exports_deliver_each_message_once(disk: SmallDisk) -> None:
         assert exported(client, name) == 49
 
 
-def test_appends_are_refused_before_the_disk_is_full(disk: SmallDisk) -> None:
+def test_appends_are_refused_before_the_disk_is_full(disk: MountedDisk) -> None:
     min_free = 4 * MEBIBYTE
     with LocalBroker(disk.root, min_free_disk=min_free) as broker, broker.connect() as client:
         name = create(client, "s", maxSize=64 * MEBIBYTE)
@@ -262,7 +262,7 @@ def test_appends_are_refused_before_the_disk_is_full(disk: SmallDisk) -> None:
                 append(client, name, PAYLOAD * 16)
                 stored += 1
         assert min_free - MEBIBYTE < disk.free_bytes < min_free + MEBIBYTE
-        # What frees as much as it takes, and what takes nothing, goes on.
+        # Overwriting streams and memory streams accept appends.
         for _ in range(100):
             append(client, small, PAYLOAD)
             append(client, memory, PAYLOAD)

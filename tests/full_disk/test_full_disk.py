@@ -1,8 +1,7 @@
-"""What works on a disk without a free byte: a real, small file system, also for ordinary users.
+"""Runs `cases.py` on a real, small file system without a free byte, also as an unprivileged user.
 
-SQLite does not write through `Disk`, so an injected fault would not show what it does there. The
-tests are those of `cases.py`: they run in a mount namespace of their own, which takes the file
-systems with it when it ends.
+SQLite does not write through `Disk`, so injected faults would not reach it. The cases run in their
+own mount namespace, which unmounts the file systems when it ends.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ UNSHARE = ("unshare", "--user", "--map-root-user", "--mount")
 MOUNT = "mount -t tmpfs -o size=64k none"
 
 
-def test_ways_out_of_a_full_disk_work_on_a_real_file_system(tmp_path: Path) -> None:
+def test_full_disk_cases_pass_on_a_real_file_system(tmp_path: Path) -> None:
     probe = (*UNSHARE, "sh", "-c", f"{MOUNT} {tmp_path}")
     environment = clean_environment(PYTHONDONTWRITEBYTECODE="1")
     if shutil.which("unshare") is None:
-        pytest.skip("there is no unshare")
+        pytest.skip("unshare is not installed")
     if run_program(*probe, cwd=PROJECT, env=environment, seconds=TIMEOUT_S).returncode:
         pytest.skip("this user may not mount a file system")
     cases = str(Path(__file__).with_name("cases.py"))

@@ -29,7 +29,7 @@ from tests.support import MEMORY
 LEASE_SECONDS = 10.0
 GRACE_SECONDS = 3.0
 
-# By stream: its exports, and their special fields.
+# Exports by stream, with the fields that differ from the defaults.
 EXPORTS: dict[str, dict[str, dict[str, Any]]] = {
     "files": {"one": {}, "two": {"batchSize": 4, "batchIntervalMillis": 60_000}},
     "memory": {"one": {"priority": 3}, "two": {"startSequenceNumber": 5}},
@@ -46,8 +46,8 @@ def is_refused(number: int) -> bool:
     return number % 7 == 3
 
 
-class Way(Enum):
-    """How messages of a slice are delivered and reported."""
+class DeliveryMode(Enum):
+    """How a task delivers and reports the messages of a slice."""
 
     whole = "whole"
     in_part = "in part"
@@ -65,7 +65,7 @@ class Destination:
 
     def __init__(self, start: int) -> None:
         self.start = start
-        # In the order in which they arrived for the first time.
+        # In the order of their first arrival.
         self.arrived: list[int] = []
         self.refused: set[int] = set()
         self.holder: Delivery | None = None
@@ -81,7 +81,7 @@ class Destination:
 
 
 class Delivery:
-    """A slice that a task was given, as the task knows it."""
+    """A slice of a task, with the state that the task knows."""
 
     def __init__(
         self, found: MessageSlice, destination: Destination, task: str, held_until: float
@@ -89,24 +89,24 @@ class Delivery:
         self.slice = found
         self.destination = destination
         self.task = task
-        # Before, no other task gets the slice.
+        # No other task gets the slice before this time.
         self.held_until = held_until
         self.export = (found.stream, found.identifier)
-        # According to the last accepted report.
+        # From the last accepted report.
         self.first = found.first
         self.arrived = list(found.arrived)
-        # The task goes on: it has not given up the lease, lost it, or reported for the last time.
+        # False after the task has released or lost the lease, or sent its final report.
         self.is_active = True
 
 
 class Sent(NamedTuple):
-    """A report, and the delivery that it is about."""
+    """A report and its delivery."""
 
     delivery: Delivery
     report: DeliveryReport
 
 
-class InFlight(NamedTuple):
+class PendingExportReport(NamedTuple):
     sent: Sent
     commit: Commit
 
@@ -122,7 +122,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         self.destinations: dict[tuple[str, str], Destination] = {}
         self.deliveries: list[Delivery] = []
         self.sent: list[Sent] = []
-        self.in_flight: list[InFlight] = []
+        self.in_flight: list[PendingExportReport] = []
 
     @initialize(
         kilobits=st.sampled_from([None, 8]),
@@ -184,7 +184,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
 
     @rule(data=st.data(), is_added_again=st.booleans())
     def remove_an_export(self, data: st.DataObject, is_added_again: bool) -> None:
-        """And add another one of the same name, maybe before the broker has looked."""
+        """Removes an export and may add another of the same name at once."""
         name, identifier = self._draw_export(data)
         if identifier in self.fields[name]:
             self._remove(name, identifier)
@@ -223,7 +223,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         asyncio.run(self.bench.streams.update(self._define(name)))
 
     def _draw_export(self, data: st.DataObject) -> tuple[str, str]:
-        """Rather one that a task delivers."""
+        """Prefers an export that a task delivers."""
         if self.deliveries:
             return self._draw(data).export
         export: tuple[str, str] = data.draw(st.tuples(names, identifiers))
@@ -251,7 +251,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         max_slices: int,
         max_priority: int | None,
     ) -> None:
-        """A task that holds nothing any more may have been restarted, or has lost a plan."""
+        """A task without leases may have been restarted, or has lost a plan."""
         self._plan(
             task,
             is_holding,
@@ -279,14 +279,14 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         return given
 
     def _learn_lease(self, delivery: Delivery, is_lost: bool) -> None:
-        """The task has asked, and knows which leases it holds."""
+        """Updates the lease of a delivery after a request of its task."""
         if not delivery.is_active:
             delivery.held_until = -math.inf
         elif is_lost:
             assert not self._is_held(delivery), "the broker has forgotten a lease"
             delivery.is_active = False
         else:
-            # The broker knew the lease, or it was restarted and has adopted the lease.
+            # The broker had the lease, or has adopted it after a restart.
             assert self.destinations.get(delivery.export) is delivery.destination
             holder = delivery.destination.holder
             assert holder is delivery or holder is None or not self._is_held(holder)
@@ -294,15 +294,16 @@ class ExportsAgainstAList(RuleBasedStateMachine):
             delivery.held_until = self.bench.seconds + LEASE_SECONDS
 
     def _is_held(self, delivery: Delivery) -> bool:
-        """Whether the broker has to know the lease."""
+        """Whether the broker must have the lease."""
         is_current = self.destinations.get(delivery.export) is delivery.destination
         is_holder = delivery.destination.holder is delivery
         return is_current and is_holder and delivery.held_until > self.bench.seconds
 
     def _knows_position(self, delivery: Delivery) -> bool:
-        """False for a task that did not learn of a report, or of a lease of another task.
+        """Whether the task has the current position of the export.
 
-        A broker that was restarted may adopt its lease, and refuses its report.
+        It may have missed an accepted report or a lease of another task. A restarted broker may
+        adopt such a lease and refuse the report.
         """
         name, identifier = delivery.export
         progress = self._stream(name).stored.progress[identifier]
@@ -332,38 +333,40 @@ class ExportsAgainstAList(RuleBasedStateMachine):
                 delivery.held_until = min(delivery.held_until, ends)
 
     def _deliver(self, delivery: Delivery, end: int) -> None:
-        """The messages before `end` that the stream still has."""
+        """Delivers the messages before `end` that the stream still has."""
         stream = self._stream(delivery.slice.stream)
         if stream.stored.id == delivery.slice.stream_id:
             for number in range(max(delivery.first, stream.log.oldest), end):
                 if number not in delivery.arrived:
                     delivery.destination.take(number)
 
-    # One rule for all ways: a run that leaves out some of its rules still delivers in all of them.
-    @rule(data=st.data(), how=st.sampled_from(Way))
-    def deliver(self, data: st.DataObject, how: Way) -> None:
+    # One rule for all modes: Hypothesis may disable rules, but not modes.
+    @rule(data=st.data(), mode=st.sampled_from(DeliveryMode))
+    def deliver(self, data: st.DataObject, mode: DeliveryMode) -> None:
         if not self.deliveries:
             self._plan("a", is_holding=True)
         if not self.deliveries:
             return
         delivery = self._draw(data)
-        match how:
-            case Way.whole:
+        match mode:
+            case DeliveryMode.whole:
                 self._send(self._make_report(delivery, delivery.slice.end))
-            case Way.in_part | Way.failing:
-                error = "it is down" if how is Way.failing else ""
+            case DeliveryMode.in_part | DeliveryMode.failing:
+                error = "it is down" if mode is DeliveryMode.failing else ""
                 self._send(self._deliver_a_part(data, delivery, error=error, is_final=True))
-            case Way.interim:
+            case DeliveryMode.interim:
                 self._report_in_parts(data, delivery)
-            case Way.without_a_report:
+            case DeliveryMode.without_a_report:
                 self._deliver(delivery, delivery.slice.end)
-            case Way.to_a_slow_disk | Way.interim_to_a_slow_disk:
-                is_final = how is Way.to_a_slow_disk
+            case DeliveryMode.to_a_slow_disk | DeliveryMode.interim_to_a_slow_disk:
+                is_final = mode is DeliveryMode.to_a_slow_disk
                 sent = self._deliver_a_part(data, delivery, is_final=is_final)
                 self.sent.append(sent)
-                self.in_flight.append(InFlight(sent, self.bench.begin_commit(sent.report)))
-            case Way.before_it_is_replaced | Way.after_it_was_replaced:
-                self._report_and_replace(data, delivery, how)
+                self.in_flight.append(
+                    PendingExportReport(sent, self.bench.begin_commit(sent.report))
+                )
+            case DeliveryMode.before_it_is_replaced | DeliveryMode.after_it_was_replaced:
+                self._report_and_replace(data, delivery, mode)
 
     def _report_in_parts(self, data: st.DataObject, delivery: Delivery) -> None:
         for _ in range(data.draw(st.integers(1, 3))):
@@ -372,27 +375,29 @@ class ExportsAgainstAList(RuleBasedStateMachine):
     def _deliver_a_part(
         self, data: st.DataObject, delivery: Delivery, *, error: str = "", is_final: bool
     ) -> Sent:
-        """To the exports of the memory stream also with holes, as when a call fails in part."""
+        """Delivers a part of a slice; with holes for the memory stream, like partial failures."""
         found = delivery.slice
         end = data.draw(st.integers(delivery.first, found.end))
         stream = self._stream(found.stream)
         more: set[int] = set()
         if found.stream == "memory" and stream.stored.id == found.stream_id:
-            behind = range(max(end, stream.log.oldest), found.end)
-            more = data.draw(st.sets(st.sampled_from(behind))) if behind else set()
+            later = range(max(end, stream.log.oldest), found.end)
+            more = data.draw(st.sets(st.sampled_from(later))) if later else set()
         return self._make_report(delivery, end, error=error, more=sorted(more), is_final=is_final)
 
-    def _report_and_replace(self, data: st.DataObject, delivery: Delivery, how: Way) -> None:
+    def _report_and_replace(
+        self, data: st.DataObject, delivery: Delivery, mode: DeliveryMode
+    ) -> None:
         name, identifier = delivery.export
         if identifier not in self.fields[name]:
             return
         is_final = data.draw(st.booleans())
         sent = self._make_report(delivery, delivery.slice.end, is_final=is_final)
-        is_before = how is Way.before_it_is_replaced
+        is_before = mode is DeliveryMode.before_it_is_replaced
         commit = self.bench.begin_commit(sent.report) if is_before else None
         self._remove(name, identifier)
         self._add(name, identifier)
-        self._finish(InFlight(sent, commit or self.bench.begin_commit(sent.report)))
+        self._finish(PendingExportReport(sent, commit or self.bench.begin_commit(sent.report)))
 
     @precondition(lambda self: self.in_flight)
     @rule(works=st.booleans())
@@ -407,7 +412,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
     @rule(data=st.data())
     def report_again(self, data: st.DataObject) -> None:
         sent = data.draw(st.sampled_from(self.sent[-20:]))
-        self._finish(InFlight(sent, self.bench.begin_commit(sent.report)))
+        self._finish(PendingExportReport(sent, self.bench.begin_commit(sent.report)))
 
     def _draw(self, data: st.DataObject) -> Delivery:
         delivery: Delivery = data.draw(st.sampled_from(self.deliveries[-8:]))
@@ -422,7 +427,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         more: Sequence[int] = (),
         is_final: bool = True,
     ) -> Sent:
-        """Delivers messages, and reports them."""
+        """Delivers messages and makes the report."""
         first, before = delivery.first, delivery.arrived
         self._deliver(delivery, end)
         for number in more:
@@ -449,11 +454,11 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         is_settling = any(each.sent.delivery is delivery for each in self.in_flight)
         is_due = delivery.is_active and not is_settling and self._is_held(delivery)
         has_to_be_accepted = is_due and self._knows_position(delivery)
-        accepted = self._finish(InFlight(sent, self.bench.begin_commit(sent.report)))
+        accepted = self._finish(PendingExportReport(sent, self.bench.begin_commit(sent.report)))
         assert accepted or not has_to_be_accepted, "the report of a lease is refused"
 
-    def _finish(self, in_flight: InFlight) -> bool:
-        """Stores reports; whether they were accepted."""
+    def _finish(self, in_flight: PendingExportReport) -> bool:
+        """Stores a report; returns whether it was accepted."""
         delivery, message = in_flight.sent
         self.bench.finish_commit(in_flight.commit)
         settlement = in_flight.commit.settlement
@@ -479,7 +484,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
 
     @rule(are_stored=st.booleans())
     def restart(self, are_stored: bool) -> None:
-        """Leases are forgotten until a task asks or reports; commits may be stored or not."""
+        """The broker loses leases until tasks send requests; commits may be stored or not."""
         for in_flight in self.in_flight:
             if are_stored:
                 in_flight.commit.change.store()
@@ -490,7 +495,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
 
     @rule(data=st.data(), task=tasks, is_first=st.booleans())
     def restart_while_a_task_delivers(self, data: st.DataObject, task: str, is_first: bool) -> None:
-        """A task that asks before any other keeps all of its leases, and goes on reporting."""
+        """A task whose request is the first keeps all of its leases, and continues to report."""
         self._plan(task, is_holding=True)
         held = [each for each in self.deliveries if each.task == task and self._is_held(each)]
         busy = {each.sent.delivery for each in self.in_flight}
@@ -521,14 +526,14 @@ class ExportsAgainstAList(RuleBasedStateMachine):
             if name == "files":
                 assert destination.arrived == sorted(destination.arrived)
 
-    def everything_arrives_in_the_end(self) -> None:
+    def all_messages_arrive_in_the_end(self) -> None:
         while self.in_flight:
             self.disk_answers(works=True)
         for name, exports in self.fields.items():
             for fields in exports.values():
                 fields["disabled"] = False
             self._update(name)
-        # As long as the longest back-off, or an interval.
+        # Longer than the max back-off and all intervals.
         self.time_passes(400.0)
         for _ in range(1000):
             given = self._plan("a", is_holding=False)
@@ -547,7 +552,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "bench"):
             try:
-                self.everything_arrives_in_the_end()
+                self.all_messages_arrive_in_the_end()
             finally:
                 self.bench.close()
         shutil.rmtree(self.root)

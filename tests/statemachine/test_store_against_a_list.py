@@ -1,7 +1,7 @@
 """The store against a plain list of messages, through crashes, faults and power cuts.
 
-The list says what was answered for. After a kill everything must be there; after a power cut
-everything that was synced, byte for byte, and of the rest nothing that was not written.
+The list has all acknowledged messages. After a kill all of them must be readable. After a power
+cut, all synced messages must be readable, and other messages are intact or reported as damaged.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class StoreAgainstAList(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="penstock-model-", dir=MEMORY))
         self.disk = FaultyDisk()
-        # Fewer than the streams and their segments need.
+        # Fewer than the segments need.
         self.disk.pool.capacity = 2
         self.store = Store(self.root, self.disk)
         self.now = 1_700_000_000_000
         self.messages: dict[int, tuple[int, bytes]] = {}
         self.end = 0
         self.oldest = 0
-        self.promised_end = 0
+        self.durable_end = 0
         self.torn: set[int] = set()
-        # Refused, but the disk failed once more when the remains were to be cut off: if nothing
-        # is appended or stopped cleanly before a crash, they may turn up.
-        self.remains: dict[int, tuple[int, bytes]] = {}
+        # Refused messages whose truncation failed as well. They may appear after a crash, unless
+        # an append or a clean stop comes first.
+        self.leftovers: dict[int, tuple[int, bytes]] = {}
 
     @initialize(
         overwrites=st.booleans(),
@@ -75,7 +75,7 @@ class StoreAgainstAList(RuleBasedStateMachine):
         assert isinstance(self.stream.log, FileLog)
         return self.stream.log
 
-    # What a broker does
+    # Operations of a broker
 
     @rule(batch=payloads)
     def append(self, batch: list[bytes]) -> None:
@@ -90,13 +90,13 @@ class StoreAgainstAList(RuleBasedStateMachine):
             assert size > self.definition.max_size
         else:
             assert first == self.end
-            self._appended(batch)
+            self._record_append(batch)
             return
         assert (self.log.oldest, self.log.end, self.log.total_bytes) == before
 
     @rule(size=st.integers(100, 1000), count=st.integers(1, 12))
     def append_one_by_one(self, size: int, count: int) -> None:
-        """Enough to fill segments, and streams."""
+        """Appends enough messages to fill segments and streams."""
         for number in range(count):
             self.append([bytes([number + 1]) * size])
 
@@ -115,47 +115,47 @@ class StoreAgainstAList(RuleBasedStateMachine):
             first = self.log.append(batch, self.now)
         except OSError:
             assert self.log.end == end
-            if stays_torn and not self.remains:
-                self.remains = {n: (self.now, payload) for n, payload in enumerate(batch, end)}
+            if stays_torn and not self.leftovers:
+                self.leftovers = {n: (self.now, payload) for n, payload in enumerate(batch, end)}
         except (StreamFullError, MessageTooLargeError):
             assert self.log.end == end
         else:
             assert first == self.end
-            self._appended(batch)
+            self._record_append(batch)
         self.disk.mend()
 
-    def _appended(self, batch: list[bytes]) -> None:
+    def _record_append(self, batch: list[bytes]) -> None:
         self.messages |= {n: (self.now, payload) for n, payload in enumerate(batch, self.end)}
         self.end += len(batch)
-        self.remains = {}
+        self.leftovers = {}
 
     @rule()
     def sync(self) -> None:
         self.log.sync()
-        self.promised_end = self.end
+        self.durable_end = self.end
 
     @rule()
     def flush(self) -> None:
         self.log.flush()
-        self.promised_end = self.end
+        self.durable_end = self.end
 
     @rule()
     def flush_on_a_failing_disk(self) -> None:
         self.disk.fails = lambda action, _path: action in ("sync", "create")
         with contextlib.suppress(OSError):
             self.log.flush()
-            self.promised_end = self.end
+            self.durable_end = self.end
         self.disk.mend()
 
     @rule()
     def sync_in_the_background(self) -> None:
         self.store.sync()
-        self.promised_end = self.end
+        self.durable_end = self.end
 
     @rule()
     def checkpoint(self) -> None:
         self.log.checkpoint()
-        self.promised_end = self.end
+        self.durable_end = self.end
 
     @rule()
     def sync_on_a_failing_disk(self) -> None:
@@ -218,10 +218,10 @@ class StoreAgainstAList(RuleBasedStateMachine):
         ):
             assert self.messages[number] == (time, payload)
 
-    # What happens to a broker
+    # Stops and crashes
 
-    def _forget(self) -> None:
-        """Leave the store as a killed process does."""
+    def _abandon_store(self) -> None:
+        """Leaves the store like a killed process."""
         self.disk.kill()
         self.store.catalog.close()
         os.close(self.store._lock)
@@ -230,45 +230,45 @@ class StoreAgainstAList(RuleBasedStateMachine):
         self.store = Store(self.root, self.disk)
         assert not self.store.unreadable
         assert self.log.limits.max_size == self.definition.max_size
-        # A removal that was put off may not have happened, and one that happened stays.
+        # A pending removal may be lost in the crash; a finished one is not.
         self.oldest = self.log.oldest
-        while self.remains and self.end < self.log.end:
-            self.messages[self.end] = self.remains[self.end]
+        while self.leftovers and self.end < self.log.end:
+            self.messages[self.end] = self.leftovers[self.end]
             self.end += 1
-        self.remains = {}
+        self.leftovers = {}
 
     @rule()
     def restart(self) -> None:
         self.store.close()
-        self.remains = {}
+        self.leftovers = {}
         self._reopen()
         assert self.log.end == self.end
-        self.promised_end = self.end
+        self.durable_end = self.end
 
     @rule()
     def kill(self) -> None:
-        self._forget()
+        self._abandon_store()
         self._reopen()
         assert self.log.end == self.end
 
     @rule(random=st.randoms(use_true_random=False))
-    def cut_the_power(self, random: Random) -> None:
-        self._forget()
+    def cut_power(self, random: Random) -> None:
+        self._abandon_store()
         self.disk.power_cut(random)
         self._reopen()
-        assert self.log.end >= self.promised_end
-        if self.promised_end < self.log.end <= self.end:
-            # Whatever was being written when the power went is cut off, not left as damage; only
-            # a segment behind it that lost everything still says where its numbers began.
+        assert self.log.end >= self.durable_end
+        if self.durable_end < self.log.end <= self.end:
+            # Interrupted appends are removed, not left as damage. Only the file name of a later
+            # segment without messages may keep their numbers.
             with contextlib.suppress(LostError):
                 self.log.read(self.log.end - 1, self.log.end, 1)
-        self.torn |= set(range(self.promised_end, self.end))
+        self.torn |= set(range(self.durable_end, self.end))
         for number in range(self.log.end, self.end):
             del self.messages[number]
         for number in range(self.end, self.log.end):
             self.torn.add(number)
         self.end = self.log.end
-        self.promised_end = self.end
+        self.durable_end = self.end
 
     @rule()
     def delete_and_create_again(self) -> None:
@@ -277,10 +277,10 @@ class StoreAgainstAList(RuleBasedStateMachine):
         self.store.work()
         assert not directory.exists()
         self.store.create(self.definition)
-        self.messages, self.torn, self.remains = {}, set(), {}
-        self.end = self.oldest = self.promised_end = 0
+        self.messages, self.torn, self.leftovers = {}, set(), {}
+        self.end = self.oldest = self.durable_end = 0
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def numbers_and_sizes_agree(self) -> None:
@@ -295,7 +295,7 @@ class StoreAgainstAList(RuleBasedStateMachine):
             assert log.total_bytes == sum(len(self.messages[number][1]) for number in kept)
 
     @invariant()
-    def everything_promised_can_be_read(self) -> None:
+    def all_durable_messages_can_be_read(self) -> None:
         if NAME not in self.store.streams:
             return
         number = self.log.oldest
@@ -311,7 +311,7 @@ class StoreAgainstAList(RuleBasedStateMachine):
                 number += 1
 
     def teardown(self) -> None:
-        self._forget()
+        self._abandon_store()
         shutil.rmtree(self.root)
 
 

@@ -1,7 +1,7 @@
 """S3 tasks against a list, while tasks of a pipeline fail, S3 tasks expire and exports are removed.
 
-In any order of events each S3 task gets a status in the end, either that it was carried out or that
-it was canceled, and no upload that was begun is left in the bucket.
+In any order of events each S3 task gets a final status, Success or Canceled, and no unfinished
+upload stays in the bucket.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from tests.support import MEMORY
 TTL = 60_000
 
 workers = st.sampled_from(["a", "b"])
-# Definitions of the stream; statuses always go to another stream.
+# Definitions of the stream. Statuses go to another stream.
 definitions = st.sampled_from([to_s3(**told_in()), to_s3(priority=1, **told_in()), {}, to_http()])
 
 
-class Held:
-    """A slice that a task of the pipeline has, as far as the task knows."""
+class HeldSlice:
+    """A slice of a task of the pipeline, with the state that the task knows."""
 
     def __init__(self, found: TaskSlice, worker: str) -> None:
         self.slice = found
         self.worker = worker
         self.uploads = {each.sequence_number: each for each in found.uploads}
-        # According to the last accepted report.
+        # From the last accepted report.
         self.first = found.first
         self.ended = set(found.arrived)
 
 
-class InFlight(NamedTuple):
+class PendingTaskReport(NamedTuple):
     """A report that is being stored."""
 
-    held: Held
+    held: HeldSlice
     report: DeliveryReport
     commit: Commit
 
@@ -63,16 +63,16 @@ class TasksAgainstAList(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="penstock-model-", dir=MEMORY))
         self.bench = Workbench(self.root)
-        # A stream that is deleted and created again begins another life.
-        self.life = 0
+        # Incremented when the stream is deleted and created again.
+        self.generation = 0
         self.ids = itertools.count()
-        # Tasks without a final status, by the life of the stream and their number.
-        self.owed: set[tuple[int, int]] = set()
+        # Tasks without a final status: the generation of the stream and the sequence number.
+        self.unfinished: set[tuple[int, int]] = set()
         # The uploads in the bucket.
         self.bucket: set[str] = set()
-        self.held: list[Held] = []
+        self.held: list[HeldSlice] = []
         self.aborts: list[UploadAbort] = []
-        self.in_flight: list[InFlight] = []
+        self.in_flight: list[PendingTaskReport] = []
         self.bench.create("status", {})
         self.exports: dict[str, Any] = to_s3(**told_in())
         self._create()
@@ -91,7 +91,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
         stream = self.bench.streams.find("s")
         first = stream.log.end
         if "s3TaskExecutor" in self.exports:
-            self.owed |= {(self.life, number) for number in range(first, first + count)}
+            self.unfinished |= {(self.generation, number) for number in range(first, first + count)}
         self.bench.append_tasks("s", count)
 
     @rule(exports=definitions)
@@ -102,14 +102,14 @@ class TasksAgainstAList(RuleBasedStateMachine):
         if "s3TaskExecutor" in exports and not had_tasks:
             log = self.bench.streams.find("s").log
             first = self.bench.export("s").next_number
-            self.owed |= {(self.life, number) for number in range(first, log.end)}
+            self.unfinished |= {(self.generation, number) for number in range(first, log.end)}
 
     @rule()
     def delete_and_create_again(self) -> None:
         self.bench.delete("s")
-        self._collect()
-        assert not self.owed, "the stream is deleted, and these tasks have no status"
-        self.life += 1
+        self._read_statuses()
+        assert not self.unfinished, "the stream is deleted, and these tasks have no status"
+        self.generation += 1
         self._create()
 
     # Tasks of the pipeline
@@ -121,7 +121,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
         max_slices=st.sampled_from([0, 256, 256]),
     )
     def plan(self, worker: str, is_holding: bool, max_bytes: int, max_slices: int) -> None:
-        """A worker that holds nothing any more still has its deliveries, and reports them late."""
+        """A worker without leases still has its deliveries, and reports them late."""
         own = [each for each in self.held if each.worker == worker and is_holding]
         plan = self.bench.ask(
             task=worker,
@@ -135,7 +135,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
                 case UploadAbort():
                     self.aborts.append(found)
                 case TaskSlice():
-                    self.held.append(Held(found, worker))
+                    self.held.append(HeldSlice(found, worker))
                 case _:
                     self._is_accepted(report(found))
 
@@ -143,7 +143,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
     def disconnect(self, worker: str) -> None:
         self.bench.depart(worker)
 
-    def _draw(self, data: st.DataObject) -> Held | None:
+    def _draw(self, data: st.DataObject) -> HeldSlice | None:
         busy = [each.held for each in self.in_flight]
         free = [each for each in self.held[-6:] if each not in busy]
         return data.draw(st.sampled_from(free)) if free else None
@@ -151,7 +151,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def begin_an_upload(self, data: st.DataObject) -> None:
-        """It is reported before it is created, and again when it has an id."""
+        """An upload is reported before it is created, and again with its id."""
         held = self._draw(data)
         if held is None or held.first == held.slice.end:
             return
@@ -169,40 +169,40 @@ class TasksAgainstAList(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data(), is_final=st.booleans(), waits=st.booleans())
     def carry_out_tasks(self, data: st.DataObject, is_final: bool, waits: bool) -> None:
-        """Some tasks end, in any order, and maybe more reports follow."""
+        """Some tasks end, in any order, and more reports may follow."""
         held = self._draw(data)
         if held is None:
             return
         end = data.draw(st.integers(held.first, held.slice.end))
-        behind = range(end, held.slice.end)
-        ended = set(data.draw(st.sets(st.sampled_from(behind), max_size=3))) if behind else set()
+        later = range(end, held.slice.end)
+        ended = set(data.draw(st.sets(st.sampled_from(later), max_size=3))) if later else set()
         ended |= {number for number in held.ended if number >= end}
         self._complete(held, {*range(held.first, end), *ended})
         left = list(held.uploads.values())
-        given_up: list[Upload] = (
+        abandoned: list[Upload] = (
             data.draw(st.lists(st.sampled_from(left), unique_by=id)) if left else []
         )
-        for each in given_up:
+        for each in abandoned:
             del held.uploads[each.sequence_number]
         error = data.draw(st.sampled_from(["", "it is down"])) if is_final else ""
         message = self._make_report(
-            held, end, ended, abandoned=given_up, error=error, is_final=is_final
+            held, end, ended, abandoned=abandoned, error=error, is_final=is_final
         )
         if is_final:
             self.held.remove(held)
-        self.in_flight.append(InFlight(held, message, self.bench.begin_commit(message)))
+        self.in_flight.append(PendingTaskReport(held, message, self.bench.begin_commit(message)))
         if not waits:
             self.disk_answers(works=True)
 
-    def _complete(self, held: Held, numbers: Iterable[int]) -> None:
-        """The uploads of these tasks are completed."""
+    def _complete(self, held: HeldSlice, numbers: Iterable[int]) -> None:
+        """Completes the uploads of these tasks."""
         for number in numbers:
             done = held.uploads.pop(number, None)
             if done is not None:
                 self.bucket.discard(done.key)
 
     def _make_report(
-        self, held: Held, end: int, ended: Iterable[int] | None = None, **fields: Any
+        self, held: HeldSlice, end: int, ended: Iterable[int] | None = None, **fields: Any
     ) -> DeliveryReport:
         arrived = held.ended if ended is None else set(ended)
         new = ({*range(held.first, end)} | arrived) - held.ended
@@ -231,11 +231,11 @@ class TasksAgainstAList(RuleBasedStateMachine):
     def _is_accepted(self, message: DeliveryReport) -> bool:
         return message.lease in self.bench.accepted(message)
 
-    def _commit(self, held: Held, message: DeliveryReport) -> bool:
-        return self._finish(InFlight(held, message, self.bench.begin_commit(message)))
+    def _commit(self, held: HeldSlice, message: DeliveryReport) -> bool:
+        return self._finish(PendingTaskReport(held, message, self.bench.begin_commit(message)))
 
-    def _finish(self, in_flight: InFlight) -> bool:
-        """The disk has stored it; a task whose report is refused has lost its lease."""
+    def _finish(self, in_flight: PendingTaskReport) -> bool:
+        """Stores a report. A task whose report is refused has lost its lease."""
         held, message, commit = in_flight
         self.bench.finish_commit(commit)
         is_accepted = message.lease in commit.settlement.accepted()
@@ -267,18 +267,18 @@ class TasksAgainstAList(RuleBasedStateMachine):
 
     @rule(are_stored=st.booleans())
     def restart(self, are_stored: bool) -> None:
-        """Deliveries go on, and their leases are adopted unless another task was faster."""
+        """Deliveries continue. Their leases are adopted, unless another task has the slice."""
         self.disk_answers(works=are_stored)
         self.bench.restart()
 
     # Invariants
 
-    def _collect(self) -> None:
-        """Reads the statuses: their tasks are no longer owed one."""
+    def _read_statuses(self) -> None:
+        """Reads the statuses, and removes their tasks from `unfinished`."""
         ends = (Status.Success.name, Status.Canceled.name)
         for status, number, _ in self.bench.told():
             if status in ends:
-                self.owed.discard((self.life, number))
+                self.unfinished.discard((self.generation, number))
         self.bench.delete("status")
         self.bench.create("status", {})
 
@@ -286,15 +286,15 @@ class TasksAgainstAList(RuleBasedStateMachine):
     def tasks_without_a_status_are_pending(self) -> None:
         if self.in_flight:
             return
-        self._collect()
+        self._read_statuses()
         if "s3TaskExecutor" not in self.exports:
-            assert not self.owed
+            assert not self.unfinished
             return
         export = self.bench.task_export("s")
         dropped = {each.sequence_number for each in export.dropped}
         log = self.bench.streams.find("s").log
-        for life, number in self.owed:
-            assert life == self.life
+        for generation, number in self.unfinished:
+            assert generation == self.generation
             assert number in dropped or export.next_number <= number < log.end, number
 
     def teardown(self) -> None:
@@ -316,8 +316,8 @@ class TasksAgainstAList(RuleBasedStateMachine):
                         numbers = range(found.first, found.end)
                         events = [event(each) for each in numbers if each not in found.arrived]
                     assert self._is_accepted(report(found, events=events))
-            self._collect()
-            assert not self.owed, "these tasks have no status"
+            self._read_statuses()
+            assert not self.unfinished, "these tasks have no status"
             assert not self.bucket, "these uploads are left in the bucket"
             assert self.bench.store.catalog.uploads() == []
         finally:

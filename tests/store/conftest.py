@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
 
 
 class Restartable:
-    """A store that can be closed, or left as a killed process leaves it, and opened again."""
+    """A store that can be stopped and started again."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -70,8 +70,8 @@ def restartable(root: Path) -> Iterator[Restartable]:
     restartable.stop()
 
 
-def weaken(root: Path, table: str, statement: str) -> None:
-    """Changes rows as damage can, against the constraints of their table."""
+def change_unchecked(root: Path, table: str, statement: str) -> None:
+    """Changes rows without the constraints of their table, like damage."""
     with closing(sqlite3.connect(root / CATALOG_FILE)) as connection:
         (schema,) = connection.execute(
             "SELECT sql FROM sqlite_schema WHERE name = ?", (table,)

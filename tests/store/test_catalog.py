@@ -46,7 +46,7 @@ def upload(number: int, upload_id: str = "u", **fields: Any) -> UploadProgress:
     return UploadProgress(**{**plain, **fields})
 
 
-def test_everything_is_there_after_it_was_opened_again(tmp_path: Path) -> None:
+def test_rows_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "c.sqlite"
     catalog = Catalog(path)
     catalog.add_stream(ROW)
@@ -63,7 +63,7 @@ def test_everything_is_there_after_it_was_opened_again(tmp_path: Path) -> None:
     catalog.close()
 
 
-def test_sealing_ends_the_checkpoint_of_that_segment(catalog: Catalog) -> None:
+def test_sealing_removes_the_checkpoint_of_the_segment(catalog: Catalog) -> None:
     catalog.add_stream(ROW)
     catalog.set_checkpoints([("id1", SEGMENT)])
     catalog.add_segments("id1", [SEGMENT])
@@ -79,7 +79,7 @@ def test_removing_segments_moves_the_oldest_number(catalog: Catalog) -> None:
     assert catalog.streams()[0].oldest == 10
 
 
-def test_a_removed_stream_takes_everything_with_it_but_its_directory(catalog: Catalog) -> None:
+def test_removing_a_stream_removes_its_rows_and_lists_its_directory(catalog: Catalog) -> None:
     catalog.add_stream(ROW)
     catalog.add_segments("id1", [SEGMENT])
     catalog.commit_progress([("id1", ExportProgress("e"))])
@@ -92,7 +92,7 @@ def test_a_removed_stream_takes_everything_with_it_but_its_directory(catalog: Ca
     assert catalog.removed_directories() == []
 
 
-def test_work_that_comes_too_late_for_a_removed_stream_does_nothing(catalog: Catalog) -> None:
+def test_segments_and_checkpoints_of_a_removed_stream_are_ignored(catalog: Catalog) -> None:
     catalog.add_segments("gone", [SEGMENT])
     catalog.set_checkpoints([("gone", SEGMENT)])
     assert catalog.segments("gone") == []
@@ -106,7 +106,7 @@ def test_progress_of_many_exports_is_all_or_nothing(catalog: Catalog) -> None:
     assert catalog.progress("id1") == {}
 
 
-def test_progress_of_an_export_that_was_replaced_is_not_stored(catalog: Catalog) -> None:
+def test_progress_of_a_replaced_export_is_not_stored(catalog: Catalog) -> None:
     catalog.add_stream(ROW, [ExportProgress("e", export_id="first")])
     catalog.update_stream("id1", b"{1}", [], [ExportProgress("e", export_id="second")])
     catalog.commit_progress(
@@ -124,14 +124,14 @@ def test_progress_of_an_export_that_was_replaced_is_not_stored(catalog: Catalog)
 
 
 def drop_checksums(connection: sqlite3.Connection) -> None:
-    """What versions 5 and 6 have added."""
+    """Removes the tables and columns of versions 5 and 6."""
     connection.execute("DROP TABLE gap")
     connection.execute("DROP TABLE commits")
     for table in CHECKED_COLUMNS.keys() - {"gap", "commits"}:
         connection.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
 
 
-def test_a_catalog_of_the_first_version_is_brought_to_this_one(tmp_path: Path) -> None:
+def test_catalog_of_version_1_is_migrated(tmp_path: Path) -> None:
     path = tmp_path / "catalog.sqlite"
     Catalog(path).close()
     with closing(sqlite3.connect(path)) as connection:
@@ -151,7 +151,7 @@ def test_a_catalog_of_the_first_version_is_brought_to_this_one(tmp_path: Path) -
         catalog.close()
 
 
-def test_a_catalog_of_the_second_version_is_brought_to_this_one(tmp_path: Path) -> None:
+def test_catalog_of_version_2_is_migrated(tmp_path: Path) -> None:
     path = tmp_path / "catalog.sqlite"
     Catalog(path).close()
     with closing(sqlite3.connect(path)) as connection:
@@ -179,7 +179,7 @@ def drop_expiry(connection: sqlite3.Connection) -> None:
         connection.execute(f"ALTER TABLE token DROP COLUMN {column}")
 
 
-def test_tokens_of_the_third_version_never_expire(tmp_path: Path) -> None:
+def test_tokens_of_version_3_never_expire(tmp_path: Path) -> None:
     path = tmp_path / "catalog.sqlite"
     Catalog(path).close()
     with closing(sqlite3.connect(path)) as connection:
@@ -196,7 +196,7 @@ def test_tokens_of_the_third_version_never_expire(tmp_path: Path) -> None:
         assert expiries(catalog, "secret", "new") == [7, 8]
 
 
-def test_a_catalog_of_the_fifth_version_gets_a_table_for_gaps(tmp_path: Path) -> None:
+def test_catalog_of_version_5_gets_a_table_for_gaps(tmp_path: Path) -> None:
     path = tmp_path / "catalog.sqlite"
     Catalog(path).close()
     with closing(sqlite3.connect(path)) as connection:
@@ -211,14 +211,14 @@ def test_a_catalog_of_the_fifth_version_gets_a_table_for_gaps(tmp_path: Path) ->
         assert connection.execute("SELECT count(*) FROM gap").fetchone() == (0,)
 
 
-def test_uploads_are_known_by_what_they_are(catalog: Catalog) -> None:
+def test_uploads_are_replaced_and_removed_by_id(catalog: Catalog) -> None:
     catalog.commit_progress([], UploadChange([upload(2), upload(1), upload(1, "other")]))
     changed = upload(1, is_abandoned=True, status_config=StatusConfig(StatusLevel.ERROR, "status"))
     catalog.commit_progress([], UploadChange([changed], [upload(2).id, "unknown"]))
     assert catalog.uploads() == [upload(1, "other"), changed]
 
 
-def test_uploads_of_one_task_without_a_name_differ_in_when_they_began(catalog: Catalog) -> None:
+def test_uploads_without_an_id_differ_in_their_start_time(catalog: Catalog) -> None:
     first = upload(1, "")
     later = msgspec.structs.replace(
         first, upload=msgspec.structs.replace(first.upload, began=first.upload.began + 1)
@@ -227,12 +227,12 @@ def test_uploads_of_one_task_without_a_name_differ_in_when_they_began(catalog: C
     assert catalog.uploads() == [first, later]
 
 
-def test_uploads_of_one_export_are_not_those_of_another(catalog: Catalog) -> None:
+def test_uploads_of_two_exports_are_distinct(catalog: Catalog) -> None:
     catalog.commit_progress([], UploadChange([upload(1), upload(1, export_id="y")]))
     assert len(catalog.uploads()) == 2
 
 
-def test_progress_and_uploads_are_stored_together_or_not_at_all(catalog: Catalog) -> None:
+def test_progress_and_uploads_are_stored_in_one_transaction(catalog: Catalog) -> None:
     catalog.add_stream(ROW)
     unstorable = ExportProgress("e", last_exported=cast("int", "x"))
     with pytest.raises(sqlite3.IntegrityError):
@@ -250,13 +250,13 @@ def test_uploads_outlive_their_stream(catalog: Catalog) -> None:
     assert catalog.uploads() == [upload(1), upload(2)]
 
 
-def test_an_update_forgets_the_progress_of_exports_that_are_gone(catalog: Catalog) -> None:
+def test_update_removes_the_progress_of_removed_exports(catalog: Catalog) -> None:
     catalog.add_stream(ROW)
     catalog.commit_progress(
         [("id1", ExportProgress(name, number)) for name, number in (("a", 1), ("b", 2))]
     )
     catalog.update_stream("id1", b"{1}", [ExportProgress("b", 1)], [ExportProgress("c")])
-    # Progress that was stored meanwhile stays.
+    # Progress that was stored before the update stays.
     assert catalog.progress("id1") == {"b": ExportProgress("b", 2), "c": ExportProgress("c")}
     assert catalog.streams()[0].definition == b"{1}"
 
@@ -276,7 +276,7 @@ def test_tokens_are_found_by_their_secret_and_stored_without_it(
 
 
 def expiries(catalog: Catalog, *secrets: str) -> list[int | str | None]:
-    """When the token with each secret expires."""
+    """The expiry time of the token of each secret."""
     found = [catalog.find_token(digest_token(secret)) for secret in secrets]
     return ["unknown" if row is None else row.expires_time for row in found]
 
@@ -342,7 +342,7 @@ def test_lookups_do_not_wait_for_a_transaction(catalog: Catalog) -> None:
         assert executor.submit(catalog.data_version).result(TIMEOUT_S) > 0
 
 
-def test_an_upload_that_is_over_cannot_be_abandoned(catalog: Catalog) -> None:
+def test_finished_upload_cannot_be_abandoned(catalog: Catalog) -> None:
     catalog.commit_progress([], UploadChange([upload(1)]))
     catalog.abandon_uploads([upload(1, is_abandoned=True), upload(2, is_abandoned=True)])
     assert catalog.uploads() == [upload(1, is_abandoned=True)]
@@ -358,11 +358,11 @@ def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         Catalog(path)
 
 
-def test_a_catalog_is_for_its_owner_only(catalog: Catalog, tmp_path: Path) -> None:
+def test_catalog_file_is_readable_by_its_owner_only(catalog: Catalog, tmp_path: Path) -> None:
     assert (tmp_path / "catalog.sqlite").stat().st_mode & 0o777 == 0o600
 
 
-def test_upload_that_is_not_text_is_ignored(catalog: Catalog) -> None:
+def test_upload_that_is_not_utf8_is_ignored(catalog: Catalog) -> None:
     catalog.commit_progress([], UploadChange([upload(1), upload(2)]))
     catalog._connection.execute(
         "UPDATE upload SET state = ? WHERE sequence_number = 1", (b'{"exportId": "\xff"}',)

@@ -39,7 +39,7 @@ from tests.faulty_disk import FaultyDisk
 from tests.store.conftest import Define, Restartable
 from tests.support import TIMEOUT_S
 
-# More with PENSTOCK_DAMAGED_CATALOGS, for a wide run.
+# PENSTOCK_DAMAGED_CATALOGS sets the number of runs.
 SEEDS = range(int(os.environ.get("PENSTOCK_DAMAGED_CATALOGS", "30")))
 
 NAMES = ("s", "t")
@@ -111,11 +111,11 @@ def check_messages(store: Store, names: tuple[str, ...] = NAMES) -> None:
 
 
 def check_everything(root: Path) -> None:
-    """Every file, message, token, progress and number is as it was."""
+    """Checks that every file, message, token, progress and number is unchanged."""
     before = segment_files(root)
     store = Store(root)
     try:
-        # What retention does at a start.
+        # Retention does this at a start.
         for stream in store.streams.values():
             stream.log.trim(2000)
         store.work()
@@ -147,33 +147,33 @@ def zero(contents: bytearray, random: Random) -> None:
     contents[start : start + size] = bytes(len(contents[start : start + size]))
 
 
-def cut(contents: bytearray, random: Random) -> None:
+def truncate(contents: bytearray, random: Random) -> None:
     del contents[random.randrange(len(contents)) :]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_damaged_catalog_costs_nothing_while_there_is_a_copy(stopped: Path, seed: int) -> None:
+def test_damaged_catalog_with_a_copy_loses_nothing(stopped: Path, seed: int) -> None:
     random = Random(seed)
     path = stopped / CATALOG_FILE
     contents = bytearray(path.read_bytes())
-    random.choice((flip, flip, flip, overwrite, zero, cut))(contents, random)
+    random.choice((flip, flip, flip, overwrite, zero, truncate))(contents, random)
     path.write_bytes(bytes(contents))
     check_everything(stopped)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_damaged_catalog_without_a_copy_costs_no_messages(stopped: Path, seed: int) -> None:
+def test_damaged_catalog_without_a_copy_loses_no_messages(stopped: Path, seed: int) -> None:
     random = Random(seed)
     (stopped / COPY_FILE).unlink()
     path = stopped / CATALOG_FILE
     contents = bytearray(path.read_bytes())
-    random.choice((flip, flip, flip, overwrite, zero, cut))(contents, random)
+    random.choice((flip, flip, flip, overwrite, zero, truncate))(contents, random)
     path.write_bytes(bytes(contents))
     before = segment_files(stopped)
     try:
         store = Store(stopped)
     except NewerCatalogError:
-        # By a damaged version number, which only the copy could contradict.
+        # The version number is damaged, and only the copy has the correct one.
         assert segment_files(stopped) == before
         return
     for stream in store.streams.values():
@@ -206,7 +206,7 @@ def test_changed_stream_row_is_restored(
 def test_oldest_that_contradicts_the_segments_removes_nothing(
     stopped: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also if its row is intact: as in a catalog that was damaged before it had checksums."""
+    """The row is intact, as in a catalog that was damaged before it had checksums."""
     catalog = Catalog(stopped / CATALOG_FILE)
     for row in catalog.streams():
         with catalog.transaction() as connection:
@@ -221,7 +221,7 @@ def test_oldest_that_contradicts_the_segments_removes_nothing(
 
 
 def test_damaged_catalog_stays_until_the_new_one_is_written(stopped: Path) -> None:
-    """Rows that are newer than the copy must not be lost by a start that fails."""
+    """A failed start must not lose rows that are newer than the copy."""
     (stopped / COPY_FILE).unlink()
     with closing(sqlite3.connect(stopped / CATALOG_FILE)) as connection:
         connection.execute("UPDATE stream SET oldest = 64 WHERE name = 's'")
@@ -237,8 +237,8 @@ def test_damaged_catalog_stays_until_the_new_one_is_written(stopped: Path) -> No
     store.close()
 
 
-# Starts a store and ends the process, without any clean-up, before the rename or the opening of a
-# database with the given number. Ends with 0 if there are fewer.
+# Starts a store and exits without clean-up before the given step: a rename or the opening of a
+# database. Exits with 0 if there are fewer steps.
 CRASHING_START = """
 import os, sys
 from pathlib import Path
@@ -262,7 +262,7 @@ os._exit(0)
 def crash_at_each_step(
     root: Path, caplog: pytest.LogCaptureFixture, check: Callable[[Path], None]
 ) -> None:
-    """Checks a root after a start that crashed, for each step at which it may."""
+    """Checks a root after a crash at each step of a start."""
     pristine = Path(shutil.copytree(root, root.with_name("pristine")))
     for step in range(100):
         shutil.rmtree(root)
@@ -285,7 +285,7 @@ def crash_at_each_step(
     pytest.fail("it never ended")
 
 
-def test_crash_during_a_rebuild_costs_no_row_of_a_catalog_without_a_copy(
+def test_crash_during_a_rebuild_without_a_copy_loses_no_row(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store(root)
@@ -293,7 +293,7 @@ def test_crash_during_a_rebuild_costs_no_row_of_a_catalog_without_a_copy(
     with closing(sqlite3.connect(root / CATALOG_FILE)) as connection:
         connection.execute("UPDATE stream SET oldest = 64 WHERE name = 's'")
         connection.commit()
-        # As a killed broker leaves it: all of it is in the write-ahead log.
+        # As after a kill: all rows are in the write-ahead log.
         killed = Path(shutil.copytree(root, tmp_path / "killed"))
     store.close()
 
@@ -333,19 +333,19 @@ def test_crash_during_a_rebuild_does_not_keep_stale_rows(
     crash_at_each_step(stopped, caplog, check)
 
 
-def test_rebuilt_catalog_without_all_of_its_rows_is_not_used(stopped: Path) -> None:
+def test_incomplete_rebuilt_catalog_is_not_used(stopped: Path) -> None:
     (stopped / CATALOG_FILE).unlink()
     readers = []
 
-    def read_on(catalog: Catalog, _rows: RemainingRows) -> None:
-        # As long as it is open, the write-ahead log is not moved into the database.
+    def keep_reader_open(catalog: Catalog, _rows: RemainingRows) -> None:
+        # While the reader is open, SQLite does not move the write-ahead log into the database.
         reader = sqlite3.connect(stopped / f"{CATALOG_FILE}.new")
         reader.execute("SELECT * FROM stream").fetchall()
         readers.append(reader)
         assert catalog.streams()
 
     with pytest.raises(sqlite3.OperationalError, match="could not be written completely"):
-        rebuild_catalog(stopped, Disk(), read_on)
+        rebuild_catalog(stopped, Disk(), keep_reader_open)
 
     assert not is_rebuilt(stopped)
     readers[0].close()
@@ -353,7 +353,7 @@ def test_rebuilt_catalog_without_all_of_its_rows_is_not_used(stopped: Path) -> N
 
 
 def kill_and_damage_log(store: Store) -> Path:
-    """A root as after a kill, with a flipped bit in the first frame of the write-ahead log."""
+    """Copies the root of a killed store, with a flipped bit in the first frame of the WAL."""
     copy_catalog(store.root, Disk())
     killed = store.root.with_name("killed")
     shutil.copytree(store.root, killed)
@@ -364,7 +364,7 @@ def kill_and_damage_log(store: Store) -> Path:
     return killed
 
 
-def test_commits_that_the_write_ahead_log_has_lost_come_from_the_copy(
+def test_lost_commits_are_restored_from_the_copy(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store(root)
@@ -379,9 +379,7 @@ def test_commits_that_the_write_ahead_log_has_lost_come_from_the_copy(
 
 
 @pytest.mark.parametrize("is_page_damaged", [False, True])
-def test_what_was_removed_by_commits_that_are_lost_does_not_return(
-    root: Path, is_page_damaged: bool
-) -> None:
+def test_rows_removed_by_lost_commits_are_not_restored(root: Path, is_page_damaged: bool) -> None:
     store = Store(root)
     fill(store)
     store.create(definition_of("gone"))
@@ -419,13 +417,13 @@ def test_missing_catalog_is_restored_from_its_copy(
 def test_empty_catalog_is_restored_from_its_copy(
     stopped: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SQLite takes an empty file for a new database."""
+    """SQLite treats an empty file as a new database."""
     (stopped / CATALOG_FILE).write_bytes(b"")
     check_everything(stopped)
     assert "catalog.sqlite is empty and was moved to" in caplog.text
 
 
-def test_missing_catalog_and_copy_cost_no_messages(stopped: Path) -> None:
+def test_missing_catalog_and_copy_lose_no_messages(stopped: Path) -> None:
     (stopped / CATALOG_FILE).unlink()
     (stopped / COPY_FILE).unlink()
     store = Store(stopped)
@@ -433,7 +431,7 @@ def test_missing_catalog_and_copy_cost_no_messages(stopped: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("damage", [flip, overwrite, zero, cut])
+@pytest.mark.parametrize("damage", [flip, overwrite, zero, truncate])
 def test_damaged_copy_does_not_matter_while_the_catalog_is_intact(
     stopped: Path, damage: Callable[[bytearray, Random], None]
 ) -> None:
@@ -456,7 +454,7 @@ def test_damage_of_catalog_and_copy_is_logged(
     assert "The copy is damaged as well: some rows are lost" in line
 
 
-def test_row_that_is_restored_from_the_copy_is_logged_once(
+def test_row_restored_from_the_copy_is_logged_once(
     stopped: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(sqlite3.connect(stopped / CATALOG_FILE)) as connection:
@@ -468,7 +466,7 @@ def test_row_that_is_restored_from_the_copy_is_logged_once(
     assert "copy is damaged" not in line
 
 
-def test_definition_that_is_taken_from_its_file_is_logged(
+def test_definition_restored_from_its_file_is_logged(
     stopped: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -494,7 +492,7 @@ def test_wrong_version_number_is_damage_if_the_copy_has_this_version(
 
 
 def age_copy(restartable: Restartable, change: Callable[[Store], None]) -> None:
-    """Stops the store after a change, with the copy of before and without the catalog."""
+    """Stops the store after a change, with the copy from before it and a damaged catalog."""
     restartable.restart()
     copy = (restartable.root / COPY_FILE).read_bytes()
     change(restartable.store)
@@ -503,7 +501,7 @@ def age_copy(restartable: Restartable, change: Callable[[Store], None]) -> None:
     (restartable.root / CATALOG_FILE).write_bytes(b"damaged" * 1000)
 
 
-def test_stream_deleted_since_the_copy_does_not_return(
+def test_stream_deleted_after_the_copy_is_not_restored(
     restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("deleted", "kept"):
@@ -518,7 +516,7 @@ def test_stream_deleted_since_the_copy_does_not_return(
     assert "stream 'deleted' in the catalog's copy has no directory" in caplog.text
 
 
-def test_streams_and_messages_since_the_copy_are_kept(
+def test_streams_and_messages_after_the_copy_are_kept(
     restartable: Restartable, define: Define
 ) -> None:
     old = restartable.store.create(define("old"))
@@ -537,7 +535,7 @@ def test_streams_and_messages_since_the_copy_are_kept(
         assert store.streams["old"].log.read(number, 8, 1).payloads == [b"x" * 1000]
 
 
-def test_segments_removed_since_the_copy_are_not_reported_as_lost(
+def test_segments_removed_after_the_copy_are_not_reported_as_lost(
     restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = restartable.store.create(define(max_size=4096))
@@ -568,9 +566,7 @@ def test_numbers_of_a_memory_stream_are_not_used_again(
     assert restartable.start().streams["s"].log.append([b"y"], 1) > 1001
 
 
-def test_progress_since_the_copy_is_that_of_the_copy(
-    restartable: Restartable, define: Define
-) -> None:
+def test_progress_falls_back_to_the_copy(restartable: Restartable, define: Define) -> None:
     exports = ExportDefinition(kinesis=[KinesisConfig("k", "x")])
     restartable.store.create(define(export_definition=exports)).log.append([b"x"] * 9, 1)
     restartable.store.commit_progress({"s": [ExportProgress("k", 3)]})
@@ -579,7 +575,7 @@ def test_progress_since_the_copy_is_that_of_the_copy(
     assert restartable.start().streams["s"].progress["k"].last_exported == 3
 
 
-def test_damaged_progress_row_is_that_of_the_copy_and_others_are_newer(
+def test_only_damaged_progress_rows_come_from_the_copy(
     restartable: Restartable, define: Define
 ) -> None:
     exports = ExportDefinition(kinesis=[KinesisConfig("k", "x"), KinesisConfig("l", "x")])
@@ -598,7 +594,7 @@ def test_damaged_progress_row_is_that_of_the_copy_and_others_are_newer(
     assert {name: each.last_exported for name, each in progress.items()} == {"k": 3, "l": 8}
 
 
-def test_removal_of_a_listed_stream_is_not_finished(
+def test_directory_of_a_listed_stream_is_not_removed(
     restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = restartable.store.create(define())
@@ -626,10 +622,10 @@ def test_unfinished_creation_is_removed_only_if_it_is_empty_and_new(
     assert directory.exists()
 
 
-# How the copy is made
+# The catalog copier
 
 
-class Clock:
+class CopierClock:
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -638,8 +634,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> CopierClock:
+    return CopierClock()
 
 
 def names_in(path: Path) -> list[str]:
@@ -647,8 +643,8 @@ def names_in(path: Path) -> list[str]:
         return [name for (name,) in connection.execute("SELECT name FROM stream")]
 
 
-def test_copy_follows_definitions_soon_and_other_changes_later(
-    catalog: Catalog, tmp_path: Path, clock: Clock
+def test_definitions_are_copied_sooner_than_other_changes(
+    catalog: Catalog, tmp_path: Path, clock: CopierClock
 ) -> None:
     copier = CatalogCopier(catalog, tmp_path, Disk(), clock)
     copy = tmp_path / COPY_FILE
@@ -676,8 +672,8 @@ def test_copy_follows_definitions_soon_and_other_changes_later(
     assert copy.read_bytes() != before
 
 
-def test_copy_follows_tokens_of_other_processes(
-    catalog: Catalog, tmp_path: Path, clock: Clock
+def test_token_changes_of_other_processes_are_copied(
+    catalog: Catalog, tmp_path: Path, clock: CopierClock
 ) -> None:
     catalog.add_token(TOKEN, "secret")
     copier = CatalogCopier(catalog, tmp_path, Disk(), clock)
@@ -691,8 +687,8 @@ def test_copy_follows_tokens_of_other_processes(
         assert connection.execute("SELECT count(*) FROM token").fetchone() == (0,)
 
 
-def test_copy_that_fails_is_logged_once_and_leaves_the_last_one(
-    catalog: Catalog, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+def test_failed_copy_is_logged_once_and_keeps_the_previous_one(
+    catalog: Catalog, tmp_path: Path, clock: CopierClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = FaultyDisk()
     copier = CatalogCopier(catalog, tmp_path, disk, clock)
@@ -710,7 +706,7 @@ def test_copy_that_fails_is_logged_once_and_leaves_the_last_one(
     assert names_in(tmp_path / COPY_FILE) == ["a", "b"]
 
 
-def test_damaged_rows_are_not_copied(catalog: Catalog, tmp_path: Path, clock: Clock) -> None:
+def test_damaged_rows_are_not_copied(catalog: Catalog, tmp_path: Path, clock: CopierClock) -> None:
     catalog.add_stream(StreamRow("id1", "s", b"{}", 0, 0))
     copier = CatalogCopier(catalog, tmp_path, Disk(), clock)
     copier.copy()
@@ -722,7 +718,7 @@ def test_damaged_rows_are_not_copied(catalog: Catalog, tmp_path: Path, clock: Cl
 
 
 def test_unchanged_catalog_is_not_copied_again(
-    catalog: Catalog, tmp_path: Path, clock: Clock
+    catalog: Catalog, tmp_path: Path, clock: CopierClock
 ) -> None:
     copier = CatalogCopier(catalog, tmp_path, Disk(), clock)
     copier.copy()

@@ -1,4 +1,4 @@
-"""The catalog, read without changing the root."""
+"""Reading the catalog without changing the root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.store.catalog_reader import CatalogReader
 from penstock.store.rows import ExportProgress
 from penstock.store.schema import CATALOG_FILE, SCHEMA_VERSION
 from penstock.store.store import Store
-from tests.store.conftest import Define, weaken
+from tests.store.conftest import Define, change_unchecked
 
 
 def names(root: Path) -> list[str]:
@@ -36,7 +36,7 @@ def test_no_file_is_created_beside_a_closed_catalog(root: Path, define: Define) 
     assert listing(root) == before
 
 
-def test_log_of_a_killed_broker_is_read(root: Path, define: Define) -> None:
+def test_write_ahead_log_of_a_killed_broker_is_read(root: Path, define: Define) -> None:
     store = Store(root)
     store.create(define("s"))
     killed = shutil.copytree(root, root.with_name("killed"))
@@ -47,7 +47,7 @@ def test_log_of_a_killed_broker_is_read(root: Path, define: Define) -> None:
     assert (listing(killed), log.read_bytes()) == before
 
 
-def test_reader_beside_a_running_broker_follows_it(root: Path, define: Define) -> None:
+def test_reader_sees_changes_of_a_running_broker(root: Path, define: Define) -> None:
     store = Store(root)
     with CatalogReader(root) as catalog:
         assert catalog.streams() == []
@@ -61,7 +61,7 @@ def test_reader_beside_a_running_broker_follows_it(root: Path, define: Define) -
     store.close()
 
 
-def test_exported_numbers_were_used(root: Path, define: Define) -> None:
+def test_lowest_end_covers_exported_numbers(root: Path, define: Define) -> None:
     store = Store(root)
     stream = store.create(define("s"))
     store.catalog.commit_progress([(stream.id, ExportProgress("k", last_exported=41))])
@@ -87,7 +87,7 @@ def test_unreadable_catalogs_are_refused(root: Path) -> None:
         CatalogReader(root)
 
 
-def test_gaps_are_known_and_catalogs_of_version_5_have_none(root: Path, define: Define) -> None:
+def test_gaps_are_read_and_version_5_has_none(root: Path, define: Define) -> None:
     store = Store(root)
     stream = store.create(define("s"))
     store.catalog.add_gaps(stream.id, [(7, 9), (3, 4)])
@@ -128,7 +128,7 @@ def change_schema(root: Path, old: bytes, new: bytes) -> None:
     path.write_bytes(contents.replace(old, new, 1))
 
 
-def test_names_in_the_schema_that_are_not_text_are_damage(root: Path) -> None:
+def test_schema_names_that_are_not_utf8_are_damage(root: Path) -> None:
     Store(root).close()
     change_schema(root, b"CREATE TABLE segment", b"CREATE T\xe5BLE segment")
     with CatalogReader(root) as catalog:
@@ -141,24 +141,22 @@ def test_names_in_the_schema_that_are_not_text_are_damage(root: Path) -> None:
     "change",
     ["name = NULL", "name = 7", "id = 7", "id = x'00'", "id = '..'", "definition = 7"],
 )
-def test_rows_that_cannot_be_those_of_streams_are_damage(
-    root: Path, define: Define, change: str
-) -> None:
+def test_invalid_stream_rows_are_damage(root: Path, define: Define, change: str) -> None:
     store = Store(root)
     store.create(define("s"))
     store.create(define("t"))
     store.close()
-    weaken(root, "stream", f"UPDATE stream SET {change} WHERE name = 's'")
+    change_unchecked(root, "stream", f"UPDATE stream SET {change} WHERE name = 's'")
     with CatalogReader(root) as catalog:
         assert catalog.find_damage()
         assert [row.name for row in catalog.streams()] == ["t"]
 
 
-def test_values_of_the_wrong_type_are_not_taken_for_numbers(root: Path, define: Define) -> None:
+def test_values_of_the_wrong_type_raise_an_error(root: Path, define: Define) -> None:
     store = Store(root)
     stream = store.create(define("s"))
     store.catalog.add_gaps(stream.id, [(3, 4)])
     store.close()
-    weaken(root, "gap", "UPDATE gap SET end = 'x'")
+    change_unchecked(root, "gap", "UPDATE gap SET end = 'x'")
     with CatalogReader(root) as catalog, pytest.raises(sqlite3.DatabaseError):
         catalog.snapshot(stream.id)

@@ -1,4 +1,4 @@
-"""One damaged file costs its own messages: no number, no other message, and no byte on the disk."""
+"""A damaged file loses only its own messages: no number and no byte on the disk."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from penstock.store.log import FileLog
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
 
-# More with PENSTOCK_DAMAGED_STORES, for a wide run.
+# PENSTOCK_DAMAGED_STORES sets the number of runs.
 SEEDS = range(int(os.environ.get("PENSTOCK_DAMAGED_STORES", "24")))
 
 
 class TrackedDisk(Disk):
-    """Closes at a kill the descriptors that the process would have lost."""
+    """Tracks open descriptors, so that the test can close them at a kill."""
 
     def __init__(self) -> None:
         self.descriptors: set[int] = set()
@@ -43,8 +43,8 @@ class TrackedDisk(Disk):
         super().close(descriptor)
 
 
-class Built(NamedTuple):
-    """A store as it was left, with the messages of each stream and the numbers that are known."""
+class BuiltStore(NamedTuple):
+    """The messages of each stream of a built store, and the ends that the catalog knows."""
 
     messages: dict[str, list[bytes]]
     known_ends: dict[str, int]
@@ -56,8 +56,8 @@ def log_of(store: Store, name: str) -> FileLog:
     return log
 
 
-def build(root: Path, random: Random) -> Built:
-    """Two streams, of one segment or many, left by a clean stop or by a kill."""
+def build(root: Path, random: Random) -> BuiltStore:
+    """Builds two streams of one or more segments, and stops or kills the store."""
     disk = TrackedDisk()
     store = Store(root, disk)
     messages: dict[str, list[bytes]] = {}
@@ -94,7 +94,7 @@ def build(root: Path, random: Random) -> Built:
         os.close(store._lock)
         for descriptor in tuple(disk.descriptors):
             disk.close(descriptor)
-    return Built(messages, known_ends)
+    return BuiltStore(messages, known_ends)
 
 
 def truncate(path: Path, random: Random) -> None:
@@ -133,7 +133,7 @@ def contents_below(root: Path) -> list[bytes]:
 
 
 def read_range(log: FileLog, start: int, stop: int) -> Iterator[tuple[int, bytes | None]]:
-    """Each message, or None if it is damaged."""
+    """Reads each message; None if it is damaged."""
     while start < stop:
         try:
             payloads = log.read(start, stop, 1 << 20).payloads
@@ -146,7 +146,7 @@ def read_range(log: FileLog, start: int, stop: int) -> Iterator[tuple[int, bytes
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_damaged_file_costs_its_own_messages(
+def test_damaged_file_loses_only_its_own_messages(
     root: Path, caplog: pytest.LogCaptureFixture, seed: int
 ) -> None:
     random = Random(seed)
@@ -156,59 +156,59 @@ def test_one_damaged_file_costs_its_own_messages(
         for path in (root / "streams").rglob("*")
         if path.suffix in (".data", ".index") and path.stat().st_size
     )
-    victim = random.choice(segments)
+    damaged_file = random.choice(segments)
     damage = random.choice(DAMAGES)
-    original = victim.read_bytes()
-    damage(victim, random)
+    original = damaged_file.read_bytes()
+    damage(damaged_file, random)
     before = contents_below(root)
     caplog.clear()
 
     store = Store(root)
     store.work()
-    damaged_stream = victim.parent.name
-    noticed: dict[str, list[int]] = {}
+    damaged_stream = damaged_file.parent.name
+    damaged: dict[str, list[int]] = {}
     for name, messages in built.messages.items():
         log = log_of(store, name)
         assert log.oldest == 0
         is_damaged = store.streams[name].id == damaged_stream
         end = log.end
         assert log.append([b"new"], 1) == end
-        # A number is never given to another message. Behind the last checkpoint, a torn end
-        # cannot be told from damage: there the messages that the files still hold count.
+        # A number is never assigned to another message. After the last checkpoint, damage looks
+        # like a torn end, so only the messages that the files still hold count.
         assert end >= (built.known_ends[name] if is_damaged else len(messages))
         read = dict(read_range(log, 0, min(end, len(messages))))
-        noticed[name] = [number for number, payload in read.items() if payload is None]
-        assert is_damaged or not noticed[name]
+        damaged[name] = [number for number, payload in read.items() if payload is None]
+        assert is_damaged or not damaged[name]
         for number, payload in read.items():
             assert payload in (None, messages[number])
         if damage in (flip, extend):
-            # An entry lends its end to the message behind it.
-            assert len(noticed[name]) <= 2
+            # The end position of an entry is the start of the next message.
+            assert len(damaged[name]) <= 2
     is_reported = any(
         record.levelno >= logging.WARNING and damaged_stream in record.getMessage()
         for record in caplog.records
     )
-    lost = sum(map(len, noticed.values()))
-    cut = sum(
+    lost = sum(map(len, damaged.values()))
+    missing = sum(
         len(messages) - log_of(store, name).end + 1 for name, messages in built.messages.items()
     )
-    # A change within the files, below the checkpoint, is found when the message is read.
-    assert is_reported or damage in (flip, zero) or (lost == 0 and cut <= 0)
+    # Changed bytes below the checkpoint are detected when the message is read.
+    assert is_reported or damage in (flip, zero) or (lost == 0 and missing <= 0)
     store.close()
 
-    # Nothing is deleted: what was in a file is in it still, or in one that was set aside. New
-    # messages follow, and a journal may have restored what was damaged.
+    # No bytes are deleted: they are still in the file or in a renamed one. New messages follow, and
+    # a journal may have restored damaged bytes.
     after = contents_below(root)
     for contents in before:
         kept = contents.rstrip(b"\0")
         assert any(_holds(found, kept, original) for found in after)
 
-    # Nor does another start change anything.
+    # Another start changes nothing.
     store = Store(root)
     for name, messages in built.messages.items():
         log = log_of(store, name)
         read = dict(read_range(log, 0, min(log.end - 1, len(messages))))
-        assert [number for number, payload in read.items() if payload is None] == noticed[name]
+        assert [number for number, payload in read.items() if payload is None] == damaged[name]
     store.close()
     shutil.rmtree(root)
 

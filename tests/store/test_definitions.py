@@ -1,4 +1,4 @@
-"""Definitions as they are stored."""
+"""Encoding and decoding of stored definitions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from penstock.store.definitions import (
 from tests.store.conftest import Define
 
 
-def test_definition_is_decoded_as_it_was(define: Define) -> None:
+def test_definition_round_trip(define: Define) -> None:
     assert decode_definition(encode_definition(define("s"))) == define("s")
 
 
 @pytest.mark.parametrize(
     "stored",
     [b"", b"{", b"{}", b'{"name": "\xff"}', b'{"name": 1}', b"[" * 100_000, None, 7],
-    ids=["empty", "cut", "no name", "no text", "wrong type", "too deep", "NULL", "integer"],
+    ids=["empty", "truncated", "no name", "not UTF-8", "wrong type", "too deep", "NULL", "integer"],
 )
-def test_one_error_for_whatever_is_no_definition(stored: Any) -> None:
+def test_invalid_definition_raises_damaged_definition_error(stored: Any) -> None:
     with pytest.raises(DamagedDefinitionError):
         decode_definition(stored)

@@ -7,7 +7,7 @@ import pytest
 from penstock.store.files import Disk
 
 
-def test_what_is_written_can_be_read_from_any_position(tmp_path: Path) -> None:
+def test_written_bytes_can_be_read_from_any_position(tmp_path: Path) -> None:
     disk = Disk()
     file = disk.create(tmp_path / "f")
     disk.write(file, b"hello world", 0)
@@ -18,7 +18,7 @@ def test_what_is_written_can_be_read_from_any_position(tmp_path: Path) -> None:
     disk.close(file)
 
 
-def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
+def test_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     disk = Disk()
     disk.close(disk.create(tmp_path / "f"))
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
@@ -26,14 +26,14 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
     assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_file_is_never_created_over_another(tmp_path: Path) -> None:
+def test_create_rejects_an_existing_file(tmp_path: Path) -> None:
     disk = Disk()
     disk.close(disk.create(tmp_path / "f"))
     with pytest.raises(FileExistsError):
         disk.create(tmp_path / "f")
 
 
-def test_replacing_leaves_the_new_contents_and_nothing_else(tmp_path: Path) -> None:
+def test_replace_leaves_no_temporary_file(tmp_path: Path) -> None:
     disk = Disk()
     disk.replace(tmp_path / "f.json", b"one")
     disk.replace(tmp_path / "f.json", b"two")

@@ -16,7 +16,7 @@ from tests.store.conftest import Define
 RECORD = JournalRecord("0123456789abcdef", 5, WrittenRun(10, 2, b"data", b"entries"))
 
 
-class Machine:
+class CrashStore:
     """A store on a disk that loses power."""
 
     def __init__(self, root: Path) -> None:
@@ -30,15 +30,15 @@ class Machine:
         return log
 
     def kill(self) -> None:
-        self._forget()
+        self._abandon_store()
         self.store = Store(self.root, self.disk)
 
-    def cut_the_power(self, seed: int) -> None:
-        self._forget()
+    def cut_power(self, seed: int) -> None:
+        self._abandon_store()
         self.disk.power_cut(Random(seed))
         self.store = Store(self.root, self.disk)
 
-    def _forget(self) -> None:
+    def _abandon_store(self) -> None:
         self.disk.kill()
         self.store.catalog.close()
         os.close(self.store._lock)
@@ -52,16 +52,16 @@ class Machine:
 
 
 @pytest.fixture
-def machine(root: Path) -> Machine:
-    return Machine(root)
+def machine(root: Path) -> CrashStore:
+    return CrashStore(root)
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
+def test_record_round_trip() -> None:
     records = encode_record(7, RECORD) + encode_record(7, RECORD._replace(segment=6))
     assert list(decode_records(records + bytes(1000))) == [RECORD, RECORD._replace(segment=6)]
 
 
-def test_a_record_of_an_earlier_filling_ends_the_journal() -> None:
+def test_record_of_another_epoch_ends_the_journal() -> None:
     assert list(decode_records(encode_record(8, RECORD) + encode_record(7, RECORD))) == [RECORD]
 
 
@@ -74,8 +74,10 @@ def test_a_damaged_record_ends_the_journal(place: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_was_flushed_survives_a_power_cut(machine: Machine, define: Define, seed: int) -> None:
-    """Over several segments, and with appends behind it that nobody flushed."""
+def test_flushed_messages_survive_a_power_cut(
+    machine: CrashStore, define: Define, seed: int
+) -> None:
+    """Over several segments, followed by appends without a flush."""
     machine.store.create(define(flush_on_write=True))
     wanted = [bytes([number + 1]) * 400 for number in range(10)]
     for number, payload in enumerate(wanted):
@@ -84,15 +86,15 @@ def test_what_was_flushed_survives_a_power_cut(machine: Machine, define: Define,
             machine.log().flush()
     machine.log().flush()
     machine.log().append([b"not flushed"], 1)
-    machine.cut_the_power(seed)
+    machine.cut_power(seed)
     assert machine.messages()[:10] == wanted
     assert machine.log().append([b"next"], 1) in (10, 11)
     machine.store.close()
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_sync_between_two_flushes_does_not_lose_either(
-    machine: Machine, define: Define, seed: int
+def test_sync_between_two_flushes_loses_neither(
+    machine: CrashStore, define: Define, seed: int
 ) -> None:
     machine.store.create(define(flush_on_write=True))
     for number in range(6):
@@ -101,59 +103,59 @@ def test_a_sync_between_two_flushes_does_not_lose_either(
         if number in (1, 3):
             machine.store.sync()
     for again in range(3):
-        machine.cut_the_power(seed + again)
+        machine.cut_power(seed + again)
         assert machine.messages() == [bytes([number + 1]) * 300 for number in range(6)]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_streams_share_a_commit(machine: Machine, define: Define, seed: int) -> None:
+def test_streams_share_a_commit(machine: CrashStore, define: Define, seed: int) -> None:
     for name in ("a", "b", "plain"):
         machine.store.create(define(name, flush_on_write=name != "plain"))
         machine.log(name).append([name.encode()], 1)
     machine.log("a").flush()
-    machine.cut_the_power(seed)
+    machine.cut_power(seed)
     assert machine.messages("a") == [b"a"]
     assert machine.messages("b") == [b"b"]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_is_too_large_for_the_journal_is_synced_instead(
-    machine: Machine, define: Define, seed: int
+def test_large_commits_sync_the_segments_instead(
+    machine: CrashStore, define: Define, seed: int
 ) -> None:
     machine.store.create(define(flush_on_write=True))
     machine.log().append([bytes([1]) * 200_000], 1)
     machine.log().flush()
-    machine.cut_the_power(seed)
+    machine.cut_power(seed)
     assert machine.messages() == [bytes([1]) * 200_000]
     assert journal_paths(machine.root) == []
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_full_journal_is_no_reason_to_stop(machine: Machine, define: Define, seed: int) -> None:
+def test_appends_continue_with_a_full_journal(
+    machine: CrashStore, define: Define, seed: int
+) -> None:
     machine.store.create(define(flush_on_write=True, max_size=1 << 30, stream_segment_size=1 << 23))
     for number in range(90):
         machine.log().append([bytes([number + 1]) * 50_000], 1)
         machine.log().flush()
-    machine.cut_the_power(seed)
+    machine.cut_power(seed)
     assert machine.messages() == [bytes([number + 1]) * 50_000 for number in range(90)]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_journal_that_cannot_be_written_is_replaced_by_syncs(
-    machine: Machine, define: Define, seed: int
+def test_segments_are_synced_if_the_journal_cannot_be_written(
+    machine: CrashStore, define: Define, seed: int
 ) -> None:
     machine.store.create(define(flush_on_write=True))
     machine.log().append([b"x"], 1)
     machine.disk.fails = lambda _action, path: path.name.startswith("journal")
     machine.log().flush()
     machine.disk.mend()
-    machine.cut_the_power(seed)
+    machine.cut_power(seed)
     assert machine.messages() == [b"x"]
 
 
-def test_a_disk_that_syncs_nothing_is_an_error_until_it_does(
-    machine: Machine, define: Define
-) -> None:
+def test_flush_fails_until_the_disk_syncs_again(machine: CrashStore, define: Define) -> None:
     machine.store.create(define(flush_on_write=True))
     machine.log().append([b"x"], 1)
     machine.disk.fails = lambda action, _path: action == "sync"
@@ -162,59 +164,57 @@ def test_a_disk_that_syncs_nothing_is_an_error_until_it_does(
             machine.log().flush()
     machine.disk.mend()
     machine.log().flush()
-    machine.cut_the_power(1)
+    machine.cut_power(1)
     assert machine.messages() == [b"x"]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_flush_covers_what_a_killed_broker_had_written(
-    machine: Machine, define: Define, seed: int
+def test_flush_covers_appends_of_a_killed_broker(
+    machine: CrashStore, define: Define, seed: int
 ) -> None:
     machine.store.create(define(flush_on_write=True))
     machine.log().append([b"before"], 1)
     machine.kill()
     machine.log().append([b"after"], 1)
     machine.log().flush()
-    machine.cut_the_power(seed)
+    machine.cut_power(seed)
     assert machine.messages() == [b"before", b"after"]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_turning_flush_on_write_on_makes_what_is_there_safe(
-    machine: Machine, define: Define, seed: int
+def test_enabling_flush_on_write_covers_earlier_messages(
+    machine: CrashStore, define: Define, seed: int
 ) -> None:
     stream = machine.store.create(define())
     machine.log().append([b"before"], 1)
     machine.store.update(stream, define(flush_on_write=True))
     machine.log().append([b"after"], 1)
     machine.log().flush()
-    machine.cut_the_power(seed)
+    machine.cut_power(seed)
     assert machine.messages() == [b"before", b"after"]
 
 
-def test_the_journal_of_a_deleted_stream_brings_nothing_back(
-    machine: Machine, define: Define
-) -> None:
+def test_journal_of_a_deleted_stream_is_not_replayed(machine: CrashStore, define: Define) -> None:
     machine.store.create(define(flush_on_write=True))
     machine.log().append([b"x"], 1)
     machine.log().flush()
     machine.store.delete("s")
     machine.store.create(define(flush_on_write=True))
-    machine.cut_the_power(1)
+    machine.cut_power(1)
     assert machine.messages() == []
 
 
-def test_removed_segments_are_not_written_again(machine: Machine, define: Define) -> None:
+def test_removed_segments_are_not_replayed(machine: CrashStore, define: Define) -> None:
     machine.store.create(define(flush_on_write=True, max_size=4096))
     for number in range(8):
         machine.log().append([bytes([number + 1]) * 1000], 1)
         machine.log().flush()
     machine.store.work()
-    machine.cut_the_power(1)
+    machine.cut_power(1)
     assert machine.messages() == [bytes([number + 1]) * 1000 for number in range(4, 8)]
 
 
-def test_a_clean_stop_leaves_no_journal(machine: Machine, define: Define) -> None:
+def test_a_clean_stop_leaves_no_journal(machine: CrashStore, define: Define) -> None:
     machine.store.create(define(flush_on_write=True))
     machine.log().append([b"x"], 1)
     machine.log().flush()
@@ -223,7 +223,7 @@ def test_a_clean_stop_leaves_no_journal(machine: Machine, define: Define) -> Non
     assert journal_paths(machine.root) == []
 
 
-def test_there_is_no_journal_where_nobody_flushes(machine: Machine, define: Define) -> None:
+def test_no_journal_is_created_without_flush_on_write(machine: CrashStore, define: Define) -> None:
     machine.store.create(define())
     machine.log().append([b"x"], 1)
     machine.store.sync()
@@ -231,9 +231,7 @@ def test_there_is_no_journal_where_nobody_flushes(machine: Machine, define: Defi
     assert journal_paths(machine.root) == []
 
 
-def test_a_disk_without_room_for_the_spare_file_still_syncs(
-    machine: Machine, define: Define
-) -> None:
+def test_sync_works_without_space_for_the_spare_file(machine: CrashStore, define: Define) -> None:
     machine.store.create(define(flush_on_write=True))
     machine.log().append([b"x"], 1)
     machine.log().flush()
@@ -244,14 +242,14 @@ def test_a_disk_without_room_for_the_spare_file_still_syncs(
     machine.store.sync()
     machine.log().append([b"y"], 1)
     machine.log().flush()
-    machine.cut_the_power(1)
+    machine.cut_power(1)
     assert machine.messages() == [b"x", b"y"]
 
 
-def test_a_stream_whose_sync_failed_keeps_its_journal_until_the_next_start(
-    machine: Machine, define: Define
+def test_journal_is_kept_until_the_next_start_after_a_failed_sync(
+    machine: CrashStore, define: Define
 ) -> None:
-    """A system may forget pages that it could not write, and sync without an error after that."""
+    """After a failed sync, the system may drop the pages, and the next sync succeeds."""
     machine.store.create(define(flush_on_write=True))
     machine.log().append([b"x"], 1)
     machine.log().flush()
@@ -269,8 +267,8 @@ def test_a_stream_whose_sync_failed_keeps_its_journal_until_the_next_start(
     assert journal_paths(machine.root)
 
 
-def test_a_stream_that_cannot_be_replayed_is_set_aside_and_others_are_served(
-    machine: Machine, define: Define
+def test_stream_that_cannot_be_replayed_is_unreadable_and_others_are_served(
+    machine: CrashStore, define: Define
 ) -> None:
     for name in ("bad", "good"):
         machine.store.create(define(name, flush_on_write=True))
@@ -278,16 +276,16 @@ def test_a_stream_that_cannot_be_replayed_is_set_aside_and_others_are_served(
         machine.log(name).flush()
     bad = machine.store.streams["bad"].id
     machine.disk.fails = lambda action, path: action in ("open", "create") and bad in str(path)
-    machine.cut_the_power(3)
+    machine.cut_power(3)
     assert list(machine.store.unreadable) == ["bad"]
     assert machine.messages("good") == [b"good"]
     machine.disk.mend()
-    machine.cut_the_power(4)
+    machine.cut_power(4)
     assert machine.messages("bad") == [b"bad"]
 
 
-def test_deleting_a_stream_in_trouble_does_not_hold_up_the_journal(
-    machine: Machine, define: Define
+def test_deleted_failing_stream_does_not_block_the_journal(
+    machine: CrashStore, define: Define
 ) -> None:
     for name in ("bad", "good"):
         machine.store.create(define(name, flush_on_write=True))
@@ -304,12 +302,12 @@ def test_deleting_a_stream_in_trouble_does_not_hold_up_the_journal(
     assert machine.store._journal._draining is None
 
 
-def test_a_lost_catalog_does_not_lose_what_was_flushed(machine: Machine, define: Define) -> None:
+def test_lost_catalog_loses_no_flushed_messages(machine: CrashStore, define: Define) -> None:
     machine.store.create(define(flush_on_write=True))
     machine.log().append([b"x"], 1)
     machine.log().flush()
     machine.store.catalog.close()
     for path in machine.root.glob("catalog.sqlite*"):
         path.unlink()
-    machine.cut_the_power(2)
+    machine.cut_power(2)
     assert machine.messages() == [b"x"]

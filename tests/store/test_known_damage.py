@@ -1,4 +1,4 @@
-"""Damage that is known of a stream, by recovery or by reads."""
+"""Known damage of a stream, from recovery and reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_numbers_are_counted_once() -> None:
     ]
 
 
-def test_gaps_are_no_damage() -> None:
+def test_gaps_are_not_damage() -> None:
     known = KnownDamage("s", gaps=[(3, 5), (8, 9)])
     known.add(3, 5, "a")
     known.add(8, 9, "a")
@@ -64,7 +64,7 @@ def test_memory_is_bounded() -> None:
     assert known.count == sum(each.end - each.first for each in known.ranges())
 
 
-def test_each_place_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_range_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     known = KnownDamage("s")
     known.add(0, 1, "read twice")
     known.add(0, 1, "read twice")
@@ -74,7 +74,7 @@ def test_each_place_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_lines_are_limited(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_are_limited_per_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     known = KnownDamage("s", clock=lambda: now)
     for number in range(0, 100, 2):
@@ -112,7 +112,7 @@ def overwrite(path: Path, position: int) -> None:
         file.write(b"!")
 
 
-def test_reads_add_what_they_cannot_read(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reads_add_unreadable_messages(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     overwrite(data_path(directory_of(root), 0), 350)
     store = Store(root)
     log = store.streams["s"].log
@@ -129,7 +129,7 @@ def test_reads_add_what_they_cannot_read(root: Path, caplog: pytest.LogCaptureFi
     store.close()
 
 
-def test_recovery_adds_what_it_finds(root: Path) -> None:
+def test_recovery_adds_damage(root: Path) -> None:
     directory = directory_of(root)
     data_path(directory, 0).unlink()
     with index_path(directory, 10).open("r+b") as file:
@@ -141,7 +141,7 @@ def test_recovery_adds_what_it_finds(root: Path) -> None:
     log = store.streams["s"].log
     assert log.damage.count == 10 + 3 + 3
     assert {(each.first, each.end) for each in log.damage.ranges()} >= {(0, 10), (17, 20)}
-    # Readers find the same.
+    # Reads find the same damage.
     log.find_damage(0, 25)
     assert log.damage.count == 10 + 3 + 3
     store.close()
@@ -160,7 +160,7 @@ def test_shortened_files_are_found_while_the_file_pool_is_full(root: Path) -> No
     store.close()
 
 
-def test_damage_goes_with_its_messages(root: Path, define: Define) -> None:
+def test_damage_of_dropped_messages_is_removed(root: Path, define: Define) -> None:
     data_path(directory_of(root), 0).unlink()
     store = Store(root)
     stream = store.streams["s"]

@@ -36,8 +36,8 @@ LIMITS = Limits(10_000, 1024, overwrites=True, time_to_live_millis=None)
 REJECTS = LIMITS._replace(overwrites=False)
 
 
-class Files:
-    """A file log that can be forgotten and opened again."""
+class LogFiles:
+    """A file log that can be abandoned and opened again."""
 
     def __init__(self, catalog: Catalog, directory: Path) -> None:
         catalog.add_stream(StreamRow("id", "s", b"{}", 0, 0))
@@ -74,12 +74,12 @@ def memory_log(catalog: Catalog, limits: Limits = LIMITS, **fields: int) -> Memo
 
 
 @pytest.fixture
-def files(catalog: Catalog, tmp_path: Path) -> Files:
-    return Files(catalog, tmp_path / "stream")
+def files(catalog: Catalog, tmp_path: Path) -> LogFiles:
+    return LogFiles(catalog, tmp_path / "stream")
 
 
 @pytest.fixture(params=["file", "memory"])
-def make_log(request: pytest.FixtureRequest, files: Files) -> Callable[[Limits], Log]:
+def make_log(request: pytest.FixtureRequest, files: LogFiles) -> Callable[[Limits], Log]:
     def make(limits: Limits) -> Log:
         if request.param == "memory":
             return memory_log(files.catalog, limits)
@@ -100,7 +100,7 @@ def test_an_empty_log_counts_no_messages(make_log: Callable[[Limits], Log]) -> N
     assert (log.oldest, log.end, log.total_bytes) == (0, 0, 0)
 
 
-def test_numbers_begin_at_zero_and_rise_by_one(make_log: Callable[[Limits], Log]) -> None:
+def test_numbers_start_at_zero_and_increase_by_one(make_log: Callable[[Limits], Log]) -> None:
     log = make_log(LIMITS)
     assert [log.append([b"x"], 1), log.append([b"y", b"z"], 1), log.append([b"w"], 1)] == [0, 1, 3]
     assert read_all(log) == [b"x", b"y", b"z", b"w"]
@@ -113,7 +113,7 @@ def test_segments_end_before_they_exceed_their_size(make_log: Callable[[Limits],
     assert [segment.size for segment in log.segments()] == [900, 900, 900]
 
 
-def test_a_message_larger_than_a_segment_has_one_of_its_own(
+def test_message_larger_than_a_segment_gets_its_own_segment(
     make_log: Callable[[Limits], Log],
 ) -> None:
     log = make_log(LIMITS)
@@ -156,7 +156,7 @@ def test_a_message_larger_than_the_maximum_drops_nothing(
     assert read_all(log) == [b"kept"]
 
 
-def test_a_full_log_that_rejects_keeps_what_it_has(make_log: Callable[[Limits], Log]) -> None:
+def test_full_rejecting_log_keeps_its_messages(make_log: Callable[[Limits], Log]) -> None:
     log = make_log(REJECTS)
     for _ in range(10):
         log.append([bytes(1000)], 1)
@@ -165,7 +165,7 @@ def test_a_full_log_that_rejects_keeps_what_it_has(make_log: Callable[[Limits], 
     assert (log.oldest, log.end, log.total_bytes) == (0, 10, 10_000)
 
 
-def test_a_full_log_that_rejects_gives_up_what_was_exported(
+def test_full_rejecting_log_drops_exported_messages(
     make_log: Callable[[Limits], Log],
 ) -> None:
     log = make_log(REJECTS)
@@ -178,7 +178,7 @@ def test_a_full_log_that_rejects_gives_up_what_was_exported(
     assert log.oldest == 1
 
 
-def test_what_outlived_its_time_goes_and_the_numbers_go_on(
+def test_expired_messages_are_dropped_and_numbers_continue(
     make_log: Callable[[Limits], Log],
 ) -> None:
     log = make_log(LIMITS._replace(time_to_live_millis=60_000))
@@ -191,7 +191,7 @@ def test_what_outlived_its_time_goes_and_the_numbers_go_on(
     assert log.append([b"x"], 200_000) == 5
 
 
-def test_the_times_of_the_oldest_and_the_newest_message_are_known(
+def test_oldest_and_newest_times_are_those_of_the_messages(
     make_log: Callable[[Limits], Log],
 ) -> None:
     log = make_log(LIMITS._replace(time_to_live_millis=60_000))
@@ -199,7 +199,7 @@ def test_the_times_of_the_oldest_and_the_newest_message_are_known(
     for number in range(5):
         log.append([bytes(600)], 10_000 + number)
         assert (log.oldest_time, log.newest_time) == (10_000, 10_000 + number)
-    # The newest segment may be one that was just begun.
+    # The newest segment may be empty.
     log.begin_segment()
     assert (log.oldest_time, log.newest_time) == (10_000, 10_004)
     log.trim(70_002)
@@ -210,7 +210,7 @@ def test_the_times_of_the_oldest_and_the_newest_message_are_known(
     assert (log.oldest_time, log.newest_time) == (200_000, 200_000)
 
 
-def test_bytes_are_counted_as_they_are_appended(make_log: Callable[[Limits], Log]) -> None:
+def test_appended_bytes_are_counted(make_log: Callable[[Limits], Log]) -> None:
     log = make_log(REJECTS)
     log.append([b"1", b"22"], 1)
     for _ in range(9):
@@ -223,7 +223,7 @@ def test_bytes_are_counted_as_they_are_appended(make_log: Callable[[Limits], Log
     assert log.appended_bytes == 9503
 
 
-def test_what_was_appended_before_it_was_opened_is_not_counted(files: Files) -> None:
+def test_appended_bytes_start_at_zero_after_opening(files: LogFiles) -> None:
     files.create().append([b"123"], 7)
 
     again = files.open()
@@ -232,7 +232,7 @@ def test_what_was_appended_before_it_was_opened_is_not_counted(files: Files) -> 
     assert (again.oldest_time, again.newest_time) == (7, 7)
 
 
-def test_a_new_segment_size_is_for_new_segments(make_log: Callable[[Limits], Log]) -> None:
+def test_new_segment_size_applies_to_new_segments(make_log: Callable[[Limits], Log]) -> None:
     log = make_log(LIMITS)
     log.append([bytes(500)], 1)
     log.begin_segment()
@@ -242,7 +242,7 @@ def test_a_new_segment_size_is_for_new_segments(make_log: Callable[[Limits], Log
     assert [segment.size for segment in log.segments()] == [500, 2500]
 
 
-def test_memory_numbers_do_not_repeat_after_a_crash(files: Files) -> None:
+def test_memory_numbers_do_not_repeat_after_a_crash(files: LogFiles) -> None:
     log = memory_log(files.catalog)
     log.append([b"x"] * 7, 1)
     reserved = files.catalog.streams()[0].reserved
@@ -251,14 +251,14 @@ def test_memory_numbers_do_not_repeat_after_a_crash(files: Files) -> None:
     assert (again.oldest, again.end) == (reserved, reserved)
 
 
-def test_memory_numbers_go_on_exactly_after_a_clean_stop(files: Files) -> None:
+def test_memory_numbers_continue_without_a_gap_after_a_clean_stop(files: LogFiles) -> None:
     log = memory_log(files.catalog)
     log.append([b"x"] * 7, 1)
     log.close()
     assert files.catalog.streams()[0].reserved == 7
 
 
-def test_memory_numbers_are_reserved_in_the_background(files: Files) -> None:
+def test_memory_numbers_are_reserved_in_the_background(files: LogFiles) -> None:
     requests: list[None] = []
     log = MemoryLog(LIMITS, files.catalog, "id", lambda: requests.append(None), reserved=1 << 20)
     log.append([b"x"] * 100, 1)
@@ -272,19 +272,19 @@ def test_memory_numbers_are_reserved_in_the_background(files: Files) -> None:
     assert files.catalog.streams()[0].reserved > 3 << 19
 
 
-def test_memory_appends_that_outrun_the_reserve_extend_it(files: Files) -> None:
+def test_memory_appends_that_outrun_the_reserve_extend_it(files: LogFiles) -> None:
     log = memory_log(files.catalog, reserved=1 << 20)
     for _ in range(11):
         log.append([b""] * 100_000, 1)
     assert files.catalog.streams()[0].reserved >= log.end
 
 
-def test_memory_never_touches_the_disk(files: Files) -> None:
+def test_memory_log_writes_no_files(files: LogFiles) -> None:
     memory_log(files.catalog).append([b"secret words"], 1)
     assert not files.directory.exists()
 
 
-def test_a_killed_log_is_what_it_was(files: Files) -> None:
+def test_killed_log_keeps_its_messages(files: LogFiles) -> None:
     log = files.create()
     for number in range(10):
         log.append([b"%d" % number * 300], number)
@@ -293,7 +293,7 @@ def test_a_killed_log_is_what_it_was(files: Files) -> None:
     assert again.append([b"x"], 1) == 10
 
 
-def test_numbers_go_on_after_everything_was_removed(files: Files) -> None:
+def test_numbers_continue_after_all_messages_were_removed(files: LogFiles) -> None:
     limits = LIMITS._replace(time_to_live_millis=60_000)
     log = files.create(limits)
     log.append([b"x"] * 5, 1)
@@ -303,8 +303,8 @@ def test_numbers_go_on_after_everything_was_removed(files: Files) -> None:
     assert (again.oldest, again.end) == (5, 5)
 
 
-def test_a_sync_promises_also_a_segment_that_was_just_begun(files: Files) -> None:
-    """The new segment's name must be in the directory before anybody is told that it is safe."""
+def test_sync_covers_a_new_segment(files: LogFiles) -> None:
+    """The directory must list the new segment before `sync` returns."""
     log = files.create()
     log.append([bytes([1]) * 1000], 1)
     log.append([bytes([2]) * 1000], 1)
@@ -316,7 +316,7 @@ def test_a_sync_promises_also_a_segment_that_was_just_begun(files: Files) -> Non
         log.close()
 
 
-def test_files_of_removed_segments_that_came_back_are_removed_again(files: Files) -> None:
+def test_leftover_files_of_removed_segments_are_removed(files: LogFiles) -> None:
     log = files.create()
     for _ in range(12):
         log.append([bytes(1000)], 1)
@@ -329,8 +329,8 @@ def test_files_of_removed_segments_that_came_back_are_removed_again(files: Files
     assert not left_over.exists()
 
 
-def test_progress_beyond_the_end_is_never_numbered_again(files: Files) -> None:
-    """After a power cut an export may have sent what the disk has forgotten."""
+def test_exported_numbers_beyond_the_end_are_not_used_again(files: LogFiles) -> None:
+    """After a power cut an export may have sent messages that the disk has lost."""
     log = files.create()
     log.append([b"x"] * 3, 1)
     again = files.open(lowest_end=10)
@@ -341,8 +341,8 @@ def test_progress_beyond_the_end_is_never_numbered_again(files: Files) -> None:
     assert caught.value.next_number == 10
 
 
-def test_a_lost_active_segment_never_lends_its_numbers_again(
-    files: Files, caplog: pytest.LogCaptureFixture
+def test_numbers_of_a_lost_active_segment_are_not_used_again(
+    files: LogFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = files.create()
     for _ in range(5):
@@ -359,9 +359,7 @@ def test_a_lost_active_segment_never_lends_its_numbers_again(
 
 
 @pytest.mark.parametrize("missing", [".data", ".index"])
-def test_half_an_active_segment_is_set_aside_and_does_not_stop_the_rest(
-    files: Files, missing: str
-) -> None:
+def test_unpaired_file_of_an_active_segment_is_renamed(files: LogFiles, missing: str) -> None:
     log = files.create()
     for _ in range(3):
         log.append([bytes(1000)], 1)
@@ -373,7 +371,7 @@ def test_half_an_active_segment_is_set_aside_and_does_not_stop_the_rest(
     assert files.open().read(number, number + 1, 1).payloads == [b"x"]
 
 
-def test_half_a_segment_that_was_about_to_begin_is_no_loss(files: Files) -> None:
+def test_unpaired_empty_file_is_not_a_loss(files: LogFiles) -> None:
     log = files.create()
     log.append([bytes(1000)], 1)
     (files.directory / f"{1:020d}.data").touch()
@@ -381,7 +379,7 @@ def test_half_a_segment_that_was_about_to_begin_is_no_loss(files: Files) -> None
     assert again.append([bytes(1000)], 1) == 1
 
 
-def test_a_missing_segment_in_the_middle_costs_only_its_messages(files: Files) -> None:
+def test_missing_segment_loses_only_its_own_messages(files: LogFiles) -> None:
     log = files.create()
     for number in range(5):
         log.append([bytes([number]) * 1000], 1)
@@ -396,7 +394,7 @@ def test_a_missing_segment_in_the_middle_costs_only_its_messages(files: Files) -
     assert again.read(caught.value.next_number, 5, 1).payloads == [bytes([2]) * 1000]
 
 
-def test_a_full_disk_refuses_changes_nothing_and_recovers(files: Files) -> None:
+def test_failed_append_on_a_full_disk_changes_nothing(files: LogFiles) -> None:
     log = files.create()
     log.append([b"before"], 1)
     files.disk.fill(10)
@@ -408,7 +406,7 @@ def test_a_full_disk_refuses_changes_nothing_and_recovers(files: Files) -> None:
     assert read_all(files.open()) == [b"before", b"after"]
 
 
-def test_work_that_failed_is_done_later_and_in_order(files: Files) -> None:
+def test_failed_work_is_retried_in_order(files: LogFiles) -> None:
     log = files.create()
     for _ in range(12):
         log.append([bytes(1000)], 1)
@@ -422,7 +420,7 @@ def test_work_that_failed_is_done_later_and_in_order(files: Files) -> None:
     assert [s.first for s in files.catalog.segments("id")] == list(range(2, 11))
 
 
-def test_many_sealed_segments_need_few_descriptors(files: Files) -> None:
+def test_many_sealed_segments_need_few_descriptors(files: LogFiles) -> None:
     log = files.create(LIMITS._replace(max_size=1 << 30))
     files.disk.pool.capacity = 3
     for number in range(300):
@@ -434,89 +432,89 @@ def test_many_sealed_segments_need_few_descriptors(files: Files) -> None:
     assert len(files.disk._open_files) <= 6
 
 
-def test_appending_does_not_get_slower_with_the_number_of_segments(files: Files) -> None:
-    """Counted, not timed: an append looks at no segment but the last."""
+def test_append_cost_does_not_depend_on_the_number_of_segments(files: LogFiles) -> None:
+    """An append uses only the last segment, which this checks without measuring time."""
     log = files.create(LIMITS._replace(max_size=1 << 30))
     for _ in range(50):
         log.append([bytes(1000)], 1)
 
-    class Untouchable(list[object]):
+    class NotIterable(list[object]):
         def __iter__(self) -> object:  # type: ignore[override]
-            raise AssertionError("an append looked at all segments")
+            raise AssertionError("an append iterated over all segments")
 
-    log._sealed = Untouchable(log._sealed)  # type: ignore[assignment]
+    log._sealed = NotIterable(log._sealed)  # type: ignore[assignment]
     log.append([bytes(10)], 1)
 
 
-# For those who look at messages before they go
+# Listeners that are called before a drop
 
 
-def watched(log: Log) -> list[tuple[int, bool, list[bytes]]]:
-    """What is told, with the messages that could be read then."""
-    told: list[tuple[int, bool, list[bytes]]] = []
+def record_drops(log: Log) -> list[tuple[int, bool, list[bytes]]]:
+    """Records the calls of `before_drop`, with the messages that could be read in them."""
+    drops: list[tuple[int, bool, list[bytes]]] = []
 
-    def look(end: int, are_expired: bool) -> None:
+    def record(end: int, are_expired: bool) -> None:
         payloads: list[bytes] = []
         while log.oldest + len(payloads) < end:
             payloads += log.read(log.oldest + len(payloads), end, 1 << 20).payloads
-        told.append((end, are_expired, payloads))
+        drops.append((end, are_expired, payloads))
 
-    log.before_drop = look
-    return told
+    log.before_drop = record
+    return drops
 
 
-def test_what_is_about_to_be_overwritten_can_be_read_once_more(
+def test_overwritten_messages_can_be_read_before_the_drop(
     make_log: Callable[[Limits], Log],
 ) -> None:
     log = make_log(LIMITS._replace(max_size=2048))
-    told = watched(log)
+    drops = record_drops(log)
     for number in range(4):
         log.append([bytes((number,)) * 512], number)
-    assert told == []
+    assert drops == []
     log.append([bytes(600)], 4)
-    (dropped,) = told
+    (dropped,) = drops
     assert dropped == (log.oldest, False, [bytes((number,)) * 512 for number in range(2)])
     log.close()
 
 
-def test_what_has_outlived_the_ttl_can_be_read_once_more(
+def test_expired_messages_can_be_read_before_the_drop(
     make_log: Callable[[Limits], Log],
 ) -> None:
     log = make_log(LIMITS._replace(time_to_live_millis=100))
-    told = watched(log)
+    drops = record_drops(log)
     log.append([b"a", b"b"], 1000)
     log.trim(1100)
-    assert told == []
+    assert drops == []
     log.trim(1101)
-    assert told == [(2, True, [b"a", b"b"])]
+    assert drops == [(2, True, [b"a", b"b"])]
     assert (log.oldest, log.end) == (2, 2)
     log.trim(5000)
-    assert len(told) == 1
+    assert len(drops) == 1
     log.close()
 
 
-def test_what_is_not_dropped_is_not_told(make_log: Callable[[Limits], Log]) -> None:
+def test_before_drop_is_called_only_for_dropped_messages(make_log: Callable[[Limits], Log]) -> None:
     log = make_log(REJECTS._replace(max_size=1024))
-    told = watched(log)
+    drops = record_drops(log)
     log.append([bytes(1000)], 1)
     with pytest.raises(StreamFullError):
         log.append([bytes(100)], 1)
-    assert told == []
+    assert drops == []
     log.append([bytes(100)], 1, lambda: 1)
-    assert told == [(1, False, [bytes(1000)])]
+    assert drops == [(1, False, [bytes(1000)])]
     log.close()
 
 
-# For those who read in bulk
+# Bulk reads
 
 
 @contextmanager
 def filled(kind: str, batches: list[list[int]], max_size: int = 1 << 20) -> Iterator[Log]:
-    """A log of segments of 1024 bytes, with messages of these sizes."""
+    """A log with segments of 1024 bytes and messages of these sizes."""
     limits = LIMITS._replace(max_size=max_size)
     with TemporaryDirectory(dir=MEMORY) as directory:
         catalog = Catalog(Path(directory) / "catalog.sqlite")
-        files = Files(catalog, Path(directory) / "stream")
+        files = LogFiles(catalog, Path(directory) / "stream")
         log: Log = files.create(limits) if kind == "file" else memory_log(catalog, limits)
         for time, batch in enumerate(batches):
             log.append([bytes((time % 256,)) * size for size in batch], time)
@@ -532,7 +530,7 @@ batches = st.lists(st.lists(st.integers(1, 700), min_size=1, max_size=4), min_si
 @pytest.mark.parametrize("max_size", [1 << 20, 4096])
 @settings(deadline=None, max_examples=40)
 @given(batches=batches, data=st.data())
-def test_the_end_of_what_fits_is_where_adding_up_ends(
+def test_find_end_matches_the_sum_of_sizes(
     kind: str, max_size: int, batches: list[list[int]], data: st.DataObject
 ) -> None:
     sizes = [size for batch in batches for size in batch]
@@ -551,7 +549,7 @@ def test_the_end_of_what_fits_is_where_adding_up_ends(
 @pytest.mark.parametrize("kind", ["file", "memory"])
 @settings(deadline=None, max_examples=40)
 @given(batches=batches, data=st.data())
-def test_what_is_read_as_stored_is_what_is_read(
+def test_read_stored_gives_the_same_messages_as_read(
     kind: str, batches: list[list[int]], data: st.DataObject
 ) -> None:
     with filled(kind, batches, 8192) as log:
@@ -574,7 +572,7 @@ def test_what_is_read_as_stored_is_what_is_read(
 @pytest.mark.parametrize("kind", ["file", "memory"])
 @settings(deadline=None, max_examples=30)
 @given(batches=batches, data=st.data())
-def test_the_segments_of_a_slice_are_those_that_hold_a_message_of_it(
+def test_summaries_cover_only_segments_of_the_slice(
     kind: str, batches: list[list[int]], data: st.DataObject
 ) -> None:
     with filled(kind, batches, 8192) as log:
@@ -601,8 +599,8 @@ def check_checksums(directory: Path, log: Log) -> None:
         assert crc32(entries[: (summary.end - summary.first) * ENTRY.size]) == summary.index_crc
 
 
-def test_the_checksums_of_segments_are_those_of_their_files_also_after_a_crash(
-    files: Files,
+def test_summary_checksums_match_the_files_after_a_crash(
+    files: LogFiles,
 ) -> None:
     log = files.create()
     for number in range(30):
@@ -618,7 +616,7 @@ def test_the_checksums_of_segments_are_those_of_their_files_also_after_a_crash(
     check_checksums(files.directory, files.open())
 
 
-def test_the_checksums_do_not_cover_a_torn_end(files: Files) -> None:
+def test_summary_checksums_exclude_a_torn_end(files: LogFiles) -> None:
     log = files.create()
     log.append([bytes(100)] * 3, 1)
     with data_path(files.directory, 0).open("ab") as file:
@@ -631,7 +629,7 @@ def test_the_checksums_do_not_cover_a_torn_end(files: Files) -> None:
     assert again.summaries(0, 3) == log.summaries(0, 3)
 
 
-def test_looking_for_ends_and_reading_as_stored_needs_few_descriptors(files: Files) -> None:
+def test_find_end_and_read_stored_use_few_descriptors(files: LogFiles) -> None:
     files.disk.pool.capacity = 3
     log = files.create(LIMITS._replace(max_size=1 << 30))
     for number in range(100):
@@ -644,7 +642,7 @@ def test_looking_for_ends_and_reading_as_stored_needs_few_descriptors(files: Fil
     assert log.find_end(0, 100, 10_000) == 9
 
 
-def test_looking_for_an_end_opens_no_segment_that_fits_as_a_whole(files: Files) -> None:
+def test_find_end_does_not_open_segments_that_fit_completely(files: LogFiles) -> None:
     log = files.create(LIMITS._replace(max_size=1 << 30))
     for _ in range(10):
         log.append([bytes(1024)], 1)
@@ -654,23 +652,23 @@ def test_looking_for_an_end_opens_no_segment_that_fits_as_a_whole(files: Files) 
     assert log.find_end(0, 10, 8 * 1024 + 1) == 8
 
 
-def test_a_segment_that_cannot_be_measured_counts_as_fitting(files: Files) -> None:
+def test_segment_without_an_index_counts_as_fitting(files: LogFiles) -> None:
     log = files.create()
     for number in range(9):
         log.append([bytes((number,)) * 300], 1)
     log.work()
     index_path(files.directory, 3).unlink()
     again = files.open()
-    # In the middle of it, at its beginning, and behind what fits before it.
+    # From its middle, from its start, and from an earlier segment.
     assert again.find_end(4, 9, 1) == 6
     assert again.find_end(3, 9, 1) == 6
     assert again.find_end(3, 5, 1) == 5
     assert again.find_end(0, 9, 1000) == 6
-    # Its size is known all the same.
+    # The size of the segment is known without the index.
     assert again.find_end(0, 9, 2100) == 7
 
 
-def test_damaged_entry_does_not_lift_the_limit(files: Files) -> None:
+def test_find_end_respects_the_limit_despite_a_damaged_entry(files: LogFiles) -> None:
     log = files.create()
     for number in range(9):
         log.append([bytes((number,)) * 300], 1)
@@ -681,7 +679,7 @@ def test_damaged_entry_does_not_lift_the_limit(files: Files) -> None:
     assert log.find_end(3, 6, 300) == 4
 
 
-def test_messages_that_are_lost_are_in_a_segment_without_bytes(files: Files) -> None:
+def test_lost_messages_are_in_a_segment_of_size_zero(files: LogFiles) -> None:
     log = files.create()
     log.append([b"x"] * 3, 1)
     again = files.open(lowest_end=10)
@@ -702,7 +700,7 @@ def test_messages_that_are_lost_are_in_a_segment_without_bytes(files: Files) -> 
 @pytest.mark.parametrize("max_size", [1 << 20, 4096])
 @settings(deadline=None, max_examples=40)
 @given(batches=batches, data=st.data())
-def test_the_size_of_messages_is_what_adding_up_gives(
+def test_size_of_matches_the_sum_of_sizes(
     kind: str, max_size: int, batches: list[list[int]], data: st.DataObject
 ) -> None:
     sizes = [size for batch in batches for size in batch]
@@ -713,7 +711,7 @@ def test_the_size_of_messages_is_what_adding_up_gives(
             assert log.size_of(start, stop) == sum(sizes[start:stop])
 
 
-def test_a_message_knows_when_it_was_appended(files: Files, catalog: Catalog) -> None:
+def test_time_of_gives_the_ingest_time(files: LogFiles, catalog: Catalog) -> None:
     for log in (files.create(), memory_log(catalog)):
         for number in range(8):
             log.append([b"x" * 300, b"y" * 300], 1000 + number)
@@ -723,7 +721,7 @@ def test_a_message_knows_when_it_was_appended(files: Files, catalog: Catalog) ->
         ]
 
 
-def test_the_time_of_a_message_is_told_without_its_payload(files: Files) -> None:
+def test_time_of_does_not_read_the_payload(files: LogFiles) -> None:
     log = files.create(LIMITS._replace(max_size=1 << 20))
     log.append([b"x" * 1000], 7)
     log.append([b"x" * 1000], 8)
@@ -732,7 +730,7 @@ def test_the_time_of_a_message_is_told_without_its_payload(files: Files) -> None
     assert log.time_of(0) == 7
 
 
-def test_of_a_damaged_index_times_are_unknown_and_sizes_guessed(files: Files) -> None:
+def test_missing_index_gives_time_zero_and_the_segment_size(files: LogFiles) -> None:
     log = files.create()
     for number in range(9):
         log.append([bytes((number,)) * 300], 5)
@@ -740,12 +738,12 @@ def test_of_a_damaged_index_times_are_unknown_and_sizes_guessed(files: Files) ->
     index_path(files.directory, 3).unlink()
     again = files.open()
     assert [again.time_of(number) for number in (2, 3, 4, 5, 6)] == [5, 0, 0, 0, 5]
-    # A part of the damaged segment counts as all of it.
+    # A part of the damaged segment counts as the whole segment.
     assert again.size_of(0, 9) == 2700
     assert again.size_of(2, 5) == 300 + 900
 
 
-def test_an_index_that_makes_no_sense_gives_no_size_beyond_its_segment(files: Files) -> None:
+def test_size_of_is_at_most_the_segment_size(files: LogFiles) -> None:
     log = files.create()
     for number in range(4):
         log.append([bytes((number,)) * 300], 5)

@@ -1,4 +1,4 @@
-"""Segment files share a bounded number of descriptors, and lose nothing by being closed."""
+"""Segment files share a bounded number of descriptors, and eviction loses no data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_open(segment: ActiveSegment) -> bool:
 
 @contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
-    """Lowers the limit of this process so that at most so many more files can be opened."""
+    """Lowers the limit of this process so that only `count` more files can be opened."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
@@ -89,7 +89,7 @@ def test_unsynced_bytes_of_a_closed_file_are_synced(disk: FaultyDisk, tmp_path: 
         assert sealed.read(segment.first, segment.end, 100).payloads == [b"kept"]
 
 
-def test_files_are_not_closed_under_a_sync(tmp_path: Path) -> None:
+def test_files_are_not_closed_during_a_sync(tmp_path: Path) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     class Slow(Disk):
@@ -138,7 +138,7 @@ def test_a_file_opens_while_another_thread_syncs_it(tmp_path: Path) -> None:
     assert first.read(0, 2, 100).payloads == [b"x", b"y"]
 
 
-def test_only_the_owner_closes_files(disk: FaultyDisk, tmp_path: Path) -> None:
+def test_only_the_owner_evicts_files(disk: FaultyDisk, tmp_path: Path) -> None:
     disk.pool.bind()
     segments = make_segments(disk, tmp_path, 2)
     with ThreadPoolExecutor(1) as other:
@@ -154,7 +154,7 @@ def test_only_the_owner_closes_files(disk: FaultyDisk, tmp_path: Path) -> None:
 
 
 def test_an_error_on_closing_is_reported_by_the_next_sync(tmp_path: Path) -> None:
-    class Network(Disk):
+    class NetworkDisk(Disk):
         fails = False
 
         def close(self, descriptor: int) -> None:
@@ -162,7 +162,7 @@ def test_an_error_on_closing_is_reported_by_the_next_sync(tmp_path: Path) -> Non
             if self.fails:
                 raise OSError(errno.EIO, "Input/output error")
 
-    disk = Network()
+    disk = NetworkDisk()
     disk.pool.capacity = 1
     first, second = make_segments(disk, tmp_path, 2)
     first.append([b"x"], 1)
@@ -174,7 +174,7 @@ def test_an_error_on_closing_is_reported_by_the_next_sync(tmp_path: Path) -> Non
     first.files.sync()
 
 
-def test_the_pool_gives_up_files_when_the_process_has_no_descriptors_left(tmp_path: Path) -> None:
+def test_pool_evicts_files_when_no_descriptors_are_left(tmp_path: Path) -> None:
     disk = Disk()
     segments = make_segments(disk, tmp_path, 4)
     with descriptors_left(0):
@@ -187,7 +187,7 @@ def test_the_pool_gives_up_files_when_the_process_has_no_descriptors_left(tmp_pa
         segment.close()
 
 
-def test_a_lack_of_descriptors_is_no_damage(tmp_path: Path) -> None:
+def test_lack_of_descriptors_is_not_damage(tmp_path: Path) -> None:
     disk = Disk()
     (active,) = make_segments(disk, tmp_path, 1)
     active.append([b"x"], 1)

@@ -106,7 +106,7 @@ def test_record_that_did_not_fit_is_overwritten(tmp_path: Path) -> None:
     assert positions(tmp_path) == [1, 3]
 
 
-def test_log_after_a_power_cut_has_nothing_that_was_not_written(tmp_path: Path) -> None:
+def test_log_after_a_power_cut_has_only_written_records(tmp_path: Path) -> None:
     for seed in range(50):
         root = tmp_path / str(seed)
         root.mkdir()
@@ -119,7 +119,7 @@ def test_log_after_a_power_cut_has_nothing_that_was_not_written(tmp_path: Path) 
         assert found == list(range(len(found)))
 
 
-class Exporting:
+class ExportingStore:
     """A store with one stream and one export."""
 
     def __init__(self, restartable: Restartable, define: Define) -> None:
@@ -141,38 +141,41 @@ class Exporting:
 
 
 @pytest.fixture
-def exporting(restartable: Restartable, define: Define) -> Exporting:
-    return Exporting(restartable, define)
+def exporter(restartable: Restartable, define: Define) -> ExportingStore:
+    return ExportingStore(restartable, define)
 
 
-def test_store_recovers_logged_progress(exporting: Exporting, restartable: Restartable) -> None:
-    exporting.log(last_exported=3, processed_messages=4)
-    exporting.log(last_exported=8, processed_messages=9, last_time=5)
-    exporting.restart()
-    assert (exporting.progress.last_exported, exporting.progress.processed_messages) == (8, 9)
+def test_store_recovers_logged_progress(exporter: ExportingStore, restartable: Restartable) -> None:
+    exporter.log(last_exported=3, processed_messages=4)
+    exporter.log(last_exported=8, processed_messages=9, last_time=5)
+    exporter.restart()
+    assert (
+        exporter.progress.last_exported,
+        exporter.progress.processed_messages,
+    ) == (8, 9)
     assert not list(restartable.root.glob("progress.*"))
-    exporting.restart()
-    assert exporting.progress.last_exported == 8
+    exporter.restart()
+    assert exporter.progress.last_exported == 8
 
 
 def test_numbers_of_recovered_progress_are_not_used_again(
-    exporting: Exporting, restartable: Restartable
+    exporter: ExportingStore, restartable: Restartable
 ) -> None:
-    exporting.log(last_exported=8)
-    exporting.restart()
+    exporter.log(last_exported=8)
+    exporter.restart()
     assert restartable.store.streams["s"].log.end == 9
 
 
-def test_logged_progress_that_the_catalog_is_ahead_of_is_ignored(
-    exporting: Exporting, restartable: Restartable
+def test_logged_progress_behind_the_catalog_is_ignored(
+    exporter: ExportingStore, restartable: Restartable
 ) -> None:
-    exporting.log(last_exported=3)
-    restartable.store.commit_progress({"s": [exporting.progress._replace(last_exported=8)]})
-    exporting.restart()
-    assert exporting.progress.last_exported == 8
+    exporter.log(last_exported=3)
+    restartable.store.commit_progress({"s": [exporter.progress._replace(last_exported=8)]})
+    exporter.restart()
+    assert exporter.progress.last_exported == 8
 
 
-def test_logged_progress_of_a_replaced_export_is_ignored(exporting: Exporting) -> None:
-    exporting.log(last_exported=3, export_id="of an export that was moved")
-    exporting.restart()
-    assert exporting.progress.last_exported == -1
+def test_logged_progress_of_a_replaced_export_is_ignored(exporter: ExportingStore) -> None:
+    exporter.log(last_exported=3, export_id="of an export that was moved")
+    exporter.restart()
+    assert exporter.progress.last_exported == -1

@@ -35,7 +35,7 @@ def test_checksums_are_those_of_zlib() -> None:
     assert crc32(b"Penstock" * 100, 3) == zlib.crc32(b"Penstock" * 100, 3)
 
 
-def test_names_sort_as_numbers_do_and_can_be_read_back() -> None:
+def test_names_sort_like_numbers_and_round_trip() -> None:
     directory = Path("d")
     firsts = [0, 9, 10, 2**63 - 1]
     names = [data_path(directory, first).name for first in firsts]

@@ -18,7 +18,7 @@ def active(tmp_path: Path) -> ActiveSegment:
     return active
 
 
-def test_an_intact_segment_is_what_it_was(active: ActiveSegment) -> None:
+def test_intact_segment_is_unchanged(active: ActiveSegment) -> None:
     assert recover_segment(active.files, None) == Recovered(active.summary(), [])
 
 
@@ -36,7 +36,7 @@ def test_torn_index_entry_and_its_data_stay_in_the_files(
     assert index_path(tmp_path, 0).stat().st_size in (16 * 10 - cut, 16 * 9)
 
 
-def test_data_without_an_entry_is_no_message_and_stays(
+def test_data_without_an_entry_is_not_a_message_and_stays(
     active: ActiveSegment, tmp_path: Path
 ) -> None:
     with data_path(tmp_path, 0).open("ab") as file:
@@ -46,7 +46,7 @@ def test_data_without_an_entry_is_no_message_and_stays(
     assert data_path(tmp_path, 0).stat().st_size == active.size + 11
 
 
-def test_entries_without_data_are_no_messages_and_stay(
+def test_entries_without_data_are_not_messages_and_stay(
     active: ActiveSegment, tmp_path: Path
 ) -> None:
     with data_path(tmp_path, 0).open("r+b") as file:
@@ -56,7 +56,7 @@ def test_entries_without_data_are_no_messages_and_stay(
     assert index_path(tmp_path, 0).stat().st_size == 16 * 10
 
 
-def test_damage_with_intact_messages_behind_it_stays(active: ActiveSegment, tmp_path: Path) -> None:
+def test_damage_before_intact_messages_stays(active: ActiveSegment, tmp_path: Path) -> None:
     contents = bytearray(data_path(tmp_path, 0).read_bytes())
     contents[9 * 4] ^= 1
     data_path(tmp_path, 0).write_bytes(bytes(contents))
@@ -66,7 +66,7 @@ def test_damage_with_intact_messages_behind_it_stays(active: ActiveSegment, tmp_
     assert recovered.is_appendable
 
 
-def test_what_a_checkpoint_covers_is_not_verified_again(
+def test_messages_below_the_checkpoint_are_not_verified(
     active: ActiveSegment, tmp_path: Path
 ) -> None:
     checkpoint = active.summary()
@@ -79,9 +79,11 @@ def test_what_a_checkpoint_covers_is_not_verified_again(
     assert recovered.summary == active.summary()
 
 
-def test_data_cut_below_the_checkpoint_is_damage(active: ActiveSegment, tmp_path: Path) -> None:
+def test_data_truncated_below_the_checkpoint_is_damage(
+    active: ActiveSegment, tmp_path: Path
+) -> None:
     checkpoint = active.summary()
-    active.append([b"behind the checkpoint"], 2000)
+    active.append([b"after the checkpoint!"], 2000)
     with data_path(tmp_path, 0).open("r+b") as file:
         file.truncate(20)
     recovered = recover_segment(active.files, checkpoint)
@@ -91,7 +93,7 @@ def test_data_cut_below_the_checkpoint_is_damage(active: ActiveSegment, tmp_path
 
 
 @pytest.mark.parametrize("size", [0, 15, 16 * 7, 16 * 10 - 1])
-def test_index_cut_below_the_checkpoint_is_damage(
+def test_index_truncated_below_the_checkpoint_is_damage(
     active: ActiveSegment, tmp_path: Path, size: int
 ) -> None:
     checkpoint = active.summary()
@@ -100,7 +102,7 @@ def test_index_cut_below_the_checkpoint_is_damage(
         file.truncate(size)
     recovered = recover_segment(active.files, checkpoint)
     assert (recovered.summary.end, recovered.damaged) == (10, [range(size // 16, 10)])
-    # Eight bytes behind the checkpoint: eight messages at most, whose numbers are not used again.
+    # Eight bytes after the checkpoint are at most eight messages. Their numbers are not used again.
     assert recovered.lowest_end == 18
     assert not recovered.is_appendable
     assert data_path(tmp_path, 0).stat().st_size == active.size
@@ -115,7 +117,7 @@ def test_zeros_at_the_end_are_not_messages(active: ActiveSegment, tmp_path: Path
 
 
 @pytest.mark.parametrize("byte", range(4))
-def test_a_wrong_end_position_costs_two_messages_and_no_more(
+def test_wrong_end_position_damages_two_messages(
     active: ActiveSegment, tmp_path: Path, byte: int
 ) -> None:
     contents = bytearray(index_path(tmp_path, 0).read_bytes())

@@ -1,4 +1,4 @@
-"""Room for a start on a full disk."""
+"""The reserve for a start on a full disk."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.store.reserve import RESERVE_FILE, keep_reserve, release_reserve_i
 from penstock.store.store import Store
 
 
-class DiskWith(Disk):
-    """One with so much room."""
+class FixedSpaceDisk(Disk):
+    """A disk with this many free bytes."""
 
     def __init__(self, free: int) -> None:
         self._free = free
@@ -22,17 +22,17 @@ class DiskWith(Disk):
         return self._free
 
 
-FULL, TIGHT, AMPLE = DiskWith(100_000), DiskWith(2 << 20), DiskWith(1 << 30)
+FULL, TIGHT, AMPLE = FixedSpaceDisk(100_000), FixedSpaceDisk(2 << 20), FixedSpaceDisk(1 << 30)
 
 
-def test_room_is_kept_where_there_is_plenty_and_given_up_where_there_is_none(
+def test_reserve_is_created_with_ample_space_and_released_on_a_full_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reserve = tmp_path / RESERVE_FILE
     keep_reserve(TIGHT, tmp_path)
     assert not reserve.exists()
     keep_reserve(AMPLE, tmp_path)
-    # Not a hole in a file: it has to take up room.
+    # The file must not be sparse.
     assert reserve.stat().st_blocks * 512 >= 256 * 1024
     keep_reserve(FULL, tmp_path)
     release_reserve_if_full(TIGHT, tmp_path)
@@ -46,17 +46,17 @@ def test_room_is_kept_where_there_is_plenty_and_given_up_where_there_is_none(
     release_reserve_if_full(FULL, tmp_path)
 
 
-def test_one_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
-    class Broken(DiskWith):
+def test_failed_creation_leaves_no_reserve(tmp_path: Path) -> None:
+    class UnwritableDisk(FixedSpaceDisk):
         def write(self, descriptor: int, data: bytes, position: int) -> None:
             raise OSError(28, "No space left on device")
 
-    keep_reserve(Broken(1 << 30), tmp_path)
+    keep_reserve(UnwritableDisk(1 << 30), tmp_path)
 
     assert not (tmp_path / RESERVE_FILE).exists()
 
 
-def test_a_store_opens_with_its_reserve_and_keeps_another(root: Path) -> None:
+def test_store_releases_the_reserve_on_a_full_disk_and_creates_another(root: Path) -> None:
     Store(root, AMPLE).close()
     assert (root / RESERVE_FILE).exists()
     Store(root, FULL).close()
@@ -65,8 +65,8 @@ def test_a_store_opens_with_its_reserve_and_keeps_another(root: Path) -> None:
     assert (root / RESERVE_FILE).exists()
 
 
-def test_space_is_taken_in_advance_on_a_disk_near_the_minimum(root: Path) -> None:
-    store = Store(root, DiskWith(8 << 20), min_free_disk=8 << 20)
+def test_space_is_preallocated_near_the_min_free_space(root: Path) -> None:
+    store = Store(root, FixedSpaceDisk(8 << 20), min_free_disk=8 << 20)
     try:
         store.maintain_space()
         assert (root / RESERVE_FILE).exists()

@@ -23,18 +23,18 @@ REJECTS = OVERWRITES._replace(overwrites=False)
 @pytest.mark.parametrize(
     ("needed", "dropped"), [(50, 0), (51, 1), (150, 1), (151, 2), (250, 2), (251, 3), (300, 3)]
 )
-def test_the_oldest_segments_go_until_it_fits(needed: int, dropped: int) -> None:
+def test_oldest_segments_are_dropped_until_the_append_fits(needed: int, dropped: int) -> None:
     assert plan_room(SPANS, 250, needed, OVERWRITES, exported_end=0) == dropped
 
 
-def test_nothing_makes_room_for_more_than_the_maximum() -> None:
+def test_append_larger_than_the_max_size_never_fits() -> None:
     assert plan_room(SPANS, 250, 301, OVERWRITES, exported_end=0) is None
 
 
 @pytest.mark.parametrize(
     ("exported_end", "dropped"), [(0, None), (9, None), (10, 1), (19, 1), (25, 1)]
 )
-def test_a_rejecting_stream_gives_up_only_what_is_exported(
+def test_rejecting_stream_drops_only_exported_segments(
     exported_end: int, dropped: int | None
 ) -> None:
     assert plan_room(SPANS, 250, 60, REJECTS, exported_end) == dropped
@@ -53,7 +53,7 @@ def test_an_empty_segment_does_not_expire() -> None:
     assert count_expired([Span(5, 5, 0)], limits, 10**15) == 0
 
 
-def test_a_segment_size_that_would_be_the_whole_stream_is_made_smaller() -> None:
+def test_segment_size_is_reduced_below_the_max_size() -> None:
     definition = MessageStreamDefinition(
         name="s", strategy_on_full=StrategyOnFull.OverwriteOldestData, max_size=1 << 20
     )

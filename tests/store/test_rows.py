@@ -1,4 +1,4 @@
-"""Rows of the catalog: which uploads are the same, and how they are stored."""
+"""Rows of the catalog: ids and encoding of uploads, digests of tokens."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_upload_id_does_not_depend_on_progress() -> None:
     assert later.id == UPLOAD.id
 
 
-def test_upload_is_decoded_as_it_was_encoded() -> None:
+def test_upload_round_trip() -> None:
     assert decode_upload(msgspec.json.encode(UPLOAD)) == UPLOAD
 
 
-def test_digest_does_not_hold_the_secret() -> None:
+def test_digest_does_not_contain_the_secret() -> None:
     assert digest_token("secret") == digest_token("secret") != digest_token("secret2")
     assert b"secret" not in digest_token("secret")

@@ -1,4 +1,4 @@
-"""Salvage: a root of its own, with everything that could be read."""
+"""Salvage copies all readable data to a new root."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def expected(without: set[int]) -> dict[int, tuple[int, bytes]]:
     }
 
 
-def test_intact_root_is_copied_as_it_is(root: Path, tmp_path: Path) -> None:
+def test_intact_root_is_copied_unchanged(root: Path, tmp_path: Path) -> None:
     result = salvage(root, tmp_path / "out")
     assert (result.streams, result.messages) == (2, MESSAGES)
     assert not result.report.has_damage
@@ -140,7 +140,7 @@ def gaps_of(stream: StreamReport) -> set[int]:
 
 
 def check_gaps(root: Path, lost: set[int]) -> None:
-    """What could not be copied is missing, and nothing is damaged."""
+    """Checks that unreadable messages are missing, and that nothing is damaged."""
     report = verify(root)
     assert (report.problems, report.notes, report.damaged_messages) == ([], [], 0)
     (stream,) = (each for each in report.streams if each.name == "s")
@@ -175,7 +175,7 @@ def test_salvaged_root_has_gaps_and_no_damage(
         log = store.streams["s"].log
         assert read_numbers(log).items() >= expected(lost).items()
         assert log.damage.count == 0
-        # Enough to seal the segment, which then has no matching checksum.
+        # Enough to seal the segment, whose checksum does not match.
         for number in range(20):
             assert log.append([payload(number)], 1) == end + 20 * turn + number
         store.work()
@@ -183,7 +183,7 @@ def test_salvaged_root_has_gaps_and_no_damage(
         check_gaps(tmp_path / "out", lost)
 
 
-def test_gaps_of_a_salvaged_root_are_gaps_of_its_copy(root: Path, tmp_path: Path) -> None:
+def test_gaps_survive_a_second_salvage(root: Path, tmp_path: Path) -> None:
     overwrite(data_path(directory_of(root), 0), 350)
     salvage(root, tmp_path / "once")
     overwrite(data_path(directory_of(tmp_path / "once"), 10), 550)
@@ -192,7 +192,7 @@ def test_gaps_of_a_salvaged_root_are_gaps_of_its_copy(root: Path, tmp_path: Path
     check_gaps(tmp_path / "twice", {3, 15})
 
 
-def test_damage_to_a_salvaged_root_is_damage(root: Path, tmp_path: Path) -> None:
+def test_damage_to_a_salvaged_root_is_reported(root: Path, tmp_path: Path) -> None:
     directory = directory_of(root)
     overwrite(data_path(directory, 0), 350)
     index_path(directory, 10).unlink()
@@ -201,14 +201,14 @@ def test_damage_to_a_salvaged_root_is_damage(root: Path, tmp_path: Path) -> None
     report = verify(tmp_path / "out")
     (stream,) = (each for each in report.streams if each.name == "s")
     assert gaps_of(stream) == {3, *range(10, 20)}
-    # Message 3 has no payload there.
+    # Message 3 has no payload in the new root.
     assert [(each.first_sequence_number, each.count) for each in stream.damage] == [(9, 1)]
     data_path(directory_of(tmp_path / "out"), 0).unlink()
     report = verify(tmp_path / "out")
     assert (report.damaged_messages, report.missing_messages) == (9, 11)
 
 
-def test_gaps_go_with_the_segments_around_them(root: Path, tmp_path: Path) -> None:
+def test_gaps_of_removed_segments_are_removed(root: Path, tmp_path: Path) -> None:
     overwrite(data_path(directory_of(root), 0), 350)
     data_path(directory_of(root), 10).unlink()
     salvage(root, tmp_path / "out")
@@ -232,7 +232,7 @@ def test_gaps_survive_damage_to_the_catalog(root: Path, tmp_path: Path) -> None:
 
 
 def test_stream_without_any_definition_can_be_served(root: Path, tmp_path: Path) -> None:
-    """The row of a stream whose definition was lost before has an empty one."""
+    """The catalog has an empty definition for a stream whose definition was lost."""
     directory = directory_of(root)
     (directory / "stream.json").unlink()
     catalog = Catalog(root / CATALOG_FILE)
@@ -253,7 +253,7 @@ def test_streams_are_copied_without_a_catalog(root: Path, tmp_path: Path, state:
     elif state == "garbage":
         catalog.write_bytes(b"no database" * 500)
     else:
-        # An index that does not match its table.
+        # The index does not match its table.
         connection = sqlite3.connect(catalog)
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute("DELETE FROM sqlite_schema WHERE name = 'segment'")
@@ -274,9 +274,7 @@ def test_streams_are_copied_without_a_catalog(root: Path, tmp_path: Path, state:
 
 
 @pytest.mark.parametrize("damage", ["garbage", "missing", "empty", "directory", "version"])
-def test_rows_that_the_catalog_has_lost_come_from_its_copy(
-    root: Path, tmp_path: Path, damage: str
-) -> None:
+def test_lost_rows_are_restored_from_the_copy(root: Path, tmp_path: Path, damage: str) -> None:
     catalog = root / CATALOG_FILE
     if damage == "version":
         with closing(sqlite3.connect(catalog)) as connection:
@@ -298,7 +296,7 @@ def test_rows_that_the_catalog_has_lost_come_from_its_copy(
 
 
 def check_everything(root: Path) -> None:
-    """Every stream, message, token and progress is there."""
+    """Checks every stream, message, token and progress."""
     store = Store(root)
     assert set(store.streams) == {"s", "memory"}
     assert read_numbers(store.streams["s"].log) == expected(set())
@@ -311,9 +309,7 @@ def check_everything(root: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_damage_to_the_catalog_costs_nothing_while_there_is_a_copy(
-    root: Path, tmp_path: Path, seed: int
-) -> None:
+def test_damaged_catalog_with_a_copy_loses_nothing(root: Path, tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     contents = bytearray((root / CATALOG_FILE).read_bytes())
     start = random.randrange(len(contents))
@@ -324,7 +320,7 @@ def test_any_damage_to_the_catalog_costs_nothing_while_there_is_a_copy(
     check_everything(tmp_path / "out")
 
 
-def test_bad_page_of_the_catalog_costs_the_rows_it_holds_and_no_others(
+def test_unreadable_catalog_page_loses_only_its_rows(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = [f"token-{number:04d}" for number in range(300)]
@@ -335,7 +331,7 @@ def test_bad_page_of_the_catalog_costs_the_rows_it_holds_and_no_others(
     catalog.close()
     (root / COPY_FILE).unlink()
     contents = (root / CATALOG_FILE).read_bytes()
-    # Not a page of the index, which has no roles.
+    # Pages of the index have no roles.
     (bad, *_) = (
         position
         for position in range(0, len(contents), 4096)
@@ -375,7 +371,7 @@ def test_write_ahead_log_of_a_damaged_catalog_is_read(root: Path, tmp_path: Path
     salvage(killed, tmp_path / "out")
     store = Store(tmp_path / "out")
     assert {token.id for token in store.catalog.tokens()} == {"t", "new"}
-    # Its row is damaged, but its definition is also beside its segments.
+    # The row is damaged, but a copy of the definition is beside the segments.
     assert store.streams["s"].progress["k"].last_exported == 7
     store.close()
 
@@ -391,7 +387,7 @@ def test_numbers_that_only_the_catalog_knows_are_not_used_again(root: Path, tmp_
     store.close()
 
 
-def test_stream_deleted_since_the_copy_does_not_return(root: Path, tmp_path: Path) -> None:
+def test_stream_deleted_after_the_copy_is_not_restored(root: Path, tmp_path: Path) -> None:
     copy = (root / COPY_FILE).read_bytes()
     store = Store(root)
     store.delete("s")
@@ -436,7 +432,7 @@ def test_numbers_of_a_lost_active_segment_are_not_used_again(root: Path, tmp_pat
     store.close()
 
 
-def test_places_that_cannot_be_used_are_refused(root: Path, tmp_path: Path) -> None:
+def test_invalid_targets_are_refused(root: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(StoreError, match="is not empty"):
@@ -450,7 +446,7 @@ def test_places_that_cannot_be_used_are_refused(root: Path, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-def test_damaged_definition_is_taken_from_its_copy(root: Path, tmp_path: Path) -> None:
+def test_damaged_definition_is_restored_from_its_copy(root: Path, tmp_path: Path) -> None:
     connection = sqlite3.connect(root / "catalog.sqlite")
     connection.execute("UPDATE stream SET definition = x'00' WHERE name = 's'")
     connection.commit()
@@ -463,12 +459,12 @@ def test_damaged_definition_is_taken_from_its_copy(root: Path, tmp_path: Path) -
 
 
 def damage_definition_file(root: Path) -> None:
-    """Makes its text invalid UTF-8."""
+    """Makes the text of a definition invalid UTF-8."""
     path = directory_of(root) / "stream.json"
     path.write_bytes(path.read_bytes().replace(b'"s"', b'"\xf3"'))
 
 
-def test_definition_file_that_is_not_text_costs_nothing(root: Path, tmp_path: Path) -> None:
+def test_definition_file_that_is_not_utf8_loses_nothing(root: Path, tmp_path: Path) -> None:
     damage_definition_file(root)
     salvage(root, tmp_path / "out")
     store = Store(tmp_path / "out")
@@ -476,9 +472,7 @@ def test_definition_file_that_is_not_text_costs_nothing(root: Path, tmp_path: Pa
     store.close()
 
 
-def test_stream_with_no_other_definition_than_one_that_is_not_text_gets_a_name(
-    root: Path, tmp_path: Path
-) -> None:
+def test_stream_without_a_readable_definition_gets_a_name(root: Path, tmp_path: Path) -> None:
     damage_definition_file(root)
     (root / CATALOG_FILE).unlink()
     (root / COPY_FILE).unlink()
@@ -490,7 +484,7 @@ def test_stream_with_no_other_definition_than_one_that_is_not_text_gets_a_name(
 
 
 @pytest.mark.parametrize("is_moved", [True, False])
-def test_rebuilt_catalog_is_taken_before_it_is_in_its_place(
+def test_rebuilt_catalog_is_used_before_it_is_renamed(
     root: Path, tmp_path: Path, is_moved: bool
 ) -> None:
     catalog = root / CATALOG_FILE
@@ -515,7 +509,7 @@ def interrupt(_: int) -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_salvage_that_fails_leaves_the_target_as_it_was(
+def test_failed_salvage_leaves_the_target_unchanged(
     root: Path, tmp_path: Path, is_there: bool
 ) -> None:
     out = tmp_path / "out"
@@ -528,12 +522,12 @@ def test_salvage_that_fails_leaves_the_target_as_it_was(
     check_everything(out)
 
 
-def test_salvage_of_no_stream_leaves_the_target_as_it_was(root: Path, tmp_path: Path) -> None:
+def test_salvage_of_no_stream_leaves_the_target_unchanged(root: Path, tmp_path: Path) -> None:
     assert salvage(root, tmp_path / "out", patterns=["nope"]).streams == 0
     assert not (tmp_path / "out").exists()
 
 
-def test_salvage_replaces_what_a_killed_one_left(root: Path, tmp_path: Path) -> None:
+def test_salvage_replaces_leftovers_of_a_killed_one(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "salvage.partial" / "streams" / "0123456789abcdef").mkdir(parents=True)
     salvage(root, out)
@@ -541,9 +535,7 @@ def test_salvage_replaces_what_a_killed_one_left(root: Path, tmp_path: Path) -> 
     check_everything(out)
 
 
-def test_commits_that_the_write_ahead_log_has_lost_come_from_the_copy(
-    root: Path, tmp_path: Path
-) -> None:
+def test_lost_commits_are_restored_from_the_copy(root: Path, tmp_path: Path) -> None:
     with closing(Store(root)) as store:
         store.catalog.add_token(TokenRow("device", "producer", ("*",), 5), "secret")
         write_copy(root, Disk())

@@ -36,7 +36,7 @@ def test_text_that_is_not_utf8_is_not_intact() -> None:
 
 @pytest.mark.parametrize("table", CHECKED_COLUMNS)
 def test_checksum_follows_the_checked_columns(tmp_path: Path, table: str) -> None:
-    """Rows are inserted by the order of the columns."""
+    """Rows are inserted in the order of the columns."""
     Catalog(tmp_path / CATALOG_FILE).close()
     with closing(sqlite3.connect(tmp_path / CATALOG_FILE)) as connection:
         columns = [each[1] for each in connection.execute(f"PRAGMA table_info({table})")]

@@ -32,9 +32,7 @@ def active(tmp_path: Path) -> ActiveSegment:
     return ActiveSegment(SegmentFiles.create(Disk(), tmp_path, 100))
 
 
-def test_the_files_hold_the_payloads_and_nothing_else(
-    active: ActiveSegment, tmp_path: Path
-) -> None:
+def test_data_file_holds_only_payloads(active: ActiveSegment, tmp_path: Path) -> None:
     active.append([b"one", b"two"], 1)
     active.append([b"three"], 2)
     assert data_path(tmp_path, 100).read_bytes() == b"onetwothree"
@@ -43,7 +41,7 @@ def test_the_files_hold_the_payloads_and_nothing_else(
     assert (active.oldest_time, active.newest_time) == (1, 2)
 
 
-def test_reads_begin_anywhere_and_stop_at_the_budget(active: ActiveSegment) -> None:
+def test_reads_start_at_any_message_and_stop_at_max_bytes(active: ActiveSegment) -> None:
     active.append([b"one", b"two", b"three"], 7)
     run = active.read(101, 103, 1 << 20)
     assert (run.first_sequence_number, run.ingest_times) == (101, [7, 7])
@@ -59,7 +57,7 @@ def test_a_sealed_segment_reads_the_same(active: ActiveSegment, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("place", [0, 1, 4, 5])
-def test_a_flipped_bit_of_the_data_is_noticed(
+def test_flipped_bit_of_the_data_is_detected(
     active: ActiveSegment, tmp_path: Path, place: int
 ) -> None:
     active.append([b"on", b"two", b"x"], 7)
@@ -68,10 +66,10 @@ def test_a_flipped_bit_of_the_data_is_noticed(
 
 
 @pytest.mark.parametrize("place", range(16, 32))
-def test_a_flipped_bit_of_the_index_is_noticed(
+def test_flipped_bit_of_the_index_is_detected(
     active: ActiveSegment, tmp_path: Path, place: int
 ) -> None:
-    """Its end position is also where the next message begins, so that one may be lost as well."""
+    """The end position is also the start of the next message, which may be lost too."""
     active.append([b"one", b"two", b"three", b"four"], 7)
     flip(index_path(tmp_path, 100), place)
     assert active.read(100, 101, 100).payloads == [b"one"]
@@ -80,13 +78,13 @@ def test_a_flipped_bit_of_the_index_is_noticed(
     assert active.read(103, 104, 100).payloads == [b"four"]
 
 
-def test_what_precedes_a_damaged_message_is_served(active: ActiveSegment, tmp_path: Path) -> None:
+def test_messages_before_a_damaged_one_are_returned(active: ActiveSegment, tmp_path: Path) -> None:
     active.append([b"one", b"two", b"three"], 7)
     flip(data_path(tmp_path, 100), 4)
     assert active.read(100, 103, 1 << 20).payloads == [b"one"]
 
 
-def test_a_cut_file_loses_only_its_end(active: ActiveSegment, tmp_path: Path) -> None:
+def test_truncated_file_loses_only_its_end(active: ActiveSegment, tmp_path: Path) -> None:
     active.append([b"one", b"two", b"three"], 7)
     with data_path(tmp_path, 100).open("r+b") as file:
         file.truncate(8)
@@ -95,9 +93,7 @@ def test_a_cut_file_loses_only_its_end(active: ActiveSegment, tmp_path: Path) ->
         active.read(102, 103, 100)
 
 
-def test_a_missing_file_is_damage_that_says_where_to_go_on(
-    active: ActiveSegment, tmp_path: Path
-) -> None:
+def test_missing_file_is_damage_with_a_next_number(active: ActiveSegment, tmp_path: Path) -> None:
     active.append([b"one", b"two"], 7)
     sealed = SealedSegment(Disk(), tmp_path, active.summary())
     index_path(tmp_path, 100).unlink()
@@ -106,7 +102,7 @@ def test_a_missing_file_is_damage_that_says_where_to_go_on(
     assert caught.value.next_number == 102
 
 
-def test_memory_segments_read_as_file_segments_do(active: ActiveSegment) -> None:
+def test_memory_segments_read_like_file_segments(active: ActiveSegment) -> None:
     memory = MemorySegment(100)
     for segment in (active, memory):
         segment.append([b"one", b"two", b"three"], 7)
@@ -122,22 +118,20 @@ def test_memory_segments_read_as_file_segments_do(active: ActiveSegment) -> None
     assert (memory.oldest_time, memory.newest_time) == (active.oldest_time, active.newest_time)
 
 
-def test_a_damaged_entry_costs_no_message_before_it_however_large_that_is(
+def test_damaged_entry_does_not_hide_a_large_message_before_it(
     active: ActiveSegment, tmp_path: Path
 ) -> None:
     active.append([b"first", b"second", b"third"], 7)
-    # The end of the second now lies within the first.
+    # The end of the second message is now within the first.
     set_end(index_path(tmp_path, 100), 1, 3)
     for max_bytes in (1, 4, 5, 100):
         assert active.read(100, 103, max_bytes).payloads == [b"first"]
 
 
-# As it is stored
+# Stored bytes
 
 
-def test_what_is_read_as_stored_is_what_the_files_hold(
-    active: ActiveSegment, tmp_path: Path
-) -> None:
+def test_read_stored_gives_the_bytes_of_the_files(active: ActiveSegment, tmp_path: Path) -> None:
     active.append([b"one", b"two"], 1)
     active.append([b"three", b"four"], 2)
     data = data_path(tmp_path, 100).read_bytes()
@@ -147,7 +141,7 @@ def test_what_is_read_as_stored_is_what_the_files_hold(
     assert active.read_stored(103, 104, 1000) == (103, 11, index[48:], b"four")
 
 
-def test_reads_as_stored_stop_at_the_budget_but_hold_one_message(active: ActiveSegment) -> None:
+def test_read_stored_stops_at_max_bytes_after_at_least_one_message(active: ActiveSegment) -> None:
     active.append([b"one", b"two", b"three"], 7)
     for max_bytes, expected in [(1, b"one"), (5, b"one"), (6, b"onetwo"), (10, b"onetwo")]:
         run = active.read_stored(100, 103, max_bytes)
@@ -158,7 +152,7 @@ def test_reads_as_stored_stop_at_the_budget_but_hold_one_message(active: ActiveS
     assert active.read_stored(102, 103, 1).payloads == b"three"
 
 
-def test_sealed_and_memory_segments_are_read_as_stored_alike(
+def test_read_stored_is_the_same_for_sealed_and_memory_segments(
     active: ActiveSegment, tmp_path: Path
 ) -> None:
     memory = MemorySegment(100)
@@ -178,7 +172,7 @@ def test_sealed_and_memory_segments_are_read_as_stored_alike(
     assert [active.position_of(number) for number in range(100, 105)] == [0, 3, 6, 11, 15]
 
 
-def test_every_kind_of_segment_knows_what_it_holds(active: ActiveSegment, tmp_path: Path) -> None:
+def test_every_kind_of_segment_gives_a_summary(active: ActiveSegment, tmp_path: Path) -> None:
     memory = MemorySegment(100)
     for segment in (active, memory):
         segment.append([b"one", b"two"], 7)
@@ -191,7 +185,7 @@ def test_every_kind_of_segment_knows_what_it_holds(active: ActiveSegment, tmp_pa
     assert memory.summary() == SegmentSummary(100, 103, 11, 5, 7, 0, 0)
 
 
-def test_an_append_that_failed_leaves_the_checksums_of_what_is_there(tmp_path: Path) -> None:
+def test_failed_append_does_not_change_the_checksums(tmp_path: Path) -> None:
     disk = FaultyDisk()
     active = ActiveSegment(SegmentFiles.create(disk, tmp_path, 100))
     active.append([b"before"], 7)
@@ -206,16 +200,14 @@ def test_an_append_that_failed_leaves_the_checksums_of_what_is_there(tmp_path: P
     assert active.summary().index_crc == crc32(index_path(tmp_path, 100).read_bytes())
 
 
-def test_damaged_bytes_are_read_as_stored_as_they_are(
-    active: ActiveSegment, tmp_path: Path
-) -> None:
+def test_read_stored_does_not_check_the_bytes(active: ActiveSegment, tmp_path: Path) -> None:
     active.append([b"one", b"two", b"three"], 7)
     flip(data_path(tmp_path, 100), 4)
     assert active.read_stored(100, 103, 100).payloads == b"onetgothree"
     with data_path(tmp_path, 100).open("r+b") as file:
         file.truncate(8)
-    cut_off = active.read_stored(100, 103, 100)
-    assert (cut_off.payloads, len(cut_off.entries)) == (b"onetgoth", 3 * ENTRY.size)
+    truncated = active.read_stored(100, 103, 100)
+    assert (truncated.payloads, len(truncated.entries)) == (b"onetgoth", 3 * ENTRY.size)
     assert active.read_stored(102, 103, 100).payloads == b"th"
 
 
@@ -225,10 +217,10 @@ def test_damaged_bytes_are_read_as_stored_as_they_are(
     st.dictionaries(st.integers(0, 11), st.integers(0, 120) | st.integers(0, 2**32 - 1)),
     st.integers(1, 80),
 )
-def test_wrong_ends_cost_their_own_messages_and_the_next_ones(
+def test_wrong_end_positions_affect_only_their_messages_and_the_next_ones(
     sizes: list[int], wrong_ends: dict[int, int], max_bytes: int
 ) -> None:
-    """Whoever goes on behind what was handed over meets all others as they were written."""
+    """Consecutive reads return all other messages unchanged."""
     payloads = [bytes((place,)) * size for place, size in enumerate(sizes)]
     with TemporaryDirectory(dir=MEMORY) as directory:
         active = ActiveSegment(SegmentFiles.create(Disk(), Path(directory), 100))
@@ -236,20 +228,20 @@ def test_wrong_ends_cost_their_own_messages_and_the_next_ones(
         for place, end in wrong_ends.items():
             if place < len(sizes):
                 set_end(index_path(Path(directory), 100), place, end)
-        met: list[bytes] = []
-        while len(met) < len(sizes):
-            run = active.read_stored(100 + len(met), active.end, max_bytes)
+        found_payloads: list[bytes] = []
+        while len(found_payloads) < len(sizes):
+            run = active.read_stored(100 + len(found_payloads), active.end, max_bytes)
             assert len(run.payloads) <= max_bytes or len(run.entries) == ENTRY.size
             ends = [end - run.position for end, _, _ in ENTRY.iter_unpack(run.entries)]
-            met += [run.payloads[max(a, 0) : max(b, 0)] for a, b in pairwise([0, *ends])]
+            found_payloads += [run.payloads[max(a, 0) : max(b, 0)] for a, b in pairwise([0, *ends])]
         active.close()
     for place, payload in enumerate(payloads):
         if place not in wrong_ends and place - 1 not in wrong_ends:
-            assert met[place] == payload
+            assert found_payloads[place] == payload
 
 
 @pytest.mark.parametrize("bit", range(32))
-def test_a_flipped_end_hides_no_other_message(
+def test_flipped_end_position_hides_no_other_message(
     active: ActiveSegment, tmp_path: Path, bit: int
 ) -> None:
     payloads = [b"%03d" % number for number in range(40)]
@@ -263,33 +255,31 @@ def test_a_flipped_end_hides_no_other_message(
     while len(found) < 39:
         found += active.read(100 + len(found), 140, 1 << 20).payloads
 
-    # The last one is right as well if its end is only behind that of the file.
+    # The last message is still correct if its end is beyond the end of the file.
     assert found in (payloads[:39], payloads)
 
 
-def test_a_wrong_end_asks_the_disk_for_no_more_than_it_has(tmp_path: Path) -> None:
+def test_wrong_end_position_reads_no_more_than_the_file_has(tmp_path: Path) -> None:
     sizes: list[int] = []
 
-    class Counting(Disk):
+    class ReadSizeDisk(Disk):
         def read(self, descriptor: int, size: int, position: int) -> bytes:
             sizes.append(size)
             return super().read(descriptor, size, position)
 
-    active = ActiveSegment(SegmentFiles.create(Counting(), tmp_path, 100))
+    active = ActiveSegment(SegmentFiles.create(ReadSizeDisk(), tmp_path, 100))
     active.append([b"one", b"two"], 7)
     set_end(index_path(tmp_path, 100), 0, 2**32 - 1)
     assert active.read_stored(100, 102, 1).payloads == b"onetwo"
     with pytest.raises(DamagedError, match="checksum"):
         active.read(100, 102, 1)
-    # The one behind it begins where nothing is.
+    # The next message starts beyond the end of the file.
     assert active.read_stored(101, 102, 1).payloads == b""
     assert max(sizes) < 100
 
 
 @pytest.mark.parametrize("size", [0, 5, 16, 20, 32, 47])
-def test_entries_that_are_cut_off_are_missing(
-    active: ActiveSegment, tmp_path: Path, size: int
-) -> None:
+def test_truncated_entries_are_missing(active: ActiveSegment, tmp_path: Path, size: int) -> None:
     active.append([b"one", b"two", b"three"], 7)
     with index_path(tmp_path, 100).open("r+b") as file:
         file.truncate(size)
@@ -323,12 +313,12 @@ def test_a_sealed_segment_without_its_files_is_lost(
         assert caught.value.next_number == 102
 
 
-def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    class Broken(Disk):
+def test_read_error_of_the_disk_is_reported_as_damage(tmp_path: Path) -> None:
+    class UnreadableDisk(Disk):
         def read(self, descriptor: int, size: int, position: int) -> bytes:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    active = ActiveSegment(SegmentFiles.create(Broken(), tmp_path, 100))
+    active = ActiveSegment(SegmentFiles.create(UnreadableDisk(), tmp_path, 100))
     active.append([b"one", b"two"], 7)
     for read in (lambda: active.read_stored(100, 102, 1), lambda: active.position_of(101)):
         with pytest.raises(DamagedError, match=r"the disk reports .*Input/output error"):
@@ -336,7 +326,7 @@ def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 
 def set_end(path: Path, place: int, end: int) -> None:
-    """Writes another end position into an entry of an index."""
+    """Changes the end position of an index entry."""
     with path.open("r+b") as file:
         file.seek(place * ENTRY.size)
         file.write(end.to_bytes(4, "little"))
@@ -357,18 +347,18 @@ def assert_only_damaged(segment: ActiveSegment, damaged: int) -> None:
             segment.read(number, number + 1, 100)
 
 
-def test_a_summary_is_of_one_moment_also_for_another_thread(active: ActiveSegment) -> None:
+def test_summary_is_consistent_in_another_thread(active: ActiveSegment) -> None:
     torn: list[SegmentSummary] = []
     is_done = threading.Event()
 
-    def look() -> None:
+    def read_summaries() -> None:
         while not is_done.is_set():
             summary = active.summary()
             count = summary.end - summary.first
             if summary.size != 1000 * count or crc32(bytes(1000 * count)) != summary.data_crc:
                 torn.append(summary)
 
-    watcher = threading.Thread(target=look)
+    watcher = threading.Thread(target=read_summaries)
     watcher.start()
     for _ in range(300):
         active.append([bytes(1000)] * 5, 7)

@@ -1,4 +1,4 @@
-"""Checks of the files of one segment."""
+"""Checks of the files of a segment."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_damage_splits_spans(tmp_path: Path) -> None:
     ]
 
 
-def test_wrong_end_positions_cost_two_messages(tmp_path: Path) -> None:
+def test_wrong_end_position_damages_two_messages(tmp_path: Path) -> None:
     write(tmp_path, [10] * 4)
     with index_path(tmp_path, 5).open("r+b") as file:
         file.seek(ENTRY.size)
@@ -75,7 +75,7 @@ def test_wrong_end_positions_cost_two_messages(tmp_path: Path) -> None:
     ]
 
 
-def test_journal_records_take_the_place_of_what_is_missing(tmp_path: Path) -> None:
+def test_journal_records_replace_missing_bytes(tmp_path: Path) -> None:
     segment = ActiveSegment(SegmentFiles.create(Disk(), tmp_path, 5))
     records = [
         JournalRecord("s", 5, segment.append([bytes([65 + number]) * 10], 1)) for number in range(4)
@@ -87,7 +87,7 @@ def test_journal_records_take_the_place_of_what_is_missing(tmp_path: Path) -> No
     assert spans(tmp_path, records) == [CheckedSpan(5, 9, 0, 40)]
     data_path(tmp_path, 5).unlink()
     assert spans(tmp_path, records) == [CheckedSpan(5, 9, 0, 40)]
-    # Without the first one the file has lost something else too.
+    # Without the first record, the file has lost other messages too.
     with pytest.raises(FileNotFoundError):
         spans(tmp_path, records[1:])
 

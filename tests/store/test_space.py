@@ -1,4 +1,4 @@
-"""Free space of the disk: the budget of appends, and what is logged."""
+"""Free space of the disk: the budget of appends, and log messages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MIN_FREE = 1000
 MIB = 1024 * 1024
 
 
-class DiskOf(Disk):
-    """One that says how much is free, and counts how often it was asked."""
+class SampledDisk(Disk):
+    """A disk with settable free space that counts samples."""
 
     def __init__(self, free: int) -> None:
         self.free = free
@@ -38,19 +38,19 @@ class DiskOf(Disk):
 
 
 @pytest.fixture
-def disk() -> DiskOf:
-    return DiskOf(1 << 30)
+def disk() -> SampledDisk:
+    return SampledDisk(1 << 30)
 
 
 @pytest.fixture
-def store(disk: DiskOf, root: Path) -> Iterator[Store]:
+def store(disk: SampledDisk, root: Path) -> Iterator[Store]:
     store = Store(root, disk, min_free_disk=MIN_FREE)
     yield store
     disk.is_full = False
     store.close()
 
 
-def test_budget_is_what_is_free_above_the_minimum(disk: DiskOf, tmp_path: Path) -> None:
+def test_budget_is_the_free_space_above_the_minimum(disk: SampledDisk, tmp_path: Path) -> None:
     disk.free = 1500
     space = Space(disk, tmp_path, MIN_FREE)
 
@@ -58,7 +58,7 @@ def test_budget_is_what_is_free_above_the_minimum(disk: DiskOf, tmp_path: Path) 
 
 
 def test_appends_resume_with_a_margin_above_the_minimum(
-    disk: DiskOf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    disk: SampledDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     space = Space(disk, tmp_path, MIN_FREE)
@@ -73,7 +73,7 @@ def test_appends_resume_with_a_margin_above_the_minimum(
 
 
 def test_append_samples_the_disk_only_when_it_exceeds_the_budget(
-    disk: DiskOf, store: Store, define: Define
+    disk: SampledDisk, store: Store, define: Define
 ) -> None:
     log = store.create(define()).log
     store.space.left = 100 + 16
@@ -87,7 +87,7 @@ def test_append_samples_the_disk_only_when_it_exceeds_the_budget(
 
 
 def test_append_that_would_leave_less_than_the_minimum_is_refused(
-    disk: DiskOf, store: Store, define: Define, caplog: pytest.LogCaptureFixture
+    disk: SampledDisk, store: Store, define: Define, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     log = store.create(define()).log
@@ -109,7 +109,7 @@ def test_append_that_would_leave_less_than_the_minimum_is_refused(
 
 
 def test_refusal_for_size_is_logged_again_after_there_was_space(
-    disk: DiskOf, store: Store, define: Define, caplog: pytest.LogCaptureFixture
+    disk: SampledDisk, store: Store, define: Define, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = store.create(define()).log
     for _ in range(2):
@@ -123,8 +123,8 @@ def test_refusal_for_size_is_logged_again_after_there_was_space(
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
 
 
-def test_large_append_to_a_full_overwriting_stream_is_taken_above_the_minimum(
-    disk: DiskOf, store: Store, define: Define
+def test_large_append_to_a_full_overwriting_stream_is_accepted_above_the_minimum(
+    disk: SampledDisk, store: Store, define: Define
 ) -> None:
     log = store.create(
         define(
@@ -140,8 +140,8 @@ def test_large_append_to_a_full_overwriting_stream_is_taken_above_the_minimum(
     assert log.append([b"x" * MIB], 1) == 1
 
 
-def test_append_below_the_minimum_is_refused_unless_it_is_of_the_broker(
-    disk: DiskOf, store: Store, define: Define
+def test_append_below_the_minimum_is_refused_except_for_the_broker(
+    disk: SampledDisk, store: Store, define: Define
 ) -> None:
     log = store.create(define()).log
     disk.free = MIN_FREE - 1
@@ -156,8 +156,8 @@ def test_append_below_the_minimum_is_refused_unless_it_is_of_the_broker(
     assert log.append([b"x"], 1, keeps_min_free=False) == 0
 
 
-def test_memory_stream_takes_messages_below_the_minimum(
-    disk: DiskOf, store: Store, define: Define
+def test_memory_stream_accepts_messages_below_the_minimum(
+    disk: SampledDisk, store: Store, define: Define
 ) -> None:
     disk.free = 0
     store.space.sample()
@@ -167,7 +167,7 @@ def test_memory_stream_takes_messages_below_the_minimum(
 
 
 def test_full_disk_is_logged_once(
-    disk: DiskOf, store: Store, define: Define, caplog: pytest.LogCaptureFixture
+    disk: SampledDisk, store: Store, define: Define, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     log = store.create(define()).log
@@ -184,8 +184,8 @@ def test_full_disk_is_logged_once(
     assert log.append([b"x"], 1) == 0
 
 
-class SmallDisk(DiskOf):
-    """One whose free space follows writes and removals."""
+class BoundedDisk(SampledDisk):
+    """A disk whose free space changes with writes and removals."""
 
     def write(self, descriptor: int, data: bytes, position: int) -> None:
         if len(data) > self.free:
@@ -202,7 +202,7 @@ class SmallDisk(DiskOf):
 def test_append_larger_than_the_free_space_overwrites_the_oldest_data(
     root: Path, define: Define
 ) -> None:
-    disk = SmallDisk(1 << 30)
+    disk = BoundedDisk(1 << 30)
     store = Store(root, disk)
     log = store.create(
         define(
@@ -223,11 +223,11 @@ def test_append_larger_than_the_free_space_overwrites_the_oldest_data(
     store.close()
 
 
-def test_lack_of_something_else_than_bytes_is_not_called_a_full_disk(
-    disk: DiskOf, store: Store, define: Define
+def test_lack_of_inodes_or_quota_is_not_a_full_disk(
+    disk: SampledDisk, store: Store, define: Define
 ) -> None:
     log = store.create(define()).log
-    # Inodes, or a quota.
+    # Writes fail although bytes are free.
     disk.is_full = True
 
     with pytest.raises(OSError, match="No space left"):

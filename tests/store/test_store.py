@@ -1,4 +1,4 @@
-"""The store as a whole, and what it makes of damage."""
+"""The whole store, also with damage."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_definitions_and_progress_survive_a_restart(
     assert without_ids(stored) == {"k": ExportProgress("k", 41, 5, "", 6, 7)}
 
 
-def test_what_was_dropped_stays_dropped_although_it_was_not_removed_yet(
+def test_dropped_messages_stay_dropped_after_a_kill(
     restartable: Restartable, define: Define
 ) -> None:
     log = restartable.store.create(define(max_size=4096)).log
@@ -75,7 +75,7 @@ def test_what_was_dropped_stays_dropped_although_it_was_not_removed_yet(
     before = (log.oldest, log.end, log.total_bytes)
     assert log.oldest > 0
 
-    # As one finds it that is killed before anything that was put off is done.
+    # As after a kill before the pending work is done.
     killed = shutil.copytree(restartable.root, restartable.root.with_name("killed"))
     store = Store(killed)
 
@@ -85,7 +85,7 @@ def test_what_was_dropped_stays_dropped_although_it_was_not_removed_yet(
     store.close()
 
 
-def test_one_that_rejects_new_data_keeps_all_when_it_has_grown_too_large_for_its_size(
+def test_rejecting_stream_above_its_max_size_drops_nothing(
     restartable: Restartable, define: Define
 ) -> None:
     reject = StrategyOnFull.RejectNewData
@@ -109,7 +109,7 @@ def test_progress_of_unknown_streams_and_exports_is_ignored(
     assert restartable.store.streams["s"].progress == {}
 
 
-def test_exported_is_what_every_enabled_export_has(
+def test_exported_end_is_the_minimum_of_enabled_exports(
     restartable: Restartable, define: Define
 ) -> None:
     exports = [
@@ -125,7 +125,7 @@ def test_exported_is_what_every_enabled_export_has(
     assert restartable.store.create(define("t")).exported_end() == 0
 
 
-def test_a_deleted_stream_leaves_nothing_behind(restartable: Restartable, define: Define) -> None:
+def test_deletion_removes_the_directory(restartable: Restartable, define: Define) -> None:
     stream = restartable.store.create(define())
     stream.log.append([b"x"], 1)
     restartable.store.delete("s")
@@ -134,7 +134,7 @@ def test_a_deleted_stream_leaves_nothing_behind(restartable: Restartable, define
     assert restartable.restart().streams == {}
 
 
-def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(
+def test_interrupted_deletion_is_finished_at_the_next_start(
     restartable: Restartable, define: Define
 ) -> None:
     restartable.store.create(define()).log.append([b"x"], 1)
@@ -144,9 +144,7 @@ def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(
     assert list((restartable.root / "streams").iterdir()) == []
 
 
-def test_a_stream_that_is_created_again_begins_at_zero(
-    restartable: Restartable, define: Define
-) -> None:
+def test_recreated_stream_starts_at_zero(restartable: Restartable, define: Define) -> None:
     restartable.store.create(define()).log.append([b"x"] * 5, 1)
     restartable.store.delete("s")
     assert restartable.store.create(define()).log.append([b"y"], 1) == 0
@@ -163,12 +161,12 @@ def test_a_memory_stream_keeps_its_definition_and_its_numbers(
     assert list((restartable.root / "streams").iterdir()) == []
 
 
-def test_two_brokers_never_share_a_root(restartable: Restartable) -> None:
+def test_second_store_on_a_root_is_refused(restartable: Restartable) -> None:
     with pytest.raises(StoreError, match="another broker"):
         Store(restartable.root)
 
 
-def test_one_can_ask_whether_a_root_is_served(restartable: Restartable, tmp_path: Path) -> None:
+def test_is_served_detects_an_open_store(restartable: Restartable, tmp_path: Path) -> None:
     assert is_served(restartable.root)
     assert not is_served(tmp_path / "nowhere")
     restartable.stop()
@@ -176,7 +174,7 @@ def test_one_can_ask_whether_a_root_is_served(restartable: Restartable, tmp_path
     restartable.start()
 
 
-def test_a_foreign_file_is_left_alone_and_named(
+def test_foreign_file_is_kept_and_logged(
     restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = restartable.store.create(define())
@@ -204,7 +202,7 @@ def test_a_stream_without_its_directory_does_not_stop_the_others(
     assert store.streams["lost"].log.append([b"z"], 1) >= 5
 
 
-def test_a_directory_that_the_catalog_does_not_list_is_taken_back_in(
+def test_unlisted_directory_is_restored(
     restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = restartable.store.create(define())
@@ -220,7 +218,7 @@ def test_a_directory_that_the_catalog_does_not_list_is_taken_back_in(
     assert "not in the catalog" in caplog.text
 
 
-def test_a_destroyed_catalog_costs_no_messages(
+def test_destroyed_catalog_loses_no_messages(
     restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("s", "t"):
@@ -238,7 +236,7 @@ def test_a_destroyed_catalog_costs_no_messages(
     assert "catalog is damaged" in caplog.text
 
 
-def test_a_deleted_stream_whose_directory_cannot_be_removed_does_not_come_back(
+def test_deleted_stream_whose_directory_cannot_be_removed_is_not_restored(
     restartable: Restartable, define: Define, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restartable.store.create(define()).log.append([b"x"], 1)
@@ -250,7 +248,7 @@ def test_a_deleted_stream_whose_directory_cannot_be_removed_does_not_come_back(
     assert list((restartable.root / "streams").iterdir()) == []
 
 
-def test_an_adopted_directory_may_have_any_name(restartable: Restartable, define: Define) -> None:
+def test_restored_directory_may_have_any_name(restartable: Restartable, define: Define) -> None:
     stream = restartable.store.create(define(flush_on_write=True))
     stream.log.append([b"x"], 1)
     restartable.stop()
@@ -262,9 +260,7 @@ def test_an_adopted_directory_may_have_any_name(restartable: Restartable, define
     assert len(adopted.id) == 16
 
 
-def test_a_creation_that_was_never_finished_leaves_no_stream(
-    restartable: Restartable, define: Define
-) -> None:
+def test_unfinished_creation_leaves_no_stream(restartable: Restartable, define: Define) -> None:
     restartable.stop()
     directory = restartable.root / "streams" / "half"
     directory.mkdir()
@@ -273,7 +269,7 @@ def test_a_creation_that_was_never_finished_leaves_no_stream(
     assert not directory.exists()
 
 
-def test_data_without_a_definition_is_left_for_a_person_to_look_at(
+def test_data_without_a_definition_is_kept_and_logged(
     restartable: Restartable, caplog: pytest.LogCaptureFixture
 ) -> None:
     restartable.stop()
@@ -285,9 +281,7 @@ def test_data_without_a_definition_is_left_for_a_person_to_look_at(
     assert "has no definition" in caplog.text
 
 
-def test_a_broken_definition_is_read_from_its_copy(
-    restartable: Restartable, define: Define
-) -> None:
+def test_damaged_definition_is_read_from_its_copy(restartable: Restartable, define: Define) -> None:
     restartable.store.create(define()).log.append([b"x"], 1)
     restartable.stop()
     with sqlite3.connect(restartable.root / "catalog.sqlite") as connection:
@@ -296,9 +290,7 @@ def test_a_broken_definition_is_read_from_its_copy(
     assert read_all(restartable.start().streams["s"].log) == [b"x"]
 
 
-def test_a_stream_that_cannot_be_opened_is_set_aside_and_can_be_deleted(
-    restartable: Restartable, define: Define
-) -> None:
+def test_unreadable_stream_can_be_deleted(restartable: Restartable, define: Define) -> None:
     stream = restartable.store.create(define("broken"))
     restartable.store.create(define("kept")).log.append([b"y"], 1)
     restartable.stop()
@@ -315,7 +307,7 @@ def test_a_stream_that_cannot_be_opened_is_set_aside_and_can_be_deleted(
     store.create(define("broken"))
 
 
-def test_definition_that_is_not_text_costs_no_other_stream(
+def test_definition_that_is_not_utf8_affects_no_other_stream(
     restartable: Restartable, define: Define
 ) -> None:
     stream = restartable.store.create(define("broken"))
@@ -332,7 +324,7 @@ def test_definition_that_is_not_text_costs_no_other_stream(
     assert len(list(path.parent.iterdir())) == 3
 
 
-def test_a_flipped_bit_is_noticed_after_a_restart_and_costs_one_message(
+def test_flipped_bit_damages_one_message_after_a_restart(
     restartable: Restartable, define: Define
 ) -> None:
     stream = restartable.store.create(define())
@@ -375,7 +367,7 @@ def test_a_full_disk_leaves_no_half_created_stream(
     store.close()
 
 
-def test_an_update_keeps_the_progress_of_exports_that_live_on(
+def test_update_keeps_the_progress_of_kept_exports(
     restartable: Restartable, define: Define
 ) -> None:
     stream = restartable.store.create(define(export_definition=_kinesis("a", "b")))
@@ -387,7 +379,7 @@ def test_an_update_keeps_the_progress_of_exports_that_live_on(
     assert restartable.restart().streams["s"].progress == before
 
 
-def test_progress_is_stored_in_one_step_and_holds_after_another(
+def test_stored_progress_takes_effect_when_applied(
     restartable: Restartable, define: Define
 ) -> None:
     store = restartable.store
@@ -401,7 +393,7 @@ def test_progress_is_stored_in_one_step_and_holds_after_another(
     assert restartable.restart().streams["s"].progress["k"].last_exported == 5
 
 
-def test_progress_on_its_way_is_kept_by_an_update(restartable: Restartable, define: Define) -> None:
+def test_update_keeps_progress_in_flight(restartable: Restartable, define: Define) -> None:
     store = restartable.store
     stream = store.create(define(export_definition=_kinesis("k")))
     change = store.change_progress({"s": [ExportProgress("k", 5)]})
@@ -413,7 +405,7 @@ def test_progress_on_its_way_is_kept_by_an_update(restartable: Restartable, defi
 
 
 @pytest.mark.parametrize("is_stored_first", [True, False])
-def test_progress_on_its_way_is_not_that_of_an_export_that_takes_the_place(
+def test_progress_in_flight_is_not_applied_to_a_replaced_export(
     restartable: Restartable, define: Define, is_stored_first: bool
 ) -> None:
     store = restartable.store
@@ -430,7 +422,7 @@ def test_progress_on_its_way_is_not_that_of_an_export_that_takes_the_place(
     assert restartable.restart().streams["s"].progress["k"].last_exported == -1
 
 
-def test_progress_on_its_way_is_not_that_of_a_stream_that_takes_the_place(
+def test_progress_in_flight_is_not_applied_to_a_recreated_stream(
     restartable: Restartable, define: Define
 ) -> None:
     store = restartable.store
@@ -459,16 +451,14 @@ def _abandoned(store: Store) -> dict[str, bool]:
     return {upload.export_id: upload.is_abandoned for upload in store.uploads()}
 
 
-def test_uploads_of_exports_that_are_gone_are_abandoned(
-    restartable: Restartable, define: Define
-) -> None:
+def test_uploads_of_removed_exports_are_abandoned(restartable: Restartable, define: Define) -> None:
     store = restartable.store
     stream = store.create(define(export_definition=_s3("a", "b")))
     kept, other = (stream.progress[name].export_id for name in "ab")
     uploads = UploadChange([_upload(kept), _upload(other), _upload("of a deleted stream")])
     store.change_progress({}, uploads).store()
     assert _abandoned(store) == {kept: False, other: False, "of a deleted stream": True}
-    # One of another kind goes on where it was, but not with uploads.
+    # An export of another kind keeps its progress, but not its uploads.
     both = ExportDefinition(
         kinesis=_kinesis("b").kinesis, s3_task_executor=_s3("a").s3_task_executor
     )
@@ -478,7 +468,7 @@ def test_uploads_of_exports_that_are_gone_are_abandoned(
     assert _abandoned(store) == {kept: False, other: True, "of a deleted stream": True}
 
 
-def test_uploads_of_a_stream_that_is_set_aside_may_go_on_after_the_next_start(
+def test_uploads_of_an_unreadable_stream_are_not_abandoned(
     restartable: Restartable, define: Define
 ) -> None:
     stream = restartable.store.create(define(export_definition=_s3("a")))
@@ -512,7 +502,7 @@ def test_an_update_that_fails_changes_nothing(restartable: Restartable, define: 
     assert restartable.restart().streams["s"].definition == define()
 
 
-def test_a_stop_leaves_nothing_to_verify(
+def test_start_after_a_clean_stop_verifies_nothing(
     restartable: Restartable, define: Define, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     definition = define(strategy_on_full=StrategyOnFull.RejectNewData)
@@ -533,7 +523,7 @@ def test_a_stop_leaves_nothing_to_verify(
 @pytest.mark.parametrize(
     ("suffix", "cut", "readable"), [("index", 16_000, 0), ("index", 16, 999), ("data", 1, 999)]
 )
-def test_shortened_file_costs_no_numbers_and_no_bytes(
+def test_truncated_file_loses_no_numbers_and_no_bytes(
     restartable: Restartable,
     define: Define,
     caplog: pytest.LogCaptureFixture,
@@ -572,7 +562,7 @@ def test_shortened_file_costs_no_numbers_and_no_bytes(
 
 
 @pytest.mark.parametrize("suffix", ["index", "data"])
-def test_missing_half_of_the_active_segment_can_be_restored(
+def test_missing_file_of_the_active_segment_can_be_restored(
     restartable: Restartable, define: Define, suffix: str
 ) -> None:
     stream = restartable.store.create(define())
@@ -590,10 +580,10 @@ def test_missing_half_of_the_active_segment_can_be_restored(
     assert read_all(restartable.start().streams["s"].log) == [b"one", b"two", b"three"]
 
 
-def test_data_without_any_index_entry_is_set_aside(
+def test_data_without_any_index_entry_is_renamed(
     restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after a kill before the first checkpoint: the numbers of such messages are unknown."""
+    """As after a kill before the first checkpoint. The numbers of such messages are unknown."""
     stream = restartable.store.create(define())
     stream.log.append([b"one", b"two"], 1)
     killed = shutil.copytree(restartable.root, restartable.root.with_name("killed"))
@@ -615,7 +605,7 @@ def test_every_sync_moves_the_checkpoint(restartable: Restartable, define: Defin
         assert checkpoint.end == end
 
 
-def test_replay_reports_a_shortened_index_and_restores_what_the_journal_holds(
+def test_replay_reports_a_truncated_index_and_restores_journaled_messages(
     restartable: Restartable, define: Define, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = restartable.store
@@ -627,7 +617,7 @@ def test_replay_reports_a_shortened_index_and_restores_what_the_journal_holds(
     stream.log.flush()
     killed = shutil.copytree(restartable.root, restartable.root.with_name("killed"))
     os.truncate(killed / "streams" / stream.id / f"{0:020d}.index", 0)
-    # The first file of the journal is not needed any more, but still there.
+    # The first journal file is no longer needed, but still exists.
     (killed / "journal.0").unlink()
     store = Store(killed)
     log = store.streams["s"].log

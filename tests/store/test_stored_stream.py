@@ -15,11 +15,9 @@ from tests.faulty_disk import FaultyDisk
 from tests.store.conftest import Define, Restartable
 
 
-def test_a_change_that_fails_takes_no_other_with_it(
-    restartable: Restartable, define: Define
-) -> None:
+def test_failed_change_does_not_affect_others(restartable: Restartable, define: Define) -> None:
     store = restartable.store
-    # Only the store above knows which names are taken.
+    # The caller checks for duplicate names, not the store.
     changes = [store.plan_creation(define(name)) for name in ("a", "a", "b")]
     first, second, third = store.store_changes(changes)
     assert (first, third) == (None, None)
@@ -31,9 +29,7 @@ def test_a_change_that_fails_takes_no_other_with_it(
     assert sorted(store.streams) == sorted(restartable.restart().streams) == ["a", "b"]
 
 
-def test_a_creation_whose_directory_cannot_be_synced_leaves_nothing(
-    tmp_path: Path, define: Define
-) -> None:
+def test_creation_with_a_failed_sync_leaves_no_stream(tmp_path: Path, define: Define) -> None:
     disk = FaultyDisk()
     store = Store(tmp_path, disk)
     disk.fails = lambda action, _: action == "sync directory"
@@ -62,7 +58,7 @@ def test_files_of_a_stream_stay_until_its_deletion_applies(
     assert store.catalog.removed_directories() == []
 
 
-def test_deleted_stream_does_not_return_after_a_power_cut(tmp_path: Path, define: Define) -> None:
+def test_deleted_stream_is_not_restored_after_a_power_cut(tmp_path: Path, define: Define) -> None:
     disk = FaultyDisk()
     store = Store(tmp_path, disk)
     stream = store.create(define("s"))
@@ -70,7 +66,7 @@ def test_deleted_stream_does_not_return_after_a_power_cut(tmp_path: Path, define
     directory = tmp_path / "streams" / stream.id
     copy = shutil.copytree(directory, tmp_path / "copy")
     store.delete("s")
-    # The removal of the directory cannot be synced: a power cut brings it back.
+    # The sync of the removal fails: a power cut restores the directory.
     disk.fails = lambda action, _: action == "sync directory"
     store.work()
     disk.mend()
@@ -111,7 +107,7 @@ def test_a_new_memory_stream_takes_appends_without_the_catalog(
     assert restartable.store.catalog.streams()[0].reserved > 1
 
 
-def test_the_removal_of_a_large_stream_gives_way_to_other_work(
+def test_removal_of_a_large_stream_does_not_block_other_work(
     restartable: Restartable, define: Define, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = restartable.store
@@ -123,7 +119,7 @@ def test_the_removal_of_a_large_stream_gives_way_to_other_work(
         assert store.wait_for_work(0)
         store.work()
         assert directory.exists()
-        # The rest is due at once.
+        # The rest is removed without delay.
         assert store.wait_for_work(0)
     store.work()
     assert not directory.exists()
@@ -157,7 +153,7 @@ def test_moved_export_keeps_counters_and_gets_another_id(
 
 
 @pytest.mark.parametrize("report_is_first", [False, True])
-def test_report_that_is_stored_during_a_move_does_not_undo_it(
+def test_report_stored_during_a_move_does_not_undo_it(
     restartable: Restartable, define: Define, report_is_first: bool
 ) -> None:
     store = restartable.store
@@ -177,9 +173,7 @@ def test_report_that_is_stored_during_a_move_does_not_undo_it(
     assert restartable.restart().streams["s"].progress["a"].last_exported == 2
 
 
-def test_report_that_is_applied_before_a_move_is_counted(
-    restartable: Restartable, define: Define
-) -> None:
+def test_report_applied_before_a_move_is_counted(restartable: Restartable, define: Define) -> None:
     store = restartable.store
     _exported(store, define, KinesisConfig("a", "x"))
     stream = store.streams["s"]

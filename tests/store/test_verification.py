@@ -24,7 +24,7 @@ from penstock.store.verification import (
     VerificationReport,
     verify,
 )
-from tests.store.conftest import Define, weaken
+from tests.store.conftest import Define, change_unchecked
 
 # Segments of 1024 bytes hold 10 messages: 0..9 and 10..19 are sealed, 20..24 active.
 SIZE = 100
@@ -33,7 +33,7 @@ MESSAGES = 25
 
 @pytest.fixture
 def root(tmp_path: Path, define: Define) -> Path:
-    """A store that was closed."""
+    """The root of a closed store."""
     root = tmp_path / "root"
     fill(root, define).close()
     return root
@@ -66,7 +66,7 @@ def contents(root: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 def kill(root: Path, define: Define, *, flush_on_write: bool = False) -> Path:
-    """The files of a store whose process is killed."""
+    """The root of a killed store."""
     store = fill(root.with_name("living"), define, flush_on_write=flush_on_write)
     if flush_on_write:
         store.streams["s"].log.flush()
@@ -119,18 +119,18 @@ def test_intact_store_has_no_findings(root: Path) -> None:
     assert stream.bytes == MESSAGES * SIZE
 
 
-def test_nothing_is_changed_in_a_store_that_was_closed(root: Path) -> None:
+def test_closed_store_is_not_changed(root: Path) -> None:
     before = contents(root)
     verify(root)
     assert contents(root) == before
 
 
-def test_nothing_is_changed_in_a_store_that_was_killed(tmp_path: Path, define: Define) -> None:
+def test_killed_store_is_not_changed(tmp_path: Path, define: Define) -> None:
     killed = kill(tmp_path / "root", define)
     assert (killed / "catalog.sqlite-wal").stat().st_size > 0
     before = contents(killed)
     report = verify(killed)
-    # The segments are sealed in the log of the catalog alone.
+    # Only the write-ahead log of the catalog lists the segments as sealed.
     assert not report.has_damage, report
     assert only_stream(report).intact_messages == MESSAGES
     assert contents(killed) == before
@@ -141,7 +141,7 @@ def test_nothing_is_changed_in_a_store_that_was_killed(tmp_path: Path, define: D
     [
         (lambda d: change_byte(data_path(d, 0), 350), {3}, "checksum does not match"),
         (lambda d: change_byte(data_path(d, 20), 150), {21}, "checksum does not match"),
-        # The checksum in the entry of message 12, then the end position in that of message 4.
+        # The checksum of message 12, then the end position of message 4.
         (lambda d: change_byte(index_path(d, 10), 2 * 16 + 4), {12}, "checksum does not match"),
         (lambda d: change_byte(index_path(d, 0), 4 * 16), {4, 5}, "checksum does not match"),
         (lambda d: truncate(index_path(d, 10), 5 * 16 + 3), {15, 16, 17, 18, 19}, "index entry"),
@@ -165,7 +165,7 @@ def test_damage_is_reported_by_number_and_reason(
     assert stream.intact_messages == MESSAGES - len(numbers)
 
 
-def test_damage_is_what_a_broker_cannot_read(root: Path, tmp_path: Path) -> None:
+def test_reported_damage_matches_unreadable_messages(root: Path, tmp_path: Path) -> None:
     chance = random.Random(15)
     for turn in range(25):
         copy = shutil.copytree(root, tmp_path / f"copy{turn}")
@@ -265,7 +265,7 @@ def test_directory_without_catalog_row_is_reported_and_checked(root: Path) -> No
     assert [stream.intact_messages for stream in report.streams] == [MESSAGES, MESSAGES]
 
 
-@pytest.mark.parametrize("written", [b"{", b'{"name": "\xff"}'], ids=["cut", "no text"])
+@pytest.mark.parametrize("written", [b"{", b'{"name": "\xff"}'], ids=["truncated", "not UTF-8"])
 def test_damaged_definitions_are_reported(root: Path, written: bytes) -> None:
     (directory_of(root) / "stream.json").write_bytes(written)
     (problem,) = verify(root).problems
@@ -277,7 +277,7 @@ def test_damaged_definitions_are_reported(root: Path, written: bytes) -> None:
     assert only_stream(report).intact_messages == MESSAGES
 
 
-def test_files_that_are_no_segments_are_notes(root: Path) -> None:
+def test_other_files_are_reported_as_notes(root: Path) -> None:
     directory = directory_of(root)
     (directory / f"{data_path(directory, 7).name}.lost").write_bytes(b"x")
     (directory / "notes.txt").write_bytes(b"x")
@@ -289,7 +289,7 @@ def test_files_that_are_no_segments_are_notes(root: Path) -> None:
     assert not report.has_damage
 
 
-def test_appends_that_a_crash_interrupted_are_not_damage(tmp_path: Path, define: Define) -> None:
+def test_interrupted_appends_are_not_damage(tmp_path: Path, define: Define) -> None:
     killed = kill(tmp_path / "root", define)
     truncate(data_path(directory_of(killed), 20), 450)
     report = verify(killed)
@@ -299,7 +299,9 @@ def test_appends_that_a_crash_interrupted_are_not_damage(tmp_path: Path, define:
     assert "1 messages at its end were not written completely" in note.reason
 
 
-def test_journal_holds_what_a_power_cut_took(tmp_path: Path, define: Define) -> None:
+def test_journal_records_replace_messages_lost_in_a_power_cut(
+    tmp_path: Path, define: Define
+) -> None:
     killed = kill(tmp_path / "root", define, flush_on_write=True)
     directory = directory_of(killed)
     truncate(data_path(directory, 20), 0)
@@ -311,7 +313,7 @@ def test_journal_holds_what_a_power_cut_took(tmp_path: Path, define: Define) -> 
     assert contents(killed) == before
 
 
-def test_streams_in_memory_have_nothing_to_check(tmp_path: Path, define: Define) -> None:
+def test_memory_streams_are_not_checked(tmp_path: Path, define: Define) -> None:
     store = Store(tmp_path)
     store.create(define("m", persistence=Persistence.Memory)).log.append([b"x"], 1)
     store.close()
@@ -338,7 +340,7 @@ def test_directory_without_a_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_false_alarms_beside_a_store_in_use(tmp_path: Path, define: Define) -> None:
-    """Segments are begun, sealed and dropped, streams created and deleted meanwhile."""
+    """The store begins, seals and drops segments, and creates and deletes streams meanwhile."""
     store = Store(tmp_path)
     definition = define(
         max_size=4000,
@@ -388,7 +390,7 @@ def test_damage_is_found_beside_a_store_in_use(tmp_path: Path, define: Define) -
 
 
 def overwrite_oldest(store: Store, count: int = 50) -> None:
-    """Appends until all segments of before are dropped, and removes their files."""
+    """Appends until all earlier segments are dropped, and removes their files."""
     for number in range(count):
         store.streams["s"].log.append([payload(number)], 2000)
     store.work()
@@ -414,7 +416,7 @@ def test_messages_overwritten_during_the_check_are_not_counted(
             overwrite_oldest(store, overwritten)
         read += count
 
-    # The checks that confirm damage see further messages overwritten.
+    # More messages are overwritten during the checks that confirm damage.
     report = Verification(
         tmp_path, meter=overwrite_once, pause=lambda _: overwrite_oldest(store, 20)
     ).run()
@@ -448,23 +450,23 @@ def test_throttle_limits_bytes_per_second() -> None:
 
 
 @pytest.mark.parametrize("value", ["NULL", "7"])
-def test_name_that_is_no_text_is_damage_of_the_catalog(root: Path, value: str) -> None:
+def test_name_that_is_not_utf8_is_damage_of_the_catalog(root: Path, value: str) -> None:
     add_row = "INSERT INTO stream VALUES ('0123456789abcdef', 't', x'7b7d', 0, 0, 0)"
     execute(root, add_row)
-    weaken(root, "stream", f"UPDATE stream SET name = {value} WHERE name = 's'")
+    change_unchecked(root, "stream", f"UPDATE stream SET name = {value} WHERE name = 's'")
     report = verify(root)
     assert "catalog.sqlite" in {problem.file for problem in report.problems}
     assert [stream.intact_messages for stream in report.streams if stream.name == "s"] == [MESSAGES]
 
 
 def test_segment_row_without_numbers_is_damage_of_the_catalog(root: Path) -> None:
-    weaken(root, "segment", "UPDATE segment SET size = NULL")
+    change_unchecked(root, "segment", "UPDATE segment SET size = NULL")
     report = verify(root)
     assert "catalog.sqlite" in {problem.file for problem in report.problems}
     assert only_stream(report).intact_messages == MESSAGES
 
 
-def test_schema_that_is_not_text_is_damage_of_the_catalog(root: Path) -> None:
+def test_schema_that_is_not_utf8_is_damage_of_the_catalog(root: Path) -> None:
     path = root / "catalog.sqlite"
     path.write_bytes(path.read_bytes().replace(b"TABLE segment", b"T\xe5BLE segment", 1))
     report = verify(root)
@@ -494,7 +496,7 @@ def test_newer_catalog_without_a_copy_is_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize("is_moved", [True, False])
-def test_rebuilt_catalog_is_read_before_it_is_in_its_place(root: Path, is_moved: bool) -> None:
+def test_rebuilt_catalog_is_read_before_it_is_renamed(root: Path, is_moved: bool) -> None:
     catalog = root / "catalog.sqlite"
     (root / "catalog.sqlite.rebuilt-11").write_bytes(b"no database" * 500)
     shutil.copyfile(catalog, root / "catalog.sqlite.rebuilt-12")
