@@ -13,14 +13,14 @@ BROWSER := $(VENV)/.browser
 # Hundreds of programs are started by the tests: where nothing is cached, each compiles Penstock anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Four at a time, as tests also wait; in the order of their names, in which slow files are not last.
-PYTEST := $(BIN)/pytest --durations 15 --numprocesses 4 --dist loadfile --no-loadscope-reorder
-# Hypothesis tries the same examples in each run of `make test`, and ten times as many new ones in
-# each run of `make test-full`.
-TEST := -m "not full" --hypothesis-profile ci
+# Three workers for two cores, since some tests wait. One worker runs a group of tests, see tests/conftest.py.
+PYTEST := $(BIN)/pytest --durations 15 --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+# `make test` guards every invariant. `make test-full` adds repetitions, older SDKs, further starts of
+# Spark and ten times as many Hypothesis examples.
+TEST := -m "not full" --hypothesis-profile test
 TEST_FULL := --hypothesis-profile full
 
-.PHONY: help install run test test-full lint style types bench soak docs pictures clean
+.PHONY: help install run test test-full lint style types coverage bench soak docs pictures clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -61,13 +61,20 @@ style: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
-# Types are checked beside the tests: by itself that keeps one core busy for most of a minute.
+# mypy runs beside the tests. Collecting once first compiles the test modules for all workers.
 test: style $(SDKS) $(CLASSES) $(BROWSER) ## Run every check, and the tests of everything that is promised
 	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
+	$(BIN)/pytest --collect-only -q > /dev/null; \
 	$(PYTEST) $(TEST); tests=$$?; \
 	wait $$types; types=$$?; \
 	echo "$(BIN)/mypy"; cat $(VENV)/types.log; \
 	exit $$((tests | types))
+
+coverage: $(SDKS) $(CLASSES) $(BROWSER) ## Measure the branch coverage of src by `make test`'s tests
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder $(TEST)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 test-full: lint $(SDKS) $(CLASSES) $(BROWSER) ## The same with further starts of Spark and ten times the examples
 	$(PYTEST) $(TEST_FULL)

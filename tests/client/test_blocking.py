@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import threading
 import time
 import warnings
@@ -422,6 +423,7 @@ def test_an_append_follows_a_large_read_that_was_given_up(client: StreamManagerC
     assert client.append_message(name, large) == 3
 
 
+@pytest.mark.skipif("coverage" in sys.modules, reason="coverage keeps a lock when interrupted")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_any_time_leave_a_client_that_works(
     broker: BrokerProcess, pool: ThreadPoolExecutor
