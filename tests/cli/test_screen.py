@@ -14,11 +14,11 @@ from .terminal import Terminal
 # It draws why it draws, and on how much room, until it is told to end.
 PROGRAM = """
 import sys
-from penstock.cli.screen import Event, Screen
+from penstock.cli.screen import Screen, ScreenEvent
 
 event = None
 with Screen() as screen:
-    while event is not Event.end:
+    while event is not ScreenEvent.end:
         width, height = screen.size
         screen.draw([f"{event and event.name} {width}x{height}", "y" * 300])
         event = screen.wait(float(sys.argv[1]))
