@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import boto3.session
+import botocore.session
 import pytest
 from botocore import UNSIGNED
 from botocore.config import Config
-from botocore.exceptions import ClientError, EndpointConnectionError
+from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
-from penstock.pipeline.destinations.aws import _PLAIN_URL, RawCalls
+from penstock.pipeline.destinations.aws import _PLAIN_URL, RawCalls, make_http_session
+from tests.client.servers import make_certificates
 
 KEYS = {"id": "secret", "other-id": "other-secret"}
 BODIES = [b'{"StreamName": "s"}', b'{"StreamName": "t", "Records": []}', b'{"StreamName": "u"}']
@@ -39,6 +43,7 @@ class Server(ThreadingHTTPServer):
         self.status = 200
         self.headers: dict[str, str] = {}
         self.answer = b"{}"
+        self.delay = 0.0
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
@@ -50,6 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.server.received.append(Received(self.path, headers, body))
+        time.sleep(self.server.delay)
         self.send_response(self.server.status)
         for name, value in self.server.headers.items():
             self.send_header(name, value)
@@ -73,13 +79,15 @@ def make(
     service: str = "kinesis",
     token: str | None = None,
     path: str = "",
+    url: str = "",
     **options: Any,
 ) -> tuple[RawCalls, Any]:
     """The calls, and the credentials that they sign with."""
-    session = boto3.session.Session("id", "secret", token, "eu-west-1")
+    core = botocore.session.get_session()
+    session = boto3.session.Session("id", "secret", token, "eu-west-1", core)
     client: Any = session.client(  # type: ignore[call-overload] # any service
         service,
-        endpoint_url=f"http://127.0.0.1:{server.server_port}{path}",
+        endpoint_url=url or f"http://127.0.0.1:{server.server_port}{path}",
         config=Config(
             inject_host_prefix=False,
             parameter_validation=False,
@@ -90,7 +98,7 @@ def make(
         ),
     )
     credentials = session.get_credentials()
-    return RawCalls(client, credentials), credentials
+    return RawCalls(client, credentials, make_http_session(core, client)), credentials
 
 
 def find_scope(received: Received) -> list[str]:
@@ -226,3 +234,40 @@ def test_server_that_is_gone_is_an_error_of_boto3(server: Server) -> None:
     server.server_close()
     with pytest.raises(EndpointConnectionError):
         calls.call("PutRecords", BODIES[1])
+
+
+def test_all_calls_use_the_proxy_of_the_environment(
+    clean_environment: None, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
+    calls, _ = make(server, url="http://kinesis.example")
+    for body in BODIES:
+        calls.call("PutRecords", body)
+    assert [each.path for each in server.received] == ["http://kinesis.example/"] * len(BODIES)
+
+
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"])
+def test_all_calls_trust_the_ca_bundle_of_the_environment(
+    clean_environment: None,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variable: str,
+) -> None:
+    certificates = make_certificates(tmp_path)
+    server.socket = certificates.server_context().wrap_socket(server.socket, server_side=True)
+    url = f"https://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv(variable, str(certificates.authority))
+    calls, _ = make(server, url=url)
+    for body in BODIES:
+        calls.call("PutRecords", body)
+    assert [each.body for each in server.received] == BODIES
+
+
+def test_all_calls_have_the_timeout_of_the_client(server: Server) -> None:
+    calls, _ = make(server, connect_timeout=5.0, read_timeout=0.2)
+    calls.call("PutRecords", BODIES[0])
+    server.delay = 2.0
+    for body in BODIES:
+        with pytest.raises(ReadTimeoutError):
+            calls.call("PutRecords", body)

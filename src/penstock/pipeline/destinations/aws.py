@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,12 +17,14 @@ from urllib.parse import urlsplit
 
 import boto3
 import boto3.session
+import botocore.session
 import msgspec
 from botocore import xform_name
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
-from botocore.endpoint import convert_to_response_dict
+from botocore.endpoint import EndpointCreator, convert_to_response_dict
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.httpsession import URLLib3Session
 from botocore.parsers import create_parser
 
 from penstock import __version__
@@ -121,7 +124,8 @@ def _get_client(service: str, timeout: float) -> Any:
 
 
 def _make_client(service: str, timeout: float, **options: Any) -> Any:
-    session = boto3.session.Session()
+    core = botocore.session.get_session()
+    session = boto3.session.Session(botocore_session=core)
     client = session.client(  # type: ignore[call-overload] # any service
         service,
         # boto3 reads the first variable only; other SDKs and Greengrass use the second.
@@ -148,7 +152,30 @@ def _make_client(service: str, timeout: float, **options: Any) -> Any:
         if service == S3 and not options:
             return _make_client(service, timeout, s3={"addressing_style": "path"})
         client.meta.config.inject_host_prefix = False
-    return client if service == S3 else RawCalls(client, session.get_credentials())
+    if service == S3:
+        return client
+    return RawCalls(client, session.get_credentials(), make_http_session(core, client))
+
+
+def make_http_session(session: botocore.session.Session, client: Any) -> URLLib3Session:
+    """HTTP connections with the proxies, certificates and timeouts of a client of the session.
+
+    The connections of the client itself are private members of botocore.
+    """
+    config = client.meta.config
+    endpoint = EndpointCreator(client.meta.events).create_endpoint(
+        client.meta.service_model,
+        client.meta.region_name,
+        client.meta.endpoint_url,
+        verify=session.get_config_variable("ca_bundle"),
+        timeout=(config.connect_timeout, config.read_timeout),
+        max_pool_connections=config.max_pool_connections,
+        socket_options=[
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        ],
+    )
+    return endpoint.http_session
 
 
 # Errors
@@ -221,11 +248,12 @@ class RawCalls:
     Several threads may call at once.
     """
 
-    def __init__(self, client: Any, credentials: Any) -> None:
+    def __init__(self, client: Any, credentials: Any, http_session: URLLib3Session) -> None:
         """`credentials` are those of the client's session; None if it has none."""
         self.meta = client.meta
         self._client = client
         self._credentials = credentials
+        self._http_session = http_session
         # By operation.
         self._templates: dict[str, RequestTemplate] = {}
         client.meta.events.register("before-parameter-build", _take_body)
@@ -241,8 +269,7 @@ class RawCalls:
             return answer
         headers = template.sign(body, self._credentials.get_frozen_credentials(), time.time())
         request = AWSRequest(template.method, template.url, headers, body)
-        # Private, but a session of our own would have to repeat the client's proxies and CA bundle.
-        response = self._client._endpoint.http_session.send(request.prepare())  # noqa: SLF001
+        response = self._http_session.send(request.prepare())
         if response.status_code >= 300:
             raise self._read_error(operation, response)
         content: bytes = response.content
