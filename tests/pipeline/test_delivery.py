@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model.exporting import MAX_SKIPPED as REPORT_MAX_SKIPPED
+from penstock.model.exporting import MAX_SKIPPED
 from penstock.pipeline.delivery import (
-    MAX_SKIPPED,
+    MAX_SKIPPED_PER_DELIVERY,
     DeliveryTotals,
     MessageDelivery,
     Settlements,
@@ -260,7 +260,7 @@ def test_delivery_ends_after_too_many_skipped_messages() -> None:
     )
     delivery = run(destination, range(3000))
     assert len(delivery.skipped) == delivery.settled_end == 1200
-    assert MAX_SKIPPED <= 1200 < REPORT_MAX_SKIPPED
+    assert MAX_SKIPPED_PER_DELIVERY <= 1200 < MAX_SKIPPED
     assert delivery.error == ""
 
 

@@ -28,7 +28,7 @@ _FIRST_PAUSE = 0.05
 # After so many calls in a row with failed messages, the broker decides when to retry.
 _MAX_FAILURES = 6
 # A delivery ends when it has skipped so many messages, because a report has to list all of them.
-MAX_SKIPPED = 1000
+MAX_SKIPPED_PER_DELIVERY = 1000
 
 
 class StoppedError(Exception):
@@ -195,7 +195,7 @@ class MessageDelivery:
             if (
                 self._stop.is_set
                 or self._failures == _MAX_FAILURES
-                or self._settlements.skipped_count >= MAX_SKIPPED
+                or self._settlements.skipped_count >= MAX_SKIPPED_PER_DELIVERY
             ):
                 return False
             suspects = suspects_end - start
