@@ -26,6 +26,7 @@ from penstock.model import (
     S3ExportTaskExecutorConfig,
     StrategyOnFull,
 )
+from penstock.model.export_definition import S3_TASK_EXECUTOR
 from penstock.model.limits import MIN_TIME_TO_LIVE_MILLIS
 from penstock.model.validation import validate
 
@@ -65,7 +66,7 @@ _EXPORT_FLAGS = (
     _ExportFlag(
         "--sitewise", "iot_sitewise", IoTSiteWiseConfig, "ID", "IoT SiteWise, as values of assets"
     ),
-    _ExportFlag("--s3", "s3_task_executor", S3ExportTaskExecutorConfig, "ID", "S3, file by file"),
+    _ExportFlag("--s3", S3_TASK_EXECUTOR, S3ExportTaskExecutorConfig, "ID", "S3, file by file"),
     _ExportFlag("--http", "http", HTTPConfig, "ID=URI", "an HTTP server"),
 )
 

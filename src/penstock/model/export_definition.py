@@ -116,13 +116,16 @@ class ExportDefinition(Value):
                 yield kind, config
 
 
+# The kind of exports of S3 tasks, which are uploads of files. All others export messages.
+S3_TASK_EXECUTOR = "s3_task_executor"
+
 # By the name of the list: what a configuration in it is.
 CONFIG_OF_KIND: dict[str, type[ExportConfig]] = {
     "http": HTTPConfig,
     "iot_analytics": IoTAnalyticsConfig,
     "kinesis": KinesisConfig,
     "iot_sitewise": IoTSiteWiseConfig,
-    "s3_task_executor": S3ExportTaskExecutorConfig,
+    S3_TASK_EXECUTOR: S3ExportTaskExecutorConfig,
 }
 
 

@@ -20,6 +20,7 @@ from penstock.broker.logs import set_up_worker_logs
 from penstock.client.blocking import StreamManagerClient
 from penstock.discovery import is_root_of
 from penstock.errors import InvalidRequestException, StreamManagerException
+from penstock.model.export_definition import S3_TASK_EXECUTOR
 from penstock.model.exporting import (
     URGENT_PRIORITY,
     AnyWork,
@@ -227,7 +228,7 @@ class ResidentTask:
     def _start(self, work: AnyWork) -> None:
         # If it fails, the job fails as well and reports it.
         with suppress(Exception):
-            _import_modules(work.kind if isinstance(work, MessageSlice) else "s3_task_executor")
+            _import_modules(work.kind if isinstance(work, MessageSlice) else S3_TASK_EXECUTOR)
         job = Job(work, self._root, self._client, self._report, self._spec.settings)
         with self._condition:
             self._jobs[job.lease] = job
@@ -275,7 +276,7 @@ def _import_modules(kind: str) -> None:
 
     Only one thread imports: threads that import the same modules at once may deadlock.
     """
-    if kind == "s3_task_executor":
+    if kind == S3_TASK_EXECUTOR:
         importlib.import_module("penstock.pipeline.uploads.task_delivery")
     else:
         import_destination(kind)

@@ -15,6 +15,7 @@ from penstock.model import (
     IoTAnalyticsConfig,
     KinesisConfig,
 )
+from penstock.model.export_definition import S3_TASK_EXECUTOR
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 from penstock.model.validation import to_wire
 from penstock.web.authorization import Visitor
@@ -190,7 +191,7 @@ def _destination(kind: str, config: ExportConfig) -> str:
             return f"channel {config.iot_channel}"
         case HTTPConfig():
             return f"HTTP {_without_password(config.uri)}"
-    return "S3" if kind == "s3_task_executor" else "SiteWise"
+    return "S3" if kind == S3_TASK_EXECUTOR else "SiteWise"
 
 
 def draw_definition(stream: Stream) -> Plain:

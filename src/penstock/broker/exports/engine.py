@@ -36,6 +36,7 @@ from penstock.broker.exports.task_export import (
 )
 from penstock.broker.streams import Stream, Streams
 from penstock.model import ExportConfig, MessageStreamDefinition
+from penstock.model.export_definition import S3_TASK_EXECUTOR
 from penstock.model.exporting import AnyWork, DeliveryReport
 from penstock.model.statistics import ExportActivity
 from penstock.store.store import Store
@@ -107,7 +108,7 @@ class Exports:
             export.resume([each for each in uploads if not each.is_abandoned])
 
     def _make(self, stream: Stream, kind: str, config: ExportConfig) -> Export:
-        if kind != "s3_task_executor":
+        if kind != S3_TASK_EXECUTOR:
             return MessageExport(stream, kind, config, self.dead_letters, self._gather_seconds)
         is_metered = self.bandwidth.is_limited
         return TaskExport(stream, kind, config, self.dead_letters, self.statuses, is_metered)

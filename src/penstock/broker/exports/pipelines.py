@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from penstock.broker.counters import Durations
 from penstock.broker.exports.deliverable import Holder
+from penstock.model.export_definition import S3_TASK_EXECUTOR
 from penstock.model.exporting import (
     AnyWork,
     DeliveryReport,
@@ -39,7 +40,7 @@ class Assignment(NamedTuple):
 
     @property
     def kind(self) -> str:
-        return "s3_task_executor" if isinstance(self.work, UploadAbort) else self.work.kind
+        return S3_TASK_EXECUTOR if isinstance(self.work, UploadAbort) else self.work.kind
 
     @property
     def messages(self) -> int:

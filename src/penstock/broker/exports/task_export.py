@@ -25,6 +25,7 @@ from penstock.broker.exports.export import Export
 from penstock.broker.exports.statuses import Origin, Statuses
 from penstock.broker.streams import Stream
 from penstock.model import ExportConfig, S3ExportTaskExecutorConfig
+from penstock.model.export_definition import S3_TASK_EXECUTOR
 from penstock.model.exporting import DeliveryReport, TaskEvent, TaskSlice, Upload, UploadAbort
 from penstock.model.status_message import Status
 from penstock.store.rows import UploadProgress
@@ -180,7 +181,7 @@ class AbandonedUpload(Deliverable):
 
     def __init__(self, progress: UploadProgress, serial: int, statuses: Statuses) -> None:
         name = f"abandoned-{serial}"
-        super().__init__(name, "s3_task_executor", progress.stream, progress.identifier)
+        super().__init__(name, S3_TASK_EXECUTOR, progress.stream, progress.identifier)
         self.progress = progress
         self._statuses = statuses
 

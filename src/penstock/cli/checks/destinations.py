@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 from penstock.cli.checks.check import Finding, Outcome, State, fail, ok, skip, warn
 from penstock.cli.checks.context import CONNECT_SECONDS, CheckContext
 from penstock.model import ExportConfig, HTTPConfig, MessageStreamDefinition
+from penstock.model.export_definition import S3_TASK_EXECUTOR
 
 # By kind of export: the service in the names of variables, and the host of its endpoint.
 _AWS_SERVICES = {
     "iot_sitewise": ("IOTSITEWISE", "data.iotsitewise.{region}"),
     "kinesis": ("KINESIS", "kinesis.{region}"),
-    "s3_task_executor": ("S3", "s3.{region}"),
+    S3_TASK_EXECUTOR: ("S3", "s3.{region}"),
 }
 
 # Whatever gives credentials to an AWS client, in the order in which it looks.
