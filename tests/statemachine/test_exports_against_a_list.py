@@ -326,7 +326,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
 
     @rule(task=tasks)
     def disconnect(self, task: str) -> None:
-        self.bench.depart(task)
+        self.bench.disconnect(task)
         for delivery in self.deliveries:
             if delivery.task == task:
                 ends = self.bench.seconds + GRACE_SECONDS
@@ -451,8 +451,8 @@ class ExportsAgainstAList(RuleBasedStateMachine):
     def _send(self, sent: Sent) -> None:
         delivery = sent.delivery
         self.sent.append(sent)
-        is_settling = any(each.sent.delivery is delivery for each in self.in_flight)
-        is_due = delivery.is_active and not is_settling and self._is_held(delivery)
+        is_storing = any(each.sent.delivery is delivery for each in self.in_flight)
+        is_due = delivery.is_active and not is_storing and self._is_held(delivery)
         has_to_be_accepted = is_due and self._knows_position(delivery)
         accepted = self._finish(PendingExportReport(sent, self.bench.begin_commit(sent.report)))
         assert accepted or not has_to_be_accepted, "the report of a lease is refused"
@@ -461,13 +461,13 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         """Stores a report; returns whether it was accepted."""
         delivery, message = in_flight.sent
         self.bench.finish_commit(in_flight.commit)
-        settlement = in_flight.commit.settlement
-        if message.lease not in settlement.accepted():
+        batch = in_flight.commit.batch
+        if message.lease not in batch.accepted_leases():
             return False
-        if settlement.settled and message.is_final:
+        if batch.accepted and message.is_final:
             delivery.is_active = False
             delivery.held_until = -math.inf
-        elif settlement.settled:
+        elif batch.accepted:
             delivery.first = message.settled_end
             delivery.arrived = message.arrived
         return True
@@ -539,7 +539,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
             given = self._plan("a", is_holding=False)
             for delivery in given:
                 self._send(self._make_report(delivery, delivery.slice.end))
-            at = self.bench.outlook(task="a").at
+            at = self.bench.wake_condition(task="a").at
             if at < math.inf:
                 self.time_passes(max(at - self.bench.seconds, 0.0) + 0.001)
             elif not given:

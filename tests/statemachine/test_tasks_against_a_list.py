@@ -141,7 +141,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
 
     @rule(worker=workers)
     def disconnect(self, worker: str) -> None:
-        self.bench.depart(worker)
+        self.bench.disconnect(worker)
 
     def _draw(self, data: st.DataObject) -> HeldSlice | None:
         busy = [each.held for each in self.in_flight]
@@ -238,7 +238,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
         """Stores a report. A task whose report is refused has lost its lease."""
         held, message, commit = in_flight
         self.bench.finish_commit(commit)
-        is_accepted = message.lease in commit.settlement.accepted()
+        is_accepted = message.lease in commit.batch.accepted_leases()
         if is_accepted:
             held.first = message.settled_end
             held.ended = set(message.arrived)

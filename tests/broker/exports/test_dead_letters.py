@@ -30,11 +30,11 @@ def letters(bench: Workbench) -> list[dict[str, Any]]:
 
 
 def keep(bench: Workbench, *numbers: int, **fields: Any) -> DeliveryReport:
-    """The settled report about the first slice, in which these messages were skipped."""
+    """The accepted report about the first slice, in which these messages were skipped."""
     skipped = [skip(number) for number in numbers]
     commit = bench.begin_commit(report(bench.plan_one(), skipped=skipped, **fields))
-    (settled,) = commit.settlement.settled
-    return settled.report
+    (accepted,) = commit.batch.accepted
+    return accepted.report
 
 
 def test_letter_has_the_message_and_the_reason(bench: Workbench) -> None:

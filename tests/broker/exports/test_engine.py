@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.exports.engine import Outlook, Plan, Registry
+from penstock.broker.exports.engine import ExportRegistry, Plan, WakeCondition
 from penstock.broker.exports.export import Export, MessageExport
 from penstock.broker.exports.task_export import TaskExport
 from penstock.broker.streams import Stream
@@ -88,8 +88,8 @@ def test_less_urgent_work_than_asked_for_is_left_out(bench: Workbench) -> None:
     plan = bench.ask(max_priority=3)
     assert order(plan.work) == ["1", "3"]
     assert plan.waiting == 2
-    outlook = bench.outlook(max_priority=3, task="other")
-    assert outlook.at == bench.seconds + 10
+    condition = bench.wake_condition(max_priority=3, task="other")
+    assert condition.at == bench.seconds + 10
     assert order(bench.plan(task="other")) == ["4", "None"]
 
 
@@ -125,7 +125,7 @@ def test_look_counts_due_exports_without_a_task_and_leases_none(
     bench.plan(max_slices=1)
     plan = bench.ask(task="driver", **limits)
     assert (plan.work, plan.waiting) == ([], 2)
-    assert bench.outlook(task="driver", **limits) == Outlook()
+    assert bench.wake_condition(task="driver", **limits) == WakeCondition()
     assert len(bench.plan(task="another")) == 2
 
 
@@ -169,7 +169,7 @@ def test_pause_ends_a_delivery_also_after_a_restart(bench: Workbench) -> None:
     bench.restart()
     plan = bench.ask(holding=[found.lease])
     assert (plan.ending, plan.lost) == ((found.lease,), [])
-    assert bench.outlook() == Outlook()
+    assert bench.wake_condition() == WakeCondition()
 
 
 def test_streams_that_a_token_does_not_see_are_left_out(bench: Workbench) -> None:
@@ -177,7 +177,7 @@ def test_streams_that_a_token_does_not_see_are_left_out(bench: Workbench) -> Non
         bench.create(name, to_http(), 1)
     assert order(bench.plan(sees=lambda name: name == "mine")) == ["mine"]
     assert bench.ask(max_slices=0, task="d", sees=lambda name: name == "mine").waiting == 0
-    assert bench.outlook(sees=lambda name: name == "yours").at <= bench.seconds
+    assert bench.wake_condition(sees=lambda name: name == "yours").at <= bench.seconds
 
 
 def test_two_exports_of_a_stream_are_independent(bench: Workbench) -> None:
@@ -195,7 +195,7 @@ def test_nothing_is_leased_while_progress_cannot_be_stored(bench: Workbench) -> 
     bench.create("t", to_http(), 5)
     bench.exports.suspension = "the disk is full"
     assert bench.ask(holding=[found.lease]) == NOTHING
-    assert bench.outlook() == Outlook()
+    assert bench.wake_condition() == WakeCondition()
     bench.exports.suspension = ""
     assert order(bench.plan(holding=[found.lease])) == ["t"]
 
@@ -223,7 +223,7 @@ def send(bench: Workbench, **fields: Any) -> int:
 
 
 def wait_for_work(bench: Workbench) -> None:
-    bench.wait(max(bench.outlook().at - bench.seconds, 0) + 0.001)
+    bench.wait(max(bench.wake_condition().at - bench.seconds, 0) + 0.001)
 
 
 def test_all_exports_share_the_bandwidth(slow: Workbench) -> None:
@@ -329,11 +329,11 @@ def test_file_gets_bandwidth_before_less_urgent_messages(slow: Workbench) -> Non
     slow.wait(0.5)
     assert slow.plan() == []
     # Only a grant makes the messages due.
-    assert slow.outlook().at == math.inf
+    assert slow.wake_condition().at == math.inf
     slow.bandwidth._grant_pending()
     assert granted == [True]
     # Then its debt is paid first.
-    assert slow.outlook().at == pytest.approx(slow.seconds + 9.7)
+    assert slow.wake_condition().at == pytest.approx(slow.seconds + 9.7)
     slow.wait(9.8)
     assert slow.plan_one().stream == "s"
 
@@ -449,11 +449,11 @@ def test_lease_of_a_removed_export_is_lost(bench: Workbench) -> None:
 def test_leases_of_a_disconnected_task_end_after_a_moment(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     bench.plan_one(task="a", lease_millis=600_000)
-    bench.depart("other")
-    bench.depart("a", pipeline="another")
+    bench.disconnect("other")
+    bench.disconnect("a", pipeline="another")
     bench.wait(5)
     assert bench.plan(task="b") == []
-    bench.depart("a")
+    bench.disconnect("a")
     assert bench.plan(task="b") == []
     bench.wait(3)
     assert bench.plan_one(task="b").first == 0
@@ -462,7 +462,7 @@ def test_leases_of_a_disconnected_task_end_after_a_moment(bench: Workbench) -> N
 def test_task_that_reconnects_keeps_its_leases(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one(task="a")
-    bench.depart("a")
+    bench.disconnect("a")
     bench.wait(2)
     assert bench.ask(task="a", holding=[found.lease]).lost == []
     bench.wait(9)
@@ -475,7 +475,7 @@ def test_task_that_disconnects_while_its_report_is_stored_loses_the_lease(
     bench.create("s", to_http(), 5)
     found = bench.plan_one(task="a", lease_millis=600_000)
     commit = bench.begin_commit(interim(found, settled_end=2))
-    bench.depart("a")
+    bench.disconnect("a")
     bench.finish_commit(commit)
     bench.wait(3)
     assert bench.plan_one(task="b").first == 2
@@ -544,7 +544,7 @@ def test_lease_that_a_report_has_adopted_is_renewed_by_its_task(bench: Workbench
     assert bench.ask(task="a", holding=[found.lease]).lost == []
     bench.wait(9)
     assert bench.plan(task="b") == []
-    bench.depart("a")
+    bench.disconnect("a")
     bench.wait(3)
     assert bench.plan_one(task="b").first == 2
 
@@ -730,7 +730,7 @@ def test_slice_is_neither_leased_nor_reported_while_a_report_is_stored(
     assert bench.commit(report(found)) == 0
     bench.wait(100)
     assert bench.plan(task="a") == bench.plan(task="b") == []
-    assert bench.outlook() == Outlook()
+    assert bench.wake_condition() == WakeCondition()
     bench.finish_commit(commit)
     assert bench.plan_one().first == 3
     assert bench.commit(report(found)) == 0
@@ -747,7 +747,7 @@ def test_report_that_could_not_be_stored_may_come_again(bench: Workbench, is_fin
     assert bench.progress("s").last_exported == 2
 
 
-def test_failed_settlement_cancels_all_of_its_reports(
+def test_failed_report_cancels_all_reports_of_its_batch(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "ab":
@@ -900,7 +900,7 @@ def test_outage_is_logged_when_it_begins_and_when_it_ends(
     ]
 
 
-# The outlook of a request that waits
+# The condition of a request that waits
 
 
 def test_idle_task_waits_for_the_next_message_of_each_stream(bench: Workbench) -> None:
@@ -909,9 +909,9 @@ def test_idle_task_waits_for_the_next_message_of_each_stream(bench: Workbench) -
     bench.create("c", {}, 1)
     bench.create("d", to_http(disabled=True), 1)
     e = bench.create("e", to_s3())
-    outlook = bench.outlook()
-    assert dict(outlook.needed_ends) == {a: 1, b: 4, e: 1}
-    assert outlook.at == bench.seconds + 60
+    condition = bench.wake_condition()
+    assert dict(condition.needed_ends) == {a: 1, b: 4, e: 1}
+    assert condition.at == bench.seconds + 60
 
 
 @pytest.mark.parametrize(("fields", "seconds"), [({}, 10.0), ({"lease_millis": 200_000}, 200.0)])
@@ -921,13 +921,13 @@ def test_task_waits_for_a_lease_to_end(
     bench.create("s", to_http(), 5)
     bench.plan_one(**fields)
     # Messages that arrive before that wake no task.
-    assert bench.outlook() == Outlook(bench.seconds + seconds)
+    assert bench.wake_condition() == WakeCondition(bench.seconds + seconds)
 
 
 def test_task_waits_for_the_end_of_a_pause(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     bench.commit(failure(bench.plan_one(), pause_millis=7000))
-    assert bench.outlook() == Outlook(bench.seconds + 7)
+    assert bench.wake_condition() == WakeCondition(bench.seconds + 7)
 
 
 def test_clock_that_is_set_back_delays_nothing(bench: Workbench) -> None:
@@ -958,8 +958,8 @@ def test_reports_of_an_export_that_was_removed_meanwhile_are_followed(bench: Wor
     commit = bench.begin_commit(*map(report, bench.plan()))
     bench.update("s", {})
     bench.finish_commit(commit)
-    followed = bench.exports.follow(commit.settlement, bench.now)
-    assert followed == Outlook(needed_ends=((stream, 6),))
+    followed = bench.exports.find_wake_condition(commit.batch, bench.now)
+    assert followed == WakeCondition(needed_ends=((stream, 6),))
 
 
 # Freed and adopted leases
@@ -983,17 +983,17 @@ def test_export_that_was_added_after_the_start_adopts_no_lease(bench: Workbench)
     assert bench.commit(report(found)) == 0
 
 
-# Registry
+# ExportRegistry
 
 
-def make_registry(bench: Workbench) -> Registry:
+def make_registry(bench: Workbench) -> ExportRegistry:
     def make(stream: Stream, kind: str, config: ExportConfig) -> Export:
         return MessageExport(stream, kind, config, bench.dead_letters, 0.0)
 
-    return Registry(bench.streams, make)
+    return ExportRegistry(bench.streams, make)
 
 
-def names(registry: Registry) -> list[tuple[str, str]]:
+def names(registry: ExportRegistry) -> list[tuple[str, str]]:
     return [(export.stream.name, export.identifier) for export in registry]
 
 

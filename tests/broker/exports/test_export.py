@@ -11,8 +11,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from penstock.broker.exports.deliverable import Due
 from penstock.broker.exports.export import MessageExport, plan_due
+from penstock.broker.exports.work_source import Due
 from penstock.model.exporting import ExportState
 from tests.broker.exports.workbench import Workbench, failure, interim, report, skip, to_http
 
@@ -38,7 +38,7 @@ def deliver(bench: Workbench, **fields: Any) -> list[tuple[str, int, int]]:
 
 
 def seconds_to_wait(bench: Workbench) -> float:
-    return bench.outlook().at - bench.seconds
+    return bench.wake_condition().at - bench.seconds
 
 
 def state(bench: Workbench) -> str:
@@ -60,7 +60,7 @@ def test_export_begins_at_its_start_also_if_that_message_is_not_appended_yet(
 ) -> None:
     stream = bench.create("s", to_http(startSequenceNumber=7), 5)
     assert bench.plan() == []
-    assert bench.outlook().needed_ends == ((stream, 8),)
+    assert bench.wake_condition().needed_ends == ((stream, 8),)
     bench.append("s", 5)
     found = bench.plan_one()
     assert (found.first, found.end) == (7, 10)
@@ -364,10 +364,10 @@ def test_export_that_is_up_to_date_waits_for_its_next_moment(gathering: Workbenc
     deliver(gathering)
     gathering.wait(0.1)
     # A message does not wake the broker before that, unless a batch is full.
-    assert dict(gathering.outlook().needed_ends) == {stream: 5}
+    assert dict(gathering.wake_condition().needed_ends) == {stream: 5}
     assert seconds_to_wait(gathering) == pytest.approx(0.3)
     gathering.wait(0.3)
-    assert dict(gathering.outlook().needed_ends) == {stream: 2}
+    assert dict(gathering.wake_condition().needed_ends) == {stream: 2}
     assert seconds_to_wait(gathering) == math.inf
 
 
@@ -429,7 +429,7 @@ def test_full_batch_leaves_early(gathering: Workbench) -> None:
     deliver(gathering)
     gathering.append("s", 3)
     assert gathering.plan() == []
-    assert gathering.outlook().needed_ends == ((stream, 5),)
+    assert gathering.wake_condition().needed_ends == ((stream, 5),)
     gathering.append("s", 1)
     assert deliver(gathering) == [("s", 1, 5)]
 

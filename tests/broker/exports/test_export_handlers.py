@@ -15,7 +15,7 @@ import pytest
 
 from penstock.broker.access import Role, new_secret
 from penstock.broker.exports import progress as progress_module
-from penstock.broker.exports.deliverable import Holder
+from penstock.broker.exports.work_source import Holder
 from penstock.broker.handlers import now_millis
 from penstock.errors import (
     InvalidRequestException,
@@ -735,7 +735,7 @@ def test_final_report_of_files_is_accepted_when_it_is_stored(
         assert stored_progress(broker, name) == 0
 
 
-def test_plan_settles_its_reports_first(client: RawConnection, stream: str) -> None:
+def test_plan_accepts_its_reports_first(client: RawConnection, stream: str) -> None:
     append(client, stream, b"x")
     (found,) = plan(client)
     append(client, stream, b"y")
@@ -760,7 +760,7 @@ def test_delivery_that_a_plan_reports_is_counted(
     assert [each.stream for each in deliveries if each.holder.pipeline == "counting"] == [stream]
 
 
-def test_plan_settles_reports_of_files_before_it_is_answered(tmp_path: Path) -> None:
+def test_plan_stores_reports_of_files_before_it_is_answered(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         name = create(client, "s", exportDefinition=to_s3())
         append(client, name, json.dumps(task(0)).encode())

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.exports.deliverable import Holder
 from penstock.broker.exports.pipelines import FinishedDelivery, Pipeline, Pipelines, PipelineTask
+from penstock.broker.exports.work_source import Holder
 from penstock.model.exporting import (
     AnyWork,
     DeliveryReport,
@@ -67,7 +67,7 @@ class Bench:
         self.pipelines.note_report(Holder("p", task), report)
 
     def leave(self, name: str = "p", task: str = "t") -> None:
-        self.pipelines.note_departure(Holder(name, task))
+        self.pipelines.note_disconnect(Holder(name, task))
 
     @property
     def names(self) -> list[str]:

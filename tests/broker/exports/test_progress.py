@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.exports import progress
-from penstock.broker.exports.progress import ProgressWriter, Settlement
+from penstock.broker.exports.progress import ProgressWriter, ReportBatch
 from penstock.store.files import Disk as RealDisk
 from penstock.store.progress_log import ProgressLog, read_progress
 from penstock.store.rows import ExportProgress, UploadChange
@@ -34,12 +34,12 @@ from tests.faulty_disk import FaultyDisk
 from tests.support import TIMEOUT_S
 
 
-def test_settlement_of_nothing_changes_nothing() -> None:
-    settlement = Settlement()
-    assert (settlement.accepted(), settlement.progress()) == ([], {})
-    assert settlement.uploads() == ([], [])
-    assert settlement.is_final
-    assert not settlement.has_skipped
+def test_empty_batch_changes_nothing() -> None:
+    batch = ReportBatch()
+    assert (batch.accepted_leases(), batch.progress()) == ([], {})
+    assert batch.uploads() == ([], [])
+    assert batch.is_final
+    assert not batch.has_skipped
 
 
 def test_leases_of_accepted_reports_are_answered(bench: Workbench) -> None:
@@ -57,18 +57,18 @@ def test_repeated_reports_are_answered_with_the_others(bench: Workbench) -> None
         bench.create(name, to_http(), 1)
     first, second = bench.plan()
     bench.commit(report(first))
-    settlement = bench.begin_commit(report(first), report(second)).settlement
-    assert [each.lease.id for each in settlement.settled] == [second.lease]
-    assert [each.lease for _, each in settlement.repeated] == [first.lease]
-    assert settlement.accepted() == [second.lease, first.lease]
+    batch = bench.begin_commit(report(first), report(second)).batch
+    assert [each.lease.id for each in batch.accepted] == [second.lease]
+    assert [each.lease for _, each in batch.repeated] == [first.lease]
+    assert batch.accepted_leases() == [second.lease, first.lease]
 
 
 def test_progress_of_all_reports_is_stored_together(bench: Workbench) -> None:
     exports = {"http": [{"identifier": name, "uri": "http://127.0.0.1/"} for name in "ab"]}
     bench.create("s", exports, 4)
     bench.create("t", to_http(), 4)
-    settlement = bench.begin_commit(*map(report, bench.plan())).settlement
-    stored = {name: len(progress) for name, progress in settlement.progress().items()}
+    batch = bench.begin_commit(*map(report, bench.plan())).batch
+    stored = {name: len(progress) for name, progress in batch.progress().items()}
     assert stored == {"s": 2, "t": 1}
 
 
@@ -79,7 +79,7 @@ def test_uploads_of_all_reports_are_stored_together(bench: Workbench) -> None:
     bench.commit(interim(first, uploads=[upload(0, "ends")]))
     begun = [upload(1, "begins")]
     given = report(first, settled_end=1, uploads=begun), failure(second, abandoned=[upload(0, "x")])
-    change = bench.begin_commit(*given).settlement.uploads()
+    change = bench.begin_commit(*given).batch.uploads()
     assert [(each.upload.upload_id, each.is_abandoned) for each in change.stored] == [
         ("begins", False),
         ("x", True),
@@ -87,11 +87,11 @@ def test_uploads_of_all_reports_are_stored_together(bench: Workbench) -> None:
     assert len(change.removed) == 1
 
 
-def test_settlement_with_an_interim_report_is_not_final(bench: Workbench) -> None:
+def test_batch_with_an_interim_report_is_not_final(bench: Workbench) -> None:
     for name in "ab":
         bench.create(name, to_http(), 1)
     first, second = bench.plan()
-    assert not bench.begin_commit(report(first), interim(second)).settlement.is_final
+    assert not bench.begin_commit(report(first), interim(second)).batch.is_final
 
 
 def test_interim_report_whose_messages_cannot_be_kept_loses_its_lease(bench: Workbench) -> None:
@@ -120,8 +120,8 @@ def test_final_report_whose_messages_cannot_be_kept_is_accepted(bench: Workbench
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     commit = bench.begin_commit(report(found, skipped=[skip(1)]))
-    assert not commit.settlement.has_skipped
-    assert commit.settlement.accepted() == [found.lease]
+    assert not commit.batch.has_skipped
+    assert commit.batch.accepted_leases() == [found.lease]
 
 
 def test_reports_of_files_are_accepted_only_when_they_are_stored(bench: Workbench) -> None:
@@ -129,10 +129,10 @@ def test_reports_of_files_are_accepted_only_when_they_are_stored(bench: Workbenc
     bench.create("messages", to_http(), 1)
     found = {each.stream: each for each in bench.plan()}
     reports = [report(each) for each in found.values()]
-    settlement = bench.begin_commit(*reports).settlement
-    assert not settlement.may_be_stored_later
-    assert settlement.accepted(are_stored=False) == [found["messages"].lease]
-    assert set(settlement.accepted()) == {each.lease for each in found.values()}
+    batch = bench.begin_commit(*reports).batch
+    assert not batch.may_be_stored_later
+    assert batch.accepted_leases(are_stored=False) == [found["messages"].lease]
+    assert set(batch.accepted_leases()) == {each.lease for each in found.values()}
 
 
 # The writer

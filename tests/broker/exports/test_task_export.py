@@ -352,7 +352,7 @@ def test_failed_abort_is_retried_after_growing_pauses(bench: Workbench) -> None:
     for _ in range(4):
         bench.commit(failure(bench.plan_abort()))
         assert bench.plan() == []
-        waited.append(bench.outlook().at - bench.seconds)
+        waited.append(bench.wake_condition().at - bench.seconds)
         bench.wait(waited[-1])
     assert waited == sorted(waited)
     assert 0.3 < waited[0] <= 0.5
@@ -400,7 +400,7 @@ def test_aborts_outlive_their_stream_and_the_broker(bench: Workbench) -> None:
 def test_tokens_that_do_not_see_the_stream_get_no_aborts(bench: Workbench) -> None:
     abandon(bench, upload(0))
     assert bench.plan(sees=lambda name: name != "s") == []
-    assert bench.outlook(sees=lambda name: name != "s").at == math.inf
+    assert bench.wake_condition(sees=lambda name: name != "s").at == math.inf
     assert len(bench.plan(sees=lambda name: name == "s")) == 1
 
 
@@ -416,7 +416,7 @@ def test_one_task_at_a_time_has_an_abort(bench: Workbench) -> None:
     abandon(bench, upload(0))
     found = bench.plan_abort(task="a")
     assert bench.plan(task="b") == []
-    assert bench.outlook(task="b").at == bench.seconds + 10
+    assert bench.wake_condition(task="b").at == bench.seconds + 10
     again = bench.plan_abort(task="a")
     assert bench.commit(report(found)) == 0
     bench.wait(10)
@@ -437,10 +437,10 @@ def test_lease_of_an_abort_is_renewed(bench: Workbench) -> None:
 def test_leases_of_a_disconnected_task_end_after_a_moment(bench: Workbench) -> None:
     abandon(bench, upload(0))
     bench.plan_abort(task="a", lease_millis=600_000)
-    bench.depart("other")
+    bench.disconnect("other")
     bench.wait(5)
     assert bench.plan(task="b") == []
-    bench.depart("a")
+    bench.disconnect("a")
     bench.wait(3)
     assert len(bench.plan(task="b")) == 1
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.deliverable import Holder
-from penstock.broker.exports.engine import Exports, Outlook, Plan
+from penstock.broker.exports.engine import Exports, Plan, WakeCondition
 from penstock.broker.exports.export import Export
-from penstock.broker.exports.progress import Settlement
+from penstock.broker.exports.progress import ReportBatch
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.exports.task_export import TaskExport
+from penstock.broker.exports.work_source import Holder
 from penstock.broker.streams import Stream, Streams
 from penstock.model import MessageStreamDefinition, from_wire
 from penstock.model.exporting import (
@@ -125,7 +125,7 @@ def _never(*_: object) -> _Timer:
 class Commit(NamedTuple):
     """Reports on their way to the disk."""
 
-    settlement: Settlement
+    batch: ReportBatch
     change: ProgressChange
 
 
@@ -252,7 +252,7 @@ class Workbench:
     def ask(self, *, sees: Callable[[str], bool] = lambda _: True, **fields: Any) -> Plan:
         return self._ask(sees, **fields)[0]
 
-    def _ask(self, sees: Callable[[str], bool], **fields: Any) -> tuple[Plan, Outlook]:
+    def _ask(self, sees: Callable[[str], bool], **fields: Any) -> tuple[Plan, WakeCondition]:
         return self.exports.plan(self.request(**fields), sees, self.now)
 
     def plan(self, **fields: Any) -> list[AnyWork]:
@@ -276,38 +276,40 @@ class Workbench:
         assert isinstance(found, UploadAbort)
         return found
 
-    def outlook(self, *, sees: Callable[[str], bool] = lambda _: True, **fields: Any) -> Outlook:
+    def wake_condition(
+        self, *, sees: Callable[[str], bool] = lambda _: True, **fields: Any
+    ) -> WakeCondition:
         """What a task waits for, another one than usual: the leases of that one stay."""
         return self._ask(sees, **{"task": "other", **fields})[1]
 
-    def depart(self, task: str = "t", pipeline: str = "p") -> None:
-        self.exports.depart(Holder(pipeline, task))
+    def disconnect(self, task: str = "t", pipeline: str = "p") -> None:
+        self.exports.note_disconnect(Holder(pipeline, task))
 
     def begin_commit(self, *reports: DeliveryReport) -> Commit:
         if self.dead_letters.needs_stream(reports):
             asyncio.run(self.dead_letters.create_stream())
-        settlement = self.exports.settle(reports, self.now)
-        change = self.store.change_progress(settlement.progress(), settlement.uploads())
-        return Commit(settlement, change)
+        batch = self.exports.accept(reports, self.now)
+        change = self.store.change_progress(batch.progress(), batch.uploads())
+        return Commit(batch, change)
 
     def finish_commit(self, commit: Commit) -> None:
         self.statuses.sync()()
         commit.change.store()
         commit.change.apply()
-        self.exports.apply(commit.settlement)
+        self.exports.apply(commit.batch)
 
     def cancel_commit(self, commit: Commit) -> None:
         """The disk has failed."""
-        self.exports.cancel(commit.settlement)
+        self.exports.cancel(commit.batch)
 
     def commit(self, *reports: DeliveryReport) -> int:
-        """Settles as the broker does; the number of reports that changed something."""
+        """Accepts and applies reports as the broker does; returns how many changed something."""
         commit = self.begin_commit(*reports)
         self.finish_commit(commit)
-        return len(commit.settlement.settled)
+        return len(commit.batch.accepted)
 
     def accepted(self, *reports: DeliveryReport) -> list[str]:
-        """Settles as the broker does; the leases that are answered."""
+        """Accepts and applies reports as the broker does; returns the accepted leases."""
         commit = self.begin_commit(*reports)
         self.finish_commit(commit)
-        return commit.settlement.accepted()
+        return commit.batch.accepted_leases()

@@ -18,21 +18,21 @@ from penstock.broker.counters import ExportTotals
 from penstock.broker.exports.bandwidth import Bandwidth
 from penstock.broker.exports.cancellations import Cancellations
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.deliverable import (
-    Deliverable,
-    Holder,
-    Lease,
-    LeaseId,
-    SlicePlan,
-)
 from penstock.broker.exports.export import Export, MessageExport
-from penstock.broker.exports.progress import Settlement
+from penstock.broker.exports.progress import ReportBatch
 from penstock.broker.exports.statuses import Statuses
 from penstock.broker.exports.task_export import (
     AbandonedUpload,
     AbandonedUploads,
     TaskExport,
     ended_tasks,
+)
+from penstock.broker.exports.work_source import (
+    Holder,
+    Lease,
+    LeaseId,
+    SlicePlan,
+    WorkSource,
 )
 from penstock.broker.streams import Stream, Streams
 from penstock.model import ExportConfig, MessageStreamDefinition
@@ -50,7 +50,7 @@ _GRACE_SECONDS = 3.0
 _UNKNOWN = Holder("", "")
 
 
-class Outlook(NamedTuple):
+class WakeCondition(NamedTuple):
     """What a task waits for when nothing is due."""
 
     # On the loop's clock.
@@ -61,7 +61,7 @@ class Outlook(NamedTuple):
 
 class Plan(NamedTuple):
     work: list[AnyWork]
-    # The number of deliverables that are due and that no task has.
+    # The number of sources that are due and that no task has.
     waiting: int
     # Leases that the task no longer holds.
     lost: list[str]
@@ -96,7 +96,7 @@ class Exports:
         self.totals: defaultdict[str, ExportTotals] = defaultdict(ExportTotals)
         # Part of the leases of this run of the broker.
         self._run_id = secrets.token_hex(4)
-        self._registry = Registry(streams, self._make)
+        self._registry = ExportRegistry(streams, self._make)
         self._abandoned = AbandonedUploads(store, statuses)
         self._cancellations = Cancellations(
             self._registry.of, statuses, self._abandoned, now_millis
@@ -127,7 +127,7 @@ class Exports:
         exports = self._registry.of(stream).items()
         return {name: export.activity(now, now_millis) for name, export in exports}
 
-    def _deliverables(self) -> Iterator[Deliverable]:
+    def _sources(self) -> Iterator[WorkSource]:
         yield from self._registry
         yield from self._abandoned
 
@@ -143,23 +143,23 @@ class Exports:
         now_millis: int,
         *,
         leases: bool = True,
-    ) -> tuple[Plan, Outlook]:
+    ) -> tuple[Plan, WakeCondition]:
         """Renews the leases that the task holds, frees its others, and leases what is due.
 
-        The outlook says what to wait for if nothing is due.
+        The condition says what to wait for if nothing is due.
         """
         now = self._clock()
         holder = Holder(request.pipeline, request.task)
         ends_at = now + request.lease_millis / 1000
         renewed = self._renew(holder, request.holding, ends_at, sees)
         if not leases or self.suspension:
-            return renewed, Outlook()
+            return renewed, WakeCondition()
         for export in self._task_exports():
             if not export.is_leased(now):
                 self._cancellations.release_dropped(export)
         max_priority = request.max_priority or math.inf
-        seen = (each for each in self._deliverables() if sees(each.stream_name))
-        found, outlook = self._survey(seen, now, now_millis, max_priority)
+        seen = (each for each in self._sources() if sees(each.stream_name))
+        found, condition = self._find_due(seen, now, now_millis, max_priority)
         work: list[AnyWork] = []
         waiting = 0
         room = request.max_bytes
@@ -177,23 +177,25 @@ class Exports:
             self.bandwidth.charge(each.priority, planned.wire_bytes)
             work.append(self._lease(each, planned, holder, ends_at, now))
         can_lease = request.max_slices and request.max_bytes
-        return renewed._replace(work=work, waiting=waiting), outlook if can_lease else Outlook()
+        return renewed._replace(
+            work=work, waiting=waiting
+        ), condition if can_lease else WakeCondition()
 
-    def _survey(
+    def _find_due(
         self,
-        deliverables: Iterable[Deliverable],
+        sources: Iterable[WorkSource],
         now: float,
         now_millis: int,
         max_priority: float = math.inf,
-    ) -> tuple[list[tuple[Deliverable, int]], Outlook]:
-        """What may be leased now, with the end of the messages that are due; and the outlook.
+    ) -> tuple[list[tuple[WorkSource, int]], WakeCondition]:
+        """What may be leased now, with the end of the messages that are due; and the condition.
 
-        The outlook does not contain deliverables above the max priority.
+        The condition does not contain sources above the max priority.
         """
         found = []
         at = math.inf
         needed: dict[Stream, int] = {}
-        for each in deliverables:
+        for each in sources:
             is_awaited = each.priority <= max_priority
             free_at = each.free_at()
             if free_at > now:
@@ -217,21 +219,21 @@ class Exports:
             # Uploads to be aborted are always due.
             assert isinstance(each, Export)
             needed[each.stream] = min(needed.get(each.stream, due.needed_end), due.needed_end)
-        return found, Outlook(at, tuple(needed.items()))
+        return found, WakeCondition(at, tuple(needed.items()))
 
-    def follow(self, settlement: Settlement, now_millis: int) -> Outlook | None:
+    def find_wake_condition(self, batch: ReportBatch, now_millis: int) -> WakeCondition | None:
         """What to wait for after these reports; None if something may be due now."""
         # Tasks may have left uploads to be aborted, and a report may give bandwidth back.
-        if self.bandwidth.is_limited or not settlement.may_be_stored_later:
+        if self.bandwidth.is_limited or not batch.may_be_stored_later:
             return None
-        settled = [each.deliverable for each in settlement.settled]
+        sources = [each.source for each in batch.accepted]
         # Exports that were removed meanwhile have no progress.
-        served = filter(self._is_served, settled)
-        found, outlook = self._survey(served, self._clock(), now_millis)
-        return None if found else outlook
+        served = filter(self._is_served, sources)
+        found, condition = self._find_due(served, self._clock(), now_millis)
+        return None if found else condition
 
     def _lease(
-        self, each: Deliverable, planned: SlicePlan, holder: Holder, ends_at: float, now: float
+        self, each: WorkSource, planned: SlicePlan, holder: Holder, ends_at: float, now: float
     ) -> AnyWork:
         self._turns += 1
         first, end = each.next_number, planned.end
@@ -263,39 +265,39 @@ class Exports:
                 lost.append(lease_id)
         held = set(holding)
         frees_leases = False
-        for each in self._deliverables():
+        for each in self._sources():
             is_other = each.lease is not None and each.lease.id not in held
             if is_other and sees(each.stream_name):
                 frees_leases |= each.end_lease(holder)
         return Plan([], 0, lost, tuple(ending), frees_leases)
 
-    def _find(self, lease_id: str) -> Deliverable | None:
-        """The deliverable of a lease, also of one that has ended."""
+    def _find(self, lease_id: str) -> WorkSource | None:
+        """The source of a lease, also of one that has ended."""
         name = lease_id.rsplit("/", 2)[0]
-        found: Deliverable | None = self._registry.by_name.get(name)
+        found: WorkSource | None = self._registry.by_name.get(name)
         return found or next((each for each in self._abandoned if each.name == name), None)
 
-    def find_lease(self, lease_id: str) -> Deliverable | None:
-        """The deliverable of a lease that a task holds."""
+    def find_lease(self, lease_id: str) -> WorkSource | None:
+        """The source of a lease that a task holds."""
         found = self._find(lease_id)
         if found is None:
             return None
         found.adopt_lease(lease_id, _UNKNOWN, self._clock() + _GRACE_SECONDS)
         return found if found.holds(lease_id) else None
 
-    def depart(self, holder: Holder) -> None:
+    def note_disconnect(self, holder: Holder) -> None:
         """The connection of a task is closed. Unless it reconnects, its leases end."""
-        for each in self._deliverables():
+        for each in self._sources():
             each.end_lease(holder, self._clock() + _GRACE_SECONDS)
 
     # Reports
 
-    def settle(self, reports: Sequence[DeliveryReport], now_millis: int) -> Settlement:
+    def accept(self, reports: Sequence[DeliveryReport], now_millis: int) -> ReportBatch:
         """Accepts reports, to be stored and then applied, or canceled if that fails.
 
         A report is refused if the export was removed, or if another task has the lease.
         """
-        settlement = Settlement()
+        batch = ReportBatch()
         for report in reports:
             found = self._find(report.lease)
             # The names were checked against the token of the task.
@@ -304,17 +306,17 @@ class Exports:
                 report.identifier,
             ):
                 if found.is_repeated(report):
-                    settlement.repeated.append((found, report))
+                    batch.repeated.append((found, report))
                     continue
                 ends_at = self._clock() + _GRACE_SECONDS
                 found.adopt_lease(report.lease, _UNKNOWN, ends_at, report.first)
                 try:
-                    settled = found.settle(report, now_millis)
+                    accepted = found.accept(report, now_millis)
                 except BaseException:
-                    self.cancel(settlement)
+                    self.cancel(batch)
                     raise
-                if settled is not None:
-                    settlement.settled.append(settled)
+                if accepted is not None:
+                    batch.accepted.append(accepted)
                     continue
             logger.info(
                 "stream %r, export %r: a late report from %d on is ignored",
@@ -322,40 +324,40 @@ class Exports:
                 report.identifier,
                 report.first,
             )
-        return settlement
+        return batch
 
-    def apply(self, settlement: Settlement) -> None:
-        """The settlement is stored, or logged to be stored soon."""
+    def apply(self, batch: ReportBatch) -> None:
+        """The batch is stored, or logged to be stored soon."""
         now = self._clock()
-        for settled in settlement.settled:
-            each = settled.deliverable
-            self.totals[each.kind].add(settled.report)
-            self.bandwidth.charge(each.priority, settled.uncharged_bytes)
-            each.apply(settled, now, random.random())  # noqa: S311 - no secret
+        for accepted in batch.accepted:
+            each = accepted.source
+            self.totals[each.kind].add(accepted.report)
+            self.bandwidth.charge(each.priority, accepted.uncharged_bytes)
+            each.apply(accepted, now, random.random())  # noqa: S311 - no secret
             is_served = self._is_served(each)
             if isinstance(each, AbandonedUpload):
-                self._abandoned.remove(settled.ended)
+                self._abandoned.remove(accepted.ended)
             elif isinstance(each, TaskExport):
-                self._abandoned.add(settled.abandoned)
-                ended = ended_tasks(settled.report)
-                self._cancellations.cancel_dropped(each, ended, is_leased=not settled.ends_lease)
+                self._abandoned.add(accepted.abandoned)
+                ended = ended_tasks(accepted.report)
+                self._cancellations.cancel_dropped(each, ended, is_leased=not accepted.ends_lease)
                 if not is_served:
                     # It was removed or moved while the report was stored.
                     self._abandoned.abandon(each.track(each.uploads, are_abandoned=True))
-            if not settled.given.is_final and (settled.ends_lease or not is_served):
+            if not accepted.sent.is_final and (accepted.ends_lease or not is_served):
                 # The task must not begin an upload that is about to be aborted.
-                settlement.lost.add(settled.lease.id)
+                batch.lost.add(accepted.lease.id)
 
-    def _is_served(self, each: Deliverable) -> bool:
+    def _is_served(self, each: WorkSource) -> bool:
         return not isinstance(each, Export) or self._registry.has(each)
 
-    def cancel(self, settlement: Settlement) -> None:
-        """The settlement could not be stored: its reports may be sent again."""
-        for settled in settlement.settled:
-            settled.deliverable.cancel_settling()
+    def cancel(self, batch: ReportBatch) -> None:
+        """The batch could not be stored: its reports may be sent again."""
+        for accepted in batch.accepted:
+            accepted.source.cancel_storing()
 
 
-class Registry:
+class ExportRegistry:
     """The exports of all streams. Each is kept from one definition of its stream to the next."""
 
     def __init__(

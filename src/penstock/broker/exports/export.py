@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.deliverable import (
+from penstock.broker.exports.work_source import (
     NO_PRIORITY,
-    Deliverable,
+    AcceptedReport,
     Due,
     Lease,
     LeaseId,
-    Settled,
     SlicePlan,
+    WorkSource,
 )
 from penstock.broker.streams import Stream
 from penstock.model import ExportConfig
@@ -41,7 +41,7 @@ _DEFAULT_OVERHEAD = 1.5
 _MAX_OVERHEAD = 100.0
 
 
-class Export(Deliverable):
+class Export(WorkSource):
     """One export of one stream. It is kept when its configuration changes.
 
     An export that is moved is replaced by another one, whose id differs: leases of messages at the
@@ -137,10 +137,10 @@ class Export(Deliverable):
 
     # Reports
 
-    def find_changes(self, settled: Settled, now_millis: int) -> Settled:
-        report = self.within_lease(settled.report, settled.lease)
+    def find_changes(self, accepted: AcceptedReport, now_millis: int) -> AcceptedReport:
+        report = self.within_lease(accepted.report, accepted.lease)
         report = self._dead_letters.keep(self.stream, report, now_millis)
-        return settled._replace(report=report, progress=self._advance(report, now_millis))
+        return accepted._replace(report=report, progress=self._advance(report, now_millis))
 
     def within_lease(self, report: DeliveryReport, lease: Lease) -> DeliveryReport:
         """The report without messages outside of its lease."""
@@ -167,9 +167,9 @@ class Export(Deliverable):
             skipped_messages=_add(progress.skipped_messages, skipped),
         )
 
-    def apply(self, settled: Settled, now: float, chance: float) -> None:
-        super().apply(settled, now, chance)
-        report = settled.report
+    def apply(self, accepted: AcceptedReport, now: float, jitter: float) -> None:
+        super().apply(accepted, now, jitter)
+        report = accepted.report
         self.arrived = sorted(report.arrived)
         self._lost += report.missing
         if report.missing:
@@ -295,9 +295,9 @@ class MessageExport(Export):
     def describe(self, lease: Lease) -> MessageSlice:
         return MessageSlice(**self.slice_fields(lease))
 
-    def apply(self, settled: Settled, now: float, chance: float) -> None:
-        super().apply(settled, now, chance)
-        report = settled.report
+    def apply(self, accepted: AcceptedReport, now: float, jitter: float) -> None:
+        super().apply(accepted, now, jitter)
+        report = accepted.report
         # The bytes of failed calls are not known.
         if report.exported_bytes and report.sent_bytes and not report.error:
             self._overhead = min(report.sent_bytes / report.exported_bytes, _MAX_OVERHEAD)

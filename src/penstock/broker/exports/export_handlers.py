@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeAlias
 
 from penstock.broker.access import Access
 from penstock.broker.bulk import BrokerLocation
-from penstock.broker.exports.deliverable import Holder
-from penstock.broker.exports.engine import Exports, Outlook, Plan
+from penstock.broker.exports.engine import Exports, Plan, WakeCondition
 from penstock.broker.exports.pipelines import Pipelines
-from penstock.broker.exports.progress import ProgressWriter, Settlement
+from penstock.broker.exports.progress import ProgressWriter, ReportBatch
+from penstock.broker.exports.work_source import Holder
 from penstock.broker.streams import Streams
 from penstock.broker.waiting import Waiter, Waiters, seconds_to_wait
 from penstock.errors import StreamManagerException, UnknownFailureException
@@ -45,7 +45,7 @@ class ExportCall(Protocol):
     def allow_seconds(self, seconds: float) -> None: ...
     def work(self, steps: Iterator[None]) -> None: ...
     def on_close(self, cancel: Callable[[], object]) -> None: ...
-    def on_departure(self, key: Hashable, say_farewell: Callable[[], object]) -> None: ...
+    def on_departure(self, key: Hashable, callback: Callable[[], object]) -> None: ...
 
 
 class ExportHandlers:
@@ -66,7 +66,7 @@ class ExportHandlers:
         self._location = location
         self._now_millis = now_millis
         self.progress = ProgressWriter(store.progress_log, executor, self._suspend)
-        exports.bandwidth.on_change = self.look_again
+        exports.bandwidth.on_change = self.recheck_plans
         # Creations of the dead-letter stream.
         self._creations: set[asyncio.Task[None]] = set()
         # The last request of each connected task.
@@ -94,34 +94,34 @@ class ExportHandlers:
         if before is not None:
             plan_call.known_ending = before.known_ending
             # It may be pending on a connection that the task has lost.
-            before.look_soon()
+            before.recheck_soon()
         if request.stops:
             self._stopping.add(request.pipeline)
-            self.look_again()
+            self.recheck_plans()
         if request.max_slices:
             # Deliveries whose reports the request contains are not forgotten yet.
             reported = [report.lease for report in request.reports]
             self._pipelines.note_request(holder, [*request.holding, *reported], request.about)
-        call.on_departure(holder, lambda: self._depart(plan_call))
+        call.on_departure(holder, lambda: self._note_disconnect(plan_call))
         if request.reports:
-            self._settle(request.reports, lambda _: plan_call.start(), call.fail)
+            self._accept_reports(request.reports, lambda _: plan_call.start(), call.fail)
         else:
             plan_call.start()
 
-    def _answer(self, plan_call: _PlanCall, may_be_empty: bool) -> Outlook | None:
+    def _answer(self, plan_call: _PlanCall, may_be_empty: bool) -> WakeCondition | None:
         """Answers if something is due; otherwise returns what to wait for."""
         request, call = plan_call.request, plan_call.call
         stops = request.pipeline in self._stopping
         plan = Plan([], 0, [])
         if self._latest.get(plan_call.holder) is plan_call:
-            plan, outlook = self._exports.plan(
+            plan, condition = self._exports.plan(
                 request, call.access.sees, self._now_millis(), leases=not stops
             )
             if plan.frees_leases:
-                self.look_again()
+                self.recheck_plans()
             has_paused = not set(plan.ending) <= set(plan_call.known_ending)
             if not (plan.work or plan.lost or has_paused or stops or may_be_empty):
-                return outlook
+                return condition
             plan_call.known_ending = plan.ending
             self._pipelines.note_work(plan_call.holder, plan.work)
         call.succeed(
@@ -136,27 +136,27 @@ class ExportHandlers:
         )
         return None
 
-    def _depart(self, plan_call: _PlanCall) -> None:
+    def _note_disconnect(self, plan_call: _PlanCall) -> None:
         holder = plan_call.holder
         # Unless it has reconnected already.
         if self._latest.get(holder) is plan_call:
             del self._latest[holder]
-            self._exports.depart(holder)
-            self._pipelines.note_departure(holder)
+            self._exports.note_disconnect(holder)
+            self._pipelines.note_disconnect(holder)
             if not any(each.pipeline == holder.pipeline for each in self._latest):
                 self._stopping.discard(holder.pipeline)
-            self.look_again()
+            self.recheck_plans()
 
-    def look_again(self) -> None:
+    def recheck_plans(self) -> None:
         """Something has changed that may make work due."""
         for plan_call in self._latest.values():
-            plan_call.look_soon()
+            plan_call.recheck_soon()
 
     def _suspend(self, error: str) -> None:
         """Exports are suspended because of an error; without one they continue."""
         self._exports.suspension = error
         if not error:
-            self.look_again()
+            self.recheck_plans()
 
     # Bandwidth
 
@@ -190,19 +190,23 @@ class ExportHandlers:
     def _commit(self, call: ExportCall, request: CommitExportsRequest) -> None:
         call.access.require(request.operation)
         self._require_access(call, request.reports)
-        self._settle(request.reports, lambda leases: call.succeed(accepted=leases), call.fail)
+        self._accept_reports(
+            request.reports, lambda leases: call.succeed(accepted=leases), call.fail
+        )
 
     def _require_access(self, call: ExportCall, reports: Sequence[DeliveryReport]) -> None:
         for report in reports:
             call.access.require(Operation.CommitExports, report.stream)
 
-    def _settle(self, reports: Sequence[DeliveryReport], succeed: _Succeed, fail: _Fail) -> None:
+    def _accept_reports(
+        self, reports: Sequence[DeliveryReport], succeed: _Succeed, fail: _Fail
+    ) -> None:
         """Calls `succeed` with the leases of the accepted reports, or `fail`."""
         if not self._exports.dead_letters.needs_stream(reports):
             self._store_reports(reports, succeed, fail)
             return
 
-        async def create_and_settle() -> None:
+        async def create_and_accept() -> None:
             try:
                 await self._exports.dead_letters.create_stream()
                 self._store_reports(reports, succeed, fail)
@@ -210,20 +214,20 @@ class ExportHandlers:
                 logger.exception("a report of exports failed")
                 fail(UnknownFailureException("the server failed; its log says how"))
 
-        task = asyncio.get_running_loop().create_task(create_and_settle())
+        task = asyncio.get_running_loop().create_task(create_and_accept())
         self._creations.add(task)
         task.add_done_callback(self._creations.discard)
 
     def _store_reports(
         self, reports: Sequence[DeliveryReport], succeed: _Succeed, fail: _Fail
     ) -> None:
-        settlement = self._exports.settle(reports, self._now_millis())
-        if not settlement.settled:
-            succeed(settlement.accepted(are_stored=not self.progress.error))
+        batch = self._exports.accept(reports, self._now_millis())
+        if not batch.accepted:
+            succeed(batch.accepted_leases(are_stored=not self.progress.error))
             return
-        change = self._store.change_progress(settlement.progress(), settlement.uploads())
-        syncs = [self._exports.dead_letters.sync()] if settlement.has_skipped else []
-        if not settlement.may_be_stored_later:
+        change = self._store.change_progress(batch.progress(), batch.uploads())
+        syncs = [self._exports.dead_letters.sync()] if batch.has_skipped else []
+        if not batch.may_be_stored_later:
             syncs.append(self._exports.statuses.sync())
 
         def sync() -> None:
@@ -232,34 +236,34 @@ class ExportHandlers:
 
         def finish(error: BaseException | None) -> bool:
             # An upload has to be on the disk before it is created: such a report is not kept.
-            is_kept = isinstance(error, (OSError, sqlite3.Error)) and settlement.is_final
+            is_kept = isinstance(error, (OSError, sqlite3.Error)) and batch.is_final
             if error is not None and not is_kept:
-                self._exports.cancel(settlement)
-                self.look_again()
+                self._exports.cancel(batch)
+                self.recheck_plans()
                 fail(_explain(error))
                 return False
             change.apply()
-            self._exports.apply(settlement)
-            for each in settlement.settled:
-                self._pipelines.note_report(each.lease.holder, each.given)
-            succeed(settlement.accepted(are_stored=error is None))
-            self._follow(settlement)
+            self._exports.apply(batch)
+            for each in batch.accepted:
+                self._pipelines.note_report(each.lease.holder, each.sent)
+            succeed(batch.accepted_leases(are_stored=error is None))
+            self._update_pending_plans(batch)
             return is_kept
 
-        if settlement.may_be_stored_later:
+        if batch.may_be_stored_later:
             self.progress.store_later(change, sync)
             finish(None)
         else:
             self.progress.store_now(change, sync, finish)
 
-    def _follow(self, settlement: Settlement) -> None:
+    def _update_pending_plans(self, batch: ReportBatch) -> None:
         """Pending plans wait for the next messages of exports whose reports are stored."""
-        outlook = self._exports.follow(settlement, self._now_millis())
-        if outlook is None:
-            self.look_again()
+        condition = self._exports.find_wake_condition(batch, self._now_millis())
+        if condition is None:
+            self.recheck_plans()
             return
         for plan_call in self._latest.values():
-            plan_call.wait_also(outlook)
+            plan_call.extend_wait(condition)
 
 
 def _explain(error: BaseException) -> UnknownFailureException:
@@ -276,7 +280,7 @@ class _PlanCall:
         call: ExportCall,
         request: PlanExportsRequest,
         streams: Streams,
-        answer: Callable[[_PlanCall, bool], Outlook | None],
+        answer: Callable[[_PlanCall, bool], WakeCondition | None],
     ) -> None:
         """`answer` answers the call if something is due, or in any case if it may be empty."""
         self.call = call
@@ -292,30 +296,30 @@ class _PlanCall:
         self._timer: asyncio.TimerHandle | None = None
         self._is_pending = False
         self._is_late = not request.wait_millis
-        self._looks_soon = False
+        self._rechecks_soon = False
 
     def start(self) -> None:
-        outlook = self._answer(self, self._is_late)
-        if outlook is not None:
+        condition = self._answer(self, self._is_late)
+        if condition is not None:
             self._is_pending = True
             self.call.allow_seconds(self.request.wait_millis / 1000)
             self.call.on_close(self._cancel)
-            self._wait(outlook)
+            self._wait(condition)
 
-    def _wait(self, outlook: Outlook) -> None:
+    def _wait(self, condition: WakeCondition) -> None:
         self._add(self._streams.changes, self._streams.changed + 1)
-        self.wait_also(outlook._replace(at=min(outlook.at, self._deadline)))
+        self.extend_wait(condition._replace(at=min(condition.at, self._deadline)))
 
-    def wait_also(self, outlook: Outlook) -> None:
+    def extend_wait(self, condition: WakeCondition) -> None:
         """If it is pending: look again when something may be due."""
         if not self._is_pending:
             return
-        for stream, end in outlook.needed_ends:
+        for stream, end in condition.needed_ends:
             self._add(stream.waiters, end)
-        if self._timer is None or outlook.at < self._timer.when():
+        if self._timer is None or condition.at < self._timer.when():
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(outlook.at, self.look_soon)
+            self._timer = self._loop.call_at(condition.at, self.recheck_soon)
 
     def _add(self, waiters: Waiters, end: int) -> None:
         waiter = Waiter(end, self._wake, is_reader=False)
@@ -325,24 +329,24 @@ class _PlanCall:
     def _wake(self, reached: bool) -> None:
         # A stream was deleted, or the broker stops.
         self._is_late = self._is_late or not reached
-        self.look_soon()
+        self.recheck_soon()
 
-    def look_soon(self) -> None:
+    def recheck_soon(self) -> None:
         """Looks in a later turn of the loop: this one belongs to an append."""
-        if self._is_pending and not self._looks_soon:
-            self._looks_soon = True
-            self.call.work(self._look())
+        if self._is_pending and not self._rechecks_soon:
+            self._rechecks_soon = True
+            self.call.work(self._recheck())
 
-    def _look(self) -> Iterator[None]:
-        self._looks_soon = False
+    def _recheck(self) -> Iterator[None]:
+        self._rechecks_soon = False
         self._stop_waiting()
         if self._is_pending:
             is_late = self._is_late or self._loop.time() >= self._deadline
-            outlook = self._answer(self, is_late)
-            if outlook is None:
+            condition = self._answer(self, is_late)
+            if condition is None:
                 self._is_pending = False
             else:
-                self._wait(outlook)
+                self._wait(condition)
         yield from ()
 
     def _stop_waiting(self) -> None:

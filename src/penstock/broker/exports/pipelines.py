@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from penstock.broker.counters import Durations
-from penstock.broker.exports.deliverable import Holder
+from penstock.broker.exports.work_source import Holder
 from penstock.model.export_definition import S3_TASK_EXECUTOR
 from penstock.model.exporting import (
     AnyWork,
@@ -166,7 +166,7 @@ class Pipelines:
         delivery = FinishedDelivery(holder, kind, *export, messages, started, seconds, report.error)
         self._deliveries[kind].append(delivery)
 
-    def note_departure(self, holder: Holder) -> None:
+    def note_disconnect(self, holder: Holder) -> None:
         """The connection of a task is closed; it may reconnect."""
         task = self._find(holder)
         if task is None:

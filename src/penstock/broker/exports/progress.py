@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
-from penstock.broker.exports.deliverable import Deliverable, Settled
+from penstock.broker.exports.work_source import AcceptedReport, WorkSource
 from penstock.model.exporting import DeliveryReport
 from penstock.store.progress_log import ProgressLog
 from penstock.store.rows import ExportProgress, UploadChange
@@ -22,54 +22,54 @@ _STORE_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
 
 
-class Settlement:
+class ReportBatch:
     """Accepted reports of one request, to be applied and stored, or canceled if that fails."""
 
     def __init__(self) -> None:
-        self.settled: list[Settled] = []
+        self.accepted: list[AcceptedReport] = []
         # Reports that were accepted before and were sent again.
-        self.repeated: list[tuple[Deliverable, DeliveryReport]] = []
+        self.repeated: list[tuple[WorkSource, DeliveryReport]] = []
         # Leases that end with an interim report: the export was removed or moved meanwhile, or the
         # dead-letter stream did not accept messages.
         self.lost: set[str] = set()
 
-    def accepted(self, *, are_stored: bool = True) -> list[str]:
+    def accepted_leases(self, *, are_stored: bool = True) -> list[str]:
         """The leases of accepted reports.
 
         After a report is accepted, a task deletes files and creates uploads: a report about files
         has to be stored first.
         """
-        found = [*((each.deliverable, each.given) for each in self.settled), *self.repeated]
+        found = [*((each.source, each.sent) for each in self.accepted), *self.repeated]
         return [
             report.lease
-            for deliverable, report in found
-            if report.lease not in self.lost and (are_stored or not deliverable.delivers_files)
+            for source, report in found
+            if report.lease not in self.lost and (are_stored or not source.delivers_files)
         ]
 
     @property
     def may_be_stored_later(self) -> bool:
-        return not any(each.deliverable.delivers_files for each in self.settled)
+        return not any(each.source.delivers_files for each in self.accepted)
 
     @property
     def has_skipped(self) -> bool:
-        return any(each.report.skipped for each in self.settled)
+        return any(each.report.skipped for each in self.accepted)
 
     @property
     def is_final(self) -> bool:
-        return all(each.given.is_final for each in self.settled)
+        return all(each.sent.is_final for each in self.accepted)
 
     def progress(self) -> dict[str, list[ExportProgress]]:
         """By the name of the stream."""
         progress: dict[str, list[ExportProgress]] = {}
-        for each in self.settled:
+        for each in self.accepted:
             if each.progress is not None:
-                progress.setdefault(each.deliverable.stream_name, []).append(each.progress)
+                progress.setdefault(each.source.stream_name, []).append(each.progress)
         return progress
 
     def uploads(self) -> UploadChange:
         return UploadChange(
-            [upload for each in self.settled for upload in (*each.uploads, *each.abandoned)],
-            [upload_id for each in self.settled for upload_id in each.ended],
+            [upload for each in self.accepted for upload in (*each.uploads, *each.abandoned)],
+            [upload_id for each in self.accepted for upload_id in each.ended],
         )
 
 

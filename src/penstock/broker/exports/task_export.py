@@ -12,17 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from penstock.broker.exports.dead_letters import DeadLetters
-from penstock.broker.exports.deliverable import (
+from penstock.broker.exports.export import Export
+from penstock.broker.exports.statuses import Origin, Statuses
+from penstock.broker.exports.work_source import (
     NO_PRIORITY,
-    Deliverable,
+    AcceptedReport,
     Due,
     Lease,
     LeaseId,
-    Settled,
     SlicePlan,
+    WorkSource,
 )
-from penstock.broker.exports.export import Export
-from penstock.broker.exports.statuses import Origin, Statuses
 from penstock.broker.streams import Stream
 from penstock.model import ExportConfig, S3ExportTaskExecutorConfig
 from penstock.model.export_definition import S3_TASK_EXECUTOR
@@ -66,13 +66,13 @@ class TaskExport(Export):
     @property
     def pending_from(self) -> int:
         """The number of the first task that no report has settled."""
-        settled_end = self._settling.report.settled_end if self._settling is not None else 0
+        settled_end = self._storing.report.settled_end if self._storing is not None else 0
         return max(self.next_number, settled_end)
 
     @property
     def ended_in_report(self) -> frozenset[int]:
         """Tasks that end with the report that is being stored."""
-        return ended_tasks(self._settling.report) if self._settling is not None else frozenset()
+        return ended_tasks(self._storing.report) if self._storing is not None else frozenset()
 
     def track(
         self, uploads: Iterable[Upload], *, are_abandoned: bool = False
@@ -123,9 +123,9 @@ class TaskExport(Export):
             abandoned=_within(lease, report.abandoned),
         )
 
-    def find_changes(self, settled: Settled, now_millis: int) -> Settled:
-        settled = super().find_changes(settled, now_millis)
-        report, lease = settled.report, settled.lease
+    def find_changes(self, accepted: AcceptedReport, now_millis: int) -> AcceptedReport:
+        accepted = super().find_changes(accepted, now_millis)
+        report, lease = accepted.report, accepted.lease
         self._statuses.write(self.origin, report.events, now_millis)
         abandoned = self.track(report.abandoned, are_abandoned=True)
         abandoned_ids = {each.id for each in abandoned}
@@ -140,15 +140,15 @@ class TaskExport(Export):
         # An upload that the task did not know is not continued.
         unknown = [each.upload for each in gone if each.id not in ended]
         abandoned += self.track(unknown, are_abandoned=True)
-        return settled._replace(uploads=uploads, abandoned=abandoned, ended=ended)
+        return accepted._replace(uploads=uploads, abandoned=abandoned, ended=ended)
 
     def has_advanced(self, report: DeliveryReport) -> bool:
         before, after = _count_parts(self.uploads), _count_parts(report.uploads)
         return super().has_advanced(report) or after > before
 
-    def apply(self, settled: Settled, now: float, chance: float) -> None:
-        super().apply(settled, now, chance)
-        self.uploads = [each.upload for each in settled.uploads]
+    def apply(self, accepted: AcceptedReport, now: float, jitter: float) -> None:
+        super().apply(accepted, now, jitter)
+        self.uploads = [each.upload for each in accepted.uploads]
 
 
 def ended_tasks(report: DeliveryReport) -> frozenset[int]:
@@ -176,7 +176,7 @@ def _count_parts(uploads: Iterable[Upload]) -> int:
     return sum(each.arrived_parts for each in uploads)
 
 
-class AbandonedUpload(Deliverable):
+class AbandonedUpload(WorkSource):
     priority = NO_PRIORITY
 
     def __init__(self, progress: UploadProgress, serial: int, statuses: Statuses) -> None:
@@ -203,16 +203,16 @@ class AbandonedUpload(Deliverable):
             upload=self.progress.upload,
         )
 
-    def find_changes(self, settled: Settled, now_millis: int) -> Settled:
+    def find_changes(self, accepted: AcceptedReport, now_millis: int) -> AcceptedReport:
         report = msgspec.structs.replace(
-            settled.report, is_final=True, events=[], skipped=[], arrived=[]
+            accepted.report, is_final=True, events=[], skipped=[], arrived=[]
         )
         if not report.error:
-            return settled._replace(report=report, ended=[self.progress.id])
+            return accepted._replace(report=report, ended=[self.progress.id])
         if not self.progress.has_failed:
             self._write_warning(report.error, now_millis)
         progress = msgspec.structs.replace(self.progress, has_failed=True)
-        return settled._replace(report=report, abandoned=[progress])
+        return accepted._replace(report=report, abandoned=[progress])
 
     def _write_warning(self, error: str, now_millis: int) -> None:
         upload = self.progress.upload
@@ -227,9 +227,9 @@ class AbandonedUpload(Deliverable):
         origin = Origin(self.stream_name, self.identifier, self.progress.status_config)
         self._statuses.write(origin, [event], now_millis)
 
-    def apply(self, settled: Settled, now: float, chance: float) -> None:
-        super().apply(settled, now, chance)
-        for progress in settled.abandoned:
+    def apply(self, accepted: AcceptedReport, now: float, jitter: float) -> None:
+        super().apply(accepted, now, jitter)
+        for progress in accepted.abandoned:
             self.progress = progress
 
     def log_result(self, report: DeliveryReport, had_failed: bool) -> None:

@@ -1,6 +1,6 @@
-"""The state machine of everything that a task can lease, with leases, reports and back-off.
+"""The state machine of a source of work, with leases, reports and back-off.
 
-free ──lease──▶ leased ──report──▶ settling ──stored──▶ free, after a failure with a pause
+free ──lease──▶ leased ──report──▶ storing ──stored──▶ free, after a failure with a pause
   ▲               │  ▲                │
   └─lease expires─┘  └────────────────┘ not stored, or more reports follow
 """
@@ -32,7 +32,7 @@ _LEASE_ID = re.compile(r"(.+)/([0-9]{1,19})-([0-9]{1,19})/([0-9a-f-]+)")
 
 
 class LeaseId(NamedTuple):
-    # The name of the deliverable.
+    # The name of the source.
     name: str
     first: int
     end: int
@@ -91,14 +91,14 @@ class SlicePlan(NamedTuple):
     wire_bytes: float = 0.0
 
 
-class Settled(NamedTuple):
+class AcceptedReport(NamedTuple):
     """An accepted report with the changes that follow from it, to be stored and applied."""
 
-    deliverable: Deliverable
+    source: WorkSource
     lease: Lease
-    # As it came.
-    given: DeliveryReport
-    # Without messages outside of the lease, and those that the dead-letter stream did not accept.
+    # As the task sent it.
+    sent: DeliveryReport
+    # Without messages outside of the lease or rejected by the dead-letter stream.
     report: DeliveryReport
     progress: ExportProgress | None = None
     # S3 tasks: uploads that continue, uploads to be aborted, and ids of uploads that have ended.
@@ -114,14 +114,16 @@ class Settled(NamedTuple):
     @property
     def uncharged_bytes(self) -> float:
         """Bytes of messages to be charged, or refunded if negative."""
-        if self.deliverable.delivers_files:
+        if self.source.delivers_files:
             return 0.0
         sent, charged = self.report.sent_bytes, self.lease.charged
         return sent - (charged if self.ends_lease else min(charged, sent))
 
 
-class Deliverable(ABC):
-    """Work that one task at a time may lease. Subclasses decide what is due, and apply reports.
+class WorkSource(ABC):
+    """An export, or an upload to abort. One task at a time may lease its work.
+
+    Subclasses decide which work is due, and apply reports.
 
     Called from the event loop only.
     """
@@ -146,7 +148,7 @@ class Deliverable(ABC):
         self.may_adopt = False
         self._lease: Lease | None = None
         # The report that is being stored. Until it is, the next position is unknown.
-        self._settling: Settled | None = None
+        self._storing: AcceptedReport | None = None
         # The end of a pause, on the loop's clock.
         self._not_before = -math.inf
         # The lease and the digest of the last accepted report. A task whose answer was lost
@@ -187,7 +189,7 @@ class Deliverable(ABC):
         """The work for the task that has the lease."""
 
     @abstractmethod
-    def find_changes(self, settled: Settled, now_millis: int) -> Settled:
+    def find_changes(self, accepted: AcceptedReport, now_millis: int) -> AcceptedReport:
         """The report as far as it is valid, with its changes."""
 
     def find_resumed(self, _id: LeaseId, /) -> int | None:
@@ -208,20 +210,20 @@ class Deliverable(ABC):
         return self._lease
 
     @property
-    def is_settling(self) -> bool:
-        return self._settling is not None
+    def is_storing(self) -> bool:
+        return self._storing is not None
 
     def is_leased(self, now: float) -> bool:
-        return self._lease is not None and (self.is_settling or self._lease.ends_at > now)
+        return self._lease is not None and (self.is_storing or self._lease.ends_at > now)
 
     def free_at(self) -> float:
         """When it may be leased, on the loop's clock; inf if that depends on a report."""
-        if self.is_disabled or self.is_settling:
+        if self.is_disabled or self.is_storing:
             return math.inf
         return max(self._lease.ends_at if self._lease else -math.inf, self._not_before)
 
     def take_lease(self, lease: Lease, turn: int, now: float) -> None:
-        assert not self.is_settling
+        assert not self.is_storing
         self.may_adopt = False
         self.turn = turn
         self.last_leased = now
@@ -263,7 +265,7 @@ class Deliverable(ABC):
     def revoke_lease(self) -> None:
         """Reports about earlier leases are no longer accepted."""
         self.may_adopt = False
-        self._lease = self._settling = None
+        self._lease = self._storing = None
         self._last_report = ("", b"")
         self.finished_lease = ""
 
@@ -275,43 +277,43 @@ class Deliverable(ABC):
             return False
         return report.is_final or self.holds(report.lease)
 
-    def settle(self, report: DeliveryReport, now_millis: int) -> Settled | None:
+    def accept(self, report: DeliveryReport, now_millis: int) -> AcceptedReport | None:
         """Accepts a report, to be stored; None if the task no longer has the lease."""
         lease = self._lease
-        if lease is None or self.is_settling:
+        if lease is None or self.is_storing:
             return None
         if (lease.id, lease.first) != (report.lease, report.first):
             return None
-        self._settling = Settled(self, lease, report, report)
+        self._storing = AcceptedReport(self, lease, report, report)
         try:
-            self._settling = self.find_changes(self._settling, now_millis)
+            self._storing = self.find_changes(self._storing, now_millis)
         except BaseException:
-            self.cancel_settling()
+            self.cancel_storing()
             raise
-        return self._settling
+        return self._storing
 
-    def cancel_settling(self) -> None:
+    def cancel_storing(self) -> None:
         """The report could not be stored. The task may send it again."""
-        self._settling = None
+        self._storing = None
 
-    def apply(self, settled: Settled, now: float, chance: float) -> None:
-        """The changes are stored, or logged to be stored soon. `chance` is in [0, 1)."""
-        given, report = settled.given, settled.report
+    def apply(self, accepted: AcceptedReport, now: float, jitter: float) -> None:
+        """The changes are stored, or logged to be stored soon. `jitter` is in [0, 1)."""
+        sent, report = accepted.sent, accepted.report
         had_failed = self.failures > 0
-        has_advanced = settled.lease.has_advanced or self.has_advanced(report)
+        has_advanced = accepted.lease.has_advanced or self.has_advanced(report)
         # The lease may have been renewed meanwhile, or revoked.
-        if self._lease is not None and self._settling is settled:
-            self._settling = None
-            self._last_report = given.lease, _digest(given)
-            self.finished_lease = given.lease if given.is_final else ""
+        if self._lease is not None and self._storing is accepted:
+            self._storing = None
+            self._last_report = sent.lease, _digest(sent)
+            self.finished_lease = sent.lease if sent.is_final else ""
             continued = self._lease._replace(
                 first=report.settled_end,
                 charged=max(self._lease.charged - report.sent_bytes, 0.0),
                 has_advanced=has_advanced,
             )
-            self._lease = None if settled.ends_lease else continued
-        if settled.ends_lease:
-            self._pause(report, has_advanced, now, chance)
+            self._lease = None if accepted.ends_lease else continued
+        if accepted.ends_lease:
+            self._pause(report, has_advanced, now, jitter)
         self.log_result(report, had_failed)
 
     def log_result(self, report: DeliveryReport, had_failed: bool) -> None:
@@ -322,11 +324,11 @@ class Deliverable(ABC):
         elif had_failed and not self.failures:
             logger.info("%s: works again", self)
 
-    def _pause(self, report: DeliveryReport, has_advanced: bool, now: float, chance: float) -> None:
+    def _pause(self, report: DeliveryReport, has_advanced: bool, now: float, jitter: float) -> None:
         pause = report.pause_millis / 1000
         if report.error:
             self.failures = 1 if has_advanced else self.failures + 1
-            pause = max(pause, backoff_seconds(self.failures, chance))
+            pause = max(pause, backoff_seconds(self.failures, jitter))
         else:
             self.failures = 0
         self._not_before = now + min(pause, MAX_PAUSE_SECONDS)
@@ -344,9 +346,9 @@ def _digest(report: DeliveryReport) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(report)).digest()
 
 
-def backoff_seconds(failures: int, chance: float) -> float:
-    """The pause after consecutive failures; `chance` is in [0, 1)."""
+def backoff_seconds(failures: int, jitter: float) -> float:
+    """The pause after consecutive failures; `jitter` is in [0, 1)."""
     # A larger shift overflows.
     doubled: float = _FIRST_BACKOFF_SECONDS * (1 << min(failures - 1, 16))
     # Exports that failed at the same time are not retried at the same time.
-    return min(doubled, MAX_PAUSE_SECONDS) * (0.75 + 0.25 * chance)
+    return min(doubled, MAX_PAUSE_SECONDS) * (0.75 + 0.25 * jitter)

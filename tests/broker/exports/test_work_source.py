@@ -1,4 +1,4 @@
-"""The states of work: free, leased, settling, and the pauses after failures."""
+"""The states of work: free, leased, storing, and the pauses after failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from penstock.broker.exports.deliverable import (
+from penstock.broker.exports.work_source import (
     MAX_PAUSE_SECONDS,
     Holder,
     Lease,
@@ -37,7 +37,7 @@ def retry_in(bench: Workbench) -> float:
 def test_lease_passes_through_all_states(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     export = bench.export("s")
-    assert (export.lease, export.is_settling, export.free_at()) == (None, False, -math.inf)
+    assert (export.lease, export.is_storing, export.free_at()) == (None, False, -math.inf)
 
     found = bench.plan_one()
     assert export.lease == Lease(
@@ -48,12 +48,12 @@ def test_lease_passes_through_all_states(bench: Workbench) -> None:
     assert export.free_at() == bench.seconds + 10
 
     commit = bench.begin_commit(interim(found, settled_end=2))
-    assert export.is_settling
+    assert export.is_storing
     assert export.is_leased(bench.seconds + 1000)
     assert export.free_at() == math.inf
 
     bench.finish_commit(commit)
-    assert not export.is_settling
+    assert not export.is_storing
     assert (export.lease.id, export.lease.first) == (found.lease, 2)
 
     bench.commit(report(found, first=2))
@@ -99,10 +99,10 @@ def test_lease_that_is_revoked_while_its_report_is_stored_stays_revoked(
 def test_final_reports_and_errors_end_the_lease(bench: Workbench, is_final: bool) -> None:
     bench.create("s", to_http(), 5)
     commit = bench.begin_commit(report(bench.plan_one(), settled_end=1, is_final=is_final))
-    (settled,) = commit.settlement.settled
-    assert settled.ends_lease is is_final
+    (accepted,) = commit.batch.accepted
+    assert accepted.ends_lease is is_final
     bench.cancel_commit(commit)
-    (failed,) = bench.begin_commit(failure(bench.plan_one(), is_final=is_final)).settlement.settled
+    (failed,) = bench.begin_commit(failure(bench.plan_one(), is_final=is_final)).batch.accepted
     assert failed.ends_lease
 
 
@@ -110,7 +110,7 @@ def test_final_reports_and_errors_end_the_lease(bench: Workbench, is_final: bool
 
 
 @pytest.mark.parametrize("name", ["abandoned-3", "0f3a/http", "0f3a/s3_task_executor", "a/1-2/b"])
-def test_lease_id_names_its_deliverable_and_its_messages(name: str) -> None:
+def test_lease_id_names_its_source_and_its_messages(name: str) -> None:
     lease_id = LeaseId(name, 5, 1 << 62, "1f-2a")
     assert LeaseId.parse(str(lease_id)) == lease_id
 
@@ -265,7 +265,7 @@ def test_pause_after_failures_doubles_up_to_five_minutes() -> None:
     assert backoff_seconds(10_000, 0.5) <= MAX_PAUSE_SECONDS == 300
 
 
-@hypothesis.given(failures=st.integers(1, 50), chance=st.floats(0, 1, exclude_max=True))
-def test_pause_is_random_within_a_quarter(failures: int, chance: float) -> None:
+@hypothesis.given(failures=st.integers(1, 50), jitter=st.floats(0, 1, exclude_max=True))
+def test_pause_is_random_within_a_quarter(failures: int, jitter: float) -> None:
     shortest = backoff_seconds(failures, 0.0)
-    assert shortest <= backoff_seconds(failures, chance) <= shortest / 0.75 <= 300
+    assert shortest <= backoff_seconds(failures, jitter) <= shortest / 0.75 <= 300
