@@ -264,7 +264,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         own = [each for each in self.deliveries if each.task == task and each.is_active]
         for each in own:
             each.is_active = is_holding
-        plan = self.bench.ask(
+        plan = self.bench.request_plan(
             task=task,
             holding=[each.slice.lease for each in own if each.is_active],
             lease_millis=round(LEASE_SECONDS * 1000),

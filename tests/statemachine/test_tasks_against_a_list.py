@@ -24,9 +24,9 @@ from tests.broker.exports.workbench import (
     Workbench,
     event,
     report,
+    status_config,
     to_http,
     to_s3,
-    told_in,
     upload,
 )
 from tests.support import MEMORY
@@ -35,7 +35,9 @@ TTL = 60_000
 
 workers = st.sampled_from(["a", "b"])
 # Definitions of the stream. Statuses go to another stream.
-definitions = st.sampled_from([to_s3(**told_in()), to_s3(priority=1, **told_in()), {}, to_http()])
+definitions = st.sampled_from(
+    [to_s3(**status_config()), to_s3(priority=1, **status_config()), {}, to_http()]
+)
 
 
 class HeldSlice:
@@ -74,7 +76,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
         self.aborts: list[UploadAbort] = []
         self.in_flight: list[PendingTaskReport] = []
         self.bench.create("status", {})
-        self.exports: dict[str, Any] = to_s3(**told_in())
+        self.exports: dict[str, Any] = to_s3(**status_config())
         self._create()
 
     # Clients
@@ -123,7 +125,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
     def plan(self, worker: str, is_holding: bool, max_bytes: int, max_slices: int) -> None:
         """A worker without leases still has its deliveries, and reports them late."""
         own = [each for each in self.held if each.worker == worker and is_holding]
-        plan = self.bench.ask(
+        plan = self.bench.request_plan(
             task=worker,
             holding=[each.slice.lease for each in own],
             max_bytes=max_bytes,
@@ -276,7 +278,7 @@ class TasksAgainstAList(RuleBasedStateMachine):
     def _read_statuses(self) -> None:
         """Reads the statuses, and removes their tasks from `unfinished`."""
         ends = (Status.Success.name, Status.Canceled.name)
-        for status, number, _ in self.bench.told():
+        for status, number, _ in self.bench.written_statuses():
             if status in ends:
                 self.unfinished.discard((self.generation, number))
         self.bench.delete("status")

@@ -101,7 +101,7 @@ def test_burst_is_one_second_and_never_more(bench: Bench) -> None:
     assert bench.room() == 1000
 
 
-def test_overdrawn_bucket_is_waited_for(bench: Bench) -> None:
+def test_overdrawn_bucket_delays_messages(bench: Bench) -> None:
     bench.bandwidth.charge(5, 3000)
     assert bench.room() == 0.0
     assert bench.bandwidth.seconds_until_room(5) == pytest.approx(2.2)
@@ -122,7 +122,7 @@ def test_refund_does_not_fill_the_bucket_above_one_second(bench: Bench) -> None:
     assert bench.room() == 1000
 
 
-def test_time_before_a_charge_does_not_pay_for_it(bench: Bench) -> None:
+def test_idle_time_does_not_fill_the_bucket_above_the_burst(bench: Bench) -> None:
     bench.seconds = 100.0
     bench.bandwidth.charge(5, 700)
     assert bench.room() == pytest.approx(300)
@@ -298,7 +298,7 @@ def test_urgent_file_gets_the_bandwidth_before_less_urgent_messages() -> None:
 # Reservations
 
 
-def test_bandwidth_that_is_there_is_granted_at_once(bench: Bench) -> None:
+def test_available_bandwidth_is_granted_at_once(bench: Bench) -> None:
     assert bench.reserve("a") is None
     assert bench.granted == ["a"]
     assert (bench.active, bench.changes) == ([], 1)

@@ -1,4 +1,4 @@
-"""Tasks that are dropped before they are carried out: canceled, and their uploads aborted."""
+"""Dropped S3 tasks are canceled, and their uploads are aborted."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tests.broker.exports.workbench import (
     failure,
     interim,
     report,
+    status_config,
     task,
     to_http,
     to_s3,
-    told_in,
     upload,
 )
 from tests.support import LocalBroker, read
 
 TTL = 60_000
 SMALL = {"maxSize": 4096, "streamSegmentSize": 1024}
-EXPIRED = "its time to live is over"
+EXPIRED = "its time to live has expired"
 FULL = "the stream was full and dropped it"
 REASON = "the stream was deleted"
 
@@ -55,7 +55,9 @@ removals = pytest.mark.parametrize(
 
 
 def canceled(bench: Workbench) -> list[tuple[int, str]]:
-    return [(number, text) for status, number, text in bench.told() if status == "Canceled"]
+    return [
+        (number, text) for status, number, text in bench.written_statuses() if status == "Canceled"
+    ]
 
 
 def expire(bench: Workbench) -> None:
@@ -102,7 +104,7 @@ def test_report_after_the_removal_is_refused(bench: Workbench, reason: str, remo
     assert canceled(bench) == [(0, reason), (1, reason)]
     assert bench.commit(interim(found, uploads=[upload(0)], events=[event(0)])) == 0
     assert bench.commit(report(found, events=[event(0)])) == 0
-    assert len(bench.told()) == 2
+    assert len(bench.written_statuses()) == 2
     assert abandoned(bench) == [0]
 
 
@@ -115,7 +117,7 @@ def test_removal_does_not_cancel_tasks_whose_report_is_being_stored(
         failure(bench.plan_file(), settled_end=2, events=[event(0)], uploads=[upload(2)])
     )
     remove(bench)
-    assert bench.told() == [
+    assert bench.written_statuses() == [
         ("Success", 0, "0 is Success"),
         ("Canceled", 2, reason),
         ("Canceled", 3, reason),
@@ -124,14 +126,14 @@ def test_removal_does_not_cancel_tasks_whose_report_is_being_stored(
     assert abandoned(bench) == [2]
     bench.restart()
     assert abandoned(bench) == [2]
-    assert len(bench.told()) == 3
+    assert len(bench.written_statuses()) == 3
 
 
 def test_changed_export_cancels_nothing(bench: Workbench) -> None:
     bench.create_tasks("s", 2)
     bench.commit(failure(bench.plan_file(), uploads=[upload(0)]))
-    bench.update("s", to_s3(priority=1, **told_in()))
-    assert bench.told() == []
+    bench.update("s", to_s3(priority=1, **status_config()))
+    assert bench.written_statuses() == []
     bench.wait(1)
     assert bench.plan_file().uploads == [upload(0)]
 
@@ -144,7 +146,7 @@ def test_failed_removal_cancels_nothing(bench: Workbench) -> None:
     )
     with pytest.raises(UnknownFailureException):
         bench.delete("s")
-    assert bench.told() == []
+    assert bench.written_statuses() == []
     bench.wait(1)
     assert bench.plan_file().uploads == [upload(0)]
 
@@ -158,7 +160,7 @@ def test_stream_with_damage_can_be_deleted(bench: Workbench) -> None:
     assert "s3ExportTaskDefinition" not in bench.status_messages()[0]["statusContext"]
 
 
-@pytest.mark.parametrize("config", [{}, told_in(level=StatusLevel.ERROR)])
+@pytest.mark.parametrize("config", [{}, status_config(level=StatusLevel.ERROR)])
 def test_uploads_are_abandoned_also_if_no_status_is_wanted(
     bench: Workbench, config: dict[str, Any]
 ) -> None:
@@ -167,7 +169,7 @@ def test_uploads_are_abandoned_also_if_no_status_is_wanted(
     bench.append_tasks("s", 2)
     bench.commit(failure(bench.plan_file(), uploads=[upload(0)]))
     bench.delete("s")
-    assert bench.told() == []
+    assert bench.written_statuses() == []
     assert abandoned(bench) == [0]
 
 
@@ -175,7 +177,7 @@ def test_exports_of_messages_cancel_nothing(bench: Workbench) -> None:
     bench.create("status", {})
     bench.create("s", to_http(), 3)
     bench.delete("s")
-    assert bench.told() == []
+    assert bench.written_statuses() == []
 
 
 # Dropped messages
@@ -224,7 +226,7 @@ def test_leased_tasks_are_not_canceled_before_the_report(bench: Workbench) -> No
     assert canceled(bench) == [(3, EXPIRED), (1, EXPIRED)]
 
 
-def test_settled_tasks_without_an_event_are_canceled(bench: Workbench) -> None:
+def test_reported_tasks_without_an_event_are_canceled(bench: Workbench) -> None:
     bench.create_tasks("s", 3, timeToLiveMillis=TTL)
     found = bench.plan_file(lease_millis=3_600_000)
     expire(bench)
@@ -260,7 +262,7 @@ def test_tasks_that_interim_reports_have_ended_are_not_canceled(bench: Workbench
     bench.commit(interim(found, first=1, settled_end=2, arrived=[3], events=[event(1)]))
     bench.commit(failure(found, first=2, arrived=[3]))
     assert canceled(bench) == [(2, EXPIRED), (4, EXPIRED)]
-    assert len(bench.told()) == 5
+    assert len(bench.written_statuses()) == 5
 
 
 def test_tasks_dropped_while_an_interim_report_is_stored_are_not_canceled_twice(
@@ -275,7 +277,7 @@ def test_tasks_dropped_while_an_interim_report_is_stored_are_not_canceled_twice(
     assert canceled(bench) == []
     bench.commit(report(found, first=1, settled_end=3, events=[event(1)]))
     assert canceled(bench) == [(3, EXPIRED)]
-    assert len(bench.told()) == 4
+    assert len(bench.written_statuses()) == 4
 
 
 def test_tasks_dropped_after_an_interim_report_are_canceled_when_the_lease_expires(
@@ -321,12 +323,12 @@ def test_dropped_tasks_are_canceled_when_their_lease_ends_without_a_report(
     assert isinstance(abort, UploadAbort)
     assert abort.upload == upload(0)
     assert bench.commit(report(found, events=[event(0)])) == 0
-    assert len(bench.told()) == 2
+    assert len(bench.written_statuses()) == 2
 
 
 def test_dropped_tasks_of_a_paused_export_are_canceled(bench: Workbench) -> None:
     bench.create_tasks("s", 1, timeToLiveMillis=TTL)
-    bench.update("s", to_s3(disabled=True, **told_in()), timeToLiveMillis=TTL)
+    bench.update("s", to_s3(disabled=True, **status_config()), timeToLiveMillis=TTL)
     expire(bench)
     assert canceled(bench) == [(0, EXPIRED)]
 
@@ -335,23 +337,23 @@ def test_status_stream_that_drops_messages_for_a_status_cancels_no_tasks(
     bench: Workbench,
 ) -> None:
     bench.create("last", {})
-    bench.create("status", to_s3(**told_in("last")), **SMALL)
-    bench.create("s", to_s3(**told_in()))
+    bench.create("status", to_s3(**status_config("last")), **SMALL)
+    bench.create("s", to_s3(**status_config()))
     bench.append_tasks("s", 50)
     bench.delete("s")
     assert bench.streams.find("status").log.oldest > 0
-    assert bench.told("last") == []
+    assert bench.written_statuses("last") == []
 
 
 def test_status_stream_that_drops_messages_for_a_report_cancels_its_tasks(bench: Workbench) -> None:
     bench.create("last", {})
-    bench.create("status", to_s3(**told_in("last")), **SMALL)
-    bench.create("s", to_s3(**told_in()))
+    bench.create("status", to_s3(**status_config("last")), **SMALL)
+    bench.create("s", to_s3(**status_config()))
     bench.append_tasks("s", 50)
     events = [event(number, Status.Success) for number in range(50)]
     found = next(each for each in bench.plan() if each.stream == "s")
     bench.commit(report(found, events=events))
-    assert {status for status, _, _ in bench.told("last")} == {"Canceled"}
+    assert {status for status, _, _ in bench.written_statuses("last")} == {"Canceled"}
 
 
 # Reading canceled tasks
@@ -371,7 +373,7 @@ def test_each_task_is_canceled_with_the_reason(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("payload", [b"x", b"[]", b'{"bucket": "b"}', b"\xff", b"1"])
-def test_message_that_is_no_task_is_canceled_without_one(bench: Workbench, payload: bytes) -> None:
+def test_invalid_task_is_canceled_without_a_definition(bench: Workbench, payload: bytes) -> None:
     stream = bench.create_tasks("s", 1)
     stream.append([payload], bench.now)
     assert found(stream.log) == [(0, "key/0"), (1, None)]
@@ -417,7 +419,7 @@ def test_tasks_in_segments_evicted_at_start_up_are_canceled(
     store = Store(tmp_path / "root")
     overwrites = {"strategyOnFull": StrategyOnFull.OverwriteOldestData}
     store.create(from_wire({"name": "status", **overwrites}, MessageStreamDefinition))
-    tasks = {"name": "s", "exportDefinition": to_s3(**told_in()), **overwrites, **SMALL}
+    tasks = {"name": "s", "exportDefinition": to_s3(**status_config()), **overwrites, **SMALL}
     log = store.create(from_wire(tasks, MessageStreamDefinition)).log
     for number in range(100):
         log.append([json.dumps(task(number)).encode()], number)
@@ -431,6 +433,6 @@ def test_tasks_in_segments_evicted_at_start_up_are_canceled(
         statuses = read(client, "status", minMessageCount=log.oldest, maxMessageCount=1000)
 
     assert info["storageStatus"]["oldestSequenceNumber"] == log.oldest
-    told = [json.loads(each["payload"]) for each in statuses]
-    assert [each["statusContext"]["sequenceNumber"] for each in told] == [*range(log.oldest)]
-    assert {(each["status"], each["message"]) for each in told} == {(Status.Canceled, FULL)}
+    written = [json.loads(each["payload"]) for each in statuses]
+    assert [each["statusContext"]["sequenceNumber"] for each in written] == [*range(log.oldest)]
+    assert {(each["status"], each["message"]) for each in written} == {(Status.Canceled, FULL)}

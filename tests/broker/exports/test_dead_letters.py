@@ -1,4 +1,4 @@
-"""The dead-letter stream keeps skipped messages; a message that it cannot keep is not skipped."""
+"""The dead-letter stream stores skipped messages; an unstored message is not skipped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_letter_has_the_message_and_the_reason(bench: Workbench) -> None:
     }
 
 
-def test_stream_is_created_when_it_is_needed_and_drops_its_oldest(bench: Workbench) -> None:
+def test_stream_is_created_when_needed_and_overwrites_its_oldest(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     bench.commit(report(bench.plan_one(), settled_end=1))
     assert bench.streams.names() == ["s"]
@@ -64,21 +64,21 @@ def test_stream_is_created_when_it_is_needed_and_drops_its_oldest(bench: Workben
     assert bench.streams.find("letters").definition.strategy_on_full.name == "OverwriteOldestData"
 
 
-def test_message_that_is_not_kept_is_not_skipped(bench: Workbench) -> None:
+def test_message_that_cannot_be_stored_is_not_skipped(bench: Workbench) -> None:
     bench.create("letters", {}, maxSize=1024, strategyOnFull=0)
     bench.append("letters", 1, size=700)
     bench.create("s", to_http(), 8)
-    # In the order in which they were found: the second does not fit, and so none behind it.
+    # In the order in which they were found: the second does not fit, so no later one is stored.
     kept = keep(bench, 5, 3, 1, 6, settled_end=6, arrived=[6, 7])
     assert [skipped.sequence_number for skipped in kept.skipped] == [5]
     assert kept.settled_end == 1
-    # What arrived behind the first that is not kept does not arrive again.
+    # Messages that arrived after the first unstored letter are not sent again.
     assert kept.arrived == [2, 4, 5, 7]
-    assert "dead-letter stream 'letters' accepts nothing: " in kept.error
+    assert "cannot append to dead-letter stream 'letters': " in kept.error
     assert "is full" in kept.error
 
 
-def test_export_waits_until_the_letters_can_be_kept(bench: Workbench) -> None:
+def test_export_waits_until_letters_can_be_stored(bench: Workbench) -> None:
     bench.create("letters", {}, maxSize=1024, strategyOnFull=0)
     bench.append("letters", 1, size=1000)
     bench.create("s", to_http(), 3)
@@ -92,7 +92,7 @@ def test_export_waits_until_the_letters_can_be_kept(bench: Workbench) -> None:
     assert [letter["sequenceNumber"] for letter in letters(bench)] == [1]
 
 
-def test_dropped_messages_are_not_kept(bench: Workbench) -> None:
+def test_dropped_messages_are_not_stored_as_letters(bench: Workbench) -> None:
     stream = bench.create("s", to_http(), maxSize=4096, streamSegmentSize=1024)
     bench.append("s", 4, size=500)
     found = bench.plan_one()
@@ -154,7 +154,7 @@ def test_export_waits_while_the_stream_cannot_be_created(bench: Workbench) -> No
     assert [letter["sequenceNumber"] for letter in letters(bench)] == [1]
 
 
-def test_letters_of_interim_reports_are_kept_once(bench: Workbench) -> None:
+def test_letters_of_interim_reports_are_stored_once(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     given = interim(found, settled_end=3, skipped=[skip(1)])

@@ -1,4 +1,4 @@
-"""All exports: what is due, which task has it, and which reports are accepted."""
+"""The engine: due work, leases, and accepted reports."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.broker.exports.workbench import (
     interim,
     report,
     skip,
+    status_config,
     task,
     to_http,
     to_s3,
-    told_in,
     upload,
 )
 
@@ -40,7 +40,7 @@ def order(work: list[AnyWork]) -> list[str]:
 # Due work
 
 
-def test_slice_has_all_that_a_task_needs(bench: Workbench) -> None:
+def test_slice_describes_its_messages_and_export(bench: Workbench) -> None:
     stream = bench.create("s", to_http(priority=2), 3)
     found = bench.plan_one()
     assert (found.stream, found.stream_id, found.kind) == ("s", stream.stored.id, "http")
@@ -82,10 +82,10 @@ def test_one_plan_orders_messages_files_and_aborts_by_priority(bench: Workbench)
     assert [type(each) for each in plan] == kinds
 
 
-def test_less_urgent_work_than_asked_for_is_left_out(bench: Workbench) -> None:
+def test_plan_has_no_work_above_the_max_priority(bench: Workbench) -> None:
     for priority in (1, 3, 4, None):
         bench.create(str(priority), to_http(priority=priority), 1)
-    plan = bench.ask(max_priority=3)
+    plan = bench.request_plan(max_priority=3)
     assert order(plan.work) == ["1", "3"]
     assert plan.waiting == 2
     condition = bench.wake_condition(max_priority=3, task="other")
@@ -104,7 +104,7 @@ def test_exports_of_equal_priority_take_turns(bench: Workbench) -> None:
     assert seen == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_plan_is_no_larger_than_asked_for(bench: Workbench) -> None:
+def test_plan_respects_the_limits_of_its_request(bench: Workbench) -> None:
     for name in "abc":
         bench.create(name, to_http(), 10)
     found = bench.plan(max_bytes=150)
@@ -115,7 +115,7 @@ def test_plan_is_no_larger_than_asked_for(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_slices": 0}, {"max_bytes": 0}])
-def test_look_counts_due_exports_without_a_task_and_leases_none(
+def test_request_without_slices_counts_due_exports_and_leases_none(
     bench: Workbench, limits: dict[str, Any]
 ) -> None:
     for name in "abc":
@@ -123,29 +123,29 @@ def test_look_counts_due_exports_without_a_task_and_leases_none(
     bench.create("idle", to_http())
     bench.create("paused", to_http(disabled=True), 1)
     bench.plan(max_slices=1)
-    plan = bench.ask(task="driver", **limits)
+    plan = bench.request_plan(task="driver", **limits)
     assert (plan.work, plan.waiting) == ([], 2)
     assert bench.wake_condition(task="driver", **limits) == WakeCondition()
     assert len(bench.plan(task="another")) == 2
 
 
-def test_plan_tells_how_much_is_left(bench: Workbench) -> None:
+def test_plan_counts_due_exports_that_are_not_leased(bench: Workbench) -> None:
     for name in "abc":
         bench.create(name, to_http(), 1)
-    assert bench.ask(max_slices=1).waiting == 2
+    assert bench.request_plan(max_slices=1).waiting == 2
 
 
-def test_pause_lets_a_delivery_end_and_leases_nothing(bench: Workbench) -> None:
+def test_paused_export_ends_its_delivery_and_leases_nothing(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     bench.create("t", to_http(), 5)
     found, other = bench.plan()
     held = [found.lease, other.lease]
     bench.update("s", to_http(disabled=True))
     for _ in range(2):
-        plan = bench.ask(holding=held)
+        plan = bench.request_plan(holding=held)
         assert (plan.ending, plan.lost) == ((found.lease,), [])
     assert bench.commit(report(found, settled_end=2)) == 1
-    assert bench.ask(holding=held).ending == ()
+    assert bench.request_plan(holding=held).ending == ()
     assert bench.plan(holding=held) == []
     bench.update("s", to_http(disabled=False))
     assert bench.plan_one(holding=held).first == 2
@@ -156,9 +156,9 @@ def test_pause_ends_a_delivery_whose_report_is_being_stored(bench: Workbench) ->
     found = bench.plan_one()
     commit = bench.begin_commit(interim(found, settled_end=2))
     bench.update("s", to_http(disabled=True))
-    assert bench.ask(holding=[found.lease]).ending == (found.lease,)
+    assert bench.request_plan(holding=[found.lease]).ending == (found.lease,)
     bench.finish_commit(commit)
-    assert bench.ask(holding=[found.lease]).ending == (found.lease,)
+    assert bench.request_plan(holding=[found.lease]).ending == (found.lease,)
     assert bench.commit(report(found, first=2)) == 1
 
 
@@ -167,16 +167,16 @@ def test_pause_ends_a_delivery_also_after_a_restart(bench: Workbench) -> None:
     found = bench.plan_one()
     bench.update("s", to_http(disabled=True))
     bench.restart()
-    plan = bench.ask(holding=[found.lease])
+    plan = bench.request_plan(holding=[found.lease])
     assert (plan.ending, plan.lost) == ((found.lease,), [])
     assert bench.wake_condition() == WakeCondition()
 
 
-def test_streams_that_a_token_does_not_see_are_left_out(bench: Workbench) -> None:
+def test_plan_excludes_streams_that_the_token_does_not_see(bench: Workbench) -> None:
     for name in ("mine", "yours"):
         bench.create(name, to_http(), 1)
     assert order(bench.plan(sees=lambda name: name == "mine")) == ["mine"]
-    assert bench.ask(max_slices=0, task="d", sees=lambda name: name == "mine").waiting == 0
+    assert bench.request_plan(max_slices=0, task="d", sees=lambda name: name == "mine").waiting == 0
     assert bench.wake_condition(sees=lambda name: name == "yours").at <= bench.seconds
 
 
@@ -194,7 +194,7 @@ def test_nothing_is_leased_while_progress_cannot_be_stored(bench: Workbench) -> 
     found = bench.plan_one()
     bench.create("t", to_http(), 5)
     bench.exports.suspension = "the disk is full"
-    assert bench.ask(holding=[found.lease]) == NOTHING
+    assert bench.request_plan(holding=[found.lease]) == NOTHING
     assert bench.wake_condition() == WakeCondition()
     bench.exports.suspension = ""
     assert order(bench.plan(holding=[found.lease])) == ["t"]
@@ -212,7 +212,7 @@ def slow(tmp_path: Path) -> Iterator[Workbench]:
 
 
 def send(bench: Workbench, **fields: Any) -> int:
-    """Delivers all messages that are due; the bytes on the wire."""
+    """Delivers all messages that are due; returns the bytes on the wire."""
     sent = 0
     for found in bench.plan(**fields):
         assert isinstance(found, MessageSlice)
@@ -347,7 +347,7 @@ def test_more_urgent_messages_do_not_wait_for_files(slow: Workbench) -> None:
 
 
 def test_equally_urgent_files_and_messages_share_the_bandwidth(slow: Workbench) -> None:
-    """Although the messages come first whenever both may be sent."""
+    """Messages come first whenever both may be sent."""
     slow.create("s", to_http(priority=5), 5000)
     files, messages = 0, 0
 
@@ -383,18 +383,18 @@ def test_request_renews_the_leases_that_its_task_holds(bench: Workbench) -> None
     found = bench.plan_one(task="a")
     for _ in range(5):
         bench.wait(9)
-        assert bench.ask(task="a", holding=[found.lease]) == NOTHING
+        assert bench.request_plan(task="a", holding=[found.lease]) == NOTHING
         assert bench.plan(task="b") == []
     bench.wait(10)
     assert bench.plan_one(task="b").first == 0
-    assert bench.ask(task="a", holding=[found.lease]).lost == [found.lease]
+    assert bench.request_plan(task="a", holding=[found.lease]).lost == [found.lease]
 
 
 def test_expired_lease_is_renewed_unless_another_task_has_it(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one(task="a")
     bench.wait(100)
-    assert bench.ask(task="a", holding=[found.lease]).lost == []
+    assert bench.request_plan(task="a", holding=[found.lease]).lost == []
     assert bench.plan(task="b") == []
 
 
@@ -403,13 +403,13 @@ def test_lease_is_renewed_while_a_report_is_stored(bench: Workbench) -> None:
     found = bench.plan_one(task="a")
     commit = bench.begin_commit(interim(found, settled_end=2))
     bench.wait(9)
-    assert bench.ask(task="a", holding=[found.lease]).lost == []
+    assert bench.request_plan(task="a", holding=[found.lease]).lost == []
     bench.finish_commit(commit)
     bench.wait(9)
     assert bench.plan(task="b") == []
 
 
-def test_task_that_asks_again_frees_leases_that_it_does_not_hold(bench: Workbench) -> None:
+def test_request_releases_leases_that_its_task_does_not_hold(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     bench.create("t", to_http(), 5)
     first, other = bench.plan()
@@ -421,20 +421,20 @@ def test_task_that_asks_again_frees_leases_that_it_does_not_hold(bench: Workbenc
 
 
 def test_lease_of_a_finished_delivery_is_not_lost(bench: Workbench) -> None:
-    """The task may report it while its request waits, which is no reason for an answer."""
+    """The task may report it while its request is pending, which does not answer the request."""
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     bench.commit(report(found))
-    assert bench.ask(holding=[found.lease]).lost == []
+    assert bench.request_plan(holding=[found.lease]).lost == []
     bench.append("s", 1)
     bench.plan_one(task="b")
-    assert bench.ask(holding=[found.lease]).lost == []
+    assert bench.request_plan(holding=[found.lease]).lost == []
 
 
 @pytest.mark.parametrize("lease", ["", "x", "e/0-5/x", "e/0-5/1"])
 def test_unknown_leases_are_lost(bench: Workbench, lease: str) -> None:
     bench.create("s", to_http(), 5)
-    plan = bench.ask(holding=[lease])
+    plan = bench.request_plan(holding=[lease])
     assert plan.lost == [lease]
     assert order(plan.work) == ["s"]
 
@@ -443,7 +443,7 @@ def test_lease_of_a_removed_export_is_lost(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     bench.update("s", {})
-    assert bench.ask(holding=[found.lease]).lost == [found.lease]
+    assert bench.request_plan(holding=[found.lease]).lost == [found.lease]
 
 
 def test_leases_of_a_disconnected_task_end_after_a_moment(bench: Workbench) -> None:
@@ -464,7 +464,7 @@ def test_task_that_reconnects_keeps_its_leases(bench: Workbench) -> None:
     found = bench.plan_one(task="a")
     bench.disconnect("a")
     bench.wait(2)
-    assert bench.ask(task="a", holding=[found.lease]).lost == []
+    assert bench.request_plan(task="a", holding=[found.lease]).lost == []
     bench.wait(9)
     assert bench.plan(task="b") == []
 
@@ -501,7 +501,7 @@ def test_restarted_broker_adopts_leases_that_tasks_hold(bench: Workbench) -> Non
     first, second = bench.plan(task="a")
     bench.restart()
     leases = [first.lease, second.lease]
-    assert bench.ask(task="a", holding=leases) == NOTHING
+    assert bench.request_plan(task="a", holding=leases) == NOTHING
     assert bench.plan(task="b") == []
     assert bench.accepted(report(first), report(second)) == leases
     assert bench.progress("s").last_exported == bench.progress("t").last_exported == 4
@@ -511,15 +511,15 @@ def test_adopted_lease_expires_and_can_be_lost(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one(task="a")
     bench.restart()
-    bench.ask(task="a", holding=[found.lease])
+    bench.request_plan(task="a", holding=[found.lease])
     bench.wait(10)
     assert bench.plan_one(task="b").first == 0
-    assert bench.ask(task="a", holding=[found.lease]).lost == [found.lease]
+    assert bench.request_plan(task="a", holding=[found.lease]).lost == [found.lease]
     assert bench.commit(report(found)) == 0
 
 
 @pytest.mark.parametrize("adopts_by_plan", [True, False])
-def test_adopted_lease_continues_behind_interim_reports(
+def test_adopted_lease_continues_after_interim_reports(
     bench: Workbench, adopts_by_plan: bool
 ) -> None:
     bench.create("s", to_http(), 5)
@@ -527,7 +527,7 @@ def test_adopted_lease_continues_behind_interim_reports(
     bench.commit(interim(found, settled_end=2, exported_messages=2))
     bench.restart()
     if adopts_by_plan:
-        assert bench.ask(task="a", holding=[found.lease]).lost == []
+        assert bench.request_plan(task="a", holding=[found.lease]).lost == []
     assert bench.commit(interim(found, first=2, settled_end=3)) == 1
     assert bench.commit(report(found, first=3)) == 1
     assert bench.progress("s").last_exported == 4
@@ -538,10 +538,10 @@ def test_lease_that_a_report_has_adopted_is_renewed_by_its_task(bench: Workbench
     found = bench.plan_one(task="a")
     bench.restart()
     assert bench.accepted(interim(found, settled_end=2)) == [found.lease]
-    # The task has a moment to ask.
+    # The task has some seconds to send a request.
     assert bench.plan(task="b") == []
     bench.wait(2)
-    assert bench.ask(task="a", holding=[found.lease]).lost == []
+    assert bench.request_plan(task="a", holding=[found.lease]).lost == []
     bench.wait(9)
     assert bench.plan(task="b") == []
     bench.disconnect("a")
@@ -549,7 +549,7 @@ def test_lease_that_a_report_has_adopted_is_renewed_by_its_task(bench: Workbench
     assert bench.plan_one(task="b").first == 2
 
 
-def test_lease_that_a_report_has_adopted_expires_unless_its_task_asks(bench: Workbench) -> None:
+def test_lease_that_a_report_has_adopted_expires_without_a_request(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     bench.restart()
@@ -571,12 +571,12 @@ def test_lease_is_not_adopted_once_another_task_has_the_slice(bench: Workbench) 
     found = bench.plan_one(task="a")
     bench.restart()
     other = bench.plan_one(task="b")
-    assert bench.ask(task="a", holding=[found.lease]).lost == [found.lease]
+    assert bench.request_plan(task="a", holding=[found.lease]).lost == [found.lease]
     assert bench.exports.find_lease(found.lease) is None
     assert bench.commit(report(found)) == 0
     assert bench.commit(report(other)) == 1
-    # Nor after it was reported, or given up.
-    assert bench.ask(task="a", holding=[found.lease]).lost == [found.lease]
+    # Nor after it was reported, or released.
+    assert bench.request_plan(task="a", holding=[found.lease]).lost == [found.lease]
 
 
 @pytest.mark.parametrize("is_final", [True, False])
@@ -585,7 +585,7 @@ def test_of_two_earlier_leases_the_first_one_is_adopted(bench: Workbench, is_fin
     first, second = bench.plan_one(), bench.plan_one()
     bench.restart()
     assert bench.commit(failure(first, is_final=is_final, error="")) == 1
-    assert bench.ask(holding=[second.lease], max_slices=0).lost == [second.lease]
+    assert bench.request_plan(holding=[second.lease], max_slices=0).lost == [second.lease]
     assert bench.commit(report(second)) == 0
 
 
@@ -594,20 +594,20 @@ def test_report_that_does_not_continue_the_progress_adopts_nothing(bench: Workbe
     found = bench.plan_one()
     bench.commit(interim(found, settled_end=3))
     bench.restart()
-    # The broker before has settled more than the task knows.
+    # The previous broker has accepted more than the task knows.
     assert bench.commit(report(found)) == 0
-    assert bench.ask(holding=[found.lease]).lost == []
+    assert bench.request_plan(holding=[found.lease]).lost == []
     assert bench.commit(report(found, first=3)) == 1
 
 
-def test_lease_is_not_adopted_when_its_export_is_further(bench: Workbench) -> None:
+def test_lease_is_not_adopted_when_its_export_has_advanced(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     old = bench.plan_one()
     bench.commit(report(bench.plan_one()))
     bench.append("s", 5)
     bench.commit(report(bench.plan_one(), settled_end=7))
     bench.restart()
-    assert bench.ask(holding=[old.lease], max_slices=0).lost == [old.lease]
+    assert bench.request_plan(holding=[old.lease], max_slices=0).lost == [old.lease]
     assert bench.commit(report(old)) == 0
 
 
@@ -619,7 +619,7 @@ def test_lease_of_a_paused_export_is_adopted(bench: Workbench) -> None:
     assert bench.commit(report(found)) == 1
 
 
-def test_messages_that_were_dropped_before_a_restart_do_not_spoil_a_lease(
+def test_lease_is_adopted_although_messages_were_dropped(
     bench: Workbench,
 ) -> None:
     stream = bench.create("s", to_http(), maxSize=4096, streamSegmentSize=1024)
@@ -628,7 +628,7 @@ def test_messages_that_were_dropped_before_a_restart_do_not_spoil_a_lease(
     bench.append("s", 4, size=500)
     assert found.first < stream.log.oldest < found.end
     bench.restart()
-    assert bench.ask(holding=[found.lease]).lost == []
+    assert bench.request_plan(holding=[found.lease]).lost == []
     assert bench.commit(report(found)) == 1
     assert bench.progress("s").last_exported == found.end - 1
 
@@ -636,7 +636,7 @@ def test_messages_that_were_dropped_before_a_restart_do_not_spoil_a_lease(
 def test_lease_of_messages_that_a_crash_has_lost_is_not_adopted(
     bench: Workbench, tmp_path: Path
 ) -> None:
-    """New messages get their numbers, and have not been delivered."""
+    """New messages get the lost sequence numbers, and have not been delivered."""
     bench.create("s", to_http(), 3)
     found = bench.plan_one()
     crashed = found.lease.replace("/0-3/", "/0-5/")
@@ -644,7 +644,7 @@ def test_lease_of_messages_that_a_crash_has_lost_is_not_adopted(
     bench.append("s", 5)
     late = report(found, lease=crashed, settled_end=5)
     assert bench.commit(late) == 0
-    assert bench.ask(holding=[crashed], max_slices=0).lost == [crashed]
+    assert bench.request_plan(holding=[crashed], max_slices=0).lost == [crashed]
     assert bench.plan_one().first == 0
 
 
@@ -657,7 +657,7 @@ def test_interim_report_continues_the_lease_from_its_end(bench: Workbench) -> No
     assert bench.accepted(interim(found, settled_end=4, exported_messages=4)) == [found.lease]
     assert bench.progress("s").last_exported == 3
     assert bench.plan(task="b") == []
-    # The next one has to begin there.
+    # The next report has to begin there.
     for first in (0, 3, 5):
         assert bench.commit(interim(found, first=first, settled_end=6)) == 0
     assert bench.commit(interim(found, first=4, settled_end=6, exported_messages=2)) == 1
@@ -698,7 +698,7 @@ def test_report_is_accepted_once(bench: Workbench) -> None:
     assert bench.export("s").failures == 1
 
 
-def test_two_reports_of_a_lease_at_once_are_one(bench: Workbench) -> None:
+def test_second_concurrent_report_of_a_lease_is_refused(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     assert bench.commit(report(found), report(found, settled_end=2)) == 1
@@ -737,7 +737,7 @@ def test_slice_is_neither_leased_nor_reported_while_a_report_is_stored(
 
 
 @pytest.mark.parametrize("is_final", [True, False])
-def test_report_that_could_not_be_stored_may_come_again(bench: Workbench, is_final: bool) -> None:
+def test_report_that_could_not_be_stored_may_be_repeated(bench: Workbench, is_final: bool) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     given = report(found, settled_end=3, is_final=is_final)
@@ -747,9 +747,7 @@ def test_report_that_could_not_be_stored_may_come_again(bench: Workbench, is_fin
     assert bench.progress("s").last_exported == 2
 
 
-def test_failed_report_cancels_all_reports_of_its_batch(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_report_cancels_its_batch(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         bench.create(name, to_http(), 5)
     first, second = bench.plan()
@@ -810,7 +808,7 @@ def test_report_of_a_deleted_stream_is_refused(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_export_whose_kind_changes_keeps_its_progress_and_nothing_else(
+def test_export_whose_kind_changes_keeps_only_its_progress(
     bench: Workbench, restarts: bool
 ) -> None:
     bench.create("s", to_http(), 5)
@@ -820,7 +818,7 @@ def test_export_whose_kind_changes_keeps_its_progress_and_nothing_else(
     if restarts:
         bench.restart()
     assert bench.commit(report(found)) == 0
-    assert bench.ask(holding=[found.lease], max_slices=0).lost == [found.lease]
+    assert bench.request_plan(holding=[found.lease], max_slices=0).lost == [found.lease]
     again = bench.plan_one()
     assert (again.kind, again.first, again.arrived) == ("kinesis", 1, [])
 
@@ -858,7 +856,7 @@ def test_report_under_other_names_than_those_of_its_lease_is_refused(
     assert bench.commit(report(found)) == 1
 
 
-def test_messages_dropped_meanwhile_do_not_spoil_a_report(bench: Workbench) -> None:
+def test_report_is_accepted_although_messages_were_dropped(bench: Workbench) -> None:
     stream = bench.create("s", to_http(), maxSize=4096, streamSegmentSize=1024)
     bench.append("s", 8, size=500)
     found = bench.plan_one()
@@ -900,7 +898,7 @@ def test_outage_is_logged_when_it_begins_and_when_it_ends(
     ]
 
 
-# The condition of a request that waits
+# Wake conditions
 
 
 def test_idle_task_waits_for_the_next_message_of_each_stream(bench: Workbench) -> None:
@@ -930,7 +928,7 @@ def test_task_waits_for_the_end_of_a_pause(bench: Workbench) -> None:
     assert bench.wake_condition() == WakeCondition(bench.seconds + 7)
 
 
-def test_clock_that_is_set_back_delays_nothing(bench: Workbench) -> None:
+def test_clock_that_is_set_back_delays_no_export(bench: Workbench) -> None:
     bench.create("s", to_http(batchSize=4, batchIntervalMillis=60_000), 1)
     assert bench.plan() == []
     bench.now -= 86_400_000
@@ -939,20 +937,20 @@ def test_clock_that_is_set_back_delays_nothing(bench: Workbench) -> None:
 
 def test_dropped_tasks_are_canceled_when_the_broker_stops(bench: Workbench) -> None:
     bench.create("status", {})
-    bench.create("s", to_s3(**told_in()), timeToLiveMillis=60_000)
+    bench.create("s", to_s3(**status_config()), timeToLiveMillis=60_000)
     bench.append_tasks("s", 1)
     found = bench.plan_file(lease_millis=3_600_000)
     bench.wait(61)
     bench.streams.trim(bench.now)
-    assert bench.told() == []
+    assert bench.written_statuses() == []
     bench.restart()
-    assert bench.told() == [("Canceled", 0, "its time to live is over")]
+    assert bench.written_statuses() == [("Canceled", 0, "its time to live has expired")]
     assert bench.status_messages()[0]["statusContext"]["s3ExportTaskDefinition"] == task(0)
-    # It would get a second status.
+    # A report would write a second status.
     assert bench.commit(report(found)) == 0
 
 
-def test_reports_of_an_export_that_was_removed_meanwhile_are_followed(bench: Workbench) -> None:
+def test_wake_condition_ignores_removed_exports(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     stream = bench.create("t", to_http(), 5)
     commit = bench.begin_commit(*map(report, bench.plan()))
@@ -962,15 +960,15 @@ def test_reports_of_an_export_that_was_removed_meanwhile_are_followed(bench: Wor
     assert followed == WakeCondition(needed_ends=((stream, 6),))
 
 
-# Freed and adopted leases
+# Released and adopted leases
 
 
-def test_given_up_lease_is_freed_once(bench: Workbench) -> None:
-    """Each plan that frees leases wakes the pending plans, also its own."""
+def test_lease_that_is_not_held_is_released_once(bench: Workbench) -> None:
+    """Each plan that releases leases wakes all pending plans, including itself."""
     bench.create("s", to_http(), 5)
     bench.plan_one()
     bench.update("s", to_http(disabled=True))
-    assert [bench.ask().frees_leases for _ in range(3)] == [True, False, False]
+    assert [bench.request_plan().frees_leases for _ in range(3)] == [True, False, False]
 
 
 def test_export_that_was_added_after_the_start_adopts_no_lease(bench: Workbench) -> None:
@@ -979,7 +977,7 @@ def test_export_that_was_added_after_the_start_adopts_no_lease(bench: Workbench)
     bench.restart()
     bench.update("s", to_s3())
     bench.update("s", to_http())
-    assert bench.ask(holding=[found.lease], max_slices=0).lost == [found.lease]
+    assert bench.request_plan(holding=[found.lease], max_slices=0).lost == [found.lease]
     assert bench.commit(report(found)) == 0
 
 
@@ -1018,7 +1016,7 @@ def test_changed_export_is_kept(bench: Workbench) -> None:
     assert registry.has(export)
 
 
-def test_export_that_is_added_again_or_changes_its_kind_is_a_new_one(bench: Workbench) -> None:
+def test_export_that_is_added_again_or_changes_its_kind_is_new(bench: Workbench) -> None:
     registry = make_registry(bench)
     bench.create("s", to_http())
     (export,) = registry
@@ -1038,14 +1036,14 @@ def test_export_that_is_added_again_or_changes_its_kind_is_a_new_one(bench: Work
     assert next(iter(registry)).name != last.name
 
 
-def test_kinds_have_classes_of_their_own(bench: Workbench) -> None:
+def test_each_kind_has_its_class(bench: Workbench) -> None:
     stream = bench.create("s", {**to_http("a"), **to_s3("b")})
     exports = bench.exports.of(stream)
     assert isinstance(exports["a"], MessageExport)
     assert isinstance(exports["b"], TaskExport)
 
 
-def test_uploads_that_had_begun_belong_to_their_export(bench: Workbench) -> None:
+def test_unfinished_uploads_are_assigned_to_their_export(bench: Workbench) -> None:
     bench.create("s", {"s3TaskExecutor": [{"identifier": "a"}, {"identifier": "b"}]}, 3)
     (found,) = [each for each in bench.plan() if each.identifier == "b"]
     bench.commit(failure(found, uploads=[upload(1), upload(2)]))
@@ -1054,7 +1052,7 @@ def test_uploads_that_had_begun_belong_to_their_export(bench: Workbench) -> None
     assert bench.task_export("s", "b").uploads == [upload(1), upload(2)]
 
 
-def test_moved_export_is_a_new_one_that_counts_on(bench: Workbench) -> None:
+def test_moved_export_is_new_and_keeps_its_counters(bench: Workbench) -> None:
     stream = bench.create("s", to_http(), 0, maxSize=4096, streamSegmentSize=1024)
     bench.append("s", 20, size=500)
     before = bench.export("s")

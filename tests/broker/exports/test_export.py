@@ -29,7 +29,7 @@ def gathering(tmp_path: Path) -> Iterator[Workbench]:
 
 
 def deliver(bench: Workbench, **fields: Any) -> list[tuple[str, int, int]]:
-    """Delivers all messages that are due: the stream, first and end of each slice."""
+    """Delivers all messages that are due; returns the stream, first and end of each slice."""
     delivered = []
     for found in bench.plan(**fields):
         bench.commit(report(found))
@@ -48,7 +48,7 @@ def state(bench: Workbench) -> str:
 # Position
 
 
-def test_export_continues_behind_the_last_exported_message(bench: Workbench) -> None:
+def test_export_continues_after_the_last_exported_message(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     assert bench.export("s").next_number == 0
     bench.commit(report(bench.plan_one(), settled_end=3))
@@ -66,7 +66,7 @@ def test_export_begins_at_its_start_also_if_that_message_is_not_appended_yet(
     assert (found.first, found.end) == (7, 10)
 
 
-def test_dropped_messages_are_passed_over(bench: Workbench) -> None:
+def test_export_continues_after_dropped_messages(bench: Workbench) -> None:
     stream = bench.create("s", to_http(), 0, maxSize=4096, streamSegmentSize=1024)
     bench.append("s", 20, size=500)
     assert stream.log.oldest > 0
@@ -106,10 +106,10 @@ def test_unreadable_messages_are_counted_and_logged(
     bench.commit(report(found, first=2, missing=2))
 
     assert bench.activity("s").lost_messages == 3
-    assert "stream 's', export 'e': 2 unreadable messages are left out" in caplog.text
+    assert "stream 's', export 'e': 2 messages are unreadable and were not exported" in caplog.text
 
 
-def test_damage_that_a_task_has_found_is_known(bench: Workbench) -> None:
+def test_damage_reported_by_a_task_is_recorded(bench: Workbench) -> None:
     stream = bench.create("s", to_http(), 5)
     (data,) = bench.store.root.glob("streams/*/*.data")
     with data.open("r+b") as file:
@@ -156,7 +156,7 @@ def test_progress_of_interim_reports_adds_up(bench: Workbench) -> None:
     assert (progress.processed_messages, progress.skipped_messages) == (10, 2)
 
 
-def test_arrived_messages_are_known_until_they_are_settled(bench: Workbench) -> None:
+def test_arrived_messages_are_kept_until_the_position_passes_them(bench: Workbench) -> None:
     bench.create("s", to_http(), 10)
     bench.commit(failure(bench.plan_one(), arrived=[2, 5]))
     bench.wait(1)
@@ -194,14 +194,14 @@ def test_state_of_an_incomplete_batch_is_waiting(bench: Workbench) -> None:
     assert state(bench) == ExportState.due
 
 
-def test_paused_export_is_paused_whatever_else_it_is(bench: Workbench) -> None:
+def test_state_paused_takes_precedence(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     bench.commit(failure(bench.plan_one()))
     bench.update("s", to_http(disabled=True))
     assert state(bench) == ExportState.paused
 
 
-def test_failing_export_exports_again_as_soon_as_a_report_says_so(bench: Workbench) -> None:
+def test_failing_export_is_exporting_after_a_report_with_progress(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     bench.commit(failure(bench.plan_one()))
     assert state(bench) == ExportState.failing
@@ -269,7 +269,7 @@ def test_message_with_a_time_in_the_future_leaves_at_once() -> None:
     interval=st.none() | st.integers(60_000, 100_000),
     age=st.integers(-10, 200_000),
 )
-def test_more_messages_are_due_exactly_at_the_time_or_end_that_is_given(
+def test_more_messages_are_due_exactly_at_the_returned_time_or_end(
     first: int, count: int, size: int, interval: int | None, age: int
 ) -> None:
     def plan(end: int, now: int) -> Due:
@@ -313,14 +313,14 @@ def test_slice_is_limited_in_bytes_and_messages(bench: Workbench) -> None:
     assert found.end - found.first == 65_536
 
 
-def test_message_larger_than_all_limits_goes_alone(bench: Workbench) -> None:
+def test_message_larger_than_all_limits_is_sent_alone(bench: Workbench) -> None:
     bench.create("s", to_http())
     bench.append("s", 2, size=3_000_000)
     found = bench.plan_one(max_bytes=1000)
     assert (found.first, found.end) == (0, 1)
 
 
-def test_messages_of_a_call_that_failed_in_part_go_together_again(bench: Workbench) -> None:
+def test_messages_of_a_partly_failed_call_are_resent_together(bench: Workbench) -> None:
     bench.create("s", to_http(), 500)
     bench.commit(failure(bench.plan_one(), arrived=[450, 499], exported_messages=2))
     bench.wait(1)
@@ -329,12 +329,12 @@ def test_messages_of_a_call_that_failed_in_part_go_together_again(bench: Workben
 
 
 @pytest.mark.parametrize("sent", [1, 10**12])
-def test_overhead_on_the_wire_is_learnt_within_limits(tmp_path: Path, sent: int) -> None:
+def test_overhead_on_the_wire_is_measured_within_limits(tmp_path: Path, sent: int) -> None:
     bench = Workbench(tmp_path / "b", kilobits_per_second=8)
     bench.create("s", to_http(), 3)
 
     def wire_bytes() -> float:
-        """Of the first message."""
+        """The estimated bytes of the first message on the wire."""
         return bench.export("s").plan_slice(1, 10, math.inf).wire_bytes
 
     assert wire_bytes() == 15
@@ -363,7 +363,7 @@ def test_export_that_is_up_to_date_waits_for_its_next_moment(gathering: Workbenc
     gathering.wait(0.1)
     deliver(gathering)
     gathering.wait(0.1)
-    # A message does not wake the broker before that, unless a batch is full.
+    # Before that, a message does not wake a task, unless a batch is full.
     assert dict(gathering.wake_condition().needed_ends) == {stream: 5}
     assert seconds_to_wait(gathering) == pytest.approx(0.3)
     gathering.wait(0.3)
@@ -434,7 +434,7 @@ def test_full_batch_leaves_early(gathering: Workbench) -> None:
     assert deliver(gathering) == [("s", 1, 5)]
 
 
-def test_batch_interval_is_not_affected(gathering: Workbench) -> None:
+def test_gathering_does_not_affect_the_batch_interval(gathering: Workbench) -> None:
     gathering.create("s", to_http(batchSize=4, batchIntervalMillis=60_000), 4)
     assert deliver(gathering) == [("s", 0, 4)]
     gathering.append("s", 4)
@@ -465,13 +465,13 @@ def test_retry_is_not_gathered(gathering: Workbench) -> None:
 
 
 def test_messages_of_a_lost_plan_are_not_gathered(gathering: Workbench) -> None:
-    """The answer did not reach the task, which asks again."""
+    """The answer did not reach the task, which repeats its request."""
     gathering.create("s", to_http(), 1)
     gathering.plan_one()
     assert deliver(gathering) == [("s", 0, 1)]
 
 
-def test_messages_that_come_during_a_delivery_leave_after_its_report(gathering: Workbench) -> None:
+def test_messages_appended_during_a_delivery_leave_after_its_report(gathering: Workbench) -> None:
     gathering.create("s", to_http(), 1)
     found = gathering.plan_one()
     gathering.append("s", 1)
@@ -480,7 +480,7 @@ def test_messages_that_come_during_a_delivery_leave_after_its_report(gathering: 
     assert deliver(gathering) == [("s", 1, 2)]
 
 
-def test_no_setting_gathers_nothing(bench: Workbench) -> None:
+def test_messages_are_not_gathered_without_the_setting(bench: Workbench) -> None:
     bench.create("s", to_http())
     for _ in range(3):
         bench.append("s", 1)
@@ -500,7 +500,7 @@ def test_gathering_is_measured_from_the_lease_and_not_from_its_reports(
     assert len(deliver(gathering)) == 1
 
 
-def test_messages_have_no_files(bench: Workbench) -> None:
+def test_message_export_delivers_no_files(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     export = bench.export("s")
     assert isinstance(export, MessageExport)

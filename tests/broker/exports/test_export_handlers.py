@@ -1,4 +1,4 @@
-"""Plans, reports and reservations over the wire: what waits, what is woken, and who may."""
+"""Plans, reports and reservations over the wire: pending requests, wake-ups, and access."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.store.rows import TokenRow
 from penstock.wire.operations import Operation
-from tests.broker.exports.workbench import task, to_http, to_s3, told_in, upload
+from tests.broker.exports.workbench import status_config, task, to_http, to_s3, upload
 from tests.raw_connection import RawConnection
 from tests.support import Json, LocalBroker, append, create, read, running, wait_until
 
@@ -41,13 +41,13 @@ def stream(client: RawConnection) -> Iterator[str]:
     client.call(Operation.DeleteMessageStream, name=name)
 
 
-def ask(connection: RawConnection, wait: int = 0, **fields: Any) -> Json:
+def request_plan(connection: RawConnection, wait: int = 0, **fields: Any) -> Json:
     plain = {"pipeline": "p", "task": "t", "leaseMillis": 60_000, "waitMillis": wait}
     return connection.call(Operation.PlanExports, **{**plain, **fields})
 
 
 def plan(connection: RawConnection, wait: int = 0, **fields: Any) -> list[Json]:
-    work: list[Json] = ask(connection, wait, **fields)["work"]
+    work: list[Json] = request_plan(connection, wait, **fields)["work"]
     return work
 
 
@@ -65,7 +65,7 @@ def report(found: Json, **fields: Any) -> Json:
 
 
 def interim(found: Json, **fields: Any) -> Json:
-    """No message has arrived yet, and more reports follow."""
+    """An interim report, without arrived messages."""
     plain = {"settledEnd": found["first"], "exportedMessages": 0, "isFinal": False}
     return report(found, **{**plain, **fields})
 
@@ -110,12 +110,14 @@ class Waiting:
     ) -> None:
         self.answer: Json | None = None
         before = waiting(broker)
-        self._running = running(lambda: self._ask(connection, wait_millis, fields))
+        self._running = running(lambda: self._plan_with_condition(connection, wait_millis, fields))
         self._running.__enter__()
         wait_until(lambda: waiting(broker) > before)
 
-    def _ask(self, connection: RawConnection, wait_millis: int, fields: dict[str, Any]) -> None:
-        self.answer = ask(connection, wait_millis, **fields)
+    def _plan_with_condition(
+        self, connection: RawConnection, wait_millis: int, fields: dict[str, Any]
+    ) -> None:
+        self.answer = request_plan(connection, wait_millis, **fields)
 
     def finish(self) -> Json:
         self._running.__exit__(None, None, None)
@@ -130,11 +132,11 @@ class Waiting:
 # Plans
 
 
-def test_plan_tells_the_work_and_where_the_broker_is(
+def test_plan_has_the_work_and_the_location_of_the_broker(
     broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     append(client, stream, b"x")
-    answer = ask(client)
+    answer = request_plan(client)
     assert answer["root"] == str(broker.root.absolute())
     assert answer["instance"]
     assert (answer["waiting"], answer["lost"], answer["stops"]) == (0, [], False)
@@ -153,7 +155,7 @@ def test_committed_progress_is_described_and_survives(tmp_path: Path) -> None:
         given = report(found, exportedBytes=1)
         assert commit(client, given) == [found["lease"]]
         assert exported(client, name) == 0
-        # The same report again, and another one.
+        # The same report is repeated, and then another one is sent.
         assert commit(client, given) == [found["lease"]]
         assert commit(client, report(found)) == []
         (export,) = export_statistics(client)
@@ -165,9 +167,7 @@ def test_committed_progress_is_described_and_survives(tmp_path: Path) -> None:
         assert plan(client) == []
 
 
-def test_commit_of_nothing_and_of_unknown_exports_is_answered(
-    client: RawConnection, stream: str
-) -> None:
+def test_commit_without_known_exports_is_answered(client: RawConnection, stream: str) -> None:
     append(client, stream, b"x")
     (found,) = plan(client)
     assert commit(client) == []
@@ -222,7 +222,7 @@ def test_pending_plan_is_woken_by_a_final_report(
     assert rest["first"] == 1
 
 
-def test_pending_plan_gets_work_that_another_task_gives_back(
+def test_pending_plan_gets_work_that_another_task_releases(
     broker: LocalBroker, client: RawConnection, other: RawConnection, stream: str
 ) -> None:
     urgent = create(other, f"{stream} urgent", exportDefinition=to_http(priority=1))
@@ -306,13 +306,13 @@ def test_task_that_has_reconnected_keeps_its_leases_when_its_old_connection_ends
     assert broker.run(served.free_at) > broker.run(broker.loop.time) + 1000
 
 
-def test_plan_is_answered_empty_when_its_task_asks_on_another_connection(
+def test_plan_is_answered_empty_when_its_task_sends_another_request(
     broker: LocalBroker, client: RawConnection, other: RawConnection, stream: str
 ) -> None:
-    forsaken = Waiting(broker, client)
+    replaced = Waiting(broker, client)
     received: list[Json] = []
     with running(lambda: received.extend(plan(other, WAIT))):
-        assert forsaken.work() == []
+        assert replaced.work() == []
         append(client, stream, b"x")
     assert [found["stream"] for found in received] == [stream]
 
@@ -335,7 +335,7 @@ def test_pending_plan_is_answered_when_its_stream_is_deleted(
     assert pending.work() == []
 
 
-def test_pending_plan_is_answered_when_its_time_is_up(client: RawConnection, stream: str) -> None:
+def test_pending_plan_is_answered_after_its_timeout(client: RawConnection, stream: str) -> None:
     assert plan(client, wait=50) == []
     assert exported(client, stream) == -1
 
@@ -351,23 +351,25 @@ def test_pending_plans_are_answered_when_the_broker_stops(tmp_path: Path) -> Non
 # The driver
 
 
-def test_look_is_answered_at_once_with_due_exports_and_connected_tasks(
+def test_driver_request_is_answered_at_once_with_due_exports_and_tasks(
     broker: LocalBroker, client: RawConnection, other: RawConnection, stream: str
 ) -> None:
     append(client, stream, b"x")
     look: Json = {"pipeline": "looks", "task": "driver", "maxSlices": 0}
-    answer = ask(other, **look)
+    answer = request_plan(other, **look)
     assert (answer["work"], answer["waiting"], answer["tasks"]) == ([], 1, 0)
     (found,) = plan(client, pipeline="looks")
-    answer = ask(other, **look)
+    answer = request_plan(other, **look)
     assert (answer["waiting"], answer["tasks"]) == (0, 1)
     commit(client, report(found))
 
 
 @pytest.mark.parametrize("limit", ["maxSlices", "maxBytes"])
-def test_plan_of_nothing_waits_for_its_time(client: RawConnection, stream: str, limit: str) -> None:
+def test_plan_without_room_waits_for_its_timeout(
+    client: RawConnection, stream: str, limit: str
+) -> None:
     append(client, stream, b"x")
-    answer = ask(client, wait=50, **{limit: 0})
+    answer = request_plan(client, wait=50, **{limit: 0})
     assert (answer["work"], answer["waiting"]) == ([], 1)
 
 
@@ -379,14 +381,14 @@ def test_stopping_pipeline_ends_its_tasks_and_no_others(
         append(other, stream, b"x")
         (found,) = plan(client, pipeline=name, task="a")
         pending = Waiting(broker, second, pipeline=name, task="b")
-        assert ask(driver, pipeline=name, task="driver", maxSlices=0, stops=True)["stops"]
+        assert request_plan(driver, pipeline=name, task="driver", maxSlices=0, stops=True)["stops"]
         answer = pending.finish()
         assert (answer["stops"], answer["work"]) == (True, [])
         # A task that finishes keeps its leases, gets no work and may report.
         commit(client, report(found, settledEnd=0, exportedMessages=0))
-        answer = ask(client, pipeline=name, task="a", maxSlices=0)
+        answer = request_plan(client, pipeline=name, task="a", maxSlices=0)
         assert (answer["stops"], answer["work"], answer["lost"]) == (True, [], [])
-        answer = ask(other, pipeline="another")
+        answer = request_plan(other, pipeline="another")
         assert (answer["stops"], len(answer["work"])) == (False, 1)
         commit(other, report(answer["work"][0], settledEnd=0, exportedMessages=0))
 
@@ -397,8 +399,8 @@ def test_stopping_pipeline_renews_leases(
     name = f"stops {stream}"
     append(other, stream, b"x")
     (found,) = plan(client, pipeline=name)
-    ask(other, pipeline=name, task="driver", maxSlices=0, stops=True)
-    answer = ask(client, pipeline=name, holding=[found["lease"]], leaseMillis=3_600_000)
+    request_plan(other, pipeline=name, task="driver", maxSlices=0, stops=True)
+    answer = request_plan(client, pipeline=name, holding=[found["lease"]], leaseMillis=3_600_000)
     assert (answer["stops"], answer["lost"]) == (True, [])
     lease = broker.run(lambda: broker.broker.exports.find_lease(found["lease"]))
     assert lease is not None
@@ -408,10 +410,10 @@ def test_stopping_pipeline_renews_leases(
 def test_name_of_a_stopped_pipeline_can_be_used_again(broker: LocalBroker, stream: str) -> None:
     name = f"stops {stream}"
     with broker.connect() as driver:
-        assert ask(driver, pipeline=name, task="driver", maxSlices=0, stops=True)["stops"]
+        assert request_plan(driver, pipeline=name, task="driver", maxSlices=0, stops=True)["stops"]
     wait_until(lambda: len(broker.sessions) == 1)
     with broker.connect() as driver:
-        assert not ask(driver, pipeline=name, task="driver", maxSlices=0)["stops"]
+        assert not request_plan(driver, pipeline=name, task="driver", maxSlices=0)["stops"]
 
 
 # Bandwidth
@@ -455,7 +457,7 @@ def test_bandwidth_is_not_reserved_for_leases_that_have_ended(
 def test_reservation_waits_for_bandwidth(slow: LocalBroker) -> None:
     with slow.connect() as client:
         lease = lease_file(client)
-        # Seconds, so that nothing is left meanwhile on a busy machine either.
+        # Seconds, so that the bucket stays empty on a busy machine too.
         assert reserve(client, lease, 4000) == GRANTED
         assert reserve(client, lease, wait=1) == TIMED_OUT
         assert reserve(client, lease, wait=WAIT) == GRANTED
@@ -469,7 +471,7 @@ def test_most_urgent_reservation_is_granted_first(slow: LocalBroker) -> None:
         granted: list[int] = []
         with running(lambda: granted.append(len(reserve(first, leases[0], 100, WAIT)))):
             wait_until(lambda: reservations(slow) == 1)
-            # The other one waits for what this takes.
+            # The other reservation waits for the debt of this one.
             assert reserve(second, leases[1], 4000, WAIT) == GRANTED
             assert reservations(slow) == 1
         assert granted
@@ -531,7 +533,7 @@ def test_token_reserves_for_its_own_streams_only(slow: LocalBroker) -> None:
         assert reserve(pipeline, lease_file(client, "mine"), 10) == GRANTED
 
 
-def test_reservation_of_no_bytes_tells_whether_the_lease_is_held(slow: LocalBroker) -> None:
+def test_reservation_of_no_bytes_checks_the_lease(slow: LocalBroker) -> None:
     with slow.connect() as client, slow.connect() as other:
         lease = lease_file(client)
         assert reserve(client, lease, 10**9) == GRANTED
@@ -558,7 +560,7 @@ def test_restarted_broker_continues_with_the_leases_of_tasks(tmp_path: Path) -> 
         (found,) = plan(client)
         commit(client, interim(found, settledEnd=1))
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
-        answer = ask(client, holding=[found["lease"]])
+        answer = request_plan(client, holding=[found["lease"]])
         assert (answer["work"], answer["lost"]) == ([], [])
         assert commit(client, report(found, first=1)) == [found["lease"]]
         assert exported(client, name) == 2
@@ -569,7 +571,7 @@ def test_reservation_continues_after_a_restart(tmp_path: Path) -> None:
         lease = lease_file(client)
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         assert reserve(client, lease) == GRANTED
-        assert ask(client, task="file", holding=[lease])["lost"] == []
+        assert request_plan(client, task="file", holding=[lease])["lost"] == []
         (pipeline,) = broker.run(lambda: list(broker.broker.pipelines))
         assert broker.run(lambda: broker.broker.exports.find_lease(lease)) is not None
         assert pipeline.is_connected
@@ -587,7 +589,7 @@ def progress_refused(broker: LocalBroker) -> Iterator[None]:
 
 
 def refuse_progress(broker: LocalBroker, reason: str | None) -> None:
-    """From now on, with this reason; None stores it again."""
+    """Makes storing fail with this reason, or succeed if it is None."""
     catalog = broker.broker._store.catalog
 
     def change() -> None:
@@ -668,7 +670,7 @@ def test_unstored_progress_is_stored_when_the_broker_stops(tmp_path: Path) -> No
         (found,) = plan(client)
         with progress_refused(broker):
             commit(client, report(found))
-            # Not before the stop.
+            # It is not stored before the stop.
             broker.run(broker.broker._export_handlers.progress.stop)
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         assert exported(client, name) == 0
@@ -689,7 +691,7 @@ def test_upload_that_cannot_be_stored_is_not_begun(tmp_path: Path) -> None:
         assert commit(client, begun) == [found["lease"]]
 
 
-def test_skipped_messages_are_kept_in_the_stream_of_the_settings(tmp_path: Path) -> None:
+def test_skipped_messages_are_stored_in_the_configured_stream(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with LocalBroker(root, dead_letter_stream="letters") as broker, broker.connect() as client:
         name = create(client, "s", exportDefinition=to_http())
@@ -711,7 +713,7 @@ def test_interim_report_of_messages_is_kept_until_it_can_be_stored(tmp_path: Pat
         with progress_refused(broker):
             assert commit(client, interim(found, settledEnd=1)) == [found["lease"]]
             wait_until(lambda: suspension(client) == "no more")
-            assert ask(client, holding=[found["lease"]])["lost"] == []
+            assert request_plan(client, holding=[found["lease"]])["lost"] == []
             assert exported(client, name) == 0
         wait_until(lambda: suspension(client) == "")
         assert stored_progress(broker, name) == 0
@@ -739,7 +741,9 @@ def test_plan_accepts_its_reports_first(client: RawConnection, stream: str) -> N
     append(client, stream, b"x")
     (found,) = plan(client)
     append(client, stream, b"y")
-    answer = ask(client, reports=[report(found)], holding=[found["lease"]], waitMillis=WAIT)
+    answer = request_plan(
+        client, reports=[report(found)], holding=[found["lease"]], waitMillis=WAIT
+    )
     assert exported(client, stream) == 0
     assert [(each["first"], each["end"]) for each in answer["work"]] == [(1, 2)]
     assert answer["lost"] == []
@@ -750,7 +754,7 @@ def test_delivery_that_a_plan_reports_is_counted(
 ) -> None:
     append(client, stream, b"x")
     (found,) = plan(client, pipeline="counting")
-    ask(client, pipeline="counting", reports=[report(found)])
+    request_plan(client, pipeline="counting", reports=[report(found)])
     (pipeline,) = broker.run(
         lambda: [each for each in broker.broker.pipelines if each.name == "counting"]
     )
@@ -765,7 +769,7 @@ def test_plan_stores_reports_of_files_before_it_is_answered(tmp_path: Path) -> N
         name = create(client, "s", exportDefinition=to_s3())
         append(client, name, json.dumps(task(0)).encode())
         (found,) = plan(client)
-        ask(client, reports=[report(found)])
+        request_plan(client, reports=[report(found)])
         assert stored_progress(broker, name) == 0
 
 
@@ -794,7 +798,7 @@ def test_task_that_disconnects_while_its_reports_are_stored_keeps_no_lease(
             wait_until(lambda: len(broker.sessions) == 1)
         wait_until(lambda: stored_progress(broker, "file") == 0)
         assert [each["stream"] for each in plan(client, WAIT)] == ["message"]
-        assert ask(client)["tasks"] == 1
+        assert request_plan(client)["tasks"] == 1
 
 
 def test_plan_with_a_report_that_cannot_be_stored_fails(tmp_path: Path) -> None:
@@ -803,7 +807,7 @@ def test_plan_with_a_report_that_cannot_be_stored_fails(tmp_path: Path) -> None:
         append(client, name, json.dumps(task(0)).encode())
         (found,) = plan(client)
         with progress_refused(broker), pytest.raises(UnknownFailureException, match="no more"):
-            ask(client, reports=[interim(found)])
+            request_plan(client, reports=[interim(found)])
 
 
 @pytest.mark.parametrize(
@@ -849,17 +853,17 @@ def test_token_plans_and_reports_for_its_own_streams_only(
         (found,) = plan(pipeline, task="b")
         assert found["stream"] == mine
         (others,) = plan(client)
-        answer = ask(pipeline, task="a", holding=[others["lease"]])
+        answer = request_plan(pipeline, task="a", holding=[others["lease"]])
         assert answer["lost"] == [others["lease"]]
-        ask(pipeline, task="a")
+        request_plan(pipeline, task="a")
         with pytest.raises(UnauthorizedException, match="not for the stream"):
             commit(pipeline, report(found), report(others))
         with pytest.raises(UnauthorizedException, match="not for the stream"):
-            ask(pipeline, task="b", reports=[report(found), report(others)])
+            request_plan(pipeline, task="b", reports=[report(found), report(others)])
         assert exported(client, mine) == -1
         # The lease is still held by its task.
         assert commit(client, interim(others, settledEnd=0)) == [others["lease"]]
-        # Nor under the name of a stream that the token sees.
+        # The name of a stream that the token sees does not help.
         assert commit(pipeline, report(others, stream=mine)) == []
         assert exported(client, stream) == -1
         commit(pipeline, report(found))
@@ -870,11 +874,13 @@ def test_token_plans_and_reports_for_its_own_streams_only(
 # S3 tasks
 
 
-def test_task_from_its_plan_to_its_status(
+def test_s3_task_is_planned_reported_and_gets_a_status(
     broker: LocalBroker, client: RawConnection, other: RawConnection
 ) -> None:
     status_stream = create(client, f"status {next(numbers)}")
-    name = create(client, f"s{next(numbers)}", exportDefinition=to_s3(**told_in(status_stream)))
+    name = create(
+        client, f"s{next(numbers)}", exportDefinition=to_s3(**status_config(status_stream))
+    )
     append(client, name, json.dumps(task(0)).encode())
     (found,) = plan(client)
     assert None not in found.values()
@@ -911,7 +917,7 @@ def test_pending_plan_is_woken_when_an_upload_is_abandoned(
     commit(other, interim(found, uploads=[going_on]))
     pending = Waiting(broker, client)
     other.call(Operation.DeleteMessageStream, name=name)
-    # It may be answered because a stream is gone; then the task asks again.
+    # It may be answered because a stream was deleted; then the task repeats the request.
     (abort,) = pending.work() or plan(client)
     assert (abort["work"], abort["upload"]) == ("abort", going_on)
     assert commit(client, report(abort)) == [abort["lease"]]
@@ -921,7 +927,7 @@ def test_status_is_on_the_disk_before_its_report_is_answered(tmp_path: Path) -> 
     root = tmp_path / "root"
     with LocalBroker(root, sync_interval_ms=3_600_000) as broker, broker.connect() as client:
         create(client, "status")
-        create(client, "s", exportDefinition=to_s3(**told_in("status")))
+        create(client, "s", exportDefinition=to_s3(**status_config("status")))
         append(client, "s", json.dumps(task(0)).encode())
         (found,) = plan(client)
         event = {"sequenceNumber": 0, "status": 0, "message": "done", "time": 5}
@@ -938,7 +944,7 @@ def test_tasks_dropped_while_they_were_leased_are_canceled_when_the_broker_stops
 ) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         create(client, "status")
-        exports = to_s3(**told_in("status"))
+        exports = to_s3(**status_config("status"))
         create(client, "s", exportDefinition=exports, timeToLiveMillis=60_000)
         append(client, "s", json.dumps(task(0)).encode())
         (found,) = plan(client)
@@ -946,14 +952,14 @@ def test_tasks_dropped_while_they_were_leased_are_canceled_when_the_broker_stops
         assert broker.run(lambda: broker.broker.streams.find("status").log.end) == 0
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         (status,) = read(client, "status")
-        assert json.loads(status["payload"])["message"] == "its time to live is over"
+        assert json.loads(status["payload"])["message"] == "its time to live has expired"
         assert commit(client, report(found)) == []
 
 
 def test_statuses_uploads_and_progress_survive_a_restart(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         create(client, "status")
-        create(client, "s", exportDefinition=to_s3(**told_in("status")))
+        create(client, "s", exportDefinition=to_s3(**status_config("status")))
         for number in range(2):
             append(client, "s", json.dumps(task(number)).encode())
         (found,) = plan(client)
@@ -969,7 +975,7 @@ def test_statuses_uploads_and_progress_survive_a_restart(tmp_path: Path) -> None
 # Pipelines
 
 
-def test_pipeline_is_known_from_its_first_plan_on(broker: LocalBroker, stream: str) -> None:
+def test_pipeline_is_known_after_its_first_plan(broker: LocalBroker, stream: str) -> None:
     name = f"of {stream}"
     about = {"started": 5, "sparkVersion": "4.1.0", "master": "local[3]", "sparkPage": None}
 
@@ -979,7 +985,7 @@ def test_pipeline_is_known_from_its_first_plan_on(broker: LocalBroker, stream: s
 
     with broker.connect() as leaving:
         append(leaving, stream, b"x")
-        ask(leaving, pipeline=name, task="driver", maxSlices=0, about=about)
+        request_plan(leaving, pipeline=name, task="driver", maxSlices=0, about=about)
         assert known() is None
         (found,) = plan(leaving, pipeline=name, about=about)
         assert known().is_connected

@@ -50,7 +50,7 @@ class Bench:
     def now(self) -> int:
         return START + round((self.seconds - 100) * 1000)
 
-    def ask(
+    def request_plan(
         self,
         *holding: str,
         name: str = "p",
@@ -96,7 +96,7 @@ def bench() -> Bench:
 # Deliveries
 
 
-def test_holders_that_never_asked_are_unknown(bench: Bench) -> None:
+def test_holder_without_a_request_is_unknown(bench: Bench) -> None:
     bench.leave("nobody")
     bench.give(messages())
     bench.report()
@@ -105,7 +105,7 @@ def test_holders_that_never_asked_are_unknown(bench: Bench) -> None:
 
 
 def test_delivery_lasts_from_the_plan_to_the_final_report(bench: Bench) -> None:
-    bench.ask()
+    bench.request_plan()
     bench.seconds += 7
     bench.give(messages())
     (assignment,) = bench.task.assignments.values()
@@ -121,8 +121,8 @@ def test_delivery_lasts_from_the_plan_to_the_final_report(bench: Bench) -> None:
     assert (sum(durations.counts), durations.sum) == (1, 1.5)
 
 
-def test_interim_report_counts_messages_and_the_delivery_goes_on(bench: Bench) -> None:
-    bench.ask()
+def test_interim_report_counts_messages_and_continues_the_delivery(bench: Bench) -> None:
+    bench.request_plan()
     bench.give(messages())
     bench.report(exported_messages=20, is_final=False)
     assert (bench.task.deliveries, bench.task.messages) == (0, 20)
@@ -133,49 +133,49 @@ def test_interim_report_counts_messages_and_the_delivery_goes_on(bench: Bench) -
 
 
 def test_report_about_an_unknown_lease_counts_messages_only(bench: Bench) -> None:
-    """As after a restart of the broker."""
-    bench.ask("l")
+    """This happens after a restart of the broker."""
+    bench.request_plan("l")
     bench.report(exported_messages=20)
     assert (bench.task.deliveries, bench.task.messages) == (0, 20)
     assert bench.deliveries == []
 
 
 def test_aborted_upload_is_a_delivery_without_messages(bench: Bench) -> None:
-    bench.ask()
+    bench.request_plan()
     bench.give(abort())
     bench.report()
     (delivery,) = bench.deliveries
     assert (delivery.kind, delivery.messages) == ("s3_task_executor", 0)
 
 
-def test_tasks_have_assignments_of_their_own(bench: Bench) -> None:
+def test_each_task_has_its_assignments(bench: Bench) -> None:
     for task in "ab":
-        bench.ask(task=task)
+        bench.request_plan(task=task)
         bench.give(messages(task), task=task)
     bench.report("a", task="a")
     assert [list(each.assignments) for each in bench.only.tasks.values()] == [[], ["b"]]
 
 
 def test_assignments_that_a_task_no_longer_holds_are_forgotten(bench: Bench) -> None:
-    bench.ask()
+    bench.request_plan()
     bench.give(messages("a"), messages("b"))
-    bench.ask("b", "c")
+    bench.request_plan("b", "c")
     assert list(bench.task.assignments) == ["b"]
     assert bench.deliveries == []
 
 
 def test_assignments_stay_while_a_task_is_disconnected(bench: Bench) -> None:
-    bench.ask()
+    bench.request_plan()
     bench.give(messages())
     bench.leave()
     bench.seconds += 1
-    bench.ask("l")
+    bench.request_plan("l")
     bench.report()
     assert [delivery.seconds for delivery in bench.deliveries] == [1.0]
 
 
 def test_only_the_latest_deliveries_of_a_kind_are_kept_and_all_are_counted(bench: Bench) -> None:
-    bench.ask()
+    bench.request_plan()
     for number in range(300):
         bench.give(messages(first=number, end=number + 1))
         bench.report()
@@ -185,8 +185,8 @@ def test_only_the_latest_deliveries_of_a_kind_are_kept_and_all_are_counted(bench
     assert sum(bench.pipelines.durations["http"].look().counts) == 300
 
 
-def test_frequent_deliveries_do_not_displace_those_of_other_kinds(bench: Bench) -> None:
-    bench.ask()
+def test_frequent_deliveries_do_not_evict_other_kinds(bench: Bench) -> None:
+    bench.request_plan()
     bench.give(abort("abort"))
     bench.seconds += 5
     bench.report("abort")
@@ -205,7 +205,7 @@ def test_frequent_deliveries_do_not_displace_those_of_other_kinds(bench: Bench) 
 
 def test_pipeline_is_connected_as_long_as_one_of_its_tasks_is(bench: Bench) -> None:
     for task in "ab":
-        bench.ask(task=task)
+        bench.request_plan(task=task)
     assert bench.pipelines.count_tasks("p") == 2
     bench.leave(task="a")
     assert bench.only.is_connected
@@ -218,55 +218,55 @@ def test_pipeline_is_connected_as_long_as_one_of_its_tasks_is(bench: Bench) -> N
 
 
 def test_task_that_reconnects_is_the_same_task(bench: Bench) -> None:
-    bench.ask()
+    bench.request_plan()
     bench.leave()
     bench.seconds += 100
-    bench.ask()
+    bench.request_plan()
     assert bench.task.is_connected
     assert (bench.task.started, bench.task.last_seen) == (START, START + 100_000)
 
 
 def test_description_is_kept(bench: Bench) -> None:
-    bench.ask()
+    bench.request_plan()
     assert str(bench.only) == "p"
-    bench.ask(about=ABOUT)
-    bench.ask()
+    bench.request_plan(about=ABOUT)
+    bench.request_plan()
     assert bench.only.about == ABOUT
     assert str(bench.only) == "p on Spark 4.1.0, local[4]"
 
 
-def test_disconnected_pipelines_are_forgotten_when_others_connect(bench: Bench) -> None:
-    bench.ask(name="stays")
+def test_disconnected_pipelines_are_evicted_when_others_connect(bench: Bench) -> None:
+    bench.request_plan(name="stays")
     for number in range(20):
         bench.seconds += 1
-        bench.ask(name=str(number))
+        bench.request_plan(name=str(number))
         bench.leave(str(number))
 
     assert bench.names == ["stays", *map(str, range(13, 20))]
-    bench.ask(name="another")
+    bench.request_plan(name="another")
     assert bench.names == ["stays", *map(str, range(14, 20)), "another"]
 
 
-def test_connected_pipelines_are_not_forgotten(bench: Bench) -> None:
+def test_connected_pipelines_are_not_evicted(bench: Bench) -> None:
     for number in range(20):
-        bench.ask(name=str(number))
+        bench.request_plan(name=str(number))
 
     assert len(bench.names) == 20
 
 
-def test_disconnected_tasks_are_forgotten_when_others_connect(bench: Bench) -> None:
-    bench.ask(task="stays")
+def test_disconnected_tasks_are_evicted_when_others_connect(bench: Bench) -> None:
+    bench.request_plan(task="stays")
     for number in range(40):
         bench.seconds += 1
-        bench.ask(task=str(number))
+        bench.request_plan(task=str(number))
         bench.leave(task=str(number))
 
     assert list(bench.only.tasks) == ["stays", *map(str, range(25, 40))]
 
 
-def test_connected_tasks_are_not_forgotten(bench: Bench) -> None:
+def test_connected_tasks_are_not_evicted(bench: Bench) -> None:
     for number in range(40):
-        bench.ask(task=str(number))
+        bench.request_plan(task=str(number))
 
     assert len(bench.only.tasks) == 40
 
@@ -276,7 +276,7 @@ def test_connection_and_disconnection_are_logged_once(
 ) -> None:
     with caplog.at_level("INFO"):
         for task in "aab":
-            bench.ask(task=task, about=ABOUT)
+            bench.request_plan(task=task, about=ABOUT)
         for task in "ab":
             bench.leave(task=task)
 

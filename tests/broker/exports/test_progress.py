@@ -1,4 +1,4 @@
-"""Accepted reports, and how their progress is stored."""
+"""Batches of accepted reports, and the writer that stores their progress."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_batch_with_an_interim_report_is_not_final(bench: Workbench) -> None:
     assert not bench.begin_commit(report(first), interim(second)).batch.is_final
 
 
-def test_interim_report_whose_messages_cannot_be_kept_loses_its_lease(bench: Workbench) -> None:
+def test_interim_report_whose_letters_cannot_be_stored_loses_its_lease(bench: Workbench) -> None:
     """The task stops, and the messages are delivered again."""
     bench._dead_letter_stream = "letters"
     bench.restart()
@@ -106,13 +106,13 @@ def test_interim_report_whose_messages_cannot_be_kept_loses_its_lease(bench: Wor
     assert bench.accepted(given) == bench.accepted(given) == []
     assert bench.progress("s").last_exported == 0
     assert bench.export("s").failures == 1
-    assert bench.ask(task="a", holding=[found.lease], max_slices=0).lost == [found.lease]
+    assert bench.request_plan(task="a", holding=[found.lease], max_slices=0).lost == [found.lease]
     bench.wait(1)
     again = bench.plan_file(task="b")
     assert (again.first, again.arrived) == (1, [2])
 
 
-def test_final_report_whose_messages_cannot_be_kept_is_accepted(bench: Workbench) -> None:
+def test_final_report_whose_letters_cannot_be_stored_is_accepted(bench: Workbench) -> None:
     bench._dead_letter_stream = "letters"
     bench.restart()
     bench.create("letters", {}, maxSize=1024, strategyOnFull=0)
@@ -143,7 +143,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        # Of each transaction that was tried: whether it was stored, and its positions.
+        # For each attempted transaction: whether it was stored, and its positions.
         self.attempts: list[tuple[bool, list[int]]] = []
         self.may_store = threading.Event()
         self.may_store.set()
@@ -169,7 +169,7 @@ class StreamStub:
 
 
 class Writing:
-    """A writer, its disk, and what it says."""
+    """A writer, its disk, and the errors that it reports."""
 
     def __init__(self, executor: ThreadPoolExecutor, root: Path) -> None:
         self.disk = Disk()
@@ -181,7 +181,7 @@ class Writing:
 
     @property
     def logged(self) -> list[int]:
-        """What a broker finds that starts now."""
+        """The positions that a broker would read from the log at its start."""
         return [export.last_exported for _, export in read_progress(RealDisk(), self.root)]
 
     def _note(self, error: str) -> None:
@@ -225,7 +225,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_RETRY_SECONDS", 0.001)
 
 
-def test_changes_that_may_wait_share_a_transaction(hurried: None) -> None:
+def test_deferred_changes_share_a_transaction(hurried: None) -> None:
     async def test(writing: Writing) -> None:
         for position in range(3):
             writing.later("a", position)
@@ -238,7 +238,7 @@ def test_changes_that_may_wait_share_a_transaction(hurried: None) -> None:
     run(test)
 
 
-def test_change_that_is_waited_for_is_stored_at_once_with_the_others() -> None:
+def test_urgent_change_is_stored_at_once_with_deferred_changes() -> None:
     async def test(writing: Writing) -> None:
         writing.later("a", 1)
         assert await writing.now("b", 2) is None
@@ -261,7 +261,7 @@ def test_change_that_arrives_during_a_transaction_follows_it() -> None:
     run(test)
 
 
-def test_change_that_is_waited_for_does_not_wait_for_others(
+def test_urgent_change_does_not_wait_for_deferred_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(progress, "_STORE_SECONDS", 3600.0)
@@ -299,9 +299,7 @@ def test_callback_that_fails_blocks_no_other(
         assert writing.disk.stored == [[1], [2, 3], [4]]
 
     run(test)
-    assert [record.message for record in caplog.records] == [
-        "a stored report of exports is not applied"
-    ]
+    assert [record.message for record in caplog.records] == ["cannot apply a stored export report"]
 
 
 def test_changes_are_kept_until_the_disk_works(
@@ -326,7 +324,7 @@ def test_changes_are_kept_until_the_disk_works(
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_result_decides_whether_a_failed_change_is_kept(hurried: None, keeps: bool) -> None:
+def test_callback_decides_whether_a_failed_change_is_kept(hurried: None, keeps: bool) -> None:
     async def test(writing: Writing) -> None:
         error = writing.disk.error = sqlite3.OperationalError("disk is full")
         assert await writing.now("a", 1, keeps=keeps) is error
@@ -375,7 +373,7 @@ def test_progress_that_cannot_be_logged_is_stored_at_once() -> None:
     run(test)
 
 
-def test_log_keeps_what_is_reported_during_a_transaction() -> None:
+def test_log_keeps_reports_during_a_transaction() -> None:
     async def test(writing: Writing) -> None:
         writing.later("a", 1)
         writing.disk.may_store.clear()

@@ -102,7 +102,7 @@ class Replay:
         return [each for each in work if isinstance(each, MessageSlice)]
 
     def hold(self, *leases: str) -> list[str]:
-        """The task asks for no work, and delivers these; the leases that it has lost."""
+        """Requests no work, and renews these leases; returns the lost ones."""
         plan = self.client.plan_exports(
             self.name, "t", lease_millis=LEASE_MILLIS, holding=leases, max_slices=0
         )
@@ -199,7 +199,7 @@ def test_moved_start_is_not_applied_twice(client: StreamManagerClient) -> None:
     assert replay.lease() == []
 
 
-def test_other_exports_of_the_stream_stay(client: StreamManagerClient) -> None:
+def test_other_exports_of_the_stream_are_not_moved(client: StreamManagerClient) -> None:
     other = to_http(identifier="other")
     replay = Replay(client, define(to_http(), other))
     replay.export_all()
@@ -235,7 +235,7 @@ def test_rewind_moves_the_export(
     assert [each.first for each in replay.lease()] == ([number] if number < 10 else [])
 
 
-def test_rewind_to_the_same_number_sends_again(client: StreamManagerClient) -> None:
+def test_rewind_to_the_same_number_resends_messages(client: StreamManagerClient) -> None:
     replay = Replay(client, define(to_http()))
     for _ in range(3):
         replay.rewind(6)
@@ -249,7 +249,7 @@ def test_definition_can_be_repeated_after_a_rewind(client: StreamManagerClient) 
     replay.export_all()
     replay.rewind(6)
     replay.export_all()
-    # The program that made the stream starts again, and repeats its definition.
+    # The program that created the stream restarts, and repeats its definition.
     replay.update(to_http(3))
     assert replay.lease() == []
 
@@ -280,7 +280,7 @@ def test_rewind_below_the_oldest_message_begins_with_the_oldest(
     assert replay.lease_one().first == oldest
 
 
-def test_rewind_of_an_export_whose_start_is_to_come(client: StreamManagerClient) -> None:
+def test_rewind_of_an_export_whose_start_is_not_reached(client: StreamManagerClient) -> None:
     replay = Replay(client, define(to_http(1000)))
     assert replay.lease() == []
     replay.rewind(10)
@@ -302,7 +302,7 @@ def test_rewind_to_an_impossible_number_is_refused(client: StreamManagerClient) 
     assert replay.lease() == []
 
 
-def test_counters_go_on_after_a_rewind(client: StreamManagerClient) -> None:
+def test_counters_continue_after_a_rewind(client: StreamManagerClient) -> None:
     replay = Replay(client, define(to_http()))
     replay.export_all()
     replay.rewind(4)
@@ -349,7 +349,7 @@ def test_memory_stream_is_rewound(client: StreamManagerClient) -> None:
     assert replay.lease_one().first == 4
 
 
-def test_pending_plan_wakes_up(tmp_path: Path) -> None:
+def test_rewind_wakes_pending_plans(tmp_path: Path) -> None:
     with (
         LocalBroker(tmp_path / "root") as broker,
         StreamManagerClient(root=broker.root) as client,
@@ -373,7 +373,9 @@ def test_pending_plan_wakes_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 3, 6, 10])
-def test_slice_in_flight_is_fenced_off(client: StreamManagerClient, number: int) -> None:
+def test_report_of_a_slice_in_flight_is_refused_after_a_rewind(
+    client: StreamManagerClient, number: int
+) -> None:
     replay = Replay(client, define(to_http()))
     found = replay.lease_one()
     assert replay.commit(report(found, settled_end=3, exported_messages=3, is_final=False))
@@ -381,7 +383,7 @@ def test_slice_in_flight_is_fenced_off(client: StreamManagerClient, number: int)
     late = report(found, first=3, exported_messages=7)
     assert not replay.commit(late)
     assert replay.statistics().last_exported_sequence_number == number - 1
-    # When the delivery has ended, another task has the new slice, and the late report comes again.
+    # When the delivery has ended, another task has the new slice, and the late report is repeated.
     assert replay.hold() == []
     again = replay.lease(task="other")
     assert [each.first for each in again] == ([number] if number < 10 else [])
@@ -390,7 +392,7 @@ def test_slice_in_flight_is_fenced_off(client: StreamManagerClient, number: int)
     assert replay.statistics().last_exported_sequence_number == 9
 
 
-def test_task_learns_that_its_lease_is_lost(client: StreamManagerClient) -> None:
+def test_plan_lists_the_lost_lease_after_a_rewind(client: StreamManagerClient) -> None:
     replay = Replay(client, define(to_http()))
     found = replay.lease_one()
     replay.rewind(0)
@@ -398,7 +400,7 @@ def test_task_learns_that_its_lease_is_lost(client: StreamManagerClient) -> None
     assert not client.reserve_bandwidth(found.lease, 1).is_held
 
 
-def test_moved_export_does_not_wait_for_a_task_that_is_gone(process: BrokerProcess) -> None:
+def test_moved_export_does_not_wait_for_a_disconnected_task(process: BrokerProcess) -> None:
     with StreamManagerClient(root=process.root) as client:
         replay = Replay(client, define(to_http()))
         with StreamManagerClient(root=process.root) as gone:
@@ -406,7 +408,7 @@ def test_moved_export_does_not_wait_for_a_task_that_is_gone(process: BrokerProce
             replay.lease_one()
             replay.rewind(4)
         replay.client = client
-        # The task may come back for some seconds.
+        # The task may reconnect for some seconds.
         (again,) = replay.lease(task="other", wait_millis=20_000)
         assert again.first == 4
         client.delete_message_stream(replay.name)
@@ -539,7 +541,7 @@ def aborts(files: Replay) -> list[UploadAbort]:
     ]
 
 
-def test_rewound_executor_carries_tasks_out_again(files: Replay) -> None:
+def test_rewound_executor_repeats_tasks(files: Replay) -> None:
     files.export_all()
     files.rewind(2)
     found = files.lease_one()
@@ -579,7 +581,7 @@ def test_uploads_of_a_rewound_executor_are_aborted_after_kill_9(
     assert [each.upload for each in aborts(files)] == [upload_of(1)]
 
 
-def test_tasks_that_a_move_passes_are_canceled(files: Replay) -> None:
+def test_tasks_that_a_move_skips_are_canceled(files: Replay) -> None:
     found = files.lease_one()
     assert files.commit(report(found, settled_end=1, exported_messages=1, is_final=False))
     files.rewind(4)
@@ -588,11 +590,11 @@ def test_tasks_that_a_move_passes_are_canceled(files: Replay) -> None:
     assert again.first == 4
 
 
-# Rights
+# Access
 
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.admin])
-def test_rewind_takes_an_admin(
+def test_rewind_requires_the_admin_role(
     process: BrokerProcess, client: StreamManagerClient, role: Role
 ) -> None:
     replay = Replay(client, define(to_http()))

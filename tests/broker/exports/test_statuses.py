@@ -16,9 +16,9 @@ from tests.broker.exports.workbench import (
     event,
     failure,
     report,
+    status_config,
     task,
     to_s3,
-    told_in,
 )
 
 
@@ -47,7 +47,7 @@ def test_status_has_the_format_of_the_aws_client(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("given", [None, {**task(7), "userMetadata": None}])
-def test_unset_fields_are_left_out(bench: Workbench, given: dict[str, Any] | None) -> None:
+def test_unset_fields_are_omitted(bench: Workbench, given: dict[str, Any] | None) -> None:
     bench.create("status", {})
     bench.statuses.write(origin(), [event(7, task=given)], bench.now)
     log = bench.streams.find("status").log
@@ -71,7 +71,7 @@ def test_level_of_an_export_selects_statuses(
 ) -> None:
     bench.create("status", {})
     bench.statuses.write(origin(level), [event(1, status) for status in Status], bench.now)
-    assert {status for status, _, _ in bench.told()} == written
+    assert {status for status, _, _ in bench.written_statuses()} == written
 
 
 @pytest.mark.parametrize("config", [None, StatusConfig(), StatusConfig(StatusLevel.TRACE)])
@@ -84,7 +84,7 @@ def test_without_a_status_stream_nothing_is_written(
 
 
 def test_export_writes_no_statuses_into_its_own_stream(bench: Workbench) -> None:
-    """It cannot be defined; one that was defined before that rule must not write for ever."""
+    """Such an export is refused today, but may have been stored by an earlier version."""
     stream = bench.create("s", {})
     bench.statuses.write(origin(name="s"), [event(1)], bench.now)
     assert stream.log.end == 0
@@ -102,10 +102,10 @@ def test_many_statuses_are_written_in_order(bench: Workbench) -> None:
     stream = bench.create("status", {}, streamSegmentSize=2048)
     bench.statuses.write(origin(), [event(number) for number in range(40)], bench.now)
     assert stream.log.segment_count > 3
-    assert [number for _, number, _ in bench.told()] == list(range(40))
+    assert [number for _, number, _ in bench.written_statuses()] == list(range(40))
 
 
-# When it cannot be written
+# Failures
 
 
 def test_missing_status_stream_does_not_block_an_export_and_is_logged_once(
@@ -124,7 +124,7 @@ def test_missing_status_stream_does_not_block_an_export_and_is_logged_once(
     )
     bench.create("status", {})
     bench.commit(report(bench.plan_file(), settled_end=3, events=[event(2)]))
-    assert [number for _, number, _ in bench.told()] == [2]
+    assert [number for _, number, _ in bench.written_statuses()] == [2]
     bench.delete("status")
     bench.commit(report(bench.plan_file(), events=[event(3)]))
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
@@ -134,12 +134,12 @@ def test_full_status_stream_does_not_block_an_export(
     bench: Workbench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.create("status", {}, maxSize=1024, strategyOnFull=0)
-    bench.create("s", to_s3(**told_in()))
+    bench.create("s", to_s3(**status_config()))
     bench.append_tasks("s", 10)
     found = bench.plan_file()
     assert bench.commit(report(found, events=[event(number) for number in range(10)])) == 1
     assert bench.progress("s").last_exported == 9
-    assert 0 < len(bench.told()) < 10
+    assert 0 < len(bench.written_statuses()) < 10
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "is full" in record.getMessage()
 
@@ -148,11 +148,11 @@ def test_status_that_is_too_large_does_not_affect_others(bench: Workbench) -> No
     bench.create("status", {}, maxSize=2048, streamSegmentSize=1024)
     events = [event(1), event(2, message="x" * 2048), event(3)]
     bench.statuses.write(origin(), events, bench.now)
-    assert [number for _, number, _ in bench.told()][-1] == 3
-    assert 2 not in [number for _, number, _ in bench.told()]
+    assert [number for _, number, _ in bench.written_statuses()][-1] == 3
+    assert 2 not in [number for _, number, _ in bench.written_statuses()]
 
 
-# When it is on the disk
+# Syncs
 
 
 def test_statuses_are_synced_with_the_progress(bench: Workbench) -> None:
@@ -180,7 +180,7 @@ def test_repeated_report_writes_no_second_status(bench: Workbench) -> None:
     failed = failure(found, events=[event(0, Status.Warning)])
     bench.commit(failed)
     assert bench.commit(failed) == 0
-    assert len(bench.told()) == 1
+    assert len(bench.written_statuses()) == 1
 
 
 def test_retry_does_not_repeat_in_progress(bench: Workbench) -> None:

@@ -47,7 +47,7 @@ def test_slice_has_a_limited_number_of_tasks(bench: Workbench) -> None:
     assert bench.plan_file().end == 2001
 
 
-def test_slice_of_large_tasks_is_no_larger_than_asked_for(bench: Workbench) -> None:
+def test_slice_of_large_tasks_respects_the_max_bytes(bench: Workbench) -> None:
     bench.create("s", to_s3())
     bench.append("s", 30, size=100_000)
     assert bench.plan_file().end == 10
@@ -63,7 +63,7 @@ def test_slice_has_its_uploads_and_the_lifetime_of_tasks(bench: Workbench) -> No
     assert bench.plan_file(max_bytes=30).uploads == [upload(0)]
 
 
-def test_slice_contains_all_tasks_that_have_ended(bench: Workbench) -> None:
+def test_slice_contains_all_tasks_that_have_arrived(bench: Workbench) -> None:
     bench.create("s", to_s3(), 50)
     bench.commit(failure(bench.plan_file(), arrived=[3, 40]))
     bench.wait(1)
@@ -98,7 +98,7 @@ def test_report_replaces_the_uploads_of_its_lease(bench: Workbench, restarts: bo
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_upload_that_is_no_longer_reported_without_an_end_is_abandoned(
+def test_unreported_upload_of_an_unfinished_task_is_abandoned(
     bench: Workbench, restarts: bool
 ) -> None:
     bench.create_tasks("s", 2)
@@ -111,7 +111,7 @@ def test_upload_that_is_no_longer_reported_without_an_end_is_abandoned(
     assert abandoned(bench) == [(0, "first")]
 
 
-def test_upload_of_a_settled_task_has_ended(bench: Workbench) -> None:
+def test_upload_of_a_reported_task_has_ended(bench: Workbench) -> None:
     bench.create_tasks("s", 4)
     found = bench.plan_file()
     bench.commit(interim(found, uploads=[upload(0), upload(1), upload(3)]))
@@ -168,7 +168,7 @@ def test_upload_with_new_parts_is_progress(bench: Workbench) -> None:
     bench.create("s", to_s3(), 1)
     for parts in (["a"], ["a", "", "c"], ["a", "b", "c"]):
         found = bench.plan_file()
-        # Also if an earlier report of the lease has told it.
+        # The parts count also if an earlier report of the lease had them.
         bench.commit(interim(found, uploads=[upload(0, parts=parts)]))
         bench.commit(failure(found, uploads=[upload(0, parts=parts)]))
         assert bench.export("s").failures == 1
@@ -203,18 +203,18 @@ def test_only_events_of_leased_tasks_are_written(bench: Workbench) -> None:
     found = bench.plan_file()
     bench.append_tasks("s", 1)
     bench.commit(report(found, events=[event(number) for number in range(8)]))
-    assert [number for _, number, _ in bench.told()] == [1, 2, 3, 4]
+    assert [number for _, number, _ in bench.written_statuses()] == [1, 2, 3, 4]
 
 
-def test_interim_report_writes_no_events_of_tasks_that_are_settled(bench: Workbench) -> None:
+def test_report_writes_no_events_of_tasks_reported_before(bench: Workbench) -> None:
     bench.create_tasks("s", 3)
     found = bench.plan_file()
     bench.commit(interim(found, settled_end=1, events=[event(0)]))
     bench.commit(report(found, first=1, events=[event(0), event(1), event(2)]))
-    assert [number for _, number, _ in bench.told()] == [0, 1, 2]
+    assert [number for _, number, _ in bench.written_statuses()] == [0, 1, 2]
 
 
-def test_skipped_task_that_cannot_be_kept_gets_no_status(bench: Workbench) -> None:
+def test_skipped_task_that_cannot_be_stored_gets_no_status(bench: Workbench) -> None:
     bench._dead_letter_stream = "letters"
     bench.restart()
     bench.create("letters", {}, maxSize=1024, strategyOnFull=0)
@@ -223,7 +223,7 @@ def test_skipped_task_that_cannot_be_kept_gets_no_status(bench: Workbench) -> No
     events = [event(0), event(1, Status.Failure)]
     bench.commit(report(bench.plan_file(), skipped=[skip(1)], events=events))
     assert bench.progress("s").last_exported == 0
-    assert [number for _, number, _ in bench.told()] == [0]
+    assert [number for _, number, _ in bench.written_statuses()] == [0]
 
 
 # Interim reports
@@ -244,7 +244,11 @@ def test_interim_report_is_stored_and_keeps_the_lease(bench: Workbench) -> None:
     assert bench.accepted(given) == [found.lease]
     progress = bench.progress("s")
     assert (progress.last_exported, progress.last_time) == (0, bench.now)
-    assert [status for status, *_ in bench.told()] == ["Success", "InProgress", "Success"]
+    assert [status for status, *_ in bench.written_statuses()] == [
+        "Success",
+        "InProgress",
+        "Success",
+    ]
     assert {each.upload.upload_id for each in bench.store.catalog.uploads()} == {"u", "old"}
     # Other tasks get only the abort.
     assert abandoned(bench, task="b") == [(1, "old")]
@@ -275,7 +279,7 @@ def test_restarted_broker_accepts_reports_of_earlier_leases(
     last = report(found, settled_end=1, events=[event(1)], is_final=is_final)
     assert bench.commit(last) == 1
     assert bench.progress("s").last_exported == 0
-    assert len(bench.told()) == 2
+    assert len(bench.written_statuses()) == 2
 
 
 @pytest.mark.parametrize("is_final", [False, True])
@@ -286,7 +290,7 @@ def test_restarted_broker_keeps_the_uploads_of_the_first_lease_that_is_reported(
     first, second = bench.plan_file(), bench.plan_file()
     bench.restart()
     assert bench.commit(failure(first, uploads=[upload(0)], error="", is_final=is_final)) == 1
-    # Otherwise the upload of the first would be forgotten.
+    # Otherwise the upload of the first lease would be lost.
     assert bench.commit(interim(second, uploads=[upload(1)])) == 0
     assert bench.commit(failure(second, uploads=[upload(1)])) == 0
     assert bench.commit(report(first, uploads=[upload(0)])) == (0 if is_final else 1)
@@ -299,9 +303,9 @@ def test_lease_of_tasks_that_were_dropped_is_not_adopted(bench: Workbench) -> No
     bench.wait(61)
     bench.streams.trim(bench.now)
     bench.restart()
-    assert bench.ask(holding=[found.lease], max_slices=0).lost == [found.lease]
+    assert bench.request_plan(holding=[found.lease], max_slices=0).lost == [found.lease]
     assert bench.commit(report(found, events=[event(0)])) == 0
-    assert [status for status, *_ in bench.told()] == ["Canceled", "Canceled"]
+    assert [status for status, *_ in bench.written_statuses()] == ["Canceled", "Canceled"]
 
 
 # Uploads that no task continues
@@ -313,7 +317,7 @@ def abandon(bench: Workbench, *uploads: Upload) -> None:
     bench.commit(report(bench.plan_file(), abandoned=list(uploads)))
 
 
-def test_work_has_what_it_takes_to_abort_an_upload(bench: Workbench) -> None:
+def test_work_has_the_data_to_abort_an_upload(bench: Workbench) -> None:
     abandon(bench, upload(3))
     found = bench.plan_abort()
     assert (found.stream, found.identifier, found.upload) == ("s", "e", upload(3))
@@ -328,7 +332,7 @@ def test_aborts_are_less_urgent_than_exports_with_a_priority(bench: Workbench) -
     assert bench.plan_aborts(max_priority=10) == []
 
 
-def test_failed_aborts_do_not_keep_others_from_their_turn(bench: Workbench) -> None:
+def test_failed_aborts_do_not_block_other_aborts(bench: Workbench) -> None:
     abandon(bench, *(upload(number) for number in range(20)))
     bench.commit(*map(failure, bench.plan_aborts(max_slices=16)))
     bench.wait(10)
@@ -336,14 +340,14 @@ def test_failed_aborts_do_not_keep_others_from_their_turn(bench: Workbench) -> N
     assert {16, 17, 18, 19} < found
 
 
-def test_aborted_upload_is_over(bench: Workbench) -> None:
+def test_aborted_upload_is_not_planned_again(bench: Workbench) -> None:
     abandon(bench, upload(0))
     found = bench.plan_abort()
     assert bench.commit(report(found)) == 1
     assert bench.plan() == []
     assert bench.commit(report(found)) == 0
     assert bench.store.catalog.uploads() == []
-    assert bench.told() == []
+    assert bench.written_statuses() == []
 
 
 def test_failed_abort_is_retried_after_growing_pauses(bench: Workbench) -> None:
@@ -362,15 +366,17 @@ def test_failed_abort_is_retried_after_growing_pauses(bench: Workbench) -> None:
     assert len(bench.plan()) == 1
 
 
-def test_failure_gets_one_status(bench: Workbench) -> None:
+def test_repeated_failure_of_an_abort_writes_one_status(bench: Workbench) -> None:
     abandon(bench, upload(0))
     for _ in range(3):
         bench.commit(failure(bench.plan_abort(), error="no rights"))
         bench.wait(10)
     bench.restart()
     bench.commit(failure(bench.plan_abort(), error="no rights"))
-    message = "an unfinished upload of s3://a-bucket/key/0 could not be aborted and is tried again"
-    assert bench.told() == [("Warning", 0, f"{message}: no rights")]
+    message = (
+        "an unfinished upload of s3://a-bucket/key/0 could not be aborted; the abort is retried"
+    )
+    assert bench.written_statuses() == [("Warning", 0, f"{message}: no rights")]
     (status,) = bench.status_messages()
     assert "s3ExportTaskDefinition" not in status["statusContext"]
 
@@ -378,19 +384,19 @@ def test_failure_gets_one_status(bench: Workbench) -> None:
 def test_long_reason_is_shortened(bench: Workbench) -> None:
     abandon(bench, upload(0, key="k" * 1024))
     bench.commit(failure(bench.plan_abort(), error="x" * 2048))
-    ((_, _, message),) = bench.told()
+    ((_, _, message),) = bench.written_statuses()
     assert message.endswith("xxx")
     assert len(message) < 2048
 
 
-def test_aborts_outlive_their_stream_and_the_broker(bench: Workbench) -> None:
+def test_aborts_survive_the_stream_and_a_restart(bench: Workbench) -> None:
     abandon(bench, upload(0))
     bench.delete("s")
     bench.restart()
     found = bench.plan_abort()
     assert (found.stream, found.upload) == ("s", upload(0))
     bench.commit(failure(found))
-    assert [status for status, _, _ in bench.told()] == ["Warning"]
+    assert [status for status, _, _ in bench.written_statuses()] == ["Warning"]
     bench.wait(1)
     assert bench.commit(report(bench.plan_abort())) == 1
     bench.restart()
@@ -430,7 +436,7 @@ def test_lease_of_an_abort_is_renewed(bench: Workbench) -> None:
     found = bench.plan_abort(task="a")
     for _ in range(3):
         bench.wait(9)
-        assert bench.ask(task="a", holding=[found.lease]) == Plan([], 0, [])
+        assert bench.request_plan(task="a", holding=[found.lease]) == Plan([], 0, [])
     assert bench.plan(task="b") == []
 
 
@@ -450,7 +456,7 @@ def test_restarted_broker_does_not_adopt_leases_of_aborts(bench: Workbench) -> N
     abandon(bench, upload(0))
     found = bench.plan_abort()
     bench.restart()
-    assert bench.ask(holding=[found.lease], max_slices=0).lost == [found.lease]
+    assert bench.request_plan(holding=[found.lease], max_slices=0).lost == [found.lease]
     assert bench.commit(report(found)) == 0
     assert len(bench.plan()) == 1
 
@@ -470,7 +476,7 @@ def test_repeated_report_of_a_failure_is_accepted_once(bench: Workbench) -> None
     abandon(bench, upload(0))
     given = failure(bench.plan_abort())
     assert bench.accepted(given) == bench.accepted(given) == [given.lease]
-    assert len(bench.told()) == 1
+    assert len(bench.written_statuses()) == 1
 
 
 def test_upload_that_cannot_be_recorded_is_abandoned_after_the_next_start(
@@ -500,6 +506,6 @@ def test_outage_is_logged_when_it_begins(
         bench.wait(10)
     bench.commit(report(bench.plan_abort()))
     assert [record.getMessage() for record in caplog.records] == [
-        "stream 's', export 'e': an unfinished upload cannot be aborted: it is down",
-        "stream 's', export 'e': an unfinished upload was aborted",
+        "stream 's', export 'e': cannot abort an unfinished upload: it is down",
+        "stream 's', export 'e': aborted an unfinished upload",
     ]

@@ -1,4 +1,4 @@
-"""The states of work: free, leased, storing, and the pauses after failures."""
+"""The states of a source of work, lease ids, repeated reports, and pauses after failures."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_revoked_lease_accepts_no_reports(bench: Workbench) -> None:
     bench.commit(given)
     bench.export("s").revoke_lease()
     assert bench.accepted(given) == bench.accepted(report(found, first=1)) == []
-    assert bench.ask(holding=[found.lease], max_slices=0).lost == [found.lease]
+    assert bench.request_plan(holding=[found.lease], max_slices=0).lost == [found.lease]
     assert bench.plan_one().first == 1
 
 
@@ -134,14 +134,14 @@ def test_last_report_is_accepted_again_and_changes_nothing(
     found = bench.plan_file()
     given = report(found, settled_end=1, uploads=[upload(1)], events=[event(0)], is_final=is_final)
     assert bench.accepted(given) == bench.accepted(given) == [found.lease]
-    assert len(bench.told()) == 1
+    assert len(bench.written_statuses()) == 1
     assert bench.progress("s").processed_messages == 1
-    # Another one is not the same.
+    # Another report is not a repeated one.
     other = report(found, settled_end=1, events=[event(1)], is_final=is_final)
     assert bench.accepted(other) == []
 
 
-def test_report_is_no_longer_repeated_after_the_next_one(bench: Workbench) -> None:
+def test_report_is_not_accepted_again_after_the_next_report(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     found = bench.plan_one()
     first, second = interim(found, settled_end=1), interim(found, first=1, settled_end=2)
@@ -225,7 +225,7 @@ def test_interim_report_neither_pauses_nor_ends_an_outage(bench: Workbench) -> N
     assert bench.export("s").failures == 0
 
 
-def test_destination_is_not_called_before_the_pause_that_it_asks_for(bench: Workbench) -> None:
+def test_retry_waits_for_the_pause_that_the_destination_requests(bench: Workbench) -> None:
     bench.create("s", to_http(), 3)
     bench.commit(report(bench.plan_one(), settled_end=1, pause_millis=20_000))
     bench.wait(19.9)
@@ -243,7 +243,7 @@ def test_pause_is_five_minutes_at_most(bench: Workbench) -> None:
     assert bench.plan_one().first == 0
 
 
-def test_changed_configuration_is_tried_at_once(bench: Workbench) -> None:
+def test_changed_configuration_is_retried_at_once(bench: Workbench) -> None:
     bench.create("s", to_http(), 1)
     bench.commit(failure(bench.plan_one(), pause_millis=60_000))
     assert bench.plan() == []
@@ -252,7 +252,7 @@ def test_changed_configuration_is_tried_at_once(bench: Workbench) -> None:
     assert bench.export("s").failures == 0
 
 
-def test_export_with_an_error_is_tried_after_a_restart(bench: Workbench) -> None:
+def test_export_with_an_error_is_retried_after_a_restart(bench: Workbench) -> None:
     bench.create("s", to_http(), 5)
     bench.commit(failure(bench.plan_one()))
     bench.restart()

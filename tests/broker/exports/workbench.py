@@ -48,8 +48,8 @@ def to_s3(identifier: str = "e", **fields: Any) -> dict[str, Any]:
     return {"s3TaskExecutor": [{"identifier": identifier, **fields}]}
 
 
-def told_in(name: str = "status", level: StatusLevel = StatusLevel.TRACE) -> dict[str, Any]:
-    """The configuration of statuses, unless it is said otherwise of all."""
+def status_config(name: str = "status", level: StatusLevel = StatusLevel.TRACE) -> dict[str, Any]:
+    """An export's statusConfig, with all levels by default."""
     return {"statusConfig": {"statusStreamName": name, "statusLevel": level}}
 
 
@@ -77,7 +77,7 @@ def upload(number: int, upload_id: str = "u", **fields: Any) -> Upload:
 
 
 def report(found: AnyWork, **fields: Any) -> DeliveryReport:
-    """All messages have arrived, except where the fields differ."""
+    """A final report: all messages have arrived, unless `fields` differ."""
     if isinstance(found, MessageSlice):
         first, end = found.first, found.end
         plain = {
@@ -97,7 +97,7 @@ def report(found: AnyWork, **fields: Any) -> DeliveryReport:
 
 
 def failure(found: AnyWork, **fields: Any) -> DeliveryReport:
-    """No message has arrived."""
+    """A final report of a failure: no message has arrived."""
     plain: dict[str, Any] = {"error": "it is down"}
     if isinstance(found, MessageSlice):
         plain |= {"settled_end": fields.get("first", found.first), "exported_messages": 0}
@@ -105,7 +105,7 @@ def failure(found: AnyWork, **fields: Any) -> DeliveryReport:
 
 
 def interim(found: AnyWork, **fields: Any) -> DeliveryReport:
-    """No message has arrived yet, and more reports follow."""
+    """An interim report, without arrived messages."""
     return failure(found, **{"error": "", "is_final": False, **fields})
 
 
@@ -118,12 +118,12 @@ class _Timer:
 
 
 def _never(*_: object) -> _Timer:
-    """Timers never fire: tests call what is due."""
+    """Timers never fire: tests call the functions themselves."""
     return _Timer()
 
 
 class Commit(NamedTuple):
-    """Reports on their way to the disk."""
+    """Reports that are being stored."""
 
     batch: ReportBatch
     change: ProgressChange
@@ -201,10 +201,10 @@ class Workbench:
         return stream
 
     def create_tasks(self, name: str, count: int, **fields: Any) -> Stream:
-        """A stream of S3 tasks whose statuses are in another one."""
+        """Creates a stream of S3 tasks, and a status stream."""
         if "status" not in self.streams.names():
             self.create("status", {})
-        self.create(name, to_s3(**told_in()), **fields)
+        self.create(name, to_s3(**status_config()), **fields)
         return self.append_tasks(name, count)
 
     def append_tasks(self, name: str, count: int) -> Stream:
@@ -213,8 +213,8 @@ class Workbench:
             stream.append([json.dumps(task(number)).encode()], self.now)
         return stream
 
-    def told(self, name: str = "status") -> list[tuple[str, int, str]]:
-        """The statuses: what happened, to which task, and the message."""
+    def written_statuses(self, name: str = "status") -> list[tuple[str, int, str]]:
+        """The status, sequence number and message of each status message."""
         return [
             (
                 Status(each["status"]).name,
@@ -243,20 +243,22 @@ class Workbench:
     def activity(self, name: str, identifier: str = "e") -> ExportActivity:
         return self.exports.activities(self.streams.find(name))[identifier]
 
-    # What a task of a pipeline does
+    # Requests of a task
 
     def request(self, task: str = "t", pipeline: str = "p", **fields: Any) -> PlanExportsRequest:
         plain = {"lease_millis": 10_000, **fields}
         return PlanExportsRequest(request_id="r", pipeline=pipeline, task=task, **plain)
 
-    def ask(self, *, sees: Callable[[str], bool] = lambda _: True, **fields: Any) -> Plan:
-        return self._ask(sees, **fields)[0]
+    def request_plan(self, *, sees: Callable[[str], bool] = lambda _: True, **fields: Any) -> Plan:
+        return self._plan_with_condition(sees, **fields)[0]
 
-    def _ask(self, sees: Callable[[str], bool], **fields: Any) -> tuple[Plan, WakeCondition]:
+    def _plan_with_condition(
+        self, sees: Callable[[str], bool], **fields: Any
+    ) -> tuple[Plan, WakeCondition]:
         return self.exports.plan(self.request(**fields), sees, self.now)
 
     def plan(self, **fields: Any) -> list[AnyWork]:
-        return self.ask(**fields).work
+        return self.request_plan(**fields).work
 
     def plan_one(self, **fields: Any) -> MessageSlice:
         (found,) = self.plan(**fields)
@@ -279,8 +281,8 @@ class Workbench:
     def wake_condition(
         self, *, sees: Callable[[str], bool] = lambda _: True, **fields: Any
     ) -> WakeCondition:
-        """What a task waits for, another one than usual: the leases of that one stay."""
-        return self._ask(sees, **{"task": "other", **fields})[1]
+        """The wake condition of another task, so that the leases of the first one stay."""
+        return self._plan_with_condition(sees, **{"task": "other", **fields})[1]
 
     def disconnect(self, task: str = "t", pipeline: str = "p") -> None:
         self.exports.note_disconnect(Holder(pipeline, task))
@@ -299,7 +301,7 @@ class Workbench:
         self.exports.apply(commit.batch)
 
     def cancel_commit(self, commit: Commit) -> None:
-        """The disk has failed."""
+        """Cancels reports, as after a failure of the disk."""
         self.exports.cancel(commit.batch)
 
     def commit(self, *reports: DeliveryReport) -> int:

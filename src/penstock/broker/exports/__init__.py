@@ -1,1 +1,1 @@
-"""The broker's part of exports: what is due, leases, and progress. The pipeline delivers."""
+"""The broker's part of exports: due work, leases, and progress. The pipeline delivers."""

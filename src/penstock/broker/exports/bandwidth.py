@@ -1,8 +1,8 @@
 """The bytes that exports may send, shared by priority. A smaller priority is more urgent.
 
 A token bucket for all exports of a broker. Messages are charged when they are leased, and corrected
-by the bytes that were sent. A part of a file is larger than the bucket: its task reserves it, and
-reservations are granted the most urgent first, when the bucket has the minimum. That leaves a debt.
+by the bytes that were sent. A part of a file is larger than the bucket: its task reserves it.
+Reservations are granted when the bucket has the minimum, the most urgent first. That leaves a debt.
 Less urgent work waits until the debt is paid. Equally urgent and more urgent work gets half of the
 income meanwhile.
 """
@@ -42,7 +42,7 @@ class Bandwidth:
         clock: Callable[[], float],
         call_later: Callable[[float, Callable[[], None]], Timer],
     ) -> None:
-        """Without a limit everything is allowed at once."""
+        """Without a limit nothing has to wait."""
         self._clock = clock
         self._call_later = call_later
         # Called when reservations end: other work may be due.
@@ -69,7 +69,7 @@ class Bandwidth:
         return 0.0 if self._waits_for_files(priority) else self.room(priority)
 
     def seconds_until_message_room(self, priority: int) -> float:
-        """How long messages have to wait; inf if a reservation has to be granted first."""
+        """The seconds until messages may be sent; inf if a reservation has to be granted first."""
         return math.inf if self._waits_for_files(priority) else self.seconds_until_room(priority)
 
     def _waits_for_files(self, priority: int) -> bool:
@@ -180,7 +180,7 @@ class Bandwidth:
         return left if left >= self._minimum else 0.0
 
     def seconds_until_room(self, priority: int) -> float:
-        """How long work of this priority has to wait if nothing else is sent meanwhile."""
+        """The seconds that work of this priority has to wait if nothing else is sent meanwhile."""
         if self.room(priority):
             return 0.0
         owed = self._owed(priority)
@@ -212,7 +212,7 @@ class Bandwidth:
         return size
 
     def _pay(self, debtor: int, size: float) -> float:
-        """Pays a debt with so many bytes; returns the bytes that are left."""
+        """Pays a debt with `size` bytes; returns the bytes that are left."""
         if size <= 0:
             return size
         debt = self._debts[debtor] - size

@@ -1,6 +1,7 @@
-"""S3 tasks that are dropped before they are carried out, with their export or their stream.
+"""Cancels S3 tasks that are dropped before they are carried out.
 
-Each gets the status Canceled, and its upload is aborted. A task is read before it is dropped.
+The stream drops a task by retention, or the task is removed with its export or its stream. Each
+task gets the status Canceled, and its upload is aborted. A task is read before it is dropped.
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ class Cancellations:
     def before_drop(self, stream: Stream, end: int, are_expired: bool) -> None:
         for export in self._exports_of(stream).values():
             export.note_loss(end)
-        # A status stream may drop messages to accept a status. No further statuses are written for
-        # these, because that could lead back to a stream that is about to drop messages.
+        # A status stream may drop messages to accept a status. Statuses of these messages could be
+        # written to a stream that is itself about to drop messages: none are written.
         if self._is_writing:
             return
-        reason = "its time to live is over" if are_expired else "the stream was full and dropped it"
+        reason = (
+            "its time to live has expired" if are_expired else "the stream was full and dropped it"
+        )
         for export in self._executors(stream):
             events = self._cancel(export, export.next_number, end, reason)
             # A leased task may have been carried out: its report decides.

@@ -35,7 +35,7 @@ class _DeadLetter(msgspec.Struct, rename="camel"):
 
 class DeadLetters:
     def __init__(self, streams: Streams, name: str) -> None:
-        """Without a name there is no dead-letter stream."""
+        """With an empty name there is no dead-letter stream."""
         self._streams = streams
         self._name = name
         # Why the stream could not be created.
@@ -47,7 +47,7 @@ class DeadLetters:
         A message that cannot be stored is not skipped: the returned report ends before it, with an
         error.
         """
-        # A skipped message of the dead-letter stream itself would come back endlessly.
+        # A skipped message of the dead-letter stream itself would be skipped again and again.
         if not self._name or not report.skipped or stream.name == self._name:
             return report
         for place, skipped in enumerate(report.skipped):
@@ -55,18 +55,18 @@ class DeadLetters:
                 self._keep_one(stream, report.identifier, skipped, now)
             except StreamManagerException as error:
                 # Skipped messages need not be in order.
-                left = {unkept.sequence_number for unkept in report.skipped[place:]}
-                end = min(report.settled_end, *left)
-                # Messages behind it have arrived, and are not sent again.
-                behind = {*range(end, report.settled_end), *report.arrived} - left
+                unstored = {each.sequence_number for each in report.skipped[place:]}
+                end = min(report.settled_end, *unstored)
+                # Later messages have arrived, and are not sent again.
+                later = {*range(end, report.settled_end), *report.arrived} - unstored
                 return msgspec.structs.replace(
                     report,
                     settled_end=end,
-                    arrived=sorted(behind)[:MAX_ARRIVED],
+                    arrived=sorted(later)[:MAX_ARRIVED],
                     skipped=report.skipped[:place],
                     # Tasks that are not skipped are retried, and end later.
-                    events=[each for each in report.events if each.sequence_number not in left],
-                    error=f"dead-letter stream {self._name!r} accepts nothing: {error.message}",
+                    events=[each for each in report.events if each.sequence_number not in unstored],
+                    error=f"cannot append to dead-letter stream {self._name!r}: {error.message}",
                 )
         return report
 
@@ -106,7 +106,7 @@ class DeadLetters:
         return any(_has(stream, each) for each in report.skipped)
 
     async def create_stream(self) -> None:
-        """Creates the stream. If that fails, `keep` says why."""
+        """Creates the stream. If that fails, `keep` reports the error."""
         self._problem = None
         definition = MessageStreamDefinition(
             name=self._name, strategy_on_full=StrategyOnFull.OverwriteOldestData

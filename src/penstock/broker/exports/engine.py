@@ -1,7 +1,7 @@
-"""All exports of a broker: what is due, which task has it, and what its reports change.
+"""The export engine: finds due work, leases it to tasks, and applies their reports.
 
-Called from the event loop only. The progress that the broker has stored is the only truth: after a
-task has died, or a report was lost, exactly the unreported messages are delivered again.
+Called from the event loop only. Only stored progress counts: after a task has died, or a report was
+lost, exactly the unreported messages are delivered again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _UNKNOWN = Holder("", "")
 
 
 class WakeCondition(NamedTuple):
-    """What a task waits for when nothing is due."""
+    """When a request that waits for work has to be checked again."""
 
     # On the loop's clock.
     at: float = math.inf
@@ -61,13 +61,13 @@ class WakeCondition(NamedTuple):
 
 class Plan(NamedTuple):
     work: list[AnyWork]
-    # The number of sources that are due and that no task has.
+    # The number of sources that are due and not leased.
     waiting: int
     # Leases that the task no longer holds.
     lost: list[str]
     # Leases of paused exports: their deliveries end after the calls that they have begun.
     ending: Sequence[str] = ()
-    # The task has given up leases: other tasks may have them.
+    # The task has released leases: other tasks may take them.
     frees_leases: bool = False
 
 
@@ -90,7 +90,7 @@ class Exports:
         self._clock = clock
         self._now_millis = now_millis
         self._turns = 0
-        # Why nothing is planned: progress cannot be stored. Empty if it can.
+        # Why nothing is planned: the error of storing progress. Empty if exports run.
         self.suspension = ""
         # By kind.
         self.totals: defaultdict[str, ExportTotals] = defaultdict(ExportTotals)
@@ -114,7 +114,7 @@ class Exports:
         return TaskExport(stream, kind, config, self.dead_letters, self.statuses, is_metered)
 
     def finish(self) -> None:
-        """Writes pending statuses when the broker stops: the next one has no dropped messages."""
+        """Writes pending statuses before the broker stops: after a restart they would be lost."""
         for export in self._task_exports():
             self._cancellations.cancel_dropped(export)
 
@@ -144,9 +144,9 @@ class Exports:
         *,
         leases: bool = True,
     ) -> tuple[Plan, WakeCondition]:
-        """Renews the leases that the task holds, frees its others, and leases what is due.
+        """Renews the leases that the task holds, releases its others, and leases due work.
 
-        The condition says what to wait for if nothing is due.
+        The condition applies if nothing is due.
         """
         now = self._clock()
         holder = Holder(request.pipeline, request.task)
@@ -188,9 +188,9 @@ class Exports:
         now_millis: int,
         max_priority: float = math.inf,
     ) -> tuple[list[tuple[WorkSource, int]], WakeCondition]:
-        """What may be leased now, with the end of the messages that are due; and the condition.
+        """Finds sources that may be leased now, each with the end of its due messages.
 
-        The condition does not contain sources above the max priority.
+        The condition does not cover sources above the max priority.
         """
         found = []
         at = math.inf
@@ -222,8 +222,8 @@ class Exports:
         return found, WakeCondition(at, tuple(needed.items()))
 
     def find_wake_condition(self, batch: ReportBatch, now_millis: int) -> WakeCondition | None:
-        """What to wait for after these reports; None if something may be due now."""
-        # Tasks may have left uploads to be aborted, and a report may give bandwidth back.
+        """When to check again after these reports; None if work may be due now."""
+        # Tasks may have left uploads to be aborted, and a report may refund bandwidth.
         if self.bandwidth.is_limited or not batch.may_be_stored_later:
             return None
         sources = [each.source for each in batch.accepted]
@@ -251,7 +251,7 @@ class Exports:
         ends_at: float,
         sees: Callable[[str], bool],
     ) -> Plan:
-        """Renews these leases and frees the holder's others; a plan without work."""
+        """Renews these leases and releases the holder's others; returns a plan without work."""
         lost, ending = [], []
         for lease_id in holding:
             found = self._find(lease_id)
@@ -261,7 +261,7 @@ class Exports:
                 if found.is_disabled:
                     ending.append(lease_id)
             elif found.finished_lease != lease_id:
-                # A finished lease was reported while the request waited.
+                # A finished lease was reported while the request was pending.
                 lost.append(lease_id)
         held = set(holding)
         frees_leases = False
@@ -319,7 +319,7 @@ class Exports:
                     batch.accepted.append(accepted)
                     continue
             logger.info(
-                "stream %r, export %r: a late report from %d on is ignored",
+                "stream %r, export %r: ignored a late report from sequence number %d on",
                 report.stream,
                 report.identifier,
                 report.first,
@@ -391,7 +391,7 @@ class ExportRegistry:
         return {export.identifier: export for export in self._of(stream)}
 
     def has(self, export: Export) -> bool:
-        """False if it was removed, also if another export has its identifier."""
+        """False if the export was removed, also if another one has its identifier."""
         return self._streams.is_served(export.stream) and export in self._of(export.stream)
 
     def _of(self, stream: Stream) -> list[Export]:

@@ -44,11 +44,11 @@ _MAX_OVERHEAD = 100.0
 class Export(WorkSource):
     """One export of one stream. It is kept when its configuration changes.
 
-    An export that is moved is replaced by another one, whose id differs: leases of messages at the
-    old position, reports about them and uploads are not its own.
+    When an export is moved, an export with another id replaces it. Leases, reports and uploads of
+    the old position do not apply to the new export.
     """
 
-    # A task has the messages of its slices in memory.
+    # A task holds the messages of its slices in memory.
     max_slice_bytes = 8 * 1024 * 1024
     max_slice_messages = 65_536
 
@@ -58,12 +58,12 @@ class Export(WorkSource):
         self.stream = stream
         self.config = config
         self.id = self.progress.export_id
-        # An export whose kind changes keeps its id, and not its leases.
+        # An export whose kind changes keeps its id, but not its leases.
         super().__init__(f"{self.id}/{kind}", kind, stream.name, config.identifier)
         self._dead_letters = dead_letters
-        # A lease from before a restart ends at or below it, unless a crash has lost messages.
+        # A lease from before a restart does not end above it, unless a crash has lost messages.
         self._first_seen_end = stream.log.end
-        # Messages behind the next one that have arrived.
+        # Messages after the next one that have arrived.
         self.arrived: list[int] = []
         # The number of messages that were dropped or damaged before they were exported.
         self._lost = 0
@@ -94,13 +94,13 @@ class Export(WorkSource):
 
     @property
     def held_end(self) -> int:
-        """Messages below may still be reported by the task that holds them."""
+        """The end of the lease: the task may still report messages below it."""
         return self.lease.end if self.lease is not None else 0
 
     # Leases
 
     def resume(self, _uploads: Sequence[UploadProgress], /) -> None:
-        """The broker has started, with these unfinished uploads of all exports."""
+        """Restores the state after a start of the broker, from the unfinished uploads."""
         self.may_adopt = True
 
     def find_resumed(self, lease_id: LeaseId, /) -> int | None:
@@ -173,9 +173,11 @@ class Export(WorkSource):
         self.arrived = sorted(report.arrived)
         self._lost += report.missing
         if report.missing:
-            # Tasks read files themselves: the broker learns of damage by their reports.
+            # Tasks read files themselves: only their reports show damage to the broker.
             self.stream.log.find_damage(report.first, report.settled_end)
-            logger.warning("%s: %d unreadable messages are left out", self, report.missing)
+            logger.warning(
+                "%s: %d messages are unreadable and were not exported", self, report.missing
+            )
         if report.skipped:
             logger.warning("%s: %s", self, _describe_skipped(report))
 
@@ -191,7 +193,10 @@ class Export(WorkSource):
         self._lost = replaced._lost
 
     def note_loss(self, end: int) -> None:
-        """The messages below are about to be dropped; a task that holds some may deliver them."""
+        """Counts unexported messages below `end`, which are about to be dropped.
+
+        Leased messages are not counted: their task may still deliver them.
+        """
         self._lost += max(end - max(self.next_number, self.held_end), 0)
 
     # Status
@@ -243,7 +248,7 @@ def _describe_skipped(report: DeliveryReport) -> str:
 
 
 class MessageExport(Export):
-    """Messages for a destination. They leave in batches, or gathered."""
+    """An export of messages to a destination, in batches or gathered for a short time."""
 
     delivers_files = False
 
@@ -277,7 +282,7 @@ class MessageExport(Export):
         return due._replace(end=max(due.end, min(self._due_end, log.end)))
 
     def _leaves_at(self, now: float) -> float:
-        """When messages leave that follow closely on others.
+        """When messages may leave that follow closely on others.
 
         All exports share these moments, so that one plan serves all of them.
         """
@@ -311,13 +316,13 @@ def plan_due(
     time_of: Callable[[int], int],
     now: int,
 ) -> Due:
-    """Which messages of [first, end) may leave: whole batches, and messages above the interval."""
+    """Finds which of [first, end) may leave: whole batches, and messages above the interval."""
     all_due = Due(end, None, end + 1)
     if interval_millis is None:
         return all_due
     whole = first + (end - first) // batch_size * batch_size
     if whole == end:
-        # The next message begins a batch, whose time begins with it.
+        # The next message begins a batch, and its interval.
         return all_due
     began = time_of(whole)
     # A time in the future was stored while the clock was wrong: the age is unknown.

@@ -84,7 +84,7 @@ class ExportHandlers:
     # Plans
 
     def _plan(self, call: ExportCall, request: PlanExportsRequest) -> None:
-        """Settles the reports of the request, and answers when something is due."""
+        """Accepts the reports of the request, and answers when work is due."""
         call.access.require(request.operation)
         self._require_access(call, request.reports)
         plan_call = _PlanCall(call, request, self._streams, self._answer)
@@ -109,7 +109,7 @@ class ExportHandlers:
             plan_call.start()
 
     def _answer(self, plan_call: _PlanCall, may_be_empty: bool) -> WakeCondition | None:
-        """Answers if something is due; otherwise returns what to wait for."""
+        """Answers if work is due; otherwise returns when to check again."""
         request, call = plan_call.request, plan_call.call
         stops = request.pipeline in self._stopping
         plan = Plan([], 0, [])
@@ -148,12 +148,12 @@ class ExportHandlers:
             self.recheck_plans()
 
     def recheck_plans(self) -> None:
-        """Something has changed that may make work due."""
+        """Checks pending plans again: work may have become due."""
         for plan_call in self._latest.values():
             plan_call.recheck_soon()
 
     def _suspend(self, error: str) -> None:
-        """Exports are suspended because of an error; without one they continue."""
+        """Suspends exports because of an error; without an error, resumes them."""
         self._exports.suspension = error
         if not error:
             self.recheck_plans()
@@ -211,7 +211,7 @@ class ExportHandlers:
                 await self._exports.dead_letters.create_stream()
                 self._store_reports(reports, succeed, fail)
             except Exception:
-                logger.exception("a report of exports failed")
+                logger.exception("cannot process export reports")
                 fail(UnknownFailureException("the server failed; its log says how"))
 
         task = asyncio.get_running_loop().create_task(create_and_accept())
@@ -257,7 +257,7 @@ class ExportHandlers:
             self.progress.store_now(change, sync, finish)
 
     def _update_pending_plans(self, batch: ReportBatch) -> None:
-        """Pending plans wait for the next messages of exports whose reports are stored."""
+        """Makes pending plans wait for the next messages of exports whose reports are stored."""
         condition = self._exports.find_wake_condition(batch, self._now_millis())
         if condition is None:
             self.recheck_plans()
@@ -273,7 +273,7 @@ def _explain(error: BaseException) -> UnknownFailureException:
 
 
 class _PlanCall:
-    """A request for a plan, pending until something is due."""
+    """A request for a plan, pending until work is due."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ class _PlanCall:
         streams: Streams,
         answer: Callable[[_PlanCall, bool], WakeCondition | None],
     ) -> None:
-        """`answer` answers the call if something is due, or in any case if it may be empty."""
+        """`answer` answers the call if work is due, or in any case if the answer may be empty."""
         self.call = call
         self.request = request
         self.holder = Holder(request.pipeline, request.task)
@@ -311,7 +311,7 @@ class _PlanCall:
         self.extend_wait(condition._replace(at=min(condition.at, self._deadline)))
 
     def extend_wait(self, condition: WakeCondition) -> None:
-        """If it is pending: look again when something may be due."""
+        """If the request is pending, checks it again also under this condition."""
         if not self._is_pending:
             return
         for stream, end in condition.needed_ends:
@@ -327,12 +327,12 @@ class _PlanCall:
         waiters.add(waiter)
 
     def _wake(self, reached: bool) -> None:
-        # A stream was deleted, or the broker stops.
+        # If the end is not reached, a stream was deleted or the broker stops.
         self._is_late = self._is_late or not reached
         self.recheck_soon()
 
     def recheck_soon(self) -> None:
-        """Looks in a later turn of the loop: this one belongs to an append."""
+        """Checks in a later turn of the event loop, because an append may run in this one."""
         if self._is_pending and not self._rechecks_soon:
             self._rechecks_soon = True
             self.call.work(self._recheck())

@@ -127,7 +127,7 @@ class Pipelines:
     def note_request(
         self, holder: Holder, holding: Sequence[str], about: PipelineDescription | None
     ) -> None:
-        """A task requests work, and holds these leases."""
+        """Notes that a task requests work, and which leases it holds."""
         now = self._now_millis()
         pipeline = self._known.setdefault(holder.pipeline, Pipeline(holder.pipeline))
         pipeline.about = about or pipeline.about
@@ -142,14 +142,14 @@ class Pipelines:
         _evict_oldest(pipeline.tasks, _MAX_TASKS)
 
     def note_work(self, holder: Holder, work: Sequence[AnyWork]) -> None:
-        """A task gets work."""
+        """Notes that a task gets work."""
         task = self._find(holder)
         if task is not None:
             now = self._clock(), self._now_millis()
             task.assignments.update((each.lease, Assignment(each, *now)) for each in work)
 
     def note_report(self, holder: Holder, report: DeliveryReport) -> None:
-        """An accepted report."""
+        """Notes an accepted report."""
         task = self._find(holder)
         if task is None:
             return
@@ -167,7 +167,7 @@ class Pipelines:
         self._deliveries[kind].append(delivery)
 
     def note_disconnect(self, holder: Holder) -> None:
-        """The connection of a task is closed; it may reconnect."""
+        """Notes that the connection of a task is closed. The task may reconnect."""
         task = self._find(holder)
         if task is None:
             return

@@ -23,7 +23,7 @@ _RETRY_SECONDS = 1.0
 
 
 class ReportBatch:
-    """Accepted reports of one request, to be applied and stored, or canceled if that fails."""
+    """The accepted reports of one request, to be stored and applied, or canceled on failure."""
 
     def __init__(self) -> None:
         self.accepted: list[AcceptedReport] = []
@@ -77,7 +77,7 @@ class _Unstored(NamedTuple):
     change: ProgressChange
     # Syncs the messages that have to be on the disk before the change; in any thread.
     sync: Callable[[], None]
-    # Called with the error, or None. Returns whether the change is kept in spite of an error.
+    # Called with the error, or None. Returns whether the change is kept despite an error.
     on_result: Callable[[BaseException | None], bool] | None
 
 
@@ -102,7 +102,7 @@ class ProgressWriter:
         self._storing: list[_Unstored] = []
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
-        # Why the last attempt failed; empty if no change is kept because of that.
+        # Why the last attempt failed; empty if no changes are kept because of a failure.
         self.error = ""
 
     def store_later(self, change: ProgressChange, sync: Callable[[], None]) -> None:
@@ -124,7 +124,7 @@ class ProgressWriter:
     ) -> None:
         """Calls `on_result` when the change is stored, or with an error.
 
-        It returns whether the change is kept in spite of an error.
+        It returns whether the change is kept despite an error.
         """
         self._add(_Unstored(change, sync, on_result))
 
@@ -172,7 +172,7 @@ class ProgressWriter:
                 try:
                     is_kept = each.on_result(error)
                 except Exception:
-                    logger.exception("a stored report of exports is not applied")
+                    logger.exception("cannot apply a stored export report")
             if is_kept:
                 kept.append(each._replace(on_result=None))
         self._waiting[:0] = kept
@@ -190,12 +190,12 @@ class ProgressWriter:
         self._on_change(error)
 
     def stop(self) -> None:
-        """Starts no other attempt. A running one continues."""
+        """Starts no further attempt. A running attempt continues."""
         self._is_stopped = True
         self._cancel_timer()
 
     def finish(self) -> None:
-        """The last attempt before the broker stops. No other may be running."""
+        """Makes the last attempt before the broker stops. No other attempt may be running."""
         is_stored = False
         try:
             _store_all([*self._storing, *self._waiting])

@@ -34,7 +34,7 @@ _MAX_RECENT_EXPORTS = 256
 
 
 class Origin(NamedTuple):
-    """The export of an event. It may have been removed."""
+    """The export of an event. It may no longer exist."""
 
     stream: str
     identifier: str
@@ -85,7 +85,7 @@ class RecentTasks:
         return True
 
     def forget(self, stream: str, identifier: str) -> None:
-        """The export was removed or moved."""
+        """Forgets the tasks of an export that was removed or moved."""
         self._by_export.pop((stream, identifier), None)
         self._begun = {each for each in self._begun if each[:2] != (stream, identifier)}
 

@@ -56,7 +56,7 @@ class TaskExport(Export):
         self._is_metered = is_metered
         self.uploads: list[Upload] = []
         # Tasks that the stream dropped while they were leased. They are canceled unless a report
-        # says that they were carried out.
+        # shows that they were carried out.
         self.dropped: list[TaskEvent] = []
 
     @property
@@ -65,7 +65,7 @@ class TaskExport(Export):
 
     @property
     def pending_from(self) -> int:
-        """The number of the first task that no report has settled."""
+        """The first task above all accepted reports, including the one that is being stored."""
         settled_end = self._storing.report.settled_end if self._storing is not None else 0
         return max(self.next_number, settled_end)
 
@@ -77,7 +77,7 @@ class TaskExport(Export):
     def track(
         self, uploads: Iterable[Upload], *, are_abandoned: bool = False
     ) -> list[UploadProgress]:
-        """Uploads as they are stored."""
+        """Converts uploads to the form in which they are stored."""
         return [
             UploadProgress(
                 export_id=self.id,
@@ -217,7 +217,7 @@ class AbandonedUpload(WorkSource):
     def _write_warning(self, error: str, now_millis: int) -> None:
         upload = self.progress.upload
         where = f"s3://{upload.bucket}/{upload.key}"
-        message = f"an unfinished upload of {where} could not be aborted and is tried again: "
+        message = f"an unfinished upload of {where} could not be aborted; the abort is retried: "
         event = TaskEvent(
             sequence_number=upload.sequence_number,
             status=Status.Warning,
@@ -234,9 +234,9 @@ class AbandonedUpload(WorkSource):
 
     def log_result(self, report: DeliveryReport, had_failed: bool) -> None:
         if not report.error:
-            logger.info("%s: an unfinished upload was aborted", self)
+            logger.info("%s: aborted an unfinished upload", self)
         elif not had_failed:
-            logger.warning("%s: an unfinished upload cannot be aborted: %s", self, report.error)
+            logger.warning("%s: cannot abort an unfinished upload: %s", self, report.error)
 
 
 class AbandonedUploads:
@@ -259,7 +259,7 @@ class AbandonedUploads:
                 self._by_id[upload.id] = AbandonedUpload(upload, self._serial, self._statuses)
 
     def abandon(self, uploads: Sequence[UploadProgress]) -> None:
-        """Adds these, and stores them in the background."""
+        """Adds uploads, and stores them as abandoned in the background."""
         if uploads:
             self._store.abandon_uploads(uploads)
             self.add(uploads)

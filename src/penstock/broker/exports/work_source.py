@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 # Less urgent than the priorities 1 to 10.
 NO_PRIORITY = 11
 _FIRST_BACKOFF_SECONDS = 0.5
-# Also if a destination asks for a longer pause.
+# The limit also applies to pauses that a destination requests.
 MAX_PAUSE_SECONDS = 300.0
 
 _LEASE_ID = re.compile(r"(.+)/([0-9]{1,19})-([0-9]{1,19})/([0-9a-f-]+)")
@@ -58,7 +58,7 @@ class Holder(NamedTuple):
 class Lease(NamedTuple):
     """Messages [first, end) of an export that a task holds until `ends_at`.
 
-    Its reports are accepted also afterwards, until another task has a lease.
+    Its reports are accepted even later, until another task has a lease.
     """
 
     id: str
@@ -69,7 +69,7 @@ class Lease(NamedTuple):
     ends_at: float
     # Bytes charged to the bandwidth that no report has accounted for.
     charged: float = 0.0
-    # An earlier report has settled messages or parts of files.
+    # An earlier report contained exported or skipped messages, or parts of files.
     has_advanced: bool = False
 
 
@@ -190,10 +190,10 @@ class WorkSource(ABC):
 
     @abstractmethod
     def find_changes(self, accepted: AcceptedReport, now_millis: int) -> AcceptedReport:
-        """The report as far as it is valid, with its changes."""
+        """Adds the changes that follow from the valid part of the report."""
 
     def find_resumed(self, _id: LeaseId, /) -> int | None:
-        """The first unsettled message of a lease before a restart; None if it is not valid."""
+        """The first unreported message of a lease before a restart; None if it is not valid."""
         return None
 
     def has_advanced(self, report: DeliveryReport) -> bool:
@@ -246,7 +246,7 @@ class WorkSource(ABC):
     ) -> None:
         """Accepts a lease of the broker before a restart, if nothing was leased since.
 
-        With `first`, only if this is its first unsettled message.
+        With `first`, only if this is its first unreported message.
         """
         parsed = LeaseId.parse(lease_id) if self.may_adopt else None
         resumed = self.find_resumed(parsed) if parsed is not None else None
@@ -255,7 +255,7 @@ class WorkSource(ABC):
             self._lease = Lease(lease_id, holder, resumed, parsed.end, ends_at)
 
     def end_lease(self, holder: Holder, ends_at: float = -math.inf) -> bool:
-        """Ends the lease of this task, at the latest at `ends_at`. Whether that changes it."""
+        """Ends the lease of this task by `ends_at`. Returns whether that changes the lease."""
         lease = self._lease
         if lease is None or lease.holder != holder or lease.ends_at <= ends_at:
             return False
@@ -263,7 +263,7 @@ class WorkSource(ABC):
         return True
 
     def revoke_lease(self) -> None:
-        """Reports about earlier leases are no longer accepted."""
+        """Ends the lease. Reports about this and earlier leases are no longer accepted."""
         self.may_adopt = False
         self._lease = self._storing = None
         self._last_report = ("", b"")
@@ -293,11 +293,11 @@ class WorkSource(ABC):
         return self._storing
 
     def cancel_storing(self) -> None:
-        """The report could not be stored. The task may send it again."""
+        """Discards a report that could not be stored. The task may send it again."""
         self._storing = None
 
     def apply(self, accepted: AcceptedReport, now: float, jitter: float) -> None:
-        """The changes are stored, or logged to be stored soon. `jitter` is in [0, 1)."""
+        """Applies changes that are stored, or logged to be stored soon. `jitter` is in [0, 1)."""
         sent, report = accepted.sent, accepted.report
         had_failed = self.failures > 0
         has_advanced = accepted.lease.has_advanced or self.has_advanced(report)
@@ -317,7 +317,7 @@ class WorkSource(ABC):
         self.log_result(report, had_failed)
 
     def log_result(self, report: DeliveryReport, had_failed: bool) -> None:
-        # An outage may last days: its start and its end are logged, and not each attempt.
+        # An outage may last days: only its start and its end are logged.
         if report.error:
             level = logging.DEBUG if had_failed else logging.WARNING
             logger.log(level, "%s: %s", self, report.error)
@@ -337,7 +337,7 @@ class WorkSource(ABC):
         return max(self._not_before - now, 0.0)
 
     def forget_failures(self) -> None:
-        """The configuration has changed: the next delivery need not wait."""
+        """Ends the back-off after a change of the configuration."""
         self.failures = 0
         self._not_before = -math.inf
 

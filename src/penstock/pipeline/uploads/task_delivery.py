@@ -159,7 +159,7 @@ class TaskDelivery:
         if self._time_to_live is not None:
             expires = self._messages.ingest_times[place] + self._time_to_live
             if expires < _now_millis():
-                self._settle(place, Status.Canceled, "its time to live is over")
+                self._settle(place, Status.Canceled, "its time to live has expired")
                 return
         try:
             task = parse_task(self._messages.payloads[place])
