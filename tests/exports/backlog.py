@@ -1,4 +1,4 @@
-"""A stream whose messages leave slowly enough for something to happen meanwhile."""
+"""A stream with a backlog that is exported slowly, for tests that kill processes meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _numbers = count()
 
 
 class Backlog:
-    """A stream whose messages leave slowly enough for something to happen meanwhile."""
+    """A stream with a backlog that is exported slowly."""
 
     def __init__(self, broker: BrokerProcess, cloud: Sandbox, kinesis: KinesisClient) -> None:
         self.name = f"backlog-{next(_numbers)}"
@@ -42,7 +42,7 @@ class Backlog:
         )
         self.messages = [b"%d" % number for number in range(COUNT)]
         self.client.append_messages(self.name, self.messages)
-        # Some of it is confirmed, some is under way.
+        # Some messages are exported, others are in flight.
         wait_until(lambda: self.last_exported >= 0, "a first export")
         reached = self.last_exported
         wait_until(lambda: len(self.arrived()) > reached + 1)
@@ -58,12 +58,12 @@ class Backlog:
         self._cloud.clear_faults()
         wait_until(
             lambda: has_exported(self.client, self.name, "k", COUNT - 1),
-            "all of it",
+            "all messages are exported",
         )
         arrived = self.arrived()
         assert list(dict.fromkeys(arrived)) == list(range(COUNT))
         twice = [number for number, times in Counter(arrived).items() if times > 1]
-        # What was confirmed is not sent again.
+        # Exported messages are not sent again.
         assert all(number > exported_before for number in twice)
         assert max(Counter(arrived).values()) <= 2
         status = status_of(self.client, self.name, "k")

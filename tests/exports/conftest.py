@@ -1,4 +1,4 @@
-"""A broker, a pipeline on Spark and a sandboxed cloud, as processes: started once for all tests."""
+"""A broker, a pipeline on Spark and a sandboxed cloud, started once for all tests of a module."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def client(broker: BrokerProcess, pipeline: PipelineProcess) -> Iterator[StreamM
 
 @pytest.fixture
 def create(client: StreamManagerClient) -> Callable[..., str]:
-    """Makes a stream with a name of its own and these exports, and gives the name."""
+    """Creates a stream with a unique name and these exports, and returns the name."""
 
     def create_stream(**exports: Any) -> str:
         name = f"stream-{next(_numbers)}"
@@ -82,7 +82,7 @@ def create(client: StreamManagerClient) -> Callable[..., str]:
 
 @pytest.fixture
 def shard(kinesis: KinesisClient) -> Callable[[], str]:
-    """Makes a Kinesis stream with one shard, and gives its name."""
+    """Creates a Kinesis stream with one shard, and returns its name."""
 
     def create_stream() -> str:
         name = f"kinesis-{next(_numbers)}"

@@ -1,12 +1,12 @@
 'use strict';
 
 /*
- * Waits for the end of an upload with the AWS SDK, as the documentation of Stream Manager does it.
+ * Waits for the end of an upload with the AWS SDK, as in the documentation of Stream Manager.
  *
- *     node monitor_uploads.js DIRECTORY FILE_URL      (the one that holds node_modules)
+ *     node monitor_uploads.js DIRECTORY FILE_URL      (DIRECTORY holds node_modules)
  *
- * It stands here as it is published, but for its comments, slips that no JavaScript would take (the
- * client by another name, a brace that is missing), and what it leaves to the reader.
+ * The code is unchanged, except for its comments, syntax errors (the wrong name of the client, a
+ * missing brace), and the parts that it leaves to the reader.
  */
 
 const { createRequire } = require('module');

@@ -1,7 +1,7 @@
-"""Waits for the end of an upload with the AWS SDK, as the documentation of Stream Manager does it.
+"""Waits for the end of an upload with the AWS SDK, as in the documentation of Stream Manager.
 
-It stands here as it is published, but for its comments and what it leaves to the reader: the logger,
-the URL of the file, and the imports of what it catches.
+The code is unchanged, except for its comments and the parts that it leaves to the reader: the logger,
+the URL of the file, and the imports of exceptions.
 """
 
 # ruff: noqa: E501, F401, B030, PLW0711

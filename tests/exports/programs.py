@@ -1,4 +1,4 @@
-"""The pipeline as a process, and how tests look at what it does."""
+"""The pipeline as a process, and the progress of its exports."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class PipelineProcess(PenstockProcess):
 
     @property
     def temporary(self) -> Path:
-        """Where it puts what it needs while it runs; each start has its own."""
+        """The temporary directory of the process. Each start has its own."""
         return self._log.with_name(f"{self._log.stem}-{self._starts}")
 
     def launch(self) -> queue.SimpleQueue[str]:
-        """Starts it, and does not wait until it is ready."""
+        """Starts the process without waiting until it is ready."""
         self._starts += 1
         self.temporary.mkdir()
         self.set_variable("TMPDIR", str(self.temporary))
@@ -58,7 +58,7 @@ class PipelineProcess(PenstockProcess):
             self._fail()
 
     def children(self, *words: str) -> list[psutil.Process]:
-        """The processes that it started in whose command lines these words are."""
+        """Child processes whose command lines contain these words."""
         assert self.process is not None
         found = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in found if _has_words(child, words)]
@@ -98,7 +98,7 @@ def end_amid_deliveries(
     """Ends a pipeline by a signal while the export "h" of a stream delivers to an HTTP sink.
 
     Checks that messages in flight arrive once and are reported, and that no process and no file is
-    left. `other_processes` are those of the pipeline that are not its children.
+    left. `other_processes` are processes of the pipeline that are not its children.
     """
     is_over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What leaves a broker, as its destinations see it: real Spark, real boto3, a sandboxed cloud."""
+"""Exports from a broker to destinations: real Spark, real boto3, a sandboxed cloud."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 
 def firsts(payloads: list[bytes]) -> list[bytes]:
-    """Each once, where it came first."""
+    """Each payload once, at the place where it occurs first."""
     return list(dict.fromkeys(payloads))
 
 
 @pytest.fixture(scope="module")
 def slow_batch(client: StreamManagerClient, cloud: Sandbox) -> tuple[str, float]:
-    """A batch that is not full when the tests begin, and when it was begun."""
+    """A stream with an incomplete batch, and the time when the batch began."""
     config = HTTPConfig(
         "h",
         uri=cloud.http_url("interval"),
@@ -94,7 +94,7 @@ def test_whole_batches_leave_at_once_and_the_rest_waits_for_its_interval(
 # Destinations
 
 
-def test_messages_reach_kinesis_in_order_and_the_status_tells(
+def test_messages_reach_kinesis_in_order_and_are_counted_in_the_status(
     create: Create, shard: Shard, client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     target = shard()
@@ -131,7 +131,7 @@ def entry(number: int, **fields: Any) -> bytes:
     ).encode()
 
 
-def test_entries_reach_sitewise_and_malformed_ones_go_to_the_dead_letters(
+def test_entries_reach_sitewise_and_malformed_entries_the_dead_letter_stream(
     create: Create, client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     stream = create(iot_sitewise=[IoTSiteWiseConfig("s")])
@@ -197,7 +197,7 @@ def test_messages_reach_an_http_server_one_by_one_or_as_json(
     assert messages[7]["ingestTime"] > 0
 
 
-def test_messages_reach_a_channel_which_is_parquet(
+def test_messages_reach_a_channel_as_parquet_files(
     create: Create, client: StreamManagerClient, broker: BrokerProcess
 ) -> None:
     config = IoTAnalyticsConfig("c", iot_channel="turbines", iot_msg_id_prefix="id-")
@@ -216,7 +216,7 @@ def test_messages_reach_a_channel_which_is_parquet(
     assert str(rows[7]["ingest_time"].date()) == rows[7]["date"]
 
 
-def test_a_long_upload_delays_neither_other_files_nor_messages(
+def test_long_upload_delays_neither_other_files_nor_messages(
     create: Create, shard: Shard, client: StreamManagerClient, cloud: Sandbox, tmp_path: Path
 ) -> None:
     s3 = boto3.Session("key", "secret", region_name="us-east-1").client(
@@ -228,7 +228,7 @@ def test_a_long_upload_delays_neither_other_files_nor_messages(
     )
     target = shard()
     stream = create(kinesis=[KinesisConfig("k", kinesis_stream_name=target)])
-    # It lasts as long as others are looked at.
+    # It hangs until the other exports are checked.
     cloud.set_fault("s3", operation="UploadPart", hang=True)
     content = os.urandom(50 * MEBIBYTE)
     append_task(client, long_one, tmp_path, "long", content)
@@ -276,7 +276,7 @@ def test_two_exports_of_one_type_each_have_their_own_progress(
     assert "ResourceNotFoundException" in failing.error_message
 
 
-def test_a_memory_stream_is_exported_as_well(
+def test_memory_stream_is_exported(
     shard: Shard, client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     target = shard()
@@ -300,7 +300,7 @@ def test_a_memory_stream_is_exported_as_well(
 # Changes of a definition
 
 
-def test_a_paused_export_keeps_its_place_until_it_is_resumed(
+def test_paused_export_keeps_its_position_until_it_is_resumed(
     create: Create, shard: Shard, client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     target, control = shard(), shard()
@@ -329,7 +329,7 @@ def _set_disabled(client: StreamManagerClient, stream: str, disabled: bool) -> N
     client.update_message_stream(definition)
 
 
-def test_an_export_that_is_removed_stops_and_one_that_is_added_begins(
+def test_removed_export_stops_and_added_export_starts(
     create: Create, shard: Shard, client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     old, new = shard(), shard()
@@ -361,7 +361,7 @@ def test_deleting_a_stream_ends_its_exports(
     client.delete_message_stream(stream)
     cloud.clear_faults()
 
-    # Another one goes its way, and nothing of the first comes after it.
+    # After a later stream is exported, no message of the deleted one has arrived.
     other = shard()
     successor = create(kinesis=[KinesisConfig("k", kinesis_stream_name=other)])
     client.append_messages(successor, numbered(3))
@@ -372,14 +372,14 @@ def test_deleting_a_stream_ends_its_exports(
 # Urgency
 
 
-def test_an_urgent_message_does_not_wait_behind_a_backlog(
+def test_urgent_message_does_not_wait_for_a_backlog(
     create: Create, shard: Shard, client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     bulk, alarm = shard(), shard()
     backlog = create(kinesis=[KinesisConfig("k", kinesis_stream_name=bulk, priority=10)])
     urgent = create(kinesis=[KinesisConfig("k", kinesis_stream_name=alarm, priority=1)])
     messages = [bytes(64)] * 150_000
-    # A minute for its 300 calls, however fast or slow the rest is.
+    # Its 300 calls take at least a minute.
     cloud.set_fault("kinesis", name=bulk, delay_millis=200)
     client.append_messages(backlog, messages)
     wait_until(lambda: cloud.payloads("kinesis", bulk))
@@ -395,7 +395,7 @@ def test_an_urgent_message_does_not_wait_behind_a_backlog(
 # Failures
 
 
-def test_only_refused_records_are_sent_again(
+def test_only_refused_records_are_retried(
     create: Create, shard: Shard, client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     target = shard()
@@ -408,11 +408,11 @@ def test_only_refused_records_are_sent_again(
     wait_until(lambda: has_exported(client, stream, "k", 999))
     arrived = cloud.payloads("kinesis", target)
     assert sorted(arrived) == sorted(messages)
-    # What was refused arrives before anything of a later call.
+    # Refused records arrive before those of later calls.
     assert set(arrived[:500]) == set(messages[:500])
 
 
-def test_an_outage_delays_messages_and_loses_none(
+def test_outage_delays_messages_and_loses_none(
     create: Create, shard: Shard, client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     target = shard()
@@ -433,7 +433,7 @@ def test_an_outage_delays_messages_and_loses_none(
     assert status_of(client, stream, "k").error_message == ""
 
 
-def test_a_hanging_destination_delays_no_other(
+def test_hanging_destination_delays_no_other(
     create: Create, shard: Shard, client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     stuck, well = shard(), shard()
@@ -454,7 +454,7 @@ def test_a_hanging_destination_delays_no_other(
     assert firsts(cloud.payloads("kinesis", stuck)) == [b"first", b"second"]
 
 
-def test_a_message_that_is_too_large_is_skipped_and_the_next_arrives(
+def test_oversized_message_is_skipped_and_the_next_arrives(
     create: Create, shard: Shard, client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     target = shard()
@@ -469,21 +469,21 @@ def test_a_message_that_is_too_large_is_skipped_and_the_next_arrives(
     assert status.exported_bytes_from_stream == len(b"before" + b"after")
 
 
-def test_a_server_that_asks_for_patience_gets_it(
+def test_retry_waits_for_retry_after(
     create: Create, client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     cloud.set_fault("http", name="busy", status=503, retry_after=2, for_calls=1)
     stream = create(http=[HTTPConfig("h", uri=cloud.http_url("busy"))])
 
-    client.append_message(stream, b"patience")
+    client.append_message(stream, b"retried")
 
     wait_until(lambda: has_exported(client, stream, "h", 0))
     first, second = cloud.calls("http", "busy")
     assert second["time"] - first["time"] >= 2000
-    assert cloud.payloads("http", "busy") == [b"patience"]
+    assert cloud.payloads("http", "busy") == [b"retried"]
 
 
-def test_a_python_worker_that_is_killed_costs_nothing_but_a_repetition(
+def test_messages_of_a_killed_python_worker_are_delivered_again(
     create: Create,
     shard: Shard,
     client: StreamManagerClient,
@@ -498,7 +498,7 @@ def test_a_python_worker_that_is_killed_costs_nothing_but_a_repetition(
     wait_until(lambda: cloud.payloads("kinesis", target))
 
     for worker in pipeline.children("pyspark.daemon", "pyspark.worker"):
-        # Without their daemon the others may have ended.
+        # Workers end with their daemon, so some may have ended already.
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.kill()
     cloud.clear_faults()
@@ -507,7 +507,7 @@ def test_a_python_worker_that_is_killed_costs_nothing_but_a_repetition(
     assert firsts(cloud.payloads("kinesis", target)) == messages
 
 
-# Kills. Each thing that is killed is started again for the tests that follow.
+# Kills. Each killed process is restarted for the following tests.
 
 
 @pytest.fixture
@@ -517,14 +517,16 @@ def backlog(
     return Backlog(broker, cloud, kinesis)
 
 
-def test_nothing_is_lost_when_the_broker_is_killed(backlog: Backlog, broker: BrokerProcess) -> None:
+def test_no_message_is_lost_when_the_broker_is_killed(
+    backlog: Backlog, broker: BrokerProcess
+) -> None:
     exported = backlog.last_exported
     broker.kill()
     broker.start()
     backlog.check_all_arrive(exported)
 
 
-def test_nothing_is_lost_when_the_driver_is_killed(
+def test_no_message_is_lost_when_the_driver_is_killed(
     backlog: Backlog, pipeline: PipelineProcess
 ) -> None:
     exported = backlog.last_exported
@@ -533,7 +535,7 @@ def test_nothing_is_lost_when_the_driver_is_killed(
     backlog.check_all_arrive(exported)
 
 
-def test_nothing_is_lost_when_java_and_the_broker_are_killed_at_once(
+def test_no_message_is_lost_when_java_and_the_broker_are_killed_at_once(
     backlog: Backlog, pipeline: PipelineProcess, broker: BrokerProcess
 ) -> None:
     exported = backlog.last_exported
@@ -559,7 +561,7 @@ def limited(broker: BrokerProcess, pipeline: PipelineProcess) -> BrokerProcess:
     return broker
 
 
-def test_the_bandwidth_limit_holds_on_average_and_the_urgent_leave_first(
+def test_bandwidth_limit_holds_on_average_and_urgent_messages_leave_first(
     limited: BrokerProcess, cloud: Sandbox, kinesis: KinesisClient
 ) -> None:
     with StreamManagerClient(root=limited.root) as client:
@@ -583,17 +585,17 @@ def test_the_bandwidth_limit_holds_on_average_and_the_urgent_leave_first(
     puts = [call for call in cloud.calls("kinesis") if call["name"] in ("later", "sooner")]
     puts = [call for call in puts if call["operation"] == "PutRecords"]
     seconds = (puts[-1]["time"] - puts[0]["time"]) / 1000
-    # The first calls are what had accumulated. One of them may arrive late on a busy machine.
+    # The first calls use the burst. One of them may arrive late on a busy machine.
     total = sum(call["bodyBytes"] for call in puts[1:])
     burst = 3 * KILOBITS * 125
     assert total <= KILOBITS * 125 * seconds * 1.1 + burst
     assert puts[-1]["name"] == "later"
 
 
-# Last, so that the others run while it waits.
+# Last, because the other tests run during the interval.
 
 
-def test_what_is_left_of_a_batch_leaves_when_its_interval_is_over(
+def test_incomplete_batch_leaves_after_its_interval(
     slow_batch: tuple[str, float], client: StreamManagerClient, cloud: Sandbox
 ) -> None:
     stream, began = slow_batch
@@ -603,7 +605,7 @@ def test_what_is_left_of_a_batch_leaves_when_its_interval_is_over(
     assert records[1]["time"] / 1000 >= began + INTERVAL_MILLIS / 1000
 
 
-def test_a_clean_end_leaves_nothing_behind_and_delivers_nothing_twice(
+def test_clean_stop_leaves_no_processes_or_files_and_repeats_no_message(
     create: Create,
     client: StreamManagerClient,
     cloud: Sandbox,
@@ -611,5 +613,5 @@ def test_a_clean_end_leaves_nothing_behind_and_delivers_nothing_twice(
 ) -> None:
     stream = create(http=[HTTPConfig("h", uri=cloud.http_url("the-end"))])
     assert pipeline.children("pyspark.worker")
-    # Ctrl-C: Spark has other plans with it than we have.
+    # Ctrl-C, which Spark would handle itself.
     end_amid_deliveries(pipeline, signal.SIGINT, client, cloud, stream, "the-end")

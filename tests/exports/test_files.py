@@ -1,4 +1,4 @@
-"""Files that leave a broker's machine: real Spark, a real object store, and real kills."""
+"""Uploads of files: real Spark, a real object store, and killed processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.support import (
 
 MEBIBYTE = 1024 * 1024
 LARGE = 40 * MEBIBYTE
-# It takes a second and more: what is done after its upload began is done in the middle of it.
+# The upload takes more than a second, so that tests can act while it runs.
 HUGE = 160 * MEBIBYTE
 HERE = Path(__file__).resolve().parent
 
@@ -68,7 +68,7 @@ def pipeline(broker: BrokerProcess, store: ObjectStore) -> Iterator[PipelineProc
 
 
 class Files(NamedTuple):
-    """A stream for tasks, the status stream that it has, and the bucket that they go to."""
+    """A stream of S3 tasks, its status stream, and the bucket of the tasks."""
 
     client: StreamManagerClient
     s3: S3Client
@@ -81,7 +81,7 @@ class Files(NamedTuple):
         return self.directory / f"{self.stream}-{key.replace('/', '-')}"
 
     def upload(self, content: bytes, key: str, **fields: Any) -> int:
-        """A file that is to be uploaded; the number of its task."""
+        """Writes a file, appends its task, and returns the sequence number of the task."""
         path = self.path_of(key)
         path.write_bytes(content)
         task = S3ExportTaskDefinition(path.as_uri(), self.bucket, key, **fields)
@@ -89,7 +89,7 @@ class Files(NamedTuple):
             self.stream, Util.validate_and_serialize_to_json_bytes(task)
         )
 
-    def said(self) -> list[StatusMessage]:
+    def status_messages(self) -> list[StatusMessage]:
         newest = self.client.describe_message_stream(
             self.statuses
         ).storage_status.newest_sequence_number
@@ -101,10 +101,10 @@ class Files(NamedTuple):
         return [Util.deserialize_json_bytes_to_obj(it.payload, StatusMessage) for it in messages]
 
     def wait_for(self, number: int, status: Status) -> StatusMessage:
-        """The message of the task with this number that says so."""
+        """Waits for a status message of a task, and returns it."""
 
         def find() -> StatusMessage | None:
-            for message in self.said():
+            for message in self.status_messages():
                 context = message.status_context
                 assert context is not None
                 place = context.stream_name, context.sequence_number
@@ -168,7 +168,7 @@ def test_files_arrive_byte_for_byte_and_in_order(files: Files) -> None:
     assert files.s3.head_object(Bucket=files.bucket, Key="x/3")["Metadata"] == {"number": "3"}
     seen = [
         (message.status_context.sequence_number, message.status)
-        for message in files.said()
+        for message in files.status_messages()
         if message.status_context is not None
     ]
     assert seen == [
@@ -176,7 +176,7 @@ def test_files_arrive_byte_for_byte_and_in_order(files: Files) -> None:
     ]
 
 
-def test_a_status_tells_the_whole_of_its_task(files: Files) -> None:
+def test_status_contains_the_task_definition(files: Files) -> None:
     number = files.upload(b"x", "!{timestamp:yyyy}.txt", user_metadata={"a": "b"})
     files.wait_for(number, Status.Success)
     (_, success) = files.client.read_messages(
@@ -205,7 +205,7 @@ def test_a_status_tells_the_whole_of_its_task(files: Files) -> None:
     assert abs(timestamp - success.ingest_time) < TIMEOUT_S * 1000
 
 
-def test_what_fails_is_told_and_the_next_goes_on(files: Files) -> None:
+def test_failed_tasks_get_a_status_and_the_next_task_is_carried_out(files: Files) -> None:
     client = files.client
     client.append_message(files.stream, b"not a task")
     missing = S3ExportTaskDefinition("file:/there/is/none", files.bucket, "k")
@@ -214,18 +214,18 @@ def test_what_fails_is_told_and_the_next_goes_on(files: Files) -> None:
     client.append_message(files.stream, Util.validate_and_serialize_to_json_bytes(elsewhere))
     number = files.upload(b"fine", "fine")
     files.wait_for(number, Status.Success)
-    failures = [message for message in files.said() if message.status is Status.Failure]
+    failures = [message for message in files.status_messages() if message.status is Status.Failure]
     assert [failure.status_level for failure in failures] == [StatusLevel.ERROR] * 3
     texts = [str(failure.message) for failure in failures]
     assert "not JSON" in texts[0]
     assert "/there/is/none" in texts[1]
     assert "no-such-bucket-here" in texts[2]
-    # What became of tasks is told first, so that a crash loses none of it.
+    # Statuses are written before progress is stored, so that a crash loses none of them.
     wait_until(lambda: has_exported(client, files.stream, "to-s3", number))
     assert status_of(client, files.stream, "to-s3").exported_messages_count == 4
 
 
-def test_programs_wait_for_an_upload_as_the_documentation_does_it(
+def test_aws_sample_programs_wait_for_an_upload(
     broker: BrokerProcess, client: StreamManagerClient, s3: S3Client, tmp_path: Path
 ) -> None:
     waiting = make_files(client, s3, tmp_path, level=StatusLevel.INFO, statuses="StatusStreamName")
@@ -240,7 +240,7 @@ def test_programs_wait_for_an_upload_as_the_documentation_does_it(
             pool.submit(run_program, *command, cwd=tmp_path, env=variables, seconds=TIMEOUT_S)
             for command in (python, node)
         ]
-        wait_until(lambda: is_read_by(client, waiting.statuses, 2), "nobody monitors")
+        wait_until(lambda: is_read_by(client, waiting.statuses, 2), "the programs read no statuses")
         waiting.upload(b"x", "k")
         for program in programs:
             ended = program.result()
@@ -253,7 +253,7 @@ def is_read_by(client: StreamManagerClient, stream: str, programs: int) -> bool:
     return found[stream] == programs
 
 
-def test_a_task_of_a_stream_that_is_deleted_is_canceled(files: Files) -> None:
+def test_task_of_a_deleted_stream_is_canceled(files: Files) -> None:
     number = files.upload(bytes(HUGE), "huge")
     files.upload(b"behind", "behind")
     wait_until(lambda: bool(files.unfinished()))
@@ -265,7 +265,7 @@ def test_a_task_of_a_stream_that_is_deleted_is_canceled(files: Files) -> None:
     assert [each["Key"] for each in found] == []
 
 
-def test_a_file_that_changes_between_two_parts_is_a_failure(files: Files) -> None:
+def test_file_that_changes_between_two_parts_is_a_failure(files: Files) -> None:
     number = files.upload(bytes(HUGE), "huge")
     files.upload(b"behind", "behind")
     wait_until(lambda: bool(files.unfinished()))
@@ -276,7 +276,7 @@ def test_a_file_that_changes_between_two_parts_is_a_failure(files: Files) -> Non
     assert files.unfinished() == []
 
 
-def test_nothing_is_lost_when_the_pipeline_is_killed_in_the_middle_of_an_upload(
+def test_upload_continues_after_the_pipeline_is_killed(
     files: Files, pipeline: PipelineProcess
 ) -> None:
     content = os.urandom(HUGE)
@@ -293,7 +293,7 @@ def test_nothing_is_lost_when_the_pipeline_is_killed_in_the_middle_of_an_upload(
 
 
 def kill_with_children(pipeline: PipelineProcess) -> None:
-    """All of it at once, with kill -9."""
+    """Kills all processes of a pipeline with SIGKILL."""
     children = pipeline.children()
     pipeline.kill()
     for child in children:
@@ -301,9 +301,7 @@ def kill_with_children(pipeline: PipelineProcess) -> None:
             child.kill()
 
 
-def test_nothing_is_lost_when_the_broker_is_killed_in_the_middle_of_an_upload(
-    files: Files, broker: BrokerProcess
-) -> None:
+def test_upload_continues_after_the_broker_is_killed(files: Files, broker: BrokerProcess) -> None:
     content = os.urandom(HUGE)
     number = files.upload(content, "huge")
     wait_until(lambda: bool(files.unfinished()))

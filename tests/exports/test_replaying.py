@@ -1,4 +1,4 @@
-"""Replay, as destinations see it: real Spark, a sandboxed cloud, a broker and a pipeline."""
+"""Replayed exports at their destinations: real Spark, and a sandboxed cloud."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_rewound_messages_arrive_again_in_order(
     assert cloud.payloads("kinesis", target) == [*messages, *messages[30:]]
     assert status_of(client, stream, "h").exported_messages_count == 50
 
-    # The same by an update, as a program with an AWS SDK does it.
+    # An update moves the export as well. Programs with an AWS SDK use that.
     definition = client.describe_message_stream(stream).definition
     (config,) = definition.export_definition.kinesis or []
     config.start_sequence_number = 45
@@ -58,7 +58,7 @@ def test_rewound_messages_arrive_again_in_order(
 
 
 @pytest.mark.parametrize("positions", [[0], [700, 20, 350], [900, 100, 1000, 0]])
-def test_channel_has_each_message_once_after_moves_in_the_middle_of_deliveries(
+def test_channel_has_each_message_once_after_moves_during_deliveries(
     create: Create, client: StreamManagerClient, broker: BrokerProcess, positions: list[int]
 ) -> None:
     channel = f"moved_{'_'.join(map(str, positions))}"
@@ -68,7 +68,7 @@ def test_channel_has_each_message_once_after_moves_in_the_middle_of_deliveries(
         client.append_messages(stream, numbered(1000)[batch * 100 : batch * 100 + 100])
     for position in positions:
         client.rewind_export(stream, "c", position)
-    # What a move forward has left out, another one brings.
+    # A later move exports the messages that a move forward skipped.
     client.rewind_export(stream, "c", 0)
     wait_until(lambda: has_exported(client, stream, "c", 999))
     table = pq.read_table(broker.root / "channels" / channel).sort_by("sequence_number")
@@ -81,7 +81,7 @@ def s3(cloud: Sandbox) -> S3Client:
     return session.client("s3", endpoint_url=cloud.url)
 
 
-def test_rewound_executor_uploads_again_and_leaves_no_upload_behind(
+def test_rewound_executor_uploads_again_and_leaves_no_unfinished_upload(
     create: Create, client: StreamManagerClient, s3: S3Client, tmp_path: Path
 ) -> None:
     s3.create_bucket(Bucket="replayed")
@@ -95,7 +95,7 @@ def test_rewound_executor_uploads_again_and_leaves_no_upload_behind(
         task = S3ExportTaskDefinition(path.as_uri(), "replayed", path.name)
         client.append_message(stream, Util.validate_and_serialize_to_json_bytes(task))
     wait_until(lambda: status_of(client, stream, "s").last_exported_sequence_number >= 0)
-    # In the middle of the second file, or before it.
+    # The second upload has not ended.
     client.rewind_export(stream, "s", 0)
     wait_until(lambda: has_exported(client, stream, "s", 2))
 
