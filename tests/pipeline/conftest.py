@@ -20,7 +20,7 @@ def _running_cloud() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def cloud(_running_cloud: Sandbox) -> Iterator[Sandbox]:
-    """Without faults."""
+    """The sandbox, without faults and recorded calls."""
     _running_cloud.reset_calls()
     yield _running_cloud
     _running_cloud.clear_faults()

@@ -81,7 +81,7 @@ def create_http(
 def plan(
     client: StreamManagerClient, task: str = "1", pipeline: str = PIPELINE, **options: Any
 ) -> list[AnyWork]:
-    """Work for a task, which holds no other."""
+    """Leases work for a task that holds no other leases."""
     return client.plan_exports(pipeline, task, lease_millis=60_000, **options).work
 
 
@@ -98,7 +98,7 @@ def plan_tasks(client: StreamManagerClient, task: str = "1") -> TaskSlice:
 
 
 def lost_messages(client: StreamManagerClient, name: str) -> int:
-    """Messages that the only export of a stream could not read."""
+    """The number of messages that the only export of a stream could not read."""
     (stream,) = [each for each in client.statistics().streams if each.name == name]
     (export,) = stream.exports
     return export.lost_messages

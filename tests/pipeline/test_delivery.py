@@ -1,4 +1,4 @@
-"""Deliveries to a destination that behaves as a test says."""
+"""Deliveries to a fake destination."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.pipeline.delivery import (
     MAX_SKIPPED_PER_DELIVERY,
     DeliveryTotals,
     MessageDelivery,
-    Settlements,
+    SliceProgress,
     StoppedError,
     StopSignal,
 )
@@ -93,7 +93,7 @@ class FakeDestination(Destination):
 
 
 def in_turn(*outcomes: CallResult | Exception) -> Behaviour:
-    """These one after the other, and success from then on."""
+    """Returns these results in turn, and then successes."""
     remaining = iter(outcomes)
     return lambda _: next(remaining, CallResult())
 
@@ -123,7 +123,7 @@ def deliver(
     clock = clock or ManualClock()
     delivery = MessageDelivery(destination, messages, end, clock, clock=clock, **options)
     delivery.run()
-    return delivery.delivery()
+    return delivery.totals()
 
 
 def test_messages_are_sent_in_order_in_full_calls() -> None:
@@ -136,12 +136,12 @@ def test_messages_are_sent_in_order_in_full_calls() -> None:
     )
 
 
-def test_slice_without_messages_is_settled() -> None:
+def test_slice_without_messages_is_done() -> None:
     delivery = deliver(FakeDestination(), make([], first=3), 9)
     assert delivery == DeliveryTotals(settled_end=9)
 
 
-def test_missing_messages_at_the_end_of_a_slice_are_settled() -> None:
+def test_missing_messages_at_the_end_of_a_slice_are_done() -> None:
     delivery = deliver(FakeDestination(), make([5, 7], first=3), 20)
     assert delivery.settled_end == 20
 
@@ -209,7 +209,7 @@ def test_unexpected_error_of_a_destination_does_not_lose_results() -> None:
     # The job reports it.
     with pytest.raises(OSError, match="No space left on device"):
         delivering.run()
-    assert delivering.delivery().settled_end == 10
+    assert delivering.totals().settled_end == 10
 
 
 @pytest.mark.parametrize("max_messages", [1, 2, 10, 100])
@@ -314,7 +314,7 @@ def test_progress_is_announced_after_each_call() -> None:
         make(range(25)),
         25,
         StopSignal(),
-        lambda: ends.append(delivering.delivery().settled_end),
+        lambda: ends.append(delivering.totals().settled_end),
     )
     delivering.run()
     assert ends == [10, 20, 25]
@@ -329,10 +329,10 @@ def test_error_after_a_call_does_not_lose_its_result() -> None:
     delivering = MessageDelivery(Broken(), make(range(25)), 25, ManualClock())
     with pytest.raises(RuntimeError, match="no idea"):
         delivering.run()
-    assert delivering.delivery().settled_end == 10
+    assert delivering.totals().settled_end == 10
 
 
-OUTCOMES = st.sampled_from(["fine", "partly", "partly refused", "away", "unknown"])
+OUTCOMES = st.sampled_from(["fine", "partly", "partly refused", "unavailable", "unknown"])
 
 
 @given(data=st.data(), count=st.integers(1, 60), max_messages=st.integers(1, 12))
@@ -354,11 +354,11 @@ def test_each_message_arrives_once_or_is_skipped_despite_failures(
             return CallResult(failed=some)
         if outcome == "partly refused":
             return CallResult(refused=some)
-        if outcome == "away":
+        if outcome == "unavailable":
             troubled.update(numbers)
-            return UnavailableError("away")
+            return UnavailableError("unavailable")
         if outcome == "unknown":
-            # It arrived, and the answer did not.
+            # The message arrived, but the answer did not.
             troubled.update(numbers)
             unsure.update(numbers)
             destination.arrived.extend(numbers)
@@ -385,28 +385,28 @@ def test_each_message_arrives_once_or_is_skipped_despite_failures(
     assert calm == sorted(calm)
 
 
-# Settlements
+# SliceProgress
 
 
-def settlements() -> Settlements:
-    """Settlements of the slice [10, 20). The messages 12 and 15 to 19 are missing."""
-    return Settlements(
+def settlements() -> SliceProgress:
+    """SliceProgress of the slice [10, 20). The messages 12 and 15 to 19 are missing."""
+    return SliceProgress(
         Messages("s", 10, [10, 11, 13, 14], [0] * 4, [b"a", b"bb", b"ccc", b"d"]), 20
     )
 
 
-def test_end_is_the_first_message_if_none_is_settled() -> None:
+def test_end_is_the_first_message_if_none_is_done() -> None:
     assert settlements().describe() == DeliveryTotals(settled_end=10)
 
 
-def test_end_moves_with_messages_settled_in_order() -> None:
+def test_end_advances_with_messages_done_in_order() -> None:
     noted = settlements()
     noted.note_arrived((0, 1))
     assert noted.describe() == DeliveryTotals(settled_end=13, exported_messages=2, exported_bytes=3)
     assert noted.count_ahead() == 0
 
 
-def test_messages_settled_behind_others_are_listed() -> None:
+def test_messages_done_out_of_order_are_listed() -> None:
     noted = settlements()
     noted.note_arrived((2,))
     noted.note_skipped(3, "too large")
@@ -418,19 +418,19 @@ def test_messages_settled_behind_others_are_listed() -> None:
     assert (described.exported_messages, described.exported_bytes) == (1, 3)
 
 
-def test_end_of_the_slice_is_reached_when_all_are_settled() -> None:
+def test_end_of_the_slice_is_reached_when_all_are_done() -> None:
     noted = settlements()
     noted.note_skipped(3, "b")
     noted.note_skipped(0, "a")
     noted.note_arrived((1, 2))
     described = noted.describe()
     assert (described.settled_end, described.arrived) == (20, [])
-    # In the order in which they were skipped: reports tell what is new.
+    # In the order in which they were skipped, because a report contains only new ones.
     assert described.skipped == [(14, "b"), (10, "a")]
     assert noted.count_ahead() == 0
 
 
-# Stopping
+# Stop signals
 
 
 def test_stopped_delivery_may_finish_its_calls() -> None:
@@ -444,14 +444,14 @@ def test_stopped_delivery_may_finish_its_calls() -> None:
 def test_lost_lease_ends_calls_that_run() -> None:
     stop = StopSignal()
     stop.stop(is_lost=True)
-    # It stays lost.
+    # The lease stays lost.
     stop.stop()
     assert (stop.is_set, stop.is_lost) == (True, True)
     with pytest.raises(StoppedError):
         stop.check()
 
 
-def test_wait_ends_after_its_time() -> None:
+def test_wait_ends_after_its_timeout() -> None:
     stop = StopSignal()
     began = time.monotonic()
     assert stop.wait(0.05)

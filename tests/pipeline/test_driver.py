@@ -38,8 +38,8 @@ def test_destinations_have_the_settings_of_the_broker() -> None:
 def test_another_task_starts_when_exports_stay_due() -> None:
     demand = TaskDemand()
     due, done = make_plan(waiting=3, tasks=1), make_plan(waiting=0, tasks=1)
-    looks = [demand.needs_task(each, 1) for each in (due, due, done, due, due, due)]
-    assert looks == [False, False, False, False, False, True]
+    polls = [demand.needs_task(each, 1) for each in (due, due, done, due, due, due)]
+    assert polls == [False, False, False, False, False, True]
 
 
 def test_no_other_task_starts_before_the_last_one_is_connected() -> None:
@@ -58,7 +58,7 @@ def test_absence_of_tasks_ends_when_one_connects() -> None:
     assert absence.seconds(missing, now=131) == 1
 
 
-def test_absence_of_tasks_begins_anew_when_the_broker_restarts() -> None:
+def test_absence_of_tasks_restarts_with_the_broker() -> None:
     absence = TaskAbsence()
     absence.seconds(make_plan(tasks=1), now=100)
     # The broker does not know yet which tasks run.

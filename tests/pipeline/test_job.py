@@ -62,13 +62,13 @@ def _variables(cloud: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _only_final_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a delivery on a busy machine would report its progress, too."""
+    """No interim reports, which a delivery on a busy machine would send."""
     monkeypatch.setattr(job_module, "_REPORT_SECONDS", math.inf)
 
 
 @pytest.fixture
 def reports_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As usual."""
+    """The default interval of interim reports."""
     monkeypatch.setattr(job_module, "_REPORT_SECONDS", _REPORT_SECONDS)
 
 
@@ -144,13 +144,13 @@ def test_progress_is_reported_about_once_a_second(
     times: list[float] = []
     client.on_report = lambda _: times.append(time.monotonic())
     make(plan_slice(client), client).run()
-    # The last one is final, and follows at once.
+    # The final report follows at once.
     *interim, _ = times
     assert interim
     assert all(later - earlier >= 1.0 for earlier, later in pairwise(interim))
 
 
-def test_message_skipped_behind_later_ones_is_reported_once(
+def test_message_skipped_after_later_ones_arrived_is_reported_once(
     cloud: Sandbox, client: RecordingClient, reports_at_once: None
 ) -> None:
     def entry(number: int) -> bytes:
@@ -214,12 +214,12 @@ def test_report_that_cannot_be_made_is_replaced_by_a_failure(
     cloud: Sandbox, client: RecordingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = create_http(client, cloud.http_url(new_name()), numbered(2))
-    delivery = MessageDelivery.delivery
+    totals = MessageDelivery.totals
 
     def describe(self: MessageDelivery) -> DeliveryTotals:
-        return msgspec.structs.replace(delivery(self), pause=math.nan)
+        return msgspec.structs.replace(totals(self), pause=math.nan)
 
-    monkeypatch.setattr(MessageDelivery, "delivery", describe)
+    monkeypatch.setattr(MessageDelivery, "totals", describe)
     make(plan_slice(client), client).run()
     (report,) = client.reports
     assert (report.settled_end, report.is_final) == (0, True)
@@ -272,7 +272,7 @@ def run_next(client: RecordingClient) -> bool:
     return bool(found)
 
 
-def test_missing_messages_are_counted_when_later_ones_are_settled(
+def test_missing_messages_are_counted_when_later_ones_are_done(
     cloud: Sandbox, broker: LocalBroker, client: RecordingClient, reports_at_once: None
 ) -> None:
     sink = new_name()
@@ -302,7 +302,7 @@ def test_stopped_job_finishes_its_call_and_reports(cloud: Sandbox, client: Recor
     with running(job.run):
         wait_until(lambda: cloud.faults()[0]["callsMet"])
         job.stop()
-        # Without an answer: the call fails.
+        # The call gets no answer, and fails.
         cloud.clear_faults()
     (report,) = client.reports
     assert len(cloud.payloads("http", sink)) <= 1
@@ -331,7 +331,7 @@ def test_refused_report_stops_the_delivery(
     sink = new_name()
     name = create_http(client, cloud.http_url(sink), numbered(100))
     first = plan_slice(client)
-    # The task holds nothing: the same messages are leased once more.
+    # The task holds no lease: the same messages are leased again.
     second = plan_slice(client)
     make(first, client).run()
     assert cloud.payloads("http", sink) == [b"0"]
@@ -600,7 +600,7 @@ def test_files_wait_for_bandwidth(cloud: Sandbox, slow_broker: LocalBroker, tmp_
         assert work.is_metered
         began = time.monotonic()
         make(work, client, slow_broker.root).run()
-        # The first one empties the bucket.
+        # The first file empties the bucket.
         assert time.monotonic() - began > 1.0
         assert last_exported(client, name) == 2
         assert sum(report.sent_bytes for report in client.reports) == 300_000

@@ -1,4 +1,4 @@
-"""Messages of slices: from the broker's files, over the wire, and what is left after damage."""
+"""Messages of slices: from the broker's files, over the wire, and after damage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def payload(number: int) -> bytes:
 
 
 def fill(client: StreamManagerClient, count: int = 25, **fields: Any) -> MessageSlice:
-    """A slice of a stream with so many messages of 100 bytes, ten of them in a segment."""
+    """A slice of a stream with `count` messages of 100 bytes, ten in each segment."""
     config = HTTPConfig("to-http", "http://127.0.0.1:1")
     name = create(client, config, stream_segment_size=1024, **fields)
     for first in range(0, count, SEGMENT):
@@ -80,7 +80,7 @@ def test_slice_begins_and_ends_anywhere(
     check(messages, list(range(first, end)))
 
 
-def test_arrived_messages_are_left_out(client: StreamManagerClient, root: str | None) -> None:
+def test_arrived_messages_are_excluded(client: StreamManagerClient, root: str | None) -> None:
     found = msgspec.structs.replace(fill(client), first=5, arrived=[6, 9, 10, 24])
     messages = read_slice(found, root, client)
     assert messages.first == 5
@@ -125,7 +125,7 @@ def test_messages_beside_unreadable_ones_are_read(broker: LocalBroker) -> None:
     check(messages, sorted({*range(25)} - unreadable))
 
 
-def test_damaged_messages_are_left_out(
+def test_damaged_messages_are_excluded(
     client: StreamManagerClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = fill(client)
@@ -136,7 +136,7 @@ def test_damaged_messages_are_left_out(
     check(messages, [number for number in range(25) if number not in (10, 13, 14, 19)])
 
 
-def test_arrived_messages_are_left_out_beside_damaged_ones(
+def test_arrived_messages_are_excluded_beside_damaged_ones(
     client: StreamManagerClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = msgspec.structs.replace(fill(client), arrived=[11])
@@ -146,7 +146,7 @@ def test_arrived_messages_are_left_out_beside_damaged_ones(
 
 
 @pytest.mark.parametrize("end", [0, 1, 150, 350, 999, 5000, 2**32 - 1])
-def test_wrong_position_in_the_index_costs_no_other_message(
+def test_wrong_position_in_the_index_affects_no_other_message(
     client: StreamManagerClient, broker: LocalBroker, root: str | None, end: int
 ) -> None:
     found = fill(client)
@@ -165,12 +165,12 @@ def test_many_damaged_messages_take_no_longer(
     client.append_messages(name, [b"0123456789"] * 16_000)
     found = plan_slice(client)
     overwrite(data_path(directory_of(broker, found), 0), 10, b"?" * 159_980)
-    # Reading what is left of it once for each message would take minutes.
+    # Reading the rest of the segment once for each message would take minutes.
     messages = read_slice(found, root, client)
     assert messages.numbers == [0, 15_999]
 
 
-def test_messages_of_removed_files_are_left_out(
+def test_messages_of_removed_files_are_excluded(
     client: StreamManagerClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = fill(client)
@@ -180,7 +180,7 @@ def test_messages_of_removed_files_are_left_out(
     check(read_slice(found, root, client), list(range(10, 25)))
 
 
-def test_messages_of_cut_files_are_left_out(
+def test_messages_of_truncated_files_are_excluded(
     client: StreamManagerClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = fill(client)
@@ -189,7 +189,7 @@ def test_messages_of_cut_files_are_left_out(
     check(read_slice(found, root, client), [0, 1, 2, 3, *range(10, 25)])
 
 
-def test_dropped_messages_are_left_out(client: StreamManagerClient, root: str | None) -> None:
+def test_dropped_messages_are_excluded(client: StreamManagerClient, root: str | None) -> None:
     found = fill(client, max_size=4096)
     client.append_messages(found.stream, [bytes(SIZE)] * 20)
     (position,) = client.watch_streams([found.stream])

@@ -44,8 +44,8 @@ from tests.support import TIMEOUT_S, BrokerProcess, LocalBroker, Reachable, wait
 
 
 @pytest.fixture(autouse=True)
-def _calls_hang_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call times out, however long a test takes."""
+def _long_call_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long timeouts, so that no call of a slow test times out."""
     monkeypatch.setattr(job_module, "_CALL_TIMEOUT", 2 * TIMEOUT_S)
 
 
@@ -97,7 +97,7 @@ class Running:
         return not self._thread.is_alive()
 
     def join(self) -> int:
-        """The number of its jobs."""
+        """Waits for the end of the task; returns the number of its jobs."""
         self._thread.join(TIMEOUT_S)
         if self._error is not None:
             raise self._error
@@ -124,14 +124,14 @@ def meets_fault(cloud: Sandbox, count: int = 1) -> bool:
 
 
 def wait_for(client: StreamManagerClient, name: str, last: int) -> None:
-    """Until the export of a stream has exported this message."""
+    """Waits until the export of a stream has exported this message."""
     wait_until(lambda: last_exported(client, name) == last)
 
 
 # Deliveries
 
 
-def test_task_delivers_messages_as_they_come(
+def test_task_delivers_messages_as_they_are_appended(
     cloud: Sandbox, broker: LocalBroker, client: StreamManagerClient
 ) -> None:
     sink = new_name()
@@ -168,7 +168,7 @@ def test_quick_deliveries_are_reported_with_the_next_request(
     assert not commits
 
 
-def test_long_deliveries_are_reported_while_the_task_asks(
+def test_long_deliveries_are_reported_while_a_request_is_pending(
     broker: LocalBroker,
     client: StreamManagerClient,
     cloud: Sandbox,
@@ -338,7 +338,7 @@ def test_job_of_a_paused_export_ends_after_its_call(
         wait_until(lambda: not job_threads())
         arrived = len(cloud.payloads("http", sink))
         assert arrived < 1000
-        # All that has arrived is reported, and nothing has to be repeated.
+        # All arrived messages are reported, so none is repeated.
         assert last_exported(client, name) == arrived - 1
         cloud.clear_faults()
         config.disabled = False
@@ -381,7 +381,7 @@ def test_task_with_a_long_job_ends_later(
     task = Running(make(broker, life_seconds=3.0, idle_seconds=0.1))
     wait_until(lambda: meets_fault(cloud))
     began = time.monotonic()
-    # It asks every few seconds, and would have ended.
+    # Without the job, the task would have ended at its next request.
     wait_until(lambda: time.monotonic() - began > 3.0)
     assert not task.is_over
     cloud.set_fault("http", name=sink, delay_millis=1)
@@ -406,7 +406,7 @@ def test_task_is_not_idle_while_work_waits(
     sinks = [new_name() for _ in range(8)]
     for sink in sinks:
         create_http(client, cloud.http_url(sink), [b"x"] * 2)
-    # Long for one request, as the task counts from before it.
+    # Longer than one request, because the task measures from its beginning.
     idle_seconds = 5.0
     task = Running(make(broker, threads=1, idle_seconds=idle_seconds))
     wait_until(lambda: meets_fault(cloud))
@@ -434,7 +434,7 @@ def test_calls_in_flight_finish_when_the_pipeline_stops(
     wait_until(lambda: not job_threads())
     arrived = len(cloud.payloads("http", sink))
     assert 1 <= arrived < 100
-    # All that has arrived is reported, and nothing has to be repeated.
+    # All arrived messages are reported, so none is repeated.
     assert last_exported(client, name) == arrived - 1
     cloud.clear_faults()
     with StreamManagerClient(root=broker.root) as other, serving(broker, other, pipeline="another"):
@@ -482,7 +482,7 @@ def test_task_continues_after_the_broker_was_killed(
         wait_for(client, name, 59)
         stop_pipeline(client)
         task.join()
-    # At least once, and in order but for repetitions.
+    # At least once, and in order except for repetitions.
     found = [int(payload) for payload in cloud.payloads("http", sink)]
     assert sorted(set(found)) == list(range(60))
     assert "Traceback" not in caplog.text
@@ -503,7 +503,7 @@ def test_unavailable_broker_is_logged_once(
 
     wait_until(messages)
     began = time.monotonic()
-    # Meanwhile it asks some ten times.
+    # Meanwhile the task sends about ten requests.
     wait_until(lambda: time.monotonic() - began > 0.3)
     with LocalBroker(broker.root), StreamManagerClient(root=broker.root) as client:
         stop_pipeline(client)
@@ -520,14 +520,14 @@ def test_refused_report_blocks_no_other_export(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     refused = create_http(client, cloud.http_url(new_name()), [b"x"])
-    delivery = MessageDelivery.delivery
+    totals = MessageDelivery.totals
 
     def describe(self: MessageDelivery) -> DeliveryTotals:
-        found = delivery(self)
+        found = totals(self)
         is_refused = self._messages.stream == refused
         return msgspec.structs.replace(found, pause=1e20) if is_refused else found
 
-    monkeypatch.setattr(MessageDelivery, "delivery", describe)
+    monkeypatch.setattr(MessageDelivery, "totals", describe)
     monkeypatch.setattr(job_module, "MAX_PAUSE_MILLIS", math.inf)
     with serving(broker, client):
         wait_until(lambda: f"refuses a report about stream {refused!r}" in caplog.text)

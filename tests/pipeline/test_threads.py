@@ -18,7 +18,7 @@ class Jobs:
         self.workers: list[threading.Thread] = []
 
     def start(self) -> Callable[[], None]:
-        """Starts a job, and returns what ends it."""
+        """Starts a job, and returns a function that ends it."""
         has_begun, may_end = threading.Event(), threading.Event()
 
         def run() -> None:

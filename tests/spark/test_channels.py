@@ -38,7 +38,7 @@ def fill(root: Path, channel: str, first: int, end: int, stream: str = "turbine"
     messages = Messages(stream, first, numbers, times, [str(n).encode() for n in numbers])
     delivery = MessageDelivery(destination, messages, end, StopSignal())
     delivery.run()
-    assert delivery.delivery().settled_end == end
+    assert delivery.totals().settled_end == end
 
 
 def options(channels: str | None = None, root: str | None = None) -> ChannelReadOptions:

@@ -68,7 +68,7 @@ class Destination:
         # In the order of their first arrival.
         self.arrived: list[int] = []
         self.refused: set[int] = set()
-        self.holder: Delivery | None = None
+        self.holder: HeldMessages | None = None
 
     def take(self, number: int) -> None:
         if is_refused(number):
@@ -80,7 +80,7 @@ class Destination:
         return number in self.refused or number in self.arrived
 
 
-class Delivery:
+class HeldMessages:
     """A slice of a task, with the state that the task knows."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Delivery:
 class Sent(NamedTuple):
     """A report and its delivery."""
 
-    delivery: Delivery
+    delivery: HeldMessages
     report: DeliveryReport
 
 
@@ -120,7 +120,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
             for name, exports in EXPORTS.items()
         }
         self.destinations: dict[tuple[str, str], Destination] = {}
-        self.deliveries: list[Delivery] = []
+        self.deliveries: list[HeldMessages] = []
         self.sent: list[Sent] = []
         self.in_flight: list[PendingExportReport] = []
 
@@ -260,7 +260,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
             max_priority=max_priority,
         )
 
-    def _plan(self, task: str, is_holding: bool, **fields: Any) -> list[Delivery]:
+    def _plan(self, task: str, is_holding: bool, **fields: Any) -> list[HeldMessages]:
         own = [each for each in self.deliveries if each.task == task and each.is_active]
         for each in own:
             each.is_active = is_holding
@@ -278,7 +278,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
             given.append(self._give(found, task))
         return given
 
-    def _learn_lease(self, delivery: Delivery, is_lost: bool) -> None:
+    def _learn_lease(self, delivery: HeldMessages, is_lost: bool) -> None:
         """Updates the lease of a delivery after a request of its task."""
         if not delivery.is_active:
             delivery.held_until = -math.inf
@@ -293,13 +293,13 @@ class ExportsAgainstAList(RuleBasedStateMachine):
             delivery.destination.holder = delivery
             delivery.held_until = self.bench.seconds + LEASE_SECONDS
 
-    def _is_held(self, delivery: Delivery) -> bool:
+    def _is_held(self, delivery: HeldMessages) -> bool:
         """Whether the broker must have the lease."""
         is_current = self.destinations.get(delivery.export) is delivery.destination
         is_holder = delivery.destination.holder is delivery
         return is_current and is_holder and delivery.held_until > self.bench.seconds
 
-    def _knows_position(self, delivery: Delivery) -> bool:
+    def _knows_position(self, delivery: HeldMessages) -> bool:
         """Whether the task has the current position of the export.
 
         It may have missed an accepted report or a lease of another task. A restarted broker may
@@ -309,7 +309,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         progress = self._stream(name).stored.progress[identifier]
         return delivery.first == max(delivery.slice.first, progress.last_exported + 1)
 
-    def _give(self, found: MessageSlice, task: str) -> Delivery:
+    def _give(self, found: MessageSlice, task: str) -> HeldMessages:
         destination = self.destinations[found.stream, found.identifier]
         stream = self._stream(found.stream)
         assert not self.fields[found.stream][found.identifier].get("disabled")
@@ -319,7 +319,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         holder = destination.holder
         assert holder is None or not self._is_held(holder), "another task has it"
         held_until = self.bench.seconds + LEASE_SECONDS
-        delivery = Delivery(found, destination, task, held_until)
+        delivery = HeldMessages(found, destination, task, held_until)
         destination.holder = delivery
         self.deliveries.append(delivery)
         return delivery
@@ -332,7 +332,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
                 ends = self.bench.seconds + GRACE_SECONDS
                 delivery.held_until = min(delivery.held_until, ends)
 
-    def _deliver(self, delivery: Delivery, end: int) -> None:
+    def _deliver(self, delivery: HeldMessages, end: int) -> None:
         """Delivers the messages before `end` that the stream still has."""
         stream = self._stream(delivery.slice.stream)
         if stream.stored.id == delivery.slice.stream_id:
@@ -368,12 +368,12 @@ class ExportsAgainstAList(RuleBasedStateMachine):
             case DeliveryMode.before_it_is_replaced | DeliveryMode.after_it_was_replaced:
                 self._report_and_replace(data, delivery, mode)
 
-    def _report_in_parts(self, data: st.DataObject, delivery: Delivery) -> None:
+    def _report_in_parts(self, data: st.DataObject, delivery: HeldMessages) -> None:
         for _ in range(data.draw(st.integers(1, 3))):
             self._send(self._deliver_a_part(data, delivery, is_final=False))
 
     def _deliver_a_part(
-        self, data: st.DataObject, delivery: Delivery, *, error: str = "", is_final: bool
+        self, data: st.DataObject, delivery: HeldMessages, *, error: str = "", is_final: bool
     ) -> Sent:
         """Delivers a part of a slice; with holes for the memory stream, like partial failures."""
         found = delivery.slice
@@ -386,7 +386,7 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         return self._make_report(delivery, end, error=error, more=sorted(more), is_final=is_final)
 
     def _report_and_replace(
-        self, data: st.DataObject, delivery: Delivery, mode: DeliveryMode
+        self, data: st.DataObject, delivery: HeldMessages, mode: DeliveryMode
     ) -> None:
         name, identifier = delivery.export
         if identifier not in self.fields[name]:
@@ -414,13 +414,13 @@ class ExportsAgainstAList(RuleBasedStateMachine):
         sent = data.draw(st.sampled_from(self.sent[-20:]))
         self._finish(PendingExportReport(sent, self.bench.begin_commit(sent.report)))
 
-    def _draw(self, data: st.DataObject) -> Delivery:
-        delivery: Delivery = data.draw(st.sampled_from(self.deliveries[-8:]))
+    def _draw(self, data: st.DataObject) -> HeldMessages:
+        delivery: HeldMessages = data.draw(st.sampled_from(self.deliveries[-8:]))
         return delivery
 
     def _make_report(
         self,
-        delivery: Delivery,
+        delivery: HeldMessages,
         end: int,
         *,
         error: str = "",

@@ -85,7 +85,7 @@ def pipeline(
     running = driver.PipelineDriver(place, settings, master=master, config=spark_config)
 
     def stop() -> None:
-        running.ask_to_stop()
+        running.request_stop()
         if not running.has_begun:
             # Spark cannot be interrupted while it starts, and nothing waits to be finished. Java
             # ends with the process that started it.

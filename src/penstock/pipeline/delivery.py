@@ -23,9 +23,9 @@ from penstock.pipeline.destinations.destination import (
     UnavailableError,
 )
 
-# The maximum number of seconds before the first retry, doubled with each failure in a row.
+# The maximum number of seconds before the first retry, doubled with each consecutive failure.
 _FIRST_PAUSE = 0.05
-# After so many calls in a row with failed messages, the broker decides when to retry.
+# After so many consecutive calls with failed messages, the broker decides when to retry.
 _MAX_FAILURES = 6
 # A delivery ends when it has skipped so many messages, because a report has to list all of them.
 MAX_SKIPPED_PER_DELIVERY = 1000
@@ -36,7 +36,7 @@ class StoppedError(Exception):
 
 
 class StopSignal:
-    """Tells all threads of a delivery to stop."""
+    """A signal to all threads of a delivery to stop."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -45,7 +45,7 @@ class StopSignal:
 
     @property
     def is_set(self) -> bool:
-        """No further call may begin."""
+        """Whether no further call may begin."""
         return self._event.is_set()
 
     def stop(self, *, is_lost: bool = False) -> None:
@@ -57,7 +57,7 @@ class StopSignal:
         return not self._event.wait(max(seconds, 0.0))
 
     def check(self) -> None:
-        """StoppedError if the lease has ended."""
+        """Raises StoppedError if the lease has ended."""
         if self.is_lost:
             raise StoppedError
 
@@ -93,20 +93,20 @@ class DeliveryTotals(msgspec.Struct, frozen=True, kw_only=True):
     uploaded: list[UploadedFile] = []
 
 
-class Delivering(Protocol):
-    """A delivery. One thread calls `run`; `delivery` may be called by any of its threads."""
+class Delivery(Protocol):
+    """A delivery. One thread calls `run`; any of its threads may call `totals`."""
 
     def run(self) -> None: ...
-    def delivery(self) -> DeliveryTotals: ...
+    def totals(self) -> DeliveryTotals: ...
 
 
-class Settlements:
-    """Which messages of a slice have arrived or were skipped, by their places in `messages`."""
+class SliceProgress:
+    """Which messages of a slice are done: arrived or skipped. By their places in `messages`."""
 
     def __init__(self, messages: Messages, end: int) -> None:
         self._messages = messages
         self._end = end
-        self._is_settled = bytearray(len(messages.numbers))
+        self._is_done = bytearray(len(messages.numbers))
         self._exported_messages = 0
         self._exported_bytes = 0
         self._skipped: list[tuple[int, str]] = []
@@ -120,24 +120,24 @@ class Settlements:
         self._exported_messages += len(places)
         for place in places:
             self._exported_bytes += len(payloads[place])
-            self._is_settled[place] = True
+            self._is_done[place] = True
 
     def note_skipped(self, place: int, reason: str) -> None:
-        self._is_settled[place] = True
+        self._is_done[place] = True
         self._skipped.append((self._messages.numbers[place], reason))
 
     def count_ahead(self) -> int:
-        """The number of settled messages after the first unsettled one."""
-        first = self._is_settled.find(False)
-        return 0 if first < 0 else self._is_settled.count(True, first)
+        """The number of messages that are done after the first one that is not."""
+        first = self._is_done.find(False)
+        return 0 if first < 0 else self._is_done.count(True, first)
 
     def describe(self) -> DeliveryTotals:
         numbers = self._messages.numbers
-        first = self._is_settled.find(False)
+        first = self._is_done.find(False)
         ahead = range(first, len(numbers)) if first >= 0 else ()
         return DeliveryTotals(
             settled_end=self._end if first < 0 else numbers[first],
-            arrived=[numbers[place] for place in ahead if self._is_settled[place]],
+            arrived=[numbers[place] for place in ahead if self._is_done[place]],
             exported_messages=self._exported_messages,
             exported_bytes=self._exported_bytes,
             skipped=list(self._skipped),
@@ -162,18 +162,18 @@ class MessageDelivery:
         self._stop = stop
         self._on_progress = on_progress
         self._clock = clock
-        self._settlements = Settlements(messages, end)
+        self._progress = SliceProgress(messages, end)
         self._sent_bytes = 0
-        # Calls in a row with failed messages, and the reason of the last failure.
+        # Consecutive calls with failed messages, and the reason of the last failure.
         self._failures = 0
         self._error = ""
         self._retry_after = 0.0
         # The earliest time of the next call.
         self._next_call = clock()
 
-    def delivery(self) -> DeliveryTotals:
+    def totals(self) -> DeliveryTotals:
         return msgspec.structs.replace(
-            self._settlements.describe(),
+            self._progress.describe(),
             sent_bytes=self._sent_bytes,
             error=self._error,
             pause=max(self._next_call - self._clock(), self._retry_after, 0.0),
@@ -189,13 +189,13 @@ class MessageDelivery:
         """Sends the messages at these places; False if the delivery has to end early."""
         start = 0
         limit = max_limit = self._destination.max_messages or len(places)
-        # A call that ended here was refused, because of a message that is not sent yet.
+        # A call that ended here was refused because of a message that has not been sent again yet.
         suspects_end = 0
         while start < len(places):
             if (
                 self._stop.is_set
                 or self._failures == _MAX_FAILURES
-                or self._settlements.skipped_count >= MAX_SKIPPED_PER_DELIVERY
+                or self._progress.skipped_count >= MAX_SKIPPED_PER_DELIVERY
             ):
                 return False
             suspects = suspects_end - start
@@ -211,7 +211,7 @@ class MessageDelivery:
             if answer is None:
                 suspects_end, limit = start + call.message_count, 1
             else:
-                failed = self._settle(taken, call, answer)
+                failed = self._note_result(taken, call, answer)
                 start += call.message_count
                 # Invalid messages are often close to each other: calls grow slowly.
                 if start >= suspects_end:
@@ -247,13 +247,13 @@ class MessageDelivery:
         self._error = next(iter(answer.failed.values()), "")
         return answer
 
-    def _settle(
+    def _note_result(
         self, places: Sequence[int], call: DestinationCall, answer: CallResult
     ) -> list[int]:
         """Notes the result of a call, and returns the places of failed messages."""
         reasons = {**answer.refused, **call.skipped}
         if not reasons and not answer.failed:
-            self._settlements.note_arrived(places)
+            self._progress.note_arrived(places)
             return []
         failed = []
         for place in places:
@@ -261,7 +261,7 @@ class MessageDelivery:
             if number in answer.failed:
                 failed.append(place)
             elif number in reasons:
-                self._settlements.note_skipped(place, reasons[number])
+                self._progress.note_skipped(place, reasons[number])
             else:
-                self._settlements.note_arrived((place,))
+                self._progress.note_arrived((place,))
         return failed

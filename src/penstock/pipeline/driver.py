@@ -31,39 +31,39 @@ from penstock.spark.place import Place
 logger = logging.getLogger(__name__)
 
 _SETTINGS = {
-    # Two tasks with the same leases would be in each other's way.
+    # Two tasks with the same leases would conflict.
     "spark.speculation": "false",
     # The driver restarts tasks itself.
     "spark.task.maxFailures": "1",
-    # Otherwise the start of a task may stay invisible for seconds to the driver, which looks
-    # whether Spark has started its tasks.
+    # Otherwise the driver, which checks whether Spark has started its tasks, may see the start of
+    # a task seconds late.
     "spark.ui.liveUpdate.period": "0",
 }
 
-# The name under which the driver asks the broker.
+# The task name in the driver's requests to the broker.
 _DRIVER = "driver"
-_LOOK_SECONDS = 1.0
-# How often the driver looks whether tasks have ended.
+_POLL_SECONDS = 1.0
+# The interval at which the driver checks whether tasks have ended.
 _WATCH_SECONDS = 0.25
-# Until the first task is ready.
-_FIRST_LOOK_SECONDS = 0.1
-# Another task starts when exports were due at so many looks in a row and no task had them.
-_LOOKS_BEFORE_SCALING = 3
+# The interval of both until the first task is ready.
+_FIRST_POLL_SECONDS = 0.1
+# Another task starts when exports were due and not leased in so many consecutive polls.
+_POLLS_BEFORE_SCALING = 3
 _TASK_LIFE_SECONDS = 600.0
-# Tasks beside the first one end when there was no backlog for so long.
+# Additional tasks end after so long without a backlog.
 _IDLE_SECONDS = 30.0
-# A call that runs when the pipeline stops may take so long; a longer one is given up.
+# The timeout for running calls when the pipeline stops.
 _FINISH_SECONDS = 6.0
-# A task that ran so long has recovered from the failure of the one before it.
+# A task that ran so long resets the count of failures.
 _RECOVERED_SECONDS = 60.0
-# After so many failures in a row Spark itself does not work.
+# After so many consecutive failures, the pipeline fails.
 _MAX_FAILURES = 5
-# Tasks that Spark has not started while none was connected for so long wait for cores.
+# After so long without a connected task, tasks that Spark has not started lack cores.
 _NO_CORES_SECONDS = 10.0
 
 
 class PipelineFailedError(Exception):
-    """Spark is gone, or cannot be used: the pipeline has to be restarted."""
+    """Spark has ended, or cannot be used: the pipeline has to be restarted."""
 
 
 class _TaskThread:
@@ -92,7 +92,7 @@ class _TaskThread:
 
 
 class _BrokerWatch:
-    """Looks every second how much is due. In a thread, which waits while the broker is gone."""
+    """Polls the broker every second for due work, in a thread; waits if it is unavailable."""
 
     def __init__(self, place: Place, pipeline: str) -> None:
         self._place = place
@@ -102,15 +102,15 @@ class _BrokerWatch:
         # The latest answer.
         self.plan: ExportPlan | None = None
         # The number of answers.
-        self.looks = 0
+        self.polls = 0
         # The last request was answered.
         self.is_answered = False
-        # No task is connected, and the broker gives no work to those that connect.
+        # No task is connected, and tasks that connect get no work.
         self.has_stopped_all = False
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop_tasks(self) -> None:
-        """All tasks of the pipeline are to end."""
+        """Makes all tasks of the pipeline end."""
         self._stops = True
         self._wakes.set()
 
@@ -124,28 +124,28 @@ class _BrokerWatch:
                     self._pipeline, _DRIVER, lease_millis=1000, max_slices=0, stops=stops
                 )
                 self.has_stopped_all = stops and self.plan.tasks == 0
-                self.looks += 1
+                self.polls += 1
                 self.is_answered = True
             except (StreamManagerException, SettingError, OSError) as error:
-                # Without its address file, a broker that restarts cannot be found for a moment.
+                # A broker that restarts has no address file for a moment.
                 self.is_answered = False
                 logger.debug("the broker does not answer: %s", error)
             is_ready = self.plan is not None and self.plan.tasks > 0
-            self._wakes.wait(_LOOK_SECONDS if is_ready else _FIRST_LOOK_SECONDS)
+            self._wakes.wait(_POLL_SECONDS if is_ready else _FIRST_POLL_SECONDS)
             self._wakes.clear()
 
 
 class TaskDemand:
-    """Decides from looks at the broker whether another task is needed."""
+    """Decides from polls of the broker whether another task is needed."""
 
     def __init__(self) -> None:
-        self._looks = 0
+        self._polls = 0
 
     def needs_task(self, plan: ExportPlan, started_tasks: int) -> bool:
         # A task that has just started has a backlog to deliver, which it may do alone.
         is_pending = plan.waiting > 0 and plan.tasks >= started_tasks
-        self._looks = self._looks + 1 if is_pending else 0
-        return self._looks >= _LOOKS_BEFORE_SCALING
+        self._polls = self._polls + 1 if is_pending else 0
+        return self._polls >= _POLLS_BEFORE_SCALING
 
 
 class TaskAbsence:
@@ -164,7 +164,7 @@ class TaskAbsence:
 
 
 class PipelineDriver:
-    """One Spark application. For one thread, but for `ask_to_stop`."""
+    """One Spark application. Called by one thread, except for `request_stop` and `discard`."""
 
     def __init__(
         self,
@@ -195,8 +195,8 @@ class PipelineDriver:
         self._pauses = delays()
         self._restart_at = 0.0
 
-    def ask_to_stop(self) -> None:
-        """From any thread."""
+    def request_stop(self) -> None:
+        """Makes `run` return. May be called from any thread."""
         self._stops.set()
 
     @property
@@ -209,7 +209,7 @@ class PipelineDriver:
         self._application.discard()
 
     def run(self, ready: Callable[[], None]) -> None:
-        """Exports until it is asked to stop; PipelineFailedError if that is not possible."""
+        """Exports until a stop is requested. Raises PipelineFailedError."""
         try:
             spark = self._application.start()
             self._about = PipelineDescription(
@@ -232,17 +232,17 @@ class PipelineDriver:
     # Tasks
 
     def _watch(self, spark: SparkContext, watch: _BrokerWatch, ready: Callable[[], None]) -> None:
-        looks = 0
+        polls = 0
         demand = TaskDemand()
         absence = TaskAbsence()
         is_short_of_cores = False
         self._start_task(spark, idle_seconds=None)
-        while not self._stops.wait(_WATCH_SECONDS if self._is_ready else _FIRST_LOOK_SECONDS):
-            self._restart_ended(spark, is_broker_there=watch.is_answered)
+        while not self._stops.wait(_WATCH_SECONDS if self._is_ready else _FIRST_POLL_SECONDS):
+            self._restart_ended(spark, is_broker_available=watch.is_answered)
             plan = watch.plan
-            if plan is None or watch.looks == looks:
+            if plan is None or watch.polls == polls:
                 continue
-            looks = watch.looks
+            polls = watch.polls
             if plan.tasks and not self._is_ready:
                 self._is_ready = True
                 ready()
@@ -261,25 +261,25 @@ class PipelineDriver:
     def _may_scale(self, spark: SparkContext) -> bool:
         return len(self._threads) < max(spark.defaultParallelism, 1)
 
-    def _restart_ended(self, spark: SparkContext, *, is_broker_there: bool) -> None:
+    def _restart_ended(self, spark: SparkContext, *, is_broker_available: bool) -> None:
         """Removes tasks that have ended, and keeps one running."""
         for thread in [each for each in self._threads if not each.is_alive]:
             self._threads.remove(thread)
             if thread.error is not None:
-                self._note_failure(thread, is_broker_there=is_broker_there)
+                self._note_failure(thread, is_broker_available=is_broker_available)
         if not self._threads and time.monotonic() >= self._restart_at:
             self._start_task(spark, idle_seconds=None)
 
-    def _note_failure(self, thread: _TaskThread, *, is_broker_there: bool) -> None:
+    def _note_failure(self, thread: _TaskThread, *, is_broker_available: bool) -> None:
         assert thread.error is not None
         if is_java_gone(thread.error):
             raise thread.error
         if time.monotonic() - thread.began > _RECOVERED_SECONDS:
             self._failures = 0
             self._pauses = delays()
-        # Without the broker, the failure of a task says nothing about Spark.
-        self._failures += is_broker_there
-        # A cluster whose Python is not fit for tasks does not recover by itself.
+        # While the broker is unavailable, the failure of a task need not be caused by Spark.
+        self._failures += is_broker_available
+        # A cluster with an unsuitable Python does not recover.
         is_unfit = not self._is_ready and find_unfit_python(thread.error) is not None
         if is_unfit or self._failures == _MAX_FAILURES:
             raise thread.error
@@ -305,14 +305,14 @@ class PipelineDriver:
         self._threads.append(_TaskThread(spark, spec))
 
     def _finish(self, watch: _BrokerWatch) -> None:
-        """Lets deliveries finish that are in flight: they need not be repeated."""
+        """Waits for deliveries in flight, so that they are not repeated."""
         deadline = time.monotonic() + _FINISH_SECONDS + 2
         watch.stop_tasks()
         while self._threads and time.monotonic() < deadline:
             # Spark may wait for cores. A task that has not connected has nothing in flight.
             if not self._is_ready and watch.has_stopped_all:
                 return
-            self._threads[0].join(_FIRST_LOOK_SECONDS)
+            self._threads[0].join(_FIRST_POLL_SECONDS)
             self._threads = [thread for thread in self._threads if thread.is_alive]
 
 

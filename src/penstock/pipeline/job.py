@@ -1,4 +1,4 @@
-"""A job: one piece of leased work, its delivery, and its reports to the broker."""
+"""A job: a lease, its delivery, and its reports to the broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.model.exporting import (
 )
 from penstock.model.validation import convert
 from penstock.pipeline.delivery import (
-    Delivering,
+    Delivery,
     DeliveryTotals,
     MessageDelivery,
     StopSignal,
@@ -70,7 +70,7 @@ class Job:
         self._commit = commit
         self._settings = settings
         self._stop = StopSignal()
-        self._delivering: Delivering | None = None
+        self._delivery: Delivery | None = None
         # Sequence numbers of the slice that were read, or had arrived before.
         self._known: list[int] = []
         # Reports about one lease are sent one after the other.
@@ -87,20 +87,20 @@ class Job:
 
     @property
     def is_lost(self) -> bool:
-        """The lease has ended: a call may still run, but nothing is reported."""
+        """Whether the lease has ended: a call may still run, but nothing is reported."""
         return self._stop.is_lost
 
     def stop(self, *, is_lost: bool = False) -> None:
-        """Begin no further call; if the lease is lost, report nothing."""
+        """Begins no further call; if the lease is lost, reports nothing."""
         self._stop.stop(is_lost=is_lost)
 
     def run(self) -> None:
         error = ""
         try:
-            self._delivering = self._open()
-            self._delivering.run()
+            self._delivery = self._open()
+            self._delivery.run()
         except Exception as problem:
-            # The status of the export shows it.
+            # The status of the export shows the error.
             error = f"{type(problem).__name__}: {problem}"
             # No traceback if the broker is unavailable, or this machine has no descriptors left.
             if not isinstance(problem, (StreamManagerException, OSError)):
@@ -118,8 +118,8 @@ class Job:
             error = f"cannot report: {type(problem).__name__}: {problem}"
             self._commit(self._make_report(failed, error, is_final=True))
 
-    def _open(self) -> Delivering:
-        # Modules of uploads need boto3, which takes a second to import.
+    def _open(self) -> Delivery:
+        # Imported here: boto3, which uploads need, takes a second to import.
         work = self.work
         if not isinstance(work, MessageSlice):
             from penstock.pipeline.uploads.task_delivery import UploadAbortion
@@ -161,7 +161,7 @@ class Job:
         return is_held
 
     def _reserve(self, size: int) -> bool:
-        """Waits until so many bytes may be sent; False if the delivery is stopped."""
+        """Waits until `size` bytes may be sent; False if the delivery is stopped."""
         while not self._stop.is_set:
             answer = self._client.reserve_bandwidth(self.lease, size, wait_millis=1000)
             if not answer.is_held:
@@ -193,28 +193,26 @@ class Job:
             return self._report()
 
     def _report(self, error: str = "", *, is_final: bool = False) -> bool:
-        """Reports what is new since the last report; False if it is not accepted."""
+        """Reports the changes since the last report; False if the report is not accepted."""
         if self.is_lost:
             return False
-        delivery = self._delivering.delivery() if self._delivering else self._reported
+        totals = self._delivery.totals() if self._delivery else self._reported
         if is_final:
-            error = error or delivery.error
-        report = self._make_report(delivery, error, is_final=is_final)
+            error = error or totals.error
+        report = self._make_report(totals, error, is_final=is_final)
         is_accepted = self._commit(report)
         self._reported_at = time.monotonic()
         if is_accepted:
-            uploaded = delivery.uploaded[len(self._reported.uploaded) :]
-            self._reported = delivery
+            uploaded = totals.uploaded[len(self._reported.uploaded) :]
+            self._reported = totals
             self._delete_files(uploaded, report)
         elif not is_final:
             self.stop(is_lost=True)
         return is_accepted
 
-    def _make_report(
-        self, delivery: DeliveryTotals, error: str, *, is_final: bool
-    ) -> DeliveryReport:
-        work, before, end = self.work, self._reported, delivery.settled_end
-        stream_id, arrived = "", set(delivery.arrived)
+    def _make_report(self, totals: DeliveryTotals, error: str, *, is_final: bool) -> DeliveryReport:
+        work, before, end = self.work, self._reported, totals.settled_end
+        stream_id, arrived = "", set(totals.arrived)
         if isinstance(work, MessageSlice):
             stream_id = work.stream_id
             arrived.update(number for number in work.arrived if number >= end)
@@ -226,19 +224,19 @@ class Job:
             first=before.settled_end,
             settled_end=end,
             arrived=sorted(arrived)[:MAX_ARRIVED],
-            exported_messages=delivery.exported_messages - before.exported_messages,
-            exported_bytes=delivery.exported_bytes - before.exported_bytes,
+            exported_messages=totals.exported_messages - before.exported_messages,
+            exported_bytes=totals.exported_bytes - before.exported_bytes,
             skipped=[
                 SkippedMessage(number, reason[:_MAX_REASON_LENGTH])
-                for number, reason in sorted(delivery.skipped[len(before.skipped) :])
+                for number, reason in sorted(totals.skipped[len(before.skipped) :])
             ],
             missing=self._count_missing(before.settled_end, end),
-            sent_bytes=delivery.sent_bytes - before.sent_bytes,
+            sent_bytes=totals.sent_bytes - before.sent_bytes,
             error=error[:_MAX_REASON_LENGTH],
-            pause_millis=int(min(delivery.pause * 1000, MAX_PAUSE_MILLIS)),
-            events=delivery.events[len(before.events) :],
-            uploads=delivery.uploads,
-            abandoned=delivery.abandoned[len(before.abandoned) :],
+            pause_millis=int(min(totals.pause * 1000, MAX_PAUSE_MILLIS)),
+            events=totals.events[len(before.events) :],
+            uploads=totals.uploads,
+            abandoned=totals.abandoned[len(before.abandoned) :],
             is_final=is_final,
         )
 
@@ -247,11 +245,11 @@ class Job:
         return end - first - bisect_left(self._known, end) + bisect_left(self._known, first)
 
     def _delete_files(self, uploaded: Iterable[UploadedFile], report: DeliveryReport) -> None:
-        """If a setting says so, deletes uploaded files whose tasks the report has settled."""
+        """If configured, deletes uploaded files whose tasks the report contains."""
         if not self._settings.s3_delete_uploaded_files:
             return
         from penstock.pipeline.uploads.input_files import delete_files
 
-        settled = {*range(report.first, report.settled_end), *report.arrived}
-        files = [each for each in uploaded if each.sequence_number in settled]
+        finished = {*range(report.first, report.settled_end), *report.arrived}
+        files = [each for each in uploaded if each.sequence_number in finished]
         delete_files(files, self._settings.read_only_directories)

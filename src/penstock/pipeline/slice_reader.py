@@ -17,7 +17,7 @@ _MAX_ANSWER_BYTES = 1024 * 1024
 
 
 def read_slice(found: MessageSlice, root: str | None, client: StreamManagerClient) -> Messages:
-    """All intact messages of a slice that have not arrived. `root` is None on other machines."""
+    """Reads all intact messages that have not arrived. `root` is None on other machines."""
     columns = _Columns(frozenset(found.arrived))
     for segment in found.segments:
         first, end = max(found.first, segment.first), min(found.end, segment.end)
@@ -26,7 +26,7 @@ def read_slice(found: MessageSlice, root: str | None, client: StreamManagerClien
         run = None
         if root is not None and found.has_files:
             run = _read_files(Path(root, "streams", found.stream_id), segment, first, end)
-        # If files are removed, cut or damaged, the broker knows which messages are intact.
+        # If files were removed, truncated or damaged, the broker has the intact messages.
         if run is None or not columns.add(run):
             _fetch(found, first, end, client, columns)
     return Messages(
@@ -35,7 +35,7 @@ def read_slice(found: MessageSlice, root: str | None, client: StreamManagerClien
 
 
 def _read_files(directory: Path, segment: SegmentSummary, first: int, end: int) -> StoredRun | None:
-    """Messages [first, end) of a segment; None if its files were removed or cut."""
+    """Messages [first, end) of a segment; None if its files were removed or truncated."""
     # The entry before the first one has the position of the first payload.
     start = max(first - 1, segment.first)
     place = (start - segment.first) * ENTRY.size
@@ -53,7 +53,7 @@ def _read_files(directory: Path, segment: SegmentSummary, first: int, end: int) 
 
 
 def _read(path: Path, position: int, size: int) -> bytes:
-    """Exactly these bytes; ValueError if the file does not have them."""
+    """Reads exactly these bytes; ValueError if the file does not have them."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # Checked before memory is allocated: a damaged index may have any position.
@@ -93,14 +93,14 @@ def _fetch(
 class _Columns:
     """The columns of `Messages`, while they are read."""
 
-    def __init__(self, left_out: frozenset[int]) -> None:
-        self._left_out = left_out
+    def __init__(self, excluded: frozenset[int]) -> None:
+        self._excluded = excluded
         self.numbers: list[int] = []
         self.ingest_times: list[int] = []
         self.payloads: list[bytes] = []
 
     def add(self, run: StoredRun) -> bool:
-        """Adds the intact messages of a run; False if the index is damaged, and adds none then."""
+        """Adds the intact messages of a run; False if the index is damaged, then adds none."""
         ends, checksums, times = zip(*ENTRY.iter_unpack(run.entries), strict=True)
         base = run.position
         bounds = [base, *ends]
@@ -108,13 +108,13 @@ class _Columns:
             return False
         numbers = range(run.first_sequence_number, run.first_sequence_number + len(ends))
         payloads = [run.payloads[start - base : stop - base] for start, stop in pairwise(bounds)]
-        if not self._left_out and count_intact(payloads, times, checksums) == len(payloads):
+        if not self._excluded and count_intact(payloads, times, checksums) == len(payloads):
             self.numbers += numbers
             self.ingest_times += times
             self.payloads += payloads
             return True
         for number, time, payload, found in zip(numbers, times, payloads, checksums, strict=True):
-            if number not in self._left_out and payload and checksum(payload, time) == found:
+            if number not in self._excluded and payload and checksum(payload, time) == found:
                 self.numbers.append(number)
                 self.ingest_times.append(time)
                 self.payloads.append(payload)

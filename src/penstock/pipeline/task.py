@@ -67,7 +67,7 @@ class TaskSpec(NamedTuple):
     threads: int
     # The task ends after this time, so that a cluster can rebalance.
     life_seconds: float
-    # The task ends earlier if no work has waited for so many seconds; None: it does not.
+    # The task ends earlier if there was no backlog for so many seconds; None: it does not.
     idle_seconds: float | None
     # The timeout for running calls when the task ends.
     finish_seconds: float
@@ -80,7 +80,7 @@ class TaskSpec(NamedTuple):
 
 
 def run_tasks(specs: Iterable[TaskSpec]) -> Iterator[int]:
-    """For Spark: runs tasks, and returns the number of jobs of each."""
+    """Runs tasks in a Spark worker, and yields the number of jobs of each."""
     settle_worker()
     set_up_worker_logs()
     for spec in specs:
@@ -131,7 +131,7 @@ class ResidentTask:
         while True:
             now = time.monotonic()
             is_idle = spec.idle_seconds is not None and now - needed_at > spec.idle_seconds
-            # The task waits for long uploads, but only for a limited time, as a job may hang.
+            # The task waits for long uploads, but for a limited time, because a job may hang.
             is_late = now > ends_at + spec.life_seconds
             if is_late or ((is_idle or now > ends_at) and not self._has_slow_jobs(now)):
                 return
@@ -160,7 +160,7 @@ class ResidentTask:
             return any(now - job.began >= _SLOW_SECONDS for job in self._jobs.values())
 
     def _gather_reports(self, *, has_backlog: bool) -> None:
-        """Waits until all jobs have ended, or with a backlog one of them, but not for long."""
+        """Waits briefly until all jobs have ended, or with a backlog until one has ended."""
         with self._condition:
             count = len(self._jobs)
             self._condition.wait_for(
@@ -190,7 +190,7 @@ class ResidentTask:
         return plan
 
     def _send_request(self, **options: Any) -> ExportPlan:
-        """Renews the leases of all jobs, and sends their reports, which are kept if it fails."""
+        """Renews the leases of all jobs, and sends their reports. Keeps the reports if it fails."""
         with self._condition:
             leases = [job.lease for job in self._jobs.values() if not job.is_lost]
             reports = list(self._reports)
@@ -226,7 +226,7 @@ class ResidentTask:
                 self._reports.remove(report)
 
     def _start(self, work: AnyWork) -> None:
-        # If it fails, the job fails as well and reports it.
+        # If an import fails, the job fails as well, and reports the error.
         with suppress(Exception):
             _import_modules(work.kind if isinstance(work, MessageSlice) else S3_TASK_EXECUTOR)
         job = Job(work, self._root, self._client, self._report, self._spec.settings)
@@ -245,8 +245,8 @@ class ResidentTask:
 
     def _report(self, report: DeliveryReport) -> bool:
         """Whether the broker accepts a report; called by threads of jobs."""
-        # The answer to a request for work does not say which reports were accepted, which matters
-        # only for the deletion of files. A request with long reports might be too large.
+        # The answer to a request for work does not list accepted reports. Only the deletion of
+        # files needs that list. A request with long reports might be too large.
         is_short = not (report.events or report.skipped or report.uploads)
         if report.is_final and is_short:
             with self._condition:

@@ -17,7 +17,7 @@ class JobThreads:
         # Guards the fields below.
         self._lock = threading.Lock()
         self._max_idle = max_idle
-        # Threads that wait for a job, without those whose job is in the queue.
+        # Threads that wait for a job, except for those whose job is in the queue.
         self._idle = 0
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
@@ -26,7 +26,7 @@ class JobThreads:
         with self._lock:
             is_idle = self._idle > 0
             self._idle -= is_idle
-        # The thread gets no reference to the job: it would keep it as long as it lives.
+        # The job is not an argument of the thread, which would keep it in memory until it ends.
         self._queue.put(job)
         if not is_idle:
             threading.Thread(target=self._serve, daemon=True).start()

@@ -171,7 +171,7 @@ def test_commit_without_known_exports_is_answered(client: RawConnection, stream:
     append(client, stream, b"x")
     (found,) = plan(client)
     assert commit(client) == []
-    gone = report(found, stream="nowhere"), report(found, identifier="nobody")
+    gone = report(found, stream="nowhere"), report(found, identifier="unknown")
     assert commit(client, *gone) == []
     assert exported(client, stream) == -1
 

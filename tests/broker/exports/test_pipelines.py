@@ -97,7 +97,7 @@ def bench() -> Bench:
 
 
 def test_holder_without_a_request_is_unknown(bench: Bench) -> None:
-    bench.leave("nobody")
+    bench.leave("unknown")
     bench.give(messages())
     bench.report()
     assert (bench.names, bench.deliveries) == ([], [])

@@ -1,4 +1,4 @@
-"""One sandbox for all tests here, and the environment that leads to it."""
+"""One sandbox for all tests of the package, and the environment with its endpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _clean(patch: pytest.MonkeyPatch, directory: Path) -> None:
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No variables and files of AWS, nor proxies, and clients that know none."""
+    """An environment without AWS variables, AWS files and proxies, and no cached clients."""
     _clean(monkeypatch, tmp_path)
     yield
     aws.forget_clients()
@@ -36,7 +36,7 @@ def _running_sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandb
     with pytest.MonkeyPatch.context() as patch, Sandbox(create_streams=True) as running:
         _clean(patch, tmp_path_factory.mktemp("aws"))
         for name, value in running.variables.items():
-            # That it is not needed is for us to see.
+            # Tests show that this variable is not needed.
             if name != "AWS_DISABLE_HOST_PREFIX_INJECTION":
                 patch.setenv(name, value)
         yield running
@@ -45,7 +45,7 @@ def _running_sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandb
 
 @pytest.fixture
 def sandbox(_running_sandbox: Sandbox) -> Iterator[Sandbox]:
-    """All services, where the environment leads to; nothing is wrong with them yet."""
+    """All services, at the endpoints of the environment, without faults."""
     _running_sandbox.reset_calls()
     yield _running_sandbox
     _running_sandbox.clear_faults()
@@ -66,18 +66,18 @@ def harness(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) ->
 
 
 @pytest.fixture(params=[kind for kind in HARNESSES if kind.can_fail_partly], ids=_name)
-def partial(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Harness:
-    """One whose calls may fail for some of their messages."""
+def partly_failing(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Harness:
+    """A destination whose calls may fail for some of their messages."""
     return _make(request, sandbox, tmp_path)
 
 
 @pytest.fixture(params=[kind for kind in HARNESSES if kind.bad], ids=_name)
-def choosy(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Harness:
-    """One that does not take every message."""
+def rejecting(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Harness:
+    """A destination that does not accept every message."""
     return _make(request, sandbox, tmp_path)
 
 
 @pytest.fixture(params=[kind for kind in HARNESSES if kind.service], ids=_name)
 def remote(request: pytest.FixtureRequest, sandbox: Sandbox, tmp_path: Path) -> Harness:
-    """One behind a connection."""
+    """A destination behind a network connection."""
     return _make(request, sandbox, tmp_path)

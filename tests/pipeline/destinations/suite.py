@@ -1,7 +1,7 @@
-"""What the tests of all destinations need to know of each: a harness.
+"""Harnesses of all destinations, for the tests that they share.
 
-The other end is real where it can be: boto3 and urllib3 talk to a sandbox over HTTP, and a channel
-is a directory.
+The destination is real where possible: boto3 and urllib3 call a sandbox over HTTP, and a channel is
+a directory.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ def deliver(
         destination, messages, end, stop, stop.stop if stops else lambda: None
     )
     delivery.run()
-    return delivery.delivery()
+    return delivery.totals()
 
 
 class Harness(ABC):
-    """One destination under test, with a name of its own at the other end."""
+    """One destination under test, with a unique name in the sandbox."""
 
     kind: str
-    # In one call; None if there may be any number.
-    most: int | None
-    # The service of the sandbox; None if it is none.
+    # The maximum number of messages in a call; None: no limit.
+    max_messages: int | None
+    # The service in the sandbox; None if the sandbox is not used.
     service: str | None
-    # One that can never arrive, and what is said of it.
+    # A payload that is always skipped, and a part of the reason.
     bad: tuple[bytes, str] | None = None
     can_fail_partly = False
 
@@ -83,7 +83,7 @@ class Harness(ABC):
 
     @abstractmethod
     def arrived(self) -> list[int]:
-        """The numbers of what arrived, in the order in which it came."""
+        """The numbers of arrived messages, in the order of their arrival."""
 
     def payload(self, number: int) -> bytes:
         return str(number).encode()
@@ -97,19 +97,19 @@ class Harness(ABC):
         return Messages(STREAM, numbers[0], numbers, [now] * len(numbers), payloads)
 
     def fail_once(self) -> None:
-        """Lets the next call fail as a whole."""
+        """Makes the next call fail as a whole."""
         assert self.service is not None
         self.sandbox.set_fault(self.service, status=503, for_calls=1)
 
     def fail_partly(self) -> None:
-        """Lets every third message of the next call fail."""
+        """Makes every third message of the next call fail."""
         assert self.service is not None
         self.sandbox.set_fault(self.service, refuse_every=3, for_calls=1)
 
 
 class KinesisHarness(Harness):
     kind = service = "kinesis"
-    most = 500
+    max_messages = 500
     bad = (bytes(1024 * 1024), "a Kinesis record has 1048576 at most")
     can_fail_partly = True
 
@@ -123,7 +123,7 @@ class KinesisHarness(Harness):
 class SiteWiseHarness(Harness):
     kind = "iot_sitewise"
     service = "iotsitewise"
-    most = 10
+    max_messages = 10
     bad = (b"{", "not JSON")
     can_fail_partly = True
 
@@ -151,7 +151,7 @@ class SiteWiseHarness(Harness):
 
 class RawHttpHarness(Harness):
     kind = service = "http"
-    most = 1
+    max_messages = 1
 
     def config(self, batch_size: int | None = None) -> ExportConfig:
         return HTTPConfig(
@@ -164,7 +164,7 @@ class RawHttpHarness(Harness):
 
 class JsonHttpHarness(Harness):
     kind = service = "http"
-    most = 500
+    max_messages = 500
 
     def config(self, batch_size: int | None = None) -> ExportConfig:
         return HTTPConfig(
@@ -192,7 +192,7 @@ class _FailingFiles(Files):
 class ChannelHarness(Harness):
     kind = "iot_analytics"
     service = None
-    most = None
+    max_messages = None
 
     def __init__(self, sandbox: Sandbox, directory: Path) -> None:
         super().__init__(sandbox, directory)

@@ -27,7 +27,7 @@ def answer(code: str, status: int = 400, **headers: str) -> ClientError:
 
 
 def sort(error: Exception) -> Exception:
-    with pytest.raises((UnavailableError, RefusedError)) as raised, aws.sorting_errors("k", "Put"):
+    with pytest.raises((UnavailableError, RefusedError)) as raised, aws.mapping_errors("k", "Put"):
         raise error
     return raised.value
 
@@ -41,7 +41,7 @@ def sort(error: Exception) -> Exception:
         "ValidationException",
     ],
 )
-def test_what_is_invalid_is_refused(code: str) -> None:
+def test_codes_of_invalid_calls_are_refusals(code: str) -> None:
     error = sort(answer(code))
     assert isinstance(error, RefusedError)
     assert str(error) == f"k Put: {code}: It is so."
@@ -60,14 +60,14 @@ def test_what_is_invalid_is_refused(code: str) -> None:
         ("UnrecognizedClientException", "AWS_ACCESS_KEY_ID"),
     ],
 )
-def test_what_can_change_is_not_available_and_there_is_advice(code: str, advice: str) -> None:
+def test_other_codes_are_unavailable_and_have_advice(code: str, advice: str) -> None:
     error = sort(answer(code))
     assert isinstance(error, UnavailableError)
     assert f"k Put: {code}: It is so" in str(error)
     assert advice in str(error)
 
 
-def test_a_server_that_fails_may_recover_whatever_it_calls_it() -> None:
+def test_server_error_is_unavailable_despite_the_code_of_a_refusal() -> None:
     error = sort(answer("ValidationException", 503, **{"retry-after": "7"}))
     assert isinstance(error, UnavailableError)
     assert error.retry_after == 7
@@ -93,7 +93,7 @@ def put(service: str = "kinesis", operation: str = "PutRecords") -> bytes:
     return aws.call(service, operation, BODY, 5.0)
 
 
-def test_without_credentials_it_is_said_what_to_set(
+def test_error_without_credentials_names_the_variables(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
@@ -102,7 +102,7 @@ def test_without_credentials_it_is_said_what_to_set(
         put()
 
 
-def test_credentials_that_come_later_are_found(
+def test_credentials_that_are_set_later_are_found(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox
 ) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
@@ -119,16 +119,16 @@ def test_credentials_that_come_later_are_found(
     assert aws._get_client("kinesis", 5.0) is not client
 
 
-def test_without_a_region_it_is_said_what_to_set(clean_environment: None) -> None:
+def test_error_without_a_region_names_the_variable(clean_environment: None) -> None:
     with pytest.raises(UnavailableError, match="set AWS_REGION"):
         put()
 
 
-def test_a_profile_that_is_not_there_is_said(
+def test_error_names_a_missing_profile(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(UnavailableError, match="nobody"):
+    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+    with pytest.raises(UnavailableError, match="no-such-profile"):
         put()
 
 
@@ -147,7 +147,7 @@ def endpoint_of(service: str, timeout: float) -> Any:
 
 
 @pytest.mark.parametrize("service", ["kinesis", "iotsitewise"])
-def test_services_are_found_by_the_variables_of_the_sdks(
+def test_endpoints_follow_the_variables_of_the_sdks(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
@@ -173,7 +173,7 @@ def _config_file(patch: pytest.MonkeyPatch, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name_it", [_endpoint_variable, _service_variable, _config_file])
-def test_a_host_of_our_own_gets_no_prefix(
+def test_host_outside_of_aws_gets_no_prefix(
     clean_environment: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -185,12 +185,12 @@ def test_a_host_of_our_own_gets_no_prefix(
     assert not aws._get_client("iotsitewise", 2.0).meta.config.inject_host_prefix
 
 
-def test_a_client_is_made_once(sandbox: Sandbox) -> None:
+def test_client_is_created_once_per_timeout(sandbox: Sandbox) -> None:
     assert aws._get_client("kinesis", 5.0) is aws._get_client("kinesis", 5.0)
     assert aws._get_client("kinesis", 5.0) is not aws._get_client("kinesis", 6.0)
 
 
-def test_a_call_is_made_once(sandbox: Sandbox) -> None:
+def test_failed_call_is_not_retried_by_boto3(sandbox: Sandbox) -> None:
     sandbox.set_fault("kinesis", status=503)
     with pytest.raises(UnavailableError):
         put()

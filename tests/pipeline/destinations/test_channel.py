@@ -64,7 +64,7 @@ def send(destination: ChannelDestination, messages: Messages) -> None:
 def read(directory: Path) -> list[dict[str, Any]]:
     if not directory.is_dir():
         return []
-    # As any other program would.
+    # Other programs read a channel like this.
     rows: list[dict[str, Any]] = ds.dataset(directory, partitioning="hive").to_table().to_pylist()
     return sorted(rows, key=lambda row: row["sequence_number"])
 
@@ -78,13 +78,13 @@ def numbers_in(directory: Path) -> list[int]:
 
 
 def files_in(directory: Path) -> list[Path]:
-    """All but locks."""
+    """All files except for locks."""
     return sorted(
         path for path in directory.rglob("*") if path.is_file() and not path.name.endswith("-lock")
     )
 
 
-def test_rows_are_messages_in_a_directory_of_their_day(tmp_path: Path) -> None:
+def test_rows_are_in_the_directory_of_their_day(tmp_path: Path) -> None:
     send(ChannelDestination(make_export(tmp_path)), make_messages(7, 9))
     (file,) = files_in(tmp_path)
     assert file.parent == tmp_path / "channels" / "farm" / "date=2024-10-04"
@@ -112,7 +112,7 @@ def test_each_day_has_its_own_call(tmp_path: Path) -> None:
     assert len(files_in(tmp_path)) == 2
 
 
-def test_small_files_grow_and_large_ones_get_neighbours(tmp_path: Path) -> None:
+def test_small_file_is_extended_and_large_file_is_followed_by_another(tmp_path: Path) -> None:
     destination = ChannelDestination(make_export(tmp_path))
     for first in range(0, 30, 3):
         send(destination, make_messages(first, first + 3))
@@ -128,7 +128,7 @@ def _incompressible(first: int, end: int) -> Messages:
     return messages._replace(payloads=[random.randbytes(100_000) for _ in messages.numbers])
 
 
-def test_exports_and_streams_do_not_touch_each_other(tmp_path: Path) -> None:
+def test_exports_and_streams_have_separate_files(tmp_path: Path) -> None:
     for identifier in ("one", "two"):
         send(ChannelDestination(make_export(tmp_path, identifier=identifier)), make_messages(0, 5))
     other = make_export(tmp_path)._replace(stream_id="0af1-0af1", stream="other")
@@ -136,36 +136,36 @@ def test_exports_and_streams_do_not_touch_each_other(tmp_path: Path) -> None:
     assert Counter(numbers_in(tmp_path / "channels/farm")) == dict.fromkeys(range(5), 3)
 
 
-def test_a_repeated_delivery_cuts_also_a_file_that_has_grown_large(tmp_path: Path) -> None:
+def test_repeated_delivery_truncates_a_large_file(tmp_path: Path) -> None:
     destination = ChannelDestination(make_export(tmp_path))
     send(destination, make_messages(0, 3))
     send(destination, _incompressible(3, 9))
-    # It was not confirmed, and comes again, with less.
+    # The delivery was not stored, and is repeated with fewer messages.
     send(destination, make_messages(3, 5))
     assert numbers_in(tmp_path / "channels/farm") == [0, 1, 2, 3, 4]
     send(destination, make_messages(5, 9))
     assert numbers_in(tmp_path / "channels/farm") == list(range(9))
 
 
-def test_what_arrived_and_is_gone_from_the_stream_stays(tmp_path: Path) -> None:
+def test_exported_messages_stay_after_the_stream_dropped_them(tmp_path: Path) -> None:
     destination = ChannelDestination(make_export(tmp_path))
     send(destination, make_messages(0, 6))
-    # Retention took messages before their delivery could be confirmed.
+    # The stream dropped messages before their delivery was stored.
     send(destination, make_messages(4, 8)._replace(first=0))
     assert numbers_in(tmp_path / "channels/farm") == list(range(8))
 
 
-def test_an_export_that_starts_over_never_shows_a_message_twice(tmp_path: Path) -> None:
+def test_restarted_export_never_shows_a_message_twice(tmp_path: Path) -> None:
     random_messages = _incompressible(0, 4)
     send(ChannelDestination(make_export(tmp_path)), random_messages)
     send(ChannelDestination(make_export(tmp_path)), make_messages(4, 6))
     assert len(files_in(tmp_path)) == 2
-    watching = DyingFiles(tmp_path / "channels/farm", 0, steps=1000)
+    watching = CrashingFiles(tmp_path / "channels/farm", 0, steps=1000)
     send(ChannelDestination(make_export(tmp_path), watching), make_messages(0, 8))
     assert numbers_in(tmp_path / "channels/farm") == list(range(8))
 
 
-def test_a_file_that_is_not_finished_is_not_seen_and_goes_away(tmp_path: Path) -> None:
+def test_unfinished_file_is_invisible_and_removed(tmp_path: Path) -> None:
     class Crash(Files):
         def rename(self, path: Path, target: Path) -> None:
             raise KeyboardInterrupt
@@ -180,14 +180,14 @@ def test_a_file_that_is_not_finished_is_not_seen_and_goes_away(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", ".", "wind farm", "x" * 129])
-def test_a_name_that_is_none_leads_nowhere(tmp_path: Path, name: str) -> None:
+def test_invalid_channel_name_writes_no_file(tmp_path: Path, name: str) -> None:
     delivery = deliver(ChannelDestination(make_export(tmp_path, name)), make_messages(0, 2))
     assert "iotChannel is" in delivery.error
     assert delivery.settled_end == 0
     assert not files_in(tmp_path)
 
 
-def test_without_a_directory_the_advice_is_to_set_one(tmp_path: Path) -> None:
+def test_error_without_a_directory_names_the_setting(tmp_path: Path) -> None:
     destination = ChannelDestination(make_export(None))
     with pytest.raises(UnavailableError, match="PENSTOCK_CHANNELS"):
         destination.send(destination.prepare(make_messages(0, 2)))
@@ -195,12 +195,12 @@ def test_without_a_directory_the_advice_is_to_set_one(tmp_path: Path) -> None:
     assert numbers_in(tmp_path / "farm") == [0, 1]
 
 
-def test_a_delivery_that_hangs_keeps_others_from_writing(tmp_path: Path) -> None:
+def test_hanging_delivery_blocks_other_deliveries_of_its_export(tmp_path: Path) -> None:
     export = make_export(tmp_path)
 
     class Hanging(Files):
         def rename(self, path: Path, target: Path) -> None:
-            # Meanwhile it is given up, and delivered again.
+            # Meanwhile the lease has expired, and another delivery begins.
             delivery = deliver(ChannelDestination(export), make_messages(0, 5))
             assert "an earlier delivery is still writing" in delivery.error
             other = ChannelDestination(make_export(tmp_path, identifier="other"))
@@ -241,22 +241,22 @@ def test_lease_is_checked_under_the_lock(tmp_path: Path) -> None:
     assert numbers_in(tmp_path / "channels/farm") == [0, 1, 2]
 
 
-def test_a_disk_that_fails_is_told(tmp_path: Path) -> None:
+def test_error_of_the_disk_is_reported(tmp_path: Path) -> None:
     (tmp_path / "channels").write_text("not a directory")
     delivery = deliver(ChannelDestination(make_export(tmp_path)), make_messages(0, 2))
     assert "the channel farm in" in delivery.error
 
 
 class Crashed(BaseException):
-    """The process is gone; nothing catches it."""
+    """A crash of the process: a BaseException, so that no code catches it."""
 
 
-class DyingFiles(Files):
-    """Looks at the channel whenever it has changed, and dies before or after a step."""
+class CrashingFiles(Files):
+    """Checks the channel after each change, and crashes after a number of steps."""
 
-    def __init__(self, channel: Path, confirmed: int, steps: int) -> None:
+    def __init__(self, channel: Path, exported: int, steps: int) -> None:
         self._channel = channel
-        self._confirmed = confirmed
+        self._exported = exported
         self._steps = steps
 
     def _step(self) -> None:
@@ -264,14 +264,16 @@ class DyingFiles(Files):
         if self._steps < 0:
             raise Crashed
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         seen = Counter(
             number
             for path in self._channel.rglob("[!.]*.parquet")
             for number in pq.ParquetFile(path).read(["sequence_number"])[0].to_pylist()
         )
-        assert set(seen.values()) <= {1}, "a message is there twice"
-        assert all(seen[number] for number in range(self._confirmed)), "one is gone"
+        assert set(seen.values()) <= {1}, "a message is in the channel twice"
+        assert all(seen[number] for number in range(self._exported)), (
+            "an exported message is missing"
+        )
 
     def make_directory(self, path: Path) -> None:
         self._step()
@@ -284,26 +286,26 @@ class DyingFiles(Files):
         super().write(path, table)
 
     def sync(self, path: Path) -> None:
-        # A process that dies loses nothing of what it has written.
+        # A crash of a process, unlike a power cut, loses no written data.
         self._step()
 
     def rename(self, path: Path, target: Path) -> None:
         self._step()
         super().rename(path, target)
-        self._look()
+        self._check()
         self._step()
 
     def remove(self, path: Path) -> None:
         self._step()
         super().remove(path)
-        self._look()
+        self._check()
         self._step()
 
 
-# Every change is looked at, in files.
+# Each change is checked by reading files, which is slow.
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
-def test_each_message_is_there_once_whatever_crashes(data: st.DataObject) -> None:
+def test_channel_has_each_message_once_after_any_crash(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 30), label="messages")
     jumps = data.draw(
         st.lists(st.sampled_from([0, 0, 0, 1, 1, -1]), min_size=count, max_size=count)
@@ -313,27 +315,27 @@ def test_each_message_is_there_once_whatever_crashes(data: st.DataObject) -> Non
         time += jump * DAY
         times.append(time)
     small = data.draw(st.sampled_from([0, 2000, 3000, 1 << 20]), label="small file")
-    confirmed, crashes = 0, 0
+    exported, crashes = 0, 0
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel_module, "SMALL_FILE_BYTES", small)
         channel = Path(directory) / "channels" / "farm"
-        while confirmed < count:
-            if crashes < 4 and data.draw(st.integers(0, 5), label="starts over at 0") == 0:
-                # The export was removed and made again, with the same identifier.
-                confirmed = data.draw(st.integers(0, confirmed), label="starts over with")
-            end = data.draw(st.integers(confirmed + 1, count), label="end")
+        while exported < count:
+            if crashes < 4 and data.draw(st.integers(0, 5), label="restarts") == 0:
+                # The export was removed and added again, with the same identifier.
+                exported = data.draw(st.integers(0, exported), label="restarts at")
+            end = data.draw(st.integers(exported + 1, count), label="end")
             steps = data.draw(st.integers(0, 40), label="steps") if crashes < 4 else 1000
-            files = DyingFiles(channel, confirmed, steps)
+            files = CrashingFiles(channel, exported, steps)
             destination = ChannelDestination(make_export(Path(directory)), files)
             try:
-                delivery = deliver(destination, make_messages(confirmed, end, times))
+                delivery = deliver(destination, make_messages(exported, end, times))
             except Crashed:
                 crashes += 1
                 continue
             assert delivery.error == ""
-            # The broker may die before it hears of it.
-            if data.draw(st.booleans(), label="is confirmed") or crashes > 4:
-                confirmed = end
+            # The broker may crash before it gets the report.
+            if data.draw(st.booleans(), label="is exported") or crashes > 4:
+                exported = end
             crashes += 1
         assert numbers_in(channel) == list(range(count))
         assert not [path for path in files_in(channel) if path.name.startswith(".")]

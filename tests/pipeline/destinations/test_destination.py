@@ -1,4 +1,4 @@
-"""What holds for every destination."""
+"""The shared tests of all destinations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHORT_TIMEOUT_S = 0.3
 
 
 def test_messages_arrive_once_and_in_order(harness: Harness) -> None:
-    count = min(2 * (harness.most or 100) + 1, 1001)
+    count = min(2 * (harness.max_messages or 100) + 1, 1001)
     messages = harness.messages(range(5, 5 + count))
     delivery = deliver(harness.open(), messages)
     assert delivery.error == ""
@@ -24,11 +24,11 @@ def test_messages_arrive_once_and_in_order(harness: Harness) -> None:
 
 
 def test_call_respects_the_limits(harness: Harness) -> None:
-    assert harness.open().max_messages == harness.most
-    # The batch size is that of AWS: a channel has none.
-    expected = None if harness.most is None else min(harness.most, 4)
+    assert harness.open().max_messages == harness.max_messages
+    # Batch sizes limit calls to AWS; a channel ignores them.
+    expected = None if harness.max_messages is None else min(harness.max_messages, 4)
     assert harness.open(batch_size=4).max_messages == expected
-    messages = harness.messages(range(harness.most or 1200))
+    messages = harness.messages(range(harness.max_messages or 1200))
     call = harness.open().prepare(messages)
     assert (call.message_count, list(call.numbers)) == (
         len(messages.numbers),
@@ -36,7 +36,7 @@ def test_call_respects_the_limits(harness: Harness) -> None:
     )
 
 
-def test_missing_numbers_are_left_out(harness: Harness) -> None:
+def test_missing_messages_are_not_sent(harness: Harness) -> None:
     messages = harness.messages(range(10)).pick([1, 4, 5, 9])
     delivery = deliver(harness.open(), messages, 12)
     assert delivery.settled_end == 12
@@ -56,39 +56,39 @@ def test_failed_call_is_reported_and_can_be_retried(harness: Harness) -> None:
     assert harness.arrived() == [0, 1, 2, 3]
 
 
-def test_only_failed_messages_of_a_call_are_retried(partial: Harness) -> None:
-    partial.fail_partly()
-    delivery = deliver(partial.open(), partial.messages(range(6)))
+def test_only_failed_messages_of_a_call_are_retried(partly_failing: Harness) -> None:
+    partly_failing.fail_partly()
+    delivery = deliver(partly_failing.open(), partly_failing.messages(range(6)))
     assert delivery.error == ""
     assert delivery.settled_end == 6
-    assert partial.arrived() == [0, 1, 3, 4, 2, 5]
+    assert partly_failing.arrived() == [0, 1, 3, 4, 2, 5]
 
 
-def test_stopped_delivery_reports_failed_and_arrived_messages(partial: Harness) -> None:
-    partial.fail_partly()
-    delivery = deliver(partial.open(), partial.messages(range(6)), stops=True)
+def test_stopped_delivery_reports_failed_and_arrived_messages(partly_failing: Harness) -> None:
+    partly_failing.fail_partly()
+    delivery = deliver(partly_failing.open(), partly_failing.messages(range(6)), stops=True)
     assert delivery.error
     assert delivery.settled_end == 2
     assert delivery.arrived == [3, 4]
     assert delivery.exported_messages == 4
 
 
-def test_invalid_messages_are_skipped_with_a_reason(choosy: Harness) -> None:
-    assert choosy.bad is not None
-    payload, reason = choosy.bad
-    delivery = deliver(choosy.open(), choosy.messages(range(5), {0: payload, 3: payload}))
+def test_invalid_messages_are_skipped_with_a_reason(rejecting: Harness) -> None:
+    assert rejecting.bad is not None
+    payload, reason = rejecting.bad
+    delivery = deliver(rejecting.open(), rejecting.messages(range(5), {0: payload, 3: payload}))
     assert delivery.error == ""
     assert [number for number, _ in delivery.skipped] == [0, 3]
     assert all(reason in text for _, text in delivery.skipped)
     assert delivery.settled_end == 5
     assert delivery.exported_messages == 3
-    assert choosy.arrived() == [1, 2, 4]
+    assert rejecting.arrived() == [1, 2, 4]
 
 
-def test_call_of_invalid_messages_is_not_made(choosy: Harness) -> None:
-    assert choosy.bad is not None
-    messages = choosy.messages(range(2), dict.fromkeys((0, 1), choosy.bad[0]))
-    call = choosy.open().prepare(messages)
+def test_call_of_invalid_messages_is_not_made(rejecting: Harness) -> None:
+    assert rejecting.bad is not None
+    messages = rejecting.messages(range(2), dict.fromkeys((0, 1), rejecting.bad[0]))
+    call = rejecting.open().prepare(messages)
     assert (call.message_count, len(call.numbers)) == (2, 0)
     assert call.skipped.keys() == {0, 1}
 

@@ -19,15 +19,15 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 class Peer:
-    """A server that says what it is told to, and remembers what it was asked."""
+    """A server with configurable answers, which records requests."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, Mapping[str, str], bytes]] = []
         self.status = 200
         self.headers: dict[str, str] = {}
         self.text = b""
-        # A body with this in it is refused, with 422.
-        self.hates: bytes | None = None
+        # Bodies that contain this are refused, with 422.
+        self.rejected: bytes | None = None
         self.connections = 0
         peer = self
 
@@ -42,8 +42,8 @@ class Peer:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 peer.requests.append((self.path, headers, body))
-                is_hated = peer.hates is not None and peer.hates in body
-                self.send_response(422 if is_hated else peer.status)
+                is_rejected = peer.rejected is not None and peer.rejected in body
+                self.send_response(422 if is_rejected else peer.status)
                 for name, value in peer.headers.items():
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(peer.text)))
@@ -76,7 +76,7 @@ def peer() -> Iterator[Peer]:
     thread.join()
 
 
-def of(*payloads: bytes) -> Messages:
+def make_messages(*payloads: bytes) -> Messages:
     numbers = range(len(payloads))
     return Messages("turbine", 0, numbers, [1700 + number for number in numbers], payloads)
 
@@ -84,10 +84,10 @@ def of(*payloads: bytes) -> Messages:
 def run(uri: str, *payloads: bytes, batched: bool = False) -> DeliveryTotals:
     kind = ExportFormat.JSON_BATCHED if batched else None
     config = HTTPConfig(identifier="e", uri=uri, export_format=kind)
-    return deliver(HttpDestination(make_export(config)), of(*payloads))
+    return deliver(HttpDestination(make_export(config)), make_messages(*payloads))
 
 
-def test_a_message_is_the_body_of_a_post(peer: Peer) -> None:
+def test_message_is_the_body_of_a_post(peer: Peer) -> None:
     delivery = run(f"http://{peer.place}/in?key=1", b"\0\xff", b"two")
     assert delivery.error == ""
     assert peer.bodies == [b"\0\xff", b"two"]
@@ -97,7 +97,7 @@ def test_a_message_is_the_body_of_a_post(peer: Peer) -> None:
     assert peer.connections == 1
 
 
-def test_a_batch_is_a_list_in_json(peer: Peer) -> None:
+def test_batch_is_a_json_list(peer: Peer) -> None:
     run(f"http://{peer.place}", b"\0\xff", b"two", batched=True)
     (_, headers, body), *others = peer.requests
     assert not others
@@ -115,7 +115,7 @@ def test_a_batch_is_a_list_in_json(peer: Peer) -> None:
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
-def test_any_status_of_success_is_one(peer: Peer, status: int, batched: bool) -> None:
+def test_any_2xx_status_is_a_success(peer: Peer, status: int, batched: bool) -> None:
     peer.status = status
     delivery = run(f"http://{peer.place}", b"x", b"y", batched=batched)
     assert delivery.error == ""
@@ -124,7 +124,7 @@ def test_any_status_of_success_is_one(peer: Peer, status: int, batched: bool) ->
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 503, 504])
-def test_what_passes_is_not_available(peer: Peer, status: int, batched: bool) -> None:
+def test_temporary_status_is_unavailable(peer: Peer, status: int, batched: bool) -> None:
     peer.status, peer.text = status, b"busy"
     peer.headers = {"Retry-After": "7"}
     delivery = run(f"http://{peer.place}/in?secret=1", b"x", batched=batched)
@@ -138,7 +138,7 @@ def test_what_passes_is_not_available(peer: Peer, status: int, batched: bool) ->
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("status", [301, 307, 401, 403, 404, 405])
-def test_what_is_wrong_with_the_endpoint_skips_all_at_once(
+def test_wrong_endpoint_skips_all_messages_of_a_call(
     peer: Peer, status: int, batched: bool
 ) -> None:
     peer.status, peer.text = status, b"no " * 1000
@@ -152,18 +152,18 @@ def test_what_is_wrong_with_the_endpoint_skips_all_at_once(
     assert len(peer.requests) == (1 if batched else 2)
 
 
-def test_the_message_that_a_batch_is_refused_for_is_found(peer: Peer) -> None:
-    peer.hates = base64.b64encode(b"bad")
+def test_invalid_messages_of_a_refused_batch_are_found(peer: Peer) -> None:
+    peer.rejected = base64.b64encode(b"bad")
     payloads = [b"bad" if number in (3, 8) else str(number).encode() for number in range(10)]
     delivery = run(f"http://{peer.place}", *payloads, batched=True)
     assert [number for number, _ in delivery.skipped] == [3, 8]
     assert delivery.exported_messages == 8
-    taken = [body for body in peer.bodies if peer.hates not in body]
+    taken = [body for body in peer.bodies if peer.rejected not in body]
     numbers = [message["sequenceNumber"] for body in taken for message in json.loads(body)]
     assert numbers == [0, 1, 2, 4, 5, 6, 7, 9]
 
 
-def test_connection_is_used_again_unless_an_answer_is_large(peer: Peer) -> None:
+def test_connection_is_reused_unless_an_answer_is_large(peer: Peer) -> None:
     peer.text = b"x" * 1000
     assert run(f"http://{peer.place}/in", *[b"m"] * 3).error == ""
     assert peer.connections == 1
@@ -180,8 +180,8 @@ def test_message_is_skipped_although_the_answer_cannot_be_decoded(peer: Peer) ->
     assert reason.endswith("422 Unprocessable Entity: no gzip")
 
 
-def test_a_message_that_is_refused_is_skipped(peer: Peer) -> None:
-    peer.hates = b"bad"
+def test_refused_message_is_skipped(peer: Peer) -> None:
+    peer.rejected = b"bad"
     delivery = run(f"http://{peer.place}", b"good", b"bad", b"fine")
     ((number, reason),) = delivery.skipped
     assert number == 1
@@ -192,7 +192,7 @@ def test_a_message_that_is_refused_is_skipped(peer: Peer) -> None:
 @pytest.mark.parametrize(
     "uri", ["ftp://host/x", "http://", "host", "/path", "http://[::1", "file:///etc/passwd"]
 )
-def test_a_uri_that_is_none_costs_no_message(uri: str) -> None:
+def test_invalid_uri_is_an_error_and_skips_no_message(uri: str) -> None:
     delivery = run(uri, b"x")
     assert "expected http:// or https:// and a host" in delivery.error
     assert delivery.skipped == []
@@ -204,7 +204,7 @@ def test_refused_connection_is_an_error() -> None:
     assert " at 0x" not in delivery.error
 
 
-def test_a_name_and_a_password_are_told_to_the_host_and_nobody_else(peer: Peer) -> None:
+def test_credentials_of_the_uri_are_sent_and_not_shown_in_errors(peer: Peer) -> None:
     peer.status = 500
     delivery = run(f"http://me:s%40cret@{peer.place}/", b"x")
     expected = base64.b64encode(b"me:s@cret").decode()
@@ -212,13 +212,13 @@ def test_a_name_and_a_password_are_told_to_the_host_and_nobody_else(peer: Peer) 
     assert "cret" not in delivery.error
 
 
-def test_a_certificate_that_nobody_signed_is_not_trusted(peer: Peer) -> None:
+def test_untrusted_certificate_is_an_error(peer: Peer) -> None:
     delivery = run(f"https://{peer.place}/", b"x")
     assert "SSLError" in delivery.error
     assert peer.requests == []
 
 
-def test_the_proxy_of_the_environment_is_used(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_of_the_environment_is_used(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://{peer.place}")
     assert run("http://somewhere.example/in", b"x").error == ""
     assert peer.requests[0][0] == "http://somewhere.example/in"

@@ -1,4 +1,4 @@
-"""Calls that repeat the request of the first one, with other bodies and signatures of their own."""
+"""Calls that repeat the request of the first call, with other bodies and signatures."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def make(
     url: str = "",
     **options: Any,
 ) -> tuple[RawCalls, Any]:
-    """The calls, and the credentials that they sign with."""
+    """The calls, and the credentials that sign them."""
     core = botocore.session.get_session()
     session = boto3.session.Session("id", "secret", token, "eu-west-1", core)
     client: Any = session.client(  # type: ignore[call-overload] # any service
@@ -108,7 +108,7 @@ def find_scope(received: Received) -> list[str]:
 
 
 def is_signed(received: Received) -> bool:
-    """Whether the signature is right, as the documentation of AWS computes it."""
+    """Whether the signature is correct according to the documentation of AWS."""
     key_id, day, region, service = find_scope(received)
     fields = received.headers["authorization"].split(", ")
     names = fields[1].removeprefix("SignedHeaders=")
@@ -161,7 +161,7 @@ def test_all_calls_have_the_same_headers_and_are_signed(
     assert first.headers.get("x-amz-security-token") == token
 
 
-def test_first_call_only_goes_through_boto3(server: Server) -> None:
+def test_only_the_first_call_goes_through_boto3(server: Server) -> None:
     calls, _ = make(server)
     through_boto3: list[str] = []
     calls.meta.events.register("before-call", lambda **_: through_boto3.append("call"))
@@ -170,7 +170,7 @@ def test_first_call_only_goes_through_boto3(server: Server) -> None:
     assert through_boto3 == ["call"]
 
 
-def test_call_is_signed_with_the_credentials_of_the_moment(server: Server) -> None:
+def test_call_is_signed_with_the_current_credentials(server: Server) -> None:
     calls, credentials = make(server)
     calls.call("PutRecords", BODIES[0])
     credentials.access_key, credentials.secret_key = "other-id", "other-secret"
@@ -179,7 +179,7 @@ def test_call_is_signed_with_the_credentials_of_the_moment(server: Server) -> No
     assert all(map(is_signed, server.received))
 
 
-def test_call_that_is_not_signed_this_way_goes_through_boto3(server: Server) -> None:
+def test_unsigned_calls_go_through_boto3(server: Server) -> None:
     calls, _ = make(server, signature_version=UNSIGNED)
     for body in BODIES:
         calls.call("PutRecords", body)
@@ -197,7 +197,7 @@ def test_call_whose_path_has_to_be_normalized_goes_through_boto3(server: Server,
     assert len(through_boto3) == len(BODIES)
 
 
-def test_long_url_is_judged_at_once() -> None:
+def test_long_url_is_matched_in_linear_time() -> None:
     for path in ("", "/properties", "/a/b.c/~d/"):
         assert _PLAIN_URL.fullmatch(f"https://{'kinesis-gateway.' * 20}example.com{path}")
     for path in ("//", "/a%20b", "/a/../b", f"/{'a' * 1000}%20", "/?query"):
@@ -226,7 +226,7 @@ def test_error_is_the_same_for_all_calls(
         assert response["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "7"
 
 
-def test_server_that_is_gone_is_an_error_of_boto3(server: Server) -> None:
+def test_unavailable_server_raises_an_error_of_boto3(server: Server) -> None:
     calls, _ = make(server)
     server.headers = {"Connection": "close"}
     calls.call("PutRecords", BODIES[0])
@@ -265,7 +265,7 @@ def test_all_calls_trust_the_ca_bundle_of_the_environment(
 
 
 def test_all_calls_have_the_timeout_of_the_client(server: Server) -> None:
-    calls, _ = make(server, connect_timeout=5.0, read_timeout=0.2)
+    calls, _ = make(server, connect_timeout=0.3, read_timeout=0.3)
     calls.call("PutRecords", BODIES[0])
     server.delay = 2.0
     for body in BODIES:

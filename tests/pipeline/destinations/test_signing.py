@@ -1,4 +1,4 @@
-"""Signatures must be those of botocore."""
+"""Signatures equal those of botocore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two S3s: SeaweedFS, which checks all that S3 checks, and the sandbox, in which calls can fail."""
+"""Two S3 servers: SeaweedFS, which validates calls as S3 does, and the sandbox, with faults."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def in_sandbox(
 
 @pytest.fixture(params=["in_store", "in_sandbox"])
 def bench(request: pytest.FixtureRequest) -> Workbench:
-    """In either of them."""
+    """A workbench with either server."""
     found: Workbench = request.getfixturevalue(request.param)
     return found
 
@@ -64,7 +64,7 @@ _in_use: dict[str, str] = {}
 def use_variables(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    # To make a client takes longer than most of the tests.
+    # Creating a client takes longer than most of the tests.
     if variables != _in_use:
         aws.forget_clients()
         _in_use.clear()

@@ -248,7 +248,7 @@ def test_summer_time_begins_and_ends(moment: str, expected: str) -> None:
     assert format_moment("yyyy-MM-dd'T'HH:mm:ssXXX z", nanos(moment), berlin) == expected
 
 
-def test_the_day_is_that_of_the_zone() -> None:
+def test_day_is_that_of_the_zone() -> None:
     kolkata = ZoneInfo("Asia/Kolkata")
 
     assert format_moment("yyyy-MM-dd HH", nanos("2024-12-31T23:30:00"), kolkata) == "2025-01-01 05"

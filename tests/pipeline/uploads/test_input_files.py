@@ -1,4 +1,4 @@
-"""The files of S3 tasks: which may be read, and whether they have changed."""
+"""The input files of S3 tasks: access checks, and detection of changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from penstock.pipeline.delivery import UploadedFile
 from penstock.pipeline.uploads.input_files import (
-    SETTLED_NANOSECONDS,
+    MIN_AGE_NANOSECONDS,
     AllowedDirectories,
     InputFile,
     InputFileError,
@@ -88,7 +88,7 @@ def test_path_is_found_in_a_url_or_a_path(input_url: str, path: str) -> None:
         ("file:/data/\ud800", "characters that a path cannot have"),
     ],
 )
-def test_invalid_input_url_is_refused_with_what_is_allowed(input_url: str, reason: str) -> None:
+def test_error_of_an_invalid_input_url_names_the_allowed_forms(input_url: str, reason: str) -> None:
     said = refusal(lambda: find_path(input_url))
 
     assert said.startswith(f"inputUrl is {input_url!r}: ")
@@ -99,7 +99,7 @@ def test_invalid_input_url_is_refused_with_what_is_allowed(input_url: str, reaso
     said.encode()
 
 
-def test_long_urls_are_cut_in_messages() -> None:
+def test_long_urls_are_shortened_in_messages() -> None:
     assert len(refusal(lambda: find_path("x" * 100_000))) < 600
 
 
@@ -171,7 +171,7 @@ def test_file_without_permission_is_refused() -> None:
                 assert refusal(lambda path=path: EVERYWHERE.open(path)) == (  # type: ignore[misc]
                     f"'{path}' may not be accessed by the user of the pipeline"
                 )
-        # Or it could not be removed.
+        # Otherwise the directory could not be removed.
         (directory / "closed").chmod(0o700)
 
 
@@ -211,7 +211,7 @@ def test_files_in_allowed_directories_are_read(house: Path) -> None:
     assert content(allowed, house / "in" / "deep" / "file") == b"in/deep"
     assert content(allowed, house / "also" / "file") == b"also"
     assert content(allowed, f"{house}/in/deep/../../also/file") == b"also"
-    # Links are all right if they lead to where files may be read.
+    # Links are followed if they lead to an allowed directory.
     assert content(allowed, house / "in" / "up") == b"also"
     assert content(allowed, house / "also" / "around" / "file") == b"in/deep"
     assert content(allowed, house / "out" / "back" / "deep" / "file") == b"in/deep"
@@ -535,9 +535,9 @@ def test_open_waits_for_the_modification_time(path: Path) -> None:
     os.utime(path, ns=(later, later))
     waiting = Waiting(later)
     waiting.open(path)
-    assert round(waiting.slept * 1e9) == SETTLED_NANOSECONDS
+    assert round(waiting.slept * 1e9) == MIN_AGE_NANOSECONDS
 
-    # Times in the future are never reached by waiting.
+    # Waiting does not help against times in the future.
     waiting = Waiting(later - 1)
     waiting.open(path)
     assert waiting.slept == 0

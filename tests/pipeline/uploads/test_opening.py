@@ -101,7 +101,7 @@ def test_names_may_have_any_bytes(here: Path) -> None:
     assert place_of(here / name) == f"{here}/{name}"
 
 
-def test_directory_without_permission_to_list_is_passed(here: Path) -> None:
+def test_directory_without_permission_to_list_is_traversed(here: Path) -> None:
     (here / "d").chmod(0o100)
 
     assert place_of(here / "d" / "file") == f"{here}/d/file"

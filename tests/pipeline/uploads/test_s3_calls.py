@@ -193,7 +193,7 @@ def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         server.shutdown()
 
 
-def test_answer_that_is_not_from_s3_is_no_success(portal: None, tmp_path: Path) -> None:
+def test_answer_that_is_not_from_s3_is_an_error(portal: None, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="not from S3"):
         S3.put_object(plan("images"), body_of(tmp_path / "a", b"x"), {})
     with pytest.raises(UnavailableError):

@@ -112,18 +112,16 @@ def test_tasks_are_carried_out_in_their_order(in_store: Workbench) -> None:
     ]
 
 
-def test_several_tasks_run_at_once_if_a_setting_asks_for_it(
-    cloud: Sandbox, in_sandbox: Workbench
-) -> None:
+def test_several_tasks_run_at_once_if_configured(cloud: Sandbox, in_sandbox: Workbench) -> None:
     in_sandbox.settings = {"s3_tasks_at_once": 4}
     for number in range(5):
         in_sandbox.add(in_sandbox.write(f"f{number}", b"x"), f"k{number}")
     cloud.set_fault("s3", operation="PutObject", hang=True)
     delivering = in_sandbox.begin()
     with running(delivering.run):
-        wait_until(lambda: delivering.delivery().sent_bytes == 4)
+        wait_until(lambda: delivering.totals().sent_bytes == 4)
         cloud.clear_faults()
-    assert delivering.delivery().settled_end == FIRST + 5
+    assert delivering.totals().settled_end == FIRST + 5
     assert len(in_sandbox.list_keys()) == 5
 
 
@@ -151,7 +149,7 @@ def test_end_of_a_task_and_its_event_are_visible_at_once(
     running_delivery = in_sandbox.begin()
     with running(running_delivery.run):
         delivery = wait_until(
-            lambda: found if (found := running_delivery.delivery()).arrived else None
+            lambda: found if (found := running_delivery.totals()).arrived else None
         )
         cloud.clear_faults()
     assert delivery is not None
@@ -329,12 +327,12 @@ def test_small_file_that_changes_while_it_is_sent_is_a_failure(
     delivering = in_sandbox.begin()
     thread = threading.Thread(target=delivering.run)
     thread.start()
-    wait_until(lambda: bool(delivering.delivery().sent_bytes))
+    wait_until(lambda: bool(delivering.totals().sent_bytes))
     path.write_bytes(b"something else")
     cloud.clear_faults()
     thread.join()
     # The object is complete, but the file has changed since.
-    assert statuses(delivering.delivery().events)[-1] == (number, "Failure")
+    assert statuses(delivering.totals().events)[-1] == (number, "Failure")
 
 
 # Uploads that continue
@@ -482,7 +480,7 @@ def test_transient_error_is_no_failure_of_the_task(
     delivery = in_sandbox.run()
     assert delivery.error
     assert (delivery.settled_end, delivery.skipped) == (FIRST, [])
-    # The second has not begun.
+    # The second task has not begun.
     assert statuses(delivery.events) == [(number, "InProgress")]
     cloud.clear_faults()
     assert in_sandbox.run().settled_end == FIRST + 2
@@ -536,10 +534,10 @@ def test_stopped_delivery_begins_no_further_task(in_sandbox: Workbench, cloud: S
     cloud.set_fault("s3", operation="PutObject", delay_millis=500)
     delivering = in_sandbox.begin()
     with running(delivering.run):
-        wait_until(lambda: delivering.delivery().sent_bytes)
+        wait_until(lambda: delivering.totals().sent_bytes)
         in_sandbox.stop.stop()
     # The call that had begun is finished.
-    delivery = delivering.delivery()
+    delivery = delivering.totals()
     assert (delivery.settled_end, delivery.error) == (FIRST + 1, "")
     assert in_sandbox.list_keys() == ["a"]
 
@@ -552,10 +550,10 @@ def test_stopped_upload_keeps_parts_that_have_arrived(
     cloud.set_fault("s3", operation="UploadPart", hang=True, for_calls=1)
     delivering = in_sandbox.begin()
     with running(delivering.run):
-        wait_until(lambda: delivering.delivery().sent_bytes)
+        wait_until(lambda: delivering.totals().sent_bytes)
         in_sandbox.stop.stop()
         cloud.clear_faults()
-    stopped = delivering.delivery()
+    stopped = delivering.totals()
     assert (stopped.settled_end, stopped.error) == (FIRST, "")
     assert only_upload(stopped).arrived_parts == 1
     assert in_sandbox.run(uploads=stopped.uploads).settled_end == FIRST + 1
@@ -571,10 +569,10 @@ def test_stopped_upload_begins_no_further_part_without_a_bandwidth_limit(
     cloud.set_fault("s3", operation="UploadPart", hang=True)
     delivering = in_sandbox.begin(reserve=lambda _: True)
     with running(delivering.run):
-        wait_until(lambda: delivering.delivery().sent_bytes)
+        wait_until(lambda: delivering.totals().sent_bytes)
         in_sandbox.stop.stop()
         cloud.clear_faults()
-    stopped = delivering.delivery()
+    stopped = delivering.totals()
     assert (stopped.settled_end, stopped.error) == (FIRST, "")
     assert stopped.sent_bytes == 5 * MEBIBYTE
     assert only_upload(stopped).arrived_parts == 1
@@ -588,11 +586,11 @@ def test_delivery_with_a_lost_lease_sends_no_further_part(
     cloud.set_fault("s3", operation="UploadPart", hang=True, for_calls=1)
     delivering = in_sandbox.begin()
     with running(delivering.run):
-        wait_until(lambda: delivering.delivery().sent_bytes)
+        wait_until(lambda: delivering.totals().sent_bytes)
         in_sandbox.stop.stop(is_lost=True)
         cloud.clear_faults()
     assert in_sandbox.list_keys() == []
-    assert delivering.delivery().sent_bytes == 5 * MEBIBYTE
+    assert delivering.totals().sent_bytes == 5 * MEBIBYTE
 
 
 # Limited bandwidth
@@ -638,7 +636,7 @@ def test_error_of_an_unavailable_broker_is_raised(in_sandbox: Workbench) -> None
     with pytest.raises(ConnectFailedException, match="no broker listens"):
         delivering.run()
     # The upload is not created before the broker has stored it.
-    assert (delivering.delivery().settled_end, in_sandbox.unfinished()) == (FIRST, [])
+    assert (delivering.totals().settled_end, in_sandbox.unfinished()) == (FIRST, [])
 
 
 def test_unexpected_error_is_raised_and_ends_the_delivery(in_sandbox: Workbench) -> None:
@@ -650,7 +648,7 @@ def test_unexpected_error_is_raised_and_ends_the_delivery(in_sandbox: Workbench)
     delivering = in_sandbox.begin(reserve=fail)
     with pytest.raises(RuntimeError, match="a bug"):
         delivering.run()
-    assert statuses(delivering.delivery().events) == [(FIRST, "InProgress")]
+    assert statuses(delivering.totals().events) == [(FIRST, "InProgress")]
 
 
 # Abandoned uploads
@@ -664,7 +662,7 @@ def abandon(bench: Workbench) -> Upload:
 def test_abandoned_upload_is_aborted(in_store: Workbench) -> None:
     abortion = UploadAbortion(abandon(in_store), TIMEOUT_S)
     abortion.run()
-    delivery = abortion.delivery()
+    delivery = abortion.totals()
     assert (delivery.error, delivery.settled_end, in_store.unfinished()) == ("", FIRST, [])
 
 
@@ -672,7 +670,7 @@ def test_error_and_pause_of_an_abort_are_reported(in_sandbox: Workbench, cloud: 
     abortion = UploadAbortion(abandon(in_sandbox), TIMEOUT_S)
     cloud.set_fault("s3", operation="AbortMultipartUpload", status=503, retry_after=3)
     abortion.run()
-    delivery = abortion.delivery()
+    delivery = abortion.totals()
     assert delivery.error
     assert (delivery.settled_end, delivery.pause) == (FIRST, 3)
     assert in_sandbox.unfinished() == ["a"]
@@ -682,4 +680,4 @@ def test_denied_access_to_abort_is_reported(in_sandbox: Workbench, cloud: Sandbo
     abortion = UploadAbortion(abandon(in_sandbox), TIMEOUT_S)
     cloud.set_fault("s3", operation="AbortMultipartUpload", status=403, code="AccessDenied")
     abortion.run()
-    assert "denies access" in abortion.delivery().error
+    assert "denies access" in abortion.totals().error

@@ -19,7 +19,7 @@ from tests.support import TIMEOUT_S
 
 MEBIBYTE = 1024 * 1024
 GIBIBYTE = 1024 * MEBIBYTE
-# It is read while it is sent.
+# Large enough to be read while it is sent.
 LARGE = 17 * MEBIBYTE
 
 
@@ -36,7 +36,9 @@ LARGE = 17 * MEBIBYTE
         (48 * 1024 * GIBIBYTE, 5 * MEBIBYTE, 5034 * MEBIBYTE),
     ],
 )
-def test_parts_are_small_but_not_too_many(size: int, min_size: int, part: int) -> None:
+def test_parts_have_the_min_size_unless_there_are_too_many(
+    size: int, min_size: int, part: int
+) -> None:
     assert choose_part_size(size, min_size) == part
     assert -(-size // part) <= 10_000
 

@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 class Workbench:
-    """One export, its tasks, and the bucket that they go to."""
+    """One export, its tasks, and their bucket."""
 
     def __init__(self, client: S3Client, directory: Path) -> None:
         self.client = client
@@ -100,7 +100,7 @@ class Workbench:
             reserve = self._limited(calls)
 
         def report() -> bool:
-            self.reported.append(delivery.delivery())
+            self.reported.append(delivery.totals())
             return self.accepts(self.reported[-1])
 
         looking = threading.Lock()
@@ -108,7 +108,7 @@ class Workbench:
         def note_progress() -> None:
             # Threads of several parts: none appends an older number after a newer one.
             with looking:
-                uploads = delivery.delivery().uploads
+                uploads = delivery.totals().uploads
                 self.parts.append(sum(upload.arrived_parts for upload in uploads))
 
         delivery = TaskDelivery(export, messages, found, self.stop, reserve, report, note_progress)
@@ -127,7 +127,7 @@ class Workbench:
     def run(self, **options: Any) -> DeliveryTotals:
         delivery = self.begin(**options)
         delivery.run()
-        return delivery.delivery()
+        return delivery.totals()
 
     def content(self, key: str) -> bytes:
         return self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()

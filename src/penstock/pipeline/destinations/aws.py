@@ -80,7 +80,7 @@ _clients_lock = threading.Lock()
 
 
 def forget_clients() -> None:
-    """The next call looks up endpoints and credentials again."""
+    """Removes all clients: the next call looks up endpoints and credentials again."""
     _clients.clear()
 
 
@@ -89,11 +89,11 @@ os.register_at_fork(after_in_child=forget_clients)
 
 
 def call(service: str, operation: str, body: bytes, timeout: float) -> bytes:
-    """The body of the answer to a call. The timeout is for each read and write.
+    """Makes a call and returns the body of the answer. The timeout is for each read and write.
 
-    UnavailableError or RefusedError if it failed. Several threads may call at once.
+    Raises UnavailableError or RefusedError. Several threads may call at once.
     """
-    with sorting_errors(service, operation), using_client(service, timeout) as client:
+    with mapping_errors(service, operation), using_client(service, timeout) as client:
         answer: bytes = client.call(operation, body)
     return answer
 
@@ -168,21 +168,23 @@ def make_http_session(session: botocore.session.Session, client: Any) -> URLLib3
         client.meta.region_name,
         client.meta.endpoint_url,
         verify=session.get_config_variable("ca_bundle"),
-        timeout=(config.connect_timeout, config.read_timeout),
+        # The timeout to connect is the same.
+        timeout=config.read_timeout,
         max_pool_connections=config.max_pool_connections,
         socket_options=[
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         ],
     )
-    return endpoint.http_session
+    http_session: URLLib3Session = endpoint.http_session
+    return http_session
 
 
 # Errors
 
 
 @contextmanager
-def sorting_errors(service: str, operation: str) -> Iterator[None]:
+def mapping_errors(service: str, operation: str) -> Iterator[None]:
     """Maps errors of boto3, and of decoding an answer, to UnavailableError and RefusedError."""
     try:
         yield
@@ -259,7 +261,7 @@ class RawCalls:
         client.meta.events.register("before-parameter-build", _take_body)
         client.meta.events.register("before-call", _insert_body)
         client.meta.events.register("before-parse", _return_body)
-        client.meta.events.register("before-send", self._learn)
+        client.meta.events.register("before-send", self._save_template)
 
     def call(self, operation: str, body: bytes) -> bytes:
         """The body of the answer. Errors are those of boto3."""
@@ -275,7 +277,7 @@ class RawCalls:
         content: bytes = response.content
         return content
 
-    def _learn(self, request: Any, event_name: str, **_: Any) -> None:
+    def _save_template(self, request: Any, event_name: str, **_: Any) -> None:
         scope = _SCOPE.match(_decode(request.headers.get("Authorization", "")))
         # Only boto3 can make other kinds of signatures, or sign other URLs.
         is_plain = _PLAIN_URL.fullmatch(request.url) is not None

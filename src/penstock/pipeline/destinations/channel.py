@@ -1,11 +1,11 @@
-"""Channels, the destination of exports to IoT Analytics: Parquet files, see `model.channel`.
+"""Channels, the destination of exports to IoT Analytics: Parquet files, see `model.channel_file`.
 
 A channel has each message once, also if a delivery is repeated with another end after a crash at
-any point. The message alone determines its directory. A delivery that begins with a number implies
-that the export has confirmed no message from there on: messages in the directory with this number
-or a higher one are left over from a failed delivery. They are removed: first the files that begin
-there or later, then, by the rename that adds the new messages, the rest of a file that begins
-earlier. No rename removes a lower number.
+any point. The message alone determines its directory. A delivery begins with the first message that
+is not exported: messages in the directory with this sequence number or a higher one are left over
+from a failed delivery. They are removed in two steps. First, files that begin there or later are
+deleted. Then the rename that adds the new messages replaces a file that begins earlier. No rename
+removes a message with a lower number.
 
 A delivery that hangs may lose its lease, and another task may deliver the same messages and more
 before it continues. So a delivery writes under a lock of its export, and only if the broker
@@ -79,7 +79,7 @@ class Files:
         )
 
     def sync(self, path: Path) -> None:
-        """For files and directories."""
+        """Syncs a file or a directory."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -88,7 +88,7 @@ class Files:
 
     @contextmanager
     def locked(self, path: Path) -> Iterator[None]:
-        """BlockingIOError if a process, including this one, has the lock."""
+        """Raises BlockingIOError if a process, including this one, has the lock."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -76,7 +76,7 @@ class UnavailableError(Exception):
 
 
 class RefusedError(Exception):
-    """A call was refused because one of its messages is invalid; smaller calls find that one."""
+    """A call was refused because a message is invalid; smaller calls find that message."""
 
 
 def parse_retry_after(header: str | None, now: float) -> float | None:
@@ -121,8 +121,8 @@ class ExportContext(NamedTuple):
     root: str | None
     # Seconds for one call.
     timeout: float
-    # Whether the broker confirms the lease. Without the lease another task may already have
-    # delivered the messages. UnavailableError if the broker does not answer.
+    # Whether the broker confirms the lease. Without the lease, another task may already have
+    # delivered the messages. Raises UnavailableError if the broker does not answer.
     holds_lease: Callable[[], bool] = lambda: True
 
 
@@ -136,12 +136,12 @@ class Destination(ABC):
     def prepare(self, messages: Messages) -> DestinationCall:
         """A call with the first of these messages, as many as fit, and at least one.
 
-        A message that is only skipped counts as well.
+        A skipped message counts as well.
         """
 
     @abstractmethod
     def send(self, call: DestinationCall) -> CallResult:
-        """Makes the call, once. UnavailableError or RefusedError if it failed as a whole."""
+        """Makes the call once. Raises UnavailableError or RefusedError if it failed as a whole."""
 
     @property
     def pause(self) -> float:

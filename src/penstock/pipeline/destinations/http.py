@@ -94,8 +94,8 @@ class HttpDestination(Destination):
                 retries=False,
                 preload_content=False,
             )
-            # Closes the connection if there is more: a connection can be used again after all of
-            # an answer is read.
+            # Closes the connection if the answer is longer: a connection can be reused only after
+            # all of an answer is read.
             with response:
                 content = response.read(_MAX_ANSWER_BYTES, decode_content=False)
         except (HTTPError, OSError) as error:
@@ -116,7 +116,7 @@ class HttpDestination(Destination):
 
     @functools.cached_property
     def _endpoint(self) -> _Endpoint:
-        """UnavailableError if the URI is not valid."""
+        """The parsed URI. Raises UnavailableError if it is not valid."""
         url = Url()
         with suppress(LocationParseError):
             url = parse_url(self._uri)

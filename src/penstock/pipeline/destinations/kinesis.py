@@ -27,7 +27,7 @@ _MAX_RECORDS = 500
 _MAX_KEY_CHARACTERS = 256
 # A stream's name or ARN.
 _STREAM_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}|arn:[^\s\"\\]{1,2000}")
-# How long a result of ListShards is valid, and a temporary failure.
+# The validity of a result of ListShards, and of a temporary failure.
 _KNOWN_SECONDS = 300.0
 _FAILED_SECONDS = 30.0
 
@@ -111,7 +111,7 @@ class KinesisDestination(Destination):
                 f"kinesisStreamName is {self._name!r}: expected up to 128 of a-z, A-Z, 0-9, _, . "
                 "and -, or the ARN of a stream"
             )
-        with aws.sorting_errors(_SERVICE, "PutRecords"):
+        with aws.mapping_errors(_SERVICE, "PutRecords"):
             result = _decode_result(aws.call(_SERVICE, "PutRecords", call.content, self._timeout))
             if not result.failed_record_count:
                 return CallResult()

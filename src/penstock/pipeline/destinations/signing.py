@@ -1,6 +1,6 @@
 """AWS Signature Version 4 for requests that differ in their bodies only.
 
-botocore's `SigV4Auth` computes the same, from scratch for each request.
+botocore's `SigV4Auth` computes the same signature, but from scratch for each request.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from penstock.pipeline.destinations.destination import (
 _SERVICE = "iotsitewise"
 _OPERATION = "BatchPutAssetPropertyValue"
 _MAX_ENTRIES = 10
-# Limits the calls within one `send`: all of them are repeated after a crash.
+# Limits the calls within one `send`, because all of them are repeated after a crash.
 _MAX_MESSAGE_ENTRIES = 200
 
 # An entry with one of these errors is never accepted. All other errors may be temporary, or the
@@ -85,7 +85,7 @@ class _ErrorEntry(msgspec.Struct, rename="camel"):
         """The reason, and whether a retry may help."""
         # Errors may concern only some values. The entry is retried as a whole if one of them may
         # succeed: SiteWise replaces a value by the same one.
-        errors = self.errors or [_Error(error_message="an error that is not named")]
+        errors = self.errors or [_Error(error_message="no error was named")]
         temporary = [each for each in errors if not each.error_code.startswith(_FINAL_ERRORS)]
         error = (temporary or errors)[0]
         reason = f"{_SERVICE} {_OPERATION}: {error.error_code}: {error.error_message}"
@@ -139,7 +139,7 @@ class SiteWiseDestination(Destination):
             try:
                 failures = self._put(batch)
             except RefusedError as refusal:
-                # The delivery finds the invalid one of several messages.
+                # With several messages, the delivery finds the invalid one.
                 if len(call.numbers) > 1:
                     raise
                 if len(batch) > 1:
@@ -164,7 +164,7 @@ class SiteWiseDestination(Destination):
 
     def _put(self, batch: Iterable[_Entry]) -> dict[str, tuple[str, bool]]:
         """Makes one API call. Returns failures by entry id: the reason, and if a retry may help."""
-        with aws.sorting_errors(_SERVICE, _OPERATION):
+        with aws.mapping_errors(_SERVICE, _OPERATION):
             body = _encode_body(batch)
             result = _decode_result(aws.call(_SERVICE, _OPERATION, body, self._timeout))
             failures = {each.entry_id: each.describe() for each in result.error_entries}

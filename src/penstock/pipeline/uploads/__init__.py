@@ -1,1 +1,1 @@
-"""Uploads: S3 tasks, each a file that goes to a bucket."""
+"""S3 tasks: uploads of files to S3 buckets."""

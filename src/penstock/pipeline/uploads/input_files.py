@@ -1,6 +1,6 @@
-"""The files of S3 tasks: which of them may be read, and whether they have changed since.
+"""The input files of S3 tasks: access checks, and detection of changes.
 
-Every client that may append to a stream with an S3 export chooses files that this process reads and
+A client that may append to a stream with an S3 export chooses files that this process reads and
 sends. Processes that can write to the directories may replace files and links at any time.
 """
 
@@ -24,9 +24,9 @@ from penstock.pipeline.delivery import UploadedFile
 
 logger = logging.getLogger(__name__)
 
-# The kernel updates file times every 4 to 10 milliseconds: a file that has just changed may change
-# again without a change of its times.
-SETTLED_NANOSECONDS = 20_000_000
+# The clock of file times advances every 4 to 10 milliseconds: a file that has just changed may
+# change again while its times stay the same.
+MIN_AGE_NANOSECONDS = 20_000_000
 _WAIT_SECONDS = 0.005
 _MAX_WAITS = 6
 
@@ -81,7 +81,7 @@ def find_path(input_url: str) -> str:
 
 @contextmanager
 def _explaining(path: str) -> Iterator[None]:
-    """Turns refusals and errors of the file system into an InputError that names the path."""
+    """Turns refusals and errors of the file system into an InputFileError that names the path."""
     try:
         yield
     except InputFileError as error:
@@ -117,7 +117,7 @@ class AllowedDirectories:
         self._sleep = sleep
 
     def open(self, input_url: str) -> InputFile:
-        """InputError if the file may not be read or does not exist; OSError if a retry may help."""
+        """Opens a file. Raises InputFileError, or OSError if a retry may help."""
         path = find_path(input_url)
         with _explaining(path), self._opening(path) as (file, name, directory):
             opened = os.fstat(file)
@@ -129,11 +129,11 @@ class AllowedDirectories:
                 named = None
             if named is None or not os.path.samestat(named, opened) or named.st_nlink > 1:
                 self._check_hard_links(opened)
-            status = self._wait_until_settled(file)
+            status = self._wait_for_stable_times(file)
             return InputFile(path, os.dup(file), status)
 
     def delete(self, path: str, fingerprint: str) -> None:
-        """InputError if it cannot be deleted, or does not have this fingerprint."""
+        """Deletes a file. Raises InputFileError, also if it has another fingerprint."""
         with _explaining(path), self._opening(path) as (file, name, directory):
             if _fingerprint(os.fstat(file)) != fingerprint:
                 raise InputFileError("has changed since it was uploaded")
@@ -141,11 +141,11 @@ class AllowedDirectories:
 
     @contextmanager
     def _opening(self, path: str) -> Iterator[tuple[int, str, int]]:
-        """Opens a file: its descriptor, its name and the descriptor of its directory.
+        """Opens a file; yields its descriptor, its name and the descriptor of its directory.
 
-        Each name of the resolved path is opened without following links. So the file is where the
-        check found it, whatever other processes replace at the same time. The kernel could resolve
-        the path, but `/proc/<process>/root` would lead it to the files of other containers.
+        Each name of the resolved path is opened without following links. So other processes cannot
+        redirect the path after the check. If the kernel resolved the path, `/proc/<process>/root`
+        would lead to the files of other containers.
         """
         place = Path(os.path.realpath(path))
         # First, so that a file that may not be read looks the same whether it exists or not.
@@ -182,7 +182,7 @@ class AllowedDirectories:
             )
 
     def _check_hard_links(self, status: os.stat_result) -> None:
-        """A hard link gives a file of the broker another name, in a directory that is allowed."""
+        """Rejects hard links: they give a broker's file another name in an allowed directory."""
         if self._root is None or not Path(self._root).exists():
             return
         root = os.path.realpath(self._root)
@@ -191,13 +191,13 @@ class AllowedDirectories:
                 f"is a hard link to a file in {self._root}, the broker's directory"
             )
 
-    def _wait_until_settled(self, descriptor: int) -> os.stat_result:
-        """The status, once its times would show another change, or after a limited time."""
+    def _wait_for_stable_times(self, descriptor: int) -> os.stat_result:
+        """Returns the status when its times would show another change, or after a timeout."""
         for _ in range(_MAX_WAITS):
             status = os.fstat(descriptor)
             ages = [self._clock() - each for each in (status.st_mtime_ns, status.st_ctime_ns)]
             # Times in the future were set by a program: waiting does not help.
-            if not any(0 <= age < SETTLED_NANOSECONDS for age in ages):
+            if not any(0 <= age < MIN_AGE_NANOSECONDS for age in ages):
                 return status
             self._sleep(_WAIT_SECONDS)
         return os.fstat(descriptor)
@@ -231,7 +231,7 @@ def delete_files(files: Iterable[UploadedFile], directories: Sequence[str]) -> N
         try:
             allowed.delete(uploaded.path, uploaded.fingerprint)
         except (InputFileError, OSError) as error:
-            logger.warning("an uploaded file is not deleted: %s", error)
+            logger.warning("cannot delete an uploaded file: %s", error)
 
 
 class InputFile(io.FileIO):
@@ -244,7 +244,7 @@ class InputFile(io.FileIO):
         self.fingerprint = _fingerprint(status)
 
     def read_at(self, start: int, length: int) -> bytes:
-        """All of these bytes; InputError if the file ends before."""
+        """Reads exactly these bytes. Raises InputFileError if the file is shorter."""
         content = b""
         with _explaining(self.path):
             while missing := length - len(content):
@@ -255,7 +255,7 @@ class InputFile(io.FileIO):
         return content
 
     def check(self) -> None:
-        """InputError if the path no longer leads to this file, or the file has changed."""
+        """Raises InputFileError if the path leads to another file, or the file has changed."""
         with _explaining(self.path):
             opened = os.fstat(self.fileno())
             try:
@@ -271,8 +271,8 @@ class InputFile(io.FileIO):
 
 def _fingerprint(status: os.stat_result) -> str:
     # Programs such as rsync and tar set the modification time, but no program can set the change
-    # time. A chmod or another hard link changes it too, and then counts as a change of the file: a
-    # needless failure is visible, an object made of two versions is not.
+    # time. A chmod or another hard link changes it too, which counts as a change of the file: an
+    # unnecessary failure is visible, an object made of two versions is not.
     # Without the device number, which a restart may change.
     values = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
     return "-".join(map(str, values))

@@ -1,4 +1,4 @@
-"""Calls to S3: objects and parts of them, each with a digest that S3 compares."""
+"""Calls to S3 for objects and parts, each with a digest that S3 verifies."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Body(io.RawIOBase):
         self._check = check
         self._position = 0
         self._in_memory: bytes | None = None
-        # CRC-32 is the fastest digest that S3 compares.
+        # CRC-32 is the fastest digest that S3 verifies.
         if size <= _MAX_IN_MEMORY:
             self._in_memory = file.read_at(start, size)
             digest = crc32(self._in_memory)
@@ -119,21 +119,21 @@ class S3Calls:
         self._timeout = timeout
 
     def put_object(self, upload: Upload, body: Body, metadata: Mapping[str, str]) -> None:
-        """Makes the object of an upload in one call."""
+        """Creates the object of an upload in one call."""
         self._send("put_object", upload, body, Metadata=metadata)
 
     def create(self, upload: Upload, metadata: Mapping[str, str]) -> str:
-        """The id of the created upload."""
+        """Creates a multipart upload, and returns its id."""
         fields = {"Key": upload.key, "Metadata": metadata, "ChecksumAlgorithm": "CRC32"}
         return _get(self._call("create_multipart_upload", upload, **fields), "UploadId")
 
     def put_part(self, upload: Upload, number: int, body: Body) -> str:
-        """The part as an upload lists it. GoneError if there is no such upload."""
+        """Sends a part, and returns its entry in the upload. GoneError if S3 has no such upload."""
         fields = {"UploadId": upload.upload_id, "PartNumber": number}
         return f"{self._send('upload_part', upload, body, **fields)} {body.digest}"
 
     def complete(self, upload: Upload) -> None:
-        """GoneError if there is no such upload, or not with these parts."""
+        """Completes an upload. GoneError if S3 does not have it, or not with these parts."""
         parts = []
         for number, part in enumerate(upload.parts, 1):
             etag, digest = part.split(" ")
@@ -153,7 +153,7 @@ class S3Calls:
     def _find_ids(self, upload: Upload) -> list[str]:
         """The uploads of the same key that S3 created when this one began."""
         answer = self._call("list_multipart_uploads", upload, Prefix=upload.key)
-        # By the clock of S3: that of this machine may be wrong.
+        # By the clock of S3, because the clock of this machine may be wrong.
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
         now = parsedate_to_datetime(date) if date else datetime.now(UTC)
         began = now - timedelta(milliseconds=time.time() * 1000 - upload.began)
@@ -165,7 +165,7 @@ class S3Calls:
         ]
 
     def _send(self, operation: str, upload: Upload, body: Body, **fields: Any) -> str:
-        """The ETag. If the body could not be read, its error is raised."""
+        """Sends a body, and returns the ETag. If the body could not be read, raises its error."""
         fields |= {"Key": upload.key, "ContentLength": body.size, "ChecksumCRC32": body.digest}
         try:
             answer = self._call(operation, upload, Body=body.content, **fields)
@@ -177,7 +177,7 @@ class S3Calls:
 
     def _call(self, operation: str, upload: Upload, **fields: Any) -> Any:
         timeout = self._timeout * _TIMEOUT_FACTORS.get(operation, 1)
-        with aws.sorting_errors(aws.S3, operation):
+        with aws.mapping_errors(aws.S3, operation):
             try:
                 with aws.using_client(aws.S3, timeout) as client:
                     return getattr(client, operation)(Bucket=upload.bucket, **fields)
@@ -190,7 +190,7 @@ def _explain(error: ClientError, bucket: str) -> RefusedError | None:
     answer: Any = error.response
     code = answer.get("Error", {}).get("Code", "")
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
-    # Errors of S3 have a code: one without a code, or with a number, is the answer of a proxy.
+    # Errors of S3 have a code. An answer without a code, or with a number, is from a proxy.
     if not code or code.isdecimal() or code in _TRANSIENT or status >= 500 or status in (408, 429):
         return None
     if code in _REASONS:

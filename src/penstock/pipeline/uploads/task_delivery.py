@@ -22,7 +22,7 @@ from penstock.model.s3_task import find_task
 from penstock.model.status_message import Status
 from penstock.pipeline.delivery import (
     DeliveryTotals,
-    Settlements,
+    SliceProgress,
     StoppedError,
     StopSignal,
     UploadedFile,
@@ -41,7 +41,7 @@ from penstock.pipeline.uploads.task_parsing import S3Task, TaskError, parse_task
 _DEFAULT_THRESHOLD = 5 * 1024 * 1024
 # The maximum for one call to S3.
 _MAX_WHOLE_BYTES = 5 * 1024 * 1024 * 1024
-# The maximum number of tasks that are done after one that is not.
+# The maximum number of finished tasks after the first unfinished one.
 _MAX_AHEAD = 512
 _MAX_MESSAGE_LENGTH = 1000
 
@@ -52,21 +52,21 @@ class UploadAbortion:
     def __init__(self, upload: Upload, timeout: float) -> None:
         self._upload = upload
         self._s3 = S3Calls(timeout)
-        self._delivery = DeliveryTotals(settled_end=upload.sequence_number)
+        self._totals = DeliveryTotals(settled_end=upload.sequence_number)
 
     def run(self) -> None:
         try:
             self._s3.abort(self._upload)
         except (UnavailableError, RefusedError) as error:
             pause = getattr(error, "retry_after", None) or 0.0
-            self._delivery = replace(self._delivery, error=str(error), pause=pause)
+            self._totals = replace(self._totals, error=str(error), pause=pause)
 
-    def delivery(self) -> DeliveryTotals:
-        return self._delivery
+    def totals(self) -> DeliveryTotals:
+        return self._totals
 
 
 class TaskDelivery:
-    """A delivery of S3 tasks. One thread runs it, any thread may call `delivery`."""
+    """A delivery of S3 tasks. One thread runs it; any thread may call `totals`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class TaskDelivery:
         self._pending_places: Iterator[int] = iter(range(len(messages.numbers)))
         # Guards the results.
         self._lock = threading.RLock()
-        self._settlements = Settlements(messages, found.end)
+        self._progress = SliceProgress(messages, found.end)
         self._uploads = {upload.sequence_number: upload for upload in found.uploads}
         self._abandoned: list[Upload] = []
         self._events: list[TaskEvent] = []
@@ -110,7 +110,7 @@ class TaskDelivery:
         self._pause = 0.0
 
     def run(self) -> None:
-        """Raises errors that are neither of S3 nor of a task."""
+        """Delivers the tasks. Raises errors that are neither of S3 nor of a task."""
         if self._export.root is None:
             self._error = "S3 tasks need a pipeline on the broker's machine: this is another one"
             return
@@ -120,10 +120,10 @@ class TaskDelivery:
         for each in working:
             each.result()
 
-    def delivery(self) -> DeliveryTotals:
+    def totals(self) -> DeliveryTotals:
         with self._lock:
             return replace(
-                self._settlements.describe(),
+                self._progress.describe(),
                 sent_bytes=self._sent_bytes,
                 error=self._error,
                 pause=self._pause,
@@ -139,7 +139,7 @@ class TaskDelivery:
                 self._attempt(place)
         except Exception as error:
             with self._lock:
-                # Tasks are carried out in order: none begins after one that is not done.
+                # Tasks are carried out in order: no task begins after a failed one.
                 self._pending_places = iter(())
                 if isinstance(error, UnavailableError):
                     self._error, self._pause = str(error), error.retry_after or 0.0
@@ -149,7 +149,7 @@ class TaskDelivery:
     def _take(self) -> int | None:
         """The place of the next task; None if no further task may begin."""
         with self._lock:
-            if self._stop.is_set or self._settlements.count_ahead() >= _MAX_AHEAD:
+            if self._stop.is_set or self._progress.count_ahead() >= _MAX_AHEAD:
                 return None
             return next(self._pending_places, None)
 
@@ -159,33 +159,33 @@ class TaskDelivery:
         if self._time_to_live is not None:
             expires = self._messages.ingest_times[place] + self._time_to_live
             if expires < _now_millis():
-                self._settle(place, Status.Canceled, "its time to live has expired")
+                self._end_task(place, Status.Canceled, "its time to live has expired")
                 return
         try:
             task = parse_task(self._messages.payloads[place])
             with self._allowed.open(task.input_url) as file:
                 url = self._upload(place, task, file)
                 message = f"{file.size} bytes were uploaded to {url}"
-                self._settle(place, Status.Success, message, file)
+                self._end_task(place, Status.Success, message, file)
         except (TaskError, InputFileError, RefusedError) as error:
-            self._settle(place, Status.Failure, str(error))
+            self._end_task(place, Status.Failure, str(error))
 
-    def _settle(
+    def _end_task(
         self, place: int, status: Status, message: str, file: InputFile | None = None
     ) -> None:
-        """Ends a task. Without an uploaded file it is never done, and its upload is aborted."""
+        """Ends a task. Without `file` the task has failed, and its upload is aborted."""
         number = self._messages.numbers[place]
         upload = self._uploads.get(number)
         if file is None and upload is not None:
             self._abort(place, upload)
-        # The event and the settled task become visible at once.
+        # Under the lock: a report has either both the event and the end of the task, or none.
         with self._lock:
             self._uploads.pop(number, None)
             self._add_event(place, status, message)
             if file is None:
-                self._settlements.note_skipped(place, message)
+                self._progress.note_skipped(place, message)
             else:
-                self._settlements.note_arrived((place,))
+                self._progress.note_arrived((place,))
                 self._uploaded.append(UploadedFile(number, file.path, file.fingerprint))
         self._on_progress()
 
@@ -209,10 +209,10 @@ class TaskDelivery:
         with self._lock:
             self._events.append(event)
 
-    # Its file
+    # The upload of a task
 
     def _upload(self, place: int, task: S3Task, file: InputFile) -> str:
-        """The URL of the complete object; StoppedError if the delivery was stopped before."""
+        """Uploads a file, and returns the URL of the object. StoppedError if stopped before."""
         metadata = task.user_metadata or {}
         number = self._messages.numbers[place]
         upload = self._uploads.get(number)
@@ -265,7 +265,7 @@ class TaskDelivery:
         return upload
 
     def _store(self, upload: Upload) -> bool:
-        """False if the lease is lost: then the broker has not stored the upload."""
+        """Reports an upload; False if the lease is lost, and the broker has not stored it."""
         with self._lock:
             self._uploads[upload.sequence_number] = upload
         return self._report()
@@ -296,7 +296,7 @@ class TaskDelivery:
             raise UnavailableError(message) from None
 
     def _reserve(self, size: int) -> None:
-        """Waits until so many bytes may be sent, and counts them; StoppedError if stopped."""
+        """Waits until `size` bytes may be sent, and counts them; StoppedError if stopped."""
         # Without a bandwidth limit, `grant` never returns False.
         if self._stop.is_set or not self._grant(size):
             raise StoppedError

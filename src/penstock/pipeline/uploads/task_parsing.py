@@ -29,7 +29,7 @@ _METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
 class TaskError(Exception):
-    """A task that can never be done. Users see the text."""
+    """A task that can never succeed. Users see the text."""
 
 
 class S3Task(Value):
@@ -64,7 +64,7 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
     names = [name.lower() for name in metadata]
     for name, value in metadata.items():
         if names.count(name.lower()) > 1:
-            raise TaskError(f"userMetadata has {name!r} twice: S3 turns names into lower case")
+            raise TaskError(f"userMetadata has {name!r} twice: S3 converts names to lower case")
         for prefix in _RESERVED_PREFIXES:
             if name.lower().startswith(prefix):
                 raise TaskError(f"userMetadata has {name!r}: names with {prefix!r} are reserved")

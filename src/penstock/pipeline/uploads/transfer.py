@@ -30,7 +30,7 @@ class TooSlowError(Exception):
 
 
 def choose_part_size(size: int, min_size: int) -> int:
-    """The minimum, or more for a large file: the number of parts is limited."""
+    """Chooses the minimum, or more for a large file, because the number of parts is limited."""
     usual = _LARGE_PART if size > _LARGE_FILE else 0
     needed = -(-size // _MAX_PARTS)
     return max(min_size, usual, -(-needed // _MEBIBYTE) * _MEBIBYTE)
@@ -39,7 +39,7 @@ def choose_part_size(size: int, min_size: int) -> int:
 def send_whole(
     file: InputFile, upload: Upload, metadata: Mapping[str, str], s3: S3Calls, stop: StopSignal
 ) -> None:
-    """Sends a file in one call. InputError if the file has changed meanwhile."""
+    """Sends a file in one call. Raises InputFileError if the file has changed meanwhile."""
     began = time.monotonic()
 
     def check() -> None:
@@ -65,7 +65,7 @@ def send_parts(
     # Called with the place of a part and its entry in the upload, when it has arrived.
     note_part: Callable[[int, str], None],
 ) -> None:
-    """Sends the missing parts of an upload. UnavailableError if one did not arrive."""
+    """Sends the missing parts of an upload. Raises UnavailableError if one did not arrive."""
 
     def send(place: int) -> None:
         start = place * upload.part_size
