@@ -366,13 +366,13 @@ def test_each_message_arrives_once_or_is_skipped_despite_failures(
         return CallResult()
 
     destination = FakeDestination(behave, max_messages, dict.fromkeys(malformed, "malformed"))
-    first, settled, skipped = 0, set[int](), dict[int, str]()
+    first, done, skipped = 0, set[int](), dict[int, str]()
     for _ in range(1000):
-        numbers = [number for number in range(first, count) if number not in settled]
+        numbers = [number for number in range(first, count) if number not in done]
         clock = ManualClock(data.draw(st.sampled_from([0.01, 1.0, 60.0])))
         delivery = deliver(destination, make(numbers, first), count, clock)
         assert delivery.settled_end >= first
-        first, settled = delivery.settled_end, settled | set(delivery.arrived)
+        first, done = delivery.settled_end, done | set(delivery.arrived)
         assert not skipped.keys() & dict(delivery.skipped).keys(), "skipped once"
         skipped.update(delivery.skipped)
         if first == count:
@@ -388,7 +388,7 @@ def test_each_message_arrives_once_or_is_skipped_despite_failures(
 # SliceProgress
 
 
-def settlements() -> SliceProgress:
+def make_progress() -> SliceProgress:
     """SliceProgress of the slice [10, 20). The messages 12 and 15 to 19 are missing."""
     return SliceProgress(
         Messages("s", 10, [10, 11, 13, 14], [0] * 4, [b"a", b"bb", b"ccc", b"d"]), 20
@@ -396,18 +396,18 @@ def settlements() -> SliceProgress:
 
 
 def test_end_is_the_first_message_if_none_is_done() -> None:
-    assert settlements().describe() == DeliveryTotals(settled_end=10)
+    assert make_progress().describe() == DeliveryTotals(settled_end=10)
 
 
 def test_end_advances_with_messages_done_in_order() -> None:
-    noted = settlements()
+    noted = make_progress()
     noted.note_arrived((0, 1))
     assert noted.describe() == DeliveryTotals(settled_end=13, exported_messages=2, exported_bytes=3)
     assert noted.count_ahead() == 0
 
 
 def test_messages_done_out_of_order_are_listed() -> None:
-    noted = settlements()
+    noted = make_progress()
     noted.note_arrived((2,))
     noted.note_skipped(3, "too large")
     assert noted.count_ahead() == 2
@@ -419,7 +419,7 @@ def test_messages_done_out_of_order_are_listed() -> None:
 
 
 def test_end_of_the_slice_is_reached_when_all_are_done() -> None:
-    noted = settlements()
+    noted = make_progress()
     noted.note_skipped(3, "b")
     noted.note_skipped(0, "a")
     noted.note_arrived((1, 2))

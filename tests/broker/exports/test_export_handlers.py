@@ -55,13 +55,13 @@ def report(found: Json, **fields: Any) -> Json:
     plain = {key: found[key] for key in ("lease", "stream", "identifier")}
     if found["work"] == "abort":
         return {**plain, "first": found["upload"]["sequenceNumber"], **fields}
-    settled = {
+    arrived = {
         "streamId": found["streamId"],
         "first": found["first"],
         "settledEnd": found["end"],
         "exportedMessages": found["end"] - found["first"],
     }
-    return {**plain, **settled, **fields}
+    return {**plain, **arrived, **fields}
 
 
 def interim(found: Json, **fields: Any) -> Json:
