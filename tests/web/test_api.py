@@ -19,7 +19,7 @@ from penstock.model.stream_definition import MessageStreamDefinition
 from penstock.web import metrics, presentation
 from penstock.web.sampler import SharedAnswers
 from penstock.wire.operations import Operation
-from tests.broker.exports.workbench import to_http, to_s3, told_in
+from tests.broker.exports.workbench import status_config, to_http, to_s3
 from tests.raw_connection import RawConnection
 from tests.support import TIMEOUT_S, Json, append, create, wait_until
 from tests.web.site import Site, commit, plan, quoted
@@ -403,7 +403,7 @@ def test_a_stream_is_told_with_its_definition(site: Site, client: RawConnection,
     exports = {
         **to_http("h", exportFormat=1),
         "kinesis": [{"identifier": "k", "kinesisStreamName": "cloud", "batchSize": 3}],
-        "s3TaskExecutor": [{"identifier": "s", **told_in("status of it")}],
+        "s3TaskExecutor": [{"identifier": "s", **status_config("status of it")}],
     }
     create(client, name, exportDefinition=exports)
     append(client, name, b"x")
@@ -703,7 +703,7 @@ EXPORTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("iotAnalytics", {"identifier": "e", "iotChannel": "c", "priority": 2}),
     ("IotSitewise", {"identifier": "e", "batchIntervalMillis": 60_000}),
-    ("s3TaskExecutor", {"identifier": "e", **told_in("statuses")}),
+    ("s3TaskExecutor", {"identifier": "e", **status_config("statuses")}),
 ]
 
 
@@ -795,7 +795,7 @@ def test_a_change_that_the_rules_forbid_is_told(
     site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, f"{name} statuses")
-    create(client, name, exportDefinition=to_s3(**told_in(f"{name} statuses")))
+    create(client, name, exportDefinition=to_s3(**status_config(f"{name} statuses")))
     client.call(Operation.DeleteMessageStream, name=f"{name} statuses")
 
     status, sentence = site.change(f"/api/streams/{name}/exports/e/pause").refusal
