@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -58,14 +60,12 @@ def bench(request: pytest.FixtureRequest) -> Workbench:
     return found
 
 
-_in_use: dict[str, str] = {}
+_clients: dict[frozenset[tuple[str, str]], dict[tuple[str, float], Any]] = {}
 
 
 def use_variables(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    # Creating a client takes longer than most of the tests.
-    if variables != _in_use:
-        aws.forget_clients()
-        _in_use.clear()
-        _in_use.update(variables)
+    # Creating a client takes longer than most of the tests, so each environment keeps its clients.
+    environment = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
+    monkeypatch.setattr(aws, "_clients", _clients.setdefault(environment, {}))
