@@ -20,7 +20,7 @@ PYTEST := $(BIN)/pytest --durations 15 --numprocesses 3 --dist loadgroup --no-lo
 TEST := -m "not full" --hypothesis-profile test
 TEST_FULL := --hypothesis-profile full
 
-.PHONY: help install run test test-full lint style types coverage bench soak docs pictures clean
+.PHONY: help install run test test-full lint style types coverage bench soak docs reference pictures clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -31,7 +31,7 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name one with make PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,web,spark,sandbox,java,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,web,spark,sandbox,java,docs,dev]'
 	@touch $@
 
 # The unmodified AWS clients, each in an environment of its own: they pin other versions of cbor2.
@@ -87,7 +87,11 @@ MINUTES ?= 30
 soak: $(SDKS) $(CLASSES) ## Load, kill, damage and cut the power for MINUTES=30, and check every message
 	$(BIN)/python -m soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-docs: $(INSTALLED) ## Write the pages that are made from the code
+docs: reference ## Build the documentation as a site in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "open site/index.html"
+
+reference: $(INSTALLED) ## Write the pages that are generated from the code
 	$(BIN)/penstock settings > docs/settings.md
 	$(BIN)/python -m penstock.cli.cli_reference > docs/cli.md
 	$(BIN)/python -m penstock.web.metrics_reference > docs/metrics.md
@@ -96,4 +100,4 @@ pictures: $(BROWSER) $(CLASSES) ## Take the pictures of the dashboard in the doc
 	DASHBOARD_PICTURES=docs/images $(BIN)/pytest tests/integration/test_everything_at_once.py
 
 clean: ## Remove what was installed and what runs left behind
-	rm -rf $(VENV) .sdks .run .run-camera wind-farm spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .sdks .run .run-camera wind-farm spark-warehouse site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

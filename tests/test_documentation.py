@@ -19,22 +19,22 @@ PROJECT = Path(__file__).resolve().parents[1]
 
 def test_the_settings_page_is_the_one_that_the_code_makes() -> None:
     page = (PROJECT / "docs" / "settings.md").read_text()
-    assert page == settings_page(), "run `make docs`"
+    assert page == settings_page(), "run `make reference`"
 
 
 def test_the_page_about_the_command_line_is_the_one_that_the_code_makes() -> None:
     page = (PROJECT / "docs" / "cli.md").read_text()
-    assert page == cli_page(), "run `make docs`"
+    assert page == cli_page(), "run `make reference`"
 
 
 def test_the_page_about_metrics_is_the_one_that_the_code_makes() -> None:
     page = (PROJECT / "docs" / "metrics.md").read_text()
-    assert page == metrics_page(), "run `make docs`"
+    assert page == metrics_page(), "run `make reference`"
 
 
-def test_the_example_of_the_readme_works_when_it_is_pasted(tmp_path: Path) -> None:
-    readme = (PROJECT / "README.md").read_text()
-    example = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
+def test_first_python_example_works_when_pasted_twice(page: str, tmp_path: Path) -> None:
+    example = re.search(r"```python\n(.*?)```", (PROJECT / page).read_text(), re.DOTALL)
     assert example is not None
     with BrokerProcess(tmp_path / "root") as broker:
         environment = clean_environment(STREAM_MANAGER_STORE_ROOT_DIR=str(broker.root))
@@ -53,10 +53,12 @@ def test_the_example_of_the_readme_works_when_it_is_pasted(tmp_path: Path) -> No
             assert "Traceback" not in pasted.stderr
 
 
-def test_the_shell_lines_of_the_readme_work(tmp_path: Path) -> None:
-    readme = (PROJECT / "README.md").read_text()
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
+def test_shell_lines_work(page: str, tmp_path: Path) -> None:
     lines = re.findall(
-        r"^(penstock (?:status|append|read|env)\b.*?)(?:  #.*)?$", readme, re.MULTILINE
+        r"^(penstock (?:status|append|read|env|tokens|verify)\b.*?)(?:  #.*)?$",
+        (PROJECT / page).read_text(),
+        re.MULTILINE,
     )
     assert len(lines) > 3
     with BrokerProcess(tmp_path / "root") as broker:
@@ -93,14 +95,20 @@ def test_every_recipe_of_the_cookbook_works(
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")]:
+    for page in [
+        *PROJECT.glob("*.md"),
+        *PROJECT.glob("docs/**/*.md"),
+        *PROJECT.glob("examples/*.md"),
+    ]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_files_that_the_architecture_names_exist() -> None:
-    text = (PROJECT / "ARCHITECTURE.md").read_text()
-    for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|md))`", text):
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "README.md", "docs/glossary.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    names = re.findall(r"`((?:\w+/)+\w+\.(?:py|md))`", (PROJECT / page).read_text())
+    assert names
+    for name in names:
         assert (PROJECT / name).exists() or (PROJECT / "src" / "penstock" / name).exists(), name
 
 

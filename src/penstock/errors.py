@@ -9,6 +9,8 @@ from enum import Enum, IntEnum
 
 
 class ResponseStatusCode(IntEnum):
+    """The status of a response on the wire."""
+
     Success = 0
     UnknownFailure = 1
     Unauthorized = 2

@@ -86,6 +86,7 @@ class AsyncStreamManagerClient(ClientBase):
 
     @property
     def connected(self) -> bool:
+        """Whether there is a usable connection."""
         return not self._is_closed and self._connection is not None and self._connection.is_usable
 
     @property
@@ -98,6 +99,7 @@ class AsyncStreamManagerClient(ClientBase):
     # Streams
 
     async def create_message_stream(self, definition: MessageStreamDefinition) -> None:
+        """Creates a stream."""
         await self._call(calls.create_message_stream(definition))
 
     async def update_message_stream(self, definition: MessageStreamDefinition) -> None:
@@ -105,12 +107,15 @@ class AsyncStreamManagerClient(ClientBase):
         await self._call(calls.update_message_stream(definition))
 
     async def delete_message_stream(self, stream_name: str) -> None:
+        """Deletes a stream with its messages and exports."""
         await self._call(calls.delete_message_stream(stream_name))
 
     async def list_streams(self) -> list[str]:
+        """Returns the names of all streams."""
         return await self._call(calls.list_streams())
 
     async def describe_message_stream(self, stream_name: str) -> MessageStreamInfo:
+        """Returns the definition, the stored messages and the export statuses of a stream."""
         return await self._call(calls.describe_message_stream(stream_name))
 
     async def statistics(self) -> Statistics:

@@ -77,15 +77,18 @@ class StreamManagerClient(ClientBase):
 
     @property
     def connected(self) -> bool:
+        """Whether there is a usable connection."""
         return not self._is_closed.is_set() and self._connection.is_usable()
 
     @property
     def server(self) -> ServerInfo:
+        """The version and the limits of the server."""
         return self._connection.server
 
     # Streams
 
     def create_message_stream(self, definition: MessageStreamDefinition) -> None:
+        """Creates a stream."""
         self._call(calls.create_message_stream(definition))
 
     def update_message_stream(self, definition: MessageStreamDefinition) -> None:
@@ -93,12 +96,15 @@ class StreamManagerClient(ClientBase):
         self._call(calls.update_message_stream(definition))
 
     def delete_message_stream(self, stream_name: str) -> None:
+        """Deletes a stream with its messages and exports."""
         self._call(calls.delete_message_stream(stream_name))
 
     def list_streams(self) -> list[str]:
+        """Returns the names of all streams."""
         return self._call(calls.list_streams())
 
     def describe_message_stream(self, stream_name: str) -> MessageStreamInfo:
+        """Returns the definition, the stored messages and the export statuses of a stream."""
         return self._call(calls.describe_message_stream(stream_name))
 
     def statistics(self) -> Statistics:

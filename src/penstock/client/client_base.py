@@ -82,6 +82,7 @@ class ClientBase(ABC):
 
     @property
     def address(self) -> str:
+        """The address of the server."""
         return str(self._endpoint)
 
     @property

@@ -14,6 +14,8 @@ _NO_CONTROLS = r"\A[^\u0000-\u001F\u007F]+\Z"
 
 
 class Quality(Enum):
+    """The quality of a value: `GOOD`, `BAD` or `UNCERTAIN`."""
+
     GOOD = "GOOD"
     BAD = "BAD"
     UNCERTAIN = "UNCERTAIN"
@@ -41,17 +43,42 @@ class Variant(Value):
 
 
 class TimeInNanos(Value):
+    """The time of a value.
+
+    Attributes:
+        time_in_seconds: Seconds since 1970.
+        offset_in_nanos: Nanoseconds after these seconds.
+    """
+
     time_in_seconds: Annotated[int, Meta(ge=1, le=31_556_889_864_403_199)] = REQUIRED
     offset_in_nanos: Annotated[int, Meta(ge=0, le=999_999_999)] | None = None
 
 
 class AssetPropertyValue(Value):
+    """A value with its time.
+
+    Attributes:
+        value: The value.
+        timestamp: Its time.
+        quality: Its quality; good by default.
+    """
+
     value: Variant = REQUIRED
     timestamp: TimeInNanos = REQUIRED
     quality: Quality | None = None
 
 
 class PutAssetPropertyValueEntry(Value):
+    """A message for IoT SiteWise: values of one asset property.
+
+    Attributes:
+        entry_id: 1 to 64 letters, digits, `_` and `-`.
+        asset_id: With `property_id`, the property.
+        property_id: With `asset_id`, the property.
+        property_alias: The property, in place of the two ids.
+        property_values: 1 to 10 values.
+    """
+
     entry_id: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[a-zA-Z0-9_-]+\Z")] = (
         REQUIRED
     )

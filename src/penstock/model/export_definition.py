@@ -24,11 +24,31 @@ from penstock.model.value import REQUIRED, Choice, Value
 
 
 class ExportFormat(Choice):
+    """The body of an HTTP request.
+
+    Attributes:
+        RAW_NOT_BATCHED: The payload of one message.
+        JSON_BATCHED: A JSON array with the messages of a batch, payloads in base64.
+    """
+
     RAW_NOT_BATCHED = 0
     JSON_BATCHED = 1
 
 
 class HTTPConfig(Value):
+    """An export to an HTTP server.
+
+    Attributes:
+        identifier: The name of the export, unique in its stream.
+        uri: Where messages are posted.
+        batch_size: Messages in a batch, at most 500.
+        batch_interval_millis: A batch that is not full is sent after this time, at least a minute.
+        priority: 1 (the most urgent) to 10; less urgent than 10 by default.
+        start_sequence_number: Earlier messages are not exported.
+        disabled: Pauses the export.
+        export_format: One request per message by default.
+    """
+
     identifier: Name = REQUIRED
     uri: Text = REQUIRED
     batch_size: BatchOf500 | None = None
@@ -40,6 +60,19 @@ class HTTPConfig(Value):
 
 
 class IoTAnalyticsConfig(Value):
+    """An export to a channel of Parquet files.
+
+    Attributes:
+        identifier: The name of the export, unique in its stream.
+        iot_channel: The name of the channel.
+        iot_msg_id_prefix: The prefix of message ids, at most 32 characters.
+        batch_size: Messages in a batch, at most 100.
+        batch_interval_millis: A batch that is not full is sent after this time, at least a minute.
+        priority: 1 (the most urgent) to 10; less urgent than 10 by default.
+        start_sequence_number: Earlier messages are not exported.
+        disabled: Pauses the export.
+    """
+
     identifier: Name = REQUIRED
     iot_channel: Text = REQUIRED
     iot_msg_id_prefix: Annotated[str, Meta(max_length=32)] | None = None
@@ -51,6 +84,18 @@ class IoTAnalyticsConfig(Value):
 
 
 class KinesisConfig(Value):
+    """An export to a Kinesis data stream.
+
+    Attributes:
+        identifier: The name of the export, unique in its stream.
+        kinesis_stream_name: The data stream.
+        batch_size: Messages in a batch, at most 500.
+        batch_interval_millis: A batch that is not full is sent after this time, at least a minute.
+        priority: 1 (the most urgent) to 10; less urgent than 10 by default.
+        start_sequence_number: Earlier messages are not exported.
+        disabled: Pauses the export.
+    """
+
     identifier: Name = REQUIRED
     kinesis_stream_name: Text = REQUIRED
     batch_size: BatchOf500 | None = None
@@ -61,6 +106,17 @@ class KinesisConfig(Value):
 
 
 class IoTSiteWiseConfig(Value):
+    """An export to IoT SiteWise. Each message is a `PutAssetPropertyValueEntry` as JSON.
+
+    Attributes:
+        identifier: The name of the export, unique in its stream.
+        batch_size: Messages in a batch, at most 10.
+        batch_interval_millis: A batch that is not full is sent after this time, at least a minute.
+        priority: 1 (the most urgent) to 10; less urgent than 10 by default.
+        start_sequence_number: Earlier messages are not exported.
+        disabled: Pauses the export.
+    """
+
     identifier: Name = REQUIRED
     batch_size: BatchOf10 | None = None
     batch_interval_millis: BatchIntervalMillis | None = None
@@ -70,6 +126,17 @@ class IoTSiteWiseConfig(Value):
 
 
 class S3ExportTaskExecutorConfig(Value):
+    """An export of files to S3. Each message is an `S3ExportTaskDefinition` as JSON.
+
+    Attributes:
+        identifier: The name of the export, unique in its stream.
+        size_threshold_for_multipart_upload_bytes: Larger files are uploaded in parts; 5 MiB by
+            default, which is the minimum.
+        priority: 1 (the most urgent) to 10; less urgent than 10 by default.
+        disabled: Pauses the export.
+        status_config: Where results are reported.
+    """
+
     identifier: Name = REQUIRED
     size_threshold_for_multipart_upload_bytes: MultipartThreshold | None = None
     priority: Priority | None = None
@@ -98,6 +165,16 @@ def batch_size_of(config: ExportConfig) -> int:
 
 
 class ExportDefinition(Value):
+    """The exports of a stream, by kind. A stream may have several of each.
+
+    Attributes:
+        http: To HTTP servers.
+        iot_analytics: To channels of Parquet files.
+        kinesis: To Kinesis data streams.
+        iot_sitewise: To IoT SiteWise.
+        s3_task_executor: Files to S3.
+    """
+
     http: list[HTTPConfig] | None = None
     iot_analytics: list[IoTAnalyticsConfig] | None = None
     kinesis: list[KinesisConfig] | None = None

@@ -11,6 +11,15 @@ from penstock.model.value import REQUIRED, Value
 
 
 class Message(Value):
+    """A stored message.
+
+    Attributes:
+        stream_name: The stream of the message.
+        sequence_number: The place of the message in its stream.
+        ingest_time: When the broker stored it, in milliseconds since 1970.
+        payload: The bytes of the message.
+    """
+
     stream_name: str = REQUIRED
     sequence_number: int = REQUIRED
     ingest_time: int = REQUIRED
@@ -18,6 +27,16 @@ class Message(Value):
 
 
 class ReadMessagesOptions(Value):
+    """Which messages `read_messages` returns.
+
+    Attributes:
+        desired_start_sequence_number: The first message; by default the oldest one.
+        min_message_count: The read waits until there are so many messages; 1 by default.
+        max_message_count: The maximum number of messages; by default the minimum.
+        read_timeout_millis: How long to wait for the minimum; 0 by default. After this time
+            NotEnoughMessagesException is raised.
+    """
+
     desired_start_sequence_number: SequenceNumber | None = None
     min_message_count: MessageCount = 1
     max_message_count: MessageCount | None = None

@@ -19,6 +19,15 @@ Bucket: TypeAlias = Annotated[str, Meta(min_length=3, max_length=63, pattern=_BU
 
 
 class S3ExportTaskDefinition(Value):
+    """An S3 task: a file to be uploaded.
+
+    Attributes:
+        input_url: The file, on the machine of the broker: `file:///srv/camera/1.png`, or a path.
+        bucket: The S3 bucket.
+        key: The key of the object, at most 1024 characters. `!{timestamp:yyyy-MM-dd}` is replaced.
+        user_metadata: Metadata of the object.
+    """
+
     input_url: str = REQUIRED
     bucket: Bucket = REQUIRED
     key: Annotated[str, Meta(min_length=1, max_length=1024, pattern=_KEY)] = REQUIRED

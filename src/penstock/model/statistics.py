@@ -8,6 +8,8 @@ import msgspec
 
 
 class ExportStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The statistics of an export."""
+
     identifier: str
     kind: str
     is_paused: bool
@@ -47,6 +49,8 @@ class ExportActivity(NamedTuple):
 
 
 class StreamStatistics(msgspec.Struct, frozen=True, rename="camel"):
+    """The statistics of a stream."""
+
     name: str
     oldest_sequence_number: int
     newest_sequence_number: int
@@ -82,6 +86,8 @@ class DiskStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, rename="camel"):
+    """The statistics of a broker and its streams."""
+
     version: str
     uptime_millis: int
     connections: int

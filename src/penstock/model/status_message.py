@@ -10,10 +10,26 @@ from penstock.model.value import REQUIRED, Choice, Value
 
 
 class EventType(Choice):
+    """What a status message is about.
+
+    Attributes:
+        S3Task: An S3 task.
+    """
+
     S3Task = 0
 
 
 class Status(Choice):
+    """The state of an S3 task.
+
+    Attributes:
+        Success: The file is uploaded.
+        Failure: The task can never succeed, for example because the file is missing.
+        InProgress: The upload is running.
+        Warning: An unfinished upload could not be aborted, and is aborted later.
+        Canceled: The stream or the export was deleted, or the stream has evicted the task.
+    """
+
     Success = 0
     Failure = 1
     InProgress = 2
@@ -32,11 +48,27 @@ class StatusLevel(Choice):
 
 
 class StatusConfig(Value):
+    """Where the results of S3 tasks are reported.
+
+    Attributes:
+        status_level: The level of the messages; INFO by default.
+        status_stream_name: The stream of the status messages.
+    """
+
     status_level: StatusLevel | None = None
     status_stream_name: Name | None = None
 
 
 class StatusContext(Value):
+    """The task that a status message is about.
+
+    Attributes:
+        s3_export_task_definition: The task.
+        export_identifier: The export that executes it.
+        stream_name: The stream of the task.
+        sequence_number: The message of the task.
+    """
+
     # camelCase on the wire, where `rename` would read `s3` as a word of its own.
     s3_export_task_definition: S3ExportTaskDefinition | None = msgspec.field(
         default=None, name="s3ExportTaskDefinition"
@@ -47,6 +79,17 @@ class StatusContext(Value):
 
 
 class StatusMessage(Value):
+    """A message of a status stream, as JSON.
+
+    Attributes:
+        event_type: Always `EventType.S3Task`.
+        status_level: The level of the message.
+        status: The state of the task.
+        status_context: The task.
+        message: Details, such as the error.
+        timestamp_epoch_ms: In milliseconds since 1970.
+    """
+
     event_type: EventType = REQUIRED
     status_level: StatusLevel | None = None
     status: Status = REQUIRED

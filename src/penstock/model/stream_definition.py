@@ -17,16 +17,44 @@ DEFAULT_SEGMENT_SIZE = 16 * 1024 * 1024
 
 
 class StrategyOnFull(Choice):
+    """What a full stream does with an append.
+
+    Attributes:
+        RejectNewData: The append fails.
+        OverwriteOldestData: The oldest segments are evicted.
+    """
+
     RejectNewData = 0
     OverwriteOldestData = 1
 
 
 class Persistence(Choice):
+    """Where a stream stores messages.
+
+    Attributes:
+        File: On disk.
+        Memory: In the memory of the broker. A restart of the broker empties the stream.
+    """
+
     File = 0
     Memory = 1
 
 
 class MessageStreamDefinition(Value):
+    """The settings of a stream.
+
+    Attributes:
+        name: 1 to 255 letters, digits, spaces and `_,.-`.
+        strategy_on_full: What a full stream does with an append. Required.
+        max_size: Bytes of payloads, at least 1024; 256 MiB by default.
+        stream_segment_size: Bytes of a segment, at least 1024; 16 MiB by default.
+        time_to_live_millis: Older messages are evicted; at least a minute. No limit by default.
+        persistence: On disk by default.
+        flush_on_write: An append is answered after it is synced to disk. Off by default: then the
+            stream is synced once a second.
+        export_definition: The exports of the stream; none by default.
+    """
+
     name: Name = REQUIRED
     max_size: MaxSize = DEFAULT_MAX_SIZE
     stream_segment_size: SegmentSize = DEFAULT_SEGMENT_SIZE
@@ -60,6 +88,14 @@ class StorageStatus(Value):
 
 
 class MessageStreamInfo(Value):
+    """The result of `describe_message_stream`.
+
+    Attributes:
+        definition: The settings of the stream.
+        storage_status: The stored messages.
+        export_statuses: The state of each export.
+    """
+
     # The names of the two in the AWS SDK, where they are classes inside this one.
     storageStatus: ClassVar = StorageStatus  # noqa: N815
     exportStatuses: ClassVar = ExportStatus  # noqa: N815
