@@ -1,4 +1,4 @@
-# Everything that is done with this project. `make` alone lists it.
+# The tasks of this project. `make` lists them.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 
@@ -10,7 +10,7 @@ SDKS := .sdks/.installed
 CLASSES := $(VENV)/spark.jsa
 BROWSER := $(VENV)/.browser
 
-# Hundreds of programs are started by the tests: where nothing is cached, each compiles Penstock anew.
+# The tests start hundreds of programs. Without a bytecode cache, each would compile Penstock again.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Three workers for two cores, since some tests wait. One worker runs a group of tests, see tests/conftest.py.
@@ -22,33 +22,33 @@ TEST_FULL := --hypothesis-profile full
 
 .PHONY: help install run test test-full lint style types coverage bench soak docs reference pictures clean
 
-help: ## List what can be made
+help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 install: $(INSTALLED) ## Create .venv with the penstock command in it
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Python 3.11 or newer is needed; name one with make PYTHON=/path/to/python3"; exit 1; }
+		{ echo "Penstock needs Python 3.11 or newer; choose one with make PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,web,spark,sandbox,java,docs,dev]'
 	@touch $@
 
-# The unmodified AWS clients, each in an environment of its own: they pin other versions of cbor2.
+# The unmodified AWS clients, each in its own environment: they pin different versions of cbor2.
 $(SDKS): tests/conformance/install_sdks.py $(INSTALLED)
 	$(BIN)/python tests/conformance/install_sdks.py
 	@touch $@
 
-# Spark's classes as Java has loaded them once: the tests start Spark two dozen times.
+# An archive of Spark's loaded classes: the tests start Spark two dozen times.
 $(CLASSES): tests/spark/archive_classes.py $(INSTALLED)
 	$(BIN)/python -m tests.spark.archive_classes
 
-# A browser for the tests of the page. Without one they are left out, and say so.
+# A browser for the tests of the dashboard. Without a browser they are skipped.
 $(BROWSER): tests/web/install_chromium.sh $(INSTALLED)
 	@tests/web/install_chromium.sh
 	@touch $@
 
-run: $(INSTALLED) ## Run broker, exports, a sandboxed cloud, demo devices and the dashboard
+run: $(INSTALLED) ## Run the broker, exports, a sandboxed cloud, demo devices and the dashboard
 	$(BIN)/penstock up --sandbox --demo --root "$(CURDIR)/.run"
 
 lint: style types ## Check style, types and the direction of imports
@@ -62,7 +62,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 # mypy runs beside the tests. Collecting once first compiles the test modules for all workers.
-test: style $(SDKS) $(CLASSES) $(BROWSER) ## Run every check, and the tests of everything that is promised
+test: style $(SDKS) $(CLASSES) $(BROWSER) ## Run all checks and tests
 	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
 	$(BIN)/pytest --collect-only -q > /dev/null; \
 	$(PYTEST) $(TEST); tests=$$?; \
@@ -76,28 +76,28 @@ coverage: $(SDKS) $(CLASSES) $(BROWSER) ## Measure the branch coverage of src by
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-test-full: lint $(SDKS) $(CLASSES) $(BROWSER) ## The same with further starts of Spark and ten times the examples
+test-full: lint $(SDKS) $(CLASSES) $(BROWSER) ## Run all checks and tests, with repetitions, older SDKs and more examples
 	$(PYTEST) $(TEST_FULL)
 
-bench: $(SDKS) ## Measure against Redis Streams, NATS JetStream, Parquet and boto3, in the same run
+bench: $(SDKS) ## Run the benchmarks against Redis Streams, NATS JetStream, Parquet and boto3
 	$(BIN)/python -m benchmarks
 
-# MINUTES is how long, SEED repeats the plan of an earlier run.
+# MINUTES is the duration. SEED repeats the plan of an earlier run.
 MINUTES ?= 30
-soak: $(SDKS) $(CLASSES) ## Load, kill, damage and cut the power for MINUTES=30, and check every message
+soak: $(SDKS) $(CLASSES) ## Run load with kills, damage and power cuts for MINUTES=30, and check every message
 	$(BIN)/python -m soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 docs: reference ## Build the documentation as a site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "open site/index.html"
 
-reference: $(INSTALLED) ## Write the pages that are generated from the code
+reference: $(INSTALLED) ## Generate docs/settings.md, docs/cli.md and docs/metrics.md
 	$(BIN)/penstock settings > docs/settings.md
 	$(BIN)/python -m penstock.cli.cli_reference > docs/cli.md
 	$(BIN)/python -m penstock.web.metrics_reference > docs/metrics.md
 
-pictures: $(BROWSER) $(CLASSES) ## Take the pictures of the dashboard in the documentation
+pictures: $(BROWSER) $(CLASSES) ## Take the screenshots of the dashboard for the documentation
 	DASHBOARD_PICTURES=docs/images $(BIN)/pytest tests/integration/test_everything_at_once.py
 
-clean: ## Remove what was installed and what runs left behind
+clean: ## Remove installed files and data of runs
 	rm -rf $(VENV) .sdks .run .run-camera wind-farm spark-warehouse site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
