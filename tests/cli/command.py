@@ -1,4 +1,4 @@
-"""The command as a user runs it, to its end."""
+"""Runs the `penstock` command and returns its result."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Finished(NamedTuple):
 
 
 def penstock(*words: str, directory: Path = Path("/"), **environment: str) -> Finished:
-    """Runs it where no penstock.toml lies about, with no variables but these."""
-    with contextlib.chdir(directory), _only_these(clean_environment(**environment)):
+    """Runs it in this process, without a penstock.toml, with only these variables."""
+    with contextlib.chdir(directory), _replaced_environment(clean_environment(**environment)):
         result = CliRunner(catch_exceptions=False).invoke(main, words, prog_name="penstock")
     return Finished(result.exit_code, result.stdout, result.stderr)
 
 
 def penstock_process(*words: str, directory: Path = Path("/"), **environment: str) -> Finished:
-    """The same in a process of its own, for what could start a broker."""
+    """The same in a new process, for commands that could start a broker."""
     finished = subprocess.run(
         [str(PENSTOCK), *words],
         cwd=directory,
@@ -48,12 +48,12 @@ def penstock_process(*words: str, directory: Path = Path("/"), **environment: st
 
 
 def hide_module(directory: Path, name: str) -> None:
-    """For programs whose PYTHONPATH this directory is, nothing of this name is installed."""
+    """Makes a module missing for programs with this directory in PYTHONPATH."""
     (directory / "sitecustomize.py").write_text(f"import sys; sys.modules[{name!r}] = None\n")
 
 
 @contextlib.contextmanager
-def _only_these(variables: dict[str, str]) -> Iterator[None]:
+def _replaced_environment(variables: dict[str, str]) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(variables)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of `append`, `read` and `tail`; other modules have their own brokers."""
+"""Fixtures for the tests of `append`, `read` and `tail`. Other modules have their own brokers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .messaging import BareTerminal, Server, Started, make_stream
 
 @pytest.fixture(scope="package")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One for all tests; who kills it starts it again."""
+    """A broker for all tests. A test that kills it must start it again."""
     with BrokerProcess(tmp_path_factory.mktemp("broker") / "root") as started:
         yield started
 
@@ -40,9 +40,9 @@ def plain_server(broker: BrokerProcess) -> Iterator[Relay]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Started]]:
-    """Starts commands, and ends those that a failed test leaves behind."""
+    """Starts commands, and kills those that a failed test leaves running."""
     started: list[Started] = []
-    # Whoever runs the tests in the background has made all that they start deaf to Ctrl-C.
+    # If the tests run in the background, the shell made their children ignore Ctrl-C.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def begin(server: Server, *words: str) -> Started:

@@ -1,4 +1,4 @@
-"""What tests of `append`, `read` and `tail` share: streams, the command as it runs, a terminal."""
+"""Helpers for tests of `append`, `read` and `tail`: streams, running commands, a terminal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .command import Finished, penstock
 
 Server = Reachable | Relay
 
-# As a shell has it for what Ctrl-C ended.
+# The exit code that shells report after Ctrl-C.
 INTERRUPTED = 130
 
 _names = itertools.count()
@@ -60,7 +60,7 @@ def fill(broker: Reachable, stream: str, *payloads: bytes) -> None:
 
 
 def stored(broker: Reachable, stream: str) -> list[bytes]:
-    """The payloads that the stream holds."""
+    """The stored payloads of the stream."""
     with broker.connect() as client:
         info = client.call(Operation.DescribeMessageStream, name=stream)["messageStreamInfo"]
         count = info["storageStatus"]["newestSequenceNumber"] + 1
@@ -90,7 +90,7 @@ def run(server: Server, *words: str, token: str = "") -> Finished:
 
 
 def run_with_files(server: Server, *words: str, **files: TextIO) -> None:
-    """The command in this process, with these for `stdin`, `stdout` or `stderr`; it ends well."""
+    """Runs the command in this process with these files as `stdin`, `stdout` or `stderr`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", environment(server))
         for name, file in files.items():
@@ -111,7 +111,7 @@ def run_in_pipes(server: Server, data: bytes, *words: str) -> subprocess.Complet
 
 
 class Started:
-    """The command while it runs, between two pipes."""
+    """A running command with pipes for input and output."""
 
     def __init__(self, server: Server, *words: str) -> None:
         self.process = subprocess.Popen(
@@ -122,7 +122,7 @@ class Started:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A group of its own, whose Ctrl-C is not the tests'.
+            # A new process group: its Ctrl-C must not reach the tests.
             start_new_session=True,
         )
         assert self.process.stdout is not None
@@ -130,32 +130,32 @@ class Started:
         self.lines = drain(self.process.stdout)
         self._errors = drain(self.process.stderr)
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(text)
         self.process.stdin.flush()
 
     def next_line(self) -> str:
         line = self.lines.get(timeout=TIMEOUT_S)
-        assert line, f"it has ended: {_rest_of(self._errors)}"
+        assert line, f"the command ended: {_rest_of(self._errors)}"
         return line.rstrip("\n")
 
     def interrupt(self) -> Finished:
-        """What a terminal does to all that runs in it when Ctrl-C is pressed."""
+        """Sends SIGINT to the process group, as a terminal does for Ctrl-C."""
         os.killpg(self.process.pid, signal.SIGINT)
         self.process.wait(TIMEOUT_S)
         return self.end()
 
     def end(self) -> Finished:
-        """Ends its input, waits, and gives what was not taken yet."""
+        """Closes its input, waits for its end, and returns the remaining output."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         code = self.process.wait(TIMEOUT_S)
         return Finished(code, _rest_of(self.lines), _rest_of(self._errors))
 
-    def wait_until_it_has_read(self) -> None:
-        """Until it has taken all its input, and so the answers to what it appended before that."""
+    def wait_until_input_is_read(self) -> None:
+        """Waits until the command has read all input. Earlier appends are answered then."""
         assert self.process.stdin is not None
         descriptor = self.process.stdin.fileno()
 
@@ -174,7 +174,7 @@ def _rest_of(lines: queue.SimpleQueue[str]) -> str:
 
 
 class BareTerminal:
-    """A terminal and what was written to it."""
+    """A terminal, and the text that was written to it."""
 
     def __init__(self) -> None:
         self._side, inner = pty.openpty()
@@ -184,7 +184,7 @@ class BareTerminal:
         self._thread.start()
 
     def _watch(self) -> None:
-        # Linux says with an error that nobody has the other side open any more.
+        # Linux raises an error when the other side is closed.
         with contextlib.suppress(OSError):
             while data := os.read(self._side, 65_536):
                 self._shown += data
@@ -197,11 +197,11 @@ class BareTerminal:
         os.write(self._side, text.encode())
 
     def keyboard(self) -> TextIO:
-        """Standard input of who sits there."""
+        """The standard input of a program on this terminal."""
         return os.fdopen(os.dup(self.file.fileno()))
 
     def close(self) -> str:
-        """All that was shown in the end."""
+        """Closes the terminal and returns all text."""
         if not self.file.closed:
             self.file.close()
             self._thread.join(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""A definition with everything in it, and definitions in files of each format."""
+"""A definition with every field, and definition files in each format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.model import (
     StrategyOnFull,
 )
 
-# With every field that there is.
+# A definition with every field.
 FULL = MessageStreamDefinition(
     name="full",
     max_size=1_000_000_000,
@@ -119,7 +119,7 @@ def in_toml(value: Any) -> str:
 
 
 def write(directory: Path, extension: str, plain: Any) -> str:
-    """A file that holds this, in the format of the extension."""
+    """Writes a file in the format of the extension, and returns its path."""
     path = directory / f"definition.{extension}"
     if extension == "toml":
         text = "\n".join(f"{name} = {in_toml(item)}" for name, item in plain.items())

@@ -1,4 +1,4 @@
-"""A program on a terminal of its own: what it draws there, and keys for it."""
+"""Runs a program on a pseudo terminal, reads its output and types keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import TIMEOUT_S, clean_environment
 
 
 class Terminal:
-    """A program on a terminal of its own, and all that it has written there."""
+    """A program on a pseudo terminal, with all of its output."""
 
     def __init__(self, *command: str, rows: int = 40, columns: int = 120, **variables: str) -> None:
         self._master, self._slave = pty.openpty()
@@ -37,7 +37,7 @@ class Terminal:
                 if name not in ("COLUMNS", "LINES") and (name != "NO_COLOR" or name in variables)
             },
             start_new_session=True,
-            preexec_fn=_take_terminal,  # noqa: PLW1509 - two calls of the system
+            preexec_fn=_take_terminal,  # noqa: PLW1509 - two system calls
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -58,10 +58,10 @@ class Terminal:
             while data := os.read(self._master, 65_536):
                 self._written += data
         except OSError:
-            pass  # nobody has the other end any more
+            pass  # the other side is closed
 
     def resize(self, rows: int, columns: int) -> None:
-        """The program gets a SIGWINCH, as from a window."""
+        """Resizes the terminal. The program gets a SIGWINCH."""
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def type(self, keys: str) -> None:
@@ -73,7 +73,7 @@ class Terminal:
 
     @property
     def frame(self) -> str:
-        """What was last drawn as a whole, without colours."""
+        """The last complete page, without colours."""
         frames = re.findall(r"\x1b\[H(.*?)\x1b\[J", self.text, re.DOTALL)
         return re.sub(r"\x1b\[[\d;]*[mK]", "", frames[-1]) if frames else ""
 
@@ -82,7 +82,7 @@ class Terminal:
         return self.frame.split("\r\n")
 
     def cells(self, first: str) -> list[str]:
-        """Those of the row that begins so; none if there is no such row."""
+        """The cells of the row that begins with `first`; empty if there is no such row."""
         for line in self.lines:
             if line.startswith(first + "  "):
                 return re.split(r"\s{2,}", line)
@@ -92,15 +92,15 @@ class Terminal:
         return self.process.wait(TIMEOUT_S)
 
     def has_its_attributes(self) -> bool:
-        """Lines are edited and keys echoed, as before the program began."""
+        """Whether the terminal attributes are those before the program."""
         return termios.tcgetattr(self._slave) == self._attributes
 
     def is_restored(self) -> bool:
-        """Its attributes are as they were, and the page of before is shown, with a cursor."""
+        """Whether the attributes, the main screen and the cursor are restored."""
         return self.has_its_attributes() and self.text.endswith("\x1b[?25h\x1b[?1049l")
 
 
 def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # Whoever runs the tests in the background has made all that they start deaf to Ctrl-C.
+    # If the tests run in the background, the shell made their children ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""`penstock append` on a real broker, in pipes where that makes a difference."""
+"""`penstock append` on a broker, with pipes where they matter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import progress_bar as progress
-from penstock.cli.append import Tally
+from penstock.cli.append import AppendTally
 from penstock.cli.message_input import Batch
 from penstock.errors import UnansweredException
 from penstock.wire.operations import Operation
@@ -32,16 +32,16 @@ from .messaging import (
     stored,
 )
 
-# What is said
+# Output
 
 
-def test_one_message_is_answered_with_its_number(broker: BrokerProcess, stream: str) -> None:
+def test_single_append_prints_its_sequence_number(broker: BrokerProcess, stream: str) -> None:
     assert run(broker, "append", stream, "first") == Finished(0, "0\n", "")
     assert run(broker, "append", stream, "sécond") == Finished(0, "1\n", "")
     assert stored(broker, stream) == [b"first", "sécond".encode()]
 
 
-def test_many_messages_are_answered_with_their_count_and_numbers(
+def test_append_of_many_prints_count_and_sequence_numbers(
     broker: BrokerProcess, stream: str
 ) -> None:
     fill(broker, stream, b"before")
@@ -53,7 +53,7 @@ def test_many_messages_are_answered_with_their_count_and_numbers(
 
 
 @pytest.mark.parametrize("words", [["--json"], ["--json", "--quiet"]])
-def test_programs_get_count_and_numbers(
+def test_json_has_count_and_sequence_numbers(
     broker: BrokerProcess, stream: str, words: list[str]
 ) -> None:
     finished = run(broker, "append", stream, "a", "b", *words)
@@ -66,15 +66,15 @@ def test_programs_get_count_and_numbers(
     }
 
 
-def test_no_input_is_no_messages(broker: BrokerProcess, stream: str, tmp_path: Path) -> None:
+def test_empty_input_appends_nothing(broker: BrokerProcess, stream: str, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"\n")
 
     finished = run(broker, "append", stream, "--file", "/dev/null")
-    told = run(broker, "append", stream, "--json", "--file", f"{tmp_path}/lines")
+    as_json = run(broker, "append", stream, "--json", "--file", f"{tmp_path}/lines")
 
     assert finished == Finished(0, f"appended 0 messages to {stream}\n", "")
-    assert (told.code, told.error) == (0, "penstock: 1 empty line was skipped\n")
-    assert json.loads(told.output) == {
+    assert (as_json.code, as_json.error) == (0, "penstock: 1 empty line was skipped\n")
+    assert json.loads(as_json.output) == {
         "stream": stream,
         "count": 0,
         "firstSequenceNumber": None,
@@ -82,7 +82,7 @@ def test_no_input_is_no_messages(broker: BrokerProcess, stream: str, tmp_path: P
     }
 
 
-def test_quiet_is_silent(broker: BrokerProcess, stream: str, tmp_path: Path) -> None:
+def test_quiet_prints_nothing(broker: BrokerProcess, stream: str, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"a\n\nb\n")
 
     finished = run(broker, "append", stream, "--quiet", "--file", str(tmp_path / "lines"))
@@ -91,7 +91,7 @@ def test_quiet_is_silent(broker: BrokerProcess, stream: str, tmp_path: Path) -> 
     assert stored(broker, stream) == [b"a", b"b"]
 
 
-# What is appended
+# Input
 
 
 def test_each_line_of_standard_input_is_a_message(broker: BrokerProcess, stream: str) -> None:
@@ -105,22 +105,22 @@ def test_each_line_of_standard_input_is_a_message(broker: BrokerProcess, stream:
     assert stored(broker, stream) == [b"one", b" \r", b"\xff\xfe", b"no end of line"]
 
 
-def test_a_line_is_appended_while_the_pipe_stays_open(
+def test_line_is_appended_while_the_pipe_stays_open(
     broker: BrokerProcess, stream: str, start: Callable[..., Started]
 ) -> None:
     command = start(broker, "append", stream)
 
-    command.say("first\nsec")
+    command.write("first\nsec")
     wait_until(lambda: stored(broker, stream) == [b"first"])
-    command.say("ond\n")
+    command.write("ond\n")
     wait_until(lambda: stored(broker, stream) == [b"first", b"second"])
-    command.say("third")
+    command.write("third")
 
     assert command.end() == Finished(0, f"appended 3 messages to {stream}: 0..2\n", "")
     assert stored(broker, stream) == [b"first", b"second", b"third"]
 
 
-def test_files_and_standard_input_are_appended_one_after_the_other(
+def test_files_and_standard_input_are_appended_in_order(
     broker: BrokerProcess, stream: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_bytes(b"file\na\n")
@@ -136,7 +136,7 @@ def test_files_and_standard_input_are_appended_one_after_the_other(
     ]
 
 
-def test_a_large_file_comes_through(broker: BrokerProcess, stream: str, tmp_path: Path) -> None:
+def test_large_file_is_appended_whole(broker: BrokerProcess, stream: str, tmp_path: Path) -> None:
     lines = [*(b"%d" % number for number in range(12_345)), bytes(2_500_000), b"last"]
     (tmp_path / "lines").write_bytes(b"\n".join(lines))
 
@@ -146,7 +146,7 @@ def test_a_large_file_comes_through(broker: BrokerProcess, stream: str, tmp_path
     assert stored(broker, stream) == lines
 
 
-def test_arguments_lines_and_blobs_may_be_encoded(
+def test_arguments_lines_and_blobs_are_decoded(
     broker: BrokerProcess, stream: str, tmp_path: Path
 ) -> None:
     (tmp_path / "lines").write_bytes(b"AP8=\n\nCg==\n")
@@ -159,7 +159,7 @@ def test_arguments_lines_and_blobs_may_be_encoded(
     assert stored(broker, stream) == [b"\x00\xff", b"\x00\xff", b"\n", b"\x00\xff"]
 
 
-def test_a_stream_is_created_if_there_is_none(broker: BrokerProcess) -> None:
+def test_create_makes_a_missing_stream(broker: BrokerProcess) -> None:
     name = new_name()
 
     assert run(broker, "append", name, "--create", "a") == Finished(0, "0\n", "")
@@ -170,10 +170,10 @@ def test_a_stream_is_created_if_there_is_none(broker: BrokerProcess) -> None:
     assert info["definition"]["strategyOnFull"] == 1
 
 
-# At a terminal
+# On a terminal
 
 
-def test_who_types_is_told_how_to_end(
+def test_terminal_input_shows_how_to_end_it(
     broker: BrokerProcess, stream: str, terminal: BareTerminal, capsys: pytest.CaptureFixture[str]
 ) -> None:
     terminal.type("one\ntwo\n\x04")
@@ -182,19 +182,19 @@ def test_who_types_is_told_how_to_end(
 
     assert capsys.readouterr() == (
         f"appended 2 messages to {stream}: 0..1\n",
-        "penstock: type messages, each on a line; Ctrl-D ends\n",
+        "penstock: type one message per line; Ctrl-D ends the input\n",
     )
     assert stored(broker, stream) == [b"one", b"two"]
 
 
-def test_a_count_is_shown_beside_a_long_pipe(
+def test_long_pipe_shows_a_message_count(
     broker: BrokerProcess,
     stream: str,
     terminal: BareTerminal,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(progress, "_MOMENT_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.0)
     reading, writing = os.pipe()
     with os.fdopen(reading) as pipe:
         with os.fdopen(writing, "w") as lines:
@@ -205,7 +205,7 @@ def test_a_count_is_shown_beside_a_long_pipe(
     assert capsys.readouterr().out == f"appended 3 messages to {stream}: 0..2\n"
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_count_is_shown_beside_a_long_pipe(
         (["--encoding", "rot13", "a"], "'text', 'hex', 'base64'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_appended(
+def test_invalid_usage_appends_nothing(
     broker: BrokerProcess, stream: str, words: list[str], message: str
 ) -> None:
     finished = run(broker, "append", stream, *words)
@@ -231,7 +231,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_appended(
     assert stored(broker, stream) == []
 
 
-def test_a_bad_line_is_told_with_its_number_and_what_was_appended_before(
+def test_malformed_line_reports_line_number_and_appended_count(
     broker: BrokerProcess, stream: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "lines"
@@ -243,12 +243,12 @@ def test_a_bad_line_is_told_with_its_number_and_what_was_appended_before(
     assert finished.output == ""
     assert finished.error_lines == [
         f"penstock: {path}, line 5,003: not hex (non-hexadecimal digit found); "
-        "5,000 messages were appended before"
+        "5,000 messages were appended"
     ]
     assert stored(broker, stream) == [b"\x00"] * 5000
 
 
-def test_an_empty_blob_is_told_with_what_was_appended_before(
+def test_empty_blob_reports_appended_count(
     broker: BrokerProcess, stream: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_bytes(b"a")
@@ -261,12 +261,12 @@ def test_an_empty_blob_is_told_with_what_was_appended_before(
     assert finished.code == 1
     assert finished.error_lines == [
         f"penstock: {tmp_path}/empty is empty: a message has at least one byte; "
-        "1 message was appended before"
+        "1 message was appended"
     ]
     assert stored(broker, stream) == [b"a"]
 
 
-def test_an_append_to_a_stream_that_gets_full_says_how_far_it_came(
+def test_full_stream_reports_appended_count(
     broker: BrokerProcess, plain_server: Relay, tmp_path: Path
 ) -> None:
     path = tmp_path / "lines"
@@ -282,10 +282,10 @@ def test_an_append_to_a_stream_that_gets_full_says_how_far_it_came(
         assert finished.output == ""
         (line,) = finished.error_lines
         assert line.startswith("penstock: ")
-        assert line.endswith(f"; {appended:,} messages were appended before")
+        assert line.endswith(f"; {appended:,} messages were appended")
 
 
-def test_a_stream_that_is_missing_is_told(broker: BrokerProcess) -> None:
+def test_missing_stream_fails(broker: BrokerProcess) -> None:
     finished = run(broker, "append", "no-such", "x")
 
     assert finished.code == 5
@@ -295,7 +295,7 @@ def test_a_stream_that_is_missing_is_told(broker: BrokerProcess) -> None:
     assert "'no-such'" in line
 
 
-def test_a_broker_that_is_missing_is_told() -> None:
+def test_unreachable_broker_fails() -> None:
     finished = penstock("append", "--host", "127.0.0.1", "--port", "1", "s", "x")
 
     assert finished.code == 3
@@ -304,7 +304,7 @@ def test_a_broker_that_is_missing_is_told() -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--create"]])
-def test_a_name_that_no_stream_may_have_is_told(broker: BrokerProcess, words: list[str]) -> None:
+def test_invalid_stream_name_fails(broker: BrokerProcess, words: list[str]) -> None:
     finished = run(broker, "append", "a/b", "x", *words)
 
     assert finished.code == 1
@@ -312,14 +312,14 @@ def test_a_name_that_no_stream_may_have_is_told(broker: BrokerProcess, words: li
     assert "a/b" in finished.error
 
 
-def test_a_role_that_may_only_read_does_not_append(broker: BrokerProcess, stream: str) -> None:
+def test_consumer_may_not_append(broker: BrokerProcess, stream: str) -> None:
     finished = run(broker, "append", stream, "x", token=new_token(broker, "consumer"))
 
     assert finished.code == 4
     assert len(finished.error_lines) == 1
 
 
-def test_who_may_append_need_not_be_allowed_to_create(broker: BrokerProcess, stream: str) -> None:
+def test_producer_may_use_create_on_existing_streams(broker: BrokerProcess, stream: str) -> None:
     token = new_token(broker, "producer")
 
     assert run(broker, "append", stream, "--create", "a", token=token) == Finished(0, "0\n", "")
@@ -332,52 +332,52 @@ def new_token(broker: BrokerProcess, role: str) -> str:
     return made.output.strip()
 
 
-def test_an_interrupt_says_what_was_appended(
+def test_interrupt_reports_appended_count(
     broker: BrokerProcess, stream: str, start: Callable[..., Started]
 ) -> None:
     command = start(broker, "append", stream)
-    command.say("one\ntwo\n")
+    command.write("one\ntwo\n")
     wait_until(lambda: stored(broker, stream) == [b"one", b"two"])
-    command.say("three")
-    command.wait_until_it_has_read()
+    command.write("three")
+    command.wait_until_input_is_read()
 
     assert command.interrupt() == Finished(
-        INTERRUPTED, "", "penstock: interrupted; 2 messages were appended before\n"
+        INTERRUPTED, "", "penstock: interrupted; 2 messages were appended\n"
     )
 
 
-# A broker that goes away
+# An unavailable broker
 
 
-def test_a_restart_between_two_lines_is_not_noticed(
+def test_broker_restart_between_two_lines_is_transparent(
     broker: BrokerProcess, stream: str, start: Callable[..., Started]
 ) -> None:
     command = start(broker, "append", stream)
-    command.say("before\n")
+    command.write("before\n")
     wait_until(lambda: stored(broker, stream) == [b"before"])
 
     broker.kill()
     broker.start()
-    command.say("after\n")
+    command.write("after\n")
 
     assert command.end() == Finished(0, f"appended 2 messages to {stream}: 0..1\n", "")
     assert stored(broker, stream) == [b"before", b"after"]
 
 
 def lose_an_answer(broker: BrokerProcess, relay: Relay, stream: str, command: Started) -> None:
-    """Lets the second message be stored, and the connection be lost before its answer comes."""
-    command.say("first\n")
+    """Cuts the connection after the second message is stored and before its answer."""
+    command.write("first\n")
     wait_until(lambda: stored(broker, stream) == [b"first"])
-    command.say("sec")
-    command.wait_until_it_has_read()
+    command.write("sec")
+    command.wait_until_input_is_read()
     relay.hold()
-    command.say("ond\n")
+    command.write("ond\n")
     wait_until(lambda: stored(broker, stream) == [b"first", b"second"])
     relay.cut()
     relay.release()
 
 
-def test_a_lost_answer_is_told_with_what_may_have_been_appended(
+def test_lost_answer_reports_possibly_appended_count(
     broker: BrokerProcess, relay: Relay, stream: str, start: Callable[..., Started]
 ) -> None:
     command = start(relay, "append", stream)
@@ -387,10 +387,10 @@ def test_a_lost_answer_is_told_with_what_may_have_been_appended(
 
     assert finished.code == 3
     (line,) = finished.error_lines
-    assert line.endswith("; 1 message was appended before, and up to 1 more may have been")
+    assert line.endswith("; 1 message was appended, and up to 1 more may have been")
 
 
-def test_with_retry_a_lost_answer_is_asked_for_again(
+def test_retry_sends_again_after_a_lost_answer(
     broker: BrokerProcess, relay: Relay, stream: str, start: Callable[..., Started]
 ) -> None:
     command = start(relay, "append", stream, "--retry")
@@ -400,36 +400,32 @@ def test_with_retry_a_lost_answer_is_asked_for_again(
     assert stored(broker, stream) == [b"first", b"second", b"second"]
 
 
-def test_a_broker_that_does_not_come_back_is_told_with_what_was_appended(
-    broker: BrokerProcess, stream: str
-) -> None:
-    tally = Tally(stream)
+def test_unavailable_broker_reports_appended_count(broker: BrokerProcess, stream: str) -> None:
+    tally = AppendTally(stream)
     with Relay(broker) as relay:
         client = client_of(relay, reconnect_timeout=0)
         tally.append(client, Batch([b"first"]), retry=False)
-    # Else it is sent into the void, and may have been appended.
+    # Otherwise the message is sent to a dead connection, and may have been appended.
     wait_until(lambda: not client.connected)
 
-    with client, pytest.raises(ConnectionError, match=r"; 1 message was appended before$"):
+    with client, pytest.raises(ConnectionError, match=r"; 1 message was appended$"):
         tally.append(client, Batch([b"second", b"third"]), retry=False)
 
 
-def test_what_was_to_be_sent_again_may_have_been_appended(
-    broker: BrokerProcess, stream: str
-) -> None:
-    tally = Tally(stream)
+def test_failed_retry_reports_possibly_appended_count(broker: BrokerProcess, stream: str) -> None:
+    tally = AppendTally(stream)
 
-    def append_in_vain() -> None:
+    def append_without_answer() -> None:
         with pytest.raises(UnansweredException) as caught:
             tally.append(client, Batch([b"second", b"third"]), retry=True)
-        assert caught.value.message.endswith("before, and up to 2 more may have been")
+        assert caught.value.message.endswith("appended, and up to 2 more may have been")
 
     with contextlib.ExitStack() as way:
         relay = way.enter_context(Relay(broker))
         client = client_of(relay, reconnect_timeout=0)
         tally.append(client, Batch([b"first"]), retry=True)
         relay.hold()
-        with client, running(append_in_vain):
+        with client, running(append_without_answer):
             wait_until(lambda: len(stored(broker, stream)) == 3)
             way.close()
 
@@ -437,7 +433,7 @@ def test_what_was_to_be_sent_again_may_have_been_appended(
 # A server without extensions
 
 
-def test_a_server_without_extensions_gets_the_messages_one_by_one(
+def test_server_without_extensions_gets_single_messages(
     broker: BrokerProcess, plain_server: Relay, tmp_path: Path
 ) -> None:
     name = new_name()

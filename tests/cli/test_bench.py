@@ -1,4 +1,4 @@
-"""`penstock bench`: figures of a broker, and nothing left behind."""
+"""`penstock bench`: its figures, and that it deletes its stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield broker
 
 
-def test_appends_and_reads_are_measured_for_people(broker: BrokerProcess) -> None:
+def test_bench_prints_a_table_of_appends_and_reads(broker: BrokerProcess) -> None:
     finished = penstock("bench", "--messages", "2000", "--root", str(broker.root))
 
     assert finished.code == 0, finished.error
@@ -34,7 +34,7 @@ def test_appends_and_reads_are_measured_for_people(broker: BrokerProcess) -> Non
 
 
 @pytest.mark.parametrize("flag", ["--memory", "--flush-on-write"])
-def test_and_for_programs_on_other_kinds_of_streams(broker: BrokerProcess, flag: str) -> None:
+def test_json_has_figures_for_each_kind_of_stream(broker: BrokerProcess, flag: str) -> None:
     finished = penstock(
         "bench", "--messages", "1000", "--size", "64", flag, "--json", "--root", str(broker.root)
     )
@@ -45,14 +45,14 @@ def test_and_for_programs_on_other_kinds_of_streams(broker: BrokerProcess, flag:
     assert all(figure["rate"] > 0 for figure in found["figures"])
 
 
-def test_the_stream_is_gone_afterwards(broker: BrokerProcess) -> None:
+def test_bench_deletes_its_stream(broker: BrokerProcess) -> None:
     penstock("bench", "--messages", "1000", "--root", str(broker.root))
 
     with broker.connect() as client:
         assert client.call(Operation.ListStreams)["streams"] == []
 
 
-def test_without_a_broker_it_says_so(tmp_path: Path) -> None:
+def test_unreachable_broker_fails(tmp_path: Path) -> None:
     finished = penstock("bench", "--root", str(tmp_path), "--port", "1")
 
     assert finished.code == 3

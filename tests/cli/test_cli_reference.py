@@ -1,4 +1,4 @@
-"""The page about the command line."""
+"""The generated page docs/cli.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_every_command_has_a_section_with_its_options() -> None:
     assert "--flush-on-write" in page
 
 
-def test_the_page_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     page = cli_page()
     monkeypatch.setenv("COLUMNS", "40")
 

@@ -1,4 +1,4 @@
-"""Completion: in a real Bash, and as Bash, Zsh and Fish ask for it."""
+"""Shell completion: the scripts, the offered values, and a real Bash."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_is_for_the_shell_that_is_named_or_in_use(shell: str) -> None:
+def test_script_is_for_the_named_or_current_shell(shell: str) -> None:
     named = penstock("completion", shell, SHELL="/bin/tcsh")
     in_use = penstock("completion", SHELL=f"/usr/bin/{shell}")
     plain = json.loads(penstock("completion", shell, "--json").output)
@@ -61,7 +61,7 @@ def test_the_script_is_for_the_shell_that_is_named_or_in_use(shell: str) -> None
         (["ksh"], {}, "'ksh' is not one of 'bash', 'zsh', 'fish'"),
     ],
 )
-def test_another_shell_is_refused_by_naming_those_there_are(
+def test_unsupported_shell_is_rejected_with_the_supported_ones(
     words: list[str], variables: dict[str, Any], message: str
 ) -> None:
     finished = penstock("completion", *words, **variables)
@@ -71,12 +71,12 @@ def test_another_shell_is_refused_by_naming_those_there_are(
     assert finished.output == ""
 
 
-def test_help_says_how_to_install_it() -> None:
+def test_help_shows_how_to_install_it() -> None:
     assert 'eval "$(penstock completion bash)"' in penstock("completion", "--help").output
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no Bash")
-def test_the_script_is_good_bash() -> None:
+@pytest.mark.skipif(shutil.which("bash") is None, reason="Bash is not installed")
+def test_script_is_valid_bash() -> None:
     script = penstock("completion", "bash").output
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
@@ -85,7 +85,7 @@ def test_the_script_is_good_bash() -> None:
 
 
 def complete(line: str, **variables: Any) -> list[str]:
-    """What is offered for the last word of a line."""
+    """The completions of the last word of a line."""
     finished = penstock(
         _PENSTOCK_COMPLETE="bash_complete",
         COMP_WORDS=line,
@@ -97,7 +97,7 @@ def complete(line: str, **variables: Any) -> list[str]:
     return [offered.partition(",")[2] for offered in finished.output.splitlines() if offered]
 
 
-def test_streams_of_the_broker_that_is_named_are_offered(broker: Reachable) -> None:
+def test_streams_of_the_selected_broker_are_offered(broker: Reachable) -> None:
     root = shlex.quote(str(broker.root))
 
     assert complete(f"penstock read --root {root} ''") == NAMES
@@ -127,7 +127,7 @@ def test_exports_of_the_stream_before_the_cursor_are_offered(broker: Reachable) 
             client.call(Operation.DeleteMessageStream, name="exported")
 
 
-def test_nothing_is_offered_where_something_is_wrong(broker: Reachable) -> None:
+def test_errors_offer_nothing(broker: Reachable) -> None:
     wrong_token = {"AWS_CONTAINER_AUTHORIZATION_TOKEN": "wrong"}
 
     assert complete(f"penstock read --port {broker.port} ''") == []
@@ -136,7 +136,7 @@ def test_nothing_is_offered_where_something_is_wrong(broker: Reachable) -> None:
     assert complete("penstock read --config /nowhere.toml ''") == []
 
 
-def test_a_server_that_says_nothing_is_not_waited_for() -> None:
+def test_silent_server_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert complete(f"penstock read --port {silent.getsockname()[1]} ''") == []
 
@@ -151,9 +151,9 @@ def test_commands_and_options_are_offered() -> None:
 
 @pytest.fixture(scope="module")
 def bash() -> Iterator[Terminal]:
-    """One in which completion is on, and `penstock` shows its words: the line as it was read."""
+    """A Bash with completion, in which `penstock` is a function that prints its arguments."""
     if shutil.which("bash") is None:
-        pytest.skip("there is no Bash")
+        pytest.skip("Bash is not installed")
     path = f"{PENSTOCK.parent}:{clean_environment()['PATH']}"
     with Terminal("bash", "--norc", "-i", PS1="ready> ", INPUTRC="/dev/null", PATH=path) as bash:
         bash.type('eval "$(penstock completion bash)"\n')
@@ -176,7 +176,7 @@ def bash() -> Iterator[Terminal]:
         ("read --root {root} \t--json", ["read", "--root", "{root}", "--json"]),
     ],
 )
-def test_a_real_bash_completes(
+def test_bash_completes_words(
     bash: Terminal, broker: Reachable, typed: str, words: list[str]
 ) -> None:
     root = str(broker.root)

@@ -1,4 +1,4 @@
-"""How other programs get in: `penstock env` and `penstock tokens`, beside a broker that runs."""
+"""`penstock env`, `dashboard` and `tokens` with a running broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .command import Finished, penstock
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    # A space and a quote, as a shell would stumble over.
+    # A space and a quote need quoting in a shell.
     with BrokerProcess(tmp_path_factory.mktemp("access") / "it's a root") as broker:
         with broker.connect() as client:
             create(client, "sensor-1")
@@ -40,7 +40,7 @@ def tokens(broker: BrokerProcess, *words: str) -> Finished:
 # penstock env
 
 
-def test_the_variables_can_be_evaluated_by_a_shell(broker: BrokerProcess) -> None:
+def test_env_output_can_be_evaluated_by_a_shell(broker: BrokerProcess) -> None:
     lines = penstock("env", "--root", str(broker.root)).output
 
     shown = subprocess.run(
@@ -57,7 +57,7 @@ def test_the_variables_can_be_evaluated_by_a_shell(broker: BrokerProcess) -> Non
     assert all(line.startswith("export ") for line in lines.splitlines())
 
 
-def test_the_variables_are_the_same_as_json(broker: BrokerProcess) -> None:
+def test_env_prints_the_same_variables_as_json(broker: BrokerProcess) -> None:
     finished = penstock("env", "--json", STREAM_MANAGER_STORE_ROOT_DIR=str(broker.root))
 
     assert json.loads(finished.output) == {
@@ -67,7 +67,7 @@ def test_the_variables_are_the_same_as_json(broker: BrokerProcess) -> None:
     }
 
 
-def test_no_token_is_printed_where_none_is_needed(tmp_path: Path) -> None:
+def test_env_omits_the_token_without_authentication(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root", STREAM_MANAGER_AUTHENTICATE_CLIENT="false") as broker:
         finished = penstock("env", "--json", "--root", str(broker.root))
 
@@ -76,7 +76,7 @@ def test_no_token_is_printed_where_none_is_needed(tmp_path: Path) -> None:
             assert client.call(Operation.ListStreams)["status"] == 0
 
 
-def test_where_no_broker_runs_it_says_how_to_start_one(tmp_path: Path) -> None:
+def test_env_without_a_broker_shows_how_to_start_one(tmp_path: Path) -> None:
     finished = penstock("env", "--root", str(tmp_path))
 
     assert finished.code == 3
@@ -86,7 +86,7 @@ def test_where_no_broker_runs_it_says_how_to_start_one(tmp_path: Path) -> None:
     ]
 
 
-def test_the_address_of_a_broker_that_was_killed_is_not_printed(tmp_path: Path) -> None:
+def test_env_ignores_the_address_of_a_killed_broker(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "root")
     broker.start()
     broker.kill()
@@ -97,14 +97,14 @@ def test_the_address_of_a_broker_that_was_killed_is_not_printed(tmp_path: Path) 
     assert "no broker serves" in finished.error
 
 
-def test_a_relative_root_is_one_of_this_directory(tmp_path: Path) -> None:
+def test_relative_root_starts_at_the_current_directory(tmp_path: Path) -> None:
     finished = penstock("env", "--root", "here", directory=tmp_path)
 
     assert finished.code == 3
     assert f"no broker serves {tmp_path / 'here'}: " in finished.error
 
 
-def test_an_address_file_that_is_damaged_is_told_in_a_line(tmp_path: Path) -> None:
+def test_damaged_address_file_fails_with_one_line(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         (broker.root / "broker.json").write_text("{")
 
@@ -131,7 +131,7 @@ def address_of(broker: BrokerProcess) -> Address:
     return address
 
 
-def test_the_link_to_the_dashboard_has_the_token_in_it(with_dashboard: BrokerProcess) -> None:
+def test_dashboard_link_contains_the_token(with_dashboard: BrokerProcess) -> None:
     finished = penstock("dashboard", "--root", str(with_dashboard.root))
 
     link = f"{address_of(with_dashboard).http_url}#token={with_dashboard.token}"
@@ -140,7 +140,7 @@ def test_the_link_to_the_dashboard_has_the_token_in_it(with_dashboard: BrokerPro
     assert json.loads(as_json.output) == {"url": link}
 
 
-def test_the_token_of_the_link_lets_in(with_dashboard: BrokerProcess) -> None:
+def test_token_of_the_dashboard_link_is_accepted(with_dashboard: BrokerProcess) -> None:
     link = penstock("dashboard", "--root", str(with_dashboard.root)).output.strip()
     url, _, token = link.partition("#token=")
     request = urllib.request.Request(
@@ -151,7 +151,9 @@ def test_the_token_of_the_link_lets_in(with_dashboard: BrokerProcess) -> None:
         assert json.loads(answer.read())["access"]["mayChange"]
 
 
-def test_there_is_no_token_in_the_link_where_none_is_needed(with_dashboard: BrokerProcess) -> None:
+def test_dashboard_link_has_no_token_without_authentication(
+    with_dashboard: BrokerProcess,
+) -> None:
     address = address_of(with_dashboard)
     write_address(with_dashboard.root, msgspec.structs.replace(address, authenticate_client=False))
     try:
@@ -161,7 +163,7 @@ def test_there_is_no_token_in_the_link_where_none_is_needed(with_dashboard: Brok
         write_address(with_dashboard.root, address)
 
 
-def test_where_there_is_no_dashboard_it_says_how_to_get_one(broker: BrokerProcess) -> None:
+def test_broker_without_dashboard_shows_how_to_enable_it(broker: BrokerProcess) -> None:
     finished = penstock("dashboard", "--root", str(broker.root))
 
     assert finished.code == 5
@@ -172,7 +174,7 @@ def test_where_there_is_no_dashboard_it_says_how_to_get_one(broker: BrokerProces
     ]
 
 
-def test_where_no_broker_runs_there_is_no_dashboard(tmp_path: Path) -> None:
+def test_dashboard_without_a_broker_fails(tmp_path: Path) -> None:
     finished = penstock("dashboard", "--root", str(tmp_path))
 
     assert finished.code == 3
@@ -182,7 +184,7 @@ def test_where_no_broker_runs_there_is_no_dashboard(tmp_path: Path) -> None:
 # penstock tokens
 
 
-def test_a_token_that_is_made_lets_in_for_what_it_is_for(broker: BrokerProcess) -> None:
+def test_created_token_allows_its_role_and_streams_only(broker: BrokerProcess) -> None:
     made = tokens(broker, "create", "sensors", "--role", "producer", "--stream", "sensor-*")
     assert made.code == 0
     secret = made.output.strip()
@@ -194,7 +196,7 @@ def test_a_token_that_is_made_lets_in_for_what_it_is_for(broker: BrokerProcess) 
             append(client, "other", b"x")
 
 
-def test_a_token_has_a_name(broker: BrokerProcess) -> None:
+def test_empty_token_name_is_rejected(broker: BrokerProcess) -> None:
     finished = penstock("tokens", "create", " ", "--role", "admin", "--root", str(broker.root))
 
     assert finished.code == 2
@@ -236,23 +238,23 @@ def test_tokens_are_listed_without_their_secrets(broker: BrokerProcess) -> None:
     assert secret.encode() not in (broker.root / "catalog.sqlite").read_bytes()
 
 
-def test_a_token_is_for_all_streams_unless_they_are_named(broker: BrokerProcess) -> None:
+def test_token_without_patterns_is_for_all_streams(broker: BrokerProcess) -> None:
     secret = tokens(broker, "create", "everywhere", "--role", "consumer").output.strip()
 
     with broker.connect(secret) as client:
         assert client.call(Operation.ListStreams)["streams"] == ["other", "sensor-1"]
 
 
-def test_a_name_is_used_once(broker: BrokerProcess) -> None:
+def test_duplicate_token_name_is_rejected(broker: BrokerProcess) -> None:
     again = tokens(broker, "create", "first", "--role", "consumer")
 
     assert again.code == 1
-    assert "there is a token 'first' already" in again.error
+    assert "the token 'first' already exists" in again.error
     with broker.connect() as client:
         assert client.call(Operation.ListStreams)["status"] == 0
 
 
-def test_a_role_is_one_of_those_there_are(broker: BrokerProcess) -> None:
+def test_unknown_role_is_rejected_with_the_known_ones(broker: BrokerProcess) -> None:
     finished = tokens(broker, "create", "x", "--role", "king")
 
     assert finished.code == 2
@@ -260,7 +262,7 @@ def test_a_role_is_one_of_those_there_are(broker: BrokerProcess) -> None:
         assert role in finished.error
 
 
-def test_a_revoked_token_lets_nobody_in_and_closes_its_connections(broker: BrokerProcess) -> None:
+def test_revoked_token_is_rejected_and_its_connections_are_closed(broker: BrokerProcess) -> None:
     secret = tokens(broker, "create", "leaked", "--role", "admin").output.strip()
     with broker.connect(secret) as client:
         assert tokens(broker, "revoke", "leaked").code == 0
@@ -273,7 +275,7 @@ def test_a_revoked_token_lets_nobody_in_and_closes_its_connections(broker: Broke
     assert again.error_lines == ["penstock: there is no token 'leaked'"]
 
 
-def test_an_expired_token_is_refused_and_its_connections_are_closed(broker: BrokerProcess) -> None:
+def test_expired_token_is_rejected_and_its_connections_are_closed(broker: BrokerProcess) -> None:
     made = tokens(broker, "create", "short", "--role", "consumer", "--expires", "90d", "--json")
     secret = json.loads(made.output)["token"]
     with broker.connect(secret) as client:
@@ -289,13 +291,13 @@ def test_an_expired_token_is_refused_and_its_connections_are_closed(broker: Brok
     assert line.endswith("(expired)")
 
 
-def test_a_rotated_token_is_valid_until_the_grace_period_ends(broker: BrokerProcess) -> None:
+def test_rotated_token_is_valid_until_the_grace_period_ends(broker: BrokerProcess) -> None:
     made = tokens(broker, "create", "rotated", "--role", "consumer", "--expires", "90d", "--json")
     old = json.loads(made.output)
     with broker.connect(old["token"]) as client:
         new = json.loads(tokens(broker, "rotate", "rotated", "--json").output)
         assert new["token"] != old["token"]
-        # It lives for 90 days as well.
+        # It is valid for 90 days too.
         assert 0 <= new["expires"] - old["expires"] < 86_400_000
         for secret in (old["token"], new["token"]):
             broker.connect(secret).close()
@@ -311,14 +313,14 @@ def test_a_rotated_token_is_valid_until_the_grace_period_ends(broker: BrokerProc
         assert client.call(Operation.ListStreams)["status"] == 0
 
 
-def test_a_rotated_first_token_is_in_the_token_file(tmp_path: Path) -> None:
+def test_rotated_first_token_is_in_the_token_file(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         old = broker.token
         new = tokens(broker, "rotate", "first").output.strip()
         assert (broker.root / "token").read_text().strip() == new != old
         for secret in (old, new):
             broker.connect(secret).close()
-        # A file that cannot be written does not take the new token with it.
+        # The new token is valid even if the file cannot be written.
         (broker.root / "token.new").mkdir()
         finished = tokens(broker, "rotate", "first")
         assert finished.code == 1
@@ -330,15 +332,15 @@ def test_a_rotated_first_token_is_in_the_token_file(tmp_path: Path) -> None:
     ("words", "code", "reason"),
     [
         (["rotate", "unknown"], 5, "there is no token 'unknown'"),
-        (["rotate", "first", "--grace", "soon"], 2, "'soon' is no duration"),
-        (["create", "x", "--role", "admin", "--expires", "90"], 2, "'90' is no duration"),
+        (["rotate", "first", "--grace", "soon"], 2, "'soon' is not a duration"),
+        (["create", "x", "--role", "admin", "--expires", "90"], 2, "'90' is not a duration"),
         (["create", "x", "--role", "admin", "--expires", "0s"], 2, "expected 1 s to 36500d"),
         (["create", "x", "--role", "admin", "--expires", "36501d"], 2, "expected 1 s to 36500d"),
         (["rotate", "first", "--expires", "0s"], 2, "expected 1 s to 36500d"),
         (["rotate", "first", "--grace", "36501d"], 2, "expected 0 s to 36500d"),
     ],
 )
-def test_bad_rotations_and_expiries_are_refused(
+def test_invalid_rotations_and_expiries_are_rejected(
     broker: BrokerProcess, words: list[str], code: int, reason: str
 ) -> None:
     finished = tokens(broker, *words)
@@ -346,7 +348,7 @@ def test_bad_rotations_and_expiries_are_refused(
     assert reason in finished.error
 
 
-def test_the_first_token_stays_revoked_and_the_next_start_makes_another(tmp_path: Path) -> None:
+def test_revoked_first_token_is_replaced_at_the_next_start(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         leaked = broker.token
         assert tokens(broker, "revoke", "first").code == 0
@@ -360,18 +362,18 @@ def test_the_first_token_stays_revoked_and_the_next_start_makes_another(tmp_path
 
 
 @pytest.mark.parametrize("words", [["list"], ["create", "x", "--role", "admin"], ["revoke", "x"]])
-def test_where_no_store_is_nothing_is_made(tmp_path: Path, words: list[str]) -> None:
+def test_tokens_without_a_store_create_nothing(tmp_path: Path, words: list[str]) -> None:
     finished = penstock("tokens", *words, "--root", str(tmp_path))
 
     assert finished.code == 1
     assert finished.error_lines == [
-        f"penstock: there is no store at {tmp_path}: `penstock serve` makes one"
+        f"penstock: there is no store at {tmp_path}: `penstock serve` creates one"
     ]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_store_is_told_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "catalog.sqlite").write_bytes(b"this is no database" * 100)
+def test_damaged_store_fails_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "catalog.sqlite").write_bytes(b"not a database" * 100)
 
     finished = penstock("tokens", "list", "--root", str(tmp_path))
 

@@ -1,4 +1,4 @@
-"""Definitions in files: each format and spelling, and how what is wrong is told."""
+"""Definition files: each format and naming style, and the errors of invalid files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from penstock.model import KinesisConfig, MessageStreamDefinition, StrategyOnFul
 from .samples import FULL, SNAKE_CASE_TOML, write
 
 
-def refusal(file: str, name: str | None = None) -> str:
-    """What is said of a file that is refused, without its name."""
-    with pytest.raises(Failure) as refused:
+def rejection(file: str, name: str | None = None) -> str:
+    """The error message of a rejected file, without its name."""
+    with pytest.raises(Failure) as rejected:
         read_definition(file, name)
-    assert refused.value.exit_code == 2
-    assert "\n" not in refused.value.message
-    assert refused.value.message.startswith(file)
-    return refused.value.message.removeprefix(file)
+    assert rejected.value.exit_code == 2
+    assert "\n" not in rejected.value.message
+    assert rejected.value.message.startswith(file)
+    return rejected.value.message.removeprefix(file)
 
 
-def test_a_file_may_use_the_names_of_the_python_sdk(tmp_path: Path) -> None:
+def test_file_may_use_names_of_the_python_sdk(tmp_path: Path) -> None:
     file = tmp_path / "full.toml"
     file.write_text(SNAKE_CASE_TOML)
 
@@ -32,14 +32,14 @@ def test_a_file_may_use_the_names_of_the_python_sdk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extension", ["toml", "yaml", "yml", "json", "JSON"])
-def test_a_file_may_use_the_names_on_the_wire(tmp_path: Path, extension: str) -> None:
+def test_file_may_use_names_of_the_wire(tmp_path: Path, extension: str) -> None:
     path = Path(write(tmp_path, extension.lower(), to_wire(FULL)))
     path = path.rename(path.with_suffix(f".{extension}"))
 
     assert read_definition(str(path)) == FULL
 
 
-def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
+def test_missing_fields_have_defaults(tmp_path: Path) -> None:
     file = write(tmp_path, "yaml", {"name": "s", "strategy_on_full": "RejectNewData"})
 
     assert read_definition(file) == MessageStreamDefinition(
@@ -47,7 +47,7 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
     )
 
 
-def test_nothing_is_what_null_stands_for(tmp_path: Path) -> None:
+def test_null_means_not_set(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         "json",
@@ -91,16 +91,16 @@ def test_nothing_is_what_null_stands_for(tmp_path: Path) -> None:
         ({1: 2}, "1: there is no such field; expected name, maxSize,"),
     ],
 )
-def test_an_unknown_field_is_refused_with_the_nearest_name(
+def test_unknown_field_is_rejected_with_the_closest_name(
     tmp_path: Path, plain: Any, message: str
 ) -> None:
-    assert refusal(write(tmp_path, "yaml", plain)).startswith(f": {message}")
+    assert rejection(write(tmp_path, "yaml", plain)).startswith(f": {message}")
 
 
-def test_a_field_in_both_spellings_is_refused(tmp_path: Path) -> None:
+def test_field_in_both_naming_styles_is_rejected(tmp_path: Path) -> None:
     plain = {"exportDefinition": {"kinesis": [{"batchSize": 1, "batch_size": 1}]}}
 
-    assert refusal(write(tmp_path, "json", plain)) == (
+    assert rejection(write(tmp_path, "json", plain)) == (
         ": exportDefinition.kinesis[0].batch_size: given twice, as batch_size and as batchSize; "
         "leave one out"
     )
@@ -115,21 +115,21 @@ def test_a_field_in_both_spellings_is_refused(tmp_path: Path) -> None:
         ("yaml", "export_definition: {name: [], name: []}"),
     ],
 )
-def test_a_field_that_is_given_twice_is_refused(tmp_path: Path, extension: str, text: str) -> None:
+def test_duplicate_field_is_rejected(tmp_path: Path, extension: str, text: str) -> None:
     file = tmp_path / f"twice.{extension}"
     file.write_text(text)
 
-    assert refusal(str(file)) == ": name is given twice"
+    assert rejection(str(file)) == ": name is given twice"
 
 
-def test_a_field_that_is_given_twice_is_refused_in_toml(tmp_path: Path) -> None:
+def test_duplicate_field_is_rejected_in_toml(tmp_path: Path) -> None:
     file = tmp_path / "twice.toml"
     file.write_text('name = "a"\nname = "b"\n')
 
-    assert "Cannot overwrite a value" in refusal(str(file))
+    assert "Cannot overwrite a value" in rejection(str(file))
 
 
-def test_a_merge_key_of_yaml_gives_what_is_not_given(tmp_path: Path) -> None:
+def test_yaml_merge_key_fills_missing_fields(tmp_path: Path) -> None:
     file = tmp_path / "merged.yaml"
     file.write_text(
         "name: a\nstrategy_on_full: 1\nexport_definition:\n  kinesis:\n"
@@ -185,14 +185,14 @@ def test_a_merge_key_of_yaml_gives_what_is_not_given(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_refused_with_what_is_allowed(
+def test_invalid_value_is_rejected_with_allowed_values(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     plain = {"name": "s", "strategy_on_full": 1}
     if "strategyOnFull" in change:
         del plain["strategy_on_full"]
 
-    assert refusal(write(tmp_path, "yaml", plain | change)).startswith(f": {message}")
+    assert rejection(write(tmp_path, "yaml", plain | change)).startswith(f": {message}")
 
 
 @pytest.mark.parametrize(
@@ -215,40 +215,42 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(
         ),
     ],
 )
-def test_a_file_that_is_none_is_refused(
+def test_malformed_file_is_rejected(
     tmp_path: Path, extension: str, text: str, message: str
 ) -> None:
     file = tmp_path / f"broken.{extension}"
     file.write_text(text)
 
-    assert refusal(str(file)).startswith(message)
+    assert rejection(str(file)).startswith(message)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_binary_file_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "binary.json"
     file.write_bytes(b"\xff\xfe")
 
-    assert "can't decode" in refusal(str(file))
+    assert "can't decode" in rejection(str(file))
 
 
-def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
-    assert refusal(str(tmp_path / "a.toml")) == " cannot be read: No such file or directory"
+def test_missing_file_is_rejected(tmp_path: Path) -> None:
+    assert rejection(str(tmp_path / "a.toml")) == " cannot be read: No such file or directory"
 
 
-def test_a_description_is_told_from_a_definition(tmp_path: Path) -> None:
+def test_description_is_not_accepted_as_definition(tmp_path: Path) -> None:
     file = write(tmp_path, "json", {"definition": {}, "storageStatus": {}, "exportStatuses": []})
 
-    assert "the part of it that is called definition" in refusal(file)
+    assert "use only its member definition" in rejection(file)
 
 
-def test_a_name_beside_a_file_without_one_names_the_stream(tmp_path: Path) -> None:
+def test_name_argument_names_a_stream_whose_file_has_no_name(tmp_path: Path) -> None:
     file = write(tmp_path, "json", {"strategyOnFull": 1})
 
     assert read_definition(file, "given").name == "given"
 
 
-def test_a_name_beside_a_file_must_be_the_same(tmp_path: Path) -> None:
+def test_name_argument_must_match_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, "json", {"name": "a", "strategyOnFull": 1})
 
     assert read_definition(file, "a").name == "a"
-    assert refusal(file, "b") == (" defines 'a', and the command names 'b': leave one of them out")
+    assert rejection(file, "b") == (
+        " defines the stream 'a', but the command names 'b': use the same name, or leave one out"
+    )

@@ -1,4 +1,4 @@
-"""Definitions changed by flags, and by what is to happen to exports."""
+"""Definitions that are changed by options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.model import (
 from .samples import FULL
 
 
-def test_flags_change_what_they_name_and_nothing_else() -> None:
+def test_flags_change_only_their_fields() -> None:
     changed = change_definition(FULL, {"max_size": 2048, "time_to_live_millis": FOREVER})
 
     assert to_wire(changed) == {
@@ -49,7 +49,7 @@ def test_exports_are_paused_resumed_removed_and_added() -> None:
     )
 
 
-def test_an_export_that_is_removed_makes_room_for_one_of_its_name() -> None:
+def test_identifier_of_a_removed_export_can_be_reused() -> None:
     changed = change_definition(
         FULL, {"http": (HTTPConfig("k1", "http://y"),)}, ExportChanges(removed=("k1",))
     )
@@ -85,23 +85,24 @@ def test_an_export_that_is_removed_makes_room_for_one_of_its_name() -> None:
         (
             {},
             ExportChanges(paused=("k1",), resumed=("k1",)),
-            "the export 'k1' can be removed, paused or resumed, but only one of them at a time",
+            "the export 'k1' is given to more than one of --remove-export, --pause and --resume: "
+            "choose one",
             2,
         ),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_change_is_rejected(
     flags: dict[str, Any], changes: ExportChanges, message: str, code: int
 ) -> None:
-    with pytest.raises(Failure) as refused:
+    with pytest.raises(Failure) as rejected:
         change_definition(FULL, flags, changes)
 
-    assert refused.value.message == message
-    assert refused.value.exit_code == code
+    assert rejected.value.message == message
+    assert rejected.value.exit_code == code
 
 
-def test_a_stream_without_exports_says_so() -> None:
+def test_unknown_export_of_a_stream_without_exports_is_rejected() -> None:
     plain = MessageStreamDefinition(name="s", strategy_on_full=StrategyOnFull.RejectNewData)
 
-    with pytest.raises(Failure, match="the stream 's' has no export 'k'; it has none"):
+    with pytest.raises(Failure, match="the stream 's' has no export 'k'; it has no exports"):
         change_definition(plain, {}, ExportChanges(paused=("k",)))

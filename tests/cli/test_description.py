@@ -1,4 +1,4 @@
-"""A stream for people: the row, the page, and the differences that an update makes."""
+"""Streams as text: the row, the description, and the differences of an update."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from penstock.cli.description import (
     LIST_HEADINGS,
     contents,
+    description_lines,
     difference_lines,
     list_row,
-    page_lines,
 )
 from penstock.model import (
     ExportDefinition,
@@ -51,14 +51,14 @@ def described(
 
 
 def squeezed(info: MessageStreamInfo) -> list[str]:
-    """The page without its columns."""
-    return [" ".join(line.split()) for line in page_lines(info)]
+    """The description without the alignment of its columns."""
+    return [" ".join(line.split()) for line in description_lines(info)]
 
 
 # The row
 
 
-def test_a_row_has_a_cell_for_each_heading() -> None:
+def test_row_has_a_cell_for_each_heading() -> None:
     row = list_row(described(FULL, StorageStatus(5, 14, 17 << 20)))
 
     assert dict(zip(LIST_HEADINGS, row, strict=True)) == {
@@ -74,7 +74,7 @@ def test_a_row_has_a_cell_for_each_heading() -> None:
 
 
 @pytest.mark.parametrize("storage", [EMPTY, StorageStatus(7, 6, 0)])
-def test_a_stream_that_holds_nothing_has_no_oldest(storage: StorageStatus) -> None:
+def test_empty_stream_has_no_range(storage: StorageStatus) -> None:
     row = list_row(described(defined(strategy_on_full=StrategyOnFull.RejectNewData), storage))
 
     assert row == ("s", 0, "-", "0 B", "256 MiB", "file", "reject", 0)
@@ -88,14 +88,14 @@ def test_a_stream_that_holds_nothing_has_no_oldest(storage: StorageStatus) -> No
         (StorageStatus(3, 4, 2048), "2 messages, 2 KiB"),
     ],
 )
-def test_what_a_stream_holds_is_counted(storage: StorageStatus, shown: str) -> None:
+def test_contents_count_messages_and_bytes(storage: StorageStatus, shown: str) -> None:
     assert contents(described(defined(), storage)) == shown
 
 
-# The page
+# The description
 
 
-def test_the_page_is_aligned_part_by_part() -> None:
+def test_description_is_aligned_per_section() -> None:
     definition = defined(
         max_size=1_000_000,
         time_to_live_millis=5_400_000,
@@ -106,9 +106,9 @@ def test_the_page_is_aligned_part_by_part() -> None:
     )
     status = ExportStatus("k", 3, 1_700_000_000_000, "slow", 2048, 4)
 
-    page = list(page_lines(described(definition, StorageStatus(0, 9, 10_240), status)))
+    lines = list(description_lines(described(definition, StorageStatus(0, 9, 10_240), status)))
 
-    assert page == [
+    assert lines == [
         "name                 s",
         "messages             10 (0..9)",
         "size                 10 KiB (1.0% of max size)",
@@ -138,8 +138,8 @@ def test_the_page_is_aligned_part_by_part() -> None:
     ]
 
 
-def test_the_page_has_all_that_is_set_of_an_export() -> None:
-    page = squeezed(described(FULL))
+def test_description_has_all_fields_of_exports() -> None:
+    lines = squeezed(described(FULL))
 
     for line in (
         "messages none",
@@ -152,7 +152,7 @@ def test_the_page_has_all_that_is_set_of_an_export() -> None:
         "status level DEBUG",
         "status stream name statuses",
     ):
-        assert line in page
+        assert line in lines
 
 
 def test_messages_before_the_start_of_an_export_are_not_behind() -> None:
@@ -161,24 +161,24 @@ def test_messages_before_the_start_of_an_export_are_not_behind() -> None:
     assert "behind 3 messages" in squeezed(described(definition, StorageStatus(0, 9, 10)))
 
 
-def test_what_others_have_said_cannot_steer_the_terminal() -> None:
+def test_control_characters_are_removed() -> None:
     definition = with_exports(http=[HTTPConfig("h", "http://x/\x1b[2J\ny")])
     status = ExportStatus("h", error_message="slow\n\x1b[2Jdown")
 
-    page = squeezed(described(definition, EMPTY, status))
+    lines = squeezed(described(definition, EMPTY, status))
 
-    assert "uri http://x/ [2J y" in page
-    assert "last error slow [2Jdown" in page
+    assert "uri http://x/ [2J y" in lines
+    assert "last error slow [2Jdown" in lines
 
 
 # The differences
 
 
-def test_two_equal_definitions_do_not_differ() -> None:
+def test_equal_definitions_have_no_differences() -> None:
     assert list(difference_lines(FULL, msgspec.structs.replace(FULL))) == []
 
 
-def test_fields_that_differ_are_shown_before_and_after() -> None:
+def test_changed_fields_show_old_and_new_values() -> None:
     changed = msgspec.structs.replace(
         FULL,
         max_size=2_000_000_000,
@@ -195,7 +195,7 @@ def test_fields_that_differ_are_shown_before_and_after() -> None:
     ]
 
 
-def test_exports_are_removed_added_and_changed() -> None:
+def test_export_differences_are_shown() -> None:
     before = with_exports(
         kinesis=[KinesisConfig("a", "one", priority=3)],
         s3_task_executor=[S3ExportTaskExecutorConfig("b")],
@@ -217,7 +217,7 @@ def test_exports_are_removed_added_and_changed() -> None:
     ]
 
 
-def test_an_export_that_is_not_paused_is_the_same_however_that_is_said() -> None:
+def test_disabled_false_equals_disabled_unset() -> None:
     unsaid = with_exports(kinesis=[KinesisConfig("k", "x")])
     said = with_exports(kinesis=[KinesisConfig("k", "x", disabled=False)])
 

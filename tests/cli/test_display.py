@@ -1,4 +1,4 @@
-"""Messages as they are printed, in every format."""
+"""Printed messages in every format."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def render(
     ]
 
 
-# Lines for people
+# Lines
 
 
-def test_a_message_is_a_line_with_its_number_local_time_and_payload() -> None:
+def test_line_has_number_local_time_and_payload() -> None:
     payloads = [b"plain text", b"two\nlines", b"\xff\x00", b"\x1b[31m"]
 
     lines = b"".join(render(Display(), payloads)).decode().splitlines()
@@ -62,7 +62,7 @@ def test_a_message_is_a_line_with_its_number_local_time_and_payload() -> None:
         ("hex", [payload.hex() for payload in PAYLOADS]),
     ],
 )
-def test_a_message_is_one_line_in_every_format(form: str, expected: list[str]) -> None:
+def test_message_is_one_line_in_every_format(form: str, expected: list[str]) -> None:
     lines = [line.decode() for line in render(Display(Format(form)))]
 
     assert [line.split(maxsplit=2)[2] for line in lines] == [text + "\n" for text in expected]
@@ -71,14 +71,14 @@ def test_a_message_is_one_line_in_every_format(form: str, expected: list[str]) -
 @pytest.mark.parametrize("form", [form for form in Format if form is not Format.RAW])
 @pytest.mark.parametrize("payload_only", [False, True])
 @pytest.mark.parametrize("as_json", [False, True])
-def test_no_payload_steers_a_terminal(form: Format, payload_only: bool, as_json: bool) -> None:
+def test_payload_cannot_control_terminals(form: Format, payload_only: bool, as_json: bool) -> None:
     payloads = [b"\x1b[31mred", "\x9b31mred".encode(), b"seen\nagain\r\x08", b'"\\u001b\x7f"']
 
     for shown in render(Display(form, payload_only, as_json), payloads, on_terminal=True):
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown.decode())
 
 
-# Payloads alone
+# Payloads only
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_no_payload_steers_a_terminal(form: Format, payload_only: bool, as_json:
         ("base64", [b"eyJhIjogWzEsCjJdfQ==", b"Z3LDvG4=", b"/wA=", b"dGFiCWJlbGwH"]),
     ],
 )
-def test_payloads_alone_go_into_a_pipe_as_they_are(form: str, expected: list[bytes]) -> None:
+def test_payload_only_writes_unescaped_payloads_to_a_pipe(form: str, expected: list[bytes]) -> None:
     display = Display(Format(form), payload_only=True)
 
     assert render(display) == [payload + b"\n" for payload in expected]
@@ -130,7 +130,7 @@ def test_raw_has_nothing_between_messages() -> None:
         ("hex", [{"payload": payload.hex(), "encoding": "hex"} for payload in PAYLOADS]),
     ],
 )
-def test_programs_get_an_object_a_line(form: str, expected: list[dict[str, object]]) -> None:
+def test_json_is_one_object_per_line(form: str, expected: list[dict[str, object]]) -> None:
     lines = render(Display(Format(form), as_json=True))
 
     assert [json.loads(line) for line in lines] == [
@@ -142,7 +142,7 @@ def test_programs_get_an_object_a_line(form: str, expected: list[dict[str, objec
 
 @pytest.mark.parametrize("words", [["--payload-only"], ["--format", "raw"]])
 @pytest.mark.parametrize("command", ["read", "tail"])
-def test_json_goes_with_no_other_shape(command: str, words: list[str]) -> None:
+def test_json_excludes_other_formats(command: str, words: list[str]) -> None:
     finished = penstock(command, "a-stream", "--json", *words)
 
     assert finished.code == 2
@@ -152,7 +152,7 @@ def test_json_goes_with_no_other_shape(command: str, words: list[str]) -> None:
 # Printing
 
 
-def test_what_came_before_an_error_is_printed() -> None:
+def test_messages_before_an_error_are_printed() -> None:
     def break_off() -> Iterator[Message]:
         yield Message("a-stream", 0, TIME, b"a")
         yield Message("a-stream", 1, TIME, b"b")
@@ -165,8 +165,8 @@ def test_what_came_before_an_error_is_printed() -> None:
     assert output.getvalue() == b"ab"
 
 
-def test_standard_output_may_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As Python has it after `>&-` in a shell.
+def test_closed_standard_output_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Python sets it to None after `>&-` in a shell.
     monkeypatch.setattr(sys, "stdout", None)
 
     with pytest.raises(Failure, match="standard output is closed"):

@@ -1,7 +1,4 @@
-"""`penstock doctor` as a whole: machines that are well, and those that are not.
-
-What each check finds is tested beside it, in `checks/`.
-"""
+"""`penstock doctor` as a whole. The tests of each check are in `checks/`."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from .command import penstock
 
 
 class Report:
-    """What the doctor said to a program, by the names of its checks."""
+    """The JSON output of the command, by the names of checks."""
 
     def __init__(self, *words: str, **variables: Any) -> None:
         finished = penstock("doctor", "--json", *words, **variables)
@@ -38,11 +35,15 @@ class Report:
         return [finding["name"] for finding in self.findings if finding["state"] == "fail"]
 
 
-def test_a_new_machine_is_well(tmp_path: Path) -> None:
-    root = tmp_path / "root"
+def unused_port() -> str:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        port = str(unused.getsockname()[1])
+        return str(unused.getsockname()[1])
+
+
+def test_new_machine_passes(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    port = unused_port()
     report = Report("--root", str(root), STREAM_MANAGER_SERVER_PORT=port, HOME=str(tmp_path))
 
     assert report.failed == []
@@ -57,7 +58,7 @@ def test_a_new_machine_is_well(tmp_path: Path) -> None:
     assert not root.exists()
 
 
-def test_a_running_broker_is_well_but_for_where_it_exports_to(tmp_path: Path) -> None:
+def test_unreachable_destination_of_a_running_broker_fails(tmp_path: Path) -> None:
     exports = {"http": [{"identifier": "nowhere", "uri": "http://127.0.0.1:1/in"}]}
     with LocalBroker(tmp_path / "root") as broker:
         with broker.connect() as client:
@@ -70,21 +71,21 @@ def test_a_running_broker_is_well_but_for_where_it_exports_to(tmp_path: Path) ->
         assert report.state(name) == "ok", report[name]
 
 
-def test_settings_that_are_wrong_are_told_and_those_that_depend_on_them_left_out() -> None:
-    report = Report(PENSTOCK_MAX_CONNECTIONS="many")
+def test_invalid_settings_fail_and_skip_dependent_checks() -> None:
+    report = Report(PENSTOCK_MAX_CONNECTIONS="many", STREAM_MANAGER_SERVER_PORT=unused_port())
 
     assert report.code == 1
     assert report.failed == ["settings"]
     assert {report.state(name) for name in (*stored_data.CHECKS, *listeners.CHECKS)} == {"skip"}
 
 
-def test_people_get_a_line_for_each_and_how_to_mend_it(tmp_path: Path) -> None:
+def test_each_check_prints_a_line_and_its_fix(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     finished = penstock("doctor", "--root", str(tmp_path))
 
     lines = finished.output.splitlines()
     index = lines.index(next(line for line in lines if line.startswith("warn  permissions")))
-    assert lines[index].split(maxsplit=2)[2] == f"{tmp_path} has mode 755: others may look into it"
+    assert lines[index].split(maxsplit=2)[2] == f"{tmp_path} has mode 755: other users have access"
     assert lines[index + 1].split() == ["->", "chmod", "700", str(tmp_path)]
     assert lines[0].startswith("ok    python ")
     assert "\x1b" not in finished.output

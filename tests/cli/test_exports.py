@@ -39,12 +39,12 @@ def client_of(broker: BrokerProcess) -> StreamManagerClient:
 
 
 def to_http(identifier: str = "cloud", **fields: Any) -> dict[str, Any]:
-    # Urgent: nothing is gathered.
+    # Urgent: messages are exported without a delay.
     return {"identifier": identifier, "uri": "http://127.0.0.1/", "priority": 1, **fields}
 
 
 def deliver(broker: BrokerProcess, stream: str, **fields: Any) -> None:
-    """Reports that the messages that are due have arrived, as a task of a pipeline does."""
+    """Reports the delivery of all due messages, as a task of a pipeline does."""
     with client_of(broker) as client:
         plan = client.plan_exports(f"p{next(numbers)}", "t", lease_millis=60_000)
         reports = [
@@ -65,7 +65,7 @@ def deliver(broker: BrokerProcess, stream: str, **fields: Any) -> None:
 
 @pytest.fixture
 def exported(broker: BrokerProcess) -> str:
-    """A stream whose ten messages are exported, also by an export that is paused."""
+    """A stream with ten exported messages, and with a second export that is paused."""
     paused = to_http("paused", disabled=True)
     stream = make_stream(broker, exportDefinition={"http": [to_http(), paused]})
     fill(broker, stream, *[b"x"] * 10)
@@ -80,7 +80,7 @@ def position(broker: BrokerProcess, stream: str, identifier: str = "cloud") -> i
     return number
 
 
-# Looking
+# Listing
 
 
 def test_list_shows_state_and_position(broker: BrokerProcess, exported: str) -> None:
@@ -97,7 +97,7 @@ def test_list_shows_state_and_position(broker: BrokerProcess, exported: str) -> 
     assert second.split() == [exported, "paused", "http", "paused", "12", "0", "-"]
 
 
-def test_list_is_json_for_programs(broker: BrokerProcess, exported: str) -> None:
+def test_list_prints_json(broker: BrokerProcess, exported: str) -> None:
     first, second = json.loads(succeed(broker, "list", exported, "--json"))
     assert (first["streamName"], first["identifier"], first["kind"]) == (exported, "cloud", "http")
     assert (first["state"], first["nextSequenceNumber"]) == ("up-to-date", 10)
@@ -109,11 +109,11 @@ def test_list_without_a_stream_shows_all(broker: BrokerProcess, exported: str) -
     listed = json.loads(succeed(broker, "list", "--json"))
     found = {(each["streamName"], each["identifier"]): each for each in listed}
     assert {(exported, "cloud"), (exported, "paused"), (other, "cloud")} <= found.keys()
-    # Its start is to come.
+    # Its start is ahead of the stream.
     assert found[other, "cloud"]["nextSequenceNumber"] == 7
 
 
-def test_stream_without_exports_is_told(broker: BrokerProcess, stream: str) -> None:
+def test_list_of_a_stream_without_exports_prints_a_hint(broker: BrokerProcess, stream: str) -> None:
     finished = exports(broker, "list", stream)
     assert (finished.code, finished.output) == (0, "")
     assert f"There are no exports of the stream {stream!r}" in finished.error
@@ -132,7 +132,7 @@ def test_export_is_paused_and_resumed(broker: BrokerProcess, exported: str) -> N
     of = f"of {exported}"
     assert succeed(broker, "pause", exported, "cloud") == f"paused cloud {of}\n"
     again = succeed(broker, "pause", exported, "cloud")
-    assert again == f"the export cloud {of} is paused already\n"
+    assert again == f"the export cloud {of} is already paused\n"
     assert succeed(broker, "resume", exported, "paused") == f"resumed paused {of}\n"
     again = succeed(broker, "resume", exported, "paused")
     assert again == f"the export paused {of} is not paused\n"
@@ -143,7 +143,7 @@ def test_export_is_paused_and_resumed(broker: BrokerProcess, exported: str) -> N
 
 
 @pytest.mark.parametrize(("command", "is_paused"), [("pause", True), ("resume", False)])
-def test_pausing_is_json_for_programs(
+def test_pause_and_resume_print_json(
     broker: BrokerProcess, exported: str, command: str, is_paused: bool
 ) -> None:
     plain = json.loads(succeed(broker, command, exported, "cloud", "--json"))
@@ -174,11 +174,11 @@ def test_export_is_rewound(
 
 def test_export_is_moved_forward(broker: BrokerProcess, exported: str) -> None:
     output = succeed(broker, "rewind", exported, "paused", "--to", "latest")
-    assert output == f"moved paused of {exported} from 0 on to 10: 10 messages are not sent\n"
+    assert output == f"moved paused of {exported} from 0 forward to 10: 10 messages are not sent\n"
     assert position(broker, exported, "paused") == 10
 
 
-def test_rewind_is_json_for_programs(broker: BrokerProcess, exported: str) -> None:
+def test_rewind_prints_json(broker: BrokerProcess, exported: str) -> None:
     plain = json.loads(succeed(broker, "rewind", exported, "cloud", "--to", "3", "--json"))
     assert plain == {
         "streamName": exported,
@@ -217,7 +217,7 @@ def test_rewind_to_a_time_finds_the_first_message_since(
     ]
 
 
-def test_first_message_since_a_time_is_found(broker: BrokerProcess, exported: str) -> None:
+def test_find_first_since_returns_bounds(broker: BrokerProcess, exported: str) -> None:
     with client_of(broker) as client:
         assert find_first_since(client, exported, 0, range(10)) == 0
         assert find_first_since(client, exported, 1 << 60, range(10)) == 10
@@ -225,7 +225,7 @@ def test_first_message_since_a_time_is_found(broker: BrokerProcess, exported: st
 
 
 @pytest.mark.parametrize("to", ["soon", "-1", "2h", "1.5", ""])
-def test_target_that_means_nothing_is_refused_with_what_is_allowed(
+def test_malformed_target_is_rejected_with_allowed_values(
     broker: BrokerProcess, exported: str, to: str
 ) -> None:
     finished = exports(broker, "rewind", exported, "cloud", f"--to={to}")
@@ -235,7 +235,7 @@ def test_target_that_means_nothing_is_refused_with_what_is_allowed(
     assert position(broker, exported) == 10
 
 
-def test_target_beyond_the_stream_is_refused(broker: BrokerProcess, exported: str) -> None:
+def test_target_beyond_the_stream_is_rejected(broker: BrokerProcess, exported: str) -> None:
     finished = exports(broker, "rewind", exported, "cloud", "--to", "11")
     assert finished.code == 2
     assert "11 is beyond the stream: expected 0 to 10" in finished.error
@@ -245,7 +245,7 @@ def test_target_beyond_the_stream_is_refused(broker: BrokerProcess, exported: st
 
 
 @pytest.mark.parametrize("command", [["pause"], ["resume"], ["rewind", "--to", "0"]])
-def test_unknown_streams_and_exports_are_refused(
+def test_unknown_streams_and_exports_are_rejected(
     broker: BrokerProcess, exported: str, command: list[str]
 ) -> None:
     finished = exports(broker, *command, exported, "clodu")
@@ -257,7 +257,7 @@ def test_unknown_streams_and_exports_are_refused(
     assert exports(broker, "list", "nowhere").code == 5
 
 
-def test_wrong_token_is_refused(broker: BrokerProcess, exported: str) -> None:
+def test_wrong_token_is_rejected(broker: BrokerProcess, exported: str) -> None:
     finished = exports(broker, "rewind", exported, "cloud", "--to", "0", token="wrong")
     assert finished.code == 4
 
@@ -269,7 +269,7 @@ def test_rewind_needs_a_server_with_extensions(plain_server: Relay, exported: st
 
 
 @pytest.mark.parametrize(
-    ("move", "sent_again", "left_out"),
+    ("move", "sent_again", "skipped"),
     [
         # The stream has the messages 5 to 9.
         (Move(8, 6, 5, 10), 2, 0),
@@ -279,7 +279,5 @@ def test_rewind_needs_a_server_with_extensions(plain_server: Relay, exported: st
         (Move(8, 8, 5, 10), 0, 0),
     ],
 )
-def test_move_counts_the_messages_that_are_stored(
-    move: Move, sent_again: int, left_out: int
-) -> None:
-    assert (move.sent_again, move.left_out) == (sent_again, left_out)
+def test_move_counts_stored_messages_only(move: Move, sent_again: int, skipped: int) -> None:
+    assert (move.sent_again, move.skipped) == (sent_again, skipped)

@@ -1,4 +1,4 @@
-"""The command: what it says, and how it fails."""
+"""The command: help, hints, exit codes, and `penstock serve`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support import PENSTOCK, TIMEOUT_S, clean_environment, drain
 from .command import hide_module, penstock, penstock_process
 
 
-def test_the_version_is_printed() -> None:
+def test_version_is_printed() -> None:
     for words in (["version"], ["--version"]):
         finished = penstock(*words)
         assert finished.code == 0
@@ -35,6 +35,14 @@ def test_help_lists_the_commands() -> None:
             assert f"  {command} " in finished.output
 
 
+@pytest.mark.parametrize("group", [[], ["exports"], ["streams"], ["tokens"]])
+def test_help_of_commands_fits_a_terminal(group: list[str]) -> None:
+    _, _, commands = penstock(*group, "--help", COLUMNS="80").output.partition("\nCommands:\n")
+
+    assert commands
+    assert "..." not in commands
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -46,7 +54,7 @@ def test_help_lists_the_commands() -> None:
         (["--config", "/nowhere.toml"], "the configuration file /nowhere.toml does not exist"),
     ],
 )
-def test_a_wrong_flag_is_told_in_a_line(words: list[str], message: str) -> None:
+def test_invalid_option_fails_with_one_line(words: list[str], message: str) -> None:
     finished = penstock_process("serve", *words)
 
     assert finished.code == 2
@@ -59,18 +67,18 @@ def test_a_wrong_flag_is_told_in_a_line(words: list[str], message: str) -> None:
     ("words", "hint"),
     [
         (["stream", "list"], "'streams'?)"),
-        (["--root", "x", "status"], "No such option '--root'. Options stand behind the command."),
-        (["append", "s", "-3.5"], "A message that begins with a dash stands behind --."),
+        (["--root", "x", "status"], "No such option '--root'. Put options after the command."),
+        (["append", "s", "-3.5"], "Put messages that begin with a dash after --."),
     ],
 )
-def test_a_slip_of_the_command_line_gets_a_hint(words: list[str], hint: str) -> None:
+def test_usage_mistake_gets_a_hint(words: list[str], hint: str) -> None:
     finished = penstock(*words)
 
     assert finished.code == 2
     assert hint in finished.error
 
 
-def test_a_wrong_variable_is_told_in_a_line(tmp_path: Path) -> None:
+def test_invalid_variable_fails_with_one_line(tmp_path: Path) -> None:
     finished = penstock_process("serve", STREAM_MANAGER_SERVER_PORT="eighty")
 
     assert finished.code == 2
@@ -79,7 +87,7 @@ def test_a_wrong_variable_is_told_in_a_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_wrong_line_of_the_file_in_this_directory_is_told(tmp_path: Path) -> None:
+def test_unknown_setting_in_the_configuration_file_fails(tmp_path: Path) -> None:
     (tmp_path / "penstock.toml").write_text("prot = 8088\n")
 
     finished = penstock_process("serve", directory=tmp_path)
@@ -89,7 +97,7 @@ def test_a_wrong_line_of_the_file_in_this_directory_is_told(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("words", [["serv"], ["env", "--rot", "1"], ["tokens", "x"]])
-def test_a_word_that_is_unknown_is_told(words: list[str]) -> None:
+def test_unknown_command_or_option_fails(words: list[str]) -> None:
     finished = penstock(*words)
 
     assert finished.code == 2
@@ -97,7 +105,7 @@ def test_a_word_that_is_unknown_is_told(words: list[str]) -> None:
     assert "Traceback" not in finished.error
 
 
-def test_a_root_that_cannot_be_made_is_told_in_a_line(tmp_path: Path) -> None:
+def test_root_that_cannot_be_created_fails_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     finished = penstock_process("serve", "--root", str(tmp_path / "file" / "root"), "--port", "0")
@@ -107,7 +115,7 @@ def test_a_root_that_cannot_be_made_is_told_in_a_line(tmp_path: Path) -> None:
     assert finished.error_lines[0].startswith("penstock: ")
 
 
-def test_a_store_of_a_newer_version_is_told_in_a_line(tmp_path: Path) -> None:
+def test_store_of_a_newer_version_fails_with_one_line(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "catalog.sqlite") as catalog:
         catalog.execute("PRAGMA user_version = 999")
 
@@ -121,7 +129,7 @@ def test_a_store_of_a_newer_version_is_told_in_a_line(tmp_path: Path) -> None:
 # The dashboard
 
 
-def test_a_broker_with_a_dashboard_says_where_it_is(tmp_path: Path) -> None:
+def test_serve_prints_the_address_of_the_dashboard(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with subprocess.Popen(
         [str(PENSTOCK), "serve", "--root", str(root), "--port", "0", "--http-port", "0"],
@@ -135,18 +143,18 @@ def test_a_broker_with_a_dashboard_says_where_it_is(tmp_path: Path) -> None:
         lines = drain(process.stdout)
         try:
             assert lines.get(timeout=TIMEOUT_S).startswith("penstock ready 127.0.0.1:")
-            told = re.fullmatch(
+            shown = re.fullmatch(
                 r"penstock dashboard (http://127\.0\.0\.1:\d+/)\n", lines.get(timeout=TIMEOUT_S)
             )
-            assert told is not None
-            with urllib.request.urlopen(f"{told[1]}healthz", timeout=TIMEOUT_S) as answer:
+            assert shown is not None
+            with urllib.request.urlopen(f"{shown[1]}healthz", timeout=TIMEOUT_S) as answer:
                 assert json.loads(answer.read()) == {"status": "ok"}
             address = read_address(root)
             assert address is not None
-            assert address.http_url == told[1]
+            assert address.http_url == shown[1]
 
-            # A client that stays connected does not keep it.
-            port = int(told[1].rstrip("/").rpartition(":")[2])
+            # An open connection does not delay the stop.
+            port = int(shown[1].rstrip("/").rpartition(":")[2])
             with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as kept:
                 kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert kept.recv(1) == b"H"
@@ -157,7 +165,7 @@ def test_a_broker_with_a_dashboard_says_where_it_is(tmp_path: Path) -> None:
     assert not (root / "broker.json").exists()
 
 
-def test_a_port_of_the_dashboard_that_is_taken_is_told_in_a_line(tmp_path: Path) -> None:
+def test_taken_dashboard_port_fails_with_one_line(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -174,7 +182,7 @@ def test_a_port_of_the_dashboard_that_is_taken_is_told_in_a_line(tmp_path: Path)
     assert not (root / "broker.json").exists()
 
 
-def test_without_its_packages_the_dashboard_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_dashboard_packages_fail_with_a_hint(tmp_path: Path) -> None:
     hide_module(tmp_path, "starlette")
     words = ("--root", str(tmp_path / "root"), "--port", "0", "--http-port", "0")
 

@@ -1,4 +1,4 @@
-"""Arguments, files, pipes and terminals as sources of messages."""
+"""Messages from arguments, files, pipes and terminals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def path(tmp_path: Path) -> Path:
         (Encoding.BASE64, [b"AP8="], [b"\x00\xff"]),
     ],
 )
-def test_arguments_are_taken_as_they_are_or_decoded(
+def test_arguments_are_decoded(
     encoding: Encoding, arguments: list[bytes], messages: list[bytes]
 ) -> None:
     assert decode_arguments([os.fsdecode(word) for word in arguments], encoding) == [
@@ -68,15 +68,15 @@ def test_arguments_are_taken_as_they_are_or_decoded(
         (Encoding.HEX, ["0x"], "message 1 is empty: a message has at least one byte"),
     ],
 )
-def test_an_argument_that_is_no_message_is_told(
+def test_invalid_argument_is_rejected(
     encoding: Encoding, arguments: list[str], problem: str
 ) -> None:
-    with pytest.raises(click.UsageError) as refused:
+    with pytest.raises(click.UsageError) as rejected:
         decode_arguments(arguments, encoding)
-    assert refused.value.message.startswith(problem)
+    assert rejected.value.message.startswith(problem)
 
 
-def test_very_many_arguments_are_several_batches() -> None:
+def test_many_arguments_are_split_into_batches() -> None:
     batches = decode_arguments([str(number) for number in range(12_345)], Encoding.TEXT)
 
     assert [len(batch.messages) for batch in batches] == [5000, 5000, 2345]
@@ -86,7 +86,7 @@ def test_very_many_arguments_are_several_batches() -> None:
 # Lines
 
 
-def test_each_line_is_a_message_and_empty_ones_are_counted(path: Path) -> None:
+def test_each_line_is_a_message_and_empty_lines_are_counted(path: Path) -> None:
     assert read_file(path, b"one\n\n \r\n\xff\xfe\n\n\nno end of line") == [
         Batch([b"one", b" \r", b"\xff\xfe"], 13, 3),
         Batch([b"no end of line"], 15),
@@ -94,11 +94,11 @@ def test_each_line_is_a_message_and_empty_ones_are_counted(path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\n"])
-def test_no_lines_are_no_messages(path: Path, data: bytes) -> None:
+def test_input_without_lines_has_no_messages(path: Path, data: bytes) -> None:
     assert messages_of(read_file(path, data)) == []
 
 
-def test_lines_of_any_length_come_through(path: Path) -> None:
+def test_lines_of_any_length_are_read(path: Path) -> None:
     some = random.Random(7)
     lengths = [1, 2_500_000, 3, *(some.randrange(1, 3000) for _ in range(3000)), 1_048_577, 5]
     lines = [some.randbytes(length).replace(b"\n", b" ") for length in lengths]
@@ -108,11 +108,11 @@ def test_lines_of_any_length_come_through(path: Path) -> None:
     assert messages_of(batches) == lines
     assert sum(batch.input_bytes for batch in batches) == sum(lengths) + len(lines)
     for batch in batches:
-        # What is larger than a batch goes alone; else a line may have begun in the chunk before.
+        # A larger line gets its own batch. A batch may start with a line of the previous chunk.
         assert len(batch.messages) == 1 or sum(map(len, batch.messages)) < 2 * 1024 * 1024
 
 
-def test_very_many_lines_are_several_batches(path: Path) -> None:
+def test_many_lines_are_split_into_batches(path: Path) -> None:
     lines = [b"%d" % number for number in range(12_345)]
 
     batches = read_file(path, b"\n".join(lines) + b"\n")
@@ -128,53 +128,53 @@ def test_very_many_lines_are_several_batches(path: Path) -> None:
         (Encoding.BASE64, b"AP8=\r\n \r\nCg==\n"),
     ],
 )
-def test_lines_may_be_encoded(path: Path, encoding: Encoding, lines: bytes) -> None:
+def test_encoded_lines_are_decoded(path: Path, encoding: Encoding, lines: bytes) -> None:
     assert read_file(path, lines, encoding) == [
         Batch([b"\x00\xff", b"\n"], len(lines), empty_lines=1)
     ]
 
 
-def test_a_bad_line_is_told_with_its_number_after_the_batches_before_it(path: Path) -> None:
+def test_malformed_line_is_reported_after_the_batches_before_it(path: Path) -> None:
     path.write_bytes(b"00\n" * 5002 + b"xx\n" + b"00\n" * 5000)
     batches = MessageInput(str(path)).batches(Encoding.HEX, as_blob=False)
 
     assert next(batches).messages == [b"\x00"] * 5000
-    with pytest.raises(MessageInputError) as refused:
+    with pytest.raises(MessageInputError) as rejected:
         next(batches)
-    assert str(refused.value) == f"{path}, line 5,003: not hex (non-hexadecimal digit found)"
+    assert str(rejected.value) == f"{path}, line 5,003: not hex (non-hexadecimal digit found)"
 
 
-def test_a_line_that_never_ends_is_refused_before_it_fills_the_memory(
+def test_endless_line_is_rejected_at_the_maximum_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(source, "MAX_FRAME_BYTES", 10_000_000)
 
-    with pytest.raises(MessageInputError) as refused:
+    with pytest.raises(MessageInputError) as rejected:
         next(MessageInput("/dev/zero").batches(Encoding.TEXT, as_blob=False))
 
-    assert str(refused.value) == (
-        "a line of /dev/zero has more than 10,000,000 bytes: no message may"
+    assert str(rejected.value) == (
+        "a line of /dev/zero is larger than 10,000,000 bytes, the maximum for a message"
     )
 
 
 # Blobs
 
 
-def test_a_blob_is_one_message(path: Path) -> None:
+def test_blob_is_one_message(path: Path) -> None:
     assert read_file(path, b"file\n\na\n", as_blob=True) == [Batch([b"file\n\na\n"], 8)]
     assert read_file(path, b"ff\n00\n", Encoding.HEX, as_blob=True) == [Batch([b"\xff\x00"], 6)]
 
 
-def test_an_empty_blob_is_refused(path: Path) -> None:
-    with pytest.raises(MessageInputError) as refused:
+def test_empty_blob_is_rejected(path: Path) -> None:
+    with pytest.raises(MessageInputError) as rejected:
         read_file(path, b"", as_blob=True)
-    assert str(refused.value) == f"{path} is empty: a message has at least one byte"
+    assert str(rejected.value) == f"{path} is empty: a message has at least one byte"
 
 
 # Files, pipes and terminals
 
 
-def test_what_a_pipe_has_is_not_kept_for_more_of_it() -> None:
+def test_chunks_do_not_wait_for_more_data() -> None:
     reading, writing = os.pipe()
     chunks = read_chunks(reading, size=4)
     with os.fdopen(reading), os.fdopen(writing, "wb", buffering=0) as pipe:
@@ -188,7 +188,7 @@ def test_what_a_pipe_has_is_not_kept_for_more_of_it() -> None:
         assert list(chunks) == []
 
 
-def test_the_size_of_a_file_is_known_and_of_a_pipe_is_not(
+def test_size_is_known_for_files_but_not_for_pipes(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.write_bytes(b"12345")
@@ -202,7 +202,7 @@ def test_the_size_of_a_file_is_known_and_of_a_pipe_is_not(
     assert MessageInput(str(tmp_path / "pipe")).size is None
 
 
-def test_only_standard_input_may_be_typed(
+def test_only_standard_input_on_a_terminal_is_typed(
     terminal: BareTerminal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.touch()
@@ -214,8 +214,8 @@ def test_only_standard_input_may_be_typed(
         assert not MessageInput().is_typed
 
 
-def test_standard_input_may_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As Python has it after `<&-` in a shell.
+def test_closed_standard_input_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Python sets it to None after `<&-` in a shell.
     monkeypatch.setattr(sys, "stdin", None)
 
     with pytest.raises(Failure, match="standard input is closed"):

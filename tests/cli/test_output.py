@@ -1,4 +1,4 @@
-"""How commands say things: columns, texts from elsewhere, and JSON."""
+"""Output of commands: tables, printable text, styled lines, and JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from penstock.cli.output import Line, echo_json, echo_lines, echo_table, format_table, printable
 
 
-def is_flush_right(*cells: str) -> bool:
+def is_aligned_right(*cells: str) -> bool:
     heading = format_table(["x", "last"], [(cell, "") for cell in (*cells, "-")])[0]
     return heading.startswith(" ")
 
@@ -17,7 +17,7 @@ def is_flush_right(*cells: str) -> bool:
 # Tables
 
 
-def test_columns_are_as_wide_as_what_is_in_them() -> None:
+def test_columns_fit_their_cells() -> None:
     rows = [("turbine", 12, "0..11", ""), ("a", 3, "-", "a longer one")]
 
     assert format_table(["name", "messages", "numbers", "note"], rows) == [
@@ -31,25 +31,25 @@ def test_columns_are_as_wide_as_what_is_in_them() -> None:
     "cell",
     ["1024", "-55", "17.2", "17.2 MiB", "10,000", "50%", "<1%", "0..99", "3 h 12 min", "1000 B"],
 )
-def test_a_column_of_numbers_is_flush_right(cell: str) -> None:
-    assert is_flush_right(cell)
-    assert is_flush_right(cell, "1")
+def test_column_of_numbers_is_aligned_right(cell: str) -> None:
+    assert is_aligned_right(cell)
+    assert is_aligned_right(cell, "1")
 
 
 @pytest.mark.parametrize(
     "cell",
     ["t1", "t12", "a", "2nd", "1-2", "10.0.0.1", "127.0.0.1:80", "--", "-a", "<a", "1 min ago"],
 )
-def test_a_column_of_words_is_flush_left(cell: str) -> None:
-    assert not is_flush_right(cell)
-    assert not is_flush_right(cell, "1000")
+def test_column_of_words_is_aligned_left(cell: str) -> None:
+    assert not is_aligned_right(cell)
+    assert not is_aligned_right(cell, "1000")
 
 
-def test_a_table_without_rows_is_its_headings() -> None:
+def test_table_without_rows_has_headings_only() -> None:
     assert format_table(["name", "size"], []) == ["NAME  SIZE"]
 
 
-def test_a_table_is_printed_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_is_printed_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     echo_table(["name", "size"], [("a", 100_000)])
 
     assert capsys.readouterr().out == "NAME    SIZE\na     100000\n"
@@ -83,14 +83,14 @@ def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         ("\u202eback", "back"),
     ],
 )
-def test_a_text_from_elsewhere_is_one_line_that_steers_nothing(text: str, shown: str) -> None:
+def test_printable_is_one_line_without_control_characters(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
 # Lines
 
 
-def test_a_line_is_cut_before_it_is_painted() -> None:
+def test_line_is_cut_before_it_is_styled() -> None:
     line = Line("danger", {"fg": "red"})
 
     assert line.paint(is_coloured=True, width=4) == "\x1b[31mdang\x1b[0m"
@@ -99,7 +99,7 @@ def test_a_line_is_cut_before_it_is_painted() -> None:
     assert Line("calm").paint(is_coloured=True) == "calm"
 
 
-def test_lines_have_no_colours_where_there_is_no_terminal(
+def test_lines_have_no_colours_without_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     echo_lines([Line("danger", {"fg": "red"}), Line(""), Line("calm")])

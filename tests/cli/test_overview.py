@@ -1,4 +1,4 @@
-"""What is made of pictures of a broker: lines that fit, JSON, rates."""
+"""Status snapshots as lines and JSON, and rates."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from penstock.cli.output import Line
 from penstock.cli.overview import (
-    Picture,
     Rate,
     Rates,
+    StatusSnapshot,
     export_state,
-    picture_lines,
-    plain_picture,
     rates_between,
+    snapshot_lines,
+    snapshot_to_dict,
     statistics_of,
 )
 from penstock.model import (
@@ -30,7 +30,7 @@ from penstock.model import (
 from penstock.model.exporting import ExportState
 from penstock.model.statistics import DiskStatistics
 
-from .pictures import export, picture, stream
+from .snapshots import export, snapshot, stream
 
 
 def cells(line: Line) -> list[str]:
@@ -45,11 +45,11 @@ def row(lines: list[Line], first: str) -> list[str]:
 # Exports
 
 
-@pytest.mark.parametrize("state", [*ExportState, "unheard-of"])
-def test_the_state_of_an_export_is_the_brokers(state: str) -> None:
-    told = export(state=state, messages_behind=3, error_message="no", failures=1)
+@pytest.mark.parametrize("state", [*ExportState, "unknown-state"])
+def test_export_state_is_the_one_that_the_broker_reports(state: str) -> None:
+    reported = export(state=state, messages_behind=3, error_message="no", failures=1)
 
-    assert export_state(told) == state
+    assert export_state(reported) == state
 
 
 @pytest.mark.parametrize(
@@ -62,28 +62,28 @@ def test_the_state_of_an_export_is_the_brokers(state: str) -> None:
         ({"messages_behind": 3, "error_message": "no", "is_paused": True}, "paused"),
     ],
 )
-def test_where_a_server_tells_no_state_its_status_implies_one(
+def test_export_state_follows_from_the_status_without_a_reported_state(
     fields: dict[str, Any], state: str
 ) -> None:
     assert export_state(export(**fields)) == state
 
 
-def test_exports_are_ordered_and_coloured_by_their_state() -> None:
-    states = ["up-to-date", "unheard-of", "paused", "exporting", "due", "failing", "waiting"]
+def test_exports_are_ordered_and_coloured_by_state() -> None:
+    states = ["up-to-date", "unknown-state", "paused", "exporting", "due", "failing", "waiting"]
     exports = [export(identifier=f"e{place}", state=each) for place, each in enumerate(states)]
-    lines = picture_lines(picture(1, stream("s", exports=exports)))[-len(states) :]
+    lines = snapshot_lines(snapshot(1, stream("s", exports=exports)))[-len(states) :]
 
     assert [cells(line)[3] for line in lines] == [
-        *["failing", "due", "exporting", "waiting", "paused", "up-to-date", "unheard-of"]
+        *["failing", "due", "exporting", "waiting", "paused", "up-to-date", "unknown-state"]
     ]
     assert [line.style for line in lines[:2]] == [{"fg": "red"}, {"fg": "yellow"}]
     assert lines[4].style == {"dim": True}
 
 
-def test_exports_that_fail_come_first_and_in_one_line_each() -> None:
+def test_failing_exports_come_first_on_one_line_each() -> None:
     fine = export(identifier="fine", last_exported_sequence_number=7, last_export_time=910_000)
     broken = export(identifier="broken", messages_behind=2, error_message="no\x1b[2J\n  way")
-    lines = picture_lines(picture(1, stream("s", end=8, exports=[fine, broken])))
+    lines = snapshot_lines(snapshot(1, stream("s", end=8, exports=[fine, broken])))
 
     assert [cells(line) for line in lines[-2:]] == [
         ["s", "broken", "kinesis", "failing", "2", "-", "never", "no [2J way"],
@@ -102,17 +102,17 @@ def test_exports_that_fail_come_first_and_in_one_line_each() -> None:
         ({"retry_in_millis": 1, "state": "paused"}, "paused"),
     ],
 )
-def test_a_failing_export_shows_when_it_is_retried(fields: dict[str, Any], state: str) -> None:
-    told = {"messages_behind": 2, "error_message": "no", "failures": 1, "state": "failing"}
-    failing = export(**{**told, **fields})
-    lines = picture_lines(picture(1, stream("s", end=8, exports=[failing])))
+def test_failing_export_shows_its_retry_time(fields: dict[str, Any], state: str) -> None:
+    reported = {"messages_behind": 2, "error_message": "no", "failures": 1, "state": "failing"}
+    failing = export(**{**reported, **fields})
+    lines = snapshot_lines(snapshot(1, stream("s", end=8, exports=[failing])))
 
     assert cells(lines[-1])[3] == state
 
 
 def test_skipped_messages_have_a_column_if_there_are_any() -> None:
     fine, lossy = export(identifier="fine"), export(identifier="lossy", skipped_messages=3)
-    lines = picture_lines(picture(1, stream("s", end=8, exports=[fine, lossy])))
+    lines = snapshot_lines(snapshot(1, stream("s", end=8, exports=[fine, lossy])))
 
     assert [cells(line)[5:] for line in lines[-3:]] == [
         ["EXPORTED", "SKIPPED", "LAST EXPORT", "ERROR"],
@@ -124,19 +124,19 @@ def test_skipped_messages_have_a_column_if_there_are_any() -> None:
 # The broker
 
 
-def test_what_has_gone_wrong_is_told_only_if_something_has() -> None:
-    (calm, *_) = picture_lines(picture(61))
-    (troubled, *_) = picture_lines(picture(61, requests_failed=1, connections_refused=2))
+def test_refused_connections_are_shown_only_if_there_are_any() -> None:
+    (idle, *_) = snapshot_lines(snapshot(61))
+    (failing_broker, *_) = snapshot_lines(snapshot(61, requests_failed=1, connections_refused=2))
 
     assert (
-        calm.text == "penstock 1 at 127.0.0.1:8088, up 1 min 1 s, 1 connection, 0 failed requests"
+        idle.text == "penstock 1 at 127.0.0.1:8088, up 1 min 1 s, 1 connection, 0 failed requests"
     )
-    assert troubled.text.endswith("1 connection, 1 failed request, 2 refused connections")
+    assert failing_broker.text.endswith("1 connection, 1 failed request, 2 refused connections")
 
 
 def test_damaged_messages_are_shown() -> None:
     found = stream("s", damaged_messages=2, damage="message 0: why")
-    lines = picture_lines(picture(1, found))
+    lines = snapshot_lines(snapshot(1, found))
     assert Line("damaged: s: 2 damaged messages, message 0: why", {"fg": "red"}) in lines
 
 
@@ -148,7 +148,7 @@ def test_low_disk_and_suspended_exports_are_shown() -> None:
         is_full=False,
         refused_messages=3,
     )
-    shown = picture_lines(picture(1, disk=disk, exports_suspended="disk is full"))
+    shown = snapshot_lines(snapshot(1, disk=disk, exports_suspended="disk is full"))
 
     assert [line.text for line in shown[1:3]] == [
         "the disk has 1 MiB free, less than min_free_disk (8 MiB): appends are refused, "
@@ -157,8 +157,8 @@ def test_low_disk_and_suspended_exports_are_shown() -> None:
     ]
 
 
-def test_a_stream_that_is_damaged_is_told_before_all_others() -> None:
-    lines = picture_lines(picture(1)._replace(unreadable={"bad": "its\nfile is gone"}))
+def test_damaged_stream_is_shown_before_all_others() -> None:
+    lines = snapshot_lines(snapshot(1)._replace(unreadable={"bad": "its\nfile is gone"}))
 
     assert lines[1] == Line("damaged: bad: its file is gone", {"fg": "red"})
     assert lines[-1].text.startswith("no streams; ")
@@ -185,7 +185,7 @@ DESCRIPTION = MessageStreamInfo(
 )
 
 
-def test_a_description_tells_how_a_stream_and_its_exports_are() -> None:
+def test_statistics_of_a_description() -> None:
     assert statistics_of(DESCRIPTION) == stream(
         "s",
         oldest=2,
@@ -207,10 +207,10 @@ def test_a_description_tells_how_a_stream_and_its_exports_are() -> None:
     )
 
 
-def test_what_such_a_server_does_not_tell_is_left_out() -> None:
-    seen = picture(1, statistics_of(DESCRIPTION))._replace(broker=None)
-    plain = plain_picture(seen)
-    lines = picture_lines(seen)
+def test_fields_of_extensions_are_omitted() -> None:
+    seen = snapshot(1, statistics_of(DESCRIPTION))._replace(broker=None)
+    plain = snapshot_to_dict(seen)
+    lines = snapshot_lines(seen)
 
     assert set(plain) == {"address", "time", "version", "streams", "unreadableStreams"}
     assert set(plain["streams"][0]) == {
@@ -221,20 +221,20 @@ def test_what_such_a_server_does_not_tell_is_left_out() -> None:
         "maxSize",
         "exports",
     }
-    told = set(plain["streams"][0]["exports"][0])
-    assert not told & {"skippedMessages", "failures", "retryInMillis", "secondsBehind"}
+    reported = set(plain["streams"][0]["exports"][0])
+    assert not reported & {"skippedMessages", "failures", "retryInMillis", "secondsBehind"}
     assert lines[0].text == "stream manager 1 at 127.0.0.1:8088"
     assert lines[3].text.split() == ["STREAM", "MESSAGES", "SIZE", "FULL", "NUMBERS"]
 
 
-# For programs
+# JSON
 
 
-def test_programs_get_the_counters_under_the_names_of_the_wire() -> None:
-    seen = picture(
+def test_json_has_counters_with_wire_names() -> None:
+    seen = snapshot(
         3, stream("s", end=4, exports=[export(messages_behind=4, state="due")]), messages_appended=4
     )
-    plain = plain_picture(seen._replace(unreadable={"bad": "its file is gone"}))
+    plain = snapshot_to_dict(seen._replace(unreadable={"bad": "its file is gone"}))
 
     assert plain["time"] == 1_000_000
     assert plain["uptimeMillis"] == 3000
@@ -248,12 +248,12 @@ def test_programs_get_the_counters_under_the_names_of_the_wire() -> None:
 # Rates
 
 
-def test_rates_are_what_came_since_the_picture_before() -> None:
-    before = picture(10, stream("s", end=5), messages_appended=5, bytes_appended=50)
-    after = picture(12, stream("s", end=25), messages_appended=25, bytes_appended=5170)
+def test_rates_count_messages_since_the_previous_snapshot() -> None:
+    before = snapshot(10, stream("s", end=5), messages_appended=5, bytes_appended=50)
+    after = snapshot(12, stream("s", end=25), messages_appended=25, bytes_appended=5170)
 
     rates = rates_between(before, after)
-    lines = picture_lines(after, rates)
+    lines = snapshot_lines(after, rates)
 
     assert rates == Rates(Rate(10, 2560), Rate(0, 0), {"s": Rate(10, 100)})
     assert row(lines, "appended") == ["appended", "25", "5.05 KiB", "10", "2.5 KiB"]
@@ -261,57 +261,57 @@ def test_rates_are_what_came_since_the_picture_before() -> None:
     assert row(lines, "s")[1:5] == ["25", "10", "250 B", "100 B"]
 
 
-def test_what_was_dropped_meanwhile_does_not_lower_the_rate() -> None:
-    before = picture(10, stream("s", oldest=0, end=10))
-    after = picture(12, stream("s", oldest=10, end=20))
+def test_dropped_messages_do_not_lower_the_rate() -> None:
+    before = snapshot(10, stream("s", oldest=0, end=10))
+    after = snapshot(12, stream("s", oldest=10, end=20))
 
     assert rates_between(before, after).streams == {"s": Rate(5, 50)}
 
 
-def test_all_of_a_new_stream_has_come_since() -> None:
-    after = picture(12, stream("s", end=20))
+def test_all_messages_of_a_new_stream_count() -> None:
+    after = snapshot(12, stream("s", end=20))
 
-    assert rates_between(picture(10), after).streams == {"s": Rate(10, 100)}
+    assert rates_between(snapshot(10), after).streams == {"s": Rate(10, 100)}
 
 
 @pytest.mark.parametrize(
-    "before", [None, picture(500, stream("s", end=3)), picture(1)._replace(broker=None)]
+    "before", [None, snapshot(500, stream("s", end=3)), snapshot(1)._replace(broker=None)]
 )
-def test_there_are_no_rates_without_a_picture_of_the_same_run(before: Picture | None) -> None:
-    after = picture(2, stream("s", end=9))
+def test_rates_are_empty_without_a_snapshot_of_the_same_run(before: StatusSnapshot | None) -> None:
+    after = snapshot(2, stream("s", end=9))
     rates = rates_between(before, after)
-    lines = picture_lines(after, rates)
+    lines = snapshot_lines(after, rates)
 
     assert rates == Rates()
     assert row(lines, "appended")[3:] == ["-", "-"]
     assert row(lines, "s")[1:5] == ["9", "-", "90 B", "-"]
 
 
-def test_a_server_without_extensions_has_rates_of_its_streams() -> None:
-    before = picture(10, stream("s", end=5))._replace(broker=None)
-    after = picture(12, stream("s", end=25))._replace(broker=None)
+def test_server_without_extensions_has_rates_of_streams() -> None:
+    before = snapshot(10, stream("s", end=5))._replace(broker=None)
+    after = snapshot(12, stream("s", end=25))._replace(broker=None)
 
     assert rates_between(before, after) == Rates(streams={"s": Rate(10, 100)})
 
 
-# Room
+# Height
 
 
 @pytest.mark.parametrize("height", [5, 9, 12, 20, 60])
-def test_there_are_no_more_lines_than_there_is_room_for(height: int) -> None:
+def test_lines_fit_the_height(height: int) -> None:
     streams = [stream(f"stream-{i}", end=i, exports=[export()]) for i in range(20)]
-    lines = picture_lines(picture(2, *streams), Rates(), height)
+    lines = snapshot_lines(snapshot(2, *streams), Rates(), height)
 
     assert len(lines) <= height
     hidden = [line.text for line in lines if line.text.startswith("and ")]
     assert bool(hidden) == (height < 60)
 
 
-def test_where_not_all_streams_fit_the_busiest_do() -> None:
-    before = picture(2, *(stream(f"stream-{i:02}", end=1) for i in range(30)))
-    after = picture(4, *(stream(f"stream-{i:02}", end=9 if i == 17 else 1) for i in range(30)))
+def test_busiest_streams_are_shown_if_not_all_fit() -> None:
+    before = snapshot(2, *(stream(f"stream-{i:02}", end=1) for i in range(30)))
+    after = snapshot(4, *(stream(f"stream-{i:02}", end=9 if i == 17 else 1) for i in range(30)))
 
-    lines = picture_lines(after, rates_between(before, after), 14)
+    lines = snapshot_lines(after, rates_between(before, after), 14)
     names = [line.text.split()[0] for line in lines if line.text[:7] == "stream-"]
 
     assert names == [f"stream-{number}" for number in ("17", "00", "01", "02", "03", "04")]

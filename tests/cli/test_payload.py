@@ -1,4 +1,4 @@
-"""Payloads as they are shown and taken: no broker is needed for that."""
+"""Rendering and decoding of payloads, without a broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.cli.payload import (
 )
 
 TURN_RED = b"\x1b[31m"
-# The same for terminals that take the second block of control characters: CSI in one character.
+# The same with CSI as one character of the second block of control characters.
 TURN_RED_IN_UTF8 = "\x9b31m".encode()
 SHOWN = [Format.AUTO, Format.TEXT, Format.JSON, Format.HEX, Format.BASE64]
 
@@ -43,7 +43,7 @@ def fields(payload: bytes, form: Format) -> dict[str, object]:
         (b" \r", Encoding.HEX, b""),
     ],
 )
-def test_what_is_taken(text: bytes, encoding: Encoding, payload: bytes) -> None:
+def test_decode_payload(text: bytes, encoding: Encoding, payload: bytes) -> None:
     assert decode_payload(text, encoding) == payload
 
 
@@ -59,7 +59,7 @@ def test_what_is_taken(text: bytes, encoding: Encoding, payload: bytes) -> None:
         (b"A-_A", Encoding.BASE64, "not base64 ("),
     ],
 )
-def test_what_is_refused_is_told(text: bytes, encoding: Encoding, problem: str) -> None:
+def test_malformed_payload_is_rejected(text: bytes, encoding: Encoding, problem: str) -> None:
     with pytest.raises(ValueError, match="not") as caught:
         decode_payload(text, encoding)
 
@@ -86,13 +86,13 @@ def test_what_is_refused_is_told(text: bytes, encoding: Encoding, problem: str) 
         (b"\x00\xff\x10", Format.BASE64, "AP8Q"),
     ],
 )
-def test_what_people_see(payload: bytes, form: Format, shown: str) -> None:
+def test_show_renders_one_line(payload: bytes, form: Format, shown: str) -> None:
     assert SHOW[form](payload, False) == shown
 
 
 @given(payload=st.one_of(st.binary(min_size=1), st.text(min_size=1).map(str.encode)))
 @pytest.mark.parametrize("form", SHOWN)
-def test_nothing_that_people_see_steers_a_terminal(form: Format, payload: bytes) -> None:
+def test_shown_payload_cannot_control_the_terminal(form: Format, payload: bytes) -> None:
     for keep_layout in (False, True):
         shown = SHOW[form](payload, keep_layout)
         if keep_layout:
@@ -101,7 +101,7 @@ def test_nothing_that_people_see_steers_a_terminal(form: Format, payload: bytes)
         assert len(shown.splitlines()) <= 1
 
 
-def test_layout_stays_where_it_may() -> None:
+def test_keep_layout_keeps_line_breaks_and_tabs() -> None:
     assert escape_controls("a\tb\nc\r\x1b", keep_layout=True) == "a\tb\nc\\r\\x1b"
     assert SHOW[Format.TEXT](b"a\n\x1b", True) == "a\n\\x1b"
 
@@ -119,13 +119,13 @@ def test_layout_stays_where_it_may() -> None:
         (b"\x00\xff", Format.BASE64, b"AP8="),
     ],
 )
-def test_what_goes_into_a_pipe(payload: bytes, form: Format, written: bytes) -> None:
+def test_write_for_a_pipe(payload: bytes, form: Format, written: bytes) -> None:
     assert WRITE[form](payload) == written
 
 
 @pytest.mark.parametrize("form", [Format.HEX, Format.BASE64])
 @given(payload=st.binary(min_size=1))
-def test_what_was_shown_can_be_taken_again(form: Format, payload: bytes) -> None:
+def test_hex_and_base64_round_trip(form: Format, payload: bytes) -> None:
     assert decode_payload(WRITE[form](payload), Encoding(form)) == payload
     assert decode_payload(SHOW[form](payload, False).encode(), Encoding(form)) == payload
 
@@ -148,13 +148,13 @@ def test_what_was_shown_can_be_taken_again(form: Format, payload: bytes) -> None
         (b"text", Format.BASE64, {"payload": "dGV4dA==", "encoding": "base64"}),
     ],
 )
-def test_what_programs_get(payload: bytes, form: Format, expected: dict[str, object]) -> None:
+def test_json_fields(payload: bytes, form: Format, expected: dict[str, object]) -> None:
     assert fields(payload, form) == expected
 
 
 @given(payload=st.one_of(st.binary(min_size=1), st.text(min_size=1).map(str.encode)))
 @pytest.mark.parametrize("form", SHOWN)
-def test_programs_get_one_line_that_steers_no_terminal(form: Format, payload: bytes) -> None:
+def test_json_fields_are_one_line_without_control_characters(form: Format, payload: bytes) -> None:
     line = FIELDS[form](payload)
 
     fields(payload, form)
@@ -162,7 +162,7 @@ def test_programs_get_one_line_that_steers_no_terminal(form: Format, payload: by
     assert len(line.splitlines()) == 1
 
 
-def test_json_is_handed_on_as_it_was_written() -> None:
+def test_compact_json_keeps_numbers_and_names() -> None:
     written = b' {"b": 1.10, "a": 123456789012345678901234567890,\n "b": 1e999} '
 
     assert compact_json(written) == '{"b":1.10,"a":123456789012345678901234567890,"b":1e999}'

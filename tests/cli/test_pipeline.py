@@ -1,4 +1,4 @@
-"""`penstock pipeline` where it cannot run: one line, and an exit code. Where it can: test_run."""
+"""`penstock pipeline` that fails or is stopped at start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support import (
 )
 
 
-def test_the_help_says_what_it_does_and_when_it_works() -> None:
+def test_help_shows_the_ready_line_and_options() -> None:
     finished = penstock("pipeline", "--help")
 
     assert finished.code == 0
@@ -34,7 +34,7 @@ def test_the_help_says_what_it_does_and_when_it_works() -> None:
 
 
 @pytest.mark.parametrize("broker", ["localhost", ":8088", "localhost:", "localhost:port", "[::1]"])
-def test_a_broker_that_is_no_host_and_port_is_refused(broker: str) -> None:
+def test_malformed_broker_address_is_rejected(broker: str) -> None:
     finished = penstock("pipeline", "--broker", broker)
 
     assert finished.code == WRONG_USAGE
@@ -42,14 +42,14 @@ def test_a_broker_that_is_no_host_and_port_is_refused(broker: str) -> None:
 
 
 @pytest.mark.parametrize("setting", ["spark.executor.memory", "=1g", "executor.memory=1g"])
-def test_a_malformed_setting_of_spark_is_refused(setting: str) -> None:
+def test_malformed_spark_setting_is_rejected(setting: str) -> None:
     finished = penstock("pipeline", "--conf", setting)
 
     assert finished.code == WRONG_USAGE
     assert finished.error_lines == [f"penstock: --conf is {setting!r}: expected spark.NAME=VALUE"]
 
 
-def test_a_port_that_is_none_is_refused() -> None:
+def test_port_out_of_range_is_rejected() -> None:
     finished = penstock_process(
         "pipeline", "--broker", "localhost:65536", AWS_CONTAINER_AUTHORIZATION_TOKEN="t"
     )
@@ -59,7 +59,7 @@ def test_a_port_that_is_none_is_refused() -> None:
     assert "65536" in line
 
 
-def test_without_spark_it_says_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_spark_fails_with_a_hint(tmp_path: Path) -> None:
     hide_module(tmp_path, "pyspark")
 
     finished = penstock_process("pipeline", PYTHONPATH=str(tmp_path))
@@ -69,7 +69,7 @@ def test_without_spark_it_says_how_to_get_it(tmp_path: Path) -> None:
     assert line.startswith("penstock: exports need Spark: pip install 'penstock[spark]' (")
 
 
-def test_a_wrong_token_is_told_before_spark_is_started(broker: BrokerProcess) -> None:
+def test_wrong_token_fails_before_spark_starts(broker: BrokerProcess) -> None:
     finished = penstock_process(
         "pipeline",
         *("--broker", f"127.0.0.1:{broker.port}"),
@@ -80,7 +80,7 @@ def test_a_wrong_token_is_told_before_spark_is_started(broker: BrokerProcess) ->
     assert len(finished.error_lines) == 1
 
 
-def test_a_token_that_may_not_export_is_told_before_spark_is_started(
+def test_role_without_export_fails_before_spark_starts(
     broker: BrokerProcess,
 ) -> None:
     token = penstock("tokens", "create", "reads", "--role", "consumer", "--root", str(broker.root))
@@ -97,9 +97,9 @@ def test_a_token_that_may_not_export_is_told_before_spark_is_started(
     assert "CommitExports" in line
 
 
-def test_one_that_finds_nobody_says_so_and_ends_at_a_signal() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+def test_unreachable_broker_is_retried_until_a_signal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
     process = subprocess.Popen(
         [str(PENSTOCK), "pipeline", "--broker", address],
         env=clean_environment(AWS_CONTAINER_AUTHORIZATION_TOKEN="t"),
@@ -109,15 +109,15 @@ def test_one_that_finds_nobody_says_so_and_ends_at_a_signal() -> None:
     )
     assert process.stderr is not None
 
-    said = drain(process.stderr).get(timeout=TIMEOUT_S)
+    line = drain(process.stderr).get(timeout=TIMEOUT_S)
 
-    assert address in said
-    assert "trying again for 60 s" in said
+    assert address in line
+    assert "trying again for 60 s" in line
     process.terminate()
     assert process.wait(TIMEOUT_S) == -signal.SIGTERM
 
 
-def test_a_signal_while_spark_starts_leaves_no_process_and_no_file(
+def test_signal_while_spark_starts_leaves_no_process_and_no_file(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
     pipeline = PipelineProcess(broker.root, name=tmp_path.name)
@@ -133,7 +133,7 @@ def test_a_signal_while_spark_starts_leaves_no_process_and_no_file(
 
 
 def is_mapped(file: str, pid: int) -> bool:
-    """Whether a process that this one has started has this file in memory."""
+    """Whether a child of the process has mapped the file into memory."""
     with contextlib.suppress(psutil.NoSuchProcess, OSError):
         for child in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The progress bar and the count, on a terminal."""
+"""The progress bar and the message count, on a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Clock:
         return self.now
 
 
-def test_a_long_input_of_known_size_has_a_bar(terminal: BareTerminal) -> None:
+def test_long_input_of_known_size_shows_a_bar(terminal: BareTerminal) -> None:
     clock = Clock()
     with Progress(1000, terminal.file, clock) as progress:
         progress.update(Batch([b"x"] * 10, 200))
@@ -38,7 +38,7 @@ def test_a_long_input_of_known_size_has_a_bar(terminal: BareTerminal) -> None:
     assert shown.endswith("\n")
 
 
-def test_a_long_input_of_unknown_size_has_a_count(terminal: BareTerminal) -> None:
+def test_long_input_of_unknown_size_shows_a_count(terminal: BareTerminal) -> None:
     clock = Clock()
     with Progress(None, terminal.file, clock) as progress:
         progress.update(Batch([b"x"] * 1000, 2000))
@@ -48,14 +48,14 @@ def test_a_long_input_of_unknown_size_has_a_count(terminal: BareTerminal) -> Non
     assert terminal.close() == "\r1,234 messages\r\n"
 
 
-def test_a_short_input_shows_no_progress(terminal: BareTerminal) -> None:
+def test_short_input_shows_no_progress(terminal: BareTerminal) -> None:
     with Progress(10, terminal.file, Clock()) as progress:
         progress.update(Batch([b"x"], 10))
 
     assert terminal.close() == ""
 
 
-def test_progress_is_for_terminals_and_for_who_wants_it(
+def test_progress_is_shown_only_on_a_terminal_and_if_wanted(
     terminal: BareTerminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lines").write_bytes(b"12345")

@@ -1,4 +1,4 @@
-"""`penstock read` and `penstock tail` on a real broker."""
+"""`penstock read` and `penstock tail` on a broker."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def twenty(broker: BrokerProcess, stream: str) -> str:
         (["-n", "0"], range(0)),
     ],
 )
-def test_what_is_wanted_is_read(
+def test_read_prints_the_selected_range(
     broker: BrokerProcess, twenty: str, words: list[str], expected: range
 ) -> None:
     assert numbers(run(broker, "read", twenty, *words)) == list(expected)
 
 
-def test_what_was_dropped_is_not_read(broker: BrokerProcess) -> None:
+def test_read_starts_after_dropped_messages(broker: BrokerProcess) -> None:
     stream = make_stream(broker, maxSize=2048, streamSegmentSize=1024)
     with broker.connect() as client:
         for _ in range(10):
@@ -86,7 +86,7 @@ def test_what_was_dropped_is_not_read(broker: BrokerProcess) -> None:
     assert read_back == list(range(read_back[0], 10))
 
 
-def test_a_large_stream_is_read_whole_and_in_order(broker: BrokerProcess, stream: str) -> None:
+def test_large_stream_is_read_completely_and_in_order(broker: BrokerProcess, stream: str) -> None:
     payloads = [b"%d" % number for number in range(30_000)] + [bytes(300_000), b"\xff\r\n\x1b"]
     fill(broker, stream, *payloads)
 
@@ -96,7 +96,7 @@ def test_a_large_stream_is_read_whole_and_in_order(broker: BrokerProcess, stream
 
 
 @pytest.mark.parametrize("command", ["read", "tail"])
-def test_messages_are_displayed_as_was_asked_for(
+def test_output_format_follows_the_options(
     broker: BrokerProcess, stream: str, command: str
 ) -> None:
     fill(broker, stream, b"text", b"\xff")
@@ -116,7 +116,7 @@ def test_messages_are_displayed_as_was_asked_for(
     ]
 
 
-def test_no_payload_steers_a_terminal(
+def test_payload_cannot_control_the_terminal(
     broker: BrokerProcess, stream: str, terminal: BareTerminal
 ) -> None:
     fill(broker, stream, b"\x1b[31mred\nagain\r\x08")
@@ -128,9 +128,7 @@ def test_no_payload_steers_a_terminal(
     assert terminal.close() == "\\x1b[31mred\r\nagain\\r\\x08\r\n"
 
 
-def test_who_takes_the_first_line_only_ends_the_command_quietly(
-    broker: BrokerProcess, stream: str
-) -> None:
+def test_closed_output_pipe_ends_the_command_quietly(broker: BrokerProcess, stream: str) -> None:
     fill(broker, stream, *(b"message %d" % number for number in range(50_000)))
     reader = subprocess.Popen(
         [str(PENSTOCK), *command_line(broker, "read", stream, "--payload-only")],
@@ -149,7 +147,7 @@ def test_who_takes_the_first_line_only_ends_the_command_quietly(
 
 
 @pytest.mark.parametrize("command", ["read", "tail"])
-def test_a_stream_that_is_missing_is_told(broker: BrokerProcess, command: str) -> None:
+def test_missing_stream_fails(broker: BrokerProcess, command: str) -> None:
     finished = run(broker, command, "no-such")
 
     assert finished.code == 5
@@ -160,7 +158,7 @@ def test_a_stream_that_is_missing_is_told(broker: BrokerProcess, command: str) -
 
 
 @pytest.mark.parametrize("words", [["read"], ["tail"], ["tail", "-f"]])
-def test_a_broker_that_is_missing_is_told(words: list[str]) -> None:
+def test_unreachable_broker_fails(words: list[str]) -> None:
     finished = penstock(*words, "s", "--host", "127.0.0.1", "--port", "1")
 
     assert finished.code == 3
@@ -168,7 +166,7 @@ def test_a_broker_that_is_missing_is_told(words: list[str]) -> None:
     assert "127.0.0.1:1" in finished.error
 
 
-def test_a_name_that_no_stream_may_have_is_told(broker: BrokerProcess) -> None:
+def test_invalid_stream_name_fails(broker: BrokerProcess) -> None:
     finished = run(broker, "read", "a/b")
 
     assert finished.code == 1
@@ -192,20 +190,20 @@ def test_a_name_that_no_stream_may_have_is_told(broker: BrokerProcess) -> None:
         (["--start", "30"], range(0)),
     ],
 )
-def test_the_last_messages_are_printed(
+def test_tail_prints_the_last_messages(
     broker: BrokerProcess, twenty: str, words: list[str], expected: range
 ) -> None:
     assert numbers(run(broker, "tail", twenty, *words)) == list(expected)
 
 
-def test_a_tail_begins_at_one_place() -> None:
+def test_tail_rejects_limit_with_start() -> None:
     finished = penstock("tail", "a-stream", "-n", "1", "--start", "1")
 
     assert finished.code == 2
     assert "--limit and --start exclude each other" in finished.error
 
 
-def test_a_role_that_may_read_sees_the_tail(broker: BrokerProcess, twenty: str) -> None:
+def test_consumer_may_tail(broker: BrokerProcess, twenty: str) -> None:
     words = ["tokens", "create", "reader", "--role", "consumer", "--root", str(broker.root)]
     token = penstock(*words).output.strip()
 
@@ -213,7 +211,7 @@ def test_a_role_that_may_read_sees_the_tail(broker: BrokerProcess, twenty: str) 
 
 
 @pytest.mark.parametrize(("words", "first"), [(["-n", "2"], ["old 1", "old 2"]), (["-n", "0"], [])])
-def test_what_comes_is_printed_at_once_until_ctrl_c(
+def test_follow_prints_new_messages_until_ctrl_c(
     broker: BrokerProcess,
     stream: str,
     start: Callable[..., Started],
@@ -224,7 +222,7 @@ def test_what_comes_is_printed_at_once_until_ctrl_c(
     command = start(broker, "tail", "--follow", "--payload-only", stream, *words)
 
     assert [command.next_line() for _ in first] == first
-    # Only once it waits is it known that what comes is new to it.
+    # Once the command waits, every further message is new to it.
     wait_until(lambda: waiting_reads(broker, stream) == 1)
     for number in range(3):
         fill(broker, stream, b"new %d" % number)
@@ -239,7 +237,7 @@ def waiting_reads(broker: BrokerProcess, stream: str) -> int:
     return sum(one["waitingReads"] for one in streams if one["name"] == stream)
 
 
-def test_a_stream_that_is_deleted_ends_its_tail(
+def test_follow_ends_when_the_stream_is_deleted(
     broker: BrokerProcess, stream: str, start: Callable[..., Started]
 ) -> None:
     command = start(broker, "tail", "-f", stream)
@@ -253,7 +251,7 @@ def test_a_stream_that_is_deleted_ends_its_tail(
     assert len(finished.error_lines) == 1
 
 
-def test_a_tail_survives_a_broker_that_is_killed_and_started_again(
+def test_follow_survives_a_kill_and_restart_of_the_broker(
     broker: BrokerProcess, stream: str, start: Callable[..., Started]
 ) -> None:
     fill(broker, stream, b"a", b"b")
@@ -265,48 +263,48 @@ def test_a_tail_survives_a_broker_that_is_killed_and_started_again(
     fill(broker, stream, b"new")
     assert command.next_line() == "new"
 
-    # If the broker took long to start, it has told that it tries on.
+    # If the broker started slowly, the command has printed that it retries.
     finished = command.interrupt()
     assert (finished.code, finished.output) == (INTERRUPTED, "")
     assert "Traceback" not in finished.error
 
 
-def test_a_tail_goes_on_where_the_client_gives_up(
+def test_follow_retries_after_the_client_gives_up(
     broker: BrokerProcess, stream: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = io.BytesIO()
     printer = Printer(lambda message: message.payload + b"\n", output)
-    said = ""
+    printed = ""
 
-    def has_said(text: str) -> bool:
-        nonlocal said
-        said += capsys.readouterr().err
-        return text in said
+    def has_printed(text: str) -> bool:
+        nonlocal printed
+        printed += capsys.readouterr().err
+        return text in printed
 
     def follow_until_it_is_deleted() -> None:
         with pytest.raises(ResourceNotFoundException):
             follow_stream(client, stream, 0, printer)
 
-    # The command's own patience would be too long for a test.
+    # The default timeout of the command is too long for a test.
     with client_of(broker, reconnect_timeout=0.1) as client, running(follow_until_it_is_deleted):
         fill(broker, stream, b"before")
         wait_until(lambda: output.getvalue() == b"before\n")
         broker.kill()
-        wait_until(lambda: has_said("trying on, until Ctrl-C\n"))
+        wait_until(lambda: has_printed("; retrying until Ctrl-C\n"))
         broker.start()
         fill(broker, stream, b"after")
         wait_until(lambda: output.getvalue() == b"before\nafter\n")
         with broker.connect() as connection:
             connection.call(Operation.DeleteMessageStream, name=stream)
 
-    assert has_said(f"penstock: connected again to 127.0.0.1:{broker.port}\n")
-    assert said.count("trying on") == 1
+    assert has_printed(f"penstock: reconnected to 127.0.0.1:{broker.port}\n")
+    assert printed.count("retrying until") == 1
 
 
 # A server without extensions
 
 
-def test_a_server_without_extensions_is_read_message_by_message(
+def test_server_without_extensions_is_read_completely(
     broker: BrokerProcess, stream: str, plain_server: Relay, start: Callable[..., Started]
 ) -> None:
     fill(broker, stream, *(b"old %d" % number for number in range(2500)))

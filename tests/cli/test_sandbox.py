@@ -1,4 +1,4 @@
-"""`penstock sandbox`: it says where it is, and ends well."""
+"""`penstock sandbox`: its output, its options and its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import PENSTOCK, TIMEOUT_S, clean_environment, drain
 
 
 class Running:
-    """The command while it runs."""
+    """A running `penstock sandbox`."""
 
     def __init__(self, *flags: str) -> None:
         self.process = subprocess.Popen(
@@ -41,8 +41,8 @@ class Running:
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=TIMEOUT_S)
-        return self.process.returncode, said
+        _, errors = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, errors
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Running]:
     [("--kinesis-stream", "turbines:3", "--kinesis-stream", "mast", "--bucket", "windfarm")],
     indirect=True,
 )
-def test_it_answers_once_it_is_ready_and_says_what_to_set(sandbox: Running) -> None:
+def test_sandbox_answers_once_ready_and_prints_variables(sandbox: Running) -> None:
     assert sandbox.client.is_healthy()
     assert sandbox.client.names("kinesis") == ["mast", "turbines"]
     shown = ""
@@ -73,10 +73,10 @@ def test_it_answers_once_it_is_ready_and_says_what_to_set(sandbox: Running) -> N
 
 
 @pytest.mark.parametrize("sandbox", [("--json",)], indirect=True)
-def test_programs_get_a_line_of_json(sandbox: Running) -> None:
-    told = json.loads(sandbox.line())
+def test_json_is_one_line(sandbox: Running) -> None:
+    printed = json.loads(sandbox.line())
 
-    assert told == {"url": sandbox.client.url, "variables": sandbox.client.variables}
+    assert printed == {"url": sandbox.client.url, "variables": sandbox.client.variables}
     port = str(urllib.parse.urlsplit(sandbox.client.url).port)
     taken = penstock("sandbox", "--port", port)
     assert (taken.code, taken.output) == (1, "")
@@ -85,14 +85,14 @@ def test_programs_get_a_line_of_json(sandbox: Running) -> None:
 
 
 @pytest.mark.parametrize("text", ["turbines:0", "turbines:many", "a b", ":2"])
-def test_a_stream_that_cannot_be_is_told(text: str) -> None:
+def test_malformed_stream_is_rejected(text: str) -> None:
     finished = penstock("sandbox", "--kinesis-stream", text)
 
     assert finished.code == WRONG_USAGE
     assert "is not NAME or NAME:SHARDS" in finished.error
 
 
-def test_a_bucket_that_cannot_be_is_told() -> None:
+def test_invalid_bucket_name_fails() -> None:
     finished = penstock("sandbox", "--port", "0", "--bucket", "x")
 
     assert finished.code == 1

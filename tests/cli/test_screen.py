@@ -1,4 +1,4 @@
-"""A screen: that it fits, that keys and signals wake it, and what it leaves behind."""
+"""The screen: its size, keys and signals, and that it restores the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import wait_until
 
 from .terminal import Terminal
 
-# It draws why it draws, and on how much room, until it is told to end.
+# Draws the last event and the size of the screen, until q.
 PROGRAM = """
 import sys
 from penstock.cli.screen import Screen, ScreenEvent
@@ -37,7 +37,7 @@ def run(program: str, seconds: str = LONG) -> Terminal:
     return Terminal(*shlex.split(program), seconds, rows=30, columns=90)
 
 
-def test_it_shows_a_page_of_its_own_until_q(program: str) -> None:
+def test_screen_uses_the_alternate_screen_until_q(program: str) -> None:
     with run(program) as terminal:
         wait_until(lambda: terminal.lines[0] == "None 89x30")
         assert terminal.text.startswith("\x1b[?1049h")
@@ -48,26 +48,26 @@ def test_it_shows_a_page_of_its_own_until_q(program: str) -> None:
         wait_until(terminal.is_restored)
 
 
-def test_it_is_drawn_again_when_time_has_passed(program: str) -> None:
+def test_wait_ends_after_its_timeout(program: str) -> None:
     with run(program, "0.01") as terminal:
         wait_until(lambda: terminal.lines[0] == "time 89x30")
 
 
-def test_other_keys_only_draw_it_again(program: str) -> None:
+def test_other_keys_redraw(program: str) -> None:
     with run(program) as terminal:
         wait_until(lambda: terminal.frame)
         terminal.type("x")
         wait_until(lambda: terminal.lines[0] == "redraw 89x30")
 
 
-def test_it_knows_when_the_window_has_changed(program: str) -> None:
+def test_resize_redraws_with_the_new_size(program: str) -> None:
     with run(program) as terminal:
         wait_until(lambda: terminal.frame)
         terminal.resize(8, 40)
         wait_until(lambda: terminal.lines[0] == "redraw 39x8")
 
 
-def test_what_asks_it_to_end_finds_the_terminal_restored(program: str) -> None:
+def test_sigterm_restores_the_terminal(program: str) -> None:
     with run(program) as terminal:
         wait_until(lambda: terminal.frame)
         terminal.process.terminate()
@@ -76,8 +76,8 @@ def test_what_asks_it_to_end_finds_the_terminal_restored(program: str) -> None:
         wait_until(terminal.is_restored)
 
 
-def test_while_it_is_suspended_the_terminal_is_restored(program: str) -> None:
-    # Only a shell's child can be suspended: there is somebody to go back to.
+def test_suspend_restores_the_terminal(program: str) -> None:
+    # Only a child of a shell can be suspended.
     with Terminal("bash", "--norc", "-i", PS1="ready> ") as terminal:
         wait_until(lambda: terminal.text.endswith("ready> "))
         terminal.type(f"{program} {LONG}\n")
@@ -96,7 +96,7 @@ def test_while_it_is_suspended_the_terminal_is_restored(program: str) -> None:
         assert terminal.text.count("\x1b[?1049l") == 2
 
 
-def test_it_needs_no_keyboard(program: str) -> None:
+def test_screen_works_without_a_keyboard(program: str) -> None:
     with Terminal("sh", "-c", f"exec {program} 0.01 </dev/null") as terminal:
         wait_until(lambda: terminal.lines[0].startswith("time "))
         assert terminal.has_its_attributes()

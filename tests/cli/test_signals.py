@@ -1,4 +1,4 @@
-"""Signals that ask a command to end, whatever its main thread is at."""
+"""Signals that stop a command while its main thread runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _handlers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", _NUMBERS)
-def test_each_of_the_signals_makes_the_call(number: signal.Signals) -> None:
+def test_each_signal_calls_the_function(number: signal.Signals) -> None:
     is_over = threading.Event()
     call_at_signal(_NUMBERS, is_over.set)
     assert not is_over.is_set()
@@ -33,12 +33,12 @@ def test_each_of_the_signals_makes_the_call(number: signal.Signals) -> None:
     assert is_over.wait(TIMEOUT_S)
 
 
-def test_what_is_called_may_need_a_lock_that_the_main_thread_holds() -> None:
+def test_function_may_wait_for_a_lock_of_the_main_thread() -> None:
     lock = threading.Lock()
     is_over = threading.Event()
 
     def end() -> None:
-        # Without end it would keep the tests from going on.
+        # A timeout, so that a failure does not block the tests.
         if lock.acquire(timeout=TIMEOUT_S):
             is_over.set()
 
@@ -49,7 +49,7 @@ def test_what_is_called_may_need_a_lock_that_the_main_thread_holds() -> None:
     assert is_over.wait(TIMEOUT_S)
 
 
-def test_signals_that_come_again_and_at_once_call_once() -> None:
+def test_repeated_signals_call_once() -> None:
     calls: list[int] = []
     is_over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""`penstock status`: what it tells, once or on a screen that it keeps up to date."""
+"""`penstock status`: its output, once and with --watch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support import (
 
 from .command import Finished, penstock
 from .messaging import Started
-from .pictures import export, picture, stream
+from .snapshots import export, snapshot, stream
 from .terminal import Terminal
 
 EXPORTS = {
@@ -53,7 +53,7 @@ def status(broker: Reachable, *words: str, **environment: Any) -> Finished:
 
 
 def rows(finished: Finished, first: str) -> list[list[str]]:
-    """The cells of the rows that begin so."""
+    """The cells of the rows that begin with `first`."""
     lines = finished.output.splitlines()
     return [re.split(r"\s{2,}", line) for line in lines if line.startswith(first + "  ")]
 
@@ -61,7 +61,7 @@ def rows(finished: Finished, first: str) -> list[list[str]]:
 # Once
 
 
-def test_the_broker_its_streams_and_its_exports_are_shown(broker: Reachable) -> None:
+def test_status_shows_broker_streams_and_exports(broker: Reachable) -> None:
     finished = status(broker)
 
     assert finished.code == 0
@@ -82,7 +82,7 @@ def test_the_broker_its_streams_and_its_exports_are_shown(broker: Reachable) -> 
     assert "\x1b" not in finished.output
 
 
-def test_programs_get_the_statistics_as_json(broker: Reachable) -> None:
+def test_status_prints_json(broker: Reachable) -> None:
     plain = json.loads(status(broker, "--json").output)
 
     assert plain["address"] == f"127.0.0.1:{broker.port}"
@@ -107,7 +107,7 @@ def test_appends_and_reads_are_counted(broker: Reachable) -> None:
     assert after["bytesRead"] == before["bytesRead"] + 100
 
 
-def test_that_nobody_answers_is_told_in_a_line_that_says_where_and_what_to_do() -> None:
+def test_unreachable_broker_fails_with_a_hint() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -120,7 +120,7 @@ def test_that_nobody_answers_is_told_in_a_line_that_says_where_and_what_to_do() 
     ]
 
 
-def test_a_token_that_is_not_known_is_told(broker: Reachable) -> None:
+def test_unknown_token_fails(broker: Reachable) -> None:
     for words in ([], ["--watch"]):
         finished = status(broker, *words, AWS_CONTAINER_AUTHORIZATION_TOKEN="wrong")
 
@@ -129,14 +129,14 @@ def test_a_token_that_is_not_known_is_told(broker: Reachable) -> None:
         assert "the token is not known to this server" in finished.error
 
 
-def test_an_interval_is_for_watching(broker: Reachable) -> None:
+def test_interval_requires_watch(broker: Reachable) -> None:
     finished = status(broker, "--interval", "1")
 
     assert finished.code == 2
-    assert "--interval goes with --watch" in finished.error
+    assert "--interval requires --watch" in finished.error
 
 
-def test_a_stream_that_is_damaged_is_named(tmp_path: Path) -> None:
+def test_damaged_stream_is_named(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with LocalBroker(root) as broker, broker.connect() as client:
         create(client, "bad")
@@ -157,7 +157,7 @@ def test_a_stream_that_is_damaged_is_named(tmp_path: Path) -> None:
     assert [stream["name"] for stream in plain["unreadableStreams"]] == ["bad"]
 
 
-def test_of_a_server_without_extensions_there_are_its_streams(broker: Reachable) -> None:
+def test_server_without_extensions_shows_streams_only(broker: Reachable) -> None:
     with Relay(broker, strip_extensions=True) as server:
         finished = penstock(
             *("status", "--port", str(server.port)),
@@ -174,33 +174,33 @@ def test_of_a_server_without_extensions_there_are_its_streams(broker: Reachable)
     ]
 
 
-# What a screen shows
+# The contents of the screen
 
 
 @pytest.mark.parametrize("height", [5, 9, 12, 20, 60])
-def test_a_screen_has_no_more_lines_than_there_is_room_for(height: int) -> None:
+def test_screen_lines_fit_the_height(height: int) -> None:
     streams = [stream(f"stream-{i}", end=i, exports=[export()]) for i in range(20)]
-    view = View(picture(2, *streams))
+    view = View(snapshot(2, *streams))
 
     assert len(screen_lines(view, 2, 80, height)) <= height
-    assert len(screen_lines(view._replace(trouble="gone"), 2, 80, height)) <= height
+    assert len(screen_lines(view._replace(error="gone"), 2, 80, height)) <= height
 
 
-def test_how_to_end_it_stands_where_there_is_room() -> None:
+def test_hint_to_quit_is_shown_if_it_fits() -> None:
     def first_line(width: int) -> str:
-        return screen_lines(View(picture(2)), 0.5, width, 20)[0].text
+        return screen_lines(View(snapshot(2)), 0.5, width, 20)[0].text
 
     assert first_line(120).endswith("  every 0.5 s, q ends")
     assert len(first_line(120)) == 120
     assert "q ends" not in first_line(80)
 
 
-def test_while_nobody_answers_what_was_last_seen_stays() -> None:
-    view = View(picture(2, stream("s", end=9)))
+def test_last_snapshot_stays_visible_while_unreachable() -> None:
+    view = View(snapshot(2, stream("s", end=9)))
     before = screen_lines(view, 2, 80, 20)
-    lines = screen_lines(view._replace(trouble="it is\ngone"), 2, 80, 20)
+    lines = screen_lines(view._replace(error="it is\ngone"), 2, 80, 20)
 
-    assert lines[0].text == "not reachable, trying again: it is gone"
+    assert lines[0].text == "unreachable, retrying: it is gone"
     assert [line.text for line in lines[1:]] == [line.text for line in before[1:]]
     assert all(line.style == {"dim": True} for line in lines[1:])
 
@@ -216,7 +216,7 @@ def watch(broker: Reachable, **variables: Any) -> Terminal:
     )
 
 
-def test_the_screen_changes_as_messages_come_until_q(broker: Reachable) -> None:
+def test_watch_shows_new_messages_until_q(broker: Reachable) -> None:
     with watch(broker) as terminal, broker.connect() as client:
         create(client, "watched")
         wait_until(lambda: terminal.cells("watched")[1:2] == ["0"])
@@ -236,7 +236,7 @@ def test_the_screen_changes_as_messages_come_until_q(broker: Reachable) -> None:
         wait_until(terminal.is_restored)
 
 
-def test_ctrl_c_ends_it_and_restores_the_terminal(broker: Reachable) -> None:
+def test_ctrl_c_ends_watch_and_restores_the_terminal(broker: Reachable) -> None:
     with watch(broker) as terminal:
         wait_until(lambda: terminal.frame)
         terminal.type("\x03")
@@ -246,7 +246,7 @@ def test_ctrl_c_ends_it_and_restores_the_terminal(broker: Reachable) -> None:
         assert "Traceback" not in terminal.text
 
 
-def test_it_fits_the_window_also_after_that_has_changed(broker: Reachable) -> None:
+def test_watch_fits_the_window_after_a_resize(broker: Reachable) -> None:
     with watch(broker) as terminal:
         wait_until(lambda: terminal.cells("empty"))
         assert max(map(len, terminal.lines)) > 60
@@ -256,14 +256,14 @@ def test_it_fits_the_window_also_after_that_has_changed(broker: Reachable) -> No
         assert any(line.startswith("and ") for line in terminal.lines)
 
 
-def test_it_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
+def test_watch_continues_after_a_broker_restart(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker:
         with broker.connect() as client:
             create(client, "kept")
         with watch(broker) as terminal:
             wait_until(lambda: terminal.cells("kept"))
             broker.stop()
-            wait_until(lambda: terminal.lines[0].startswith("not reachable, trying again: "))
+            wait_until(lambda: terminal.lines[0].startswith("unreachable, retrying: "))
             assert terminal.cells("kept")
 
             with LocalBroker(tmp_path / "root"):
@@ -273,7 +273,7 @@ def test_it_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_colours_are_used_unless_they_are_not_wanted(
+def test_colours_are_used_unless_no_color_is_set(
     broker: Reachable, variables: dict[str, str], is_coloured: bool
 ) -> None:
     with watch(broker, **variables) as terminal:
@@ -281,7 +281,7 @@ def test_colours_are_used_unless_they_are_not_wanted(
         assert ("\x1b[33m" in terminal.text) is is_coloured
 
 
-def test_without_a_screen_it_prints_all_of_it_each_time(
+def test_watch_without_a_terminal_prints_each_refresh(
     broker: Reachable, start: Callable[..., Started]
 ) -> None:
     command = start(broker, "status", *WATCH)
@@ -296,20 +296,18 @@ def test_without_a_screen_it_prints_all_of_it_each_time(
     assert finished.error == ""
 
 
-def test_programs_get_a_line_each_time_and_are_told_when_nobody_answers(
-    tmp_path: Path, start: Callable[..., Started]
-) -> None:
+def test_watch_prints_json_lines_and_errors(tmp_path: Path, start: Callable[..., Started]) -> None:
     with LocalBroker(tmp_path / "root") as broker:
         command = start(broker, "status", *WATCH, "--json")
         first, second = (json.loads(command.next_line()) for _ in range(2))
         assert first["uptimeMillis"] < second["uptimeMillis"]
         broker.stop()
-        told = wait_until(lambda: json.loads(command.next_line()).get("errorMessage"))
-        assert f"127.0.0.1:{broker.port}" in told
+        error = wait_until(lambda: json.loads(command.next_line()).get("errorMessage"))
+        assert f"127.0.0.1:{broker.port}" in error
         assert command.interrupt().code == 0
 
 
-def test_a_dumb_terminal_is_no_screen(broker: Reachable) -> None:
+def test_dumb_terminal_is_not_a_screen(broker: Reachable) -> None:
     with watch(broker, TERM="dumb") as terminal:
         wait_until(lambda: terminal.text.count("penstock 0.") >= 2)
         assert "\x1b[?" not in terminal.text

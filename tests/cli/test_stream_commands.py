@@ -1,4 +1,4 @@
-"""`penstock streams`, beside a broker that runs."""
+"""`penstock streams` with a running broker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
 
 @pytest.fixture(autouse=True)
 def without_streams(request: pytest.FixtureRequest) -> None:
-    """Each test begins on a broker that has none."""
+    """Each test starts without streams."""
     if "broker" in request.fixturenames:
         with request.getfixturevalue("broker").connect() as client:
             for name in client.call(Operation.ListStreams)["streams"]:
@@ -59,7 +59,7 @@ def succeed(broker: LocalBroker, *words: str) -> str:
 
 
 def info_of(broker: LocalBroker, name: str) -> dict[str, Any]:
-    """What the broker says, past the command."""
+    """The description of the stream from the broker, without the command."""
     with broker.connect() as client:
         info: dict[str, Any] = client.call(Operation.DescribeMessageStream, name=name)[
             "messageStreamInfo"
@@ -95,7 +95,7 @@ def with_input(broker: LocalBroker, text: str, *words: str) -> Finished:
 # create
 
 
-def test_a_stream_is_made_with_the_defaults(broker: LocalBroker) -> None:
+def test_create_uses_defaults(broker: LocalBroker) -> None:
     assert succeed(broker, "create", "s") == "created s\n"
 
     assert definition_of(broker, "s") == {
@@ -133,7 +133,7 @@ def test_a_stream_is_made_with_the_defaults(broker: LocalBroker) -> None:
         (["--no-flush-on-write"], "flushOnWrite", False),
     ],
 )
-def test_a_flag_sets_its_field(
+def test_create_option_sets_its_field(
     broker: LocalBroker, words: list[str], field: str, value: object
 ) -> None:
     succeed(broker, "create", "s", *words)
@@ -141,7 +141,7 @@ def test_a_flag_sets_its_field(
     assert definition_of(broker, "s")[field] == value
 
 
-def test_flags_add_exports(broker: LocalBroker) -> None:
+def test_create_options_add_exports(broker: LocalBroker) -> None:
     succeed(
         broker,
         *("create", "s"),
@@ -169,8 +169,8 @@ def test_flags_add_exports(broker: LocalBroker) -> None:
     [
         (["s", "--max-size", "12q"], "'--max-size': '12q' is no size: expected a number and"),
         (["s", "--max-size", "10"], "maxSize is 10: expected int >= 1024"),
-        (["s", "--ttl", "90"], "'--ttl': '90' is no duration: expected numbers and units"),
-        (["s", "--ttl", "1s"], "'--ttl': '1s': expected a minute at least"),
+        (["s", "--ttl", "90"], "'--ttl': '90' is not a duration: expected numbers with"),
+        (["s", "--ttl", "1s"], "'--ttl': '1s': expected at least 1min"),
         (["s", "--on-full", "drop"], "'drop' is not one of 'reject', 'overwrite'.\n"),
         (["s", "--kinesis", "k"], "'--kinesis': 'k': expected ID=STREAM"),
         (["s", "--kinesis", "k="], "'--kinesis': 'k=': expected ID=STREAM"),
@@ -181,11 +181,13 @@ def test_flags_add_exports(broker: LocalBroker) -> None:
         (["s", "--s3", "a", "--sitewise", "a"], "the identifier 'a' is used twice"),
         (["a/b"], "name is 'a/b'"),
         ([], "Name the stream, or give a definition with --file"),
-        (["--file", "x.toml", "--ttl", "2h", "--s3", "f"], "leave out --ttl, --s3, or write it"),
+        (["--file", "x.toml", "--ttl", "2h", "--s3", "f"], "put --ttl, --s3 into the file"),
         (["--file", "nowhere.toml"], "nowhere.toml cannot be read: No such file"),
     ],
 )
-def test_a_wrong_flag_makes_no_stream(broker: LocalBroker, words: list[str], message: str) -> None:
+def test_invalid_option_creates_nothing(
+    broker: LocalBroker, words: list[str], message: str
+) -> None:
     finished = streams(broker, "create", *words)
 
     assert finished.code == 2
@@ -194,7 +196,7 @@ def test_a_wrong_flag_makes_no_stream(broker: LocalBroker, words: list[str], mes
     assert names_in(broker) == []
 
 
-def test_a_stream_that_exists_is_not_made_again(broker: LocalBroker) -> None:
+def test_create_of_an_existing_stream_fails(broker: LocalBroker) -> None:
     succeed(broker, "create", "s", "--ttl", "2h")
 
     again = streams(broker, "create", "s")
@@ -204,13 +206,13 @@ def test_a_stream_that_exists_is_not_made_again(broker: LocalBroker) -> None:
     assert definition_of(broker, "s")["timeToLiveMillis"] == 7_200_000
 
 
-def test_what_was_made_is_printed_as_json(broker: LocalBroker) -> None:
+def test_create_prints_the_description_as_json(broker: LocalBroker) -> None:
     printed = json.loads(succeed(broker, "create", "s", "--s3", "f", "--json"))
 
     assert printed == info_of(broker, "s")
 
 
-def test_a_dry_run_prints_the_definition_and_needs_no_broker(tmp_path: Path) -> None:
+def test_create_dry_run_needs_no_broker(tmp_path: Path) -> None:
     words = ["create", "s", "--ttl", "1h", "--s3", "f", "--dry-run"]
 
     finished = penstock("streams", *words, "--root", str(tmp_path))
@@ -228,7 +230,7 @@ def test_a_dry_run_prints_the_definition_and_needs_no_broker(tmp_path: Path) -> 
     }
 
 
-def test_a_dry_run_sends_nothing(broker: LocalBroker, tmp_path: Path) -> None:
+def test_create_dry_run_creates_no_stream(broker: LocalBroker, tmp_path: Path) -> None:
     printed = succeed(broker, "create", "s", "--s3", "f", "--dry-run")
     assert names_in(broker) == []
     (tmp_path / "s.json").write_text(printed)
@@ -238,7 +240,7 @@ def test_a_dry_run_sends_nothing(broker: LocalBroker, tmp_path: Path) -> None:
     assert definition_of(broker, "s")["exportDefinition"]["s3TaskExecutor"] == [{"identifier": "f"}]
 
 
-def test_where_no_broker_runs_it_is_told_in_a_line(tmp_path: Path) -> None:
+def test_unreachable_broker_fails_with_one_line(tmp_path: Path) -> None:
     for words in (["list"], ["create", "s"], ["describe", "s"], ["delete", "s", "--yes"]):
         finished = penstock("streams", *words, "--root", str(tmp_path))
 
@@ -246,7 +248,7 @@ def test_where_no_broker_runs_it_is_told_in_a_line(tmp_path: Path) -> None:
         assert len(finished.error_lines) == 1
 
 
-def test_a_role_that_may_not_change_streams_is_told_so(broker: LocalBroker) -> None:
+def test_consumer_may_not_change_streams(broker: LocalBroker) -> None:
     made = penstock(
         *("tokens", "create", "reader", "--role", "consumer", "--root", str(broker.root))
     )
@@ -262,13 +264,13 @@ def test_a_role_that_may_not_change_streams_is_told_so(broker: LocalBroker) -> N
         ("Update", ["update", "s", "--ttl", "1h"]),
         ("Delete", ["delete", "s", "--yes", "--json"]),
     ):
-        refused = attempt(*words)
-        assert refused.code == 4
-        assert refused.error_lines == [
+        rejected = attempt(*words)
+        assert rejected.code == 4
+        assert rejected.error_lines == [
             f"penstock: the role consumer does not allow {operation}MessageStream; "
             "it takes one of admin"
         ]
-        assert refused.output == ""
+        assert rejected.output == ""
     assert json.loads(attempt("describe", "s", "--json").output) == before
     assert names_in(broker) == ["s"]
 
@@ -283,7 +285,7 @@ def statuses(broker: LocalBroker) -> None:
         create(client, "statuses")
 
 
-def test_a_stream_is_made_from_a_file_with_the_names_of_the_sdk(
+def test_create_from_a_file_with_names_of_the_sdk(
     broker: LocalBroker, statuses: None, tmp_path: Path
 ) -> None:
     (tmp_path / "full.toml").write_text(SNAKE_CASE_TOML)
@@ -294,7 +296,7 @@ def test_a_stream_is_made_from_a_file_with_the_names_of_the_sdk(
 
 
 @pytest.mark.parametrize("extension", ["json", "yaml", "toml"])
-def test_what_describes_a_stream_makes_the_same_again(
+def test_described_definition_recreates_the_stream(
     broker: LocalBroker, statuses: None, tmp_path: Path, extension: str
 ) -> None:
     (tmp_path / "full.toml").write_text(SNAKE_CASE_TOML)
@@ -322,7 +324,7 @@ def test_standard_input_is_json_or_yaml(broker: LocalBroker, text: str) -> None:
     assert definition_of(broker, "s")["strategyOnFull"] == 0
 
 
-def test_an_unknown_field_makes_no_stream(broker: LocalBroker) -> None:
+def test_unknown_field_creates_no_stream(broker: LocalBroker) -> None:
     text = yaml.safe_dump(
         {"name": "s", "export_definition": {"kinesis": [{"kinesis_stream": "x"}]}}
     )
@@ -337,7 +339,7 @@ def test_an_unknown_field_makes_no_stream(broker: LocalBroker) -> None:
     assert names_in(broker) == []
 
 
-def test_what_only_the_server_knows_is_its_answer(broker: LocalBroker, tmp_path: Path) -> None:
+def test_error_of_the_server_is_printed(broker: LocalBroker, tmp_path: Path) -> None:
     (tmp_path / "full.toml").write_text(SNAKE_CASE_TOML)
 
     finished = streams(broker, "create", "--file", str(tmp_path / "full.toml"))
@@ -350,7 +352,7 @@ def test_what_only_the_server_knows_is_its_answer(broker: LocalBroker, tmp_path:
 # list
 
 
-def test_streams_are_listed_in_a_table(broker: LocalBroker) -> None:
+def test_list_prints_a_table(broker: LocalBroker) -> None:
     succeed(broker, "create", "bb", "--persistence", "memory", "--on-full", "reject")
     succeed(broker, "create", "aa", "--max-size", "1MiB", "--s3", "f", "--kinesis", "k=x")
     with broker.connect() as client:
@@ -368,7 +370,7 @@ def test_streams_are_listed_in_a_table(broker: LocalBroker) -> None:
     assert second.split() == [*("bb", "0", "-", "0", "B", "256", "MiB", "memory", "reject", "0")]
 
 
-def test_streams_are_listed_as_json(broker: LocalBroker) -> None:
+def test_list_prints_json(broker: LocalBroker) -> None:
     succeed(broker, "create", "b", "--s3", "f")
     succeed(broker, "create", "a")
 
@@ -377,7 +379,7 @@ def test_streams_are_listed_as_json(broker: LocalBroker) -> None:
     assert listed == [info_of(broker, "a"), info_of(broker, "b")]
 
 
-def test_where_no_streams_are_it_says_how_to_make_one(broker: LocalBroker) -> None:
+def test_empty_list_prints_a_hint(broker: LocalBroker) -> None:
     finished = streams(broker, "list")
 
     assert finished.code == 0
@@ -386,7 +388,7 @@ def test_where_no_streams_are_it_says_how_to_make_one(broker: LocalBroker) -> No
     assert succeed(broker, "list", "--json") == "[]\n"
 
 
-def test_a_stream_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+def test_unreadable_stream_does_not_hide_the_others(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker, broker.connect() as client:
         create(client, "broken")
         create(client, "kept")
@@ -413,7 +415,7 @@ def test_a_stream_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -
 # describe
 
 
-def test_a_stream_is_described_on_a_page(broker: LocalBroker) -> None:
+def test_describe_shows_definition_and_exports(broker: LocalBroker) -> None:
     succeed(broker, "create", "s", "--ttl", "1h 30min", "--kinesis", "k=cloud", "--s3", "f")
     with broker.connect() as client:
         for _ in range(10):
@@ -446,7 +448,7 @@ def test_a_stream_is_described_on_a_page(broker: LocalBroker) -> None:
     "words",
     [["describe", "s"], ["update", "s", "--ttl", "1h"], ["delete", "s", "--yes"]],
 )
-def test_a_stream_that_is_missing_is_told(broker: LocalBroker, words: list[str]) -> None:
+def test_missing_stream_fails(broker: LocalBroker, words: list[str]) -> None:
     for more in ([], ["--json"]):
         finished = streams(broker, *words, *more)
 
@@ -458,7 +460,7 @@ def test_a_stream_that_is_missing_is_told(broker: LocalBroker, words: list[str])
 # update
 
 
-def test_an_update_changes_what_flags_name_and_keeps_how_far_exports_are(
+def test_update_changes_named_fields_and_keeps_export_progress(
     broker: LocalBroker, statuses: None, tmp_path: Path
 ) -> None:
     (tmp_path / "full.toml").write_text(SNAKE_CASE_TOML)
@@ -470,9 +472,9 @@ def test_an_update_changes_what_flags_name_and_keeps_how_far_exports_are(
     broker.run(lambda: broker.broker._store.commit_progress({"full": progress}))
     before = info_of(broker, "full")
 
-    said = succeed(broker, "update", "full", "--max-size", "2GB", "--no-flush-on-write")
+    output = succeed(broker, "update", "full", "--max-size", "2GB", "--no-flush-on-write")
 
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "updated full",
         "  max size: 1 GB -> 2 GB",
         "  flush on write: yes -> no",
@@ -487,18 +489,18 @@ def test_an_update_changes_what_flags_name_and_keeps_how_far_exports_are(
     assert {status["lastExportedSequenceNumber"] for status in after["exportStatuses"]} >= {6, 4}
 
 
-def test_an_update_says_what_became_of_exports(broker: LocalBroker) -> None:
+def test_update_reports_changes_of_exports(broker: LocalBroker) -> None:
     succeed(broker, "create", "s", "--kinesis", "a=one", "--s3", "b", "--sitewise", "c")
     progress = ExportProgress("a", -1, 1000, "slow")
     broker.run(lambda: broker.broker._store.commit_progress({"s": [progress]}))
 
-    said = succeed(
+    output = succeed(
         broker,
         *("update", "s", "--pause", "a", "--remove-export", "b"),
         *("--remove-export", "c", "--s3", "c", "--http", "d=http://x", "--ttl", "1h"),
     )
 
-    assert sorted(said.splitlines()) == [
+    assert sorted(output.splitlines()) == [
         "  export a, state: active -> paused",
         "  export b: removed",
         "  export c, kind: iot_sitewise -> s3_task_executor",
@@ -528,13 +530,13 @@ def test_an_update_says_what_became_of_exports(broker: LocalBroker) -> None:
     assert "timeToLiveMillis" not in definition_of(broker, "s")
 
 
-def test_an_update_that_changes_nothing_says_so(broker: LocalBroker) -> None:
+def test_update_without_changes_prints_nothing_changed(broker: LocalBroker) -> None:
     succeed(broker, "create", "s", "--ttl", "1h")
 
     assert succeed(broker, "update", "s", "--ttl", "60min") == "nothing changed in s\n"
 
 
-def test_an_update_prints_the_new_description_as_json(broker: LocalBroker) -> None:
+def test_update_prints_the_description_as_json(broker: LocalBroker) -> None:
     succeed(broker, "create", "s")
 
     printed = json.loads(succeed(broker, "update", "s", "--ttl", "1h", "--json"))
@@ -543,7 +545,7 @@ def test_an_update_prints_the_new_description_as_json(broker: LocalBroker) -> No
     assert printed == info_of(broker, "s")
 
 
-def test_a_file_is_the_whole_new_definition(broker: LocalBroker, tmp_path: Path) -> None:
+def test_update_from_a_file_replaces_the_definition(broker: LocalBroker, tmp_path: Path) -> None:
     succeed(broker, "create", "s", "--ttl", "1h", "--max-size", "1GB", "--kinesis", "k=x")
     export = {"identifier": "k", "kinesis_stream_name": "x", "batch_size": 5}
     file = write(
@@ -562,7 +564,7 @@ def test_a_file_is_the_whole_new_definition(broker: LocalBroker, tmp_path: Path)
     assert succeed(broker, "update", "s", "--file", file) == "nothing changed in s\n"
 
 
-def test_a_dry_run_of_an_update_sends_nothing(broker: LocalBroker, tmp_path: Path) -> None:
+def test_update_dry_run_changes_nothing(broker: LocalBroker, tmp_path: Path) -> None:
     succeed(broker, "create", "s", "--kinesis", "k=x")
     before = info_of(broker, "s")
     file = write(tmp_path, "json", {"strategyOnFull": 0})
@@ -576,7 +578,7 @@ def test_a_dry_run_of_an_update_sends_nothing(broker: LocalBroker, tmp_path: Pat
     assert info_of(broker, "s") == before
 
 
-def test_a_dry_run_of_an_update_from_a_file_needs_no_broker(tmp_path: Path) -> None:
+def test_update_dry_run_from_a_file_needs_no_broker(tmp_path: Path) -> None:
     file = write(tmp_path, "json", {"name": "s", "strategyOnFull": 0})
 
     finished = penstock("streams", "update", "--file", file, "--dry-run", "--root", str(tmp_path))
@@ -588,20 +590,20 @@ def test_a_dry_run_of_an_update_from_a_file_needs_no_broker(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["s"], 2, "Say what is to change, with flags or with --file"),
+        (["s"], 2, "Nothing to change: give options, or a definition with --file"),
         ([], 2, "Name the stream, or give a definition with --file"),
-        (["--file", "x.json", "--pause", "cloud"], 2, "leave out --pause, or write it there"),
+        (["--file", "x.json", "--pause", "cloud"], 2, "put --pause into the file"),
         (["s", "--pause", "clod"], 5, "the stream 's' has no export 'clod'; did you mean 'cloud'?"),
         (["s", "--resume", "x"], 5, "the stream 's' has no export 'x'; it has 'cloud'"),
         (["s", "--remove-export", "cloud2"], 5, "did you mean 'cloud'?"),
-        (["s", "--pause", "cloud", "--resume", "cloud"], 2, "only one of them at a time"),
+        (["s", "--pause", "cloud", "--resume", "cloud"], 2, "--resume: choose one"),
         (["s", "--s3", "cloud"], 2, "the identifier 'cloud' is used twice"),
         (["s", "--max-size", "1"], 2, "maxSize is 1: expected int >= 1024"),
         (["s", "--persistence", "memory"], 1, "definition.persistence is Memory: it cannot change"),
         (["s", "--segment-size", "1GB"], 1, "it must be less than maxSize"),
     ],
 )
-def test_a_wrong_update_changes_nothing(
+def test_invalid_update_changes_nothing(
     broker: LocalBroker, words: list[str], code: int, message: str
 ) -> None:
     succeed(broker, "create", "s", "--kinesis", "cloud=x")
@@ -618,7 +620,7 @@ def test_a_wrong_update_changes_nothing(
 # delete
 
 
-def test_streams_are_deleted(broker: LocalBroker) -> None:
+def test_delete_removes_streams(broker: LocalBroker) -> None:
     for name in ("a", "b", "c", "d"):
         succeed(broker, "create", name)
 
@@ -629,25 +631,27 @@ def test_streams_are_deleted(broker: LocalBroker) -> None:
     assert names_in(broker) == ["d"]
 
 
-def test_if_one_is_missing_none_is_deleted(broker: LocalBroker) -> None:
+def test_delete_removes_nothing_if_a_stream_is_missing(broker: LocalBroker) -> None:
     succeed(broker, "create", "a")
 
     assert streams(broker, "delete", "a", "b", "--yes").code == 5
     assert names_in(broker) == ["a"]
 
 
-def test_without_a_terminal_a_deletion_must_be_confirmed_beforehand(broker: LocalBroker) -> None:
+def test_delete_without_a_terminal_requires_yes(broker: LocalBroker) -> None:
     succeed(broker, "create", "a")
 
     finished = streams(broker, "delete", "a")
 
     assert finished.code == 2
-    assert finished.error_lines == ["penstock: there is no terminal to ask on: add --yes to delete"]
+    assert finished.error_lines == [
+        "penstock: there is no terminal for the confirmation: add --yes to delete"
+    ]
     assert names_in(broker) == ["a"]
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, []), ("n", 1, ["a"])])
-def test_on_a_terminal_a_deletion_is_asked_about(
+def test_delete_asks_for_confirmation_on_a_terminal(
     broker: LocalBroker, answer: str, code: int, left: list[str]
 ) -> None:
     succeed(broker, "create", "a")
@@ -672,7 +676,7 @@ def test_on_a_terminal_a_deletion_is_asked_about(
 
     assert finished.returncode == code
     assert "a (1 message, " in finished.stderr
-    assert "Delete with all messages?" in finished.stderr
+    assert "Delete these streams and all their messages?" in finished.stderr
     assert "Traceback" not in finished.stderr
     assert finished.stdout == ('{"deleted": ["a"]}\n' if answer == "y" else "")
     assert names_in(broker) == left
@@ -685,7 +689,7 @@ def test_on_a_terminal_a_deletion_is_asked_about(
     "words",
     [["describe"], ["update", "--ttl", "1h"], ["delete"], ["delete", "--yes", "turbine-1"]],
 )
-def test_the_names_of_streams_are_completed(broker: LocalBroker, words: list[str]) -> None:
+def test_stream_names_are_completed(broker: LocalBroker, words: list[str]) -> None:
     for name in ("other", "turbine-1", "turbine-2"):
         succeed(broker, "create", name)
     line = ["penstock", "streams", *words[:1], "--root", str(broker.root), *words[1:], "turb"]

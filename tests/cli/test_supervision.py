@@ -1,4 +1,4 @@
-"""Programs that are kept running: small ones, with real processes."""
+"""Supervised programs: shell scripts in real processes."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.cli.supervision import Program
+from penstock.cli.supervision import SupervisedProgram
 from tests.support import TIMEOUT_S, wait_until
 
-# They tell their process ids, so that a test can do something to them.
+# They print their process ids for the tests.
 _RUNS = 'echo "ready $$"; exec sleep 1000'
 _IGNORES_SIGTERM = 'trap "" TERM; echo "ready $$"; while :; do sleep 1000; done'
 _HAS_A_CHILD = 'sleep 1000 & echo "ready $$ $!"; wait'
 _ENDS_AT_ONCE = "exit 7"
 
-Make = Callable[..., Program]
+Make = Callable[..., SupervisedProgram]
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[Program] = []
+    made: list[SupervisedProgram] = []
 
-    def make_program(*scripts: str, **arguments: float) -> Program:
-        """One that runs another script each time it is started, and then the last one again."""
+    def make_program(*scripts: str, **arguments: float) -> SupervisedProgram:
+        """A program that runs the next script at each start, and finally repeats the last one."""
         left = list(scripts)
 
         def command() -> list[str]:
             return ["/bin/sh", "-c", left.pop(0) if len(left) > 1 else left[0]]
 
-        program = Program("thing", command, "ready", **arguments)  # type: ignore[arg-type]
+        program = SupervisedProgram("thing", command, "ready", **arguments)  # type: ignore[arg-type]
         made.append(program)
         return program
 
@@ -46,8 +46,8 @@ def make() -> Iterator[Make]:
         program.stop()
 
 
-def start(program: Program) -> list[int]:
-    """Its process ids."""
+def start(program: SupervisedProgram) -> list[int]:
+    """Starts the program and returns the process ids that it prints."""
     program.start()
     return ids_in(program.wait_until_ready(threading.Event()))
 
@@ -56,40 +56,40 @@ def ids_in(line: str) -> list[int]:
     return [int(word) for word in line.removeprefix("ready").split()]
 
 
-def is_gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def news_of(program: Program) -> str:
-    return wait_until(program.look) or ""
+def next_event(program: SupervisedProgram) -> str:
+    return wait_until(program.poll) or ""
 
 
-def test_a_program_is_ready_when_it_says_so_whatever_else_it_says(make: Make) -> None:
+def test_program_is_ready_after_its_ready_line(make: Make) -> None:
     program = make(f"echo one; echo not ready; {_RUNS}")
 
     (pid,) = start(program)
 
-    assert not is_gone(pid)
-    assert program.look() is None
+    assert not has_ended(pid)
+    assert program.poll() is None
 
 
-def test_one_that_says_more_than_a_pipe_holds_is_not_held_up(make: Make) -> None:
+def test_large_output_does_not_block_the_program(make: Make) -> None:
     (pid,) = start(make(f"head -c 1000000 /dev/zero | tr '\\0' '\\n'; {_RUNS}"))
 
-    assert not is_gone(pid)
+    assert not has_ended(pid)
 
 
-def test_one_that_ends_before_it_is_ready_is_told_by_an_empty_line(make: Make) -> None:
+def test_end_before_ready_returns_an_empty_line(make: Make) -> None:
     program = make(_ENDS_AT_ONCE)
 
     assert start(program) == []
     assert program.stop() == 7
 
 
-def test_nobody_waits_for_one_that_never_gets_ready_when_all_is_over(make: Make) -> None:
+def test_wait_until_ready_ends_when_is_over_is_set(make: Make) -> None:
     program = make("exec sleep 1000")
     is_over = threading.Event()
     program.start()
@@ -98,10 +98,10 @@ def test_nobody_waits_for_one_that_never_gets_ready_when_all_is_over(make: Make)
     assert program.wait_until_ready(is_over) == ""
 
 
-# Its handler takes longer than one look for the line that says that the program is ready.
+# Its signal handler takes longer than one poll for the ready line.
 _SLOW_HANDLER = """
 import signal, sys, threading, time
-from penstock.cli.supervision import Program
+from penstock.cli.supervision import SupervisedProgram
 
 is_over = threading.Event()
 
@@ -110,9 +110,9 @@ def handle(*_):
     is_over.set()
 
 signal.signal(signal.SIGTERM, handle)
-program = Program("thing", lambda: ["sleep", "1000"], "ready")
+program = SupervisedProgram("thing", lambda: ["sleep", "1000"], "ready")
 program.start()
-print("waits", flush=True)
+print("waiting", flush=True)
 try:
     print(repr(program.wait_until_ready(is_over)))
 finally:
@@ -120,21 +120,21 @@ finally:
 """
 
 
-def test_waiting_for_a_program_ends_after_a_slow_signal_handler() -> None:
+def test_wait_until_ready_ends_after_a_slow_signal_handler() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _SLOW_HANDLER], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "waits\n"
+            assert process.stdout.readline() == "waiting\n"
             process.terminate()
             assert process.communicate(timeout=TIMEOUT_S)[0] == "''\n"
         finally:
             process.kill()
 
 
-def test_what_it_is_told_in_its_environment_arrives(make: Make) -> None:
-    program = Program(
+def test_program_gets_its_environment(make: Make) -> None:
+    program = SupervisedProgram(
         "thing", lambda: ["/bin/sh", "-c", 'echo "ready $ANSWER"'], "ready", {"ANSWER": "42"}
     )
     program.start()
@@ -143,100 +143,100 @@ def test_what_it_is_told_in_its_environment_arrives(make: Make) -> None:
     program.stop()
 
 
-def test_one_that_is_killed_is_started_again_and_both_is_told(make: Make) -> None:
+def test_killed_program_is_restarted_and_reported(make: Make) -> None:
     program = make(_RUNS)
     (first,) = start(program)
 
     os.kill(first, signal.SIGKILL)
 
-    ended = news_of(program)
-    assert re.fullmatch(r"the thing ended \(SIGKILL\); it starts again in 0\.\d s", ended)
-    (second,) = ids_in(news_of(program))
+    ended = next_event(program)
+    assert re.fullmatch(r"the thing ended \(SIGKILL\); restarting it in 0\.\d s", ended)
+    (second,) = ids_in(next_event(program))
     assert second != first
-    assert not is_gone(second)
+    assert not has_ended(second)
 
 
-def test_one_that_ends_again_and_again_waits_longer_each_time(make: Make) -> None:
+def test_pauses_between_restarts_grow(make: Make) -> None:
     program = make(_ENDS_AT_ONCE)
     program.start()
 
     pauses = []
     for _ in range(3):
-        told = re.fullmatch(
-            r"the thing ended \(exit code 7\); it starts again in (.*) s", news_of(program)
+        ended = re.fullmatch(
+            r"the thing ended \(exit code 7\); restarting it in (.*) s", next_event(program)
         )
-        assert told is not None
-        pauses.append(float(told[1]))
+        assert ended is not None
+        pauses.append(float(ended[1]))
 
-    # Twice as long each time, and up to a half less by chance.
+    # Doubled each time, and randomly reduced by up to a half.
     assert 0.2 <= pauses[0] <= 0.5
     assert 0.5 <= pauses[1] <= 1.0
     assert 1.0 <= pauses[2] <= 2.0
 
 
-def test_one_that_cannot_be_started_again_is_tried_until_it_can() -> None:
+def test_failed_restart_is_retried() -> None:
     commands = [["/bin/sh", "-c", _RUNS], ["/nowhere/program"], ["/bin/sh", "-c", _RUNS]]
-    program = Program("thing", lambda: commands.pop(0), "ready")
+    program = SupervisedProgram("thing", lambda: commands.pop(0), "ready")
     (pid,) = start(program)
 
     os.kill(pid, signal.SIGKILL)
 
-    assert "ended (SIGKILL)" in news_of(program)
-    told = news_of(program)
-    assert re.fullmatch(r"the thing cannot be started \(.*/nowhere.*\); again in \d\.\d s", told)
-    assert len(ids_in(news_of(program))) == 1
+    assert "ended (SIGKILL)" in next_event(program)
+    event = next_event(program)
+    assert re.fullmatch(
+        r"the thing cannot be started \(.*/nowhere.*\); retrying in \d\.\d s", event
+    )
+    assert len(ids_in(next_event(program))) == 1
     program.stop()
 
 
-def test_what_a_program_has_started_does_not_outlive_it(make: Make) -> None:
+def test_children_of_a_killed_program_are_killed(make: Make) -> None:
     program = make(_HAS_A_CHILD, _RUNS)
     pid, child = start(program)
 
     os.kill(pid, signal.SIGKILL)
-    news_of(program)
+    next_event(program)
 
-    wait_until(lambda: is_gone(child))
+    wait_until(lambda: has_ended(child))
 
 
-def test_one_that_is_stopped_takes_along_what_it_has_started(make: Make) -> None:
+def test_stop_ends_the_program_and_its_children(make: Make) -> None:
     program = make(_HAS_A_CHILD)
     pid, child = start(program)
 
     assert program.stop() == -signal.SIGTERM
 
-    assert is_gone(pid)
-    wait_until(lambda: is_gone(child))
+    assert has_ended(pid)
+    wait_until(lambda: has_ended(child))
 
 
-def test_one_that_does_not_listen_is_killed_in_the_end(make: Make) -> None:
+def test_stop_kills_a_program_that_ignores_sigterm(make: Make) -> None:
     program = make(_IGNORES_SIGTERM, stop_seconds=0.1)
     (pid,) = start(program)
 
     assert program.stop() == -signal.SIGKILL
 
-    assert is_gone(pid)
+    assert has_ended(pid)
 
 
-def test_a_clean_end_keeps_its_exit_code(make: Make) -> None:
+def test_stop_returns_the_exit_code(make: Make) -> None:
     program = make('trap "exit 3" TERM; echo "ready $$"; while :; do sleep 0.01; done')
     start(program)
 
     assert program.stop() == 3
 
 
-def test_one_that_waits_to_be_started_again_is_not_when_it_is_stopped(
-    make: Make, tmp_path: Path
-) -> None:
+def test_stop_cancels_a_pending_restart(make: Make, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     program = make(f"echo x >> {starts}; exit 1")
     program.start()
-    news_of(program)
+    next_event(program)
 
     assert program.stop() == 0
     assert starts.read_text() == "x\n"
 
 
-def test_an_interrupt_in_the_terminal_is_not_for_the_program(make: Make) -> None:
+def test_program_runs_in_its_own_session(make: Make) -> None:
     (pid,) = start(make(_RUNS))
 
     assert os.getsid(pid) == pid != os.getsid(0)

@@ -1,4 +1,4 @@
-"""The broker that a command talks to: how it is named, and how soon it is given up."""
+"""The broker that a command talks to: its options and timeouts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli.target import Target, target_options
+from penstock.cli.target import BrokerTarget, target_options
 from tests.support import LocalBroker, Reachable
 
-NOWHERE = Target(root=None, host=None, port=None, unix_socket=None, tls_ca=None, config=None)
+NOWHERE = BrokerTarget(root=None, host=None, port=None, unix_socket=None, tls_ca=None, config=None)
 
 
 @pytest.fixture(scope="module")
@@ -24,25 +24,25 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
         yield broker
 
 
-def parse(*words: str) -> Target:
-    """What a command gets for its options."""
+def parse(*words: str) -> BrokerTarget:
+    """The target that a command gets for its options."""
     seen: list[Any] = []
 
     @click.command()
     @click.option("--other")
     @target_options
-    def command(target: Target, other: str) -> None:
+    def command(target: BrokerTarget, other: str) -> None:
         seen.append(target)
         assert other == "x"
 
     result = CliRunner(catch_exceptions=False).invoke(command, [*words, "--other", "x"])
     assert result.exit_code == 0, result.stderr
     (target,) = seen
-    assert isinstance(target, Target)
+    assert isinstance(target, BrokerTarget)
     return target
 
 
-def test_options_name_the_target() -> None:
+def test_options_select_the_target() -> None:
     assert parse() == NOWHERE
     assert parse("--root", "r", "--host", "h", "--port", "1") == NOWHERE._replace(
         root="r", host="h", port=1
@@ -52,7 +52,7 @@ def test_options_name_the_target() -> None:
     )
 
 
-def test_there_is_more_than_one_way_to_a_broker(
+def test_connect_by_root_address_socket_and_configuration(
     broker: Reachable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", broker.token)
@@ -68,7 +68,7 @@ def test_there_is_more_than_one_way_to_a_broker(
             assert client.list_streams() == []
 
 
-def test_who_wants_to_know_soon_is_told_soon_and_in_silence(
+def test_connect_briefly_fails_fast_and_logs_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -76,7 +76,7 @@ def test_who_wants_to_know_soon_is_told_soon_and_in_silence(
         target = NOWHERE._replace(root=str(broker.root))
         with target.connect_briefly(1.5, 2.5) as client:
             assert (client.connect_timeout, client.request_timeout) == (1.5, 2.5)
-            # One attempt, and no more.
+            # A single attempt.
             assert client.reconnect_timeout == 0
             broker.stop()
             with pytest.raises(ConnectionError):
@@ -85,7 +85,7 @@ def test_who_wants_to_know_soon_is_told_soon_and_in_silence(
     assert "StreamManagerClient" not in {record.name for record in caplog.records}
 
 
-def test_a_broker_that_is_not_there_is_started_with_what_named_it() -> None:
+def test_serve_command_uses_the_same_root() -> None:
     assert NOWHERE.serve_command == "penstock serve"
     assert NOWHERE._replace(root="/my root").serve_command == "penstock serve --root '/my root'"
     assert NOWHERE.is_here

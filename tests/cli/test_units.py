@@ -1,4 +1,4 @@
-"""Sizes, durations and times: what is accepted, what is refused, and that output can be parsed."""
+"""Parsing and formatting of sizes, durations and times."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from penstock.model.limits import INT64_MAX, MILLIS_MAX
 
 
 @given(st.integers(0, INT64_MAX))
-def test_a_size_is_shown_so_that_it_can_be_given_again(size: int) -> None:
+def test_formatted_size_can_be_parsed(size: int) -> None:
     assert parse_size(format_size(size)) == size
 
 
-def test_a_size_is_shown_in_the_largest_unit_that_fits() -> None:
+def test_size_is_formatted_in_the_largest_exact_unit() -> None:
     assert format_size(0) == "0 B"
     assert format_size(1000) == "1 KB"
     assert format_size(256 << 20) == "256 MiB"
@@ -48,27 +48,27 @@ def test_a_size_is_shown_in_the_largest_unit_that_fits() -> None:
         ("1.5H", 5_400_000),
     ],
 )
-def test_a_duration_is_numbers_and_units(text: str, millis: int) -> None:
+def test_duration_is_parsed_from_numbers_and_units(text: str, millis: int) -> None:
     assert parse_duration(text) == millis
 
 
 @pytest.mark.parametrize("text", ["", "h", "90", "1h30", "1x", "-1h", "1h,2m", "1" * 60 + "!"])
-def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no duration: expected .* 7d"):
+def test_malformed_duration_is_rejected_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a duration: expected .* 7d"):
         parse_duration(text)
 
 
-def test_a_duration_is_a_whole_number_of_milliseconds() -> None:
+def test_fraction_of_a_millisecond_is_rejected() -> None:
     with pytest.raises(ValueError, match="not a whole number of milliseconds"):
         parse_duration("0.5ms")
 
 
 @given(st.integers(0, MILLIS_MAX))
-def test_a_duration_is_shown_so_that_it_can_be_given_again(millis: int) -> None:
+def test_formatted_duration_can_be_parsed(millis: int) -> None:
     assert parse_duration(format_duration(millis)) == millis
 
 
-def test_a_duration_is_shown_without_the_units_that_are_nothing_in_it() -> None:
+def test_formatted_duration_omits_zero_units() -> None:
     assert format_duration(0) == "0 s"
     assert format_duration(5_400_000) == "1 h 30 min"
     assert format_duration(86_400_001) == "1 d 1 ms"
@@ -89,7 +89,7 @@ def test_a_duration_is_shown_without_the_units_that_are_nothing_in_it() -> None:
         ((1 << 63) - 1, "8 EiB"),
     ],
 )
-def test_bytes_are_three_digits_and_a_unit(count: int, shown: str) -> None:
+def test_human_bytes_has_three_digits_and_a_unit(count: int, shown: str) -> None:
     assert human_bytes(count) == shown
 
 
@@ -108,7 +108,7 @@ def test_bytes_are_three_digits_and_a_unit(count: int, shown: str) -> None:
         (8_640_000_000, "100 d 0 h"),
     ],
 )
-def test_a_duration_is_its_two_largest_units(millis: int, shown: str) -> None:
+def test_human_duration_has_the_two_largest_units(millis: int, shown: str) -> None:
     assert human_duration(millis) == shown
 
 
@@ -137,6 +137,6 @@ def test_time_without_a_zone_is_local(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ago", "2h", "yesterday", "2026-13-01", "2 ago"])
-def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no time: expected one such as .*, or 2h ago"):
+def test_malformed_time_is_rejected_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a time: expected a time such as .* or 2h ago"):
         parse_time(text, NOW)

@@ -1,6 +1,6 @@
-"""`penstock up`: a broker and what belongs to it, with one command and one end.
+"""`penstock up`: starts, restarts and stops its programs.
 
-The pipeline is left out where it is not needed: it takes Spark seconds to start.
+Most tests run without the pipeline, because Spark takes seconds to start.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tests.support import (
 
 
 @pytest.fixture(autouse=True)
-def _hears_hangups() -> Iterator[None]:
-    """Whoever runs the tests with nohup has made all that they start deaf to SIGHUP."""
+def _default_sighup() -> Iterator[None]:
+    """Restores the default of SIGHUP: under nohup, children of the tests would ignore it."""
     handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, handler)
@@ -59,7 +59,7 @@ def demo(root: Path) -> Iterator[Up]:
 
 @pytest.fixture
 def start(root: Path, tmp_path: Path) -> Iterator[Callable[..., Up]]:
-    """Starts the command, on an own PYTHONPATH, and ends what a failed test leaves behind."""
+    """Starts the command with its own PYTHONPATH, and kills processes that a failed test left."""
     started: list[Up] = []
 
     def begin(*flags: str) -> Up:
@@ -75,7 +75,7 @@ def start(root: Path, tmp_path: Path) -> Iterator[Callable[..., Up]]:
             up.process.kill()
 
 
-def is_gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -90,9 +90,7 @@ def appended_to(up: Up, name: str) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_demo_devices_append_until_a_signal_ends_them_and_the_broker(
-    demo: Up, number: signal.Signals
-) -> None:
+def test_signal_stops_demo_devices_and_broker(demo: Up, number: signal.Signals) -> None:
     shown = demo.read_until("Ctrl-C")
     assert f'env --root {shlex.quote(str(demo.root))})"' in shown
     assert "turbine-1, turbine-2, turbine-3, weather-mast" in shown
@@ -102,18 +100,18 @@ def test_demo_devices_append_until_a_signal_ends_them_and_the_broker(
         assert b'"windSpeed": ' in message["payload"]
         assert len(client.call(Operation.ListStreams)["streams"]) == len(STREAMS)
     broker = demo.broker_pid
-    assert not is_gone(broker)
+    assert not has_ended(broker)
 
     demo.process.send_signal(number)
-    code, said = demo.end()
+    code, errors = demo.end()
 
     assert code == 0
-    assert "Traceback" not in said
-    assert "stopped" in said.splitlines()[-1]
-    assert is_gone(broker)
+    assert "Traceback" not in errors
+    assert "stopped" in errors.splitlines()[-1]
+    assert has_ended(broker)
 
 
-def test_with_nohup_it_outlives_its_terminal(start: Callable[..., Up]) -> None:
+def test_nohup_survives_sighup(start: Callable[..., Up]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     up = start("--no-pipeline", "--demo")
     up.read_until("Ctrl-C")
@@ -121,17 +119,15 @@ def test_with_nohup_it_outlives_its_terminal(start: Callable[..., Up]) -> None:
     up.process.send_signal(signal.SIGHUP)
 
     before = appended_to(up, "turbine-1")
-    # That takes it longer than to notice a signal.
+    # This takes longer than the handling of a signal.
     wait_until(lambda: appended_to(up, "turbine-1") >= before + 3)
     up.process.terminate()
     assert up.end()[0] == 0
 
 
-def test_a_signal_ends_it_also_while_it_begins_to_wait_for_one(
-    start: Callable[..., Up], tmp_path: Path
-) -> None:
+def test_signal_at_the_start_of_a_wait_stops_it(start: Callable[..., Up], tmp_path: Path) -> None:
     now = tmp_path / "now"
-    # A condition is locked by whoever waits for it: here a handler that locks it would get stuck.
+    # A waiting thread holds the lock of the condition: a handler that needs it would deadlock.
     (tmp_path / "sitecustomize.py").write_text(
         "import pathlib, signal, sys, threading\n"
         "wait = threading.Condition.wait\n"
@@ -145,7 +141,7 @@ def test_a_signal_ends_it_also_while_it_begins_to_wait_for_one(
     )
     up = start("--no-pipeline", "--demo")
     up.read_until("Ctrl-C")
-    # Then all threads are started, which it waits for as well.
+    # All threads have started then: starting a thread waits on a condition too.
     wait_until(lambda: appended_to(up, "turbine-1"))
 
     now.touch()
@@ -153,7 +149,7 @@ def test_a_signal_ends_it_also_while_it_begins_to_wait_for_one(
     assert up.end()[0] == 0
 
 
-def test_what_it_says_can_be_evaluated(demo: Up) -> None:
+def test_printed_env_command_can_be_evaluated(demo: Up) -> None:
     shown = demo.read_until("Ctrl-C")
     command = re.search(r'eval "\$\((.*)\)"', shown)
     assert command is not None
@@ -167,7 +163,7 @@ def test_what_it_says_can_be_evaluated(demo: Up) -> None:
     assert demo.end()[0] == 0
 
 
-def test_a_broker_that_is_killed_is_started_again_where_it_was(demo: Up) -> None:
+def test_killed_broker_is_restarted_on_the_same_port(demo: Up) -> None:
     demo.read_until("Ctrl-C")
     before = wait_until(lambda: appended_to(demo, "turbine-1"))
     with StreamManagerClient(root=demo.root, reconnect_timeout=TIMEOUT_S) as client:
@@ -175,19 +171,19 @@ def test_a_broker_that_is_killed_is_started_again_where_it_was(demo: Up) -> None
 
         os.kill(demo.broker_pid, signal.SIGKILL)
 
-        # The devices of the demo come back as well as a client does.
+        # Clients and the devices of the demo reconnect.
         assert client.read_messages("turbine-1") == [first]
         wait_until(lambda: appended_to(demo, "turbine-1") > before)
     shown = demo.read_until("penstock ready")
     assert shown.splitlines()[-1] == f"penstock ready 127.0.0.1:{demo.port}"
     demo.process.terminate()
-    code, said = demo.end()
+    code, errors = demo.end()
     assert code == 0
-    assert "the broker ended (SIGKILL); it starts again in 0." in said
-    assert "Traceback" not in said
+    assert "the broker ended (SIGKILL); restarting it in 0." in errors
+    assert "Traceback" not in errors
 
 
-def test_a_second_run_appends_to_the_streams_of_the_first(root: Path) -> None:
+def test_second_run_appends_to_the_same_streams(root: Path) -> None:
     counts = []
     for _ in range(2):
         up = Up(root, "--no-pipeline", "--demo", "--port", "0")
@@ -201,7 +197,7 @@ def test_a_second_run_appends_to_the_streams_of_the_first(root: Path) -> None:
     assert counts[1] > counts[0]
 
 
-def test_without_the_demo_there_are_no_streams(root: Path) -> None:
+def test_no_streams_without_demo(root: Path) -> None:
     up = Up(root, "--no-pipeline", "--port", "0")
     shown = up.read_until("Ctrl-C")
 
@@ -212,22 +208,22 @@ def test_without_the_demo_there_are_no_streams(root: Path) -> None:
     assert up.end()[0] == 0
 
 
-def test_a_broker_that_does_not_start_is_told_with_its_reason(root: Path) -> None:
+def test_broker_that_does_not_start_fails_with_the_reason(root: Path) -> None:
     first = Up(root, "--no-pipeline", "--port", "0")
     first.read_until("Ctrl-C")
 
     second = Up(root, "--no-pipeline", "--port", "0")
-    code, said = second.end()
+    code, errors = second.end()
 
     assert code == 1
-    assert [line for line in said.splitlines() if "another broker" in line]
-    assert said.splitlines()[-1] == "penstock: the broker did not start (exit code 1)"
+    assert [line for line in errors.splitlines() if "another broker" in line]
+    assert errors.splitlines()[-1] == "penstock: the broker did not start (exit code 1)"
     assert second.lines.get(timeout=TIMEOUT_S) == ""
     first.process.terminate()
     assert first.end()[0] == 0
 
 
-def test_programs_get_the_variables_in_a_line_of_json(root: Path) -> None:
+def test_json_prints_the_variables_on_one_line(root: Path) -> None:
     up = Up(root, "--no-pipeline", "--json", "--port", "0")
     shown = up.read_until("}")
 
@@ -236,22 +232,22 @@ def test_programs_get_the_variables_in_a_line_of_json(root: Path) -> None:
     assert variables["STREAM_MANAGER_SERVER_PORT"] == str(up.port)
     assert variables["AWS_CONTAINER_AUTHORIZATION_TOKEN"] == (root / "token").read_text().strip()
     up.process.terminate()
-    code, said = up.end()
+    code, errors = up.end()
     assert code == 0
-    assert all(json.loads(line) for line in said.splitlines() if line.startswith("{"))
+    assert all(json.loads(line) for line in errors.splitlines() if line.startswith("{"))
 
 
-def test_a_port_that_is_taken_is_told(root: Path) -> None:
+def test_taken_port_fails(root: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        code, said = Up(root, "--no-pipeline", "--port", port).end()
+        code, errors = Up(root, "--no-pipeline", "--port", port).end()
 
     assert code == 1
-    assert [line for line in said.splitlines() if port in line]
-    assert said.splitlines()[-1] == "penstock: the broker did not start (exit code 1)"
+    assert [line for line in errors.splitlines() if port in line]
+    assert errors.splitlines()[-1] == "penstock: the broker did not start (exit code 1)"
 
 
-def test_a_sandbox_that_is_killed_is_started_again_where_it_was(start: Callable[..., Up]) -> None:
+def test_killed_sandbox_is_restarted_on_the_same_port(start: Callable[..., Up]) -> None:
     up = start("--sandbox", "--no-pipeline")
     up.read_until("Ctrl-C")
     (sandbox,) = up.children_of("sandbox")
@@ -270,7 +266,7 @@ def test_a_sandbox_that_is_killed_is_started_again_where_it_was(start: Callable[
     wait_until(lambda: not any(it.is_running() for it in children))
 
 
-def test_when_it_is_killed_what_it_runs_ends_cleanly(start: Callable[..., Up], root: Path) -> None:
+def test_children_end_cleanly_when_up_is_killed(start: Callable[..., Up], root: Path) -> None:
     up = start("--sandbox", "--no-pipeline")
     up.read_until("Ctrl-C")
     children = up.children()
@@ -282,7 +278,7 @@ def test_when_it_is_killed_what_it_runs_ends_cleanly(start: Callable[..., Up], r
     assert not (root / "broker.json").exists()
 
 
-def test_it_goes_on_when_nobody_listens_any_more(root: Path) -> None:
+def test_closed_output_pipe_does_not_stop_it(root: Path) -> None:
     reader, writer = os.pipe()
     with subprocess.Popen(
         [str(PENSTOCK), "up", "--root", str(root), "--port", "0", "--no-pipeline"],
@@ -291,33 +287,33 @@ def test_it_goes_on_when_nobody_listens_any_more(root: Path) -> None:
         stderr=writer,
     ) as up:
         os.close(writer)
-        with os.fdopen(reader) as said:
-            assert any(line.startswith("penstock ready") for line in said)
+        with os.fdopen(reader) as output:
+            assert any(line.startswith("penstock ready") for line in output)
         broker = int((root / "lock").read_text())
 
         os.kill(broker, signal.SIGKILL)
 
-        # A broker that starts empties the file before it writes its own id.
+        # A starting broker truncates the file before it writes its id.
         others = ("", str(broker))
         wait_until(lambda: is_served(root) and (root / "lock").read_text().strip() not in others)
         up.terminate()
         assert up.wait(TIMEOUT_S) == 0
 
 
-def test_a_sandbox_that_cannot_be_is_told_with_its_reason(
+def test_sandbox_that_does_not_start_fails_with_the_reason(
     start: Callable[..., Up], tmp_path: Path
 ) -> None:
     hide_module(tmp_path, "moto")
 
-    code, said = start("--sandbox", "--no-pipeline").end()
+    code, errors = start("--sandbox", "--no-pipeline").end()
 
     assert code == 1
-    reason, last = said.splitlines()
+    reason, last = errors.splitlines()
     assert "pip install 'penstock[sandbox]'" in reason
     assert last == "penstock: the sandbox did not start (exit code 1)"
 
 
-def test_a_signal_ends_it_also_while_something_does_not_get_ready(
+def test_signal_stops_it_while_a_program_is_not_ready(
     start: Callable[..., Up], tmp_path: Path
 ) -> None:
     begins = tmp_path / "begins"
@@ -333,41 +329,39 @@ def test_a_signal_ends_it_also_while_something_does_not_get_ready(
 
     up.process.terminate()
 
-    code, said = up.end()
+    code, errors = up.end()
     assert code == 0
-    assert "Traceback" not in said
+    assert "Traceback" not in errors
     wait_until(lambda: not any(it.is_running() for it in children))
 
 
-def test_without_spark_it_runs_and_says_that_nothing_is_exported(
-    start: Callable[..., Up], tmp_path: Path
-) -> None:
+def test_missing_spark_runs_without_exports(start: Callable[..., Up], tmp_path: Path) -> None:
     hide_module(tmp_path, "pyspark")
     up = start()
 
     assert "exports go to" not in up.read_until("Ctrl-C")
 
     up.process.terminate()
-    code, said = up.end()
+    code, errors = up.end()
     assert code == 0
-    assert said.splitlines()[0].endswith(
-        " WARN  cli.up: nothing is exported: that needs Spark, pip install 'penstock[spark]'"
+    assert errors.splitlines()[0].endswith(
+        " WARN  cli.up: no exports: Spark is missing, pip install 'penstock[spark]'"
     )
 
 
-def test_a_pipeline_that_dies_is_started_again_while_the_broker_stays(
+def test_dead_pipeline_is_restarted_while_the_broker_keeps_running(
     start: Callable[..., Up], tmp_path: Path
 ) -> None:
-    (tmp_path / "pyspark.py").write_text("raise ImportError('this one is broken')\n")
+    (tmp_path / "pyspark.py").write_text("raise ImportError('broken on purpose')\n")
     up = start()
     up.read_until("Ctrl-C")
     broker = up.broker_pid
 
-    said = ""
-    while said.count("the pipeline ended (exit code 1); it starts again in") < 2:
-        said += up.errors.get(timeout=TIMEOUT_S)
+    errors = ""
+    while errors.count("the pipeline ended (exit code 1); restarting it in") < 2:
+        errors += up.errors.get(timeout=TIMEOUT_S)
 
-    assert said.count("this one is broken") == 2
+    assert errors.count("broken on purpose") == 2
     assert up.broker_pid == broker
     with up.connect() as client:
         assert client.call(Operation.ListStreams)["streams"] == []
@@ -375,8 +369,8 @@ def test_a_pipeline_that_dies_is_started_again_while_the_broker_stays(
     assert up.end()[0] == 0
 
 
-def test_it_says_where_exports_go(start: Callable[..., Up], tmp_path: Path) -> None:
-    (tmp_path / "pyspark.py").write_text("raise ImportError('this one is broken')\n")
+def test_summary_shows_the_destination_of_exports(start: Callable[..., Up], tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError('broken on purpose')\n")
     up = start("--sandbox")
 
     assert "exports go to          http://127.0.0.1:" in up.read_until("Ctrl-C")
@@ -385,7 +379,7 @@ def test_it_says_where_exports_go(start: Callable[..., Up], tmp_path: Path) -> N
     assert up.end()[0] == 0
 
 
-def test_a_signal_ends_it_also_while_spark_starts(start: Callable[..., Up]) -> None:
+def test_signal_stops_it_while_spark_starts(start: Callable[..., Up]) -> None:
     up = start()
     up.read_until("Ctrl-C")
     wait_until(lambda: up.children_of("java"))
@@ -393,7 +387,7 @@ def test_a_signal_ends_it_also_while_spark_starts(start: Callable[..., Up]) -> N
 
     up.process.send_signal(signal.SIGINT)
 
-    code, said = up.end()
+    code, errors = up.end()
     assert code == 0
-    assert "Traceback" not in said
+    assert "Traceback" not in errors
     wait_until(lambda: not any(it.is_running() for it in children))

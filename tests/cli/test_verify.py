@@ -28,16 +28,16 @@ def root(tmp_path: Path) -> Path:
 
 
 def damage(root: Path) -> None:
-    """Message 0 of every stream."""
+    """Damages message 0 of every stream."""
     for directory in (root / "streams").iterdir():
         with data_path(directory, 0).open("r+b") as file:
             file.write(b"!")
 
 
-def test_intact_store(root: Path) -> None:
+def test_intact_store_has_no_damage(root: Path) -> None:
     finished = penstock("verify", "--root", str(root))
     assert finished.code == 0
-    assert finished.output.splitlines()[-1] == "200 messages are intact. No damage found."
+    assert finished.output.splitlines()[-1] == "200 intact messages. No damage found."
     assert finished.error == ""
 
 
@@ -49,7 +49,7 @@ def test_damage_is_listed_and_has_an_exit_code(root: Path) -> None:
     place = lines.index("Damaged messages:")
     assert lines[place + 2].split()[:3] == ["sun", "0", "1"]
     assert "checksum does not match" in lines[place + 2]
-    assert lines[-1] == "198 messages are intact, 2 messages are damaged."
+    assert lines[-1] == "198 intact messages, 2 damaged messages."
 
 
 def test_json_is_one_document(root: Path) -> None:
@@ -69,7 +69,7 @@ def test_json_is_one_document(root: Path) -> None:
     assert found["reason"] == "checksum does not match"
 
 
-def test_exit_codes_of_what_cannot_be_done(root: Path, tmp_path: Path) -> None:
+def test_exit_codes_of_failures(root: Path, tmp_path: Path) -> None:
     assert penstock("verify", "--root", str(root), "--stream", "moon").code == 5
     for rate in ("0", "fast"):
         assert penstock("verify", "--root", str(root), "--rate", rate).code == 2
@@ -83,10 +83,10 @@ def test_other_damage_is_listed(root: Path) -> None:
     finished = penstock("verify", "--root", str(root), "--rate", "1GiB")
     assert finished.code == 6
     assert "  catalog.sqlite: cannot be read: file is not a database" in finished.output
-    assert "200 messages are intact, 1 other findings." in finished.output
+    assert "200 intact messages, 1 other problem." in finished.output
 
 
-def test_salvage_copies_what_is_readable(root: Path, tmp_path: Path) -> None:
+def test_salvage_copies_readable_messages(root: Path, tmp_path: Path) -> None:
     damage(root)
     target = tmp_path / "out"
     finished = penstock("verify", "--root", str(root), "--salvage", str(target), "--json")
@@ -112,9 +112,9 @@ def test_salvage_copies_what_is_readable(root: Path, tmp_path: Path) -> None:
     lines = table.output.splitlines()
     place = lines.index("Missing since a salvage:")
     assert lines[place + 2].split() == ["sun", "0", "1"]
-    assert lines[-1] == ("198 messages are intact, 2 are missing since a salvage. No damage found.")
+    assert lines[-1] == ("198 intact messages, 2 missing since a salvage. No damage found.")
     shown = penstock("verify", "--root", str(root), "--salvage", str(tmp_path / "other"))
-    assert "198 messages of 2 streams were copied" in shown.output
+    assert "Copied 198 messages of 2 streams" in shown.output
 
 
 def test_salvage_of_an_unknown_stream_can_be_repeated(root: Path, tmp_path: Path) -> None:

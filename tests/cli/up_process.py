@@ -1,4 +1,4 @@
-"""`penstock up` while it runs, for tests."""
+"""A running `penstock up`, for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support import PENSTOCK, TIMEOUT_S, clean_environment, drain
 
 
 class Up:
-    """The command while it runs."""
+    """A running `penstock up`."""
 
     def __init__(self, root: Path, *flags: str, **environment: str) -> None:
         self.root = root
@@ -57,7 +57,7 @@ class Up:
             return []
 
     def children_of(self, word: str) -> list[psutil.Process]:
-        """Those whose command lines have this word; processes may end at any time."""
+        """Children with this word in their command line. Processes may end at any time."""
         found = []
         for child in self.children():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -66,9 +66,9 @@ class Up:
         return found
 
     def end(self) -> tuple[int, str]:
-        """Its exit code and all that it said on standard error."""
+        """Waits for its end. Returns its exit code and its standard error."""
         code = self.process.wait(TIMEOUT_S)
-        said = ""
+        errors = ""
         while line := self.errors.get(timeout=TIMEOUT_S):
-            said += line
-        return code, said
+            errors += line
+        return code, errors

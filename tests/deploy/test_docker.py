@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from penstock.cli.main import USUAL_HTTP_PORT
+from penstock.cli.main import DEFAULT_HTTP_PORT
 from penstock.cli.supervision import _STOP_SECONDS
 from penstock.settings import Settings, variables_of
 from tests.deploy.project import DEPLOY, PROJECT, extras, parse
@@ -35,9 +35,9 @@ def test_the_image_runs_broker_and_exports_where_its_volume_is() -> None:
 
 
 def test_its_ports_are_those_that_it_listens_on_and_its_health_is_asked_for_there() -> None:
-    assert instruction("EXPOSE").split() == [str(Settings().port), str(USUAL_HTTP_PORT)]
+    assert instruction("EXPOSE").split() == [str(Settings().port), str(DEFAULT_HTTP_PORT)]
     *_, script = json.loads(instruction("HEALTHCHECK").partition(" CMD ")[2])
-    assert f"'{variables_of('http_port')[0]}') or {USUAL_HTTP_PORT})" in script
+    assert f"'{variables_of('http_port')[0]}') or {DEFAULT_HTTP_PORT})" in script
     compile(script, "HEALTHCHECK", "exec")
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from penstock import __version__
-from penstock.cli.main import USUAL_HTTP_PORT
+from penstock.cli.main import DEFAULT_HTTP_PORT
 from penstock.greengrass.component import SOCKET_VARIABLE, TOKEN_VARIABLE
 from penstock.settings import Settings, load_settings, variables_of
 from tests.deploy.project import DEPLOY, extras, parse
@@ -60,7 +60,7 @@ def test_the_configuration_has_the_keys_of_the_original_as_text() -> None:
 
 def test_the_defaults_of_the_recipe_are_those_of_the_settings() -> None:
     variables = {name: DEFAULTS[name] for name in LIFECYCLE["Setenv"]}
-    assert int(variables.pop("PENSTOCK_HTTP_PORT")) == USUAL_HTTP_PORT
+    assert int(variables.pop("PENSTOCK_HTTP_PORT")) == DEFAULT_HTTP_PORT
 
     assert load_settings(variables, {}) == load_settings({}, {})
 

@@ -1,4 +1,4 @@
-"""Messages into a stream: `penstock append`."""
+"""`penstock append`: append messages to a stream."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 import click
 
 from penstock.cli.completion import complete_streams
-from penstock.cli.main import INTERRUPTED, Failure, explained, json_option
+from penstock.cli.main import INTERRUPTED, Failure, add_hint, json_option
 from penstock.cli.message_input import Batch, MessageInput, MessageInputError, decode_arguments
 from penstock.cli.output import echo_json
 from penstock.cli.payload import Encoding
 from penstock.cli.progress_bar import make_progress
-from penstock.cli.target import Target, target_options
+from penstock.cli.target import BrokerTarget, target_options
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import (
     InvalidRequestException,
@@ -28,14 +28,14 @@ class _Append(click.Command):
         try:
             return super().parse_args(context, arguments)
         except click.NoSuchOption as error:
-            raise explained(error, "A message that begins with a dash stands behind --.") from None
+            raise add_hint(error, "Put messages that begin with a dash after --.") from None
 
 
-_WHAT_TO_TYPE = {False: "messages, each on a line", True: "the message"}
+_PROMPTS = {False: "one message per line", True: "the message"}
 
 
-class Tally:
-    """What was appended so far, and what is on its way."""
+class AppendTally:
+    """Counts messages that are appended and in flight."""
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
@@ -43,41 +43,41 @@ class Tally:
         self.first: int | None = None
         self.last: int | None = None
         self.empty_lines = 0
-        self._on_its_way = 0
+        self._in_flight = 0
 
     def append(self, client: StreamManagerClient, batch: Batch, retry: bool) -> None:
         self.empty_lines += batch.empty_lines
         if not batch.messages:
             return
-        self._on_its_way = len(batch.messages)
+        self._in_flight = len(batch.messages)
         try:
             numbers = client.append_messages(self.stream, batch.messages, retry=retry)
         except StreamManagerException as error:
-            # Larger ones, and those for servers that take no batches, may be stored in part.
+            # A large batch, or one for a server without batches, may be stored in part.
             self.count += error.appended
             is_unknown = isinstance(error, UnansweredException)
-            self._on_its_way = len(batch.messages) - error.appended if is_unknown else 0
+            self._in_flight = len(batch.messages) - error.appended if is_unknown else 0
             if self.count or is_unknown:
-                error.message += f"; {self.told()}"
+                error.message += f"; {self.summary()}"
             raise
         except OSError as error:
-            # The broker did not come back, and nothing of this has left.
-            self._on_its_way = 0
+            # The broker is still unavailable, and no message of this batch was sent.
+            self._in_flight = 0
             if self.count:
-                raise type(error)(f"{error}; {self.told()}") from None
+                raise type(error)(f"{error}; {self.summary()}") from None
             raise
-        self._on_its_way = 0
+        self._in_flight = 0
         self.count += len(numbers)
         if self.first is None:
             self.first = numbers[0]
         self.last = numbers[-1]
 
-    def told(self) -> str:
-        """For people, after something went wrong."""
-        told = f"{_number_of(self.count, 'message')} appended before"
-        if self._on_its_way:
-            told += f", and up to {self._on_its_way:,} more may have been"
-        return told
+    def summary(self) -> str:
+        """The part of an error message that says how many messages are stored."""
+        summary = f"{_number_of(self.count, 'message')} appended"
+        if self._in_flight:
+            summary += f", and up to {self._in_flight:,} more may have been"
+        return summary
 
     def echo(self, as_json: bool) -> None:
         if as_json:
@@ -109,26 +109,28 @@ def _number_of(count: int, thing: str) -> str:
     metavar="PATH",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
-    help="Append the lines of a file; - is standard input. May be repeated.",
+    help="Append each line of this file; - is standard input. May be repeated.",
 )
-@click.option("--blob", is_flag=True, help="Each file, or standard input, is one message.")
+@click.option("--blob", is_flag=True, help="Append each file, or standard input, as one message.")
 @click.option(
     "--encoding",
     type=click.Choice([encoding.value for encoding in Encoding]),
     default=Encoding.TEXT.value,
     show_default=True,
-    help="What arguments, lines and blobs hold. Text is taken as it is, byte by byte.",
+    help="Encoding of the messages. Text is appended byte for byte.",
 )
 @click.option(
-    "--create", is_flag=True, help="Create the stream if there is none; full, it drops the oldest."
+    "--create",
+    is_flag=True,
+    help="Create the stream if it does not exist. When full, it overwrites its oldest messages.",
 )
 @click.option(
     "--retry",
     is_flag=True,
-    help="Send messages again whose answer was lost with the connection. They may then be stored "
-    "twice; without it the command ends, and says which may have been stored.",
+    help="Retry messages whose answer was lost with the connection. They may be stored twice. "
+    "Without --retry the command fails, and says how many messages may have been stored.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing unless something is wrong.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
 @json_option
 @target_options
 def append(
@@ -141,23 +143,22 @@ def append(
     retry: bool,
     quiet: bool,
     as_json: bool,
-    target: Target,
+    target: BrokerTarget,
 ) -> None:
-    """Append messages to a stream: the arguments, or lines of standard input or of files.
+    """Append messages from arguments, files or standard input.
 
-    Lines are appended as they come, without waiting for more. Empty ones are skipped, because a
-    message has at least one byte. A message that begins with a dash goes after --:
+    Without MESSAGE and --file, each line of standard input is a message. Lines are appended as
+    they arrive. Empty lines are skipped, because a message has at least one byte. Put messages
+    that begin with a dash after --.
 
     \b
-    penstock append temperature 21.5 21.7
-    penstock append temperature -- -3.5
-    tail -f app.log | penstock append logs
-    penstock append images --blob --file picture.jpg
+      penstock append temperature 21.5 21.7
+      penstock append temperature -- -3.5
+      tail -f app.log | penstock append logs
+      penstock append images --blob --file picture.jpg
     """
     if messages and (files or blob):
-        raise click.UsageError(
-            "messages are arguments or come from --file or standard input (--blob): choose one"
-        )
+        raise click.UsageError("MESSAGE cannot be combined with --file or --blob: choose one")
     decode = Encoding(encoding)
     if messages:
         sources: list[MessageInput] = []
@@ -165,13 +166,13 @@ def append(
     else:
         sources = [MessageInput(None if path == "-" else path) for path in files or ("-",)]
         batches = (batch for source in sources for batch in source.batches(decode, blob))
-    tally = Tally(stream)
-    with _telling(tally), target.connect() as client:
+    tally = AppendTally(stream)
+    with _summarizing(tally), target.connect() as client:
         if create:
             _create_if_missing(client, stream)
         with make_progress(sources, is_wanted=not (quiet or as_json)) as progress:
             if any(source.is_typed for source in sources) and not quiet:
-                click.echo(f"penstock: type {_WHAT_TO_TYPE[blob]}; Ctrl-D ends", err=True)
+                click.echo(f"penstock: type {_PROMPTS[blob]}; Ctrl-D ends the input", err=True)
             for batch in batches:
                 tally.append(client, batch, retry)
                 progress.update(batch)
@@ -182,18 +183,18 @@ def append(
 
 
 @contextlib.contextmanager
-def _telling(tally: Tally) -> Iterator[None]:
-    """Ends the command, when its input is bad or a user has enough, with what was done before."""
+def _summarizing(tally: AppendTally) -> Iterator[None]:
+    """Adds the count of appended messages to the error for bad input or Ctrl-C."""
     try:
         yield
     except MessageInputError as error:
-        raise Failure(f"{error}; {tally.told()}") from None
+        raise Failure(f"{error}; {tally.summary()}") from None
     except KeyboardInterrupt:
-        raise Failure(f"interrupted; {tally.told()}", INTERRUPTED) from None
+        raise Failure(f"interrupted; {tally.summary()}", INTERRUPTED) from None
 
 
 def _create_if_missing(client: StreamManagerClient, stream: str) -> None:
-    # Asked first: whoever may append need not be allowed to create.
+    # List first: a token that may append need not be allowed to create.
     if stream in client.list_streams():
         return
     definition = MessageStreamDefinition(
@@ -202,6 +203,6 @@ def _create_if_missing(client: StreamManagerClient, stream: str) -> None:
     try:
         client.create_message_stream(definition)
     except InvalidRequestException:
-        # Somebody else may have created it just now.
+        # Another client may have created it in the meantime.
         if stream not in client.list_streams():
             raise

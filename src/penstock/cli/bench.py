@@ -1,4 +1,4 @@
-"""`penstock bench`: how fast a broker is from here, on a stream that is gone afterwards."""
+"""`penstock bench`: measure the throughput of a broker on a temporary stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from penstock.cli.main import json_option
 from penstock.cli.output import echo_json, echo_table
-from penstock.cli.target import Target, target_options
+from penstock.cli.target import BrokerTarget, target_options
 from penstock.client.blocking import StreamManagerClient
 from penstock.model import (
     MessageStreamDefinition,
@@ -21,12 +21,12 @@ from penstock.model import (
     StrategyOnFull,
 )
 
-_MESSAGES_A_READ = 1000
-# One at a time takes so much longer that a part of the messages has to do.
-_SHARE_OF_ONE_AT_A_TIME = 10
+_MESSAGES_PER_READ = 1000
+# Appends of one message at a time are much slower: they get a tenth of the messages.
+_SINGLE_APPENDS_DIVISOR = 10
 
 
-class Figure(NamedTuple):
+class Throughput(NamedTuple):
     name: str
     messages: int
     seconds: float
@@ -39,29 +39,34 @@ class Figure(NamedTuple):
 @click.command()
 @click.option(
     "--messages",
-    type=click.IntRange(_MESSAGES_A_READ, 10_000_000),
+    type=click.IntRange(_MESSAGES_PER_READ, 10_000_000),
     default=100_000,
     show_default=True,
-    help="How many are appended and read; a tenth of them one at a time.",
+    help="Messages to append and read; a tenth of them is appended one at a time.",
 )
 @click.option(
     "--size",
     type=click.IntRange(1, 1024 * 1024),
     default=256,
     show_default=True,
-    help="Bytes in each.",
+    help="Bytes per message.",
 )
-@click.option("--memory", is_flag=True, help="A stream in memory instead of one in files.")
-@click.option("--flush-on-write", is_flag=True, help="Wait for the disk before each answer.")
+@click.option("--memory", is_flag=True, help="Use a stream in memory, not in files.")
+@click.option("--flush-on-write", is_flag=True, help="Sync each append to the disk.")
 @target_options
 @json_option
 def bench(
-    messages: int, size: int, memory: bool, flush_on_write: bool, target: Target, as_json: bool
+    messages: int,
+    size: int,
+    memory: bool,
+    flush_on_write: bool,
+    target: BrokerTarget,
+    as_json: bool,
 ) -> None:
-    """Measure appends and reads of a broker, over one connection.
+    """Measure append and read throughput over one connection.
 
-    It makes a stream of its own and deletes it at the end. Beside other systems Penstock is
-    measured with `make bench`.
+    It creates a temporary stream and deletes it at the end. To compare Penstock with other systems,
+    run `make bench` in a clone of the repository.
     """
     name = f"bench-{uuid.uuid4()}"
     with target.connect() as client:
@@ -101,9 +106,9 @@ def bench(
     )
 
 
-def _measure(client: StreamManagerClient, name: str, messages: int, size: int) -> list[Figure]:
+def _measure(client: StreamManagerClient, name: str, messages: int, size: int) -> list[Throughput]:
     payload = os.urandom(size)
-    few = messages // _SHARE_OF_ONE_AT_A_TIME
+    few = messages // _SINGLE_APPENDS_DIVISOR
 
     def append_one_at_a_time() -> None:
         for _ in range(few):
@@ -114,17 +119,17 @@ def _measure(client: StreamManagerClient, name: str, messages: int, size: int) -
 
     def read() -> None:
         start = client.describe_message_stream(name).storage_status.oldest_sequence_number
-        for first in range(start, start + messages, _MESSAGES_A_READ):
+        for first in range(start, start + messages, _MESSAGES_PER_READ):
             client.read_messages(name, ReadMessagesOptions(first, max_message_count=1000))
 
     return [
         _time("append, one at a time", few, append_one_at_a_time),
         _time("append, many at a time", messages, append_many),
-        _time(f"read, {_MESSAGES_A_READ:,} at a time", messages, read),
+        _time(f"read, {_MESSAGES_PER_READ:,} at a time", messages, read),
     ]
 
 
-def _time(name: str, messages: int, work: Callable[[], None]) -> Figure:
+def _time(name: str, messages: int, work: Callable[[], None]) -> Throughput:
     started = time.perf_counter()
     work()
-    return Figure(name, messages, time.perf_counter() - started)
+    return Throughput(name, messages, time.perf_counter() - started)

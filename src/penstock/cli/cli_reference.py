@@ -1,4 +1,4 @@
-"""The page docs/cli.md, made from the commands themselves."""
+"""Generates docs/cli.md from the commands."""
 
 from __future__ import annotations
 
@@ -9,37 +9,43 @@ import click
 from penstock.cli.main import main
 
 _INTRODUCTION = """\
-# The command line
+# Command line
 
-`.venv/bin/penstock` after `make install`. Every command has `--help`, and `--json` for programs:
-one JSON document on a line, with the names that things have on the wire. Tables are for people,
-and may change. This page is made from the commands (`make docs`).
+`make install` creates `.venv/bin/penstock`. Every command has `--help`. Scripts should use
+`--json`: it prints one JSON document per line, with the field names of the wire protocol. Tables
+are for people and may change. This page is generated from the commands (`make docs`).
 
-## Which broker
+## Choosing a broker
 
-Commands that talk to a broker find it as the client does: what is passed (`--root`, `--host` and
-`--port`, `--unix-socket`), then the environment, then `[client]` in `penstock.toml`, then the
-broker of the root that is set, or of `~/.penstock`, then 127.0.0.1:8088. The token comes from
-`AWS_CONTAINER_AUTHORIZATION_TOKEN`, from `penstock.toml`, or from the broker's root if you may
-read it. [The cookbook](cookbook.md#connecting) has all of it.
+A command that talks to a broker looks for it in this order, as the Python client does:
+
+1. the options `--root`, `--host` and `--port`, or `--unix-socket`
+2. the environment variables
+3. the table `[client]` of `penstock.toml`
+4. the broker of the root that is set, or of `~/.penstock`
+5. 127.0.0.1:8088
+
+The token comes from `AWS_CONTAINER_AUTHORIZATION_TOKEN`, from `penstock.toml`, or from the file
+`token` in the broker's root, if you may read it. [The cookbook](cookbook.md#connecting) has the
+details.
 
 ## Exit codes
 
-| code | what it means |
+| code | meaning |
 |---|---|
-| 0 | it was done |
-| 1 | it could not be done; one line on standard error says why |
-| 2 | the command line, a setting or a definition file is wrong |
+| 0 | success |
+| 1 | failure; one line on standard error gives the reason |
+| 2 | the command line, a setting or a definition file is invalid |
 | 3 | no broker could be reached |
-| 4 | the token is wrong, or its role does not allow it |
-| 5 | there is no such stream, token or export |
+| 4 | the token is invalid, or its role does not allow the operation |
+| 5 | the stream, token or export does not exist |
 | 6 | `penstock verify` found damage |
-| 130 | it was interrupted (Ctrl-C) |
+| 130 | interrupted by Ctrl-C |
 
 ## Shell completion
 
-`eval "$(penstock completion bash)"` (or `zsh`, `fish`) completes commands, options and the names
-of streams and exports.
+`eval "$(penstock completion bash)"` (or `zsh`, `fish`) enables completion of commands, options and
+the names of streams and exports.
 """
 
 
@@ -60,7 +66,7 @@ def _sections(group: click.Group, context: click.Context) -> Iterator[str]:
 
 
 def _help(command: click.Command, context: click.Context) -> str:
-    # As wide as the page, whatever the terminal is that it is made in.
+    # A fixed width, so that the page does not depend on the terminal.
     context.terminal_width = 96
     context.max_content_width = 96
     return command.get_help(context)

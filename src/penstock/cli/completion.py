@@ -1,4 +1,4 @@
-"""Completion in a shell: the script that turns it on, and the values it offers."""
+"""Shell completion: the script that enables it, and the values it offers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _PROGRAM = "penstock"
 _VARIABLE = "_PENSTOCK_COMPLETE"
 
-# Whoever has pressed a key waits for it.
+# The user waits for the shell while a completion runs.
 _TIMEOUT_SECONDS = 1
 
 
@@ -33,7 +33,7 @@ def complete_streams(
     param: click.Parameter,  # noqa: ARG001 - click passes it
     incomplete: str,
 ) -> list[str]:
-    """The streams of the broker that the options before the cursor name; none if it has none."""
+    """Names of streams, on the broker that the options before the cursor select."""
     return _complete(ctx, incomplete, lambda client: client.list_streams())
 
 
@@ -42,7 +42,7 @@ def complete_exports(
     param: click.Parameter,  # noqa: ARG001 - click passes it
     incomplete: str,
 ) -> list[str]:
-    """The exports of the stream before the cursor."""
+    """Identifiers of the exports of the stream before the cursor."""
 
     def find(client: StreamManagerClient) -> list[str]:
         definition = client.describe_message_stream(ctx.params["stream"]).definition
@@ -54,19 +54,19 @@ def complete_exports(
 def _complete(
     ctx: click.Context, incomplete: str, find: Callable[[StreamManagerClient], list[str]]
 ) -> list[str]:
-    from penstock.cli.target import Target
+    from penstock.cli.target import BrokerTarget
 
-    target = Target(**{name: ctx.params.get(name) for name in Target._fields})
+    target = BrokerTarget(**{name: ctx.params.get(name) for name in BrokerTarget._fields})
     try:
         with target.connect_briefly(_TIMEOUT_SECONDS, _TIMEOUT_SECONDS) as client:
             return [name for name in find(client) if name.startswith(incomplete)]
-    except Exception:  # noqa: BLE001 - a key that does nothing is better than an error there
+    except Exception:  # noqa: BLE001 - an error would clutter the command line
         return []
 
 
-# Click's own for Bash takes `--root=DIR` for three words, as Bash does: this hands over the line
-# up to the cursor, whose last word is the one to complete. And Click's inserts a name with a space
-# in it as two words: Readline quotes what are file names to it, and leaves all else as it is.
+# Click's script for Bash has two defects. It splits `--root=DIR` into three words, as Bash does:
+# this script passes the line up to the cursor. And it inserts a name with a space as two words:
+# Readline quotes file names only, so this script declares such names to be file names.
 _BASH = """\
 %(complete_func)s() {
     local IFS=$'\\n' line=${COMP_LINE:0:COMP_POINT} response completion value
@@ -98,13 +98,13 @@ class _Bash(BashComplete):
 
 
 class _Fish(FishComplete):
-    # There may be a comma in a name too.
+    # Names may contain a comma.
     source_template: ClassVar[str] = FishComplete.source_template.replace(
         'string split ","', 'string split -m 1 ","'
     )
 
 
-_OWN: dict[str, type[ShellComplete]] = {"bash": _Bash, "fish": _Fish}
+_SCRIPTS: dict[str, type[ShellComplete]] = {"bash": _Bash, "fish": _Fish}
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -112,15 +112,16 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 @json_option
 def completion(shell: str | None, as_json: bool) -> None:
-    """Print the script that lets a shell complete commands, options and names of streams.
+    """Print the script for shell completion.
 
-    Without SHELL it is for the one that $SHELL names. To have it in every new shell, add a line
-    to the file that the shell reads when it starts:
+    It completes commands, options, and the names of streams and exports. By default it is for the
+    shell in $SHELL. To enable completion in every new shell, add a line to its
+    start-up file:
 
     \b
-    ~/.bashrc                   eval "$(penstock completion bash)"
-    ~/.zshrc, after compinit    eval "$(penstock completion zsh)"
-    ~/.config/fish/config.fish  penstock completion fish | source
+      ~/.bashrc                   eval "$(penstock completion bash)"
+      ~/.zshrc, after compinit    eval "$(penstock completion zsh)"
+      ~/.config/fish/config.fish  penstock completion fish | source
     """
     shell = shell or _shell_in_use()
     script = _script(shell)
@@ -131,7 +132,7 @@ def completion(shell: str | None, as_json: bool) -> None:
 
 
 def _script(shell: str) -> str:
-    kind = _OWN.get(shell) or get_completion_class(shell)
+    kind = _SCRIPTS.get(shell) or get_completion_class(shell)
     assert kind is not None, shell
     return kind(main, {}, _PROGRAM, _VARIABLE).source()
 

@@ -1,4 +1,4 @@
-"""How other programs get in: the variables for their environment, and tokens."""
+"""`penstock env`, `dashboard` and `tokens`: access to a broker for programs and browsers."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ from penstock.store.schema import CATALOG_FILE
 @json_option
 @config_option
 def env(root: str | None, as_json: bool, config: Path | None) -> None:
-    """Print what the AWS SDKs need to find this broker, as lines for a shell.
+    """Print the variables with which AWS SDKs find the broker.
 
-    Use it as: eval "$(penstock env)"
+    \b
+      eval "$(penstock env)"    sets them in this shell
     """
     variables = client_variables(settings_from(config, root=root))
     if as_json:
@@ -57,9 +58,10 @@ def env(root: str | None, as_json: bool, config: Path | None) -> None:
 @json_option
 @config_option
 def dashboard(root: str | None, as_json: bool, config: Path | None) -> None:
-    """Print the link to the dashboard, with the token in it.
+    """Print a link to the dashboard that includes a token.
 
-    Whoever has the link may do everything: it is for one's own browser.
+    It is the administrator's token, which allows all operations. Open the link only in your own
+    browser.
     """
     settings = settings_from(config, root=root)
     link = dashboard_link(settings)
@@ -76,19 +78,19 @@ def dashboard(root: str | None, as_json: bool, config: Path | None) -> None:
 
 
 def dashboard_link(settings: Settings) -> str | None:
-    """None if the broker has no dashboard."""
+    """The link with the token in it; None if the broker has no dashboard."""
     address = require_address(settings)
     if address.http_url is None:
         return None
     if not address.authenticate_client:
         return address.http_url
-    # Behind the #, where a browser keeps it to itself.
+    # In the fragment: browsers do not send it to the server.
     return f"{address.http_url}#token={_read_token(settings)}"
 
 
 def client_variables(settings: Settings) -> dict[str, str]:
     address = require_address(settings)
-    # The SDKs speak no TLS: they use the plain listener where there is one.
+    # The SDKs do not support TLS: they use the plain listener if there is one.
     variables = {
         "STREAM_MANAGER_SERVER_HOST": "127.0.0.1" if address.local_port else address.local_host,
         "STREAM_MANAGER_SERVER_PORT": str(address.local_port or address.port),
@@ -123,21 +125,23 @@ def require_address(settings: Settings) -> Address:
 
 @click.group()
 def tokens() -> None:
-    """Tokens that let programs in, each with a role and the streams it is for.
+    """Create, list, rotate and revoke access tokens.
+
+    A token has a role and the streams that it is for. The roles and what they allow:
 
     \b
-    admin     everything
-    producer  list, describe, append
-    consumer  list, describe, read
-    pipeline  list, describe, read, append, export
-    observer  list, describe
+      admin     all operations
+      producer  list, describe, append
+      consumer  list, describe, read
+      pipeline  list, describe, read, append, export
+      observer  list, describe
 
-    All of them may see statistics.
+    All roles allow reading statistics.
     """
 
 
 class _Duration(click.ParamType[int]):
-    """Milliseconds, as in `90d`."""
+    """A duration such as `90d`, converted to milliseconds."""
 
     name = "duration"
 
@@ -159,7 +163,7 @@ class _Duration(click.ParamType[int]):
         return millis
 
 
-# A hundred years, so that every expiry is a valid date.
+# A hundred years: every expiry is a valid date.
 _MAX_DURATION_DAYS = 36_500
 _MAX_DURATION_MILLIS = _MAX_DURATION_DAYS * 86_400_000
 _GRACE = _Duration(min_millis=0)
@@ -168,20 +172,25 @@ _LIFETIME = _Duration(min_millis=1000)
 
 @tokens.command("create")
 @click.argument("name")
-@click.option("--role", type=click.Choice([role.value for role in Role]), required=True)
+@click.option(
+    "--role",
+    type=click.Choice([role.value for role in Role]),
+    required=True,
+    help="What the token allows; see `penstock tokens --help`.",
+)
 @click.option(
     "--stream",
     "patterns",
     multiple=True,
     default=["*"],
     metavar="PATTERN",
-    help="Streams it is for, such as 'sensor-*'; all by default. May be repeated.",
+    help="Streams that the token is for, such as 'sensor-*'. May be repeated. By default all.",
 )
 @click.option(
     "--expires",
     type=_LIFETIME,
     metavar="DURATION",
-    help="Time until the token expires, such as 90d. By default it never expires.",
+    help="Lifetime of the token, such as 90d. By default it does not expire.",
 )
 @root_option
 @json_option
@@ -195,17 +204,22 @@ def create_token(
     as_json: bool,
     config: Path | None,
 ) -> None:
-    """Make a token and print it, once: only its digest is stored."""
+    """Create a token and print it.
+
+    Keep the output: only a digest of the token is stored.
+    """
     if not name.strip():
-        raise click.UsageError("NAME is empty: expected one that tells whose token it is")
+        raise click.UsageError("NAME is empty: expected a name for the token")
     catalog = _open_catalog(settings_from(config, root=root))
     if any(row.id == name for row in catalog.tokens()):
-        raise Failure(f"there is a token {name!r} already: revoke it, or choose another name")
+        raise Failure(
+            f"the token {name!r} already exists: rotate or revoke it, or choose another name"
+        )
     secret = new_secret()
     now = _now_millis()
     expires_time = None if expires is None else now + expires
     row = TokenRow(name, role, patterns, now, expires_time)
-    with _failing_plainly("the token cannot be stored"):
+    with _explaining_sqlite_errors("cannot store the token"):
         catalog.add_token(row, secret)
     _echo_secret(name, secret, expires_time, as_json)
 
@@ -218,14 +232,13 @@ def create_token(
     default="1d",
     show_default=True,
     metavar="DURATION",
-    help="How long the old token stays valid; 0s ends it at once.",
+    help="How long the old token stays valid; 0s ends it immediately.",
 )
 @click.option(
     "--expires",
     type=_LIFETIME,
     metavar="DURATION",
-    help="Time until the new token expires; by default the new token gets the lifetime of the old "
-    "one.",
+    help="Lifetime of the new token. By default that of the old token.",
 )
 @root_option
 @json_option
@@ -238,9 +251,10 @@ def rotate_token(
     as_json: bool,
     config: Path | None,
 ) -> None:
-    """Replace a token and print the new one, with the same role and streams.
+    """Replace a token with a new one, and print it.
 
-    Both are valid until the grace period ends. Only the last two tokens of a name are ever valid.
+    The new token has the same role and streams.
+    Both are valid until the grace period ends. At most the last two tokens of a name are valid.
     """
     settings = settings_from(config, root=root)
     catalog = _open_catalog(settings)
@@ -253,7 +267,7 @@ def rotate_token(
     expires_time = None if expires is None else now + expires
     secret = new_secret()
     rotation = TokenRotation(now, expires_time, grace_end=now + grace)
-    with _failing_plainly("the token cannot be rotated"):
+    with _explaining_sqlite_errors("cannot rotate the token"):
         catalog.rotate_token(name, secret, rotation)
     _echo_secret(name, secret, expires_time, as_json)
     if name == FIRST_TOKEN_ID:
@@ -283,7 +297,10 @@ def _now_millis() -> int:
 @json_option
 @config_option
 def list_tokens(root: str | None, as_json: bool, config: Path | None) -> None:
-    """Show which tokens there are; never the tokens themselves."""
+    """List tokens with their roles, streams and expiry.
+
+    The tokens themselves are not shown.
+    """
     rows = _open_catalog(settings_from(config, root=root)).tokens()
     if as_json:
         echo_json(
@@ -321,15 +338,15 @@ def _show_expiry(expires_time: int | None, now: int) -> str:
 @json_option
 @config_option
 def revoke_token(name: str, root: str | None, as_json: bool, config: Path | None) -> None:
-    """End a token; connections that came in with it are closed within a second or two."""
+    """Revoke a token. Its connections are closed within two seconds."""
     settings = settings_from(config, root=root)
     catalog = _open_catalog(settings)
-    with _failing_plainly("the token cannot be revoked"):
+    with _explaining_sqlite_errors("cannot revoke the token"):
         is_removed = catalog.remove_token(name)
     if not is_removed:
         raise Failure(f"there is no token {name!r}", NOT_FOUND)
     if name == FIRST_TOKEN_ID:
-        # The next start would take it back in from there; without it, it makes another one.
+        # The next start would import it from this file again. Without the file it creates another.
         (settings.root_path / TOKEN_FILE).unlink(missing_ok=True)
     if as_json:
         echo_json({"revoked": name})
@@ -338,7 +355,7 @@ def revoke_token(name: str, root: str | None, as_json: bool, config: Path | None
 def _open_catalog(settings: Settings) -> Catalog:
     path = settings.root_path / CATALOG_FILE
     if not path.exists():
-        raise Failure(f"there is no store at {settings.root}: `penstock serve` makes one")
+        raise Failure(f"there is no store at {settings.root}: `penstock serve` creates one")
     release = partial(release_reserve, Disk(), settings.root_path)
     try:
         try:
@@ -353,9 +370,9 @@ def _open_catalog(settings: Settings) -> Catalog:
 
 
 @contextmanager
-def _failing_plainly(what: str) -> Iterator[None]:
+def _explaining_sqlite_errors(action: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        hint = ": make room on the disk" if is_disk_full(error) else ""
-        raise Failure(f"{what}: {error}{hint}") from None
+        hint = "; free some disk space" if is_disk_full(error) else ""
+        raise Failure(f"{action}: {error}{hint}") from None

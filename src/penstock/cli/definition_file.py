@@ -1,6 +1,7 @@
-"""Definitions of streams in files: TOML, YAML or JSON, in the spelling of Python or of the wire.
+"""Reads stream definitions from TOML, YAML or JSON files.
 
-The names of fields come from the model's types: one that is added there can be used in a file.
+Fields have the names of the Python SDK or of the wire. The names come from the model's types, so
+that a new field of the model works in files too.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ STANDARD_INPUT = "-"
 
 
 def read_definition(file: str, name: str | None = None) -> MessageStreamDefinition:
-    """The definition in a file, whose name may be given beside it; Failure names what is wrong."""
+    """Reads a definition; Failure if it is invalid. `name` is for files without a name."""
     source = "standard input" if file == STANDARD_INPUT else file
     try:
-        plain = _spell_as_on_the_wire(_read_document(file))
+        plain = _to_wire_names(_read_document(file))
         if name is not None and plain.get("name") in (None, name):
             plain["name"] = name
         definition = from_wire(plain, MessageStreamDefinition)
@@ -41,8 +42,8 @@ def read_definition(file: str, name: str | None = None) -> MessageStreamDefiniti
         raise Failure(f"{source}: {error}", WRONG_USAGE) from None
     if name not in (None, definition.name):
         raise Failure(
-            f"{source} defines {definition.name!r}, and the command names {name!r}: "
-            "leave one of them out",
+            f"{source} defines the stream {definition.name!r}, but the command names {name!r}: "
+            "use the same name, or leave one out",
             WRONG_USAGE,
         )
     return definition
@@ -59,15 +60,15 @@ def _read_document(file: str) -> Any:
 
 
 def _parse_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_unique)
+    return json.loads(text, object_pairs_hook=_unique_keys)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    _refuse_repeated(name for name, _ in pairs)
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _reject_duplicates(name for name, _ in pairs)
     return dict(pairs)
 
 
-def _refuse_repeated(names: Iterable[str]) -> None:
+def _reject_duplicates(names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -76,10 +77,10 @@ def _refuse_repeated(names: Iterable[str]) -> None:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Refuses keys that are given twice, as the other formats do; PyYAML takes the last."""
+    """Rejects duplicate keys, as the other formats do. PyYAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        _refuse_repeated(str(key.value) for key, _ in node.value)
+        _reject_duplicates(str(key.value) for key, _ in node.value)
         return super().construct_mapping(node, deep)
 
 
@@ -96,7 +97,7 @@ def _parse_yaml(text: str) -> Any:
 
 def _parse_json_or_yaml(text: str) -> Any:
     try:
-        # YAML has nearly all of JSON, but not the tabs that some programs indent it with.
+        # Nearly all JSON is YAML, but YAML does not allow tabs as indentation.
         return _parse_json(text)
     except json.JSONDecodeError:
         return _parse_yaml(text)
@@ -110,59 +111,59 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _spell_as_on_the_wire(document: Any) -> dict[str, Any]:
-    """The document with the names and numbers of the wire, whichever way it spells them."""
+def _to_wire_names(document: Any) -> dict[str, Any]:
+    """Converts names of fields and enum members to those of the wire."""
     if not isinstance(document, dict):
         raise ValueError(  # noqa: TRY004 - the file is wrong, not the caller
             "expected the fields of a definition, such as name and max_size"
         )
     if _is_description(document):
         raise ValueError(
-            "this is what `penstock streams describe --json` prints: the definition is the part "
-            "of it that is called definition"
+            "this is the output of `penstock streams describe --json`: use only its member "
+            "definition"
         )
-    spelled: dict[str, Any] = _spell(document, inspect.type_info(MessageStreamDefinition), "")
-    return spelled
+    converted: dict[str, Any] = _convert(document, inspect.type_info(MessageStreamDefinition), "")
+    return converted
 
 
 def _is_description(document: dict[Any, Any]) -> bool:
     return document.keys() <= set(MessageStreamInfo.__struct_encode_fields__) and bool(document)
 
 
-def _spell(value: Any, kind: inspect.Type, path: str) -> Any:
+def _convert(value: Any, kind: inspect.Type, path: str) -> Any:
     for option in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
         match option, value:
             case inspect.StructType(), dict():
-                return _spell_fields(value, option, path)
+                return _convert_fields(value, option, path)
             case inspect.ListType(), list():
                 return [
-                    _spell(item, option.item_type, f"{path}[{index}]")
+                    _convert(item, option.item_type, f"{path}[{index}]")
                     for index, item in enumerate(value)
                 ]
             case inspect.EnumType(), str():
                 return _enum_value(value, option.cls, path)
-    # Whether it is of the right kind is found where its limits are.
+    # The model checks types and limits.
     return value
 
 
-def _spell_fields(value: dict[Any, Any], kind: inspect.StructType, path: str) -> dict[str, Any]:
+def _convert_fields(value: dict[Any, Any], kind: inspect.StructType, path: str) -> dict[str, Any]:
     fields = {name: field for field in kind.fields for name in (field.name, field.encode_name)}
-    spelled: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for name, item in value.items():
         step = f"{path}.{name}" if path else str(name)
         field = fields.get(name)
         if field is None:
-            raise ValueError(f"{step}: there is no such field; {_right_name(str(name), kind)}")
-        if field.encode_name in spelled:
+            raise ValueError(f"{step}: there is no such field; {_suggest_name(str(name), kind)}")
+        if field.encode_name in converted:
             raise ValueError(
                 f"{step}: given twice, as {field.name} and as {field.encode_name}; leave one out"
             )
-        spelled[field.encode_name] = _spell(item, field.type, step)
-    return spelled
+        converted[field.encode_name] = _convert(item, field.type, step)
+    return converted
 
 
-def _right_name(wrong: str, kind: inspect.StructType) -> str:
-    """The nearest name, in the spelling that was tried; all of them if none is near."""
+def _suggest_name(wrong: str, kind: inspect.StructType) -> str:
+    """A hint with the closest name in the same naming style, or with all names."""
     is_snake = "_" in wrong or wrong.islower()
     names = {
         _folded(field.name): field.name if is_snake else field.encode_name for field in kind.fields

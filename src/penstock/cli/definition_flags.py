@@ -1,4 +1,4 @@
-"""Definitions of streams in flags: what each of them sets, and a definition changed by them."""
+"""The options of `penstock streams` that set fields of a definition, and how they apply."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOREVER = "none"
 
 
 class ExportChanges(NamedTuple):
-    """What is to happen to exports that a stream has, by their identifiers."""
+    """Identifiers of existing exports to remove, pause or resume."""
 
     removed: tuple[str, ...] = ()
     paused: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ NO_CHANGES = ExportChanges()
 
 
 class _ExportFlag(NamedTuple):
-    """A flag that adds an export; more than a destination's name is for a file."""
+    """An option that adds an export. Other fields of an export need a definition file."""
 
     flag: str
     kind: str
@@ -61,18 +61,28 @@ _EXPORT_FLAGS = (
         "iot_analytics",
         IoTAnalyticsConfig,
         "ID=CHANNEL",
-        "a channel of IoT Analytics",
+        "an IoT Analytics channel",
     ),
     _ExportFlag(
-        "--sitewise", "iot_sitewise", IoTSiteWiseConfig, "ID", "IoT SiteWise, as values of assets"
+        "--sitewise",
+        "iot_sitewise",
+        IoTSiteWiseConfig,
+        "ID",
+        "IoT SiteWise asset properties",
     ),
-    _ExportFlag("--s3", S3_TASK_EXECUTOR, S3ExportTaskExecutorConfig, "ID", "S3, file by file"),
+    _ExportFlag(
+        "--s3",
+        S3_TASK_EXECUTOR,
+        S3ExportTaskExecutorConfig,
+        "ID",
+        "S3; messages are upload tasks",
+    ),
     _ExportFlag("--http", "http", HTTPConfig, "ID=URI", "an HTTP server"),
 )
 
 
 def _parsed(parse: Callable[[str], Any]) -> Callable[..., Any]:
-    """A callback for an option whose values are texts."""
+    """A callback that parses the values of an option."""
 
     def callback(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
         if value is None:
@@ -90,7 +100,7 @@ def _parse_time_to_live(text: str) -> int | str:
         return FOREVER
     millis = parse_duration(text)
     if millis < MIN_TIME_TO_LIVE_MILLIS:
-        raise ValueError(f"{text!r}: expected a minute at least")
+        raise ValueError(f"{text!r}: expected at least 1min")
     return millis
 
 
@@ -98,7 +108,7 @@ def _parse_export(flag: _ExportFlag) -> Callable[[str], ExportConfig]:
     parts = flag.metavar.count("=") + 1
 
     def parse(text: str) -> ExportConfig:
-        # An identifier has no `=`, and a URI may.
+        # An identifier contains no `=`, but a URI may.
         given = text.split("=", parts - 1)
         if len(given) < parts or not all(given):
             raise ValueError(f"{text!r}: expected {flag.metavar}")
@@ -121,7 +131,7 @@ def _export_option(flag: _ExportFlag) -> Callable[..., Any]:
 
 
 def short_name(choice: StrategyOnFull | Persistence) -> str:
-    """Its first word: what the flags call it."""
+    """The value of the option: the first word of the enum member's name, in lower case."""
     return re.sub(r"(?<=[a-z])[A-Z].*", "", choice.name).lower()
 
 
@@ -138,7 +148,7 @@ def _choice_option(flag: str, field: str, kind: Any, text: str) -> Callable[...,
 
 
 class _ShortName(click.Choice[str]):
-    """Takes the long names too, which are those of the SDKs, and shows the short ones."""
+    """Accepts the names of the SDKs too, but shows the short names only."""
 
     def __init__(self, members: Mapping[str, Enum]) -> None:
         super().__init__(list(members), case_sensitive=False)
@@ -153,47 +163,47 @@ _OPTIONS = (
         "--max-size",
         metavar="SIZE",
         callback=_parsed(parse_size),
-        help="How much it may hold, such as 64MiB or 1GB (new streams: 256 MiB).",
+        help="Maximum size of the stream, such as 64MiB or 1GB (new streams: 256MiB).",
     ),
     click.option(
         "--segment-size",
         "stream_segment_size",
         metavar="SIZE",
         callback=_parsed(parse_size),
-        help="How large a file of it gets before it begins another (new streams: 16 MiB).",
+        help="Size of a segment, the unit in which messages are dropped (new streams: 16MiB).",
     ),
     click.option(
         "--ttl",
         "time_to_live_millis",
         metavar="DURATION",
         callback=_parsed(_parse_time_to_live),
-        help="How long messages are kept, such as 2h or 7d and a minute at least, or none (new "
+        help="Time to live of messages, such as 2h or 7d, at least 1min; none keeps them (new "
         "streams: none).",
     ),
     _choice_option(
         "--on-full",
         "strategy_on_full",
         StrategyOnFull,
-        "What a full stream does: refuse new messages, or drop its oldest (new streams: "
-        "overwrite, so that those who append can go on).",
+        "What a full stream does: reject new messages, or overwrite its oldest (new streams: "
+        "overwrite).",
     ),
     _choice_option(
         "--persistence",
         "persistence",
         Persistence,
-        "Where messages are kept; it cannot be changed later (new streams: file).",
+        "Where messages are stored; cannot be changed later (new streams: file).",
     ),
     click.option(
         "--flush-on-write/--no-flush-on-write",
         default=None,
-        help="Whether an append is answered only once it is on the disk (new streams: no).",
+        help="Acknowledge an append only once it is on the disk (new streams: no).",
     ),
     *map(_export_option, _EXPORT_FLAGS),
 )
 
 
 def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags for all that a definition holds, under the names of its fields and exports."""
+    """Adds the options for a definition. The command gets them by field names and export kinds."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -204,7 +214,7 @@ def change_definition(
     flags: Mapping[str, Any],
     changes: ExportChanges = NO_CHANGES,
 ) -> MessageStreamDefinition:
-    """The definition with just what the flags name changed; Failure if that is not one."""
+    """Applies flags and changes to a definition; Failure if the result is not valid."""
     _check_identifiers(definition, changes)
     kinds = ExportDefinition.__struct_fields__
     exports = {
@@ -252,27 +262,27 @@ def _check_identifiers(definition: MessageStreamDefinition, changes: ExportChang
             find_export(definition, identifier)
             if identifier in seen:
                 raise Failure(
-                    f"the export {identifier!r} can be removed, paused or resumed, but only one "
-                    "of them at a time",
+                    f"the export {identifier!r} is given to more than one of --remove-export, "
+                    "--pause and --resume: choose one",
                     WRONG_USAGE,
                 )
             seen.add(identifier)
 
 
 def find_export(definition: MessageStreamDefinition, identifier: str) -> ExportConfig:
-    """The export of a definition; a failure that names the known ones if it has none such."""
+    """Finds an export of a definition; Failure with the known identifiers if there is none."""
     exports = {export.identifier: export for export in definition.exports()}
     if identifier not in exports:
         raise Failure(
             f"the stream {definition.name!r} has no export {identifier!r}; "
-            f"{_right_identifier(identifier, list(exports))}",
+            f"{_suggest_identifier(identifier, list(exports))}",
             NOT_FOUND,
         )
     return exports[identifier]
 
 
-def _right_identifier(wrong: str, known: list[str]) -> str:
+def _suggest_identifier(wrong: str, known: list[str]) -> str:
     near = difflib.get_close_matches(wrong, known, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"it has {', '.join(map(repr, known)) or 'none'}"
+    return f"it has {', '.join(map(repr, known)) or 'no exports'}"

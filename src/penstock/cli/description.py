@@ -1,4 +1,4 @@
-"""A stream for people: its row in a list, its page, and what an update has changed."""
+"""Renders a stream as text: a table row, a full description, the changes of an update."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def list_row(info: MessageStreamInfo) -> tuple[object, ...]:
 
 
 def contents(info: MessageStreamInfo) -> str:
-    """How much is stored, such as `3 messages, 1.5 KiB`."""
+    """The stored amount, such as `3 messages, 1.5 KiB`."""
     return _amount(_count(info), info.storage_status.total_bytes)
 
 
-def page_lines(info: MessageStreamInfo) -> Iterator[str]:
+def description_lines(info: MessageStreamInfo) -> Iterator[str]:
     definition, storage = info.definition, info.storage_status
     share = storage.total_bytes / definition.max_size
     shown = _range(info)
@@ -57,7 +57,7 @@ def page_lines(info: MessageStreamInfo) -> Iterator[str]:
             "name": definition.name,
             "messages": f"{_count(info)} ({shown})" if shown else "none",
             "size": f"{human_bytes(storage.total_bytes)} ({share:.1%} of max size)",
-            **_shown_fields(definition),
+            **_format_fields(definition),
         }
     )
     statuses = {status.export_config_identifier: status for status in info.export_statuses}
@@ -65,8 +65,8 @@ def page_lines(info: MessageStreamInfo) -> Iterator[str]:
         yield ""
         yield f"export {config.identifier}"
         status = statuses.get(config.identifier) or ExportStatus(config.identifier)
-        progress = _shown_progress(info, config, status)
-        yield from _lines({**_shown_export(kind, config), **progress}, indent="  ")
+        progress = _format_progress(info, config, status)
+        yield from _lines({**_format_export(kind, config), **progress}, indent="  ")
 
 
 def _lines(fields: dict[str, str], indent: str = "") -> Iterator[str]:
@@ -74,7 +74,7 @@ def _lines(fields: dict[str, str], indent: str = "") -> Iterator[str]:
     return (f"{indent}{label.ljust(width)}  {value}" for label, value in fields.items())
 
 
-def _shown_progress(
+def _format_progress(
     info: MessageStreamInfo, config: ExportConfig, status: ExportStatus
 ) -> dict[str, str]:
     last = status.last_exported_sequence_number
@@ -82,27 +82,27 @@ def _shown_progress(
     until = f" (until {last})" if last >= 0 else ""
     return {
         "exported": f"{exported}{until}",
-        "behind": _messages(messages_behind(config, last, *_ends(info))),
-        "last export": _shown_time(status.last_export_time),
+        "behind": _messages(messages_behind(config, last, *_bounds(info))),
+        "last export": _format_time(status.last_export_time),
         "last error": printable(status.error_message) or "none",
     }
 
 
-def _shown_time(millis: int | None) -> str:
+def _format_time(millis: int | None) -> str:
     if not millis:
         return "never"
     return datetime.fromtimestamp(millis / 1000, UTC).isoformat(" ", "seconds")
 
 
-def _shown_fields(definition: MessageStreamDefinition) -> dict[str, str]:
+def _format_fields(definition: MessageStreamDefinition) -> dict[str, str]:
     return {
-        _label(field): _shown(field, getattr(definition, field))
+        _label(field): _format_value(field, getattr(definition, field))
         for field in definition.__struct_fields__
         if field not in ("name", "export_definition")
     }
 
 
-def _shown_export(kind: str, config: ExportConfig) -> dict[str, str]:
+def _format_export(kind: str, config: ExportConfig) -> dict[str, str]:
     return {
         "kind": kind,
         "state": "paused" if config.disabled else "active",
@@ -116,14 +116,14 @@ def _set_fields(value: msgspec.Struct) -> Iterator[tuple[str, str]]:
         if isinstance(item, msgspec.Struct):
             yield from _set_fields(item)
         elif item is not None and field not in ("identifier", "disabled"):
-            yield _label(field), _shown(field, item)
+            yield _label(field), _format_value(field, item)
 
 
 def _label(field: str) -> str:
     return field.removesuffix("_millis").removesuffix("_bytes").replace("_", " ")
 
 
-def _shown(field: str, value: Any) -> str:
+def _format_value(field: str, value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -140,8 +140,8 @@ def _shown(field: str, value: Any) -> str:
 def difference_lines(
     before: MessageStreamDefinition, after: MessageStreamDefinition
 ) -> Iterator[str]:
-    yield from _changed(_shown_fields(before), _shown_fields(after))
-    old, new = _shown_exports(before), _shown_exports(after)
+    yield from _changed(_format_fields(before), _format_fields(after))
+    old, new = _format_exports(before), _format_exports(after)
     for identifier in old | new:
         if identifier not in new:
             yield f"export {identifier}: removed"
@@ -152,9 +152,9 @@ def difference_lines(
                 yield f"export {identifier}, {line}"
 
 
-def _shown_exports(definition: MessageStreamDefinition) -> dict[str, dict[str, str]]:
+def _format_exports(definition: MessageStreamDefinition) -> dict[str, dict[str, str]]:
     return {
-        config.identifier: _shown_export(kind, config)
+        config.identifier: _format_export(kind, config)
         for kind, config in definition.export_definition.configs_by_kind()
     }
 
@@ -166,18 +166,18 @@ def _changed(old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
             yield f"{label}: {before} -> {after}"
 
 
-def _ends(info: MessageStreamInfo) -> tuple[int, int]:
+def _bounds(info: MessageStreamInfo) -> tuple[int, int]:
     storage = info.storage_status
     return storage.oldest_sequence_number, storage.newest_sequence_number
 
 
 def _count(info: MessageStreamInfo) -> int:
-    oldest, newest = _ends(info)
+    oldest, newest = _bounds(info)
     return newest - oldest + 1
 
 
 def _range(info: MessageStreamInfo) -> str:
-    oldest, newest = _ends(info)
+    oldest, newest = _bounds(info)
     return f"{oldest}..{newest}" if _count(info) else ""
 
 

@@ -1,4 +1,4 @@
-"""How messages are printed: a line each for people, or their payloads, or JSON for programs."""
+"""Prints messages: a line each, payloads only, or JSON."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from penstock.model import Message
 
 Render = Callable[[Message], bytes]
 
-# Output leaves in pieces of this size: a call of the system for each message would cost more than
-# all the rest.
+# Output is written in chunks of this size: a system call for each message would dominate.
 _WRITE_BYTES = 64 * 1024
 
-# Up to a million messages stand in straight columns.
+# Columns are aligned up to a million messages.
 _NUMBER_WIDTH = 6
 
 
 class Display(NamedTuple):
-    """What was asked for."""
+    """The output format that the options of a command select."""
 
     form: Format = Format.AUTO
     payload_only: bool = False
     as_json: bool = False
 
     def printer(self, stream: str) -> Printer:
-        """One for standard output."""
+        """A printer to standard output."""
         if sys.stdout is None:
             raise Failure("standard output is closed")
         return Printer(self.renderer(stream, sys.stdout.isatty()), sys.stdout.buffer)
@@ -61,7 +60,7 @@ def _render_line(show: Callable[[bytes, bool], str]) -> Render:
     return render
 
 
-# Messages that were appended together have one time.
+# Messages that were appended together have the same time.
 @functools.lru_cache(maxsize=1024)
 def _local_time(millis: int) -> str:
     return datetime.fromtimestamp(millis / 1000).astimezone().isoformat(timespec="milliseconds")
@@ -80,33 +79,33 @@ def _render_json(stream: str, fields: Callable[[bytes], str]) -> Render:
 
 
 class Printer:
-    """Writes messages in large pieces."""
+    """Writes messages in large chunks."""
 
     def __init__(self, render: Render, output: BinaryIO) -> None:
         self._render = render
         self._output = output
 
     def print(self, messages: Iterable[Message]) -> None:
-        """Writes all of them before it returns, or as many as there were before an error."""
+        """Writes all messages. After an error in `messages`, writes those before it."""
         render = self._render
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         size = 0
         try:
             for message in messages:
-                piece = render(message)
-                pieces.append(piece)
-                size += len(piece)
+                chunk = render(message)
+                chunks.append(chunk)
+                size += len(chunk)
                 if size >= _WRITE_BYTES:
-                    self._write(pieces)
+                    self._write(chunks)
                     size = 0
         finally:
-            self._write(pieces)
+            self._write(chunks)
             self._output.flush()
 
-    def _write(self, pieces: list[bytes]) -> None:
-        data = b"".join(pieces)
-        # First: what could not be written once is not to be tried again.
-        pieces.clear()
+    def _write(self, chunks: list[bytes]) -> None:
+        data = b"".join(chunks)
+        # Cleared before the write: a chunk that failed is not written again.
+        chunks.clear()
         self._output.write(data)
 
 
@@ -117,15 +116,17 @@ _OPTIONS = (
         type=click.Choice([form.value for form in Format]),
         default=Format.AUTO.value,
         show_default=True,
-        help="How payloads are shown.",
+        help="How payloads are printed; see `penstock read --help`.",
     ),
-    click.option("--payload-only", is_flag=True, help="Only payloads, each with a line break."),
+    click.option(
+        "--payload-only", is_flag=True, help="Print payloads only, each followed by a line break."
+    ),
     json_option,
 )
 
 
 def display_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say how messages are printed; the command gets them as `display`."""
+    """Adds the options for the output format. The command gets them as `display`."""
 
     @functools.wraps(command)
     def with_display(form: str, payload_only: bool, as_json: bool, **values: Any) -> None:

@@ -1,4 +1,4 @@
-"""`penstock doctor`: whether this machine is fit for a broker, and how to mend what is not."""
+"""`penstock doctor`: checks this machine and the broker, and suggests fixes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from penstock.cli.checks import broker, listeners, machine, stored_data, uploads
-from penstock.cli.checks.check import Check, Finding, State, run
+from penstock.cli.checks.check import Check, CheckFinding, State, run
 from penstock.cli.checks.context import CheckContext
 from penstock.cli.checks.destinations import check_destinations
 from penstock.cli.main import FAILED, json_option
 from penstock.cli.output import echo_json, uses_colour
-from penstock.cli.target import Target, target_options
+from penstock.cli.target import BrokerTarget, target_options
 
 CHECKS: dict[str, Check] = {
     **machine.CHECKS,
@@ -34,10 +34,11 @@ _STYLES: dict[State, dict[str, Any]] = {
 @click.command()
 @json_option
 @target_options
-def doctor(target: Target, as_json: bool) -> None:
-    """Check this machine, the settings and the broker, and say how to mend what is wrong.
+def doctor(target: BrokerTarget, as_json: bool) -> None:
+    """Check this machine and the broker, and suggest fixes.
 
-    The exit code is 1 if something fails; what is only worth a warning does not count.
+    It also checks the settings, the store, and the destinations of exports. The exit code is 1 if
+    a check fails. A warning does not change it.
     """
     findings = list(_examine(CheckContext(target)))
     if as_json:
@@ -48,13 +49,13 @@ def doctor(target: Target, as_json: bool) -> None:
         raise click.exceptions.Exit(FAILED)
 
 
-def _examine(context: CheckContext) -> Iterator[Finding]:
+def _examine(context: CheckContext) -> Iterator[CheckFinding]:
     for name, check in CHECKS.items():
         yield run(name, check, context)
     yield from check_destinations(context)
 
 
-def _print(findings: Sequence[Finding]) -> None:
+def _print(findings: Sequence[CheckFinding]) -> None:
     is_coloured = uses_colour()
     width = max(len(finding.name) for finding in findings)
     for finding in findings:

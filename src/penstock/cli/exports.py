@@ -1,4 +1,4 @@
-"""`penstock exports`: how exports are doing, and pausing, resuming and rewinding them."""
+"""`penstock exports`: list, pause, resume and rewind exports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.cli.definition_flags import ExportChanges, change_definition, find
 from penstock.cli.main import Failure, json_option
 from penstock.cli.output import echo_json, echo_table, printable
 from penstock.cli.overview import export_state
-from penstock.cli.status import take_picture
-from penstock.cli.target import Target, target_options
+from penstock.cli.status import take_snapshot
+from penstock.cli.target import BrokerTarget, target_options
 from penstock.cli.units import parse_time
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import ResourceNotFoundException
@@ -31,20 +31,20 @@ identifier_argument = click.argument("identifier", shell_complete=complete_expor
 
 @click.group()
 def exports() -> None:
-    """Exports: how they are doing, and pausing, resuming and rewinding them.
+    """List, pause, resume and rewind exports.
 
-    IDENTIFIER is the name of an export in the definition of its stream. `penstock streams update`
-    adds and removes exports.
+    IDENTIFIER is the identifier of the export in the definition of its stream. `penstock streams
+    update` adds and removes exports.
     """
 
 
-# Looking
+# Listing
 
 
-class _Listed(NamedTuple):
+class _ListedExport(NamedTuple):
     stream: str
     export: ExportStatistics
-    # The number of the message that it continues with.
+    # The sequence number of the next message.
     position: int
 
     @property
@@ -71,18 +71,19 @@ class _Listed(NamedTuple):
 @click.argument("stream", required=False, shell_complete=complete_streams)
 @target_options
 @json_option
-def list_exports(stream: str | None, target: Target, as_json: bool) -> None:
-    """Show the exports of all streams, or of one, and how far they are.
+def list_exports(stream: str | None, target: BrokerTarget, as_json: bool) -> None:
+    """List exports with their state and position.
 
-    An export continues with the message whose number is its position. With --json it is an array;
-    of each export it has what `penstock status --json` has, streamName and nextSequenceNumber.
+    Without STREAM it lists the exports of all streams. The position is the sequence number of the
+    next message to export. --json prints an array whose elements have the fields of an export in
+    `penstock status --json`, streamName and nextSequenceNumber.
     """
     with target.connect() as client:
         if stream is not None:
-            # It fails if there is no such stream.
+            # Fails if the stream does not exist.
             client.describe_message_stream(stream)
-        picture = take_picture(client)
-        shown = [each for each in picture.streams if stream in (None, each.name)]
+        snapshot = take_snapshot(client)
+        shown = [each for each in snapshot.streams if stream in (None, each.name)]
         found = [listed for each in shown for listed in _list_exports(client, each)]
     if as_json:
         echo_json([each.plain() for each in found])
@@ -91,23 +92,23 @@ def list_exports(stream: str | None, target: Target, as_json: bool) -> None:
     else:
         where = "no exports" if stream is None else f"no exports of the stream {stream!r}"
         click.echo(f"There are {where}; `penstock streams update` adds one.", err=True)
-    if picture.unreadable and stream is None:
-        raise Failure("; ".join(picture.unreadable.values()))
+    if snapshot.unreadable and stream is None:
+        raise Failure("; ".join(snapshot.unreadable.values()))
 
 
-def _list_exports(client: StreamManagerClient, stream: StreamStatistics) -> Iterator[_Listed]:
+def _list_exports(client: StreamManagerClient, stream: StreamStatistics) -> Iterator[_ListedExport]:
     if not stream.exports:
         return
     try:
         definition = client.describe_message_stream(stream.name).definition
     except ResourceNotFoundException:
-        return  # it was deleted a moment ago
+        return  # the stream was deleted in the meantime
     configs = {config.identifier: config for config in definition.exports()}
     for export in stream.exports:
         if export.identifier in configs:
             last, oldest = export.last_exported_sequence_number, stream.oldest_sequence_number
             position = next_number(configs[export.identifier], last, oldest)
-            yield _Listed(stream.name, export, position)
+            yield _ListedExport(stream.name, export, position)
 
 
 # Pausing
@@ -118,10 +119,10 @@ def _list_exports(client: StreamManagerClient, stream: StreamStatistics) -> Iter
 @identifier_argument
 @target_options
 @json_option
-def pause(stream: str, identifier: str, target: Target, as_json: bool) -> None:
-    """Stop an export. It keeps its position.
+def pause(stream: str, identifier: str, target: BrokerTarget, as_json: bool) -> None:
+    """Pause an export. It keeps its position.
 
-    With --json it prints streamName, identifier and isPaused.
+    --json prints streamName, identifier and isPaused.
     """
     _set_paused(stream, identifier, target, as_json, is_paused=True)
 
@@ -131,16 +132,16 @@ def pause(stream: str, identifier: str, target: Target, as_json: bool) -> None:
 @identifier_argument
 @target_options
 @json_option
-def resume(stream: str, identifier: str, target: Target, as_json: bool) -> None:
-    """Continue an export that is paused.
+def resume(stream: str, identifier: str, target: BrokerTarget, as_json: bool) -> None:
+    """Resume a paused export.
 
-    With --json it prints streamName, identifier and isPaused.
+    --json prints streamName, identifier and isPaused.
     """
     _set_paused(stream, identifier, target, as_json, is_paused=False)
 
 
 def _set_paused(
-    stream: str, identifier: str, target: Target, as_json: bool, *, is_paused: bool
+    stream: str, identifier: str, target: BrokerTarget, as_json: bool, *, is_paused: bool
 ) -> None:
     changes = ExportChanges(**{"paused" if is_paused else "resumed": (identifier,)})
     with target.connect() as client:
@@ -151,7 +152,7 @@ def _set_paused(
     if as_json:
         echo_json({"streamName": stream, "identifier": identifier, "isPaused": is_paused})
     elif was_paused == is_paused:
-        state = "paused already" if is_paused else "not paused"
+        state = "already paused" if is_paused else "not paused"
         click.echo(f"the export {identifier} of {stream} is {state}")
     else:
         click.echo(f"{'paused' if is_paused else 'resumed'} {identifier} of {stream}")
@@ -161,7 +162,8 @@ def _set_paused(
 
 
 class Move(NamedTuple):
-    """From one message to another, as far as the stream has them."""
+    """A move of an export from one sequence number to another, and how many stored messages it
+    affects."""
 
     start: int
     target: int
@@ -173,7 +175,7 @@ class Move(NamedTuple):
         return max(self._stored(self.start) - self._stored(self.target), 0)
 
     @property
-    def left_out(self) -> int:
+    def skipped(self) -> int:
         return max(self._stored(self.target) - self._stored(self.start), 0)
 
     def _stored(self, number: int) -> int:
@@ -182,10 +184,10 @@ class Move(NamedTuple):
     def __str__(self) -> str:
         if self.target == self.start:
             return f"to {self.target}, where it was: messages in flight are sent again"
-        direction = "back" if self.target < self.start else "on"
-        count = abs(self.sent_again - self.left_out)
+        direction = "back" if self.target < self.start else "forward"
+        count = abs(self.sent_again - self.skipped)
         what = "messages are" if count != 1 else "message is"
-        effect = "not sent" if self.left_out else "sent again"
+        effect = "not sent" if self.skipped else "sent again"
         return f"from {self.start} {direction} to {self.target}: {count} {what} {effect}"
 
 
@@ -205,25 +207,25 @@ def _complete_to(
     required=True,
     metavar="NUMBER|TIME|earliest|latest",
     shell_complete=_complete_to,
-    help="The message to continue with.",
+    help="The first message to export next.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what it would do, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the effect, and change nothing.")
 @target_options
 @json_option
 def rewind(
-    stream: str, identifier: str, to: str, dry_run: bool, target: Target, as_json: bool
+    stream: str, identifier: str, to: str, dry_run: bool, target: BrokerTarget, as_json: bool
 ) -> None:
-    """Move an export, back to send messages again, or forward to leave messages out.
+    """Move an export back to resend messages, or forward to skip some.
 
     \b
-    penstock exports rewind sensors cloud --to 12000
-    penstock exports rewind sensors cloud --to "2h ago"
-    penstock exports rewind sensors cloud --to 2026-03-01T08:00
-    penstock exports rewind sensors cloud --to earliest
+      penstock exports rewind sensors cloud --to 12000
+      penstock exports rewind sensors cloud --to "2h ago"
+      penstock exports rewind sensors cloud --to 2026-03-01T08:00
+      penstock exports rewind sensors cloud --to earliest
 
-    A time means the first message that was appended then or later; it is a local one unless it
-    names its zone. Latest is the next message that is appended. With --json it prints streamName,
-    identifier, from, to, sentAgain and leftOut.
+    A time selects the first message that was appended at that time or later. A time without a zone
+    is local. `earliest` is the oldest stored message, `latest` the next one to be appended. --json
+    prints streamName, identifier, from, to, sentAgain and leftOut.
     """
     with target.connect() as client:
         info = client.describe_message_stream(stream)
@@ -237,7 +239,7 @@ def rewind(
     if as_json:
         plain = {"from": start, "to": number, "sentAgain": move.sent_again}
         names = {"streamName": stream, "identifier": identifier}
-        echo_json({**names, **plain, "leftOut": move.left_out})
+        echo_json({**names, **plain, "leftOut": move.skipped})
         return
     click.echo(f"{'would move' if dry_run else 'moved'} {identifier} of {stream} {move}")
 
@@ -284,7 +286,7 @@ def _require_number(number: int, end: int) -> int:
 
 
 def find_first_since(client: StreamManagerClient, stream: str, millis: int, numbers: range) -> int:
-    """The first of these messages that was appended at a time or later; their end if none was."""
+    """The first of `numbers` whose message was appended at `millis` or later; their end if none."""
     first, end = numbers.start, numbers.stop
     while first < end:
         middle = (first + end) // 2
@@ -293,6 +295,6 @@ def find_first_since(client: StreamManagerClient, stream: str, millis: int, numb
         if message.ingest_time >= millis:
             end = middle
         else:
-            # The stream may have dropped messages meanwhile, and begin later.
+            # The stream may have dropped messages in the meantime, and start later.
             first = message.sequence_number + 1
     return first

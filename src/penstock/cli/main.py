@@ -1,4 +1,4 @@
-"""The `penstock` command: its groups, the options that all of them share, how it fails."""
+"""The `penstock` command: its groups, shared options and exit codes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from penstock.settings import Settings, load_settings
 if TYPE_CHECKING:
     from penstock.broker.run import BrokerService
 
-# Exit codes, as docs/cli.md has them. A command line or a setting that is wrong is 2, Click's own.
+# Exit codes, listed in docs/cli.md. Click itself uses 2 for an invalid command line.
 FAILED = 1
 WRONG_USAGE = click.UsageError.exit_code
 UNREACHABLE = 3
 NOT_ALLOWED = 4
 NOT_FOUND = 5
 DAMAGED = 6
-# As a shell has it for what a signal ended.
+# The exit code that shells report for a command that SIGINT ended.
 INTERRUPTED = 128 + signal.SIGINT
 
 
 class Failure(click.ClickException):
-    """One line on standard error, no traceback."""
+    """An error that is printed as one line on standard error, without a traceback."""
 
     def __init__(self, message: str, exit_code: int = FAILED) -> None:
         super().__init__(message)
@@ -47,14 +47,14 @@ class Failure(click.ClickException):
         click.echo(f"penstock: {self.format_message()}", err=True, file=file)
 
 
-def explained(error: click.NoSuchOption, hint: str) -> click.NoSuchOption:
-    """The same with a hint."""
+def add_hint(error: click.NoSuchOption, hint: str) -> click.NoSuchOption:
+    """Returns the error with a hint after its message."""
     return click.NoSuchOption(
         error.option_name, f"{error.message} {hint}", error.possibilities, error.ctx
     )
 
 
-# The module of each command that does not stand here: it is imported when the command is used.
+# The module of each command that is defined elsewhere. It is imported when the command is used.
 _MODULES = {
     "append": "append",
     "bench": "bench",
@@ -76,7 +76,7 @@ _MODULES = {
 
 
 class Commands(click.Group):
-    """Finds commands by their names, and turns what goes wrong into a line and an exit code."""
+    """Imports commands when they are used, and maps errors to one line and an exit code."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted([*super().list_commands(context), *_MODULES])
@@ -92,7 +92,7 @@ class Commands(click.Group):
         try:
             return super().parse_args(context, arguments)
         except click.NoSuchOption as error:
-            raise explained(error, "Options stand behind the command.") from None
+            raise add_hint(error, "Put options after the command.") from None
 
     def resolve_command(
         self, context: click.Context, arguments: list[str]
@@ -100,7 +100,7 @@ class Commands(click.Group):
         try:
             return super().resolve_command(context, arguments)
         except click.NoSuchCommand as error:
-            # click knows only those that are imported.
+            # click would suggest only commands that are imported already.
             name, names = error.command_name, self.list_commands(context)
             raise click.NoSuchCommand(name, possibilities=names, ctx=context) from None
 
@@ -112,7 +112,7 @@ class Commands(click.Group):
         except StreamManagerException as error:
             raise Failure(error.message or type(error).__name__, _exit_code(error)) from None
         except BrokenPipeError:
-            raise  # whoever read the output has enough: click ends quietly
+            raise  # the reader closed the pipe: click exits without a message
         except (ConnectionError, TimeoutError) as error:
             raise Failure(str(error), UNREACHABLE) from None
         except (StoreError, OSError) as error:
@@ -129,28 +129,32 @@ def _exit_code(error: StreamManagerException) -> int:
     return FAILED
 
 
-# That of the dashboard with `penstock up`, where nobody has chosen one.
-USUAL_HTTP_PORT = 8089
+# The port of the dashboard under `penstock up` if http_port is not set.
+DEFAULT_HTTP_PORT = 8089
 
-root_option = click.option("--root", metavar="DIR", help="Where streams are stored.")
+root_option = click.option(
+    "--root",
+    metavar="DIR",
+    help="Root directory of the broker. By default $STREAM_MANAGER_STORE_ROOT_DIR or ~/.penstock.",
+)
 config_option = click.option(
     "--config",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="A penstock.toml; the one in this directory by default.",
+    help="Configuration file. By default penstock.toml in the current directory.",
 )
 http_port_option = click.option(
     "--http-port",
     type=int,
     metavar="PORT",
-    help="The port for the dashboard, /metrics and /healthz; 0 picks a free one.",
+    help="Port for the dashboard, /metrics and /healthz; 0 picks a free port.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def settings_from(config: Path | None, **flags: Any) -> Settings:
     if flags.get("root"):
-        # In a shell a path is relative to where one stands; in a setting it would be to chance.
+        # A path on the command line may be relative to the current directory; a setting may not.
         flags["root"] = str(Path(flags["root"]).absolute())
     return load_settings(os.environ, flags, config)
 
@@ -159,7 +163,18 @@ def settings_from(config: Path | None, **flags: Any) -> Settings:
 @click.version_option(__version__, prog_name="penstock")
 @click.option("--supervised", is_flag=True, hidden=True)
 def main(supervised: bool) -> None:
-    """An open stream manager: device data stored at the edge, read back, exported."""
+    """An open stream manager.
+
+    It stores device data at the edge, serves it to local programs, and exports it to the cloud.
+
+    \b
+      penstock up                    run the broker, the exports and the dashboard
+      penstock streams create NAME   create a stream
+      penstock append NAME MESSAGE   append a message
+      penstock read NAME             print the stored messages
+      penstock status --watch        watch streams and exports
+      penstock doctor                find problems and how to fix them
+    """
     if supervised:
         from penstock.cli.supervision import end_with_supervisor
 
@@ -168,34 +183,41 @@ def main(supervised: bool) -> None:
 
 @main.command()
 @root_option
-@click.option("--host", help="The address to listen on; without TLS a loopback one.")
-@click.option("--port", type=int, help="The port for clients; 0 picks a free one.")
+@click.option(
+    "--host", metavar="ADDRESS", help="Address to listen on; needs TLS unless it is loopback."
+)
+@click.option("--port", type=int, metavar="PORT", help="Port for clients; 0 picks a free port.")
 @http_port_option
-@click.option("--unix-socket", metavar="PATH", help="Listen on a Unix socket as well.")
-@click.option("--log-level", help="TRACE, DEBUG, INFO, WARN or ERROR.")
-@click.option("--log-format", help="human, or json for programs.")
-@click.option("--json", "as_json", is_flag=True, help="The same as --log-format json.")
+@click.option("--unix-socket", metavar="PATH", help="Listen on this Unix socket too.")
+@click.option("--log-level", metavar="LEVEL", help="TRACE, DEBUG, INFO, WARN or ERROR.")
+@click.option("--log-format", metavar="FORMAT", help="human or json.")
+@click.option("--json", "as_json", is_flag=True, help="Same as --log-format json.")
 @config_option
 def serve(config: Path | None, as_json: bool, **flags: Any) -> None:
-    """Run the broker until it is told to stop (SIGTERM, Ctrl-C)."""
+    """Run the broker until SIGTERM or Ctrl-C.
+
+    It prints `penstock ready HOST:PORT` once clients can connect. An option overrides the setting
+    of the same name; `penstock settings` lists all settings. Exports need a pipeline too: use
+    `penstock up`, or `penstock pipeline` beside the broker.
+    """
     if as_json:
         flags["log_format"] = "json"
     settings = settings_from(config, **flags)
-    # Only here: no other command needs an event loop.
+    # Imported here: no other command needs an event loop.
     from penstock.broker.run import serve as run
 
     try:
         run(settings, _services(settings))
     except SettingError as error:
-        # The settings are well-formed, and yet it cannot be done: the port is taken, say.
+        # The settings are valid, but cannot be used: the port is taken, for example.
         raise Failure(str(error)) from None
 
 
 def _services(settings: Settings) -> list[BrokerService]:
-    """What runs in the broker's loop beside it; each needs packages that a broker does not."""
+    """Services that run in the broker's event loop. Each needs packages of its own."""
     from penstock.greengrass.component import find_component
 
-    # First of all: whose token it knows gets in from the beginning.
+    # The component starts first, so that its tokens are accepted from the start.
     component = find_component(os.environ)
     services: list[BrokerService] = [component] if component is not None else []
     if settings.http_port is not None:
@@ -212,7 +234,7 @@ def _services(settings: Settings) -> list[BrokerService]:
 @main.command()
 @json_option
 def settings(as_json: bool) -> None:
-    """Print all settings: their names, defaults, and what is allowed."""
+    """Print all settings with defaults and allowed values."""
     from penstock.settings_reference import references, settings_page
 
     if as_json:
@@ -224,7 +246,7 @@ def settings(as_json: bool) -> None:
 @main.command()
 @json_option
 def version(as_json: bool) -> None:
-    """Print the version."""
+    """Print the version of Penstock."""
     if as_json:
         echo_json({"version": __version__})
     else:

@@ -1,4 +1,4 @@
-"""Where messages come from: arguments, lines or blobs of files and of standard input."""
+"""Reads messages from arguments, and from lines or whole contents of files and standard input."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from penstock.cli.main import Failure
 from penstock.cli.payload import Encoding, decode_payload
 from penstock.wire.frames import MAX_FRAME_BYTES
 
-# What is sent at once: well within one request, which is stored whole or not at all.
+# The size of a batch: small enough for one request, which is stored whole or not at all.
 _BATCH_MESSAGES = 5000
 _BATCH_BYTES = 1024 * 1024
 
-# A Ctrl-C that comes just before Python begins to wait is not noticed until the wait ends.
+# Python handles a Ctrl-C that arrives just before a wait only after that wait.
 _WAIT_MILLIS = 500
 
 
 class MessageInputError(ValueError):
-    """Something in the input that is no message; it says where."""
+    """A part of the input is not a message. The text names the place."""
 
 
 class Batch(NamedTuple):
-    """Messages to be sent together, and how much of the input they took."""
+    """Messages to send together, and how much of the input they used."""
 
     messages: list[bytes]
     input_bytes: int = 0
@@ -38,11 +38,11 @@ class Batch(NamedTuple):
 
 
 def decode_arguments(arguments: Sequence[str], encoding: Encoding) -> list[Batch]:
-    """All of them or, with a UsageError, none."""
+    """Decodes all arguments; UsageError if one of them is not a message."""
     messages = []
     for number, argument in enumerate(arguments, 1):
         try:
-            # The bytes as they stood on the command line, whatever they are.
+            # The bytes of the command line, even if they are not valid text.
             message = decode_payload(os.fsencode(argument), encoding)
         except ValueError as error:
             raise click.UsageError(f"message {number:,} is {error}") from None
@@ -56,7 +56,7 @@ def decode_arguments(arguments: Sequence[str], encoding: Encoding) -> list[Batch
 
 
 class MessageInput(NamedTuple):
-    """A place that messages come from: a file, or standard input if it has no path."""
+    """A source of messages: a file, or standard input if `path` is None."""
 
     path: str | None = None
 
@@ -70,7 +70,7 @@ class MessageInput(NamedTuple):
 
     @property
     def size(self) -> int | None:
-        """How many bytes are to come, if that is known."""
+        """The remaining bytes; None if unknown."""
         place = self.path or _standard_input().fileno()
         status = os.stat(place)  # noqa: PTH116 - a path or a descriptor
         if not stat.S_ISREG(status.st_mode):
@@ -79,7 +79,7 @@ class MessageInput(NamedTuple):
         return max(status.st_size - position, 0)
 
     def batches(self, encoding: Encoding, as_blob: bool) -> Iterator[Batch]:
-        """What the input holds; InputError for what does not hold messages."""
+        """Reads the messages; MessageInputError for input that is not a message."""
         with self._open() as file:
             chunks = read_chunks(file.fileno())
             if as_blob:
@@ -93,7 +93,7 @@ class MessageInput(NamedTuple):
         return Path(self.path).open("rb")
 
     def _blob(self, chunks: Iterator[bytes], encoding: Encoding) -> Batch:
-        blob = _Growing(self.name)
+        blob = _MessageBuffer(self.name)
         for chunk in chunks:
             blob.add(chunk)
         data = blob.take()
@@ -105,7 +105,7 @@ class MessageInput(NamedTuple):
     def _line_batches(self, chunks: Iterator[bytes], encoding: Encoding) -> Iterator[Batch]:
         number = 1
         for lines in self._lines(chunks):
-            # Only the first can be larger than what is read at once, and then it goes alone.
+            # Only the first line can exceed a chunk. It gets a batch of its own.
             start = 1 if len(lines[0]) > _BATCH_BYTES else 0
             if start:
                 yield self._batch(lines[:1], number, encoding)
@@ -115,16 +115,16 @@ class MessageInput(NamedTuple):
             number += len(lines)
 
     def _lines(self, chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
-        """Each time all lines that are complete, and one at least."""
-        begun = _Growing(f"a line of {self.name}")
+        """Yields all complete lines of each chunk, at least one at a time."""
+        partial = _MessageBuffer(f"a line of {self.name}")
         for chunk in chunks:
             lines = chunk.split(b"\n")
-            begun.add(lines[0])
+            partial.add(lines[0])
             if len(lines) > 1:
-                lines[0] = begun.take()
-                begun.add(lines.pop())
+                lines[0] = partial.take()
+                partial.add(lines.pop())
                 yield lines
-        if last := begun.take():
+        if last := partial.take():
             yield [last]
 
     def _batch(self, lines: list[bytes], number: int, encoding: Encoding) -> Batch:
@@ -153,43 +153,43 @@ def _decode(text: bytes, place: str, encoding: Encoding) -> bytes:
 
 
 def read_chunks(descriptor: int, size: int = _BATCH_BYTES) -> Iterator[bytes]:
-    """The input in pieces as large as can be had without waiting for more of it."""
+    """Yields the input in chunks: as much as is available without waiting, up to `size`."""
     more = select.poll()
     more.register(descriptor, select.POLLIN)
     is_over = False
     while not is_over:
         while not more.poll(_WAIT_MILLIS):
             pass
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         room = size
         while room and not is_over and more.poll(0):
-            piece = os.read(descriptor, room)
-            # Remembered, not read once more: at a terminal that would ask for a second Ctrl-D.
-            is_over = not piece
-            pieces.append(piece)
-            room -= len(piece)
-        if any(pieces):
-            yield b"".join(pieces)
+            chunk = os.read(descriptor, room)
+            # Remembered: another read from a terminal would need a second Ctrl-D.
+            is_over = not chunk
+            chunks.append(chunk)
+            room -= len(chunk)
+        if any(chunks):
+            yield b"".join(chunks)
 
 
-class _Growing:
-    """A message that comes in pieces, and is refused before it fills the memory."""
+class _MessageBuffer:
+    """Collects the chunks of one message, up to the maximum size of a message."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self._size = 0
 
-    def add(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._size += len(piece)
+    def add(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._size += len(chunk)
         if self._size > MAX_FRAME_BYTES:
             raise MessageInputError(
-                f"{self._name} has more than {MAX_FRAME_BYTES:,} bytes: no message may"
+                f"{self._name} is larger than {MAX_FRAME_BYTES:,} bytes, the maximum for a message"
             )
 
     def take(self) -> bytes:
-        message = b"".join(self._pieces)
-        self._pieces.clear()
+        message = b"".join(self._chunks)
+        self._chunks.clear()
         self._size = 0
         return message

@@ -1,4 +1,4 @@
-"""How commands say things: tables for people, JSON for programs."""
+"""Output of commands: tables, coloured lines, JSON."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any, NamedTuple
 import click
 
 _NUMBER, _UNIT = r"\d[\d,]*(?:\.\d+)?", "[A-Za-z]+"
-# `-` stands for none. A unit stands apart, as in `17.2 MiB` or `3 h 12 min`: `2nd` is a name.
+# `-` means none. A space precedes a unit, as in `17.2 MiB` or `3 h 12 min`: `2nd` is a name.
 _NUMERIC = re.compile(rf"-|[-<]?{_NUMBER}(?:%|\.\.{_NUMBER}| {_UNIT}(?: {_NUMBER} {_UNIT})*)?")
 
 
-def tell(line: str, *, err: bool = False) -> None:
-    """For whoever still listens: that nobody does, or that a disk is full, is no reason to end."""
+def try_echo(line: str, *, err: bool = False) -> None:
+    """Prints a line. A closed pipe or a full disk does not end the command."""
     try:
         click.echo(line, err=err)
     except BrokenPipeError:
-        # What is left in its buffer would be written at the end, and fail again.
-        nobody = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nobody, (sys.stderr if err else sys.stdout).fileno())
-        os.close(nobody)
+        # The buffered rest would be written at exit, and fail again.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, (sys.stderr if err else sys.stdout).fileno())
+        os.close(null)
     except OSError:
         pass
 
 
 def echo_json(value: Any) -> None:
-    """One line: a program reads it as it stands, and line by line where there are several."""
+    """Prints JSON on one line, so that programs can read several documents line by line."""
     click.echo(json.dumps(value))
 
 
@@ -40,7 +40,7 @@ def echo_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def format_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Columns as wide as what is in them; those of numbers are flush right."""
+    """Formats columns that fit their cells. Columns of numbers are aligned to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
     numeric = [
         bool(cells) and all(_is_numeric(row[column]) for row in cells)
@@ -62,12 +62,12 @@ def _is_numeric(cell: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """In one line: what comes from elsewhere may hold anything, also what steers a terminal."""
+    """The text on one line, without control characters: they could control the terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 class Line(NamedTuple):
-    """A line of text, and how it looks where there are colours: keywords of `click.style`."""
+    """A line of text with a style: keywords of `click.style`, used on colour terminals."""
 
     text: str
     style: Mapping[str, Any] = {}

@@ -1,6 +1,6 @@
-"""How a broker, its streams and its exports are doing: as lines for people, as JSON for programs.
+"""Renders the status of a broker, its streams and exports, as lines or as JSON.
 
-All of it is pure: from a `Picture`, and for rates from two of them.
+All functions are pure. Rates are computed from two `StatusSnapshot`s.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ HEADING = {"bold": True}
 DIM = {"dim": True}
 ALARM = {"fg": "red"}
 
-# Fewer lines than this are for the streams and exports alone.
-_TALL = 12
-# What StreamStatistics has and a server without extensions does not tell.
-_UNTOLD = (
+# Screens with fewer lines show streams and exports only.
+_MIN_HEIGHT_WITH_TRAFFIC = 12
+# Fields of StreamStatistics that a server without extensions does not report.
+_EXTENSION_FIELDS = (
     "segments",
     "waitingReads",
     "messagesAppended",
@@ -30,10 +30,10 @@ _UNTOLD = (
     "damagedMessages",
     "damage",
 )
-# The state of an export that is not up to date, where the server tells none.
+# The state of an export that is not up to date, if the server reports no states.
 _BEHIND = "behind"
-# The same as `_UNTOLD` for ExportStatistics.
-_UNTOLD_OF_EXPORTS = (
+# The same for ExportStatistics.
+_EXPORT_EXTENSION_FIELDS = (
     "skippedMessages",
     "failures",
     "retryInMillis",
@@ -43,23 +43,23 @@ _UNTOLD_OF_EXPORTS = (
 )
 
 
-class Picture(NamedTuple):
-    """What a broker said about itself at one moment, by our own clocks."""
+class StatusSnapshot(NamedTuple):
+    """The status of a broker at one time, by the clocks of this machine."""
 
     address: str
     version: str
-    # Of a clock that only ever goes forward, for rates.
+    # Monotonic, for rates.
     seconds: float
     epoch_millis: int
     streams: list[StreamStatistics]
-    # Streams that are there and damaged, and why.
+    # Damaged streams, with the reason.
     unreadable: dict[str, str]
-    # None where the server is not a Penstock, and says nothing but how its streams are.
+    # None if the server is not Penstock and reports its streams only.
     broker: Statistics | None = None
 
 
 def statistics_of(info: MessageStreamInfo) -> StreamStatistics:
-    """What a description tells of a stream; nothing of `_UNTOLD`."""
+    """Statistics of a described stream, without `_EXTENSION_FIELDS`."""
     storage = info.storage_status
     statuses = {status.export_config_identifier: status for status in info.export_statuses}
     exports = []
@@ -96,14 +96,14 @@ def statistics_of(info: MessageStreamInfo) -> StreamStatistics:
 
 
 def export_state(export: ExportStatistics) -> str:
-    """The state by the broker's word; from a server that tells none, what its status implies."""
+    """The state that the broker reports, or else the state that follows from the status."""
     return export.state or _implied_state(export)
 
 
 def _implied_state(export: ExportStatistics) -> str:
     if export.is_paused:
         return ExportState.paused
-    # An export that only skipped messages works well.
+    # An export that skipped messages is not failing.
     if export.failures or (export.error_message and not export.skipped_messages):
         return ExportState.failing
     return _BEHIND if export.messages_behind else ExportState.up_to_date
@@ -112,28 +112,28 @@ def _implied_state(export: ExportStatistics) -> str:
 # For programs
 
 
-def plain_picture(picture: Picture) -> dict[str, Any]:
-    """The names of the wire, and no key for what is not known."""
-    is_penstock = picture.broker is not None
+def snapshot_to_dict(snapshot: StatusSnapshot) -> dict[str, Any]:
+    """The snapshot with the names of the wire, without the fields that are unknown."""
+    is_penstock = snapshot.broker is not None
     return {
-        "address": picture.address,
-        "version": picture.version,
-        **(to_wire(picture.broker) if picture.broker is not None else {}),
-        "time": picture.epoch_millis,
-        "streams": [_plain_stream(stream, is_penstock) for stream in picture.streams],
+        "address": snapshot.address,
+        "version": snapshot.version,
+        **(to_wire(snapshot.broker) if snapshot.broker is not None else {}),
+        "time": snapshot.epoch_millis,
+        "streams": [_stream_to_dict(stream, is_penstock) for stream in snapshot.streams],
         "unreadableStreams": [
-            {"name": name, "errorMessage": message} for name, message in picture.unreadable.items()
+            {"name": name, "errorMessage": message} for name, message in snapshot.unreadable.items()
         ],
     }
 
 
-def _plain_stream(stream: StreamStatistics, is_penstock: bool) -> dict[str, Any]:
+def _stream_to_dict(stream: StreamStatistics, is_penstock: bool) -> dict[str, Any]:
     plain: dict[str, Any] = to_wire(stream)
     for export, plain_export in zip(stream.exports, plain["exports"], strict=True):
         plain_export["state"] = export_state(export)
-        for key in () if is_penstock else _UNTOLD_OF_EXPORTS:
+        for key in () if is_penstock else _EXPORT_EXTENSION_FIELDS:
             plain_export.pop(key, None)
-    for key in () if is_penstock else _UNTOLD:
+    for key in () if is_penstock else _EXTENSION_FIELDS:
         del plain[key]
     return plain
 
@@ -142,7 +142,7 @@ def _plain_stream(stream: StreamStatistics, is_penstock: bool) -> dict[str, Any]
 
 
 class Rate(NamedTuple):
-    """How many a second, and their bytes; None where there is nothing to compare with."""
+    """Messages and bytes per second; None without an earlier snapshot."""
 
     messages: float | None = None
     size: float | None = None
@@ -157,17 +157,17 @@ class Rates(NamedTuple):
         return self.streams.get(stream.name, Rate())
 
 
-def rates_between(before: Picture | None, picture: Picture) -> Rates:
-    """None are known if the picture is the first, or the broker has begun anew since."""
-    if before is None or not _are_of_one_run(before, picture):
+def rates_between(before: StatusSnapshot | None, snapshot: StatusSnapshot) -> Rates:
+    """The rates between two snapshots. Empty for the first one, and after a broker restart."""
+    if before is None or not _are_of_one_run(before, snapshot):
         return Rates()
-    seconds = picture.seconds - before.seconds
+    seconds = snapshot.seconds - before.seconds
     olds = {stream.name: stream for stream in before.streams}
     streams = {}
-    for stream in picture.streams:
+    for stream in snapshot.streams:
         messages, size = _growth(stream, olds.get(stream.name))
         streams[stream.name] = Rate(messages / seconds, size / seconds)
-    new, old = picture.broker, before.broker
+    new, old = snapshot.broker, before.broker
     if new is None or old is None:
         return Rates(streams=streams)
     return Rates(
@@ -183,20 +183,20 @@ def rates_between(before: Picture | None, picture: Picture) -> Rates:
     )
 
 
-def _are_of_one_run(before: Picture, picture: Picture) -> bool:
-    """Whether counters have gone on between the two, and not begun again."""
-    if before.broker is None or picture.broker is None:
-        return before.broker is picture.broker
-    return before.broker.uptime_millis <= picture.broker.uptime_millis
+def _are_of_one_run(before: StatusSnapshot, snapshot: StatusSnapshot) -> bool:
+    """Whether the broker did not restart between the two, so that its counters continue."""
+    if before.broker is None or snapshot.broker is None:
+        return before.broker is snapshot.broker
+    return before.broker.uptime_millis <= snapshot.broker.uptime_millis
 
 
 def _growth(stream: StreamStatistics, old: StreamStatistics | None) -> tuple[float, float]:
-    """How many messages have come since, and their bytes."""
+    """The messages that were appended since `old`, and their bytes."""
     first = old.newest_sequence_number + 1 if old is not None else 0
     messages = max(stream.newest_sequence_number + 1 - first, 0)
     if old is not None and old.oldest_sequence_number == stream.oldest_sequence_number:
         return messages, max(stream.total_bytes - old.total_bytes, 0)
-    # Some were dropped meanwhile: those that came are taken to be like those that are there.
+    # Messages were dropped in the meantime: assume that new messages have the average size.
     stored = _stored(stream)
     return messages, messages * stream.total_bytes / stored if stored else 0.0
 
@@ -208,28 +208,28 @@ def _stored(stream: StreamStatistics) -> int:
 # For people
 
 
-def picture_lines(
-    picture: Picture, rates: Rates | None = None, height: int | None = None
+def snapshot_lines(
+    snapshot: StatusSnapshot, rates: Rates | None = None, height: int | None = None
 ) -> list[Line]:
-    """With columns for rates if there are `rates`; of no more than so many lines."""
-    head = [_server_line(picture), *_remarks(picture)]
-    if height is None or height >= _TALL:
-        head += _traffic_lines(picture, rates)
-    # There are two empty lines between the three parts.
+    """The snapshot as at most `height` lines, with columns for rates if `rates` is given."""
+    head = [_server_line(snapshot), *_warnings(snapshot)]
+    if height is None or height >= _MIN_HEIGHT_WITH_TRAFFIC:
+        head += _traffic_lines(snapshot, rates)
+    # Two empty lines separate the three parts.
     room = None if height is None else height - len(head) - 2
-    streams, exports = _stream_lines(picture, rates, room), _export_lines(picture)
+    streams, exports = _stream_lines(snapshot, rates, room), _export_lines(snapshot)
     if room is not None:
         streams, exports = _fit(streams, exports, room)
     return [*head, Line(""), *streams, *([Line(""), *exports] if exports else [])][:height]
 
 
-def _server_line(picture: Picture) -> Line:
-    broker = picture.broker
+def _server_line(snapshot: StatusSnapshot) -> Line:
+    broker = snapshot.broker
     if broker is None:
-        name = f"stream manager {picture.version}".strip()
-        return Line(f"{name} at {picture.address}", HEADING)
+        name = f"stream manager {snapshot.version}".strip()
+        return Line(f"{name} at {snapshot.address}", HEADING)
     words = [
-        f"penstock {broker.version} at {picture.address}",
+        f"penstock {broker.version} at {snapshot.address}",
         f"up {human_duration(broker.uptime_millis)}",
         _count(broker.connections, "connection"),
         _count(broker.requests_failed, "failed request"),
@@ -243,20 +243,20 @@ def _server_line(picture: Picture) -> Line:
     return Line(", ".join(words), HEADING)
 
 
-def _remarks(picture: Picture) -> Iterator[Line]:
-    if picture.broker is None:
-        yield Line("it is no Penstock: how its streams are is all that it tells", DIM)
+def _warnings(snapshot: StatusSnapshot) -> Iterator[Line]:
+    if snapshot.broker is None:
+        yield Line("this server is not Penstock: it reports the state of its streams only", DIM)
     else:
-        yield from _disk_remarks(picture.broker)
-    for name, message in picture.unreadable.items():
+        yield from _disk_warnings(snapshot.broker)
+    for name, message in snapshot.unreadable.items():
         yield Line(f"damaged: {name}: {printable(message)}", ALARM)
-    for stream in picture.streams:
+    for stream in snapshot.streams:
         if stream.damaged_messages:
             found = _count(stream.damaged_messages, "damaged message")
             yield Line(f"damaged: {stream.name}: {found}, {printable(stream.damage)}", ALARM)
 
 
-def _disk_remarks(broker: Statistics) -> Iterator[Line]:
+def _disk_warnings(broker: Statistics) -> Iterator[Line]:
     disk = broker.disk
     if disk is not None and (disk.is_low or disk.is_full):
         free = human_bytes(disk.free_bytes)
@@ -275,8 +275,8 @@ def _disk_remarks(broker: Statistics) -> Iterator[Line]:
         )
 
 
-def _traffic_lines(picture: Picture, rates: Rates | None) -> list[Line]:
-    broker = picture.broker
+def _traffic_lines(snapshot: StatusSnapshot, rates: Rates | None) -> list[Line]:
+    broker = snapshot.broker
     if broker is None:
         return []
     rows = [
@@ -294,14 +294,14 @@ def _amount(messages: int, size: int) -> dict[str, str]:
     return {"messages": str(messages), "bytes": human_bytes(size)}
 
 
-def _stream_lines(picture: Picture, rates: Rates | None, room: int | None) -> list[Line]:
-    streams = picture.streams
+def _stream_lines(snapshot: StatusSnapshot, rates: Rates | None, room: int | None) -> list[Line]:
+    streams = snapshot.streams
     if not streams:
-        return [Line("no streams; `penstock streams create` makes one")]
+        return [Line("no streams; `penstock streams create NAME` creates one")]
     if rates is not None and room is not None and len(streams) >= room:
-        # Only some fit: those where something happens.
+        # Not all fit: the busiest come first.
         streams = sorted(streams, key=lambda stream: _busyness(rates.of(stream)), reverse=True)
-    is_penstock = picture.broker is not None
+    is_penstock = snapshot.broker is not None
     return _table(
         [
             _stream_row(stream, None if rates is None else rates.of(stream), is_penstock)
@@ -343,16 +343,16 @@ _STATE_STYLE: dict[str, Mapping[str, Any]] = {
 }
 
 
-def _export_lines(picture: Picture) -> list[Line]:
+def _export_lines(snapshot: StatusSnapshot) -> list[Line]:
     found = [
         (export_state(export), stream.name, export)
-        for stream in picture.streams
+        for stream in snapshot.streams
         for export in stream.exports
     ]
     if not found:
         return []
     rank = {state: place for place, state in enumerate(_STATE_STYLE)}
-    # A newer broker may know states that this program does not.
+    # A newer broker may report states that this version does not know.
     found.sort(key=lambda entry: (rank.get(entry[0], len(rank)), entry[1], entry[2].identifier))
     has_skipped = any(export.skipped_messages for _, _, export in found)
     rows = []
@@ -368,7 +368,7 @@ def _export_lines(picture: Picture) -> list[Line]:
         }
         if has_skipped:
             row["skipped"] = str(export.skipped_messages or "-")
-        row["last export"] = _age(picture.epoch_millis, export.last_export_time)
+        row["last export"] = _age(snapshot.epoch_millis, export.last_export_time)
         row["error"] = printable(export.error_message)
         rows.append(row)
     return _table(rows, [_STATE_STYLE.get(state, {}) for state, _, _ in found])
@@ -378,11 +378,11 @@ def _state(state: str, export: ExportStatistics) -> str:
     """The state, and when a failed delivery is retried."""
     if state == ExportState.paused or not export.retry_in_millis:
         return state
-    # Rounded up: the last second before a retry is no "0 s".
+    # Rounded up, so that it never shows "0 s" before a retry.
     return f"{state} (retry in {human_duration(export.retry_in_millis + 999)})"
 
 
-# Tables: rows have their cells by the headings
+# Tables: a row maps headings to cells
 
 
 def _format(rows: Sequence[Mapping[str, str]]) -> list[str]:
@@ -399,7 +399,7 @@ def _table(
 
 
 def _fit(streams: list[Line], exports: list[Line], height: int) -> tuple[list[Line], list[Line]]:
-    """Both tables, cut so that they fit; each may have the lines that the other leaves."""
+    """Cuts both tables to fit. Each may use the lines that the other does not need."""
     for_exports = min(len(exports), max(height // 2, height - len(streams)))
     return (
         _cut(streams, height - for_exports, "streams"),
@@ -421,8 +421,8 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _percent(size: int, most: int) -> str:
-    share = size / most
+def _percent(size: int, max_size: int) -> str:
+    share = size / max_size
     return "<1%" if 0 < share < 0.01 else f"{share:.0%}"
 
 

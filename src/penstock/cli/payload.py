@@ -1,8 +1,8 @@
-"""Payloads as people and programs see them: text, JSON, hex, base64, and back from these.
+"""Converts payloads to text, JSON, hex and base64, and hex and base64 to payloads.
 
-Whatever is shown to people is one line that no terminal takes for a command: control characters
-stand there as they would in source code. A backslash stays as it is; who needs to tell `\\n` from a
-line break asks for JSON, hex or base64, which are exact.
+A payload on a terminal is one line without control characters: they are escaped as in source code.
+A backslash is not escaped. To distinguish `\\n` from a line break, use JSON, hex or base64, which
+are exact.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 
 class Encoding(StrEnum):
-    """What arguments and lines hold, when messages are taken."""
+    """The encoding of messages in arguments, files and standard input."""
 
     TEXT = "text"
     HEX = "hex"
@@ -26,7 +26,7 @@ class Encoding(StrEnum):
 
 
 class Format(StrEnum):
-    """How payloads are shown."""
+    """The format in which payloads are printed."""
 
     AUTO = "auto"
     TEXT = "text"
@@ -36,24 +36,24 @@ class Format(StrEnum):
     RAW = "raw"
 
 
-# The two blocks of control characters, both of which steer terminals, and those that end lines or
-# turn the direction of writing, with which a text can pretend to be another one.
+# Both blocks of control characters, line separators, and the characters that change the direction
+# of text, with which a text can disguise itself as another.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-# The same without line breaks and tabs: they are part of what people call text.
+# The same without line breaks and tabs, which are part of text.
 _CONTROLS_IN_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _SHORT_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 _encode_json = json.JSONEncoder().encode
 
 
-# Taking
+# Decoding
 
 
 def decode_payload(text: bytes, encoding: Encoding) -> bytes:
-    """The bytes that a line or an argument stands for; ValueError says what is wrong with it."""
+    """Decodes a line or an argument; ValueError if it is malformed."""
     if encoding is Encoding.TEXT:
         return text
-    # Dumps are wrapped, and their bytes apart.
+    # Dumps have line breaks and spaces between bytes.
     packed = b"".join(text.split())
     try:
         if encoding is Encoding.HEX:
@@ -64,12 +64,12 @@ def decode_payload(text: bytes, encoding: Encoding) -> bytes:
         raise ValueError(f"not {encoding} ({problem[0].lower()}{problem[1:]})") from None
 
 
-# Showing to people
+# For terminals
 
 
 def escape_controls(text: str, keep_layout: bool = False) -> str:
-    """The text with its control characters spelled out; line breaks and tabs may stay."""
-    # Nothing else is as fast, and most texts have none.
+    """Escapes control characters. `keep_layout` keeps line breaks and tabs."""
+    # The fast path: most texts have no control characters.
     if text.isprintable():
         return text
     return (_CONTROLS_IN_TEXT if keep_layout else _CONTROLS).sub(_escape, text)
@@ -82,24 +82,25 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def readable_text(payload: bytes) -> str | None:
-    """The text of a payload if it has no control characters, but for line breaks and tabs."""
+    """The payload as text; None if it is not UTF-8 or has control characters other than line breaks
+    and tabs."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:
         return None
     if text.isprintable():
         return text
-    # Text that was written on Windows is text.
+    # Line breaks of Windows are allowed.
     return None if _CONTROLS_IN_TEXT.search(text.replace("\r\n", "\n")) else text
 
 
 def compact_json(payload: bytes) -> str | None:
-    """The payload in one line if it is JSON; its numbers and names are not touched."""
+    """The payload as JSON on one line, with numbers and names unchanged; None if it is not JSON."""
     try:
         text = msgspec.json.format(payload, indent=-1).decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    # JSON has control characters in strings alone, where these escapes say the same.
+    # JSON allows control characters in strings only, where these escapes are equivalent.
     return text if text.isprintable() else _CONTROLS.sub(_escape_in_json, text)
 
 
@@ -128,8 +129,8 @@ def _show_base64(payload: bytes, _keep_layout: bool) -> str:
     return base64.b64encode(payload).decode()
 
 
-# One line for a terminal, unless the layout of a text is to be kept. `auto` is text if the payload
-# is UTF-8 that people can read, else hex after `0x`; `json` is as `auto` for what is no JSON.
+# One line for a terminal, unless the layout is kept. `auto` is text if the payload is readable
+# UTF-8, else hex after `0x`. `json` is like `auto` if the payload is not JSON.
 SHOW: dict[Format, Callable[[bytes, bool], str]] = {
     Format.AUTO: _show_auto,
     Format.TEXT: _show_text,
@@ -139,7 +140,7 @@ SHOW: dict[Format, Callable[[bytes, bool], str]] = {
 }
 
 
-# Showing to programs
+# For programs
 
 
 def _write_auto(payload: bytes) -> bytes:
@@ -151,7 +152,7 @@ def _write_json(payload: bytes) -> bytes:
     return _write_auto(payload) if compact is None else compact.encode()
 
 
-# The same for a pipe or a file, where text is as it was appended.
+# The same for a pipe or a file. Text is not changed.
 WRITE: dict[Format, Callable[[bytes], bytes]] = {
     Format.AUTO: _write_auto,
     Format.TEXT: bytes,
@@ -182,9 +183,9 @@ def _base64_fields(payload: bytes) -> str:
     return f'"payload": "{base64.b64encode(payload).decode()}", "encoding": "base64"'
 
 
-# The members of a JSON object that hold the payload. Without `encoding`, `payload` is a string with
-# its text. Else `encoding` names what stands there: `json`, the value itself; `hex` or `base64`, a
-# string. `json` falls back to text, and text to base64 where the payload is not UTF-8.
+# The members of a JSON object that hold the payload. Without `encoding`, `payload` is the text.
+# Otherwise `encoding` is `json` for a JSON value, or `hex` or `base64` for an encoded string.
+# `json` falls back to text, and text falls back to base64 if the payload is not UTF-8.
 FIELDS: dict[Format, Callable[[bytes], str]] = {
     Format.AUTO: _text_fields,
     Format.TEXT: _text_fields,

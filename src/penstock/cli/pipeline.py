@@ -1,4 +1,4 @@
-"""`penstock pipeline`: the exports of a broker, on Spark, until it is told to stop."""
+"""`penstock pipeline`: runs the exports of a broker on Spark."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from penstock.cli.signals import call_at_signal
 @click.command()
 @root_option
 @click.option(
-    "--broker", metavar="HOST:PORT", help="Where the broker is; by default that of the root."
+    "--broker", metavar="HOST:PORT", help="Address of the broker. By default that of the root."
 )
-@click.option("--master", help="A Spark cluster; by default Spark runs on this machine's cores.")
+@click.option(
+    "--master",
+    metavar="URL",
+    help="Master of a Spark cluster. By default Spark runs on the cores of this machine.",
+)
 @click.option(
     "--conf",
     "spark_settings",
     metavar="KEY=VALUE",
     multiple=True,
-    help="A setting of Spark, as with spark-submit; may be repeated.",
+    help="Spark setting, as for spark-submit. May be repeated.",
 )
 @click.option(
     "--archive-classes",
     is_flag=True,
-    help="Archive Spark's classes, so that pipelines start in half the time, and end.",
+    help="Archive Spark's classes and exit; pipelines then start in half the time.",
 )
 # Pipelines no longer have checkpoints.
 @click.option("--checkpoint", hidden=True)
-@click.option("--log-level", help="TRACE, DEBUG, INFO, WARN or ERROR.")
-@click.option("--json", "as_json", is_flag=True, help="Logs as JSON.")
+@click.option("--log-level", metavar="LEVEL", help="TRACE, DEBUG, INFO, WARN or ERROR.")
+@click.option("--json", "as_json", is_flag=True, help="Log as JSON.")
 @config_option
 def pipeline(
     root: str | None,
@@ -47,10 +51,11 @@ def pipeline(
     as_json: bool,
     config: Path | None,
 ) -> None:
-    """Export what the streams of a broker hold, until it is told to stop (SIGTERM, Ctrl-C).
+    """Run the exports of a broker on Spark until SIGTERM or Ctrl-C.
 
-    It prints `penstock pipeline ready` once it works. Endpoints, regions and credentials are found
-    as every AWS program finds them.
+    It prints `penstock pipeline ready` once exports run. AWS endpoints, regions and credentials
+    come from the usual places, such as AWS_REGION and AWS_PROFILE. `penstock up` runs a broker and
+    a pipeline.
     """
     log_format = "json" if as_json else None
     settings = settings_from(config, root=root, log_level=log_level, log_format=log_format)
@@ -68,27 +73,26 @@ def pipeline(
     set_up_logs(settings.log_level, settings.log_format)
     log_uncaught()
     pass_format_on(settings.log_format)
-    # That Java ended is said by us, in one line. Of py4j some goes to its own logger, and some to
-    # the root of all, which nobody else uses itself.
+    # The driver logs in one line that Java ended. py4j logs it again, to its own logger and to the
+    # root logger, which no other code uses directly.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda _: False)
     if archive_classes:
         click.echo(f"penstock classes {application.archive_classes()}")
         return
-    # Where the broker is named, a root only says whose token it is.
+    # With --broker, the root is only used to find the token.
     options = BrokerOptions(host=host, port=port, root=root if broker else settings.root)
     place = Place.find(options, wait=True)
     with place.connect(wait=True) as client:
-        # Nothing is to be told yet; but Spark takes a while to start, and would then tell less
-        # clearly that a token is not good for this.
+        # An empty commit checks the token before Spark starts, which takes seconds.
         client.commit_exports([])
     running = driver.PipelineDriver(place, settings, master=master, config=spark_config)
 
     def stop() -> None:
         running.request_stop()
         if not running.has_begun:
-            # Spark cannot be interrupted while it starts, and nothing waits to be finished. Java
-            # ends with the process that started it.
+            # Spark cannot be interrupted while it starts, and no delivery is in flight. Java ends
+            # with this process.
             running.discard()
             os._exit(0)
 

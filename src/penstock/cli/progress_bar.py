@@ -1,4 +1,4 @@
-"""How far a long input is, on the terminal of whoever waits for it."""
+"""Shows the progress of a long append on a terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import click
 
 from penstock.cli.message_input import Batch, MessageInput
 
-# What takes no longer needs no progress bar.
-_MOMENT_SECONDS = 1.0
+# Shorter inputs show no progress.
+_DELAY_SECONDS = 1.0
 
 
 class Progress(ExitStack):
-    """A bar if the size of the input is known, else a count. Nothing without a file.
+    """A bar if the size of the input is known, else a count. Without a file it shows nothing.
 
-    It stays silent for a moment, within which most inputs are done. At its end the line ends, so
-    that whatever comes next has its own.
+    It appears after a delay, within which most inputs are done. At the end it ends its line, so
+    that later output starts on a new one.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Progress(ExitStack):
         self.file = file
         self._size = size
         self._clock = clock
-        self._shown_from = clock() + _MOMENT_SECONDS
+        self._shown_from = clock() + _DELAY_SECONDS
         self._messages = 0
         self._bytes = 0
         self._bar: Any = None
@@ -62,7 +62,7 @@ class Progress(ExitStack):
 def make_progress(sources: Sequence[MessageInput], is_wanted: bool) -> Progress:
     sizes = [source.size for source in sources]
     size = None if None in sizes else sum(size or 0 for size in sizes)
-    # Nobody needs to be told how much they have typed.
+    # A user who types needs no progress.
     is_typed = any(source.is_typed for source in sources)
     is_shown = is_wanted and bool(sources) and not is_typed and sys.stderr.isatty()
     return Progress(size, sys.stderr if is_shown else None)

@@ -1,4 +1,4 @@
-"""Messages out of a stream: `penstock read` and `penstock tail`."""
+"""`penstock read` and `penstock tail`: print the messages of a stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from penstock.cli.completion import complete_streams
 from penstock.cli.display import Display, Printer, display_options
 from penstock.cli.main import INTERRUPTED
-from penstock.cli.target import Target, target_options
+from penstock.cli.target import BrokerTarget, target_options
 from penstock.client.blocking import StreamManagerClient
 from penstock.client.failures import may_pass
 from penstock.client.read_cursor import first_number
@@ -20,7 +20,7 @@ from penstock.errors import ConnectFailedException, NotEnoughMessagesException
 from penstock.model import Message, ReadMessagesOptions
 
 _DEFAULT_TAIL = 10
-_FOLLOWED_MESSAGES = 1000
+_MAX_FOLLOWED_MESSAGES = 1000
 _LONG_POLL_MILLIS = 20_000
 _PAUSE_SECONDS = 0.05
 
@@ -31,33 +31,41 @@ _PAUSE_SECONDS = 0.05
     "--start",
     type=int,
     default=0,
-    help="The sequence number to begin with; -10 begins with the last ten.",
+    help="First sequence number; -10 starts with the last ten messages.",
+    show_default=True,
 )
-@click.option("--end", type=click.IntRange(min=0), help="The sequence number to stop before.")
-@click.option("-n", "--limit", type=click.IntRange(min=0), help="So many messages at most.")
+@click.option("--end", type=click.IntRange(min=0), help="Sequence number to stop before.")
+@click.option("-n", "--limit", type=click.IntRange(min=0), help="Maximum number of messages.")
 @display_options
 @target_options
 def read(
-    stream: str, start: int, end: int | None, limit: int | None, display: Display, target: Target
+    stream: str,
+    start: int,
+    end: int | None,
+    limit: int | None,
+    display: Display,
+    target: BrokerTarget,
 ) -> None:
-    """Print the messages that are stored now.
+    """Print the stored messages of a stream.
 
-    Each is a line with its sequence number, the local time at which it came, and its payload:
+    Each message is a line with its sequence number, the local time of the append, and its payload
+    in one of these formats:
 
     \b
-    auto    text if it is readable UTF-8, else hex after 0x
-    text    text; bytes that are none stand as \\xff
-    json    JSON in one line; as auto if it is none
-    hex     two digits a byte
-    base64  base64
-    raw     the bytes as they are, with nothing between or around them
+      auto    text if it is readable UTF-8, else hex after 0x
+      text    text; bytes that are not UTF-8 are escaped, as in \\xff
+      json    JSON on one line; as auto if it is not JSON
+      hex     two digits per byte
+      base64  base64
+      raw     the bytes only, with nothing between messages
 
-    Control characters stand as \\x1b, so that no payload can steer a terminal. Only raw, and text
-    of --payload-only that goes to a file or a pipe, is as it was appended.
+    Control characters are escaped, as in \\x1b, so that a payload cannot control the terminal.
+    They are not escaped with raw, and with --payload-only when the output is a file or a pipe.
 
-    With --json each message is an object with streamName, sequenceNumber, ingestTime in
-    milliseconds, and payload: a string with the text, or what "encoding" says, if it is there:
-    "json" for a value (--format json), "hex", or "base64" (also for what is not UTF-8).
+    --json prints an object per message, with streamName, sequenceNumber, ingestTime in
+    milliseconds, and payload. The payload is a string with the text, unless there is a member
+    encoding: "json" (with --format json) for a JSON value, "hex", or "base64", which is also used
+    for bytes that are not UTF-8.
     """
     with _ending_on_interrupt(), target.connect() as client:
         messages = client.read_all(stream, start, end)
@@ -66,16 +74,14 @@ def read(
 
 @click.command()
 @click.argument("stream", shell_complete=complete_streams)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new messages, until Ctrl-C.")
 @click.option(
     "-n",
     "--limit",
     type=click.IntRange(min=0),
-    help=f"Begin with so many of the last messages.  [default: {_DEFAULT_TAIL}]",
+    help=f"Number of messages to start with.  [default: {_DEFAULT_TAIL}]",
 )
-@click.option(
-    "--start", type=int, help="Begin with this sequence number; -10 is the same as -n 10."
-)
+@click.option("--start", type=int, help="First sequence number; -10 is the same as -n 10.")
 @display_options
 @target_options
 def tail(
@@ -84,12 +90,12 @@ def tail(
     limit: int | None,
     start: int | None,
     display: Display,
-    target: Target,
+    target: BrokerTarget,
 ) -> None:
-    """Print the last messages, and with -f those that come.
+    """Print the last messages of a stream, and with -f new messages.
 
-    A broker that is stopped or restarted meanwhile is waited for, and nothing is left out. What is
-    printed, and the formats, are those of `penstock read`.
+    With -f the command reconnects after a restart of the broker, and misses no message. The output
+    and the formats are those of `penstock read`.
     """
     if start is not None and limit is not None:
         raise click.UsageError("--limit and --start exclude each other: choose one")
@@ -108,7 +114,7 @@ def tail(
 
 @contextlib.contextmanager
 def _ending_on_interrupt() -> Iterator[None]:
-    """Ctrl-C is how a user says that this is enough: nothing is wrong, and nothing is said."""
+    """Ends the command on Ctrl-C without a message: it is the usual way to end it."""
     try:
         yield
     except KeyboardInterrupt:
@@ -116,37 +122,37 @@ def _ending_on_interrupt() -> Iterator[None]:
 
 
 def follow_stream(client: StreamManagerClient, stream: str, first: int, printer: Printer) -> None:
-    is_reached = True
+    is_connected = True
     while True:
         try:
             messages = _wait_for_messages(client, stream, first)
         except (ConnectionError, TimeoutError, ConnectFailedException) as error:
             if not may_pass(error):
                 raise
-            # The client has tried for a while; it does so again with each call.
-            if is_reached:
-                click.echo(f"penstock: {error}; trying on, until Ctrl-C", err=True)
-            is_reached = False
+            # The client has given up its retries. The next call starts them again.
+            if is_connected:
+                click.echo(f"penstock: {error}; retrying until Ctrl-C", err=True)
+            is_connected = False
             continue
-        if not is_reached:
-            click.echo(f"penstock: connected again to {client.address}", err=True)
-            is_reached = True
+        if not is_connected:
+            click.echo(f"penstock: reconnected to {client.address}", err=True)
+            is_connected = True
         if messages:
             printer.print(messages)
             first = messages[-1].sequence_number + 1
 
 
 def _wait_for_messages(client: StreamManagerClient, stream: str, first: int) -> list[Message]:
-    """Those from `first` on, as soon as there is one; none after some time without."""
+    """Waits for messages from `first` on; none after a timeout."""
     options = ReadMessagesOptions(
         desired_start_sequence_number=first,
         min_message_count=1,
-        max_message_count=_FOLLOWED_MESSAGES,
+        max_message_count=_MAX_FOLLOWED_MESSAGES,
         read_timeout_millis=_LONG_POLL_MILLIS,
     )
     try:
         return client.read_messages(stream, options)
     except NotEnoughMessagesException:
-        # A server need not have waited, and is not to be asked without a pause.
+        # A server may answer without waiting: pause before the next request.
         time.sleep(_PAUSE_SECONDS)
         return []

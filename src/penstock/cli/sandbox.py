@@ -1,4 +1,4 @@
-"""`penstock sandbox`: a cloud on this machine, for trying things out."""
+"""`penstock sandbox`: runs emulated AWS services on this machine."""
 
 from __future__ import annotations
 
@@ -26,34 +26,33 @@ _PORT = 4566
     type=click.IntRange(0, 65_535),
     default=_PORT,
     show_default=True,
-    help="The port for all services; 0 picks a free one.",
+    metavar="PORT",
+    help="Port for all services; 0 picks a free port.",
 )
 @click.option(
     "--kinesis-stream",
     "streams",
     multiple=True,
     metavar="NAME[:SHARDS]",
-    help="A Kinesis stream that is there from the start. May be repeated.",
+    help="Create this Kinesis stream at start. May be repeated.",
 )
 @click.option(
     "--bucket",
     "buckets",
     multiple=True,
     metavar="NAME",
-    help="An S3 bucket that is there from the start. May be repeated.",
+    help="Create this S3 bucket at start. May be repeated.",
 )
+@click.option("--create-streams", is_flag=True, help="Create Kinesis streams on first use.")
 @click.option(
-    "--create-streams", is_flag=True, help="Make Kinesis streams when they are first used."
-)
-@click.option(
-    "--large-records", is_flag=True, help="Kinesis records of up to 10 MiB instead of 1 MiB."
+    "--large-records", is_flag=True, help="Accept Kinesis records up to 10 MiB, not 1 MiB."
 )
 @click.option(
     "--keep-mib",
     type=click.IntRange(1),
     default=256,
     show_default=True,
-    help="How much is kept, in memory, of each stream, channel, property and HTTP sink.",
+    help="Memory in MiB for the data of each stream, channel, property and HTTP sink.",
 )
 @json_option
 def sandbox(
@@ -65,10 +64,11 @@ def sandbox(
     keep_mib: int,
     as_json: bool,
 ) -> None:
-    """Run a cloud on this machine until Ctrl-C: Kinesis, S3, IoT SiteWise, IoT Analytics.
+    """Run emulated AWS services on this machine until Ctrl-C.
 
-    It is for trying things out: everything is in memory, and faults can be turned on. Only this
-    machine reaches it, and it asks nobody who they are.
+    These are Kinesis, S3, IoT SiteWise and IoT Analytics, for tests and experiments. The sandbox
+    keeps data in memory and can inject faults. It listens on 127.0.0.1, accepts any credentials,
+    and prints the variables that AWS programs need.
     """
     set_up_logs(LogLevel.WARN, LogFormat.HUMAN)
     log_uncaught()
@@ -111,11 +111,11 @@ def _summary(cloud: Sandbox) -> str:
     )
     faults = f"{cloud.url}/_sandbox/faults"
     return f"""
-  AWS programs find it with
+  variables for AWS programs
 {exports}
 
-  let something fail    curl -X PUT {faults} -d '{{"service": "kinesis", "throttle": true}}'
-  let all work again    curl -X DELETE {faults}
-  what was asked        curl {cloud.url}/_sandbox/calls
-  stop                  Ctrl-C
+  inject a fault      curl -X PUT {faults} -d '{{"service": "kinesis", "throttle": true}}'
+  remove all faults   curl -X DELETE {faults}
+  list the calls      curl {cloud.url}/_sandbox/calls
+  stop                Ctrl-C
 """

@@ -1,4 +1,4 @@
-"""A terminal that a command draws on again and again, and the keys that are pressed there."""
+"""A full-screen terminal page that a command redraws, and its keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Self
 
 
 def is_screen() -> bool:
-    """Whether standard output is a terminal that can be drawn on."""
+    """Whether standard output is a terminal that supports full-screen output."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -26,12 +26,12 @@ class ScreenEvent(Enum):
 
 
 class Screen:
-    """A terminal that shows one page in place of what was there, and gives that back at the end.
+    """Shows a page on the terminal's alternate screen, and restores the terminal at the end.
 
-    A signal wakes `wait`: the window has another size, or the program goes on after Ctrl-Z.
+    A signal wakes `wait`: the window was resized, or the program continues after Ctrl-Z.
     """
 
-    # Another page, no cursor, lines that are cut and not wrapped; and all of it undone.
+    # Alternate screen, no cursor, no line wrapping; and the reverse.
     _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
     _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 
@@ -70,7 +70,7 @@ class Screen:
     def _end(self) -> None:
         _write(self._LEAVE)
         if self._has_keys:
-            # What was typed meanwhile was meant for this program, not for the shell.
+            # Pending keys were typed for this program, not for the shell.
             termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, self._attributes)
 
     def _suspend(self) -> None:
@@ -82,13 +82,13 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many characters fit into a line, and how many lines there are."""
+        """The usable columns and lines."""
         width, height = shutil.get_terminal_size()
-        # What clears the rest of a line would take the last character of a full one with it.
+        # Clearing the rest of a full line would erase its last character.
         return width - 1, height
 
     def draw(self, lines: Sequence[str]) -> None:
-        # One write, and nothing is erased before it is drawn over: it does not flicker.
+        # One write that overwrites the page without erasing it first, to avoid flicker.
         _write("\x1b[H" + "\x1b[K\n".join(lines) + "\x1b[K\x1b[J")
 
     def wait(self, seconds: float) -> ScreenEvent:
@@ -106,8 +106,7 @@ class Screen:
 
 
 def _write(text: str) -> None:
-    # Past the buffer of standard output, which a signal's handler could not write to while it is
-    # being written.
+    # Bypasses the buffer of standard output: it is not reentrant, and signal handlers write too.
     data = text.encode(sys.stdout.encoding, "replace")
     while data:
         data = data[os.write(sys.stdout.fileno(), data) :]

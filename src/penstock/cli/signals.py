@@ -1,4 +1,4 @@
-"""Signals that ask a command to end."""
+"""Handles the signals that stop a command."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 
 
 def call_at_signal(numbers: Iterable[signal.Signals], function: Callable[[], None]) -> None:
-    """Calls the function in a thread of its own when the first of the signals arrives.
+    """Calls the function in its own thread when the first of the signals arrives.
 
-    For the main thread. A handler runs there between any two steps of whatever runs, which may hold
-    a lock. An event has one too: set by the handler of a thread that is about to wait for it, it
-    would never be set.
+    Call it in the main thread. A signal handler runs there between any two steps, and the
+    interrupted code may hold a lock that the function needs. `threading.Event` has such a lock:
+    setting it in a handler can deadlock with a wait in the main thread.
     """
     arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -23,5 +23,5 @@ def call_at_signal(numbers: Iterable[signal.Signals], function: Callable[[], Non
 
     threading.Thread(target=wait_for_signal, daemon=True).start()
     for number in numbers:
-        # To put something into a queue of this kind is allowed in a handler.
+        # SimpleQueue.put is reentrant: it is safe in a handler.
         signal.signal(number, lambda *_: arrived.put(None))

@@ -1,4 +1,4 @@
-"""`penstock status`: how a broker, its streams and its exports are doing, once or all the time."""
+"""`penstock status`: shows the status of a broker, its streams and exports, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from penstock.cli.output import Line, echo_json, echo_lines, printable, uses_col
 from penstock.cli.overview import (
     ALARM,
     DIM,
-    Picture,
     Rates,
-    picture_lines,
-    plain_picture,
+    StatusSnapshot,
     rates_between,
+    snapshot_lines,
+    snapshot_to_dict,
     statistics_of,
 )
 from penstock.cli.screen import Screen, ScreenEvent, is_screen
-from penstock.cli.target import Target, target_options
+from penstock.cli.target import BrokerTarget, target_options
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import (
     MessageStoreReadErrorException,
@@ -33,24 +33,28 @@ from penstock.model.statistics import Statistics
 
 _INTERVAL_SECONDS = 2.0
 _CONNECT_SECONDS = 3.0
-# A broker that does not say how it is doing within this time is not doing well.
+# A broker that takes longer to report its status is considered unavailable.
 _REQUEST_SECONDS = 10.0
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Show it again and again, with rates, until q.")
+@click.option("--watch", is_flag=True, help="Refresh the status, with rates, until q or Ctrl-C.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
     metavar="SECONDS",
-    help=f"With --watch: how long between two looks; {_INTERVAL_SECONDS:g} by default.",
+    help=f"Time between refreshes with --watch.  [default: {_INTERVAL_SECONDS:g}]",
 )
 @json_option
 @target_options
-def status(target: Target, watch: bool, interval: float | None, as_json: bool) -> None:
-    """Show how the broker, its streams and its exports are doing."""
+def status(target: BrokerTarget, watch: bool, interval: float | None, as_json: bool) -> None:
+    """Show the status of the broker, its streams and its exports.
+
+    A server that is not Penstock reports its streams and exports only. With --watch and --json,
+    each refresh is one line.
+    """
     if interval is not None and not watch:
-        raise click.UsageError("--interval goes with --watch")
+        raise click.UsageError("--interval requires --watch")
     try:
         client = target.connect_briefly(_CONNECT_SECONDS, _REQUEST_SECONDS)
     except (ConnectionError, TimeoutError) as error:
@@ -61,15 +65,15 @@ def status(target: Target, watch: bool, interval: float | None, as_json: bool) -
             with contextlib.suppress(KeyboardInterrupt):
                 _watch(client, _INTERVAL_SECONDS if interval is None else interval, as_json)
         elif as_json:
-            echo_json(plain_picture(take_picture(client)))
+            echo_json(snapshot_to_dict(take_snapshot(client)))
         else:
-            echo_lines(picture_lines(take_picture(client)))
+            echo_lines(snapshot_lines(take_snapshot(client)))
 
 
-# Looking
+# Snapshots
 
 
-def take_picture(client: StreamManagerClient) -> Picture:
+def take_snapshot(client: StreamManagerClient) -> StatusSnapshot:
     names = client.list_streams()
     broker = _try_statistics(client)
     streams = list(broker.streams) if broker else []
@@ -80,11 +84,11 @@ def take_picture(client: StreamManagerClient) -> Picture:
         except MessageStoreReadErrorException as error:
             unreadable[name] = error.message
         except ResourceNotFoundException:
-            continue  # it was deleted a moment ago
+            continue  # the stream was deleted in the meantime
         else:
             if broker is None:
                 streams.append(statistics_of(info))
-    return Picture(
+    return StatusSnapshot(
         client.address,
         client.server.version,
         time.monotonic(),
@@ -108,24 +112,24 @@ def _try_statistics(client: StreamManagerClient) -> Statistics | None:
 
 
 class View(NamedTuple):
-    """What there is to show: the last picture, and what has gone wrong since."""
+    """The last snapshot, and the error of the last refresh."""
 
-    picture: Picture
+    snapshot: StatusSnapshot
     rates: Rates = Rates()
-    trouble: str = ""
+    error: str = ""
 
 
-def _look_again(client: StreamManagerClient, view: View) -> View:
+def _refresh(client: StreamManagerClient, view: View) -> View:
     try:
-        picture = take_picture(client)
+        snapshot = take_snapshot(client)
     except (StreamManagerException, OSError) as error:
-        return view._replace(trouble=str(error) or type(error).__name__)
-    return View(picture, rates_between(None if view.trouble else view.picture, picture))
+        return view._replace(error=str(error) or type(error).__name__)
+    return View(snapshot, rates_between(None if view.error else view.snapshot, snapshot))
 
 
 def _watch(client: StreamManagerClient, interval: float, as_json: bool) -> None:
-    # The first look may fail as any command: only later it is worth going on.
-    view = View(take_picture(client))
+    # An error of the first request ends the command. Later errors are shown and retried.
+    view = View(take_snapshot(client))
     if as_json or not is_screen():
         _watch_as_lines(client, view, interval, as_json)
     else:
@@ -138,28 +142,28 @@ def _watch_as_lines(
     due = time.monotonic()
     while True:
         if as_json:
-            echo_json(_plain_view(view))
+            echo_json(_view_to_dict(view))
         else:
             echo_lines([Line(time.strftime("%H:%M:%S")), *_view_lines(view), Line("")])
         due = max(due + interval, time.monotonic())
         time.sleep(max(due - time.monotonic(), 0))
-        view = _look_again(client, view)
+        view = _refresh(client, view)
 
 
-def _plain_view(view: View) -> dict[str, Any]:
-    if not view.trouble:
-        return plain_picture(view.picture)
+def _view_to_dict(view: View) -> dict[str, Any]:
+    if not view.error:
+        return snapshot_to_dict(view.snapshot)
     return {
-        "address": view.picture.address,
+        "address": view.snapshot.address,
         "time": time.time_ns() // 1_000_000,
-        "errorMessage": view.trouble,
+        "errorMessage": view.error,
     }
 
 
 def _view_lines(view: View, height: int | None = None) -> list[Line]:
-    if view.trouble:
-        return [Line(f"not reachable, trying again: {printable(view.trouble)}", ALARM)]
-    return picture_lines(view.picture, view.rates, height)
+    if view.error:
+        return [Line(f"unreachable, retrying: {printable(view.error)}", ALARM)]
+    return snapshot_lines(view.snapshot, view.rates, height)
 
 
 def _watch_on_screen(client: StreamManagerClient, view: View, interval: float) -> None:
@@ -174,14 +178,14 @@ def _watch_on_screen(client: StreamManagerClient, view: View, interval: float) -
             if event is ScreenEvent.end:
                 return
             if event is ScreenEvent.time:
-                view = _look_again(client, view)
+                view = _refresh(client, view)
                 due = max(due + interval, time.monotonic())
 
 
 def screen_lines(view: View, interval: float, width: int, height: int) -> list[Line]:
-    """As `_view_lines`, but while nobody answers, what was last seen stays where it was."""
-    if view.trouble:
-        seen = picture_lines(view.picture, view.rates, height)
+    """As `_view_lines`, but while the broker is unreachable, the last snapshot stays visible."""
+    if view.error:
+        seen = snapshot_lines(view.snapshot, view.rates, height)
         return [*_view_lines(view), *(Line(line.text, DIM) for line in seen[1:])]
     first, *others = _view_lines(view, height)
     hint = f"every {interval:g} s, q ends"

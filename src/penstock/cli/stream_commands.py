@@ -1,4 +1,4 @@
-"""`penstock streams`: which streams there are, how they are defined, and changing that."""
+"""`penstock streams`: list, describe, create, update and delete streams."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.cli.definition_flags import ExportChanges, change_definition, defi
 from penstock.cli.description import (
     LIST_HEADINGS,
     contents,
+    description_lines,
     difference_lines,
     list_row,
-    page_lines,
 )
 from penstock.cli.main import WRONG_USAGE, Failure, json_option
 from penstock.cli.output import echo_json, echo_table
-from penstock.cli.target import Target, target_options
+from penstock.cli.target import BrokerTarget, target_options
 from penstock.client.blocking import StreamManagerClient
 from penstock.errors import MessageStoreReadErrorException, ResourceNotFoundException
 from penstock.model import MessageStreamDefinition, MessageStreamInfo, StrategyOnFull, to_wire
@@ -27,43 +27,43 @@ from penstock.model import MessageStreamDefinition, MessageStreamInfo, StrategyO
 file_option = click.option(
     "--file",
     metavar="FILE",
-    help="A definition in TOML, YAML or JSON; - is standard input, in YAML or JSON.",
+    help="Definition in TOML, YAML or JSON; - is standard input, in YAML or JSON.",
 )
 dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Print the definition as JSON, and send nothing."
+    "--dry-run", is_flag=True, help="Print the definition as JSON, and change nothing."
 )
 
 
 @click.group()
 def streams() -> None:
-    """Streams: which there are, how they are defined, and changing that.
+    """List, describe, create, update and delete streams.
 
-    A definition file has the fields of the SDKs' MessageStreamDefinition, in the spelling of
-    Python (max_size, export_definition) or of the wire (maxSize, exportDefinition). What `describe
-    --json` prints under "definition" is one. In TOML:
+    A definition file has the fields of the SDKs' MessageStreamDefinition, with the names of Python
+    (max_size, export_definition) or of the wire (maxSize, exportDefinition). The member
+    "definition" of `describe --json` is such a file. In TOML:
 
     \b
-    name = "sensors"
-    max_size = 67108864
-    strategy_on_full = "OverwriteOldestData"
-    [[export_definition.kinesis]]
-    identifier = "cloud"
-    kinesis_stream_name = "plant-7"
-    batch_size = 100
-    priority = 1
+      name = "sensors"
+      max_size = 67108864
+      strategy_on_full = "OverwriteOldestData"
+      [[export_definition.kinesis]]
+      identifier = "cloud"
+      kinesis_stream_name = "plant-7"
+      batch_size = 100
+      priority = 1
     """
 
 
-# Looking
+# Showing
 
 
 @streams.command("list")
 @target_options
 @json_option
-def list_streams(target: Target, as_json: bool) -> None:
-    """Show all streams, and how much is stored in each.
+def list_streams(target: BrokerTarget, as_json: bool) -> None:
+    """List all streams with their messages and sizes.
 
-    With --json it is an array with what `describe --json` prints for each of them: definition,
+    --json prints an array with the output of `describe --json` for each stream: definition,
     storageStatus and exportStatuses.
     """
     with target.connect() as client:
@@ -73,19 +73,19 @@ def list_streams(target: Target, as_json: bool) -> None:
     elif infos:
         echo_table(LIST_HEADINGS, map(list_row, infos))
     elif not unreadable:
-        click.echo("There are no streams; `penstock streams create NAME` makes one.", err=True)
+        click.echo("There are no streams; `penstock streams create NAME` creates one.", err=True)
     if unreadable:
         raise Failure("; ".join(unreadable))
 
 
 def _describe_all(client: StreamManagerClient) -> tuple[list[MessageStreamInfo], list[str]]:
-    """All streams that can be described, and what is wrong with the others."""
+    """Descriptions of all readable streams, and the errors of the others."""
     infos, unreadable = [], []
     for name in client.list_streams():
         try:
             infos.append(client.describe_message_stream(name))
         except ResourceNotFoundException:
-            continue  # it was deleted just now
+            continue  # the stream was deleted in the meantime
         except MessageStoreReadErrorException as error:
             unreadable.append(error.message)
     return infos, unreadable
@@ -95,14 +95,14 @@ def _describe_all(client: StreamManagerClient) -> tuple[list[MessageStreamInfo],
 @click.argument("name", shell_complete=complete_streams)
 @target_options
 @json_option
-def describe(name: str, target: Target, as_json: bool) -> None:
-    """Show the definition of a stream, what is stored, and how its exports are doing."""
+def describe(name: str, target: BrokerTarget, as_json: bool) -> None:
+    """Show the definition of a stream, its size and its exports."""
     with target.connect() as client:
         info = client.describe_message_stream(name)
     if as_json:
         echo_json(to_wire(info))
     else:
-        click.echo("\n".join(page_lines(info)))
+        click.echo("\n".join(description_lines(info)))
 
 
 # Changing
@@ -116,28 +116,33 @@ def describe(name: str, target: Target, as_json: bool) -> None:
 @target_options
 @json_option
 def create(
-    name: str | None, file: str | None, dry_run: bool, target: Target, as_json: bool, **flags: Any
+    name: str | None,
+    file: str | None,
+    dry_run: bool,
+    target: BrokerTarget,
+    as_json: bool,
+    **flags: Any,
 ) -> None:
-    """Make a stream, from flags or from a definition file.
+    """Create a stream from options or from a definition file.
+
+    ID is an identifier of your choice for an export. Other fields of an export, such as a batch
+    size, need a file. --json prints the same as `describe --json`.
 
     \b
-    penstock streams create sensors --max-size 1GB --ttl 7d --kinesis cloud=sensors
-    penstock streams create --file sensors.toml
-
-    ID is the identifier of an export, a name of your choice. All but where an export goes needs a
-    file. With --json it prints what `describe --json` does.
+      penstock streams create sensors --max-size 1GB --kinesis cloud=sensors
+      penstock streams create --file sensors.toml
     """
     given = _given(flags)
     if file is not None:
-        _require_nothing_beside_file(given)
+        _reject_options_with_file(given)
         definition = read_definition(file, name)
     elif name is None:
         raise click.UsageError("Name the stream, or give a definition with --file.")
     else:
-        made = MessageStreamDefinition(
+        default = MessageStreamDefinition(
             name=name, strategy_on_full=StrategyOnFull.OverwriteOldestData
         )
-        definition = change_definition(made, given)
+        definition = change_definition(default, given)
     if dry_run:
         echo_json(to_wire(definition))
         return
@@ -153,28 +158,33 @@ def create(
 @click.argument("name", required=False, shell_complete=complete_streams)
 @file_option
 @definition_options
-@click.option("--pause", multiple=True, metavar="ID", help="Stop an export. May be repeated.")
-@click.option("--resume", multiple=True, metavar="ID", help="Let it go on. May be repeated.")
+@click.option("--pause", multiple=True, metavar="ID", help="Pause an export. May be repeated.")
+@click.option("--resume", multiple=True, metavar="ID", help="Resume an export. May be repeated.")
 @click.option(
     "--remove-export",
     multiple=True,
     metavar="ID",
-    help="Remove an export, and how far it got. May be repeated.",
+    help="Remove an export and its progress. May be repeated.",
 )
 @dry_run_option
 @target_options
 @json_option
 def update(
-    name: str | None, file: str | None, dry_run: bool, target: Target, as_json: bool, **flags: Any
+    name: str | None,
+    file: str | None,
+    dry_run: bool,
+    target: BrokerTarget,
+    as_json: bool,
+    **flags: Any,
 ) -> None:
-    """Change a stream: what flags name and nothing else, or to what a file says.
+    """Change a stream by options or by a definition file.
+
+    Options change the fields that they name. A file is the whole definition: fields that it does
+    not contain get their defaults. --json prints the same as `describe --json`.
 
     \b
-    penstock streams update sensors --max-size 2GB --pause cloud
-    penstock streams update --file sensors.toml
-
-    A file is the whole definition: what it leaves out goes back to its default. With --json it
-    prints what `describe --json` does.
+      penstock streams update sensors --max-size 2GB --pause cloud
+      penstock streams update --file sensors.toml
     """
     given = _given(flags)
     changes = ExportChanges(
@@ -182,13 +192,13 @@ def update(
     )
     whole = None
     if file is not None:
-        _require_nothing_beside_file(_given(flags))
+        _reject_options_with_file(_given(flags))
         whole = read_definition(file, name)
         name = whole.name
     elif name is None:
         raise click.UsageError("Name the stream, or give a definition with --file.")
     elif not given and not any(changes):
-        raise click.UsageError("Say what is to change, with flags or with --file.")
+        raise click.UsageError("Nothing to change: give options, or a definition with --file.")
     if whole is not None and dry_run:
         echo_json(to_wire(whole))
         return
@@ -213,17 +223,17 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value not in (None, ())}
 
 
-def _require_nothing_beside_file(given: dict[str, Any]) -> None:
+def _reject_options_with_file(given: dict[str, Any]) -> None:
     parameters = click.get_current_context().command.params
     names = [parameter.opts[0] for parameter in parameters if parameter.name in given]
     if names:
         raise click.UsageError(
-            f"--file is the whole definition: leave out {', '.join(names)}, or write it there."
+            f"--file is the whole definition: put {', '.join(names)} into the file."
         )
 
 
-class _Doomed(NamedTuple):
-    """A stream that is about to be deleted, and how much goes with it."""
+class _Deletion(NamedTuple):
+    """A stream to delete, and its stored amount."""
 
     name: str
     contents: str
@@ -233,45 +243,45 @@ class _Doomed(NamedTuple):
 @click.argument(
     "names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_streams
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Delete without confirmation.")
 @target_options
 @json_option
-def delete(names: tuple[str, ...], yes: bool, target: Target, as_json: bool) -> None:
-    """Delete streams with all that is stored in them, after asking on a terminal.
+def delete(names: tuple[str, ...], yes: bool, target: BrokerTarget, as_json: bool) -> None:
+    """Delete streams and their messages, after confirmation.
 
-    If one of them does not exist, none is deleted. With --json it prints {"deleted": [names]}.
+    If one of the streams does not exist, none is deleted. --json prints {"deleted": [names]}.
     """
     if not yes and not sys.stdin.isatty():
-        raise Failure("there is no terminal to ask on: add --yes to delete", WRONG_USAGE)
+        raise Failure("there is no terminal for the confirmation: add --yes to delete", WRONG_USAGE)
     deleted: list[str] = []
     with target.connect() as client:
-        doomed = [_look_at(client, name) for name in dict.fromkeys(names)]
+        deletions = [_plan_deletion(client, name) for name in dict.fromkeys(names)]
         if not yes:
-            _ask(doomed)
+            _confirm(deletions)
         try:
-            for stream in doomed:
+            for stream in deletions:
                 client.delete_message_stream(stream.name)
                 deleted.append(stream.name)
         finally:
-            # Also of a deletion that failed half-way one must know how far it came.
-            _tell_deleted(deleted, as_json)
+            # Printed even if a later deletion fails.
+            _echo_deleted(deleted, as_json)
 
 
-def _look_at(client: StreamManagerClient, name: str) -> _Doomed:
+def _plan_deletion(client: StreamManagerClient, name: str) -> _Deletion:
     try:
         info = client.describe_message_stream(name)
     except MessageStoreReadErrorException:
-        return _Doomed(name, "which cannot be read")
-    return _Doomed(name, contents(info))
+        return _Deletion(name, "unreadable")
+    return _Deletion(name, contents(info))
 
 
-def _ask(doomed: list[_Doomed]) -> None:
-    for stream in doomed:
+def _confirm(deletions: list[_Deletion]) -> None:
+    for stream in deletions:
         click.echo(f"{stream.name} ({stream.contents})", err=True)
-    click.confirm("Delete with all messages?", abort=True, err=True)
+    click.confirm("Delete these streams and all their messages?", abort=True, err=True)
 
 
-def _tell_deleted(deleted: list[str], as_json: bool) -> None:
+def _echo_deleted(deleted: list[str], as_json: bool) -> None:
     if as_json and deleted:
         echo_json({"deleted": deleted})
     elif deleted:

@@ -1,4 +1,4 @@
-"""Programs that run side by side: started, started again when they die, stopped together."""
+"""Supervises programs: starts them, restarts them when they end, and stops them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock.client.backoff import delays
 
-# One that ran so long has recovered from what ended it before.
-_WELL_SECONDS = 60.0
+# A program that runs this long is stable: the next restart waits for the first pause again.
+_STABLE_SECONDS = 60.0
 _FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 30.0
-_LOOK_SECONDS = 0.1
-# What a clean end may take before it is made short.
+_POLL_SECONDS = 0.1
+# The timeout for a clean end. Then the process is killed.
 _STOP_SECONDS = 20.0
-# For the last lines of a process that has ended.
+# The timeout for relaying the last lines of a process.
 _RELAY_SECONDS = 5.0
 
 
-class Program:
-    """A program of which one process is to run at any time.
+class SupervisedProgram:
+    """A program that is kept running as one process.
 
-    It says on standard output that it is ready, in a line that begins with `ready`.
+    It prints a line that begins with `ready` on standard output once it is ready.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Program:
         stop_seconds: float = _STOP_SECONDS,
         pass_on: Callable[[str], None] | None = None,
     ) -> None:
-        """`pass_on` gets what it writes to its standard error, line by line."""
+        """`pass_on` receives each line that the program writes to standard error."""
         self.name = name
         self._command = command
         self._ready = ready
@@ -51,16 +51,16 @@ class Program:
         self._pass_on = pass_on
         self._relay: threading.Thread | None = None
         self._process: subprocess.Popen[str] | None = None
-        # Not a SimpleQueue: there, `get` with a timeout waits for ever if a signal's handler
-        # outlasts the timeout, as of Python 3.11.
+        # Not a SimpleQueue: in Python 3.11 its `get` ignores the timeout if a signal handler runs
+        # longer than the timeout.
         self._ready_lines: queue.Queue[str] = queue.Queue()
         self._began = 0.0
         self._starts_at = 0.0
         self._pauses = delays(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
 
     def start(self) -> None:
-        # A session of its own: Ctrl-C is for whoever supervises, who then stops it. Its standard
-        # input ends when the supervisor does, however that ends.
+        # A new session: Ctrl-C reaches only the supervisor, which then stops the program. The pipe
+        # to its standard input closes when the supervisor ends, even after a kill.
         self._process = subprocess.Popen(
             self._command(),
             stdin=subprocess.PIPE,
@@ -79,7 +79,7 @@ class Program:
             self._relay.start()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """All that it says is read: a pipe that is full would stop it."""
+        """Reads all output: a full pipe would block the program."""
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
@@ -88,35 +88,36 @@ class Program:
         self._ready_lines.put("")
 
     def wait_until_ready(self, is_over: threading.Event) -> str:
-        """The line that says it, or an empty one if it ended before, or all is over."""
+        """The ready line; empty if the program ended before, or if `is_over` is set."""
         while not is_over.is_set():
             with contextlib.suppress(queue.Empty):
-                return self._ready_lines.get(timeout=_LOOK_SECONDS)
+                return self._ready_lines.get(timeout=_POLL_SECONDS)
         return ""
 
-    def look(self) -> str | None:
-        """What there is to tell: that it is ready, that it ended. Starts it again in time."""
+    def poll(self) -> str | None:
+        """Restarts the program if it ended and its pause is over.
+
+        Returns the event to report, if any: the ready line, an end, or a failed restart.
+        """
         if self._process is None:
-            return self._start_again() if time.monotonic() >= self._starts_at else None
+            return self._restart() if time.monotonic() >= self._starts_at else None
         code = self._process.poll()
         if code is None:
             with contextlib.suppress(queue.Empty):
                 return self._ready_lines.get_nowait() or None
             return None
-        if time.monotonic() - self._began > _WELL_SECONDS:
+        if time.monotonic() - self._began > _STABLE_SECONDS:
             self._pauses = delays(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        self._clear_up(self._process)
+        self._clean_up(self._process)
         self._process = None
-        return (
-            f"the {self.name} ended ({_describe(code)}); it starts again in {self._pause():.1f} s"
-        )
+        return f"the {self.name} ended ({_describe(code)}); restarting it in {self._pause():.1f} s"
 
-    def _start_again(self) -> str | None:
+    def _restart(self) -> str | None:
         try:
             self.start()
         except OSError as error:
-            # Its program is being replaced, or the machine has no room: the others go on.
-            return f"the {self.name} cannot be started ({error}); again in {self._pause():.1f} s"
+            # The executable is being replaced, or memory is short: the other programs keep running.
+            return f"the {self.name} cannot be started ({error}); retrying in {self._pause():.1f} s"
         return None
 
     def _pause(self) -> float:
@@ -125,7 +126,7 @@ class Program:
         return pause
 
     def stop(self) -> int:
-        """Its exit code; 0 if it was not running."""
+        """Stops the program. Returns its exit code; 0 if it was not running."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -135,11 +136,11 @@ class Program:
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-        self._clear_up(process)
+        self._clean_up(process)
         return code
 
-    def _clear_up(self, process: subprocess.Popen[str]) -> None:
-        """Nothing that it started outlives it, and all that it said is passed on."""
+    def _clean_up(self, process: subprocess.Popen[str]) -> None:
+        """Kills the processes that it started, and waits until its output is relayed."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         assert process.stdin is not None
@@ -156,12 +157,12 @@ def _relay_errors(process: subprocess.Popen[str], pass_on: Callable[[str], None]
 
 
 def end_with_supervisor() -> None:
-    """For a program that a Program runs: one whose supervisor is killed ends cleanly too."""
+    """Ends this process cleanly when its supervisor ends, even if the supervisor was killed."""
 
     def wait_for_end() -> None:
         while os.read(sys.stdin.fileno(), 1024):
             pass
-        # Nobody else sees any more to what it has started.
+        # No supervisor is left to kill its child processes.
         atexit.register(os.killpg, 0, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGTERM)
 

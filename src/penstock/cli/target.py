@@ -1,4 +1,4 @@
-"""The broker that a command talks to: the options that name it, and a client of it."""
+"""The broker that a command talks to: its options, and how to connect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from penstock.client.blocking import StreamManagerClient
 from penstock.settings import is_loopback
 
 
-class Target(NamedTuple):
+class BrokerTarget(NamedTuple):
+    """The options that select a broker."""
+
     root: str | None
     host: str | None
     port: int | None
@@ -37,47 +39,56 @@ class Target(NamedTuple):
     def connect_briefly(
         self, connect_timeout: float, request_timeout: float
     ) -> StreamManagerClient:
-        """A client that soon says when nobody is there, and logs nothing."""
+        """Connects with short timeouts, without retries and without logs."""
         return self.connect(
             connect_timeout=connect_timeout,
             request_timeout=request_timeout,
             reconnect_timeout=0,
-            # Above every level: a line of the log would stand in the middle of the screen.
+            # Above every level: log lines would disturb a full-screen page.
             logger=logging.Logger(__name__, logging.CRITICAL + 1),
         )
 
     @property
     def is_here(self) -> bool:
-        """Whether it would be a broker of this machine."""
+        """Whether the broker is on this machine."""
         return self.host is None or is_loopback(self.host)
 
     @property
     def serve_command(self) -> str:
-        """What starts the broker that is not there."""
+        """The command that starts this broker."""
         return "penstock serve" + (f" --root {shlex.quote(self.root)}" if self.root else "")
 
 
 _OPTIONS = (
-    click.option("--root", metavar="DIR", help="The broker that serves this directory."),
-    click.option("--host", help="The broker on this host, with --port."),
-    click.option("--port", type=click.IntRange(1, 65_535), help="The broker on this port."),
-    click.option("--unix-socket", metavar="PATH", help="The broker on this Unix socket."),
-    click.option("--tls-ca", metavar="FILE", help="Speak TLS; the PEM file says whom to trust."),
+    click.option("--root", metavar="DIR", help="Use the broker of this root directory."),
+    click.option("--host", metavar="HOST", help="Use the broker on this host, with --port."),
+    click.option(
+        "--port",
+        type=click.IntRange(1, 65_535),
+        metavar="PORT",
+        help="Use the broker on this port.",
+    ),
+    click.option("--unix-socket", metavar="PATH", help="Use the broker on this Unix socket."),
+    click.option(
+        "--tls-ca",
+        metavar="FILE",
+        help="Connect with TLS, and trust the CA certificates in this PEM file.",
+    ),
     click.option(
         "--config",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="A penstock.toml; the one in this directory by default.",
+        help="Configuration file. By default penstock.toml in the current directory.",
     ),
 )
 
 
 def target_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which broker; the command gets them as `target`."""
+    """Adds the options that select a broker. The command gets them as `target`."""
 
     @functools.wraps(command)
     def with_target(**values: Any) -> None:
-        target = Target(**{name: values.pop(name) for name in Target._fields})
+        target = BrokerTarget(**{name: values.pop(name) for name in BrokerTarget._fields})
         command(target=target, **values)
 
     for option in reversed(_OPTIONS):

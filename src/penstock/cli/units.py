@@ -1,4 +1,4 @@
-"""Sizes, durations and times: as people write them, read them back, and rounded for a glance."""
+"""Parses and formats sizes, durations and times."""
 
 from __future__ import annotations
 
@@ -25,43 +25,42 @@ _DURATION = rf"{NUMBER}([a-z]+)\s*"
 
 
 def format_size(size: int) -> str:
-    """The size exactly, in the largest unit of which it is a multiple."""
+    """The exact size, in the largest unit that divides it."""
     units = ((unit, of) for unit, of in SIZE_UNITS.items() if size and size % of == 0)
     unit, of = max(units, key=lambda found: found[1], default=("B", 1))
     return f"{size // of} {unit}"
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds, from `90s`, `2h`, `7d` or `1h 30min`; a number alone could be anything."""
+    """Milliseconds, from `90s`, `2h`, `7d` or `1h 30min`. A number needs a unit."""
     lowered = text.strip().lower()
     amounts = re.findall(_DURATION, lowered, re.ASCII)
     is_all = re.fullmatch(f"(?:{_DURATION})+", lowered, re.ASCII)
     if not is_all or any(unit not in _MILLIS_OF for _, unit in amounts):
         raise ValueError(
-            f"{text!r} is no duration: expected numbers and units, such as 90s, 30min, 2h, 7d"
+            f"{text!r} is not a duration: expected numbers with units, such as 90s, 30min, 2h, 7d"
         )
     millis = sum(Fraction(number) * _MILLIS_OF[unit] for number, unit in amounts)
     return whole_number(Fraction(millis), text, "milliseconds")
 
 
 def parse_time(text: str, now_millis: int) -> int:
-    """Milliseconds since 1970, from `2h ago`, or from an ISO 8601 time, by default local."""
+    """Milliseconds since 1970, from `2h ago` or an ISO 8601 time. Without a zone it is local."""
     lowered = text.strip().lower()
     try:
         if lowered.endswith("ago"):
             return now_millis - parse_duration(lowered.removesuffix("ago"))
-        # A time without a zone is a local one.
         moment = datetime.fromisoformat(text.strip()).astimezone(UTC)
         return (moment - _EPOCH) // timedelta(milliseconds=1)
     except (ValueError, OverflowError, OSError):
         raise ValueError(
-            f"{text!r} is no time: expected one such as 2026-03-01T08:00, 2026-03-01T08:00:00Z, or "
-            "2h ago"
+            f"{text!r} is not a time: expected a time such as 2026-03-01T08:00, "
+            "2026-03-01T08:00:00Z or 2h ago"
         ) from None
 
 
 def format_duration(millis: int) -> str:
-    """The duration exactly, such as `1 h 30 min`."""
+    """The exact duration, such as `1 h 30 min`."""
     parts = []
     for unit, of in _DURATION_UNITS.items():
         count, millis = divmod(millis, of)
@@ -71,7 +70,7 @@ def format_duration(millis: int) -> str:
 
 
 def human_bytes(count: int) -> str:
-    """Three digits and a unit, such as `17.2 MiB`."""
+    """The size rounded to three digits, such as `17.2 MiB`."""
     if count < 1024:
         return f"{count} B"
     size = float(count)
@@ -83,7 +82,7 @@ def human_bytes(count: int) -> str:
 
 
 def human_duration(millis: int) -> str:
-    """The two largest units, such as `3 h 12 min`."""
+    """The duration in its two largest units, such as `3 h 12 min`."""
     seconds = millis // 1000
     if seconds < 60:
         return f"{seconds} s"

@@ -1,4 +1,4 @@
-"""`penstock up`: the broker and what belongs to it, with one command."""
+"""`penstock up`: runs and supervises the broker, the pipeline and the sandbox."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import click
 from penstock.broker.logs import LineRelay, log_uncaught, set_up_logs
 from penstock.cli.credentials import client_variables, dashboard_link, require_address
 from penstock.cli.main import (
-    USUAL_HTTP_PORT,
+    DEFAULT_HTTP_PORT,
     Failure,
     config_option,
     http_port_option,
@@ -28,9 +28,9 @@ from penstock.cli.main import (
     root_option,
     settings_from,
 )
-from penstock.cli.output import tell
+from penstock.cli.output import try_echo
 from penstock.cli.signals import call_at_signal
-from penstock.cli.supervision import Program
+from penstock.cli.supervision import SupervisedProgram
 from penstock.demo.camera import CAMERA_STREAMS
 from penstock.demo.demo import run_demo
 from penstock.demo.devices import STREAMS
@@ -39,23 +39,23 @@ from penstock.settings import LoopbackAccess, Settings, variables_of
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.1
-# Of what arrives in the sandbox a little is enough to look at, and it may run for weeks.
+_POLL_SECONDS = 0.1
+# The sandbox may run for weeks: it keeps little data.
 _KEEP = ("--keep-mib", "16")
 
 
 @click.command()
 @root_option
-@click.option("--port", type=int, help="The port for clients; 0 picks a free one.")
+@click.option("--port", type=int, metavar="PORT", help="Port for clients; 0 picks a free port.")
 @http_port_option
-@click.option("--no-dashboard", is_flag=True, help="Leave out the dashboard, and with it metrics.")
-@click.option("--no-pipeline", is_flag=True, help="Leave out the exports, and with them Spark.")
+@click.option("--no-dashboard", is_flag=True, help="Run without the dashboard and /metrics.")
+@click.option("--no-pipeline", is_flag=True, help="Run without exports, and so without Spark.")
 @click.option(
     "--sandbox",
     is_flag=True,
-    help="Run a cloud on this machine as well, and export to that one.",
+    help="Run emulated AWS services on this machine, and export to them.",
 )
-@click.option("--demo", is_flag=True, help="Let the devices of a small wind farm append.")
+@click.option("--demo", is_flag=True, help="Simulate the devices of a small wind farm.")
 @json_option
 @config_option
 def up(
@@ -69,11 +69,13 @@ def up(
     as_json: bool,
     config: Path | None,
 ) -> None:
-    """Run the broker and the pipeline that exports its streams, until Ctrl-C.
+    """Run the broker, the exports and the dashboard, until Ctrl-C.
 
-    Whichever of them dies is started again. With --json the line of readiness is followed by one
-    with what `penstock env --json` prints and what leads to the sandbox, and logs are JSON. The
-    dashboard is on port 8089, or on a free one with --port 0.
+    A process that ends is restarted. The dashboard is on port 8089, or on a free port with
+    --port 0.
+
+    It prints `penstock ready HOST:PORT` once clients can connect. --json prints one more line, with
+    the variables of `penstock env --json` and of the sandbox, and logs as JSON.
     """
     log_format = "json" if as_json else None
     settings = settings_from(
@@ -81,20 +83,20 @@ def up(
     )
     if no_dashboard and settings.http_port is not None:
         raise click.UsageError(
-            f"--no-dashboard, and yet http_port is {settings.http_port}: leave out one of them"
+            f"--no-dashboard contradicts http_port, {settings.http_port}: leave out one of them"
         )
     set_up_logs(settings.log_level, settings.log_format)
     log_uncaught()
     chosen_http_port = None if no_dashboard else _choose_http_port(settings)
     has_pipeline = not no_pipeline and _has_spark()
     is_over = threading.Event()
-    call_at_signal(_ends(), is_over.set)
-    programs: list[Program] = []
+    call_at_signal(_stop_signals(), is_over.set)
+    programs: list[SupervisedProgram] = []
     devices: threading.Thread | None = None
     try:
-        # They start side by side: the pipeline takes the longest.
-        cloud = _Sandbox(settings) if sandbox else None
-        broker = _Broker(settings, config, as_json, chosen_http_port, is_demo=demo)
+        # They start in parallel, because the pipeline takes long.
+        cloud = _SandboxProgram(settings) if sandbox else None
+        broker = _BrokerProgram(settings, config, as_json, chosen_http_port, is_demo=demo)
         variables = cloud.variables if cloud is not None else {}
         if cloud is not None:
             cloud.start(programs)
@@ -105,9 +107,9 @@ def up(
             cloud.wait(is_over)
         broker.wait(is_over)
         if as_json:
-            tell(json.dumps({**client_variables(settings), **variables}))
+            try_echo(json.dumps({**client_variables(settings), **variables}))
         else:
-            tell(_summary(settings, demo, has_pipeline, variables))
+            try_echo(_summary(settings, demo, has_pipeline, variables))
         if demo:
             client = cloud.client if cloud is not None else None
             arguments = (settings.root_path, is_over, client)
@@ -118,33 +120,32 @@ def up(
         is_over.set()
         if devices is not None:
             devices.join()
-        # The pipeline tells the broker what it has done before that one ends.
+        # The pipeline stops before the broker, to report its deliveries.
         for program in reversed(programs):
             program.stop()
 
 
-def _watch(programs: list[Program], is_over: threading.Event) -> None:
-    """Restarts programs that end, until the stop."""
-    while not is_over.wait(_LOOK_SECONDS):
+def _watch(programs: list[SupervisedProgram], is_over: threading.Event) -> None:
+    """Restarts programs that end, until `is_over` is set."""
+    while not is_over.wait(_POLL_SECONDS):
         for program in programs:
-            news = program.look()
-            if news and news.startswith("the "):
-                logger.warning("%s", news)
-            elif news:
-                tell(news)
+            event = program.poll()
+            if event and event.startswith("the "):
+                logger.warning("%s", event)
+            elif event:
+                try_echo(event)
 
 
-def _ends() -> list[signal.Signals]:
-    """The signals that end it."""
-    ends = [signal.SIGTERM, signal.SIGINT]
-    # With nohup it is to outlive its terminal; else nothing may be left running without it.
+def _stop_signals() -> list[signal.Signals]:
+    signals = [signal.SIGTERM, signal.SIGINT]
+    # A closed terminal stops the command, unless nohup makes it ignore SIGHUP.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        ends.append(signal.SIGHUP)
-    return ends
+        signals.append(signal.SIGHUP)
+    return signals
 
 
-class _Sandbox:
-    """The sandbox as a program. It keeps its port when it is restarted."""
+class _SandboxProgram:
+    """The sandbox process. It keeps its port when it is restarted."""
 
     def __init__(self, settings: Settings) -> None:
         # A socket that does not listen reserves the port: the pipeline needs the address before
@@ -154,38 +155,38 @@ class _Sandbox:
         self._reserved.bind(("127.0.0.1", 0))
         port = str(self._reserved.getsockname()[1])
         self.client = SandboxClient(f"http://127.0.0.1:{port}")
-        self._program = Program(
+        self._program = SupervisedProgram(
             "sandbox",
             lambda: _penstock("sandbox", "--port", port, "--create-streams", *_KEEP),
             "penstock sandbox ready",
             pass_on=LineRelay("sandbox", settings.log_format).pass_on,
         )
 
-    def start(self, programs: list[Program]) -> None:
+    def start(self, programs: list[SupervisedProgram]) -> None:
         self._program.start()
         programs.append(self._program)
 
     def wait(self, is_over: threading.Event) -> None:
-        """Until it is ready."""
+        """Waits until it is ready."""
         _wait_for(self._program, is_over)
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The variables with which AWS SDKs find it."""
+        """The environment variables with which AWS SDKs find it."""
         return self.client.variables
 
 
 def _choose_http_port(settings: Settings) -> int | None:
     if importlib.util.find_spec("starlette") is None:
-        logger.warning("there is no dashboard: that needs pip install 'penstock[web]'")
+        logger.warning("no dashboard: its packages are missing, pip install 'penstock[web]'")
         return None
     if settings.http_port is not None:
         return settings.http_port
-    return 0 if settings.port == 0 else USUAL_HTTP_PORT
+    return 0 if settings.port == 0 else DEFAULT_HTTP_PORT
 
 
-class _Broker:
-    """How the broker is started: one that is started again is where it was before."""
+class _BrokerProgram:
+    """The broker process. It keeps its ports when it is restarted."""
 
     def __init__(
         self,
@@ -202,10 +203,10 @@ class _Broker:
         self._http_port = http_port
         environment = dict(os.environ)
         if is_demo and settings.http_loopback_access is LoopbackAccess.STATISTICS:
-            # There is nothing to hide in what the devices of a demo measure.
+            # The data of the demo is not secret.
             variable = variables_of("http_loopback_access")[0]
             environment[variable] = LoopbackAccess.MESSAGES.value
-        self._program = Program(
+        self._program = SupervisedProgram(
             "broker",
             self._command,
             "penstock ready",
@@ -213,27 +214,27 @@ class _Broker:
             pass_on=LineRelay("broker", settings.log_format).pass_on,
         )
 
-    def start(self, programs: list[Program]) -> None:
+    def start(self, programs: list[SupervisedProgram]) -> None:
         self._program.start()
         programs.append(self._program)
 
     def wait(self, is_over: threading.Event) -> None:
-        """Until it is ready, which is told."""
+        """Waits until it is ready, and prints its address."""
         ready = _wait_for(self._program, is_over)
         self._port = int(ready.rpartition(":")[2])
-        tell(ready)
+        try_echo(ready)
         url = require_address(self._settings).http_url
         if url is not None:
             self._http_port = urlsplit(url).port
-            tell(f"penstock dashboard {url}")
+            try_echo(f"penstock dashboard {url}")
 
     def _command(self) -> list[str]:
         http = () if self._http_port is None else ("--http-port", str(self._http_port))
         return _penstock("serve", *self._shared, "--port", str(self._port), *http)
 
 
-def _wait_for(program: Program, is_over: threading.Event) -> str:
-    """The line with which it tells that it is ready."""
+def _wait_for(program: SupervisedProgram, is_over: threading.Event) -> str:
+    """Waits for the ready line and returns it."""
     ready = program.wait_until_ready(is_over)
     if is_over.is_set():
         raise click.exceptions.Exit
@@ -243,13 +244,13 @@ def _wait_for(program: Program, is_over: threading.Event) -> str:
 
 
 def _start_pipeline(
-    programs: list[Program],
+    programs: list[SupervisedProgram],
     settings: Settings,
     config: Path | None,
     as_json: bool,
     variables: Mapping[str, str],
 ) -> None:
-    pipeline = Program(
+    pipeline = SupervisedProgram(
         "pipeline",
         lambda: _penstock("pipeline", *_shared(settings, config, as_json)),
         "penstock pipeline ready",
@@ -275,7 +276,7 @@ def _penstock(*arguments: str) -> list[str]:
 def _has_spark() -> bool:
     if importlib.util.find_spec("pyspark") is not None:
         return True
-    logger.warning("nothing is exported: that needs Spark, pip install 'penstock[spark]'")
+    logger.warning("no exports: Spark is missing, pip install 'penstock[spark]'")
     return False
 
 
@@ -286,7 +287,7 @@ def _summary(
     link = dashboard_link(settings)
     lines: list[tuple[str, str]] = []
     if link is not None:
-        # With the token in it where nothing is at stake; a log is read by many.
+        # The link with the token only in the demo: many people may read a log.
         lines.append(("dashboard", link if is_demo else f"{_program()} dashboard {here}"))
     lines.append(("streams are stored in", settings.root))
     if has_pipeline:
@@ -295,15 +296,15 @@ def _summary(
         names = [*STREAMS, *(CAMERA_STREAMS if cloud else ())]
         lines += [
             ("demo streams", ", ".join(names)),
-            ("see them", f"{_program()} status --watch {here}"),
+            ("watch them", f"{_program()} status --watch {here}"),
             ("", f"{_program()} tail -f {names[0]} {here}"),
         ]
     lines += [
         ("in another terminal", f'eval "$({_program()} env {here})"'),
-        ("", "and your Stream Manager program talks to this broker"),
+        ("", "then Stream Manager programs in it use this broker"),
         ("stop", "Ctrl-C"),
     ]
-    return "".join(("\n", *(f"  {what:<22} {value}\n" for what, value in lines)))
+    return "".join(("\n", *(f"  {label:<22} {value}\n" for label, value in lines)))
 
 
 def _program() -> str:

@@ -1,4 +1,4 @@
-"""`penstock verify`: whether every stored message can be read, and a copy of those that can."""
+"""`penstock verify`: checks every stored message, and copies the readable ones."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from penstock.discovery import is_served
 from penstock.store.salvage import Salvage, salvage
 from penstock.store.verification import ReadThrottle, Verification, VerificationReport
 
-# Beside a running broker, so that its disk has time for it.
+# The limit beside a running broker, to leave it disk bandwidth.
 _SHARED_BYTES_PER_SECOND = 32 * 1024**2
-# What takes no longer needs no progress bar.
-_MOMENT_SECONDS = 1.0
-# Many bytes are read in a second; a bar that follows each piece would be what takes the time.
-_SHOWN_BYTES = 4 * 1024**2
+# Shorter checks show no progress.
+_DELAY_SECONDS = 1.0
+# The bar is redrawn after this many bytes: drawing it for each read would be slow.
+_REDRAW_BYTES = 4 * 1024**2
 
 
 def _parse_rate(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
@@ -44,7 +44,7 @@ def _parse_rate(context: click.Context, option: click.Parameter, text: str | Non
     except ValueError as error:
         raise click.BadParameter(str(error), context, option) from None
     if rate < 1:
-        raise click.BadParameter("it must be at least 1 byte per second", context, option)
+        raise click.BadParameter("expected at least 1 byte per second", context, option)
     return rate
 
 
@@ -55,22 +55,22 @@ def _parse_rate(context: click.Context, option: click.Parameter, text: str | Non
     "patterns",
     metavar="NAME",
     multiple=True,
-    help="Check only streams of this name; * and ? are allowed. May be repeated.",
+    help="Check only streams that match this name; * and ? are wildcards. May be repeated.",
 )
 @click.option(
     "--rate",
     callback=_parse_rate,
     metavar="BYTES",
-    help="Read at most this much per second, such as 10MiB. By default 32MiB beside a running "
-    "broker, and no limit otherwise.",
+    help="Maximum bytes to read per second, such as 10MiB. By default 32MiB beside a running "
+    "broker, else no limit.",
 )
 @click.option(
     "--salvage",
     "target",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Copy what is readable to this new directory, which a broker can then serve. No broker "
-    "may run on the root meanwhile.",
+    help="Copy all readable messages to this new directory, which a broker can then serve. Stop "
+    "the broker of the root first.",
 )
 @json_option
 @config_option
@@ -82,11 +82,12 @@ def verify(
     as_json: bool,
     config: Path | None,
 ) -> None:
-    """Check every stored message, and report damage by stream and sequence numbers.
+    """Check every stored message and list damage.
 
-    It reads the files of the root, and changes none of them. The broker may run meanwhile. The
-    exit code is 6 if something is damaged. In a root that --salvage has made, the messages that it
-    could not read are listed as missing, and are not damage.
+    Damage is listed by stream and sequence numbers. The command changes no file of the root, and
+    the broker may run at the same time. The exit code is 6 if there is damage. A root that
+    --salvage created lacks the messages that could not be read: they are listed as missing, not as
+    damaged.
     """
     path = settings_from(config, root=root).root_path
     if rate is None and is_served(path):
@@ -121,21 +122,21 @@ def verify(
 
 
 class _Bar(ExitStack):
-    """How much was read: a bar if it is known how much there is, else a count."""
+    """Progress of the check: a bar if the total size is known, else a count."""
 
     def __init__(self, file: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self.size = 0
         self._file = file
         self._clock = clock
-        self._shown_from = clock() + _MOMENT_SECONDS
+        self._shown_from = clock() + _DELAY_SECONDS
         self._bytes = 0
         self._shown = 0
         self._bar: Any = None
 
     def update(self, count: int) -> None:
         self._bytes += count
-        if self._file is None or self._bytes - self._shown < _SHOWN_BYTES:
+        if self._file is None or self._bytes - self._shown < _REDRAW_BYTES:
             return
         if self._clock() < self._shown_from:
             return
@@ -156,7 +157,7 @@ def _document(report: VerificationReport, copied: Salvage | None) -> dict[str, A
     document: dict[str, Any] = msgspec.to_builtins(report)
     if copied is not None:
         document["salvage"] = msgspec.to_builtins(copied)
-        # It is the document itself.
+        # The report is the document itself.
         del document["salvage"]["report"]
     return {
         **document,
@@ -216,7 +217,9 @@ def _print(report: VerificationReport) -> None:
             click.echo(f"\n{heading}:")
             for problem in problems:
                 click.echo(f"  {problem.file}: {printable(problem.reason)}")
-    click.echo(("\n" if report.streams or report.problems or report.notes else "") + _sum(report))
+    click.echo(
+        ("\n" if report.streams or report.problems or report.notes else "") + _summary(report)
+    )
 
 
 def _print_unlisted(ranges: int) -> None:
@@ -228,8 +231,8 @@ def _print_copied(copied: Salvage, target: Path) -> None:
     for note in copied.notes:
         click.echo(f"  {note.file}: {printable(note.reason)}")
     click.echo(
-        f"{copied.messages:,} messages of {copied.streams:,} streams were copied to {target}; "
-        f"`penstock serve --root {shlex.quote(str(target))}` serves them."
+        f"Copied {_count(copied.messages, 'message')} of {_count(copied.streams, 'stream')} to "
+        f"{target}; `penstock serve --root {shlex.quote(str(target))}` serves them."
     )
 
 
@@ -237,15 +240,19 @@ def _numbers(first: int, last: int) -> str:
     return "-" if last < first else f"{first}..{last}" if first < last else f"{first}"
 
 
-def _sum(report: VerificationReport) -> str:
+def _summary(report: VerificationReport) -> str:
     intact = sum(stream.intact_messages for stream in report.streams)
-    checked = f"{intact:,} messages are intact"
+    checked = f"{_count(intact, 'intact message')}"
     if report.missing_messages:
-        checked += f", {report.missing_messages:,} are missing since a salvage"
+        checked += f", {report.missing_messages:,} missing since a salvage"
     if not report.has_damage:
         return f"{checked}. No damage found."
     found = [
-        f"{report.damaged_messages:,} messages are damaged" if report.damaged_messages else "",
-        f"{len(report.problems):,} other findings" if report.problems else "",
+        _count(report.damaged_messages, "damaged message") if report.damaged_messages else "",
+        _count(len(report.problems), "other problem") if report.problems else "",
     ]
     return f"{checked}, {', '.join(filter(None, found))}."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,4 +1,4 @@
-"""Patients for the checks, and what a check finds about them."""
+"""Runs checks on a root and an environment."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 
 from penstock.cli.checks.check import Check, Outcome
 from penstock.cli.checks.context import CheckContext
-from penstock.cli.target import Target
+from penstock.cli.target import BrokerTarget
 from tests.support import clean_environment
 
 
 @contextmanager
 def context(root: Path, port: int | None = None, **variables: Any) -> Iterator[CheckContext]:
-    """One where no penstock.toml lies about, with no variables but these.
+    """A context without a penstock.toml, with only these variables.
 
-    Unless they say otherwise, nobody listens on its port, and nothing is in its home.
+    By default its port is unused, and its home directory is the parent of the root.
     """
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -35,7 +35,9 @@ def context(root: Path, port: int | None = None, **variables: Any) -> Iterator[C
         for name, value in variables.items():
             patch.setenv(name, value)
         yield CheckContext(
-            Target(root=str(root), host=None, port=port, unix_socket=None, tls_ca=None, config=None)
+            BrokerTarget(
+                root=str(root), host=None, port=port, unix_socket=None, tls_ca=None, config=None
+            )
         )
 
 

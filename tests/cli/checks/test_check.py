@@ -1,24 +1,24 @@
-"""How a check is run: whatever it meets, something is found."""
+"""Checks always end in a finding, even after errors."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.cli.checks.check import Finding, Outcome, State, ok, run, warn
+from penstock.cli.checks.check import CheckFinding, Outcome, State, ok, run, warn
 from penstock.cli.checks.context import CheckContext
 
 from .examination import context
 
 
-def test_what_a_check_finds_gets_its_name(tmp_path: Path) -> None:
+def test_finding_has_the_name_of_its_check(tmp_path: Path) -> None:
     with context(tmp_path) as examined:
-        assert run("pulse", lambda _: ok("80"), examined) == Finding("pulse", State.ok, "80")
-        assert run("pulse", lambda _: warn("180", "sit down"), examined) == Finding(
-            "pulse", State.warn, "180", "sit down"
+        assert run("memory", lambda _: ok("80"), examined) == CheckFinding("memory", State.ok, "80")
+        assert run("memory", lambda _: warn("180", "add some"), examined) == CheckFinding(
+            "memory", State.warn, "180", "add some"
         )
 
 
-def test_what_may_not_be_looked_at_fails(tmp_path: Path) -> None:
+def test_os_error_fails_the_check(tmp_path: Path) -> None:
     def look(_: CheckContext) -> Outcome:
         return ok((tmp_path / "missing").read_text())
 
@@ -30,8 +30,8 @@ def test_what_may_not_be_looked_at_fails(tmp_path: Path) -> None:
     assert finding.mend == "run this as the user that runs the broker"
 
 
-def test_a_check_that_needs_settings_is_left_out_where_they_are_wrong(tmp_path: Path) -> None:
+def test_invalid_settings_skip_the_check(tmp_path: Path) -> None:
     with context(tmp_path, PENSTOCK_MAX_CONNECTIONS="many") as examined:
         finding = run("port", lambda context: ok(str(context.settings.port)), examined)
 
-    assert finding == Finding("port", State.skip, "the settings come first")
+    assert finding == CheckFinding("port", State.skip, "not checked: the settings are wrong")

@@ -1,4 +1,4 @@
-"""What checks look at: a broker that answers or does not, and the store of one that is stopped."""
+"""The context of checks: the connection to a broker, and the store of a stopped one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
         yield broker
 
 
-def test_a_broker_that_answers_tells_its_streams(broker: Reachable) -> None:
+def test_contact_has_the_streams_of_the_broker(broker: Reachable) -> None:
     with context(broker.root) as examined:
         contact = examined.contact
         assert examined.is_served
@@ -37,19 +37,19 @@ def test_a_broker_that_answers_tells_its_streams(broker: Reachable) -> None:
     assert [definition.name for definition in contact.definitions] == ["a", "b"]
 
 
-def test_exports_that_work_are_known(tmp_path: Path) -> None:
+def test_contact_knows_working_exports(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker:
         with broker.connect() as client:
-            for name in ("well", "ill", "new"):
+            for name in ("working", "failing", "new"):
                 append(client, create(client, name, exportDefinition=to_http()), b"x")
             for found in plan(client):
                 if found["stream"] != "new":
-                    commit(client, found, error="down" if found["stream"] == "ill" else "")
+                    commit(client, found, error="down" if found["stream"] == "failing" else "")
         with context(broker.root) as examined:
-            assert examined.contact.working == {"well/e"}
+            assert examined.contact.working == {"working/e"}
 
 
-def test_a_broker_that_refuses_the_token_is_there(broker: Reachable) -> None:
+def test_contact_knows_that_the_token_is_rejected(broker: Reachable) -> None:
     with context(broker.root, AWS_CONTAINER_AUTHORIZATION_TOKEN="wrong") as examined:
         contact = examined.contact
 
@@ -58,7 +58,7 @@ def test_a_broker_that_refuses_the_token_is_there(broker: Reachable) -> None:
     assert "the token is not known" in contact.error
 
 
-def test_where_nobody_answers_that_is_told(tmp_path: Path) -> None:
+def test_contact_has_an_error_without_a_broker(tmp_path: Path) -> None:
     with context(tmp_path) as examined:
         contact = examined.contact
         assert not examined.is_served
@@ -66,7 +66,7 @@ def test_where_nobody_answers_that_is_told(tmp_path: Path) -> None:
     assert contact == Contact(error=f"no stream manager serves {tmp_path}")
 
 
-def test_a_store_is_looked_into_and_left_as_it_is(tmp_path: Path) -> None:
+def test_inventory_reads_the_store_without_changing_it(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with LocalBroker(root) as broker, broker.connect() as client:
         create(client, "s", maxSize=4096, streamSegmentSize=1024)
@@ -85,21 +85,21 @@ def test_a_store_is_looked_into_and_left_as_it_is(tmp_path: Path) -> None:
     catalog.close()
 
 
-def test_where_there_is_no_store_none_is_made(tmp_path: Path) -> None:
+def test_inventory_creates_no_store(tmp_path: Path) -> None:
     with context(tmp_path / "root") as examined:
         assert examined.inventory == Inventory()
 
     assert not (tmp_path / "root").exists()
 
 
-def test_a_store_that_is_damaged_says_so(tmp_path: Path) -> None:
-    (tmp_path / "catalog.sqlite").write_bytes(b"this is no database" * 100)
+def test_inventory_of_a_damaged_store_has_an_error(tmp_path: Path) -> None:
+    (tmp_path / "catalog.sqlite").write_bytes(b"not a database" * 100)
 
     with context(tmp_path) as examined:
         assert examined.inventory == Inventory(exists=True, error="file is not a database")
 
 
-def test_without_settings_there_is_no_store_to_look_into(tmp_path: Path) -> None:
+def test_invalid_settings_have_an_empty_inventory(tmp_path: Path) -> None:
     with context(tmp_path, PENSTOCK_MAX_CONNECTIONS="many") as examined:
         with pytest.raises(SettingError, match="PENSTOCK_MAX_CONNECTIONS is 'many'"):
             _ = examined.settings
@@ -107,7 +107,7 @@ def test_without_settings_there_is_no_store_to_look_into(tmp_path: Path) -> None
         assert not examined.is_served
 
 
-def test_a_port_that_is_given_is_that_of_the_broker_on_this_machine(tmp_path: Path) -> None:
+def test_port_option_without_host_is_a_setting(tmp_path: Path) -> None:
     with context(tmp_path, port=1234) as examined:
         assert examined.settings.port == 1234
     with context(tmp_path, port=1234, STREAM_MANAGER_SERVER_PORT="5678") as examined:

@@ -1,4 +1,4 @@
-"""Where exports go to: the ways they take, and whether those lead anywhere."""
+"""The checks of the destinations of exports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.checks.check import Finding, State
+from penstock.cli.checks.check import CheckFinding, State
 from penstock.cli.checks.destinations import (
     Route,
     check_destinations,
@@ -56,17 +56,15 @@ def broker(
         yield broker
 
 
-def find(root: Path, **variables: Any) -> list[Finding]:
+def find(root: Path, **variables: Any) -> list[CheckFinding]:
     with context(root, **variables) as examined:
         return check_destinations(examined)
 
 
-# What is found
+# Findings
 
 
-def test_each_place_that_exports_go_to_is_tried_once(
-    broker: Reachable, listener: socket.socket
-) -> None:
+def test_each_destination_is_tried_once(broker: Reachable, listener: socket.socket) -> None:
     place = f"127.0.0.1:{listener.getsockname()[1]}"
     *exports, credentials = find(
         broker.root,
@@ -77,32 +75,32 @@ def test_each_place_that_exports_go_to_is_tried_once(
 
     assert [(finding.state, finding.found) for finding in exports] == [
         (State.ok, f"{place}: reachable, for s/here, t/here"),
-        (State.fail, "127.0.0.1:1: not reachable: Connection refused, for s/nowhere"),
+        (State.fail, "127.0.0.1:1: unreachable: Connection refused, for s/nowhere"),
         (State.ok, f"{place}: reachable, for s/cloud"),
     ]
     assert (credentials.name, credentials.state) == ("AWS credentials", State.ok)
     assert "the secret" not in str(credentials)
 
 
-def test_where_no_region_is_set_that_is_worth_a_warning(broker: Reachable) -> None:
+def test_missing_region_is_a_warning(broker: Reachable) -> None:
     *_, kinesis, credentials = find(broker.root)
 
-    assert kinesis == Finding(
+    assert kinesis == CheckFinding(
         "export", State.warn, "kinesis: no region is set, for s/cloud", "set AWS_REGION"
     )
     assert credentials.state is State.warn
 
 
-def test_what_works_needs_no_variables_here(broker: Reachable) -> None:
+def test_working_export_needs_no_variables_in_this_shell(broker: Reachable) -> None:
     with context(broker.root) as examined:
         examined.contact = examined.contact._replace(working=frozenset({"s/cloud"}))
         *_, kinesis, credentials = check_destinations(examined)
 
     assert (kinesis.state, credentials.state) == (State.ok, State.ok)
-    assert kinesis.found == "kinesis: it works, with what its pipeline is told, for s/cloud"
+    assert kinesis.found == "kinesis: works with the variables of the pipeline, for s/cloud"
 
 
-def test_without_a_broker_the_store_says_where_exports_go(tmp_path: Path) -> None:
+def test_destinations_come_from_the_store_without_a_broker(tmp_path: Path) -> None:
     root = tmp_path / "root"
     exports = {"http": [{"identifier": "e", "uri": "http://127.0.0.1:1/"}]}
     with LocalBroker(root) as broker, broker.connect() as client:
@@ -110,19 +108,21 @@ def test_without_a_broker_the_store_says_where_exports_go(tmp_path: Path) -> Non
 
     (finding,) = find(root)
 
-    assert finding.found.startswith("127.0.0.1:1: not reachable")
+    assert finding.found.startswith("127.0.0.1:1: unreachable")
 
 
-def test_where_there_are_no_exports_that_is_told_or_that_it_is_not_known(tmp_path: Path) -> None:
+def test_check_is_skipped_without_exports(tmp_path: Path) -> None:
     (unknown,) = find(tmp_path)
     with LocalBroker(tmp_path / "root") as broker:
         (none,) = find(broker.root)
 
-    assert unknown == Finding("exports", State.skip, "not known: there is no broker, and no store")
-    assert none == Finding("exports", State.skip, "no stream has any")
+    assert unknown == CheckFinding(
+        "exports", State.skip, "unknown: there is no broker and no store"
+    )
+    assert none == CheckFinding("exports", State.skip, "no stream has exports")
 
 
-# Ways
+# Routes
 
 
 def definition(**exports: Any) -> MessageStreamDefinition:
@@ -145,7 +145,7 @@ def places(environment: dict[str, str]) -> list[str]:
     return [f"{route.host}:{route.port}" for route in plan_routes([ALL_AWS], environment)]
 
 
-def test_services_are_where_the_region_or_the_environment_says() -> None:
+def test_endpoints_follow_region_and_environment() -> None:
     assert places({"AWS_DEFAULT_REGION": "eu-west-1"}) == [
         "kinesis.eu-west-1.amazonaws.com:443",
         "data.iotsitewise.eu-west-1.amazonaws.com:443",
@@ -160,7 +160,7 @@ def test_services_are_where_the_region_or_the_environment_says() -> None:
 
 
 @pytest.mark.parametrize("uri", ["host:80/in", "ftp://host/", "http://", "http://host:port/"])
-def test_an_address_that_makes_no_sense_fails(uri: str) -> None:
+def test_malformed_url_fails(uri: str) -> None:
     (route,) = plan_routes([definition(http=[HTTPConfig(identifier="e", uri=uri)])], {})
 
     assert route.problem is not None
@@ -168,7 +168,7 @@ def test_an_address_that_makes_no_sense_fails(uri: str) -> None:
     assert repr(uri) in route.problem.found
 
 
-def test_an_export_that_is_paused_is_left_out() -> None:
+def test_paused_export_has_no_route() -> None:
     http = [
         HTTPConfig(identifier="on", uri="https://[::1]/"),
         HTTPConfig(identifier="off", uri="http://host/", disabled=True),
@@ -180,7 +180,7 @@ def test_an_export_that_is_paused_is_left_out() -> None:
 # Credentials
 
 
-def test_credentials_are_found_by_the_names_of_variables(tmp_path: Path) -> None:
+def test_credentials_are_found_in_variables_and_files(tmp_path: Path) -> None:
     nothing = {"HOME": str(tmp_path)}
     assert find_credentials(nothing).state is State.warn
     assert find_credentials({**nothing, "AWS_ACCESS_KEY_ID": "half"}).state is State.warn

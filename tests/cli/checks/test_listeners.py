@@ -1,4 +1,4 @@
-"""Where a broker would listen: whether it could, and for how many."""
+"""The checks of file descriptors, ports, TLS and the Unix socket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.cli.checks.listeners import (
     check_unix_socket,
     judge_descriptors,
 )
-from penstock.cli.main import USUAL_HTTP_PORT
+from penstock.cli.main import DEFAULT_HTTP_PORT
 from tests.support import LocalBroker, Reachable
 
 from .examination import examine
@@ -41,7 +41,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
     ("hard", "connections", "state"),
     [(-1, 8192, State.ok), (20_000, 8192, State.ok), (4096, 8192, State.warn)],
 )
-def test_descriptors_suffice_for_the_connections(hard: int, connections: int, state: State) -> None:
+def test_descriptor_limit_fits_max_connections(hard: int, connections: int, state: State) -> None:
     assert judge_descriptors(hard, connections).state is state
 
 
@@ -52,7 +52,7 @@ def test_descriptors_of_a_running_broker_are_counted(used: int, state: State) ->
     assert f"the broker uses {used}" in outcome.found
 
 
-def test_descriptors_are_those_of_the_broker_of_this_root(broker: LocalBroker) -> None:
+def test_descriptors_of_the_broker_of_this_root_are_counted(broker: LocalBroker) -> None:
     outcome = examine(check_descriptors, broker.root)
     assert "the broker uses" in outcome.found
 
@@ -60,7 +60,7 @@ def test_descriptors_are_those_of_the_broker_of_this_root(broker: LocalBroker) -
 # Ports
 
 
-def test_a_port_that_nobody_has_is_free(tmp_path: Path) -> None:
+def test_unused_port_passes(tmp_path: Path) -> None:
     outcome = examine(check_port, tmp_path)
 
     assert outcome.state is State.ok
@@ -71,7 +71,7 @@ def test_a_port_that_nobody_has_is_free(tmp_path: Path) -> None:
     ("check", "variable"),
     [(check_port, "STREAM_MANAGER_SERVER_PORT"), (check_dashboard, "PENSTOCK_HTTP_PORT")],
 )
-def test_a_port_that_somebody_else_has_fails(check: Check, variable: str, tmp_path: Path) -> None:
+def test_port_of_another_program_fails(check: Check, variable: str, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -82,35 +82,35 @@ def test_a_port_that_somebody_else_has_fails(check: Check, variable: str, tmp_pa
     assert variable in outcome.mend
 
 
-def test_a_port_that_the_broker_itself_has_is_as_it_should_be(broker: Reachable) -> None:
+def test_port_of_the_broker_itself_passes(broker: Reachable) -> None:
     outcome = examine(check_port, broker.root, STREAM_MANAGER_SERVER_PORT=str(broker.port))
 
     assert outcome.state is State.ok
     assert outcome.found == f"the broker of this root listens on 127.0.0.1:{broker.port}"
 
 
-def test_of_the_usual_port_of_the_dashboard_there_is_a_warning(tmp_path: Path) -> None:
+def test_taken_default_dashboard_port_is_a_warning(tmp_path: Path) -> None:
     with socket.socket() as taken:
-        # If somebody has it already, all the better.
+        # Another program may use it already.
         with contextlib.suppress(OSError):
-            taken.bind(("127.0.0.1", USUAL_HTTP_PORT))
+            taken.bind(("127.0.0.1", DEFAULT_HTTP_PORT))
         outcome = examine(check_dashboard, tmp_path)
 
     assert outcome.state is State.warn
-    assert str(USUAL_HTTP_PORT) in outcome.found
+    assert str(DEFAULT_HTTP_PORT) in outcome.found
 
 
-def test_a_dashboard_could_listen_where_nobody_does(tmp_path: Path) -> None:
+def test_unused_dashboard_port_passes(tmp_path: Path) -> None:
     outcome = examine(check_dashboard, tmp_path, PENSTOCK_HTTP_PORT="0")
 
     assert outcome == ok("127.0.0.1:any port is free")
 
 
-def test_a_broker_need_not_have_a_dashboard(broker: Reachable) -> None:
+def test_broker_without_dashboard_is_skipped(broker: Reachable) -> None:
     assert examine(check_dashboard, broker.root).state is State.skip
 
 
-def test_an_address_of_another_machine_fails(tmp_path: Path) -> None:
+def test_address_of_another_machine_fails(tmp_path: Path) -> None:
     outcome = examine(
         check_port, tmp_path, PENSTOCK_HOST="192.0.2.1", **make_certificate(tmp_path, days=90)
     )
@@ -122,7 +122,7 @@ def test_an_address_of_another_machine_fails(tmp_path: Path) -> None:
 # Unix sockets
 
 
-def test_a_unix_socket_needs_a_path_that_can_be_used(tmp_path: Path) -> None:
+def test_unix_socket_needs_a_usable_path(tmp_path: Path) -> None:
     def state(path: Path) -> State:
         return examine(check_unix_socket, tmp_path, PENSTOCK_UNIX_SOCKET=str(path)).state
 
@@ -135,11 +135,11 @@ def test_a_unix_socket_needs_a_path_that_can_be_used(tmp_path: Path) -> None:
         used.bind(str(tmp_path / "used"))
         used.listen()
         assert state(tmp_path / "used") is State.fail
-    # It was left behind.
+    # The file of a closed socket can be replaced.
     assert state(tmp_path / "used") is State.ok
 
 
-def test_a_unix_socket_that_the_broker_itself_has_is_as_it_should_be(broker: Reachable) -> None:
+def test_unix_socket_of_the_broker_itself_passes(broker: Reachable) -> None:
     path = str(broker.root.parent / "socket")
 
     assert examine(check_unix_socket, broker.root, PENSTOCK_UNIX_SOCKET=path).state is State.ok
@@ -149,7 +149,7 @@ def test_a_unix_socket_that_the_broker_itself_has_is_as_it_should_be(broker: Rea
 
 
 def make_certificate(directory: Path, days: int, name: str = "tls") -> dict[str, Any]:
-    """The settings for one that is signed by itself and ends in so many days."""
+    """Writes a self-signed certificate that expires in `days`, and returns its settings."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock test")])
     now = dt.datetime.now(dt.UTC)
@@ -183,16 +183,14 @@ def make_certificate(directory: Path, days: int, name: str = "tls") -> dict[str,
         (-1, State.fail, "expired"),
     ],
 )
-def test_a_certificate_is_valid_for_a_while(
-    tmp_path: Path, days: int, state: State, found: str
-) -> None:
+def test_certificate_expiry_is_checked(tmp_path: Path, days: int, state: State, found: str) -> None:
     outcome = examine(check_tls, tmp_path, **make_certificate(tmp_path, days))
 
     assert outcome.state is state
     assert found in outcome.found
 
 
-def test_a_certificate_needs_its_own_key(tmp_path: Path) -> None:
+def test_key_of_another_certificate_fails(tmp_path: Path) -> None:
     other = make_certificate(tmp_path, 90, "other")["PENSTOCK_TLS_KEY"]
     settings = {**make_certificate(tmp_path, 90), "PENSTOCK_TLS_KEY": other}
 

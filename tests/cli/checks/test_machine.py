@@ -1,4 +1,4 @@
-"""Python, Java and the clock: what suffices, and what does not."""
+"""The checks of Python, Java and the clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.spark.java import find_java
 from .examination import context, examine
 
 
-def test_the_python_that_runs_this_will_do(tmp_path: Path) -> None:
+def test_current_python_passes(tmp_path: Path) -> None:
     assert examine(check_python, tmp_path).state is State.ok
     assert examine(check_packages, tmp_path).state is State.ok
 
@@ -41,7 +41,7 @@ def test_versions_are_compared_by_their_numbers(version: str, specifier: str, is
     assert satisfies(version, specifier) is is_in
 
 
-def test_java_is_the_one_that_spark_would_take(tmp_path: Path) -> None:
+def test_java_is_the_one_that_spark_uses(tmp_path: Path) -> None:
     java = find_java(os.environ)
 
     chosen = examine(check_java, tmp_path, JAVA_HOME=str(java.home))
@@ -55,9 +55,7 @@ def test_java_is_the_one_that_spark_would_take(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("epoch_seconds", "state"), [(0, State.fail), (1.8e9, State.ok)])
-def test_a_clock_that_was_never_set_fails(
-    tmp_path: Path, epoch_seconds: float, state: State
-) -> None:
+def test_unset_clock_fails(tmp_path: Path, epoch_seconds: float, state: State) -> None:
     with context(tmp_path) as examined:
         examined.epoch_seconds = epoch_seconds
         assert check_clock(examined).state is state

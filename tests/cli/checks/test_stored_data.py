@@ -1,4 +1,4 @@
-"""The root of a broker: that it may be used, is nobody else's, and has room."""
+"""The checks of the root, its store, its messages and the disk space."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support import LocalBroker, append, create, read
 from .examination import examine
 
 
-def test_a_root_that_is_not_there_will_be_made(tmp_path: Path) -> None:
+def test_missing_root_passes(tmp_path: Path) -> None:
     root = tmp_path / "new" / "root"
 
     assert examine(check_root, root).state is State.ok
@@ -31,7 +31,7 @@ def test_a_root_that_is_not_there_will_be_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_root_that_cannot_be_made_fails(tmp_path: Path) -> None:
+def test_root_below_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     outcome = examine(check_root, tmp_path / "file" / "root")
 
@@ -41,23 +41,23 @@ def test_a_root_that_cannot_be_made_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
-def test_a_root_that_may_not_be_written_fails(tmp_path: Path) -> None:
+def test_unwritable_root_fails(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
 
     assert examine(check_root, tmp_path).state is State.fail
     assert examine(check_root, tmp_path / "root").state is State.fail
 
 
-def test_a_root_that_others_may_look_into_is_worth_a_warning(tmp_path: Path) -> None:
+def test_root_that_other_users_can_access_is_a_warning(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     outcome = examine(check_permissions, tmp_path)
 
     assert outcome.state is State.warn
-    assert outcome.found == f"{tmp_path} has mode 755: others may look into it"
+    assert outcome.found == f"{tmp_path} has mode 755: other users have access"
     assert outcome.mend == f"chmod 700 {tmp_path}"
 
 
-def test_a_token_that_others_may_read_fails(tmp_path: Path) -> None:
+def test_token_that_other_users_can_access_fails(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "token").touch(0o644)
     outcome = examine(check_permissions, tmp_path)
@@ -66,17 +66,17 @@ def test_a_token_that_others_may_read_fails(tmp_path: Path) -> None:
     assert outcome.mend == f"chmod 600 {tmp_path / 'token'}"
 
 
-def test_a_store_that_is_damaged_fails(tmp_path: Path) -> None:
-    (tmp_path / "catalog.sqlite").write_bytes(b"this is no database" * 100)
+def test_damaged_store_fails(tmp_path: Path) -> None:
+    (tmp_path / "catalog.sqlite").write_bytes(b"not a database" * 100)
 
     assert examine(check_store, tmp_path).state is State.fail
 
 
-def test_streams_may_not_outgrow_the_disk(tmp_path: Path) -> None:
+def test_streams_larger_than_the_disk_are_a_warning(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with LocalBroker(root) as broker, broker.connect() as client:
         create(client, "huge", maxSize=1 << 60)
-        # What is in memory needs no disk.
+        # A stream in memory needs no disk space.
         create(client, "memory", maxSize=1 << 60, persistence=1)
 
     store, space = examine(check_store, root), examine(check_space, root)
@@ -87,7 +87,7 @@ def test_streams_may_not_outgrow_the_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "most", "stored", "state"),
+    ("free", "max_bytes", "stored", "state"),
     [
         (0, 0, 0, State.fail),
         (1 << 20, 0, 0, State.fail),
@@ -97,15 +97,15 @@ def test_streams_may_not_outgrow_the_disk(tmp_path: Path) -> None:
         (1 << 34, 1 << 35, 1 << 35, State.ok),
     ],
 )
-def test_the_disk_has_room_for_all_that_streams_may_hold(
-    free: int, most: int, stored: int, state: State
+def test_free_space_must_fit_the_growth_of_streams(
+    free: int, max_bytes: int, stored: int, state: State
 ) -> None:
-    outcome = judge_space(free, most, stored, min_free=1 << 10)
+    outcome = judge_space(free, max_bytes, stored, min_free=1 << 10)
     assert outcome.state is state
     assert bool(outcome.mend) == (state is not State.ok)
 
 
-def test_damage_that_the_broker_knows_fails(tmp_path: Path) -> None:
+def test_damage_known_to_the_broker_fails(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with LocalBroker(root) as broker, broker.connect() as client:
         create(client, "s")
@@ -127,14 +127,14 @@ def test_damage_that_the_broker_knows_fails(tmp_path: Path) -> None:
     assert f"`penstock verify --root {root}`" in offline.found
 
 
-def test_a_disk_below_the_minimum_fails_and_names_the_setting() -> None:
-    outcome = judge_space(free=1 << 25, most=0, stored=0, min_free=1 << 26)
+def test_disk_below_min_free_disk_fails() -> None:
+    outcome = judge_space(free=1 << 25, max_bytes=0, stored=0, min_free=1 << 26)
 
     assert outcome.state is State.fail
     assert "less than min_free_disk (64 MiB): appends are refused" in outcome.found
 
 
-def test_the_minimum_is_that_of_the_running_broker(tmp_path: Path) -> None:
+def test_min_free_disk_of_the_running_broker_is_used(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with LocalBroker(root, min_free_disk=1 << 50):
         outcome = examine(check_space, root)

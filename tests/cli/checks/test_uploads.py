@@ -1,4 +1,4 @@
-"""Uploads to S3: whether everything could be uploaded, and what is said of wrong directories."""
+"""The check of the directories that files may be uploaded from to S3."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def allow(*directories: Path) -> dict[str, Any]:
     return {"STREAM_MANAGER_READ_ONLY_DIRS": ", ".join(map(str, directories))}
 
 
-def test_that_everything_may_be_uploaded_is_worth_a_warning(broker: Reachable) -> None:
+def test_unrestricted_uploads_are_a_warning(broker: Reachable) -> None:
     outcome = examine(check_input_directories, broker.root)
 
     assert outcome.state is State.warn
     assert outcome.found == (
-        "all that the pipeline's user may read can be uploaded, by any program that may append to "
-        "files"
+        "any program that may append can upload all files that the pipeline's user may read, "
+        "through files"
     )
     assert "set STREAM_MANAGER_READ_ONLY_DIRS" in outcome.mend
 
 
-def test_directories_that_are_there_are_fine(broker: Reachable, tmp_path: Path) -> None:
+def test_existing_directories_pass(broker: Reachable, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     outcome = examine(check_input_directories, broker.root, **allow(tmp_path, tmp_path / "link"))
 
@@ -50,7 +50,7 @@ def test_directories_that_are_there_are_fine(broker: Reachable, tmp_path: Path) 
     assert outcome.found == f"only from {tmp_path}, {tmp_path}/link"
 
 
-def test_those_that_are_not_are_told(broker: Reachable, tmp_path: Path) -> None:
+def test_missing_directories_are_a_warning(broker: Reachable, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     wrong = [tmp_path / name for name in ("missing", "file", "loop")]
@@ -64,13 +64,13 @@ def test_those_that_are_not_are_told(broker: Reachable, tmp_path: Path) -> None:
     assert "STREAM_MANAGER_READ_ONLY_DIRS" in outcome.mend
 
 
-def test_one_that_may_not_be_entered_is_told(broker: Reachable) -> None:
+def test_inaccessible_directory_is_a_warning(broker: Reachable) -> None:
     with public_directory() as directory:
         closed, unlisted = directory / "closed", directory / "unlisted"
         closed.mkdir(mode=0)
         unlisted.mkdir(mode=0o711)
         with context(broker.root, **allow(closed, unlisted)) as examined:
-            # Another user may not look at these.
+            # Loaded here: the other user may not read them.
             assert examined.settings.read_only_directories
             assert examined.contact.definitions
             assert examined.inventory.definitions
@@ -81,7 +81,7 @@ def test_one_that_may_not_be_entered_is_told(broker: Reachable) -> None:
     assert outcome.found == f"{closed}: Permission denied"
 
 
-def test_without_a_broker_the_store_says_which_streams_there_are(tmp_path: Path) -> None:
+def test_streams_come_from_the_store_without_a_broker(tmp_path: Path) -> None:
     root = tmp_path / "root"
     paused = {"s3TaskExecutor": [{"identifier": "cloud", "disabled": True}]}
     with LocalBroker(root) as broker, broker.connect() as client:
@@ -91,10 +91,10 @@ def test_without_a_broker_the_store_says_which_streams_there_are(tmp_path: Path)
     outcome = examine(check_input_directories, root)
 
     assert outcome.state is State.warn
-    assert outcome.found.endswith("to a, b, c and 2 more")
+    assert outcome.found.endswith("through a, b, c and 2 more")
 
 
-def test_where_nothing_goes_to_s3_there_is_nothing_to_check(tmp_path: Path) -> None:
+def test_check_is_skipped_without_s3_exports(tmp_path: Path) -> None:
     exports = {"kinesis": [{"identifier": "cloud", "kinesisStreamName": "all"}]}
     unknown = examine(check_input_directories, tmp_path)
     with LocalBroker(tmp_path / "root") as broker:
@@ -102,12 +102,12 @@ def test_where_nothing_goes_to_s3_there_is_nothing_to_check(tmp_path: Path) -> N
             create(client, "s", exportDefinition=exports)
         none = examine(check_input_directories, broker.root, **allow(tmp_path / "missing"))
 
-    assert unknown == skip("not known: there is no broker, and no store")
+    assert unknown == skip("unknown: there is no broker and no store")
     assert none == skip("no stream has an export to S3")
 
 
-def test_settings_that_are_wrong_come_first(broker: Reachable) -> None:
+def test_invalid_settings_skip_the_check(broker: Reachable) -> None:
     with context(broker.root, STREAM_MANAGER_READ_ONLY_DIRS="here") as examined:
         finding = run("S3 files", check_input_directories, examined)
 
-    assert (finding.state, finding.found) == (State.skip, "the settings come first")
+    assert (finding.state, finding.found) == (State.skip, "not checked: the settings are wrong")

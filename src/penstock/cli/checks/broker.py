@@ -1,4 +1,4 @@
-"""The broker: whether its settings are right, and whether it answers."""
+"""Checks the settings and the connection to the broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.settings import unknown_variables
 
 
 def check_settings(context: CheckContext) -> Outcome:
-    mend = "`penstock settings` lists what is allowed"
+    mend = "`penstock settings` lists all settings and their values"
     try:
         found = f"the root is {context.settings.root}"
     except SettingError as error:
@@ -24,19 +24,23 @@ def check_broker(context: CheckContext) -> Outcome:
     if contact.is_refused:
         return fail(
             contact.error,
-            'set AWS_CONTAINER_AUTHORIZATION_TOKEN, as `eval "$(penstock env)"` does, or make '
+            'set AWS_CONTAINER_AUTHORIZATION_TOKEN with `eval "$(penstock env)"`, or create '
             "a token with `penstock tokens create`",
         )
     if contact.server is None:
         is_expected = target.host or target.port or target.unix_socket or context.is_served
-        mend = f"`{target.serve_command}` starts one" if target.is_here else "is it running there?"
+        mend = (
+            f"`{target.serve_command}` starts one"
+            if target.is_here
+            else "start it there, or check --host"
+        )
         return (fail if is_expected else warn)(contact.error, mend)
     if not contact.server.has_extensions:
-        name = f"a stream manager {contact.server.version}".strip()
-        return ok(f"{name} at {contact.address}, no Penstock; the token is accepted")
+        name = f"stream manager {contact.server.version}".strip()
+        return ok(f"{name} at {contact.address}, not Penstock; the token is accepted")
     found = f"penstock {contact.server.version} at {contact.address}, the token is accepted"
     if contact.server.version != __version__:
-        return warn(found, f"this is penstock {__version__}: restart the broker to have it")
+        return warn(found, f"restart the broker to upgrade it to {__version__}")
     return ok(found)
 
 

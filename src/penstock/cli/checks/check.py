@@ -1,4 +1,4 @@
-"""A check: what it is, what may come of it, and how it is run."""
+"""The type of a check, its outcomes, and how it is run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Outcome(NamedTuple):
     mend: str = ""
 
 
-class Finding(NamedTuple):
-    """An outcome, and what it is about."""
+class CheckFinding(NamedTuple):
+    """The outcome of a named check."""
 
     name: str
     state: State
@@ -51,12 +51,12 @@ def fail(found: str, mend: str) -> Outcome:
     return Outcome(State.fail, found, mend)
 
 
-def run(name: str, check: Check, context: CheckContext) -> Finding:
+def run(name: str, check: Check, context: CheckContext) -> CheckFinding:
     try:
         outcome = check(context)
     except SettingError:
-        outcome = skip("the settings come first")
+        outcome = skip("not checked: the settings are wrong")
     except (OSError, ValueError) as error:
-        # What may not even be looked at: most often it belongs to somebody else.
+        # Usually a file that belongs to another user.
         outcome = fail(str(error), "run this as the user that runs the broker")
-    return Finding(name, *outcome)
+    return CheckFinding(name, *outcome)

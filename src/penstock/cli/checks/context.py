@@ -1,4 +1,4 @@
-"""What checks look at: this machine, the settings, the broker and its store."""
+"""The subject of the checks: this machine, the settings, the broker and its store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.cli.main import settings_from
-from penstock.cli.target import Target
+from penstock.cli.target import BrokerTarget
 from penstock.client.client_protocol import ServerInfo
 from penstock.discovery import is_served
 from penstock.errors import (
@@ -35,14 +35,14 @@ _REQUEST_SECONDS = 3.0
 
 
 class Contact(NamedTuple):
-    """What came of talking to the broker."""
+    """The result of a connection to the broker."""
 
     address: str = ""
     server: ServerInfo | None = None
     definitions: tuple[MessageStreamDefinition, ...] = ()
-    # Exports, as `stream/identifier`, whose last delivery has arrived.
+    # Exports, as `stream/identifier`, whose last delivery succeeded.
     working: frozenset[str] = frozenset()
-    # What the broker knows of damaged messages, a text for each stream that has any.
+    # The damage that the broker knows, a text for each damaged stream.
     damage: tuple[str, ...] = ()
     # The disk of the broker's root; None if the server does not report it.
     disk: DiskStatistics | None = None
@@ -51,7 +51,7 @@ class Contact(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """What the catalog of a root holds; nothing where there is none."""
+    """The contents of the catalog of a root. Empty if there is no catalog."""
 
     exists: bool = False
     definitions: tuple[MessageStreamDefinition, ...] = ()
@@ -60,28 +60,28 @@ class Inventory(NamedTuple):
 
 
 class CheckContext:
-    """What takes time is looked at once, and only if a check asks for it."""
+    """The subject of the checks. Slow parts are loaded once, when a check needs them."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: BrokerTarget) -> None:
         self.target = target
         self.environment: Mapping[str, str] = os.environ
         self.epoch_seconds = time.time()
 
     @cached_property
     def settings(self) -> Settings:
-        """Those of the broker on this machine; SettingError if they are wrong."""
-        # With a host it is that broker's port, and says nothing about where ours listens.
+        """The settings of the broker on this machine; SettingError if they are wrong."""
+        # With --host, --port is the port of that broker, not of the one on this machine.
         port = self.target.port if self.target.host is None else None
         return settings_from(self.target.config, root=self.target.root, port=port)
 
     @cached_property
     def contact(self) -> Contact:
-        return _meet(self.target)
+        return _contact_broker(self.target)
 
     @cached_property
     def inventory(self) -> Inventory:
         try:
-            return _look_into(self.settings.root_path)
+            return _read_inventory(self.settings.root_path)
         except SettingError:
             return Inventory()
 
@@ -93,7 +93,7 @@ class CheckContext:
             return False
 
 
-def _meet(target: Target) -> Contact:
+def _contact_broker(target: BrokerTarget) -> Contact:
     try:
         with target.connect_briefly(CONNECT_SECONDS, _REQUEST_SECONDS) as client:
             definitions = []
@@ -137,7 +137,7 @@ def _find_working(streams: Sequence[StreamStatistics]) -> frozenset[str]:
     )
 
 
-def _look_into(root: Path) -> Inventory:
+def _read_inventory(root: Path) -> Inventory:
     path = root / CATALOG_FILE
     try:
         if not path.exists():
@@ -150,10 +150,10 @@ def _look_into(root: Path) -> Inventory:
 
 
 def _measure(root: Path) -> int:
-    """By the files: the catalog does not know how far the broker is in its newest segments."""
+    """Measures the files: the catalog does not know the sizes of the newest segments."""
     size = 0
     for path in root.glob("streams/*/*.data"):
-        # One may just be removed.
+        # The broker may remove a segment at any time.
         with suppress(FileNotFoundError):
             size += path.stat().st_size
     return size

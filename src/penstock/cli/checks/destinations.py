@@ -1,4 +1,4 @@
-"""Where streams are exported to: whether it can be reached, and whether there are credentials."""
+"""Checks that the destinations of exports are reachable, and that there are AWS credentials."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.cli.checks.check import Finding, Outcome, State, fail, ok, skip, warn
+from penstock.cli.checks.check import CheckFinding, Outcome, State, fail, ok, skip, warn
 from penstock.cli.checks.context import CONNECT_SECONDS, CheckContext
 from penstock.model import ExportConfig, HTTPConfig, MessageStreamDefinition
 from penstock.model.export_definition import S3_TASK_EXECUTOR
@@ -21,7 +21,7 @@ _AWS_SERVICES = {
     S3_TASK_EXECUTOR: ("S3", "s3.{region}"),
 }
 
-# Whatever gives credentials to an AWS client, in the order in which it looks.
+# The sources of AWS credentials, in the order in which AWS clients use them.
 _CREDENTIALS = (
     ("variables", ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
     ("web identity", ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN")),
@@ -31,36 +31,36 @@ _CREDENTIALS = (
 )
 
 
-def check_destinations(context: CheckContext) -> list[Finding]:
-    """One for each place that exports go to, and one for the credentials they need."""
+def check_destinations(context: CheckContext) -> list[CheckFinding]:
+    """A finding for each destination, and one for the AWS credentials."""
     contact, inventory = context.contact, context.inventory
     routes = plan_routes(contact.definitions or inventory.definitions, context.environment)
     if not routes:
         is_known = contact.server is not None or inventory.exists
-        found = "no stream has any" if is_known else "not known: there is no broker, and no store"
-        return [Finding("exports", *skip(found))]
+        found = "no stream has exports" if is_known else "unknown: there is no broker and no store"
+        return [CheckFinding("exports", *skip(found))]
     with ThreadPoolExecutor(max_workers=16) as threads:
         outcomes = threads.map(_try_route, routes)
     findings = []
-    # The pipeline may well have variables that this shell has not.
+    # The pipeline may have variables that this shell does not have.
     working = contact.working
     for (route, exports), tried in zip(routes.items(), outcomes, strict=True):
-        is_told = tried.state is State.warn and working.intersection(exports)
-        outcome = ok("it works, with what its pipeline is told") if is_told else tried
+        is_working = tried.state is State.warn and working.intersection(exports)
+        outcome = ok("works with the variables of the pipeline") if is_working else tried
         place = f"{route.host}:{route.port}" if route.host else route.service
         found = f"{place}: {outcome.found}, for {_enumerate(exports)}"
-        findings.append(Finding("export", *outcome._replace(found=found)))
+        findings.append(CheckFinding("export", *outcome._replace(found=found)))
     to_aws = [name for route, names in routes.items() if route.service != "http" for name in names]
     if to_aws:
         credentials = find_credentials(context.environment)
         if credentials.state is State.warn and working.intersection(to_aws):
-            credentials = ok("the pipeline has some")
-        findings.append(Finding("AWS credentials", *credentials))
+            credentials = ok("the pipeline has credentials")
+        findings.append(CheckFinding("AWS credentials", *credentials))
     return findings
 
 
 class Route(NamedTuple):
-    """Where exports connect to, or why that is not known."""
+    """The address that exports connect to, or the reason why it is unknown."""
 
     service: str
     host: str = ""
@@ -71,7 +71,7 @@ class Route(NamedTuple):
 def plan_routes(
     definitions: Iterable[MessageStreamDefinition], environment: Mapping[str, str]
 ) -> dict[Route, list[str]]:
-    """The ways that exports take which are not paused, and the names of those exports."""
+    """The routes of all exports that are not paused, with the names of these exports."""
     routes: dict[Route, list[str]] = {}
     for definition in definitions:
         for kind, export in definition.export_definition.configs_by_kind():
@@ -104,7 +104,7 @@ def _route_of_uri(kind: str, uri: str, mend: str) -> Route:
             return Route(kind, parts.hostname, parts.port or default_port)
     except (ValueError, KeyError):
         pass
-    return Route(kind, problem=fail(f"{uri!r} is no http or https address", mend))
+    return Route(kind, problem=fail(f"{uri!r} is not an http or https URL", mend))
 
 
 def _try_route(route: Route) -> Outcome:
@@ -113,12 +113,13 @@ def _try_route(route: Route) -> Outcome:
     try:
         socket.create_connection((route.host, route.port), CONNECT_SECONDS).close()
     except socket.gaierror as error:
-        return fail(f"the name is not known: {error.strerror}", "check the name, and DNS")
+        return fail(f"cannot resolve the name: {error.strerror}", "check the name and DNS")
     except TimeoutError:
-        return fail("no answer", "check the network, and firewalls")
+        return fail("timeout", "check the network and firewalls")
     except OSError as error:
         return fail(
-            f"not reachable: {error.strerror or error}", "check what listens there, and firewalls"
+            f"unreachable: {error.strerror or error}",
+            "check that the destination is running, and firewalls",
         )
     return ok("reachable")
 
@@ -129,7 +130,7 @@ def _enumerate(exports: Sequence[str]) -> str:
 
 
 def find_credentials(environment: Mapping[str, str]) -> Outcome:
-    """Whether there seem to be some; what they are is nobody's business here."""
+    """Whether there are AWS credentials. Their values are not read."""
     for source, variables in _CREDENTIALS:
         if all(environment.get(variable) for variable in variables):
             return ok(f"from the {source}: {', '.join(variables)}")
@@ -138,6 +139,6 @@ def find_credentials(environment: Mapping[str, str]) -> Outcome:
     if file.is_file():
         return ok(f"from the file {file}")
     return warn(
-        "none in the environment, nor in a file; a machine in the cloud may have its own",
+        "none in the environment or in a file; a machine in AWS may get them from its role",
         "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     )

@@ -1,4 +1,4 @@
-"""Where a broker listens: how many connections it may have, its port, TLS, its Unix socket."""
+"""Checks file descriptors, ports, TLS and the Unix socket."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import NamedTuple
 from penstock.broker.descriptors import HOW_TO_RAISE, plan_budget
 from penstock.cli.checks.check import Check, Outcome, State, fail, ok, skip, warn
 from penstock.cli.checks.context import CONNECT_SECONDS, CheckContext
-from penstock.cli.main import USUAL_HTTP_PORT
+from penstock.cli.main import DEFAULT_HTTP_PORT
 from penstock.discovery import read_address
 
-# With fewer descriptors left a broker is about to refuse connections.
+# With fewer free descriptors, a broker is about to refuse connections.
 _MIN_FREE_DESCRIPTORS = 8
 _EXPIRY_DAYS = 30
-# What the address of a Unix socket has room for, with the zero at its end.
+# The size of the path in a Unix socket address, including its final zero.
 _UNIX_PATH_BYTES = 108
 
 
 class _Hint(NamedTuple):
-    """How one chooses where it listens."""
+    """The options and variables that set the address of a listener."""
 
     host: str
     port: str
@@ -43,16 +43,16 @@ def check_descriptors(context: CheckContext) -> Outcome:
             limit = resource.prlimit(address.pid, resource.RLIMIT_NOFILE)[0]
             used = len(list(Path(f"/proc/{address.pid}/fd").iterdir()))
         except OSError:
-            pass  # another user's, or of another container
+            pass  # the broker belongs to another user or another container
         else:
             return judge_descriptors(limit, max_connections, used)
     return judge_descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[1], max_connections)
 
 
 def judge_descriptors(limit: int, max_connections: int, used: int | None = None) -> Outcome:
-    """Whether a limit suffices; `used` are the descriptors that a running broker has."""
+    """Whether a limit is high enough. `used` is the count of a running broker."""
     if limit == resource.RLIM_INFINITY:
-        return ok("as many as wanted")
+        return ok("no limit")
     budget = plan_budget(limit, max_connections)
     found = f"{limit} allow {budget.connections} connections and {budget.segments} open segments"
     if used is not None:
@@ -86,13 +86,13 @@ def check_dashboard(context: CheckContext) -> Outcome:
     settings = context.settings
     address = read_address(settings.root_path)
     if address is not None:
-        return ok(address.http_url) if address.http_url else skip("this broker has none")
-    port = USUAL_HTTP_PORT if settings.http_port is None else settings.http_port
+        return ok(address.http_url) if address.http_url else skip("this broker has no dashboard")
+    port = DEFAULT_HTTP_PORT if settings.http_port is None else settings.http_port
     problem = _try_listen(settings.http_host, port, _HTTP_PORT_HINT)
     if problem is None:
         return ok(f"{settings.http_host}:{port or 'any port'} is free")
     if settings.http_port is None:
-        # Only `penstock up` wants it then.
+        # Only `penstock up` uses it then.
         return problem._replace(state=State.warn)
     return problem
 
@@ -110,11 +110,10 @@ def _try_listen(host: str, port: int, hint: _Hint) -> Outcome | None:
         if error.errno == errno.EADDRINUSE:
             return fail(
                 f"{place} is taken by another program",
-                f"`ss -ltnp 'sport = :{port}'` shows by which; or choose another port with "
-                f"{hint.port}",
+                f"find it with `ss -ltnp 'sport = :{port}'`, or choose another with {hint.port}",
             )
         if error.errno == errno.EACCES:
-            return fail(f"{place} is for the superuser", "choose a port above 1023")
+            return fail(f"{place} needs superuser rights", "choose a port above 1023")
         return fail(
             f"{place}: {error.strerror or error}",
             f"choose an address of this machine with {hint.host}",
@@ -125,7 +124,7 @@ def _try_listen(host: str, port: int, hint: _Hint) -> Outcome | None:
 def check_tls(context: CheckContext) -> Outcome:
     settings = context.settings
     if not settings.uses_tls:
-        return skip("it is not configured")
+        return skip("not configured")
     try:
         end = read_certificate_end(settings.tls_certificate, settings.tls_key)
     except ssl.SSLCertVerificationError as error:
@@ -142,13 +141,13 @@ def check_tls(context: CheckContext) -> Outcome:
 
 
 def read_certificate_end(certificate: str, key: str) -> float:
-    """When a certificate expires; SSLError or OSError if it and its key are of no use.
+    """The expiry of a certificate; SSLError or OSError if it does not work with its key.
 
-    Python's ssl shows what is in a certificate only where it was accepted from a peer: so two
-    ends in memory shake hands over it.
+    Python's ssl decodes a certificate only if it was accepted from a peer: so this performs a
+    handshake in memory.
     """
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A broker has nobody to ask for a password.
+    # A broker cannot prompt for a password: encrypted keys are refused.
     server_context.load_cert_chain(certificate, key, password=lambda: "")
     client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_context.check_hostname = False
@@ -172,17 +171,17 @@ def read_certificate_end(certificate: str, key: str) -> float:
 def check_unix_socket(context: CheckContext) -> Outcome:
     settings = context.settings
     if not settings.unix_socket:
-        return skip("it is not configured")
+        return skip("not configured")
     path = Path(settings.unix_socket)
     other = "choose another path with --unix-socket or PENSTOCK_UNIX_SOCKET"
     if len(os.fsencode(path)) >= _UNIX_PATH_BYTES:
-        return fail(f"{path} has {len(os.fsencode(path))} bytes: at most 107 fit", other)
+        return fail(f"{path} has {len(os.fsencode(path))} bytes: the maximum is 107", other)
     if not path.parent.is_dir():
-        return fail(f"{path.parent} is not there", f"make it, or {other}")
+        return fail(f"{path.parent} does not exist", f"create it, or {other}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        return fail(f"{path.parent} may not be written", other)
+        return fail(f"{path.parent} is not writable", other)
     if path.exists() and not path.is_socket():
-        return fail(f"{path} is there, and no socket", f"move it away, or {other}")
+        return fail(f"{path} exists and is not a socket", f"remove it, or {other}")
     address = read_address(settings.root_path)
     if path.exists() and (address is None or address.unix_socket != str(path.absolute())):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other_end:

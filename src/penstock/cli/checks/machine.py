@@ -1,4 +1,4 @@
-"""The machine: Python and what is installed for it, Java, the clock."""
+"""Checks Python, the installed packages, Java and the clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_python(_: CheckContext) -> Outcome:
     try:
         needed = metadata.metadata("penstock")["Requires-Python"]
     except metadata.PackageNotFoundError:
-        return skip(f"{version}; what is needed is not known, as penstock is not installed")
+        return skip(f"{version}; not checked: penstock is not installed as a package")
     found = f"{version} at {sys.executable}"
     return ok(found) if satisfies(version, needed) else fail(found, f"use Python {needed}")
 
@@ -36,16 +36,14 @@ def check_packages(_: CheckContext) -> Outcome:
     found, wrong = _packages(extra=None)
     if wrong:
         return fail(", ".join(wrong), _install_line("penstock"))
-    return _all_there(found)
+    return _found_all(found)
 
 
 def check_fast_packages(_: CheckContext) -> Outcome:
     found, wrong = _packages(extra="fast")
     if wrong:
-        return warn(
-            f"{', '.join(wrong)}: all works without, only slower", _install_line("penstock[fast]")
-        )
-    return _all_there(found)
+        return warn(f"{', '.join(wrong)}: only needed for speed", _install_line("penstock[fast]"))
+    return _found_all(found)
 
 
 def check_pyspark(_: CheckContext) -> Outcome:
@@ -53,12 +51,12 @@ def check_pyspark(_: CheckContext) -> Outcome:
         return ok(metadata.version("pyspark"))
     except metadata.PackageNotFoundError:
         return warn(
-            "it is missing",
-            "only the Spark pipeline needs it, the broker does not: " + _install_line("pyspark"),
+            "pyspark is missing",
+            "only the pipeline needs it, the broker does not: " + _install_line("pyspark"),
         )
 
 
-def _all_there(found: list[str]) -> Outcome:
+def _found_all(found: list[str]) -> Outcome:
     return ok(", ".join(found)) if found else skip("penstock is not installed as a package")
 
 
@@ -67,7 +65,7 @@ def _install_line(what: str) -> str:
 
 
 def _packages(extra: str | None) -> tuple[list[str], list[str]]:
-    """Those that Penstock asks for, always or with an extra: the good ones and the others."""
+    """The packages that Penstock requires, always or with an extra: found ones and problems."""
     try:
         requirements = metadata.requires("penstock") or []
     except metadata.PackageNotFoundError:
@@ -104,7 +102,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def satisfies(version: str, specifier: str) -> bool:
-    """Whether a version is in a range such as `>=5.9,<7`; only the numbers in it count."""
+    """Whether a version is in a range such as `>=5.9,<7`. Only numbers are compared."""
     return all(
         _OPERATORS[sign](_numbers(version), _numbers(bound))
         for sign, bound in re.findall(r"([<>=!]=|[<>])\s*([\d.]+)", specifier)
@@ -123,11 +121,11 @@ def check_java(context: CheckContext) -> Outcome:
     try:
         from penstock.spark.java import find_java
     except ImportError:
-        return skip("only Spark needs it, and that is not installed")
+        return skip("only Spark needs it, and Spark is not installed")
     try:
         java = find_java(context.environment)
     except SettingError as error:
-        return warn(str(error), "only Spark needs it, the broker does not")
+        return warn(str(error), "only the pipeline needs it, the broker does not")
     return ok(f"{java.version} at {java.home} ({java.origin})")
 
 
@@ -138,8 +136,8 @@ def check_clock(context: CheckContext) -> Outcome:
     now = datetime.fromtimestamp(context.epoch_seconds, UTC)
     if now.year < _MIN_YEAR:
         return fail(
-            f"it is {now:%Y-%m-%d}: messages would get wrong times, and certificates be refused",
-            "set the clock; `timedatectl set-ntp true` does it where systemd is",
+            f"the date is {now:%Y-%m-%d}: messages get wrong times, and certificates are refused",
+            "set the clock, with systemd by `timedatectl set-ntp true`",
         )
     return ok(f"{now:%Y-%m-%d %H:%M:%S} UTC")
 

@@ -1,4 +1,4 @@
-"""The root, and the store in it: whether a broker may use it, and has room."""
+"""Checks the root, its store, its messages and the disk space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.discovery import TOKEN_FILE
 from penstock.model import Persistence
 
 _MIN_FREE_BYTES = 1024**3
-# Not even a segment of the usual size could be written.
+# Less than a segment of the default size.
 _FULL_BYTES = 16 * 1024**2
 
 _OTHER_ROOT = "choose another root with --root or STREAM_MANAGER_STORE_ROOT_DIR"
@@ -25,22 +25,22 @@ def check_root(context: CheckContext) -> Outcome:
     if root.is_dir():
         if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
             return fail(
-                f"{root} may not be read and written", f"make this user its owner, or {_OTHER_ROOT}"
+                f"{root} is not readable and writable", f"change its owner, or {_OTHER_ROOT}"
             )
-        return ok(f"{root} may be read and written")
+        return ok(f"{root} is readable and writable")
     parent = _existing(root)
     if not parent.is_dir():
         return fail(f"{parent} is not a directory", _OTHER_ROOT)
     if not os.access(parent, os.W_OK | os.X_OK):
         return fail(
-            f"{root} cannot be made: {parent} may not be written",
-            f"make {root} and this user its owner, or {_OTHER_ROOT}",
+            f"{root} cannot be created: {parent} is not writable",
+            f"create {root} with this user as its owner, or {_OTHER_ROOT}",
         )
-    return ok(f"{root} will be made when the broker starts")
+    return ok(f"{root} will be created when the broker starts")
 
 
 def _existing(path: Path) -> Path:
-    """The path, or the nearest directory above it that is there."""
+    """The path, or its nearest parent that exists."""
     while not path.exists():
         path = path.parent
     return path
@@ -49,7 +49,7 @@ def _existing(path: Path) -> Path:
 def check_permissions(context: CheckContext) -> Outcome:
     root = context.settings.root_path
     if not root.is_dir():
-        return skip(f"{root} is not there yet")
+        return skip(f"{root} does not exist yet")
     status = root.stat()
     if os.geteuid() not in (0, status.st_uid):
         return warn(
@@ -58,23 +58,23 @@ def check_permissions(context: CheckContext) -> Outcome:
         )
     if status.st_mode & 0o077:
         return warn(
-            f"{root} has mode {status.st_mode & 0o777:o}: others may look into it",
+            f"{root} has mode {status.st_mode & 0o777:o}: other users have access",
             f"chmod 700 {shlex.quote(str(root))}",
         )
     token = root / TOKEN_FILE
     if token.exists() and token.stat().st_mode & 0o077:
-        return fail(f"{token} may be read by others", f"chmod 600 {shlex.quote(str(token))}")
-    return ok("the owner's alone")
+        return fail(f"other users can access {token}", f"chmod 600 {shlex.quote(str(token))}")
+    return ok("only the owner has access")
 
 
 def check_store(context: CheckContext) -> Outcome:
     root, inventory = context.settings.root_path, context.inventory
     if not inventory.exists:
-        return skip(f"{root} holds none yet")
+        return skip(f"there is no store in {root} yet")
     if inventory.error:
         return fail(
-            f"its catalog cannot be read: {inventory.error}",
-            "restore catalog.sqlite from a backup; `penstock serve` says what it can recover",
+            f"cannot read its catalog: {inventory.error}",
+            "`penstock serve` repairs it if it can; otherwise restore catalog.sqlite from a backup",
         )
     count = len(inventory.definitions)
     streams = "1 stream" if count == 1 else f"{count} streams"
@@ -87,7 +87,7 @@ def check_messages(context: CheckContext) -> Outcome:
     if contact.damage:
         return fail(
             "; ".join(contact.damage),
-            f"{verify} lists all of them; look at the disk, with `dmesg` and `smartctl`",
+            f"{verify} lists all damage; check the disk with `dmesg` and `smartctl`",
         )
     if contact.server is None:
         return skip(f"{verify} checks every stored message")
@@ -98,33 +98,34 @@ def check_messages(context: CheckContext) -> Outcome:
 
 def check_space(context: CheckContext) -> Outcome:
     free = shutil.disk_usage(_existing(context.settings.root_path)).free
-    most = sum(
+    max_bytes = sum(
         definition.max_size
         for definition in context.inventory.definitions
         if definition.persistence is Persistence.File
     )
-    return judge_space(free, most, context.inventory.stored_bytes, _find_min_free(context))
+    return judge_space(free, max_bytes, context.inventory.stored_bytes, _find_min_free(context))
 
 
 def _find_min_free(context: CheckContext) -> int:
-    """`min_free_disk` of the broker that serves the root, which may have been started with another
-    value than this command sees."""
+    """`min_free_disk` of the running broker, which may differ from the settings of this command."""
     if context.target.host is None and context.is_served and context.contact.disk is not None:
         return context.contact.disk.min_free_bytes
     return context.settings.min_free_disk
 
 
-def judge_space(free: int, most: int, stored: int, min_free: int) -> Outcome:
-    """For streams that may have so many bytes in all, and have some of them already."""
+def judge_space(free: int, max_bytes: int, stored: int, min_free: int) -> Outcome:
+    """Whether `free` bytes suffice for streams of `max_bytes` in total that hold `stored` bytes."""
     found = f"{human_bytes(free)} free"
-    mend = "make room, move the root to a larger disk, or give the streams a smaller max_size"
+    mend = "free disk space, move the root to a larger disk, or lower the max_size of streams"
     if free < min_free:
         limit = human_bytes(min_free)
         return fail(f"{found}, less than min_free_disk ({limit}): appends are refused", mend)
     if free < _FULL_BYTES:
         return fail(f"{found}: the disk is full", mend)
-    if free < most - stored:
-        return warn(f"{found}, and streams may still grow by {human_bytes(most - stored)}", mend)
+    if free < max_bytes - stored:
+        return warn(
+            f"{found}, and streams may still grow by {human_bytes(max_bytes - stored)}", mend
+        )
     if free < _MIN_FREE_BYTES:
         return warn(found, mend)
     return ok(found)

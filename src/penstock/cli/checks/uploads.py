@@ -1,4 +1,4 @@
-"""Uploads of files to S3: whether it is limited which files they may be."""
+"""Checks the directories that files may be uploaded from to S3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.settings import original_variables
 
 def check_input_directories(context: CheckContext) -> Outcome:
     contact, inventory = context.contact, context.inventory
-    # Those that are paused as well: what they are asked for now they do once they go on.
+    # Paused exports count too: they carry out their tasks once they are resumed.
     streams = [
         definition.name
         for definition in contact.definitions or inventory.definitions
@@ -22,27 +22,27 @@ def check_input_directories(context: CheckContext) -> Outcome:
         return skip(
             "no stream has an export to S3"
             if is_known
-            else "not known: there is no broker, and no store"
+            else "unknown: there is no broker and no store"
         )
     (variable,) = original_variables("read_only_dirs")
     directories = context.settings.read_only_directories
     if not directories:
         return warn(
-            "all that the pipeline's user may read can be uploaded, by any program that may append "
-            f"to {_enumerate(streams)}",
-            f"set {variable} to the directories that such files are in, separated by commas",
+            "any program that may append can upload all files that the pipeline's user may read, "
+            f"through {_enumerate(streams)}",
+            f"set {variable} to the allowed directories, separated by commas",
         )
     problems = [problem for directory in directories if (problem := _find_problem(directory))]
     if problems:
-        return warn(", ".join(problems), f"mend that, or change {variable}")
+        return warn(", ".join(problems), f"fix the directories, or change {variable}")
     return ok(f"only from {', '.join(directories)}")
 
 
 def _find_problem(directory: str) -> str:
-    """Why files in it cannot be read; nothing if they can."""
+    """The reason why files in the directory cannot be read; empty if they can."""
     try:
-        # The dot asks whether it is a directory that may be entered. Tasks name their files, so
-        # nobody needs to list it.
+        # The dot checks that it is a directory that may be entered. Tasks name their files, so it
+        # need not be listable.
         os.stat(f"{directory}/.")  # noqa: PTH116 - a Path would drop the dot
     except OSError as error:
         return f"{directory}: {error.strerror}"

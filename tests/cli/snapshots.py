@@ -1,10 +1,10 @@
-"""Pictures of brokers: all that a test does not name is as on a quiet one."""
+"""Makes status snapshots of an idle broker. A test sets the fields that it needs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.cli.overview import Picture
+from penstock.cli.overview import StatusSnapshot
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 
 
@@ -24,7 +24,7 @@ def export(**fields: Any) -> ExportStatistics:
 
 
 def stream(name: str = "s", oldest: int = 0, end: int = 0, **fields: Any) -> StreamStatistics:
-    """With messages of ten bytes."""
+    """A stream whose messages have ten bytes."""
     defaults = {
         "name": name,
         "oldest_sequence_number": oldest,
@@ -38,8 +38,8 @@ def stream(name: str = "s", oldest: int = 0, end: int = 0, **fields: Any) -> Str
     return StreamStatistics(**{**defaults, **fields})
 
 
-def picture(seconds: float, *streams: StreamStatistics, **fields: Any) -> Picture:
-    """Taken so long after the start of a broker."""
+def snapshot(seconds: float, *streams: StreamStatistics, **fields: Any) -> StatusSnapshot:
+    """A snapshot of a broker that started `seconds` ago."""
     defaults = {
         "version": "1",
         "uptime_millis": round(1000 * seconds),
@@ -55,4 +55,4 @@ def picture(seconds: float, *streams: StreamStatistics, **fields: Any) -> Pictur
         "streams": list(streams),
     }
     broker = Statistics(**{**defaults, **fields})
-    return Picture("127.0.0.1:8088", "1", seconds, 1_000_000, list(streams), {}, broker)
+    return StatusSnapshot("127.0.0.1:8088", "1", seconds, 1_000_000, list(streams), {}, broker)
