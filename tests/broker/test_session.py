@@ -17,7 +17,7 @@ import cbor2
 import pytest
 
 from penstock.broker.access import Access, Role
-from penstock.broker.session import Session, measure_unsent
+from penstock.broker.session import Session, SessionState, measure_unsent
 from penstock.errors import ResponseStatusCode, UnauthorizedException
 from penstock.store.rows import TokenRow
 from penstock.wire.frames import LENGTH, MAX_FRAME_BYTES, encode_frame
@@ -309,6 +309,59 @@ def test_who_is_asked_and_breaks_costs_one_connection(
         )
         assert is_closed(peer)
         others_are_served(local, calls=1)
+
+
+# The state of a session
+
+
+def test_state_follows_the_connection(local: LocalBroker, elsewhere: Elsewhere) -> None:
+    with local.reach() as peer:
+        wait_until(lambda: local.sessions)
+        session = session_of(local, peer)
+        assert session.state is SessionState.HANDSHAKE
+
+        peer.say(b"\x01" + connect_frame("theirs"))
+        wait_until(lambda: elsewhere.asked)
+        assert session.state is SessionState.VERIFYING
+
+        local.run(elsewhere.may_answer.set)
+        assert peer.take_connect_answer()["status"] == 0
+        assert session.state is SessionState.OPEN
+
+        local.run(session.stop)
+        assert session.state is SessionState.STOPPING
+
+        local.run(session.finish)
+        assert session.state is SessionState.CLOSING
+        assert is_closed(peer)
+
+
+def test_stopping_session_answers_a_verified_handshake_but_no_request(
+    local: LocalBroker, elsewhere: Elsewhere
+) -> None:
+    with local.reach() as peer:
+        peer.say(b"\x01" + connect_frame("theirs") + frame(Operation.ListStreams))
+        wait_until(lambda: elsewhere.asked)
+        session = session_of(local, peer)
+        local.run(session.stop)
+
+        local.run(elsewhere.may_answer.set)
+
+        assert peer.take_connect_answer()["status"] == 0
+        assert session.state is SessionState.STOPPING
+        local.run(session.finish)
+        assert is_closed(peer)
+
+
+def test_stop_does_not_reopen_a_closing_session(local: LocalBroker) -> None:
+    with local.meet() as peer:
+        session = session_of(local, peer)
+        local.run(session.finish)
+
+        local.run(session.stop)
+
+        assert session.state is SessionState.CLOSING
+        assert is_closed(peer)
 
 
 # Frames that nobody should send
@@ -781,7 +834,7 @@ def test_half_a_frame_is_not_waited_for_for_ever(local: LocalBroker) -> None:
         began = session._frame_began
 
         check_pace(local, session, began + 59)
-        assert session.is_connected
+        assert session.state is SessionState.OPEN
         check_pace(local, session, began + 61)
 
         assert is_closed(peer)
@@ -826,7 +879,7 @@ def test_a_large_frame_has_the_time_that_its_pace_gives_it(local: LocalBroker) -
         began = session._frame_began
 
         check_pace(local, session, began + 300)
-        assert session.is_connected
+        assert session.state is SessionState.OPEN
         # Others wait for its memory: at this pace it would keep it for ever.
         check_pace(local, session, began + 601)
 
@@ -848,7 +901,7 @@ def test_a_peer_who_takes_no_answers_is_dropped_after_a_minute(local: LocalBroke
         paused = session._progress_at
 
         check_pace(local, session, paused + 59)
-        assert session.is_connected
+        assert session.state is SessionState.OPEN
         # The system may still move bytes into the peer's buffer, which counts as progress.
         minutes = count(2)
 
@@ -882,7 +935,7 @@ def test_slow_peer_that_takes_something_is_not_dropped(local: LocalBroker) -> No
             # The system reports a window only when a good part of its buffer is free.
             while not local.run(has_moved):
                 slow.take(256 * 1024)
-            assert session.is_connected
+            assert session.state is SessionState.OPEN
 
 
 def test_one_who_was_told_to_go_has_a_minute_to_hear_it(local: LocalBroker) -> None:
@@ -897,7 +950,7 @@ def test_one_who_was_told_to_go_has_a_minute_to_hear_it(local: LocalBroker) -> N
         )
         slow.say(request)
         wait_until(lambda: session._writing_is_paused)
-        came = session._began
+        came = session._handshake_began
         wait_until(lambda: local.loop.time() > came + 0.02)
         local.run(session.finish)
 

@@ -29,7 +29,7 @@ from penstock.broker.exports.statuses import Statuses
 from penstock.broker.handlers import Handlers, now_millis
 from penstock.broker.listener import BACKLOG, Listener, listen
 from penstock.broker.memory import AnswerMemory, FrameMemory
-from penstock.broker.session import Session
+from penstock.broker.session import Session, SessionState
 from penstock.broker.streams import Stream, Streams
 from penstock.broker.tls import TlsListener
 from penstock.discovery import ADDRESS_FILE, Address, write_address
@@ -290,7 +290,7 @@ class Broker:
         # A token may have been created, used and revoked since the last look: no difference then.
         digests = {value for row in tokens for value in row if isinstance(value, bytes)}
         for session in tuple(self._sessions):
-            if not session.is_connected:
+            if session.state is not SessionState.OPEN:
                 continue
             if self.gate.has_expired(session.access):
                 session.expire()

@@ -19,6 +19,7 @@ import termios
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -60,6 +61,30 @@ _SLOWEST_FRAME_SECONDS = 600
 _TIMEOUT_SECONDS = 60.0
 
 
+class SessionState(Enum):
+    """States of a connection. They follow one another in this order; each but the last is optional.
+
+    After a failed handshake `HANDSHAKE` or `VERIFYING` is followed by `CLOSING`.
+    """
+
+    # Waits for the handshake.
+    HANDSHAKE = 1
+    # An external verifier checks the token of the handshake. No request is handled.
+    VERIFYING = 2
+    # Handles requests.
+    OPEN = 3
+    # The server stops: pending requests are answered, no further request is handled.
+    STOPPING = 4
+    # Sends the remaining answers, or is closed already.
+    CLOSING = 5
+
+
+# Members of an enum take long to find.
+_HANDSHAKE = SessionState.HANDSHAKE
+_OPEN = SessionState.OPEN
+_CLOSING = SessionState.CLOSING
+
+
 class Host(Protocol):
     """What a session needs of the server it belongs to."""
 
@@ -79,18 +104,17 @@ class Host(Protocol):
 class Session(asyncio.Protocol):
     # More than 30 attributes: without slots Python finds each of them more slowly.
     __slots__ = (
-        "_began",
         "_cancellations",
+        "_closing_began",
         "_farewells",
         "_frame_began",
         "_gives_way",
+        "_handshake_began",
         "_held_bytes",
         "_held_for",
         "_holds_memory",
         "_host",
-        "_is_closing",
         "_is_processing",
-        "_is_stopping",
         "_open_calls",
         "_out",
         "_out_bytes",
@@ -98,13 +122,14 @@ class Session(asyncio.Protocol):
         "_progress",
         "_progress_at",
         "_protocol",
-        "_question",
         "_requests",
         "_rooms",
         "_socket",
+        "_state",
         "_transport",
         "_unsent",
         "_unsent_bytes",
+        "_verification",
         "_version",
         "_work",
         "_writing_is_paused",
@@ -121,9 +146,9 @@ class Session(asyncio.Protocol):
         self._socket: socket.socket | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
+        # Changed by `_enter` alone. The next three flags only control the flow.
+        self._state = _HANDSHAKE
         self._is_processing = False
-        self._is_closing = False
-        self._is_stopping = False
         self._gives_way = False
         self._writing_is_paused = False
         # Answers that the transport does not have yet, and their rooms, until all are sent.
@@ -136,8 +161,8 @@ class Session(asyncio.Protocol):
         self._progress_at = 0.0
         self._version = SUPPORTED_VERSIONS[-1]
         self._requests = REQUESTS
-        # The question whose token it is, while somebody else is asked.
-        self._question: asyncio.Task[None] | None = None
+        # The pending external token verification.
+        self._verification: asyncio.Task[None] | None = None
         self._open_calls = 0
         # A call that the requests behind it wait for.
         self._held_for: Call | None = None
@@ -146,10 +171,22 @@ class Session(asyncio.Protocol):
         self._farewells: dict[Hashable, Callable[[], object]] = {}
         self._frame_began = 0.0
         self._holds_memory = False
-        # The beginning of the handshake, and later that of the end.
-        self._began = self.loop.time()
+        self._handshake_began = self.loop.time()
+        self._closing_began = 0.0
         self.access: Access = NOTHING
         self.peer = "?"
+
+    @property
+    def state(self) -> SessionState:
+        return self._state
+
+    def _enter(self, state: SessionState) -> None:
+        """Change the state, unless the session has reached this or a later state.
+
+        A token that is verified while the server stops does not open the session.
+        """
+        if state.value > self._state.value:
+            self._state = state
 
     # Called by the event loop
 
@@ -171,9 +208,9 @@ class Session(asyncio.Protocol):
             self._refuse(ResponseStatusCode.FailedToConnect, refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
-        self._is_closing = True
-        if self._question is not None:
-            self._question.cancel()
+        self._enter(_CLOSING)
+        if self._verification is not None:
+            self._verification.cancel()
         for call in tuple(self._cancellations):
             call.cancel()
         for say_farewell in self._farewells.values():
@@ -232,18 +269,16 @@ class Session(asyncio.Protocol):
         return self._out_bytes > _TURN_BYTES or self._host.answers.is_short
 
     def _is_waiting(self) -> bool:
-        return self._writing_is_paused or self._is_closing or self._gives_way
+        return self._writing_is_paused or self._gives_way or self._state is _CLOSING
 
     def _is_held_up(self) -> bool:
         """Whether no further request is taken for now."""
         return (
             self._writing_is_paused
-            or self._is_closing
             or self._gives_way
-            or self._is_stopping
-            or self._question is not None
             or self._held_for is not None
             or self._open_calls >= _MAX_OPEN_CALLS
+            or not ((state := self._state) is _OPEN or state is _HANDSHAKE)
         )
 
     def _handle_next(self) -> bool:
@@ -285,7 +320,7 @@ class Session(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _handle_frame(self, frame: Frame) -> None:
-        if self._protocol.in_handshake:
+        if self._state is _HANDSHAKE:
             self._shake_hands(frame)
             return
         operation = frame.operation
@@ -317,28 +352,29 @@ class Session(asyncio.Protocol):
             self._refuse_because(error, request_id)
             return
         if access is None:
-            self._question = self.loop.create_task(self._ask(request))
+            self._enter(SessionState.VERIFYING)
+            self._verification = self.loop.create_task(self._verify(request))
         else:
             self._welcome(request, access)
 
-    async def _ask(self, request: ConnectRequest) -> None:
-        """Answers the handshake when it is known whose token this is. Meanwhile nothing is read."""
+    async def _verify(self, request: ConnectRequest) -> None:
+        """Answers the handshake when the external verifier has checked the token."""
         try:
             access = await self._host.gate.ask(request.auth_token)
         except StreamManagerException as error:
-            self._settle(partial(self._refuse_because, error, request.request_id))
+            self._finish_verification(partial(self._refuse_because, error, request.request_id))
         except Exception:
             logger.exception("%s: its token cannot be checked", self.peer)
             reason = "the server failed to check the token"
             refuse = partial(self._refuse, ResponseStatusCode.FailedToConnect, reason)
-            self._settle(partial(refuse, request.request_id))
+            self._finish_verification(partial(refuse, request.request_id))
         else:
-            self._settle(partial(self._welcome, request, access))
+            self._finish_verification(partial(self._welcome, request, access))
 
-    def _settle(self, answer: Callable[[], None]) -> None:
-        self._question = None
-        # The time for the handshake may be over, or the server stops.
-        if not self._is_closing:
+    def _finish_verification(self, answer: Callable[[], None]) -> None:
+        self._verification = None
+        # The handshake may have timed out.
+        if self._state is not _CLOSING:
             answer()
             self._go_on()
 
@@ -355,6 +391,7 @@ class Session(asyncio.Protocol):
             extensions["penstockExtensions"] = EXTENSIONS_VERSION
             extensions["maxFrameBytes"] = self._host.max_frame_bytes
         self._protocol.accept()
+        self._enter(_OPEN)
         self.send(
             _VERSION_BYTE
             + encode_response(
@@ -385,7 +422,7 @@ class Session(asyncio.Protocol):
         self._close()
 
     def _handle_violation(self, violation: Violation) -> None:
-        if self._protocol.in_handshake:
+        if self._state is _HANDSHAKE:
             self._refuse(violation.status, violation.reason, violation.request_id or "unknown")
             return
         if violation.request_id is not None:
@@ -437,7 +474,7 @@ class Session(asyncio.Protocol):
 
     def work(self, steps: Iterator[None]) -> None:
         """Do this in the connection's turn, behind what it has to do already."""
-        if self._is_closing:
+        if self._state is _CLOSING:
             return
         self._work.append(steps)
         if not self._is_processing:
@@ -522,8 +559,8 @@ class Session(asyncio.Protocol):
         self._close()
 
     def _close(self) -> None:
-        self._is_closing = True
-        self._began = self.loop.time()
+        self._enter(_CLOSING)
+        self._closing_began = self.loop.time()
         self._flush()
         # The transport sends what is left before it closes the connection.
         while self._unsent:
@@ -533,7 +570,7 @@ class Session(asyncio.Protocol):
 
     def abort_late(self) -> None:
         """An answer is too late: close instead, which every client survives."""
-        if not self._is_closing:
+        if self._state is not _CLOSING:
             self._drop("an answer came too late for the client")
 
     def revoke(self) -> None:
@@ -547,13 +584,13 @@ class Session(asyncio.Protocol):
 
     def check_pace(self, now: float) -> None:
         """Drop a peer that dawdles: in the handshake, or in the middle of a frame."""
-        if self._is_closing:
-            # Those who were told to go and do not take the answer.
-            if now - self._began > _TIMEOUT_SECONDS and self._transport.is_closing():
+        if self._state is _CLOSING:
+            # The peer does not take the last answers.
+            if now - self._closing_began > _TIMEOUT_SECONDS and self._transport.is_closing():
                 self._transport.abort()
             return
-        if self._protocol.in_handshake:
-            if now - self._began > self._host.handshake_timeout:
+        if self._state in (SessionState.HANDSHAKE, SessionState.VERIFYING):
+            if now - self._handshake_began > self._host.handshake_timeout:
                 self._refuse(ResponseStatusCode.ServerTimeout, "the handshake took too long")
         elif self._writing_is_paused:
             progress = measure_unsent(self._transport)
@@ -573,10 +610,6 @@ class Session(asyncio.Protocol):
                 self._drop("a request arrives too slowly")
 
     @property
-    def is_connected(self) -> bool:
-        return not self._protocol.in_handshake and not self._is_closing
-
-    @property
     def is_idle(self) -> bool:
         """Whether it owes the peer nothing."""
         return (
@@ -587,12 +620,12 @@ class Session(asyncio.Protocol):
 
     def stop(self) -> None:
         """Take no more requests. What is under way is still answered."""
-        self._is_stopping = True
-        if not self._is_closing and not self._transport.is_closing():
+        self._enter(SessionState.STOPPING)
+        if self._state is not _CLOSING and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def finish(self) -> None:
-        if not self._is_closing:
+        if self._state is not _CLOSING:
             self._close()
 
     # The transport's fine points
