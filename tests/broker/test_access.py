@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.access import (
-    EVERYTHING,
-    NOTHING,
+    FULL_ACCESS,
+    NO_ACCESS,
     Access,
-    Gate,
+    Authenticator,
     Role,
     ensure_first_token,
     new_secret,
@@ -46,9 +46,9 @@ def access(role: Role, *patterns: str) -> Access:
     return Access(TokenRow("t", role, patterns, 0))
 
 
-def admit(gate: Gate, secret: str) -> Access:
+def admit(authenticator: Authenticator, secret: str) -> Access:
     """What is known at once."""
-    access = gate.find(secret)
+    access = authenticator.find(secret)
     assert access is not None
     return access
 
@@ -110,25 +110,25 @@ def test_a_token_is_for_the_streams_that_match(
 
 
 def test_before_the_handshake_nothing_is_seen_and_without_authentication_everything() -> None:
-    assert not NOTHING.sees("s")
-    assert EVERYTHING.sees("s")
+    assert not NO_ACCESS.sees("s")
+    assert FULL_ACCESS.sees("s")
     for operation in EXTENDED_REQUESTS:
-        EVERYTHING.require(Operation(operation), "s")
+        FULL_ACCESS.require(Operation(operation), "s")
         with pytest.raises(UnauthorizedException):
-            NOTHING.require(Operation(operation), "s")
+            NO_ACCESS.require(Operation(operation), "s")
 
 
-# The gate
+# The authenticator
 
 
 def test_a_known_token_opens_the_gate(catalog: Catalog) -> None:
     secret = add_token(catalog, "t", Role.producer, "a*")
-    gate = Gate(catalog, is_open=False)
+    authenticator = Authenticator(catalog, is_open=False)
 
-    admitted = admit(gate, secret)
+    admitted = admit(authenticator, secret)
 
     assert (admitted.role, admitted.sees("ab"), admitted.sees("b")) == (Role.producer, True, False)
-    assert gate.admits(admitted)
+    assert authenticator.admits(admitted)
 
 
 @pytest.mark.parametrize("secret", ["", "wrong", "ü", "'; --", "x" * 60_000])
@@ -136,40 +136,40 @@ def test_an_unknown_token_does_not(catalog: Catalog, secret: str) -> None:
     add_token(catalog, "t", Role.producer, "*")
 
     with pytest.raises(UnauthorizedException):
-        admit(Gate(catalog, is_open=False), secret)
+        admit(Authenticator(catalog, is_open=False), secret)
 
 
 def test_an_open_gate_admits_everybody(catalog: Catalog) -> None:
-    gate = Gate(catalog, is_open=True)
+    authenticator = Authenticator(catalog, is_open=True)
 
     for secret in ("", "whatever"):
-        assert admit(gate, secret) is EVERYTHING
-    assert gate.admits(EVERYTHING)
+        assert admit(authenticator, secret) is FULL_ACCESS
+    assert authenticator.admits(FULL_ACCESS)
 
 
 def test_a_revoked_token_is_no_longer_admitted(catalog: Catalog) -> None:
     secret = add_token(catalog, "t", Role.producer, "*")
-    gate = Gate(catalog, is_open=False)
-    admitted = admit(gate, secret)
+    authenticator = Authenticator(catalog, is_open=False)
+    admitted = admit(authenticator, secret)
 
     catalog.remove_token("t")
 
-    assert not gate.admits(admitted)
+    assert not authenticator.admits(admitted)
     with pytest.raises(UnauthorizedException):
-        admit(gate, secret)
+        admit(authenticator, secret)
 
 
 def test_a_new_token_of_the_same_name_does_not_save_the_old_one(catalog: Catalog) -> None:
-    gate = Gate(catalog, is_open=False)
-    old = admit(gate, add_token(catalog, "t", Role.producer, "*"))
+    authenticator = Authenticator(catalog, is_open=False)
+    old = admit(authenticator, add_token(catalog, "t", Role.producer, "*"))
 
     # As a script does that exchanges a token for a fresh one.
     catalog.remove_token("t")
     wait_until(lambda: time.time_ns() // 1_000_000 > old.token.created_time)
-    fresh = admit(gate, add_token(catalog, "t", Role.producer, "*"))
+    fresh = admit(authenticator, add_token(catalog, "t", Role.producer, "*"))
 
-    assert gate.admits(fresh)
-    assert not gate.admits(old)
+    assert authenticator.admits(fresh)
+    assert not authenticator.admits(old)
 
 
 # Expiry and rotation
@@ -186,16 +186,16 @@ class Clock:
 def test_an_expired_token_is_refused_with_the_time(catalog: Catalog) -> None:
     clock = Clock()
     catalog.add_token(TokenRow("t", Role.producer, ("*",), 0, clock.now + 1000), "secret")
-    gate = Gate(catalog, is_open=False, clock=clock)
-    admitted = admit(gate, "secret")
-    assert gate.admits(admitted)
+    authenticator = Authenticator(catalog, is_open=False, clock=clock)
+    admitted = admit(authenticator, "secret")
+    assert authenticator.admits(admitted)
 
     clock.now += 1000
 
-    assert gate.has_expired(admitted)
-    assert not gate.admits(admitted)
+    assert authenticator.has_expired(admitted)
+    assert not authenticator.admits(admitted)
     with pytest.raises(UnauthorizedException) as caught:
-        admit(gate, "secret")
+        admit(authenticator, "secret")
     assert caught.value.message == (
         "the token 't' expired at 2023-11-14 22:13:21 UTC; `penstock tokens rotate t` makes a "
         "new one"
@@ -204,26 +204,26 @@ def test_an_expired_token_is_refused_with_the_time(catalog: Catalog) -> None:
 
 def test_both_secrets_are_valid_in_the_grace_period(catalog: Catalog) -> None:
     clock = Clock()
-    gate = Gate(catalog, is_open=False, clock=clock)
+    authenticator = Authenticator(catalog, is_open=False, clock=clock)
     catalog.add_token(TokenRow("t", Role.producer, ("*",), 0), "old")
-    connected = admit(gate, "old")
+    connected = admit(authenticator, "old")
     catalog.rotate_token("t", "new", TokenRotation(clock.now, None, clock.now + 1000))
 
-    assert gate.admits(connected)
-    assert admit(gate, "old").role is admit(gate, "new").role is Role.producer
-    renewed = admit(gate, "new")
+    assert authenticator.admits(connected)
+    assert admit(authenticator, "old").role is admit(authenticator, "new").role is Role.producer
+    renewed = admit(authenticator, "new")
     clock.now += 1000
-    assert gate.has_expired(connected)
-    assert not gate.has_expired(renewed)
-    assert gate.admits(renewed)
+    assert authenticator.has_expired(connected)
+    assert not authenticator.has_expired(renewed)
+    assert authenticator.admits(renewed)
     with pytest.raises(UnauthorizedException, match="expired"):
-        admit(gate, "old")
+        admit(authenticator, "old")
 
 
 def test_an_unknown_role_is_refused_with_the_known_ones(catalog: Catalog) -> None:
     catalog.add_token(TokenRow("t", "king", ("*",), 0), "secret")
     with pytest.raises(UnauthorizedException) as caught:
-        admit(Gate(catalog, is_open=False), "secret")
+        admit(Authenticator(catalog, is_open=False), "secret")
     assert caught.value.message == (
         "the token 't' has the unknown role 'king'; "
         "expected one of admin, producer, consumer, pipeline, observer"
@@ -246,26 +246,26 @@ def test_who_knows_other_tokens_is_asked_for_those_that_the_catalog_does_not_hav
     catalog: Catalog,
 ) -> None:
     secret = add_token(catalog, "t", Role.producer, "*")
-    gate = Gate(catalog, is_open=False)
-    gate.verifier = Elsewhere()
+    authenticator = Authenticator(catalog, is_open=False)
+    authenticator.verifier = Elsewhere()
 
-    assert asyncio.run(gate.ask(secret)).role is Role.producer
-    theirs = asyncio.run(gate.ask("theirs"))
+    assert asyncio.run(authenticator.verify(secret)).role is Role.producer
+    theirs = asyncio.run(authenticator.verify("theirs"))
     assert theirs.role is Role.admin
-    assert gate.admits(theirs)
+    assert authenticator.admits(theirs)
     with pytest.raises(UnauthorizedException, match="nobody knows it"):
-        asyncio.run(gate.ask("wrong"))
+        asyncio.run(authenticator.verify("wrong"))
 
 
 def test_who_does_not_wait_is_told_what_is_known_at_once(catalog: Catalog) -> None:
     secret = add_token(catalog, "t", Role.producer, "*")
-    gate = Gate(catalog, is_open=False)
-    gate.verifier = Elsewhere()
+    authenticator = Authenticator(catalog, is_open=False)
+    authenticator.verifier = Elsewhere()
 
-    assert admit(gate, secret).role is Role.producer
-    assert gate.find("theirs") is None
+    assert admit(authenticator, secret).role is Role.producer
+    assert authenticator.find("theirs") is None
     with pytest.raises(UnauthorizedException, match="a token is required"):
-        gate.find("")
+        authenticator.find("")
 
 
 # The first token
@@ -278,7 +278,7 @@ def test_the_first_token_is_made_once_for_the_owner_only(tmp_path: Path, catalog
 
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert len(secret) >= 43
-    assert admit(Gate(catalog, is_open=False), secret).role is Role.admin
+    assert admit(Authenticator(catalog, is_open=False), secret).role is Role.admin
     ensure_first_token(tmp_path, catalog)
     assert file.read_text().strip() == secret
     assert len(catalog.tokens()) == 1
@@ -314,10 +314,10 @@ def test_an_invalid_token_file_is_set_aside_and_replaced(
     assert len(secret) >= 43
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert (tmp_path / "token.invalid").read_bytes() == content
-    gate = Gate(catalog, is_open=False)
-    assert admit(gate, secret).role is Role.admin
+    authenticator = Authenticator(catalog, is_open=False)
+    assert admit(authenticator, secret).role is Role.admin
     with pytest.raises(UnauthorizedException):
-        admit(gate, content.decode(errors="replace").strip())
+        admit(authenticator, content.decode(errors="replace").strip())
     assert f"the token in {file} is not valid: {reason}" in caplog.text
 
 
@@ -332,9 +332,9 @@ def test_programs_keep_their_token_when_its_file_is_damaged(
 
     ensure_first_token(tmp_path, catalog)
 
-    gate = Gate(catalog, is_open=False)
+    authenticator = Authenticator(catalog, is_open=False)
     for secret in (old, file.read_text().strip()):
-        assert admit(gate, secret).role is Role.admin
+        assert admit(authenticator, secret).role is Role.admin
 
 
 def test_a_weak_token_that_was_accepted_before_is_revoked(tmp_path: Path, catalog: Catalog) -> None:
@@ -344,7 +344,7 @@ def test_a_weak_token_that_was_accepted_before_is_revoked(tmp_path: Path, catalo
     ensure_first_token(tmp_path, catalog)
 
     with pytest.raises(UnauthorizedException):
-        admit(Gate(catalog, is_open=False), "x")
+        admit(Authenticator(catalog, is_open=False), "x")
 
 
 def test_the_first_token_outlives_the_catalog(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_the_first_token_outlives_the_catalog(tmp_path: Path) -> None:
         catalog = Catalog(tmp_path / name)
         ensure_first_token(tmp_path, catalog)
         secret = (tmp_path / "token").read_text().strip()
-        assert admit(Gate(catalog, is_open=False), secret).role is Role.admin
+        assert admit(Authenticator(catalog, is_open=False), secret).role is Role.admin
         catalog.close()
 
 

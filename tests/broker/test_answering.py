@@ -34,10 +34,10 @@ LIMIT = 8 * MEBIBYTE
 LARGE_BYTES = 32 * 1024
 LARGE_MESSAGES = 768
 
-EVERYTHING = {"maxMessageCount": 2**31 - 1}
+FULL_ACCESS = {"maxMessageCount": 2**31 - 1}
 REQUESTS = {
     "large reads": frame(
-        Operation.ReadMessages, streamName="large", readMessagesOptions=EVERYTHING
+        Operation.ReadMessages, streamName="large", readMessagesOptions=FULL_ACCESS
     ),
     "columns": frame(
         Operation.ReadColumns,
@@ -143,7 +143,7 @@ def others_are_served(broker: TightBroker) -> None:
             number = append(client, "work", b"a message")
             (message,) = read(client, "work", desiredStartSequenceNumber=number)
             assert message["payload"] == b"a message"
-            assert read(client, "large", **EVERYTHING)
+            assert read(client, "large", **FULL_ACCESS)
             assert time.monotonic() - began < PROMPT_S
 
 
@@ -171,7 +171,7 @@ def test_unsent_answers_are_bounded_and_others_are_served(
 
     wait_until(lambda: broker.run(lambda: broker.answers.used) == 0)
     with broker.connect() as client:
-        assert len(read(client, "large", **EVERYTHING)) * LARGE_BYTES > LIMIT // 4
+        assert len(read(client, "large", **FULL_ACCESS)) * LARGE_BYTES > LIMIT // 4
 
 
 def test_read_whose_minimum_does_not_fit_waits_for_room(broker: TightBroker) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.broker.access import EVERYTHING, Role
+from penstock.broker.access import FULL_ACCESS, Role
 from penstock.broker.bulk import _compile
 from penstock.broker.memory import AnswerRoom
 from penstock.discovery import read_address
@@ -269,7 +269,7 @@ class Recorder:
     """A call that keeps its steps for the test to take, and its answers."""
 
     request_id = "r"
-    access = EVERYTHING
+    access = FULL_ACCESS
 
     def __init__(self) -> None:
         self.steps: Iterator[None] = iter(())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 import cbor2
 import pytest
 
-from penstock.broker.access import EVERYTHING
+from penstock.broker.access import FULL_ACCESS
 from penstock.broker.call import Call
 from penstock.broker.memory import AnswerMemory, AnswerRoom
 from penstock.errors import (
@@ -28,7 +28,7 @@ class Clock(asyncio.SelectorEventLoop):
 class Peer:
     """A connection that only remembers."""
 
-    access = EVERYTHING
+    access = FULL_ACCESS
 
     def __init__(self, version: str = "1.1.0") -> None:
         self.loop: asyncio.AbstractEventLoop = Clock()

@@ -15,7 +15,7 @@ from typing import Any
 import cbor2
 import pytest
 
-from penstock.broker.access import EVERYTHING
+from penstock.broker.access import FULL_ACCESS
 from penstock.broker.memory import AnswerRoom
 from penstock.broker.message_reader import STEP_BYTES
 from penstock.errors import (
@@ -278,7 +278,7 @@ class Recorder:
     """A call that keeps its steps for the test to take, and its answer."""
 
     request_id = "r"
-    access = EVERYTHING
+    access = FULL_ACCESS
 
     def __init__(self) -> None:
         self.steps: Iterator[None] = iter(())

@@ -237,7 +237,7 @@ class Elsewhere:
 @pytest.fixture
 def elsewhere(local: LocalBroker) -> Elsewhere:
     verifier = Elsewhere()
-    local.broker.gate.verifier = verifier
+    local.broker.authenticator.verifier = verifier
     return verifier
 
 

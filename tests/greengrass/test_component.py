@@ -142,7 +142,7 @@ def test_a_component_stays_connected_when_a_token_is_revoked(path: Path, tmp_pat
         connection = broker.connect("press-token")
         access = broker.run(lambda: next(iter(broker.broker._sessions)).access)
 
-        assert broker.run(lambda: broker.broker.gate.admits(access))
+        assert broker.run(lambda: broker.broker.authenticator.admits(access))
         create(connection, "s")
 
 

@@ -319,10 +319,10 @@ def test_tokens_that_others_know_are_good_here_too(site: Site) -> None:
                 raise UnauthorizedException("nobody knows it")
             return Access(TokenRow("theirs", Role.admin, ("*",), 0))
 
-    gate = site.broker.gate
-    gate.verifier = Elsewhere()
+    authenticator = site.broker.authenticator
+    authenticator.verifier = Elsewhere()
     try:
         assert site.see("/api/overview", "theirs")["access"]["role"] == "admin"
         assert site.get("/api/overview", "wrong").refusal == (401, "nobody knows it")
     finally:
-        gate.verifier = None
+        authenticator.verifier = None

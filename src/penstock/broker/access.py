@@ -109,8 +109,8 @@ class Access:
             )
 
 
-EVERYTHING = Access(TokenRow("none", Role.admin, ("*",), 0))
-NOTHING = Access(TokenRow("none", Role.consumer, (), 0))
+FULL_ACCESS = Access(TokenRow("none", Role.admin, ("*",), 0))
+NO_ACCESS = Access(TokenRow("none", Role.consumer, (), 0))
 
 
 class Verifier(Protocol):
@@ -121,7 +121,7 @@ class Verifier(Protocol):
         told. It must not take for ever; the handshake ends when its time is over."""
 
 
-class Gate:
+class Authenticator:
     """Turns the token of a handshake into an access."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Gate:
         # Whom to ask for tokens that are not in the catalog.
         self.verifier: Verifier | None = None
 
-    async def ask(self, secret: str) -> Access:
+    async def verify(self, secret: str) -> Access:
         """The access of any token; UnauthorizedException if it is not good."""
         access = self.find(secret)
         if access is not None:
@@ -148,7 +148,7 @@ class Gate:
     def find(self, secret: str) -> Access | None:
         """What is known at once: None if the verifier has to be asked."""
         if self._is_open:
-            return EVERYTHING
+            return FULL_ACCESS
         if not secret:
             raise UnauthorizedException(
                 "a token is required; set AWS_CONTAINER_AUTHORIZATION_TOKEN "

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from penstock import __version__
-from penstock.broker.access import Gate, ensure_first_token
+from penstock.broker.access import Authenticator, ensure_first_token
 from penstock.broker.bulk import BrokerLocation
 from penstock.broker.counters import Counters
 from penstock.broker.descriptors import Shortages, plan_budget, raise_limit
@@ -96,7 +96,9 @@ class Broker:
         self._store = Store(root, self._disk, settings.min_free_disk)
         try:
             ensure_first_token(root, self._store.catalog)
-            self.gate = Gate(self._store.catalog, is_open=not settings.authenticate_client)
+            self.authenticator = Authenticator(
+                self._store.catalog, is_open=not settings.authenticate_client
+            )
             self._sync_threads = ThreadPoolExecutor(_SYNC_THREADS, "penstock-sync")
             self._definition_thread = ThreadPoolExecutor(1, "penstock-definitions")
             self.streams = Streams(
@@ -292,11 +294,11 @@ class Broker:
         for session in tuple(self._sessions):
             if session.state is not SessionState.OPEN:
                 continue
-            if self.gate.has_expired(session.access):
+            if self.authenticator.has_expired(session.access):
                 session.expire()
-            elif (has_changed or session.access.digest not in digests) and not self.gate.admits(
-                session.access
-            ):
+            elif (
+                has_changed or session.access.digest not in digests
+            ) and not self.authenticator.admits(session.access):
                 session.revoke()
         self._catalog_version, self._tokens = version, tokens
 

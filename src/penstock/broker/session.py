@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from penstock import __version__
-from penstock.broker.access import NOTHING, Access, Gate
+from penstock.broker.access import NO_ACCESS, Access, Authenticator
 from penstock.broker.call import Call
 from penstock.broker.counters import Counters
 from penstock.broker.handlers import Handlers
@@ -89,7 +89,7 @@ class Host(Protocol):
     """What a session needs of the server it belongs to."""
 
     handlers: Handlers
-    gate: Gate
+    authenticator: Authenticator
     counters: Counters
     memory: FrameMemory
     answers: AnswerMemory
@@ -173,7 +173,7 @@ class Session(asyncio.Protocol):
         self._holds_memory = False
         self._handshake_began = self.loop.time()
         self._closing_began = 0.0
-        self.access: Access = NOTHING
+        self.access: Access = NO_ACCESS
         self.peer = "?"
 
     @property
@@ -344,7 +344,7 @@ class Session(asyncio.Protocol):
             assert isinstance(request, ConnectRequest)
             request_id = request.request_id
             self._version = choose_version(request)
-            access = self._host.gate.find(request.auth_token)
+            access = self._host.authenticator.find(request.auth_token)
         except UnreadableRequestError as error:
             self._refuse(ResponseStatusCode.InvalidRequest, f"the handshake is malformed: {error}")
             return
@@ -360,7 +360,7 @@ class Session(asyncio.Protocol):
     async def _verify(self, request: ConnectRequest) -> None:
         """Answers the handshake when the external verifier has checked the token."""
         try:
-            access = await self._host.gate.ask(request.auth_token)
+            access = await self._host.authenticator.verify(request.auth_token)
         except StreamManagerException as error:
             self._finish_verification(partial(self._refuse_because, error, request.request_id))
         except Exception:

@@ -50,7 +50,7 @@ class Component:
             )
             return
         self._nucleus = Nucleus(self._socket_path, self._token, _TIMEOUT_SECONDS)
-        broker.gate.verifier = ComponentTokens(self._nucleus, self._token)
+        broker.authenticator.verifier = ComponentTokens(self._nucleus, self._token)
         # A nucleus that is away does not keep the broker from its work.
         self._announcement = asyncio.create_task(_announce(self._nucleus, broker.port))
 

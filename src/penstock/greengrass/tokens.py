@@ -28,7 +28,7 @@ class Validator(Protocol):
 
 
 class ComponentTokens:
-    """A verifier for the gate. Good tokens are remembered, for so long and so many.
+    """A verifier for the authenticator. Good tokens are remembered, for so long and so many.
 
     A token that is refused is asked for again each time: its component may just have come.
     """

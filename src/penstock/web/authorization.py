@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from penstock.broker.access import ALLOWED, EVERYTHING, Access, Gate
+from penstock.broker.access import ALLOWED, FULL_ACCESS, Access, Authenticator
 from penstock.errors import ConnectFailedException, UnauthorizedException
 from penstock.settings import LoopbackAccess, Settings, is_loopback
 from penstock.wire.operations import Operation
@@ -63,8 +63,8 @@ class Visitor(NamedTuple):
 class Authorizer:
     """Turns a request into a visitor, or refuses it."""
 
-    def __init__(self, gate: Gate, settings: Settings) -> None:
-        self._gate = gate
+    def __init__(self, authenticator: Authenticator, settings: Settings) -> None:
+        self._authenticator = authenticator
         self._settings = settings
 
     async def admit(self, request: HTTPConnection) -> Visitor:
@@ -78,12 +78,12 @@ class Authorizer:
             raise HTTPException(401, f"a token is needed: {_HINT}")
         if not self._settings.authenticate_client:
             # Every program on this machine may do everything; a page from elsewhere is none.
-            return _visitor(EVERYTHING, role=None)
+            return _visitor(FULL_ACCESS, role=None)
         allowed = self._settings.http_loopback_access
         if allowed is LoopbackAccess.NONE:
             raise HTTPException(401, f"a token is needed: {_HINT}")
         return Visitor(
-            EVERYTHING,
+            FULL_ACCESS,
             role=None,
             may_read_messages=allowed is LoopbackAccess.MESSAGES,
             may_change=False,
@@ -91,7 +91,7 @@ class Authorizer:
 
     async def _admit_token(self, secret: str) -> Visitor:
         try:
-            access = await self._gate.ask(secret)
+            access = await self._authenticator.verify(secret)
         except UnauthorizedException as error:
             raise HTTPException(401, error.message) from None
         except ConnectFailedException as error:

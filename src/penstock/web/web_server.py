@@ -86,7 +86,7 @@ class WebServer:
         shown = f"[{host}]" if ":" in host else host
         self._url = f"{'https' if uses_tls else 'http'}://{shown}:{port}/"
         self._sampler = Sampler(broker)
-        authorizer = Authorizer(broker.gate, settings)
+        authorizer = Authorizer(broker.authenticator, settings)
         self._api = Api(broker, self._sampler, self._events, authorizer)
         application = make_application(broker, self._api)
         config = _Config(
