@@ -37,7 +37,7 @@ class Peer:
         self.rooms: list[AnswerRoom] = []
         self.open_calls = 1
         self.was_aborted = False
-        self.farewells: dict[Hashable, Callable[[], object]] = {}
+        self.lost_callbacks: dict[Hashable, Callable[[], object]] = {}
 
     def pass_time(self, seconds: float) -> None:
         assert isinstance(self.loop, Clock)
@@ -57,8 +57,8 @@ class Peer:
     def watch(self, call: Call) -> None: ...
     def hold_for(self, call: Call) -> None: ...
 
-    def on_departure(self, key: Hashable, say_farewell: Callable[[], object]) -> None:
-        self.farewells[key] = say_farewell
+    def on_connection_lost(self, key: Hashable, callback: Callable[[], object]) -> None:
+        self.lost_callbacks[key] = callback
 
     def close_call(self, call: Call) -> None:
         self.open_calls -= 1
@@ -158,10 +158,10 @@ def test_a_farewell_is_left_with_the_connection_and_outlives_the_answer(
     peer: Peer, call: Call
 ) -> None:
     said: list[str] = []
-    call.on_departure("k", lambda: said.append("first"))
-    call.on_departure("k", lambda: said.append("second"))
+    call.on_connection_lost("k", lambda: said.append("first"))
+    call.on_connection_lost("k", lambda: said.append("second"))
     call.succeed()
     assert said == []
-    for say_farewell in peer.farewells.values():
-        say_farewell()
+    for callback in peer.lost_callbacks.values():
+        callback()
     assert said == ["second"]

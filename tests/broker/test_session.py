@@ -102,8 +102,8 @@ def session_of(local: LocalBroker, peer: Peer) -> Session:
     return session
 
 
-def check_pace(local: LocalBroker, session: Session, now: float) -> None:
-    local.run(lambda: session.check_pace(now))
+def check_timeouts(local: LocalBroker, session: Session, now: float) -> None:
+    local.run(lambda: session.check_timeouts(now))
 
 
 # The handshake
@@ -272,7 +272,7 @@ def test_a_token_is_not_asked_for_longer_than_a_handshake_may_take(
         wait_until(lambda: elsewhere.asked)
         session = session_of(local, peer)
 
-        check_pace(local, session, local.loop.time() + 11)
+        check_timeouts(local, session, local.loop.time() + 11)
 
         assert peer.take_connect_answer()["status"] == Status.ServerTimeout
         assert is_closed(peer)
@@ -815,7 +815,7 @@ def test_after_a_mebibyte_of_answers_it_is_the_turn_of_the_others(local: LocalBr
 
         def answers_in_one_turn() -> float:
             session.data_received(request * 10)
-            assert session._gives_way
+            assert session._is_yielding
             return 10 - len(session._protocol._buffer[session._protocol._position :]) / len(request)
 
         assert local.run(answers_in_one_turn) == 2
@@ -833,9 +833,9 @@ def test_half_a_frame_is_not_waited_for_for_ever(local: LocalBroker) -> None:
         wait_until(lambda: session._protocol.is_inside_frame)
         began = session._frame_began
 
-        check_pace(local, session, began + 59)
+        check_timeouts(local, session, began + 59)
         assert session.state is SessionState.OPEN
-        check_pace(local, session, began + 61)
+        check_timeouts(local, session, began + 61)
 
         assert is_closed(peer)
     others_are_served(local)
@@ -845,7 +845,7 @@ def test_an_idle_connection_is_never_closed(local: LocalBroker) -> None:
     with local.meet() as peer:
         session = session_of(local, peer)
 
-        check_pace(local, session, local.loop.time() + 1_000_000)
+        check_timeouts(local, session, local.loop.time() + 1_000_000)
 
         assert peer.ask(Operation.ListStreams)[1]["status"] == 0
 
@@ -864,7 +864,7 @@ def test_a_busy_peer_is_not_taken_for_a_slow_one(local: LocalBroker) -> None:
             assert peer.take_answer()[1]["status"] == 0
         wait_until(lambda: session._protocol.is_inside_frame)
 
-        check_pace(local, session, began + 60.005)
+        check_timeouts(local, session, began + 60.005)
 
         peer.say(sent[500:])
         assert peer.take_answer()[1]["status"] == 0
@@ -878,10 +878,10 @@ def test_a_large_frame_has_the_time_that_its_pace_gives_it(local: LocalBroker) -
         wait_until(lambda: session._protocol.buffered_bytes == 2 * MEBIBYTE)
         began = session._frame_began
 
-        check_pace(local, session, began + 300)
+        check_timeouts(local, session, began + 300)
         assert session.state is SessionState.OPEN
         # Others wait for its memory: at this pace it would keep it for ever.
-        check_pace(local, session, began + 601)
+        check_timeouts(local, session, began + 601)
 
         assert is_closed(peer)
 
@@ -900,13 +900,13 @@ def test_a_peer_who_takes_no_answers_is_dropped_after_a_minute(local: LocalBroke
         wait_until(lambda: session._writing_is_paused)
         paused = session._progress_at
 
-        check_pace(local, session, paused + 59)
+        check_timeouts(local, session, paused + 59)
         assert session.state is SessionState.OPEN
         # The system may still move bytes into the peer's buffer, which counts as progress.
         minutes = count(2)
 
         def is_dropped_a_minute_later() -> bool:
-            check_pace(local, session, paused + 61 * next(minutes))
+            check_timeouts(local, session, paused + 61 * next(minutes))
             return session not in local.sessions
 
         wait_until(is_dropped_a_minute_later)
@@ -928,7 +928,7 @@ def test_slow_peer_that_takes_something_is_not_dropped(local: LocalBroker) -> No
             """Checks a minute later, if the peer took something since the last check."""
             if measure_unsent(session._transport) == session._progress:
                 return False
-            session.check_pace(session._progress_at + 61)
+            session.check_timeouts(session._progress_at + 61)
             return True
 
         for _ in range(3):
@@ -955,9 +955,9 @@ def test_one_who_was_told_to_go_has_a_minute_to_hear_it(local: LocalBroker) -> N
         local.run(session.finish)
 
         # A minute after it came is not a minute after it was told.
-        check_pace(local, session, came + 60.01)
+        check_timeouts(local, session, came + 60.01)
         assert session in local.sessions
-        check_pace(local, session, local.loop.time() + 61)
+        check_timeouts(local, session, local.loop.time() + 61)
 
         wait_until(lambda: session not in local.sessions)
 
@@ -1026,7 +1026,7 @@ def test_large_frames_wait_in_line_and_small_ones_pass(local: LocalBroker) -> No
             wait_until(lambda: not local.broker.memory.admits(waiting))
             others_are_served(local)
             # A minute in line is not dawdling.
-            check_pace(local, waiting, local.loop.time() + 61)
+            check_timeouts(local, waiting, local.loop.time() + 61)
             # The first one leaves in the middle of its frame.
             first.close()
 
@@ -1041,7 +1041,7 @@ def test_when_a_client_is_gone_what_it_left_to_be_done_is_done_once_for_each_key
     with local.meet() as peer:
         session = session_of(local, peer)
         for key, word in (("a", "first"), ("b", "other"), ("a", "second")):
-            local.run(partial(session.on_departure, key, partial(said.append, word)))
+            local.run(partial(session.on_connection_lost, key, partial(said.append, word)))
         assert peer.ask(Operation.ListStreams)[1]["status"] == 0
         assert said == []
     wait_until(lambda: not local.sessions)

@@ -277,7 +277,7 @@ class Broker:
         self._sweeper = loop.call_later(_SWEEP_SECONDS, self._sweep)
         now = loop.time()
         for session in tuple(self._sessions):
-            session.check_pace(now)
+            session.check_timeouts(now)
         self.streams.trim(now_millis())
         _attempt(self._revoke)
 

@@ -56,8 +56,8 @@ _TLS_PIECE_BYTES = 64 * 1024
 _TLS_HANDSHAKE_BYTES = 4096
 # A frame that has begun keeps coming at this pace, or the connection is dropped. A large frame
 # holds memory that others wait for, and so has an end.
-_SLOWEST_BYTES_A_SECOND = 1024
-_SLOWEST_FRAME_SECONDS = 600
+_MIN_BYTES_PER_SECOND = 1024
+_MAX_FRAME_SECONDS = 600
 _TIMEOUT_SECONDS = 60.0
 
 
@@ -104,17 +104,16 @@ class Host(Protocol):
 class Session(asyncio.Protocol):
     # More than 30 attributes: without slots Python finds each of them more slowly.
     __slots__ = (
-        "_cancellations",
         "_closing_began",
-        "_farewells",
         "_frame_began",
-        "_gives_way",
         "_handshake_began",
         "_held_bytes",
         "_held_for",
         "_holds_memory",
         "_host",
         "_is_processing",
+        "_is_yielding",
+        "_lost_callbacks",
         "_open_calls",
         "_out",
         "_out_bytes",
@@ -131,6 +130,7 @@ class Session(asyncio.Protocol):
         "_unsent_bytes",
         "_verification",
         "_version",
+        "_watched_calls",
         "_work",
         "_writing_is_paused",
         "access",
@@ -149,7 +149,7 @@ class Session(asyncio.Protocol):
         # Changed by `_enter` alone. The next three flags only control the flow.
         self._state = _HANDSHAKE
         self._is_processing = False
-        self._gives_way = False
+        self._is_yielding = False
         self._writing_is_paused = False
         # Answers that the transport does not have yet, and their rooms, until all are sent.
         self._unsent: deque[bytes | memoryview] = deque()
@@ -167,8 +167,8 @@ class Session(asyncio.Protocol):
         # A call that the requests behind it wait for.
         self._held_for: Call | None = None
         self._work: deque[Iterator[None]] = deque()
-        self._cancellations: set[Call] = set()
-        self._farewells: dict[Hashable, Callable[[], object]] = {}
+        self._watched_calls: set[Call] = set()
+        self._lost_callbacks: dict[Hashable, Callable[[], object]] = {}
         self._frame_began = 0.0
         self._holds_memory = False
         self._handshake_began = self.loop.time()
@@ -211,10 +211,10 @@ class Session(asyncio.Protocol):
         self._enter(_CLOSING)
         if self._verification is not None:
             self._verification.cancel()
-        for call in tuple(self._cancellations):
+        for call in tuple(self._watched_calls):
             call.cancel()
-        for say_farewell in self._farewells.values():
-            say_farewell()
+        for callback in self._lost_callbacks.values():
+            callback()
         self._work.clear()
         self._unsent.clear()
         self._release_answers()
@@ -227,7 +227,7 @@ class Session(asyncio.Protocol):
         self._protocol.receive(data)
         self._process()
         if self._protocol.is_inside_frame:
-            self._wait_for_rest()
+            self._expect_rest()
 
     def pause_writing(self) -> None:
         self._writing_is_paused = True
@@ -238,7 +238,7 @@ class Session(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writing_is_paused = False
         self._write()
-        self._go_on()
+        self._resume()
 
     # Requests
 
@@ -246,36 +246,36 @@ class Session(asyncio.Protocol):
         """Do what there is to do; the answers that are ready leave in one write."""
         self._is_processing = True
         try:
-            while not self._is_waiting():
+            while not self._is_suspended():
                 if self._work:
                     if not next(self._work[0], True):
-                        self._give_way()
+                        self._yield_turn()
                         break
                     self._work.popleft()
                 elif not self._handle_next():
                     break
                 if self._out_bytes > SMALL_ANSWER_BYTES and self._is_turn_over():
-                    self._give_way()
+                    self._yield_turn()
         except Exception:
             logger.exception("%s: its requests cannot be handled", self.peer)
             self._drop("the server failed")
         self._is_processing = False
         if self._out:
             self._flush()
-        if self._is_held_up():
+        if self._defers_requests():
             self._transport.pause_reading()
 
     def _is_turn_over(self) -> bool:
         return self._out_bytes > _TURN_BYTES or self._host.answers.is_short
 
-    def _is_waiting(self) -> bool:
-        return self._writing_is_paused or self._gives_way or self._state is _CLOSING
+    def _is_suspended(self) -> bool:
+        return self._writing_is_paused or self._is_yielding or self._state is _CLOSING
 
-    def _is_held_up(self) -> bool:
+    def _defers_requests(self) -> bool:
         """Whether no further request is taken for now."""
         return (
             self._writing_is_paused
-            or self._gives_way
+            or self._is_yielding
             or self._held_for is not None
             or self._open_calls >= _MAX_OPEN_CALLS
             or not ((state := self._state) is _OPEN or state is _HANDSHAKE)
@@ -283,7 +283,7 @@ class Session(asyncio.Protocol):
 
     def _handle_next(self) -> bool:
         """Handle what is complete; False if nothing is left, or if no request may be taken."""
-        event = None if self._is_held_up() else self._protocol.next_event()
+        event = None if self._defers_requests() else self._protocol.next_event()
         if event is None:
             return False
         if isinstance(event, AppendRun):
@@ -301,27 +301,27 @@ class Session(asyncio.Protocol):
             return True
         return bool(self._work)
 
-    def _give_way(self) -> None:
+    def _yield_turn(self) -> None:
         """Let the other connections have their turn before this one goes on."""
-        self._gives_way = True
-        self.loop.call_soon(self._take_turn)
+        self._is_yielding = True
+        self.loop.call_soon(self._end_yield)
 
-    def _take_turn(self) -> None:
-        self._gives_way = False
-        self._go_on()
+    def _end_yield(self) -> None:
+        self._is_yielding = False
+        self._resume()
 
-    def _go_on(self) -> None:
-        if self._is_waiting() or self._is_processing:
+    def _resume(self) -> None:
+        if self._is_suspended() or self._is_processing:
             return
         # What the peer could not send meanwhile does not count as dawdling.
         self._frame_began = self.loop.time()
         self._process()
-        if not self._is_held_up() and self._host.memory.admits(self):
+        if not self._defers_requests() and self._host.memory.admits(self):
             self._transport.resume_reading()
 
     def _handle_frame(self, frame: Frame) -> None:
         if self._state is _HANDSHAKE:
-            self._shake_hands(frame)
+            self._handle_handshake(frame)
             return
         operation = frame.operation
         try:
@@ -337,7 +337,7 @@ class Session(asyncio.Protocol):
             return
         self._host.handlers.handle(self.open_call(request.request_id, request.operation), request)
 
-    def _shake_hands(self, frame: Frame) -> None:
+    def _handle_handshake(self, frame: Frame) -> None:
         request_id = "unknown"
         try:
             request = decode_request(frame.operation, frame.body, HANDSHAKE)
@@ -349,41 +349,41 @@ class Session(asyncio.Protocol):
             self._refuse(ResponseStatusCode.InvalidRequest, f"the handshake is malformed: {error}")
             return
         except StreamManagerException as error:
-            self._refuse_because(error, request_id)
+            self._refuse_for(error, request_id)
             return
         if access is None:
             self._enter(SessionState.VERIFYING)
             self._verification = self.loop.create_task(self._verify(request))
         else:
-            self._welcome(request, access)
+            self._accept_handshake(request, access)
 
     async def _verify(self, request: ConnectRequest) -> None:
         """Answers the handshake when the external verifier has checked the token."""
         try:
             access = await self._host.authenticator.verify(request.auth_token)
         except StreamManagerException as error:
-            self._finish_verification(partial(self._refuse_because, error, request.request_id))
+            self._finish_verification(partial(self._refuse_for, error, request.request_id))
         except Exception:
             logger.exception("%s: its token cannot be checked", self.peer)
             reason = "the server failed to check the token"
             refuse = partial(self._refuse, ResponseStatusCode.FailedToConnect, reason)
             self._finish_verification(partial(refuse, request.request_id))
         else:
-            self._finish_verification(partial(self._welcome, request, access))
+            self._finish_verification(partial(self._accept_handshake, request, access))
 
     def _finish_verification(self, answer: Callable[[], None]) -> None:
         self._verification = None
         # The handshake may have timed out.
         if self._state is not _CLOSING:
             answer()
-            self._go_on()
+            self._resume()
 
-    def _refuse_because(self, error: StreamManagerException, request_id: str) -> None:
+    def _refuse_for(self, error: StreamManagerException, request_id: str) -> None:
         if not isinstance(error, (UnauthorizedException, ConnectFailedException)):
             request_id = error.request_id or request_id
         self._refuse(error.status or ResponseStatusCode.FailedToConnect, error.message, request_id)
 
-    def _welcome(self, request: ConnectRequest, access: Access) -> None:
+    def _accept_handshake(self, request: ConnectRequest, access: Access) -> None:
         self.access = access
         extensions: dict[str, Any] = {}
         if request.penstock_extensions >= 1:
@@ -442,13 +442,13 @@ class Session(asyncio.Protocol):
 
     def close_call(self, call: Call) -> None:
         self._open_calls -= 1
-        self._cancellations.discard(call)
+        self._watched_calls.discard(call)
         may_go_on = self._open_calls == _MAX_OPEN_CALLS - 1
         if self._held_for is call:
             self._held_for = None
             may_go_on = True
         if may_go_on and not self._is_processing:
-            self.loop.call_soon(self._go_on)
+            self.loop.call_soon(self._resume)
 
     def count_failure(self, error: StreamManagerException) -> None:
         counters = self._host.counters
@@ -466,11 +466,11 @@ class Session(asyncio.Protocol):
         self._held_for = call
 
     def watch(self, call: Call) -> None:
-        self._cancellations.add(call)
+        self._watched_calls.add(call)
 
-    def on_departure(self, key: Hashable, say_farewell: Callable[[], object]) -> None:
+    def on_connection_lost(self, key: Hashable, callback: Callable[[], object]) -> None:
         """What to do when the client is gone; once for each key."""
-        self._farewells[key] = say_farewell
+        self._lost_callbacks[key] = callback
 
     def work(self, steps: Iterator[None]) -> None:
         """Do this in the connection's turn, behind what it has to do already."""
@@ -478,7 +478,7 @@ class Session(asyncio.Protocol):
             return
         self._work.append(steps)
         if not self._is_processing:
-            self.loop.call_soon(self._go_on)
+            self.loop.call_soon(self._resume)
 
     def send(self, response: bytes) -> None:
         self._out.append(response)
@@ -582,7 +582,7 @@ class Session(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    def check_pace(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """Drop a peer that dawdles: in the handshake, or in the middle of a frame."""
         if self._state is _CLOSING:
             # The peer does not take the last answers.
@@ -602,11 +602,11 @@ class Session(asyncio.Protocol):
                 self._transport.abort()
         elif (
             self._protocol.is_inside_frame
-            and not self._is_held_up()
+            and not self._defers_requests()
             and self._host.memory.admits(self)
         ):
-            slowest = self._protocol.expected_bytes / _SLOWEST_FRAME_SECONDS
-            if _is_too_slow(self._protocol.buffered_bytes, now - self._frame_began, slowest):
+            min_pace = self._protocol.expected_bytes / _MAX_FRAME_SECONDS
+            if _is_too_slow(self._protocol.buffered_bytes, now - self._frame_began, min_pace):
                 self._drop("a request arrives too slowly")
 
     @property
@@ -630,7 +630,7 @@ class Session(asyncio.Protocol):
 
     # The transport's fine points
 
-    def _wait_for_rest(self) -> None:
+    def _expect_rest(self) -> None:
         if self._socket is not None:
             # The JavaScript client writes a frame's head and body apart, with Nagle's algorithm
             # on: it sends the body when the head is acknowledged, for which the system takes
@@ -639,7 +639,7 @@ class Session(asyncio.Protocol):
         expected = self._protocol.expected_bytes
         if expected:
             self._holds_memory = True
-            if not self._host.memory.reserve(self, expected, self._go_on):
+            if not self._host.memory.reserve(self, expected, self._resume):
                 self._transport.pause_reading()
 
 
@@ -658,6 +658,6 @@ def measure_unsent(transport: asyncio.WriteTransport) -> tuple[int, int]:
     return transport.get_write_buffer_size(), in_system
 
 
-def _is_too_slow(size: int, seconds: float, slowest: float = 0.0) -> bool:
-    pace = max(_SLOWEST_BYTES_A_SECOND, slowest)
+def _is_too_slow(size: int, seconds: float, min_pace: float = 0.0) -> bool:
+    pace = max(_MIN_BYTES_PER_SECOND, min_pace)
     return seconds > _TIMEOUT_SECONDS and size < seconds * pace

@@ -45,7 +45,7 @@ class ExportCall(Protocol):
     def allow_seconds(self, seconds: float) -> None: ...
     def work(self, steps: Iterator[None]) -> None: ...
     def on_close(self, cancel: Callable[[], object]) -> None: ...
-    def on_departure(self, key: Hashable, callback: Callable[[], object]) -> None: ...
+    def on_connection_lost(self, key: Hashable, callback: Callable[[], object]) -> None: ...
 
 
 class ExportHandlers:
@@ -102,7 +102,7 @@ class ExportHandlers:
             # Deliveries whose reports the request contains are not forgotten yet.
             reported = [report.lease for report in request.reports]
             self._pipelines.note_request(holder, [*request.holding, *reported], request.about)
-        call.on_departure(holder, lambda: self._note_disconnect(plan_call))
+        call.on_connection_lost(holder, lambda: self._note_disconnect(plan_call))
         if request.reports:
             self._accept_reports(request.reports, lambda _: plan_call.start(), call.fail)
         else:
