@@ -357,12 +357,12 @@ def test_nobody_waits_for_a_client_who_left(
     for _ in range(3):
         wait_for(leaving, f"{prefix}*", **dict.fromkeys(names, 0))
     wait_until(lambda: [waiting(client, name) for name in names] == [3, 3])
-    assert broker.run(lambda: len(broker.broker.streams.changes)) == 3
+    assert broker.run(lambda: len(broker.broker.streams.change_waiters)) == 3
 
     leaving.close()
 
     wait_until(lambda: [waiting(client, name) for name in names] == [0, 0])
-    assert broker.run(lambda: len(broker.broker.streams.changes)) == 0
+    assert broker.run(lambda: len(broker.broker.streams.change_waiters)) == 0
     assert append(client, names[0], b"x") == 0
 
 
@@ -388,18 +388,18 @@ def test_a_stream_that_is_created_is_news_if_it_matches(
 
     create(other, f"another {prefix}")
     assert waiting(other, known) == 1
-    assert broker.run(lambda: len(broker.broker.streams.changes)) == 1
+    assert broker.run(lambda: len(broker.broker.streams.change_waiters)) == 1
     created = create(other, f"{prefix}b")
 
     assert ends(take_streams(client)) == {known: 0, created: 0}
-    assert broker.run(lambda: len(broker.broker.streams.changes)) == 0
+    assert broker.run(lambda: len(broker.broker.streams.change_waiters)) == 0
 
 
 def test_the_first_stream_of_a_pattern_is_waited_for(
     broker: LocalBroker, client: RawConnection, other: RawConnection, prefix: str
 ) -> None:
     wait_for(client, f"{prefix}*")
-    wait_until(lambda: broker.run(lambda: len(broker.broker.streams.changes)) == 1)
+    wait_until(lambda: broker.run(lambda: len(broker.broker.streams.change_waiters)) == 1)
 
     created = create(other, f"{prefix}s")
 
@@ -411,7 +411,7 @@ def test_those_who_wait_are_answered_when_the_broker_stops(tmp_path: Path) -> No
         create(client, "s")
         wait_for(client, "s", s=0)
         wait_for(client, "not there yet")
-        wait_until(lambda: broker.run(lambda: len(broker.broker.streams.changes)) == 2)
+        wait_until(lambda: broker.run(lambda: len(broker.broker.streams.change_waiters)) == 2)
 
         broker.stop()
 

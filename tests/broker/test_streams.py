@@ -277,7 +277,7 @@ def test_one_stream_that_cannot_be_trimmed_does_not_keep_the_others_from_it(
 
 def test_whoever_waits_for_a_stream_is_woken_when_one_is_created(streams: Streams) -> None:
     woken: list[bool] = []
-    streams.changes.add(Waiter(streams.changed + 2, woken.append))
+    streams.change_waiters.add(Waiter(streams.change_count + 2, woken.append))
 
     create(streams, "a")
     with pytest.raises(InvalidRequestException):
@@ -294,7 +294,7 @@ def test_whoever_waits_for_a_change_is_woken_by_updates_and_deletions_too(
     create(streams, "a")
     woken: list[bool] = []
     for wanted in (1, 2):
-        streams.changes.add(Waiter(streams.changed + wanted, woken.append))
+        streams.change_waiters.add(Waiter(streams.change_count + wanted, woken.append))
 
     asyncio.run(streams.update(definition("a", maxSize=4096, streamSegmentSize=1024)))
     assert woken == [True]
@@ -305,7 +305,7 @@ def test_whoever_waits_for_a_change_is_woken_by_updates_and_deletions_too(
 
 def test_whoever_waits_is_told_that_the_end_has_come(streams: Streams) -> None:
     woken: list[bool] = []
-    waiters = [create(streams, "a").waiters, create(streams, "b").waiters, streams.changes]
+    waiters = [create(streams, "a").waiters, create(streams, "b").waiters, streams.change_waiters]
     for some in waiters:
         some.add(Waiter(1 << 40, woken.append))
 
@@ -387,13 +387,13 @@ class FailingNotes(Notes):
 def test_a_change_whose_witness_fails_is_noticed(streams: Streams, deletes: bool) -> None:
     stream = create(streams)
     streams.tell(FailingNotes())
-    before = streams.changed
+    before = streams.change_count
     wanted = definition(flushOnWrite=True)
     with pytest.raises(OSError, match="too many open files"):
         asyncio.run(streams.delete(stream.name) if deletes else streams.update(wanted))
     # The change is stored.
     assert streams.is_served(stream) is not deletes
-    assert streams.changed == before + 1
+    assert streams.change_count == before + 1
 
 
 def test_a_witness_sees_a_stream_before_and_after_it_changes(

@@ -186,8 +186,8 @@ class _Watch:
         self._await_change()
 
     def _await_change(self) -> None:
-        self._change = Waiter(self._streams.changed + 1, self._look)
-        self._streams.changes.add(self._change)
+        self._change = Waiter(self._streams.change_count + 1, self._look)
+        self._streams.change_waiters.add(self._change)
 
     def _look(self, has_changed: bool) -> None:
         """A stream was created, maybe one of those that are watched."""

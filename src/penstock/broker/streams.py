@@ -304,8 +304,8 @@ class Streams:
             name: self._serve(stored) for name, stored in sorted(store.streams.items())
         }
         # How often one was created, updated or deleted since the start, and who waits for that.
-        self.changed = 0
-        self.changes = Waiters()
+        self.change_count = 0
+        self.change_waiters = Waiters()
 
     def _serve(self, stored: StoredStream) -> Stream:
         stream = Stream(
@@ -419,7 +419,7 @@ class Streams:
             change.apply()
             self._streams[name] = self._serve(self._store.streams[name])
             logger.info("stream %r created", name)
-            self._tell_change()
+            self._notify_change()
 
     async def _edit(
         self, name: str, edit: Callable[[MessageStreamDefinition], MessageStreamDefinition]
@@ -463,7 +463,7 @@ class Streams:
             conclude = self._before_change(stream, definition, moves)
         except BaseException:
             change.apply()
-            self._tell_change()
+            self._notify_change()
             raise
         change.apply()
         logger.info("stream %r updated", stream.name)
@@ -486,7 +486,7 @@ class Streams:
             except BaseException:
                 change.apply()
                 self._streams.pop(name, None)
-                self._tell_change()
+                self._notify_change()
                 raise
             change.apply()
             self._streams.pop(name, None)
@@ -504,18 +504,18 @@ class Streams:
         try:
             sync = conclude()
         finally:
-            self._tell_change()
+            self._notify_change()
         if sync is not None:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._definition_executor, sync)
 
-    def _tell_change(self) -> None:
-        self.changed += 1
-        self.changes.wake(self.changed)
+    def _notify_change(self) -> None:
+        self.change_count += 1
+        self.change_waiters.wake(self.change_count)
 
     def finish_waits(self) -> None:
         """Whoever waits for a message, or for a stream, is told that none came."""
-        for waiters in (self.changes, *(stream.waiters for stream in self)):
+        for waiters in (self.change_waiters, *(stream.waiters for stream in self)):
             waiters.finish_all()
 
     def is_served(self, stream: Stream) -> bool:

@@ -99,7 +99,7 @@ def export_statistics(connection: RawConnection) -> list[Json]:
 
 def waiting(broker: LocalBroker) -> int:
     """The number of pending plans: each of them waits for changes of streams."""
-    return broker.run(lambda: len(broker.broker.streams.changes))
+    return broker.run(lambda: len(broker.broker.streams.change_waiters))
 
 
 class Waiting:

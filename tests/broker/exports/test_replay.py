@@ -360,7 +360,7 @@ def test_rewind_wakes_pending_plans(tmp_path: Path) -> None:
 
         def rewind() -> None:
             # A pending plan waits for changes of streams.
-            wait_until(lambda: broker.run(lambda: len(broker.broker.streams.changes)))
+            wait_until(lambda: broker.run(lambda: len(broker.broker.streams.change_waiters)))
             admin.rewind_export(replay.name, "e", 5)
 
         with running(rewind):

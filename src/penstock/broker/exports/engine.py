@@ -376,8 +376,8 @@ class ExportRegistry:
 
     @property
     def by_name(self) -> Mapping[str, Export]:
-        if self._changes != self._streams.changed:
-            changes = self._streams.changed
+        if self._changes != self._streams.change_count:
+            changes = self._streams.change_count
             streams = {stream.stored.id: stream for stream in self._streams}
             for stream_id in self._known.keys() - streams.keys():
                 del self._known[stream_id]

@@ -307,7 +307,7 @@ class _PlanCall:
             self._wait(condition)
 
     def _wait(self, condition: WakeCondition) -> None:
-        self._add(self._streams.changes, self._streams.changed + 1)
+        self._add(self._streams.change_waiters, self._streams.change_count + 1)
         self.extend_wait(condition._replace(at=min(condition.at, self._deadline)))
 
     def extend_wait(self, condition: WakeCondition) -> None:
