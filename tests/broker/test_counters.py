@@ -171,18 +171,18 @@ def test_what_waits_for_the_disk_is_measured(tmp_path: Path) -> None:
         append(client, "s", b"x")
         counters = broker.broker.counters
 
-        assert sum(counters.flushes.look().counts) == 1
-        assert counters.flushes.look().sum > 0
-        wait_until(lambda: sum(counters.syncs.look().counts))
+        assert sum(counters.flushes.snapshot().counts) == 1
+        assert counters.flushes.snapshot().sum > 0
+        wait_until(lambda: sum(counters.syncs.snapshot().counts))
 
 
 def test_durations_are_counted_up_to_their_bounds() -> None:
     durations = Durations((0.1, 1.0))
-    assert durations.look() == Distribution((0.1, 1.0), (0, 0, 0), 0.0)
+    assert durations.snapshot() == Distribution((0.1, 1.0), (0, 0, 0), 0.0)
     for seconds in (0.0, 0.1, 0.11, 1.0, 1.01, 100.0):
         durations.note(seconds)
 
-    assert durations.look() == Distribution((0.1, 1.0), (2, 2, 2), 102.22)
+    assert durations.snapshot() == Distribution((0.1, 1.0), (2, 2, 2), 102.22)
 
 
 def test_durations_are_counted_by_any_thread() -> None:
@@ -195,7 +195,7 @@ def test_durations_are_counted_by_any_thread() -> None:
     with running(note), running(note):
         note()
 
-    assert durations.look() == Distribution((1.0,), (6000, 0), 6000.0)
+    assert durations.snapshot() == Distribution((1.0,), (6000, 0), 6000.0)
 
 
 def test_damaged_messages_are_counted(tmp_path: Path) -> None:

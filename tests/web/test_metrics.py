@@ -178,7 +178,7 @@ def test_the_buckets_of_a_histogram_add_up() -> None:
     for seconds in (0.05, 0.1, 0.5, 7.0):
         durations.note(seconds)
 
-    found = durations.look()
+    found = durations.snapshot()
     assert found == Distribution((0.1, 1.0), (2, 1, 1), 7.65)
     assert metrics._buckets(found) == [("0.1", 2.0), ("1.0", 3.0), ("+Inf", 4.0)]
 

@@ -38,7 +38,7 @@ class Durations:
             self._counts[bisect_left(self._bounds, seconds)] += 1
             self._sum += seconds
 
-    def look(self) -> Distribution:
+    def snapshot(self) -> Distribution:
         with self._lock:
             return Distribution(self._bounds, tuple(self._counts), self._sum)
 

@@ -502,8 +502,8 @@ def look(
         disk_size=size,
         disk=broker.statistics_of_disk(),
         log_records=dict(log_records),
-        syncs=broker.counters.syncs.look(),
-        flushes=broker.counters.flushes.look(),
+        syncs=broker.counters.syncs.snapshot(),
+        flushes=broker.counters.flushes.snapshot(),
         # Also those of which nothing was sent: a count is to begin with 0.
         export_totals={
             kind: broker.exports.totals.get(kind, _NOTHING)
@@ -511,7 +511,7 @@ def look(
         },
         connected_pipelines=sum(each.is_connected for each in broker.pipelines),
         deliveries={
-            kind: durations.look() for kind, durations in broker.pipelines.durations.items()
+            kind: durations.snapshot() for kind, durations in broker.pipelines.durations.items()
         },
     )
 

@@ -117,7 +117,7 @@ def test_delivery_lasts_from_the_plan_to_the_final_report(bench: Bench) -> None:
     assert bench.deliveries == [delivery]
     assert (bench.task.deliveries, bench.task.messages) == (1, 30)
     assert bench.task.assignments == {}
-    durations = bench.pipelines.durations["http"].look()
+    durations = bench.pipelines.durations["http"].snapshot()
     assert (sum(durations.counts), durations.sum) == (1, 1.5)
 
 
@@ -182,7 +182,7 @@ def test_only_the_latest_deliveries_of_a_kind_are_kept_and_all_are_counted(bench
 
     assert len(bench.deliveries) == 60
     assert bench.task.deliveries == 300
-    assert sum(bench.pipelines.durations["http"].look().counts) == 300
+    assert sum(bench.pipelines.durations["http"].snapshot().counts) == 300
 
 
 def test_frequent_deliveries_do_not_evict_other_kinds(bench: Bench) -> None:
