@@ -150,11 +150,11 @@ class Loud:
             raise ValueError("it cannot stop")
 
     @property
-    def news(self):
+    def ready_message(self):
         if self.name == "quiet":
             return None
         os.kill(os.getpid(), signal.SIGTERM)
-        return f"news of {self.name}"
+        return f"ready message of {self.name}"
 
 
 root, *names = sys.argv[1:]
@@ -187,7 +187,7 @@ def test_companions_run_as_long_as_the_broker(tmp_path: Path) -> None:
     ]
     assert re.fullmatch(r"penstock ready 127\.0\.0\.1:\d+", ready)
     assert rest == [
-        "news of loud",
+        "ready message of loud",
         "loud stops before the broker",
         "quiet stops before the broker",
     ]

@@ -488,7 +488,7 @@ def test_the_address_is_written_down_and_told(site: Site) -> None:
 
     assert written["httpUrl"] == site.url
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", site.url)
-    assert site.web.news == f"penstock dashboard {site.url}"
+    assert site.web.ready_message == f"penstock dashboard {site.url}"
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:

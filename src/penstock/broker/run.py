@@ -28,7 +28,7 @@ class BrokerService(Protocol):
         """The broker is about to stop."""
 
     @property
-    def news(self) -> str | None:
+    def ready_message(self) -> str | None:
         """A line for whoever started the broker, behind the one that it is ready."""
 
 
@@ -87,8 +87,8 @@ async def _serve(settings: Settings, services: Sequence[BrokerService]) -> None:
     with contextlib.suppress(OSError):
         print(f"penstock ready {settings.host}:{broker.port}", flush=True)
         for service in services:
-            if service.news:
-                print(service.news, flush=True)
+            if service.ready_message:
+                print(service.ready_message, flush=True)
     await stop.wait()
     await _stop(broker, services)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -30,7 +30,7 @@ _MAX_PAUSE_SECONDS = 30.0
 class Component:
     """Goes with a broker: has tokens checked by the nucleus, and tells it where the broker is."""
 
-    news = None
+    ready_message = None
 
     def __init__(self, socket_path: str, token: str) -> None:
         self._socket_path = socket_path

@@ -74,7 +74,7 @@ class WebServer:
         logging.getLogger().addHandler(self._events)
 
     @property
-    def news(self) -> str | None:
+    def ready_message(self) -> str | None:
         return f"penstock dashboard {self._url}"
 
     async def start(self, broker: Broker) -> None:
