@@ -45,13 +45,13 @@ class Address(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
 
     @property
     def local_host(self) -> str:
-        return reached_from_here(self.host)
+        return connectable_host(self.host)
 
 
 _decode_address = msgspec.json.Decoder(Address).decode
 
 
-def reached_from_here(host: str) -> str:
+def connectable_host(host: str) -> str:
     """The host to connect to from this machine: one may listen on all addresses at once."""
     return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
 

@@ -26,7 +26,7 @@ from penstock.broker.listener import Listener
 from penstock.broker.server import Broker, tls_context
 from penstock.broker.session import measure_unsent
 from penstock.broker.tls import TlsListener
-from penstock.discovery import reached_from_here
+from penstock.discovery import connectable_host
 from penstock.errors import SettingError
 from penstock.settings import is_loopback
 from penstock.web.api import Api, json_response
@@ -81,7 +81,7 @@ class WebServer:
         settings = broker.settings
         listener = _listen(settings.http_host, settings.http_port or 0)
         host, port = listener.getsockname()[:2]
-        host = reached_from_here(host)
+        host = connectable_host(host)
         uses_tls = not is_loopback(settings.http_host)
         shown = f"[{host}]" if ":" in host else host
         self._url = f"{'https' if uses_tls else 'http'}://{shown}:{port}/"
