@@ -20,7 +20,7 @@ from tests.support import TIMEOUT_S, Json
 
 # What may be in a handshake above the limit.
 SPARE = 16
-MOST = 2
+MAX_CONNECTIONS = 2
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ class Hall:
             certificates.server_context(),
             lambda: Echo(self.connections),
             connections=self.connections,
-            most=MOST,
+            max_connections=MAX_CONNECTIONS,
             handshake_seconds=handshake_seconds,
             on_refusal=self.refused.append,
             on_shortage=self.shortages.append,
@@ -163,7 +163,7 @@ async def test_a_protocol_is_connected_when_the_handshake_is_done(
 async def test_the_oldest_handshakes_make_room_for_others(certificates: Certificates) -> None:
     async with opened(certificates) as hall:
         established = await hall.connect()
-        silent = [hall.reach() for _ in range(MOST + SPARE + 2)]
+        silent = [hall.reach() for _ in range(MAX_CONNECTIONS + SPARE + 2)]
         peers = ["{}:{}".format(*each.getsockname()) for each in silent]
 
         # One is connected, and all but one of the others have room beside it.
@@ -183,7 +183,7 @@ async def test_where_there_is_no_room_at_all_nobody_shakes_hands(
     certificates: Certificates,
 ) -> None:
     async with opened(certificates) as hall:
-        hall.connections.update(range(MOST + SPARE))
+        hall.connections.update(range(MAX_CONNECTIONS + SPARE))
 
         with pytest.raises(OSError):  # noqa: PT011 - closed or reset, whatever is noticed first
             await hall.connect()
@@ -200,7 +200,7 @@ async def test_handshakes_make_room_for_those_who_come_another_way(
     async with opened(certificates) as hall:
         first, second = hall.reach(), hall.reach()
         client = await hall.connect()
-        hall.connections.update(range(MOST + SPARE - 2))
+        hall.connections.update(range(MAX_CONNECTIONS + SPARE - 2))
 
         hall.listener.make_room()
 

@@ -199,7 +199,7 @@ class Broker:
             tls,
             lambda: Session(self),
             connections=self._sessions,
-            most=self._max_connections,
+            max_connections=self._max_connections,
             handshake_seconds=self.handshake_timeout,
             on_refusal=self._note_refusal,
             on_shortage=self.note_shortage,

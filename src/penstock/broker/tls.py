@@ -22,9 +22,9 @@ from penstock.broker.listener import Listener
 logger = logging.getLogger(__name__)
 
 # An idle client does not answer that TLS ends, and is not to hold up a stop.
-_END_SECONDS = 0.5
+_SHUTDOWN_TIMEOUT_SECONDS = 0.5
 # So many above the limit shake hands, to be told in words that there is no room.
-_SPARE = 16
+_SPARE_CONNECTIONS = 16
 
 
 class TlsListener(Listener):
@@ -41,7 +41,7 @@ class TlsListener(Listener):
         make_protocol: Callable[[], asyncio.Protocol],
         *,
         connections: Collection[object],
-        most: int,
+        max_connections: int,
         handshake_seconds: float,
         on_refusal: Callable[[str], None],
         on_shortage: Callable[[OSError], object],
@@ -49,7 +49,7 @@ class TlsListener(Listener):
         super().__init__(sockets, make_protocol, on_shortage)
         self._context = context
         self._connections = connections
-        self._most = most + _SPARE
+        self._max_connections = max_connections + _SPARE_CONNECTIONS
         self._handshake_seconds = handshake_seconds
         self._on_refusal = on_refusal
         # The oldest first.
@@ -57,7 +57,7 @@ class TlsListener(Listener):
 
     def make_room(self) -> None:
         """Ends the oldest handshakes, as long as there are too many connections."""
-        excess = len(self._connections) + len(self._handshakes) - self._most
+        excess = len(self._connections) + len(self._handshakes) - self._max_connections
         for protocol in tuple(itertools.islice(self._handshakes, max(excess, 0))):
             handshake = self._handshakes.pop(protocol)
             # Not before it has begun: until then nobody would close its socket.
@@ -81,19 +81,19 @@ class TlsListener(Listener):
     def _connect(self, connection: socket.socket, address: Any) -> None:
         protocol = self._make_protocol()
         handshake = self._loop.create_task(
-            self._shake_hands(connection, protocol), name=f"{address[0]}:{address[1]}"
+            self._handshake(connection, protocol), name=f"{address[0]}:{address[1]}"
         )
         self._handshakes[protocol] = handshake
-        handshake.add_done_callback(partial(self._forget, protocol))
+        handshake.add_done_callback(partial(self._finish_handshake, protocol))
         self.make_room()
 
-    async def _shake_hands(self, connection: socket.socket, protocol: asyncio.Protocol) -> None:
+    async def _handshake(self, connection: socket.socket, protocol: asyncio.Protocol) -> None:
         await self._loop.connect_accepted_socket(
             lambda: protocol,
             connection,
             ssl=self._context,
             ssl_handshake_timeout=self._handshake_seconds,
-            ssl_shutdown_timeout=_END_SECONDS,
+            ssl_shutdown_timeout=_SHUTDOWN_TIMEOUT_SECONDS,
         )
 
     def _refuse(self, protocol: asyncio.Protocol, handshake: asyncio.Task[object]) -> None:
@@ -102,7 +102,9 @@ class TlsListener(Listener):
             handshake.cancel()
             self._on_refusal(handshake.get_name())
 
-    def _forget(self, protocol: asyncio.Protocol, handshake: asyncio.Task[object]) -> None:
+    def _finish_handshake(
+        self, protocol: asyncio.Protocol, handshake: asyncio.Task[object]
+    ) -> None:
         self._handshakes.pop(protocol, None)
         if not handshake.cancelled() and (error := handshake.exception()) is not None:
             logger.debug("%s: its TLS handshake failed: %s", handshake.get_name(), error)

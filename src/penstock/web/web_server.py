@@ -136,7 +136,7 @@ class WebServer:
             context,
             make_connection,
             connections=server.server_state.connections,
-            most=self._max_connections,
+            max_connections=self._max_connections,
             handshake_seconds=broker.handshake_timeout,
             on_refusal=lambda peer: logger.debug("%s: it makes room for others", peer),
             on_shortage=broker.note_shortage,
