@@ -226,9 +226,9 @@ def test_oversized_answer_waits_until_it_is_alone() -> None:
     first.release()
 
     assert granted == [room]
-    room.settle(50 * MIB)
+    room.shrink(50 * MIB)
     assert memory.used == 50 * MIB
-    room.settle(SMALL_ANSWER_BYTES)
+    room.shrink(SMALL_ANSWER_BYTES)
     assert memory.used == 0
 
 

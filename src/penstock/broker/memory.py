@@ -115,7 +115,7 @@ class AnswerMemory:
         # One answer leaves half of the free memory to the others.
         return 2 * size <= self._limit - others
 
-    def forget(self, room: AnswerRoom) -> None:
+    def cancel_wait(self, room: AnswerRoom) -> None:
         """Ends the wait of a room, if it waits; there may be room for the one behind it."""
         if self._waiting.pop(room, None) is not None:
             self._wake()
@@ -162,12 +162,12 @@ class AnswerRoom:
         """Whether there is likely to be room when the answer has so many bytes."""
         return not self._memory.is_short or size <= self.size
 
-    def settle(self, size: int) -> None:
+    def shrink(self, size: int) -> None:
         """The answer is complete: give back what it does not need."""
         if self.size:
             self._memory.resize(self, size if size > SMALL_ANSWER_BYTES else 0)
 
     def release(self) -> None:
-        self._memory.forget(self)
+        self._memory.cancel_wait(self)
         if self.size:
             self._memory.resize(self, 0)

@@ -56,7 +56,7 @@ class MessageReader:
 
     def response(self, request_id: str) -> list[bytes]:
         """The frame of the answer, in parts."""
-        self._room.settle(self._size)
+        self._room.shrink(self._size)
         return encode_read_response(request_id, self.count, self.parts)
 
     def _begin(self, start: int) -> None:

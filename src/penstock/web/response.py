@@ -52,7 +52,7 @@ class RoomResponse(Response):
     ) -> None:
         super().__init__(content, media_type=media_type, headers=headers)
         self._room = room
-        room.settle(len(content))
+        room.shrink(len(content))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         body = memoryview(self.body)
