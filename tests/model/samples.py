@@ -1,4 +1,4 @@
-"""Sound maps as the wire and JSON have them, complete and with as little as may be."""
+"""Valid maps as on the wire and in JSON: complete ones and minimal ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-# What every kind of export needs, under the key of its list.
+# The required fields of every kind of export, by the key of its list.
 EXPORTS: dict[str, Json] = {
     "http": {"identifier": "h", "uri": "http://localhost/"},
     "iotAnalytics": {"identifier": "a", "iotChannel": "c"},

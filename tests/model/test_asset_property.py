@@ -1,4 +1,4 @@
-"""SiteWise entries, as the message of a program that was written for the AWS SDKs has them."""
+"""SiteWise entries in messages of programs for the AWS SDKs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.model import (
 from .samples import entry
 
 
-def test_a_complete_entry_comes_back_as_it_was() -> None:
+def test_complete_entry_survives_a_round_trip() -> None:
     found = msgspec.json.decode(json.dumps(entry()), type=PutAssetPropertyValueEntry)
 
     assert found == PutAssetPropertyValueEntry(
@@ -48,17 +48,17 @@ def test_a_complete_entry_comes_back_as_it_was() -> None:
         {"booleanValue": False},
     ],
 )
-def test_a_value_has_one_of_four_types_and_false_is_a_value(value: dict[str, object]) -> None:
+def test_value_has_one_of_four_types_and_false_is_a_value(value: dict[str, object]) -> None:
     assert to_wire(from_wire(value, Variant)) == value
 
 
-def test_an_integral_double_may_be_written_without_a_point() -> None:
-    # As JavaScript does.
+def test_integral_double_may_have_no_decimal_point() -> None:
+    # JavaScript sends it so.
     assert from_wire({"doubleValue": 1}, Variant).double_value == 1.0
 
 
 @pytest.mark.parametrize("missing", ["entryId", "propertyValues"])
-def test_what_is_required_is_named(missing: str) -> None:
+def test_missing_required_field_is_named(missing: str) -> None:
     wanted = {key: value for key, value in entry().items() if key != missing}
 
     with pytest.raises(InvalidRequestException, match=f"missing required field {missing}"):
@@ -66,7 +66,7 @@ def test_what_is_required_is_named(missing: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["value", "timestamp"])
-def test_what_is_required_of_a_value_is_named_with_its_place(missing: str) -> None:
+def test_missing_required_field_of_a_value_is_named_with_its_path(missing: str) -> None:
     wanted = entry()
     del wanted["propertyValues"][0][missing]
 

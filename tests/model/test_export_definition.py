@@ -33,7 +33,7 @@ KINDS: dict[str, type[ExportConfig]] = {
 each_kind = pytest.mark.parametrize("group", KINDS)
 
 
-def test_there_are_five_lists() -> None:
+def test_definition_has_five_lists() -> None:
     empty: Json = {group: [] for group in KINDS}
 
     assert to_wire(from_wire(empty, ExportDefinition)) == empty
@@ -42,12 +42,12 @@ def test_there_are_five_lists() -> None:
 
 
 @pytest.mark.parametrize("key", ["iotSitewise", "iotSiteWise", "IoTSiteWise", "s3"])
-def test_another_spelling_is_another_key_and_ignored(key: str) -> None:
+def test_other_spelling_of_a_key_is_ignored(key: str) -> None:
     assert from_wire({key: [{"identifier": "s"}]}, ExportDefinition) == ExportDefinition()
 
 
 @each_kind
-def test_a_complete_configuration_comes_back_as_it_was(group: str) -> None:
+def test_complete_configuration_survives_a_round_trip(group: str) -> None:
     wanted = COMPLETE_EXPORTS[group]
 
     found = from_wire(wanted, KINDS[group])
@@ -58,12 +58,12 @@ def test_a_complete_configuration_comes_back_as_it_was(group: str) -> None:
 
 
 @each_kind
-def test_what_is_unset_does_not_leave(group: str) -> None:
+def test_unset_fields_are_omitted(group: str) -> None:
     assert to_wire(from_wire(EXPORTS[group], KINDS[group])) == EXPORTS[group]
 
 
 @each_kind
-def test_what_is_required_is_named_with_its_place(group: str) -> None:
+def test_missing_required_field_is_named_with_its_path(group: str) -> None:
     for field in EXPORTS[group]:
         wanted = with_export(group)
         del wanted["exportDefinition"][group][0][field]
@@ -77,7 +77,7 @@ def test_what_is_required_is_named_with_its_place(group: str) -> None:
 
 
 @each_kind
-def test_the_second_configuration_of_a_list_is_told_from_the_first(group: str) -> None:
+def test_error_has_the_index_of_the_configuration(group: str) -> None:
     wanted = with_export(group)
     wanted["exportDefinition"][group].append({**EXPORTS[group], "priority": 11})
 
@@ -85,7 +85,7 @@ def test_the_second_configuration_of_a_list_is_told_from_the_first(group: str) -
         from_wire(wanted, MessageStreamDefinition)
 
 
-def test_an_export_that_never_ran_has_exported_nothing() -> None:
+def test_new_export_status_has_no_exported_messages() -> None:
     assert to_wire(ExportStatus("e", 4, 1_700_000_000_000, "denied", 10, 5)) == {
         "exportConfigIdentifier": "e",
         "lastExportedSequenceNumber": 4,
@@ -94,7 +94,7 @@ def test_an_export_that_never_ran_has_exported_nothing() -> None:
         "exportedBytesFromStream": 10,
         "exportedMessagesCount": 5,
     }
-    # No null for the time: the clients take one for a number.
+    # No null for the time, which clients expect to be a number.
     assert "lastExportTime" not in to_wire(ExportStatus("e"))
     assert ExportStatus("e").last_exported_sequence_number == -1
 
@@ -106,19 +106,19 @@ def test_an_export_that_never_ran_has_exported_nothing() -> None:
         (None, -1, 0, 9, 10),
         (None, 3, 0, 9, 6),
         (None, 9, 0, 9, 0),
-        # Dropped before it came to them.
+        # Evicted before they were exported.
         (None, 3, 6, 9, 4),
         (None, 3, 10, 9, 0),
-        # Before its start.
+        # Before the start of the export.
         (7, -1, 0, 9, 3),
         (7, 8, 0, 9, 1),
         (7, -1, 8, 9, 2),
-        # It begins with what is still to come, or has taken what a power cut then took back.
+        # It starts with a future message, or has exported messages that a power cut removed.
         (12, -1, 0, 9, 0),
         (None, 12, 0, 9, 0),
     ],
 )
-def test_an_export_is_behind_by_what_it_has_still_to_take(
+def test_messages_behind_counts_stored_messages_that_are_not_exported(
     start: int | None, last_exported: int, oldest: int, newest: int, behind: int
 ) -> None:
     config = KinesisConfig("k", "x", start_sequence_number=start)
@@ -126,7 +126,7 @@ def test_an_export_is_behind_by_what_it_has_still_to_take(
     assert messages_behind(config, last_exported, oldest, newest) == behind
 
 
-def test_an_export_that_has_no_start_takes_all() -> None:
+def test_export_without_a_start_begins_with_the_oldest_message() -> None:
     assert messages_behind(S3ExportTaskExecutorConfig("s"), -1, 2, 9) == 8
 
 
@@ -134,7 +134,7 @@ def test_an_export_that_has_no_start_takes_all() -> None:
     ("start", "last", "oldest", "number"),
     [(None, -1, 0, 0), (None, 4, 0, 5), (9, 4, 0, 9), (9, 20, 0, 21), (None, 4, 8, 8)],
 )
-def test_export_continues_behind_the_last_exported_message(
+def test_export_continues_after_the_last_exported_message(
     start: int | None, last: int, oldest: int, number: int
 ) -> None:
     config = KinesisConfig("k", "x", start_sequence_number=start)

@@ -59,7 +59,7 @@ UPLOAD = Upload(
 
 
 @pytest.mark.parametrize("encode", [msgspec.to_builtins, to_wire])
-def test_plan_is_the_same_after_a_trip_over_the_wire(encode: Any) -> None:
+def test_plan_survives_a_round_trip(encode: Any) -> None:
     plan = ExportPlan(
         root="/r",
         instance="i",
@@ -136,7 +136,7 @@ def test_report_about_an_abort_needs_no_messages() -> None:
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_invalid_report_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_report_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({**REPORT, **wrong}, DeliveryReport)
 

@@ -1,4 +1,4 @@
-"""JSON bodies of messages: what is written, what is refused, what is read back."""
+"""JSON bodies of messages: encoding, validation and decoding."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def entry(*values: AssetPropertyValue) -> PutAssetPropertyValueEntry:
     return PutAssetPropertyValueEntry("e", property_values=list(values))
 
 
-def test_a_sitewise_entry_is_json_under_the_names_on_the_wire() -> None:
+def test_sitewise_entry_is_json_with_wire_names() -> None:
     values = [
         AssetPropertyValue(
             value=Variant(double_value=1.5),
@@ -55,7 +55,7 @@ def test_a_sitewise_entry_is_json_under_the_names_on_the_wire() -> None:
     assert to_json(whole) == samples.entry()
 
 
-def test_an_s3_task_is_json_under_the_names_on_the_wire() -> None:
+def test_s3_task_is_json_with_wire_names() -> None:
     task = S3ExportTaskDefinition(
         "file:///data/a.bin", "some-bucket", "a/!{timestamp:yyyy}/b", {"site": "north"}
     )
@@ -63,7 +63,7 @@ def test_an_s3_task_is_json_under_the_names_on_the_wire() -> None:
     assert to_json(task) == samples.s3_task()
 
 
-def test_a_status_is_json_under_the_names_on_the_wire() -> None:
+def test_status_is_json_with_wire_names() -> None:
     task = S3ExportTaskDefinition.from_dict(samples.s3_task())
     message = StatusMessage(
         EventType.S3Task,
@@ -77,7 +77,7 @@ def test_a_status_is_json_under_the_names_on_the_wire() -> None:
     assert to_json(message) == samples.status_message()
 
 
-def test_what_is_unset_is_left_out() -> None:
+def test_unset_fields_are_omitted() -> None:
     assert to_json(entry(value(boolean_value=False))) == {
         "entryId": "e",
         "propertyValues": [
@@ -86,7 +86,7 @@ def test_what_is_unset_is_left_out() -> None:
     }
 
 
-def test_empty_lists_are_left_out_as_if_unset() -> None:
+def test_empty_lists_are_omitted() -> None:
     export = ExportDefinition(http=[], kinesis=[KinesisConfig("k", "n")])
     definition = MessageStreamDefinition(
         "s", strategy_on_full=StrategyOnFull.RejectNewData, export_definition=export
@@ -97,8 +97,8 @@ def test_empty_lists_are_left_out_as_if_unset() -> None:
     }
 
 
-def test_what_was_checked_is_what_is_written() -> None:
-    # Each of them is taken for what it stands for, and none may reach a stream as it is.
+def test_converted_values_are_written() -> None:
+    # Each value is converted to the type of its field before it is written.
     loose = PutAssetPropertyValueEntry(
         "e",
         property_values=(  # type: ignore[arg-type] # as programs do that are not type-checked
@@ -117,14 +117,14 @@ def test_what_was_checked_is_what_is_written() -> None:
 
 
 @pytest.mark.parametrize("number", [0.1, -2.0, 1e300, -1e19, 5e-324, 2.0**53])
-def test_a_double_keeps_its_value(number: float) -> None:
+def test_double_keeps_its_value(number: float) -> None:
     written = to_json(Variant(double_value=number))["doubleValue"]
 
     assert written == number
     assert isinstance(written, float)
 
 
-def test_an_integer_may_be_negative() -> None:
+def test_integer_may_be_negative() -> None:
     assert to_json(Variant(integer_value=-(2**31))) == {"integerValue": -(2**31)}
 
 
@@ -146,7 +146,7 @@ def test_an_integer_may_be_negative() -> None:
         (StatusMessage(EventType.S3Task), "status"),
     ],
 )
-def test_an_object_that_breaks_a_rule_is_refused_with_the_field(wrong: Value, named: str) -> None:
+def test_invalid_object_is_rejected_with_the_field(wrong: Value, named: str) -> None:
     with pytest.raises(ValidationException, match=named):
         Util.validate_and_serialize_to_json_bytes(wrong)
 
@@ -159,14 +159,14 @@ def test_an_object_that_breaks_a_rule_is_refused_with_the_field(wrong: Value, na
         (samples.status_message(), StatusMessage),
     ],
 )
-def test_an_object_is_read_back_as_it_was_written(plain: samples.Json, kind: type[Value]) -> None:
+def test_object_survives_a_round_trip(plain: samples.Json, kind: type[Value]) -> None:
     read = Util.deserialize_json_bytes_to_obj(json.dumps(plain).encode(), kind)
 
     assert type(read) is kind
     assert to_json(read) == plain
 
 
-def test_fields_of_a_newer_server_are_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     plain = {**samples.status_message(), "attempts": 3}
 
     message = Util.deserialize_json_bytes_to_obj(json.dumps(plain).encode(), StatusMessage)
@@ -177,12 +177,12 @@ def test_fields_of_a_newer_server_are_passed_over() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"\xff", b"[]", b"5", b"null", b'{"eventType": 0, "status": 9}']
 )
-def test_bytes_that_are_no_such_object_are_a_wrong_value(data: bytes) -> None:
+def test_invalid_bytes_raise_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         Util.deserialize_json_bytes_to_obj(data, StatusMessage)
 
 
-def test_a_status_of_a_task_that_breaks_the_rules_can_be_read() -> None:
+def test_status_of_an_invalid_task_can_be_read() -> None:
     plain = samples.status_message()
     plain["statusContext"]["s3ExportTaskDefinition"]["bucket"] = "Not A Bucket"
 

@@ -1,4 +1,4 @@
-"""Every limit of the model, by a value just outside and one just inside."""
+"""Every limit of the model, tested with values just outside and just inside."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 def put(kind: type, path: str, value: Any) -> Any:
-    """A sound map of this kind with one value exchanged."""
+    """A valid map of this kind with one value replaced."""
     base: Any
     if kind is MessageStreamDefinition:
         group = re.match(r"exportDefinition\.(\w+)\[0\]", path)
@@ -243,7 +243,7 @@ LIMITS = [
 ]
 
 
-def in_words(value: Any) -> str:
+def value_id(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 20 else f"{text[:20]}..."
 
@@ -253,13 +253,13 @@ def in_words(value: Any) -> str:
     [
         pytest.param(
             Case(limit.kind, put(limit.kind, limit.path, bad), limit.path, bad, allowed),
-            id=f"{limit.path}-{in_words(bad)}",
+            id=f"{limit.path}-{value_id(bad)}",
         )
         for limit in LIMITS
         for bad, allowed in limit.bad
     ],
 )
-def test_a_value_outside_is_refused_by_path_and_by_what_is_allowed(case: Case) -> None:
+def test_value_outside_a_limit_is_rejected_with_path_and_limit(case: Case) -> None:
     with pytest.raises(InvalidRequestException) as caught:
         from_wire(case.value, case.kind)
 
@@ -275,16 +275,16 @@ def test_a_value_outside_is_refused_by_path_and_by_what_is_allowed(case: Case) -
 @pytest.mark.parametrize(
     ("kind", "path", "good"),
     [
-        pytest.param(limit.kind, limit.path, good, id=f"{limit.path}-{in_words(good)}")
+        pytest.param(limit.kind, limit.path, good, id=f"{limit.path}-{value_id(good)}")
         for limit in LIMITS
         for good in limit.good
     ],
 )
-def test_a_value_at_the_limit_is_taken(kind: type, path: str, good: Any) -> None:
+def test_value_at_the_limit_is_accepted(kind: type, path: str, good: Any) -> None:
     from_wire(put(kind, path, good), kind)
 
 
-def test_the_s3_export_has_no_batches_and_no_start() -> None:
+def test_s3_export_has_no_batches_and_no_start() -> None:
     ignored = {"batchSize": 0, "batchIntervalMillis": 0, "startSequenceNumber": -1}
 
     from_wire(with_export("s3TaskExecutor", **ignored), MessageStreamDefinition)

@@ -1,4 +1,4 @@
-"""Messages, and how many of them a read asks for."""
+"""Messages, and the message counts of a read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.errors import InvalidRequestException
 from penstock.model import Message, ReadMessagesOptions, from_wire, to_wire
 
 
-def test_a_message_has_the_keys_of_the_wire() -> None:
+def test_message_has_wire_names() -> None:
     message = Message("s", 5, 1_700_000_000_000, b"\x00\xff")
     wire = {
         "streamName": "s",
@@ -21,7 +21,7 @@ def test_a_message_has_the_keys_of_the_wire() -> None:
     assert from_wire(wire, Message) == message
 
 
-def test_without_options_one_message_is_read_from_the_start_at_once() -> None:
+def test_default_options_read_one_message_without_waiting() -> None:
     options = from_wire({}, ReadMessagesOptions)
 
     assert options == ReadMessagesOptions(None, 1, None, 0)
@@ -39,13 +39,13 @@ def test_without_options_one_message_is_read_from_the_start_at_once() -> None:
         ({"minMessageCount": None, "maxMessageCount": None}, (1, 1)),
     ],
 )
-def test_a_minimum_alone_raises_the_maximum(
+def test_minimum_without_a_maximum_raises_the_maximum(
     options: dict[str, int], counts: tuple[int, int]
 ) -> None:
     assert from_wire(options, ReadMessagesOptions).message_counts() == counts
 
 
-def test_a_maximum_below_the_minimum_is_refused() -> None:
+def test_maximum_below_the_minimum_is_rejected() -> None:
     options = from_wire({"minMessageCount": 5, "maxMessageCount": 4}, ReadMessagesOptions)
 
     with pytest.raises(InvalidRequestException) as caught:

@@ -1,4 +1,4 @@
-"""S3 export tasks, as the message of a program that was written for the AWS SDKs has them."""
+"""S3 export tasks in messages of programs for the AWS SDKs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.model.s3_task import find_task
 from .samples import s3_task
 
 
-def test_a_complete_task_comes_back_as_it_was() -> None:
+def test_complete_task_survives_a_round_trip() -> None:
     found = msgspec.json.decode(json.dumps(s3_task()), type=S3ExportTaskDefinition)
 
     assert found == S3ExportTaskDefinition(
@@ -25,14 +25,14 @@ def test_a_complete_task_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("missing", ["inputUrl", "bucket", "key"])
-def test_what_is_required_is_named(missing: str) -> None:
+def test_missing_required_field_is_named(missing: str) -> None:
     task = {key: value for key, value in s3_task().items() if key != missing}
 
     with pytest.raises(InvalidRequestException, match=f"missing required field {missing}"):
         from_wire(task, S3ExportTaskDefinition)
 
 
-def test_metadata_is_text_and_may_be_left_out() -> None:
+def test_metadata_is_text_and_optional() -> None:
     task = s3_task()
     del task["userMetadata"]
 
@@ -43,7 +43,7 @@ def test_metadata_is_text_and_may_be_left_out() -> None:
         from_wire({**task, "userMetadata": {1: "a"}}, S3ExportTaskDefinition)
 
 
-def test_a_task_is_found_in_a_message_as_it_was_given() -> None:
+def test_find_task_returns_the_fields_unchanged() -> None:
     given = {
         "inputUrl": "file:/a",
         "bucket": "No Bucket",
@@ -67,5 +67,5 @@ def test_a_task_is_found_in_a_message_as_it_was_given() -> None:
         b'{"inputUrl": "file:/a", "bucket": "b", "key": "k", "userMetadata": {"a": 1}}',
     ],
 )
-def test_what_clients_could_not_read_as_a_task_is_none(payload: bytes) -> None:
+def test_find_task_returns_none_if_clients_cannot_decode_it(payload: bytes) -> None:
     assert find_task(payload) is None

@@ -1,4 +1,4 @@
-"""Sizes: what is taken, and what is refused."""
+"""Sizes: accepted and rejected texts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from penstock.model.sizes import parse_size
         (" 2TiB ", 2 << 40),
     ],
 )
-def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
+def test_size_is_a_number_and_a_unit(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "12q", "1M", "-1", "1,5KB", "1 2", "1KB2KB", "٣", "."])
-def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no size: expected .* 256MiB"):
+def test_invalid_size_is_rejected_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a size: expected .* 256MiB"):
         parse_size(text)
 
 
-def test_a_size_is_a_whole_number_of_bytes() -> None:
+def test_size_must_be_a_whole_number_of_bytes() -> None:
     with pytest.raises(ValueError, match=r"'1\.3KiB' is not a whole number of bytes"):
         parse_size("1.3KiB")

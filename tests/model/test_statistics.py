@@ -1,4 +1,4 @@
-"""The picture of a broker, as it travels."""
+"""Statistics of a broker on the wire."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ STATISTICS = Statistics(
 )
 
 
-def test_what_is_sent_comes_back_as_it_was() -> None:
+def test_statistics_survive_a_round_trip() -> None:
     assert msgspec.convert(to_wire(STATISTICS), Statistics) == STATISTICS
 
 
-def test_an_export_that_never_ran_has_no_time() -> None:
+def test_new_export_has_no_export_time() -> None:
     plain = to_wire(EXPORT)
 
     assert "lastExportTime" not in plain

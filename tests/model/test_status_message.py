@@ -22,7 +22,7 @@ from penstock.model import (
 from .samples import s3_task, status_message
 
 
-def test_a_complete_status_message_comes_back_as_it_was() -> None:
+def test_complete_status_message_survives_a_round_trip() -> None:
     wanted = status_message()
 
     found = from_wire(wanted, StatusMessage)
@@ -40,7 +40,7 @@ def test_a_complete_status_message_comes_back_as_it_was() -> None:
     )
 
 
-def test_what_is_unset_is_not_in_the_json() -> None:
+def test_unset_fields_are_omitted() -> None:
     message = StatusMessage(EventType.S3Task, status=Status.Success, status_context=StatusContext())
 
     assert to_wire(message) == {"eventType": 0, "status": 0, "statusContext": {}}
@@ -55,5 +55,5 @@ def test_what_is_unset_is_not_in_the_json() -> None:
         (StatusLevel, ["ERROR", "WARN", "INFO", "DEBUG", "TRACE"]),
     ],
 )
-def test_the_numbers_are_those_of_the_aws_sdks(members: type[Status], names: list[str]) -> None:
+def test_enum_values_are_those_of_the_aws_sdks(members: type[Status], names: list[str]) -> None:
     assert {member.value: member.name for member in members} == dict(enumerate(names))

@@ -1,4 +1,4 @@
-"""Where messages are, as it travels."""
+"""Locations of messages on the wire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.model.storage import Location, SegmentSummary, StoredRun, StreamPo
 SEGMENT = SegmentSummary(100, 103, 11, 5, 7, 2**32 - 1, 0)
 
 
-def test_what_is_sent_comes_back_as_it_was() -> None:
+def test_location_survives_a_round_trip() -> None:
     location = Location("/root", "instance", True, 0, 103, 101, [SEGMENT])
     position = StreamPosition("s", "id", 0, 103)
 
@@ -18,7 +18,7 @@ def test_what_is_sent_comes_back_as_it_was() -> None:
     assert msgspec.convert(to_wire(position), StreamPosition) == position
 
 
-def test_a_segment_has_the_names_of_the_protocol_on_the_wire() -> None:
+def test_segment_has_wire_names() -> None:
     assert to_wire(SEGMENT) == {
         "first": 100,
         "end": 103,
@@ -30,13 +30,13 @@ def test_a_segment_has_the_names_of_the_protocol_on_the_wire() -> None:
     }
 
 
-def test_a_segment_is_stored_by_the_order_of_its_fields() -> None:
-    """The catalog has columns, and no names of ours."""
+def test_order_of_segment_fields_is_that_of_the_catalog() -> None:
+    """The catalog stores the fields as columns, without their names."""
     assert SegmentSummary(*msgspec.structs.astuple(SEGMENT)) == SEGMENT
     assert msgspec.structs.astuple(SEGMENT) == (100, 103, 11, 5, 7, 2**32 - 1, 0)
 
 
-def test_a_run_has_two_buffers_and_where_they_begin() -> None:
+def test_stored_run_has_two_buffers_and_their_start() -> None:
     run = StoredRun(first_sequence_number=5, position=40, entries=b"e", payloads=b"p")
 
     assert run == (5, 40, b"e", b"p")

@@ -1,4 +1,4 @@
-"""Stream definitions: what is complete, what is assumed, what leaves."""
+"""Stream definitions: required fields, defaults, and encoding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.model import (
 from .samples import EXPORTS, complete_definition, definition
 
 
-def test_a_complete_definition_comes_back_as_it_was() -> None:
+def test_complete_definition_survives_a_round_trip() -> None:
     wanted = complete_definition()
 
     found = from_wire(wanted, MessageStreamDefinition)
@@ -31,7 +31,7 @@ def test_a_complete_definition_comes_back_as_it_was() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=MessageStreamDefinition) == found
 
 
-def test_what_is_not_said_has_the_documented_default() -> None:
+def test_missing_fields_have_the_documented_defaults() -> None:
     found = from_wire(definition(), MessageStreamDefinition)
 
     assert to_wire(found) == {
@@ -49,14 +49,14 @@ def test_what_is_not_said_has_the_documented_default() -> None:
 
 
 @pytest.mark.parametrize("missing", ["name", "strategyOnFull"])
-def test_a_name_and_a_strategy_are_required(missing: str) -> None:
+def test_name_and_strategy_are_required(missing: str) -> None:
     wanted = {key: value for key, value in definition().items() if key != missing}
 
     with pytest.raises(InvalidRequestException, match=f"missing required field {missing}"):
         from_wire(wanted, MessageStreamDefinition)
 
 
-def test_all_exports_of_all_kinds_are_listed() -> None:
+def test_exports_lists_all_kinds() -> None:
     found = from_wire(complete_definition(), MessageStreamDefinition)
 
     assert [export.identifier for export in found.exports()] == [
@@ -66,7 +66,7 @@ def test_all_exports_of_all_kinds_are_listed() -> None:
     ]
 
 
-def test_no_two_exports_share_an_identifier() -> None:
+def test_duplicate_identifier_is_rejected() -> None:
     exports = {group: [{**export, "identifier": "same"}] for group, export in EXPORTS.items()}
     alone = [{group: same} for group, same in exports.items()]
 
@@ -77,7 +77,7 @@ def test_no_two_exports_share_an_identifier() -> None:
             from_wire(definition(exportDefinition=many), MessageStreamDefinition).validate_exports()
 
 
-def test_a_description_has_the_keys_of_the_wire_and_no_nulls() -> None:
+def test_description_has_wire_names_and_no_nulls() -> None:
     info = MessageStreamInfo(
         from_wire(definition(), MessageStreamDefinition),
         StorageStatus(0, -1, 0),

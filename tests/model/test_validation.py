@@ -1,4 +1,4 @@
-"""From maps to objects and back, and what is said when that is not possible."""
+"""Conversion of maps to objects and back, and its errors."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def refusal(value: Any) -> str:
         (definition(exportDefinition={1: 2}), "exportDefinition: expected str for each key"),
     ],
 )
-def test_the_message_has_the_path_the_value_and_what_is_allowed(value: Any, message: str) -> None:
+def test_error_has_path_value_and_allowed_values(value: Any, message: str) -> None:
     assert refusal(value) == message
 
 
-def test_a_long_value_is_shown_by_its_beginning() -> None:
+def test_long_value_is_truncated_in_the_error() -> None:
     message = refusal(definition(name="x" * 1_000_000))
 
     assert message.startswith("name is 'xxxx")
@@ -80,7 +80,7 @@ def test_a_long_value_is_shown_by_its_beginning() -> None:
     assert len(message) < 200
 
 
-def test_nulls_count_as_absent_at_every_depth() -> None:
+def test_nulls_are_ignored_at_every_depth() -> None:
     value = definition(
         timeToLiveMillis=None,
         exportDefinition={
@@ -97,7 +97,7 @@ def test_nulls_count_as_absent_at_every_depth() -> None:
     assert found.export_definition.http[0].priority is None
 
 
-def test_integral_floats_count_as_integers_at_every_depth() -> None:
+def test_integral_floats_are_integers_at_every_depth() -> None:
     value = complete_definition()
 
     def to_floats(item: Any) -> Any:
@@ -118,7 +118,7 @@ def test_integral_floats_count_as_integers_at_every_depth() -> None:
         lambda items: st.lists(items, max_size=3) | st.dictionaries(st.text(max_size=3), items),
     )
 )
-def test_no_null_leaves_a_map(value: Any) -> None:
+def test_to_wire_omits_nulls(value: Any) -> None:
     def has_null(item: Any) -> bool:
         if isinstance(item, dict):
             return any(value is None or has_null(value) for value in item.values())
@@ -127,7 +127,7 @@ def test_no_null_leaves_a_map(value: Any) -> None:
     assert not has_null(to_wire(value))
 
 
-def test_bytes_stay_bytes_and_a_text_is_not_taken_for_them() -> None:
+def test_text_is_not_decoded_as_bytes() -> None:
     class Holder(msgspec.Struct):
         data: bytes
 
@@ -146,7 +146,7 @@ class Outer(msgspec.Struct):
     number: Literal[1, 2] = 1
 
 
-def test_the_values_of_a_literal_are_told_as_those_of_an_enum_are() -> None:
+def test_error_names_the_values_of_a_literal() -> None:
     assert from_wire({"parts": [{"howFar": "some"}]}, Outer).parts[0].how_far == "some"
     for value, message in (
         (
@@ -160,7 +160,7 @@ def test_the_values_of_a_literal_are_told_as_those_of_an_enum_are() -> None:
         assert caught.value.message == message
 
 
-# Fields that have to be set
+# Required fields
 
 
 @pytest.mark.parametrize(
@@ -180,47 +180,47 @@ def test_the_values_of_a_literal_are_told_as_those_of_an_enum_are() -> None:
             definition(exportDefinition={"IotSitewise": [{}]}),
             "exportDefinition.IotSitewise[0]: object missing required field identifier",
         ),
-        # What is there and wrong is told before what is not there.
+        # Invalid fields are reported before missing ones.
         ({"maxSize": 1}, "maxSize is 1: expected int >= 1024"),
     ],
 )
-def test_a_field_that_is_missing_is_named_with_its_place(value: Any, message: str) -> None:
+def test_missing_field_is_named_with_its_path(value: Any, message: str) -> None:
     assert refusal(value) == message
 
 
-def test_what_may_be_left_out_is_not_missing() -> None:
+def test_optional_fields_may_be_missing() -> None:
     assert from_wire({}, ReadMessagesOptions) == ReadMessagesOptions()
     assert from_wire(definition(), MessageStreamDefinition).time_to_live_millis is None
 
 
-# Objects that programs made
+# Objects of programs
 
 
-def made(**fields: Any) -> MessageStreamDefinition:
+def make_definition(**fields: Any) -> MessageStreamDefinition:
     return MessageStreamDefinition(
         **{"name": "s", "strategy_on_full": StrategyOnFull.RejectNewData, **fields}
     )
 
 
-def objection(value: Any) -> str:
+def validation_error(value: Any) -> str:
     with pytest.raises(ValidationException) as caught:
         validate(value)
     assert isinstance(caught.value, ClientException)
     return caught.value.message
 
 
-def test_a_sound_object_is_given_back() -> None:
+def test_valid_object_is_returned() -> None:
     value = from_wire(complete_definition(), MessageStreamDefinition)
 
     assert validate(value) == value
     assert validate(ReadMessagesOptions(5, 1, 2, 3)) == ReadMessagesOptions(5, 1, 2, 3)
 
 
-def test_an_object_that_was_filled_in_later_is_sound() -> None:
+def test_object_whose_fields_are_set_later_is_valid() -> None:
     value = MessageStreamDefinition()
-    assert objection(value) == "object missing required field name"
+    assert validation_error(value) == "object missing required field name"
     value.name = "s"
-    assert objection(value) == "object missing required field strategyOnFull"
+    assert validation_error(value) == "object missing required field strategyOnFull"
     value.strategy_on_full = StrategyOnFull.OverwriteOldestData
 
     assert validate(value) == value
@@ -229,26 +229,31 @@ def test_an_object_that_was_filled_in_later_is_sound() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (made(name=""), "name is '': expected str of length >= 1"),
-        (made(name=5), "name is 5: expected str, got int"),
-        (made(max_size=1), "maxSize is 1: expected int >= 1024"),
-        (made(max_size="1 GiB"), "maxSize is '1 GiB': expected int, got str"),
-        (made(max_size=1024.5), "maxSize is 1024.5: expected int, got float"),
+        (make_definition(name=""), "name is '': expected str of length >= 1"),
+        (make_definition(name=5), "name is 5: expected str, got int"),
+        (make_definition(max_size=1), "maxSize is 1: expected int >= 1024"),
+        (make_definition(max_size="1 GiB"), "maxSize is '1 GiB': expected int, got str"),
+        (make_definition(max_size=1024.5), "maxSize is 1024.5: expected int, got float"),
         (
-            made(strategy_on_full=9),
+            make_definition(strategy_on_full=9),
             "strategyOnFull is 9: expected one of 0 (RejectNewData), 1 (OverwriteOldestData)",
         ),
-        (made(export_definition=[]), "exportDefinition is a list: expected object, got array"),
         (
-            made(export_definition=ExportDefinition(kinesis=KinesisConfig("k", "n"))),  # type: ignore[arg-type] # a mistake
+            make_definition(export_definition=[]),
+            "exportDefinition is a list: expected object, got array",
+        ),
+        (
+            make_definition(export_definition=ExportDefinition(kinesis=KinesisConfig("k", "n"))),  # type: ignore[arg-type] # a mistake
             "exportDefinition.kinesis is a map: expected array | null, got object",
         ),
         (
-            made(export_definition=ExportDefinition(http=[HTTPConfig("h", "u", batch_size=0)])),
+            make_definition(
+                export_definition=ExportDefinition(http=[HTTPConfig("h", "u", batch_size=0)])
+            ),
             "exportDefinition.http[0].batchSize is 0: expected int >= 1",
         ),
         (
-            made(
+            make_definition(
                 export_definition=ExportDefinition(
                     s3_task_executor=[
                         S3ExportTaskExecutorConfig("x", status_config=StatusConfig(9))  # type: ignore[arg-type] # a mistake
@@ -260,27 +265,29 @@ def test_an_object_that_was_filled_in_later_is_sound() -> None:
         ),
     ],
 )
-def test_an_object_that_a_server_would_refuse_is_refused(value: Any, message: str) -> None:
-    assert objection(value) == message
+def test_validate_rejects_objects_that_the_server_rejects(value: Any, message: str) -> None:
+    assert validation_error(value) == message
 
 
-def test_what_cannot_be_sent_at_all_is_refused() -> None:
-    assert objection(made(name=object())).startswith("MessageStreamDefinition: ")
-    assert objection(made(export_definition=made)).startswith("MessageStreamDefinition: ")
+def test_object_that_cannot_be_encoded_is_rejected() -> None:
+    assert validation_error(make_definition(name=object())).startswith("MessageStreamDefinition: ")
+    assert validation_error(make_definition(export_definition=make_definition)).startswith(
+        "MessageStreamDefinition: "
+    )
 
 
-def test_plain_maps_and_tuples_will_do_for_objects_and_lists() -> None:
-    value = made(export_definition={"kinesis": (EXPORTS["kinesis"],)})
+def test_maps_and_tuples_are_accepted_for_objects_and_lists() -> None:
+    value = make_definition(export_definition={"kinesis": (EXPORTS["kinesis"],)})
 
     checked = validate(value)
 
     assert checked.export_definition.kinesis == [KinesisConfig("k", "n")]
 
 
-# Objects that servers describe
+# Objects of servers
 
 
-def test_what_a_server_says_is_taken_beyond_our_limits() -> None:
+def test_values_of_a_server_are_accepted_outside_of_limits() -> None:
     plain = with_export("kinesis", batchSize=9_999_999, colour="blue") | {"maxSize": 1, "more": 2}
 
     found = from_server(plain, MessageStreamDefinition)
@@ -290,19 +297,19 @@ def test_what_a_server_says_is_taken_beyond_our_limits() -> None:
     assert found.export_definition.kinesis == [KinesisConfig("k", "n", batch_size=9_999_999)]
 
 
-def test_what_a_server_leaves_out_is_not_there() -> None:
+def test_fields_that_a_server_omits_are_unset() -> None:
     assert from_server({"definition": None}, MessageStreamInfo) == MessageStreamInfo()
     assert from_server({}, MessageStreamDefinition) == MessageStreamDefinition()
 
 
-def test_a_sound_map_is_read_as_from_a_client() -> None:
+def test_valid_map_of_a_server_is_read_like_that_of_a_client() -> None:
     plain = complete_definition()
 
     assert from_server(plain, MessageStreamDefinition) == from_wire(plain, MessageStreamDefinition)
 
 
 @pytest.mark.parametrize("plain", [None, 5, [], "x", {"strategyOnFull": 9}, {"persistence": "x"}])
-def test_what_cannot_be_an_object_is_an_error(plain: Any) -> None:
+def test_invalid_map_of_a_server_raises_value_error(plain: Any) -> None:
     with pytest.raises(ValueError, match=r"9|x|expected a map"):
         from_server(plain, MessageStreamDefinition)
 
@@ -334,7 +341,7 @@ for number in range(50):
 """
 
 
-def test_threads_convert_to_a_type_for_the_first_time_at_once() -> None:
+def test_threads_may_convert_to_a_new_type_concurrently() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", CONVERTING], check=False, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""What all types of the model share: making them, filling them in, and the names of the SDK."""
+"""The base classes of the model: construction, fields, and the method names of the SDK."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def make_definition() -> MessageStreamDefinition:
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_an_object_can_be_made_empty(kind: type[Value]) -> None:
+def test_object_can_be_created_empty(kind: type[Value]) -> None:
     assert kind() == kind()
 
 
-def test_an_object_is_filled_in_after_it_was_made() -> None:
+def test_fields_can_be_set_later() -> None:
     definition = MessageStreamDefinition()
 
     definition.name = "s"
@@ -61,7 +61,7 @@ def test_an_object_is_filled_in_after_it_was_made() -> None:
     )
 
 
-def test_a_required_field_is_missed_also_in_objects_that_others_hold() -> None:
+def test_required_field_is_checked_in_nested_objects() -> None:
     definition = make_definition()
     definition.export_definition.kinesis = [KinesisConfig("k", "n"), KinesisConfig("k2")]
 
@@ -69,14 +69,14 @@ def test_a_required_field_is_missed_also_in_objects_that_others_hold() -> None:
         validate(definition)
 
 
-def test_an_object_has_no_other_fields_than_its_own() -> None:
+def test_unknown_field_is_rejected() -> None:
     with pytest.raises(AttributeError):
-        MessageStreamDefinition().nmae = "s"  # type: ignore[attr-defined] # that is the point
+        MessageStreamDefinition().nmae = "s"  # type: ignore[attr-defined] # a typing error
     with pytest.raises(TypeError):
-        MessageStreamDefinition(nmae="s")  # type: ignore[call-arg] # the same
+        MessageStreamDefinition(nmae="s")  # type: ignore[call-arg] # a typing error
 
 
-def test_two_objects_share_no_default() -> None:
+def test_objects_do_not_share_defaults() -> None:
     one, other = MessageStreamDefinition(), MessageStreamDefinition()
 
     one.export_definition.kinesis = [KinesisConfig("k", "n")]
@@ -84,15 +84,15 @@ def test_two_objects_share_no_default() -> None:
     assert other.export_definition == ExportDefinition()
 
 
-def test_an_object_says_what_it_was_made_from() -> None:
+def test_as_dict_returns_the_fields() -> None:
     plain = samples.complete_definition()
 
     assert MessageStreamDefinition.from_dict(plain).as_dict() == plain
 
 
-def test_an_object_leaves_out_what_is_unset() -> None:
+def test_as_dict_omits_unset_fields() -> None:
     assert KinesisConfig("k").as_dict() == {"identifier": "k"}
-    # A tuple too, which may hold objects with unset fields.
+    # A tuple may have objects with unset fields too.
     several = ExportDefinition(kinesis=(KinesisConfig("k"),))  # type: ignore[arg-type] # a list
     assert several.as_dict() == {"kinesis": [{"identifier": "k"}]}
 
@@ -104,7 +104,7 @@ def test_bytes_stay_bytes() -> None:
     assert Message.from_dict(message.as_dict()) == message
 
 
-def test_a_map_is_taken_as_it_is_and_checked_before_it_leaves() -> None:
+def test_from_dict_does_not_validate() -> None:
     definition = MessageStreamDefinition.from_dict({**samples.definition(), "maxSize": 5})
 
     assert definition.max_size == 5
@@ -112,17 +112,17 @@ def test_a_map_is_taken_as_it_is_and_checked_before_it_leaves() -> None:
         validate(definition)
 
 
-def test_what_is_missing_has_its_default() -> None:
+def test_missing_fields_have_defaults() -> None:
     assert MessageStreamDefinition.from_dict({}) == MessageStreamDefinition()
 
 
 @pytest.mark.parametrize("plain", [None, 5, [], "text"])
-def test_what_is_no_map_is_no_object(plain: object) -> None:
+def test_from_dict_rejects_values_that_are_not_maps(plain: object) -> None:
     with pytest.raises(ValueError, match="expected a map"):
-        MessageStreamDefinition.from_dict(plain)  # type: ignore[arg-type] # as it may come
+        MessageStreamDefinition.from_dict(plain)  # type: ignore[arg-type] # not a map
 
 
-def test_a_stream_without_exports_may_say_nothing_of_them() -> None:
+def test_export_statuses_may_be_missing() -> None:
     info = MessageStreamInfo.from_dict(
         {
             "definition": samples.definition(),
@@ -147,14 +147,14 @@ def test_objects_can_be_copied_and_pickled() -> None:
         assert definition.export_definition.kinesis
 
 
-def test_an_object_shows_its_fields() -> None:
+def test_repr_has_the_fields() -> None:
     assert repr(KinesisConfig("k", "n")).startswith(
         "KinesisConfig(identifier='k', kinesis_stream_name='n'"
     )
 
 
 @pytest.mark.parametrize("member", CHOICES)
-def test_a_choice_is_printed_by_its_name(member: Choice) -> None:
+def test_choice_prints_its_name(member: Choice) -> None:
     named = f"{type(member).__name__}.{member.name}"
 
     assert str(member) == named
@@ -163,7 +163,7 @@ def test_a_choice_is_printed_by_its_name(member: Choice) -> None:
 
 
 @pytest.mark.parametrize("member", CHOICES)
-def test_a_choice_is_its_number_on_the_wire(member: Choice) -> None:
+def test_choice_is_a_number_on_the_wire(member: Choice) -> None:
     plain = member.as_dict()
 
     assert type(plain) is int
@@ -171,15 +171,15 @@ def test_a_choice_is_its_number_on_the_wire(member: Choice) -> None:
 
 
 @pytest.mark.parametrize("member", [*CHOICES, *Quality])
-def test_a_choice_is_true_also_if_it_is_the_first(member: Enum) -> None:
+def test_choice_of_0_is_true(member: Enum) -> None:
     assert bool(member)
 
 
-def test_a_number_that_is_no_choice_is_refused() -> None:
+def test_unknown_choice_is_rejected() -> None:
     with pytest.raises(ValueError, match="9 is not a valid Status"):
         Status.from_dict(9)
 
 
-def test_a_quality_is_its_name_on_the_wire() -> None:
+def test_quality_is_a_name_on_the_wire() -> None:
     assert Quality.GOOD.as_dict() == "GOOD"
     assert Quality.from_dict("BAD") is Quality.BAD

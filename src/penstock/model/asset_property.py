@@ -1,4 +1,4 @@
-"""SiteWise entries: the message that carries values of an asset's property."""
+"""SiteWise entries: messages with values of an asset's property."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Quality(Enum):
 
 
 class Variant(Value):
-    """One value of one type; exactly one of the four is to be set.
+    """One value of one type; exactly one of the four fields must be set.
 
-    Integers may be negative: SiteWise takes them, although the AWS SDKs do not.
+    Integers may be negative: SiteWise accepts them, although the AWS SDKs do not.
     """
 
     string_value: (

@@ -1,4 +1,4 @@
-"""Channels: where exports to IoT Analytics go, now that the service is gone. Names, and no I/O.
+"""Channels: the destination of exports to IoT Analytics, a service that has ended. No I/O.
 
 A channel is a directory of Parquet files, one row for each message:
 
@@ -7,7 +7,7 @@ A channel is a directory of Parquet files, one row for each message:
 
 <export> stands for the identifier of the export, and <first> is the lowest sequence number in the
 file, in 20 digits. Of the files of one export and one day, each has lower numbers than the next.
-Names that begin with a dot are of files that are being written, and no reader looks at them.
+Files that are being written have names that begin with a dot, which readers ignore.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHANNELS_DIRECTORY = "channels"
 DATE_PREFIX = "date="
 SUFFIX = ".parquet"
 
-# AWS allows no more in the name of a channel. None of it leads out of the directory.
+# The names that AWS allows for channels. None of them leads out of the directory.
 _NAME = re.compile(r"[A-Za-z0-9_]{1,128}")
 _FILE_NAME = re.compile(
     r"(?P<stream>[^./]+)-(?P<export>[0-9a-f]{8})-(?P<first>[0-9]{20})" + re.escape(SUFFIX)
@@ -35,13 +35,13 @@ def is_channel_name(name: str) -> bool:
 
 
 def message_id(prefix: str, stream: str, number: int) -> str:
-    """What tells the message from all others of its channel; the number is never cut."""
+    """The unique id of a message in its channel; the sequence number is never truncated."""
     suffix = f"-{number}"
     return f"{prefix}{stream}"[: _MAX_ID_CHARACTERS - len(suffix)] + suffix
 
 
 def date_directory(day: int) -> str:
-    """The directory of the messages of a day, counted from 1970."""
+    """The directory for the messages of a day, counted from 1970."""
     return f"{DATE_PREFIX}{datetime.fromtimestamp(day * SECONDS_PER_DAY, UTC):%Y-%m-%d}"
 
 
@@ -51,16 +51,16 @@ def day_of(ingest_time: int) -> int:
 
 
 class ChannelFile(NamedTuple):
-    """A file of a channel, as its name tells it."""
+    """The name of a file in a channel."""
 
     stream_id: str
-    # Eight hexadecimal digits that stand for the identifier of the export.
+    # Eight hexadecimal digits of a hash of the export's identifier.
     export: str
     first: int
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
-        """None for a file that no export has written, or that is not complete."""
+        """None for files of other programs and for incomplete files."""
         match = _FILE_NAME.fullmatch(name)
         return cls(match["stream"], match["export"], int(match["first"])) if match else None
 
@@ -70,5 +70,5 @@ class ChannelFile(NamedTuple):
 
 
 def abbreviate(identifier: str) -> str:
-    """An export's identifier as it stands in the names of files."""
+    """An export's identifier as it appears in file names."""
     return hashlib.sha256(identifier.encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Where a stream goes: the five export configurations and how each one is doing."""
+"""Exports of a stream: the five kinds of configurations, and the status of an export."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ ExportConfig: TypeAlias = (
 )
 
 
-# The most messages that one call takes; an S3 task is a message of its own.
+# The max number of messages in one call; an S3 task is one message.
 _BATCH_LIMITS: dict[type[ExportConfig], int] = {
     HTTPConfig: 500,
     IoTAnalyticsConfig: 100,
@@ -160,7 +160,7 @@ _BATCH_LIMITS: dict[type[ExportConfig], int] = {
 
 
 def batch_size_of(config: ExportConfig) -> int:
-    """How many messages are a batch."""
+    """The number of messages in a full batch."""
     return getattr(config, "batch_size", None) or _BATCH_LIMITS[type(config)]
 
 
@@ -178,16 +178,16 @@ class ExportDefinition(Value):
     http: list[HTTPConfig] | None = None
     iot_analytics: list[IoTAnalyticsConfig] | None = None
     kinesis: list[KinesisConfig] | None = None
-    # The one key on the wire that does not follow the others' spelling.
+    # The only key on the wire with another spelling.
     iot_sitewise: list[IoTSiteWiseConfig] | None = msgspec.field(default=None, name="IotSitewise")
     s3_task_executor: list[S3ExportTaskExecutorConfig] | None = None
 
     def configs(self) -> Iterator[ExportConfig]:
-        """All export configurations of the stream, whatever their kind."""
+        """All export configurations of the stream."""
         return (config for _, config in self.configs_by_kind())
 
     def configs_by_kind(self) -> Iterator[tuple[str, ExportConfig]]:
-        """Each of them with the name of the list that it stands in."""
+        """All export configurations, each with the name of its list."""
         for kind in self.__struct_fields__:
             for config in getattr(self, kind) or ():
                 yield kind, config
@@ -196,7 +196,7 @@ class ExportDefinition(Value):
 # The kind of exports of S3 tasks, which are uploads of files. All others export messages.
 S3_TASK_EXECUTOR = "s3_task_executor"
 
-# By the name of the list: what a configuration in it is.
+# The type of the configurations in a list, by the name of the list.
 CONFIG_OF_KIND: dict[str, type[ExportConfig]] = {
     "http": HTTPConfig,
     "iot_analytics": IoTAnalyticsConfig,
@@ -207,10 +207,10 @@ CONFIG_OF_KIND: dict[str, type[ExportConfig]] = {
 
 
 class ExportStatus(Value):
-    """How one export is doing; in the AWS SDKs it is `MessageStreamInfo.exportStatuses`."""
+    """The status of one export; in the AWS SDKs it is `MessageStreamInfo.exportStatuses`."""
 
     export_config_identifier: str = REQUIRED
-    # -1 until something was exported, so that `newest > last exported` is right from the start.
+    # -1 before the first export, so that `newest > last exported` is correct from the start.
     last_exported_sequence_number: int = -1
     last_export_time: int | None = None
     error_message: str = ""
@@ -219,14 +219,14 @@ class ExportStatus(Value):
 
 
 def messages_behind(config: ExportConfig, last_exported: int, oldest: int, newest: int) -> int:
-    """How many of the stored messages an export has still to take.
+    """The number of stored messages that are not exported.
 
-    Not those before its start, nor those that were dropped before it came to them.
+    Messages before the start of the export and evicted messages do not count.
     """
     return max(newest + 1 - next_number(config, last_exported, oldest), 0)
 
 
 def next_number(config: ExportConfig, last_exported: int, oldest: int) -> int:
-    """The message that an export continues with, of a stream whose oldest message is known."""
+    """The sequence number of the message that an export continues with."""
     start = getattr(config, "start_sequence_number", None) or 0
     return max(last_exported + 1, start, oldest)

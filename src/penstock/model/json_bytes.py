@@ -1,4 +1,4 @@
-"""JSON bodies of messages: what SiteWise and S3 exports expect, and status streams hold."""
+"""JSON bodies of messages, for SiteWise and S3 exports and for status streams."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ V = TypeVar("V", bound=Value)
 
 
 class Util:
-    """The two functions under the name that they have in the AWS SDK."""
+    """Two functions under their names in the AWS SDK."""
 
     @staticmethod
     def validate_and_serialize_to_json_bytes(data: Value) -> bytes:
-        """The message that stands for this object; ValidationException if it breaks a rule."""
+        """The message for this object; ValidationException if it breaks a rule."""
         return json.dumps(_without_empty_lists(validate(data).as_dict())).encode()
 
     @staticmethod
     def deserialize_json_bytes_to_obj(bytes: bytes, type: type[V]) -> V:  # noqa: A002 - the SDK's
-        """The object that a message stands for; ValueError if it is none."""
+        """The object in a message; ValueError if the message is invalid."""
         return type.from_dict(json.loads(bytes))
 
 

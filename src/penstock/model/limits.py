@@ -1,4 +1,4 @@
-"""The limits of Stream Manager's model, as types: a field that carries one enforces it."""
+"""The limits of Stream Manager's model as types: a field of such a type enforces its limit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from msgspec import Meta
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
-# The largest number of milliseconds that still fits 64 bits as nanoseconds.
+# The max number of milliseconds that fits into 64 bits as nanoseconds.
 MILLIS_MAX = 9_223_372_036_854
 
-# \w is ASCII here: it is in the Java and JavaScript clients, while Python's would let any
-# letter through. \Z and not $, which also matches before a newline.
+# ASCII letters instead of \w, as in the Java and JavaScript clients: Python's \w matches any
+# letter. \Z instead of $, which also matches before a newline.
 NAME_PATTERN = r"\A[A-Za-z0-9_ ,.\-]*\Z"
 
 Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=NAME_PATTERN)]

@@ -1,4 +1,4 @@
-"""Messages, and how to ask for them."""
+"""Messages, and the options of a read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ReadMessagesOptions(Value):
 
 
 class MessageRun(NamedTuple):
-    """Consecutive messages of one stream, as columns: objects for each would cost more than I/O."""
+    """Consecutive messages of one stream, as columns: an object for each costs more than I/O."""
 
     first_sequence_number: int
     ingest_times: Sequence[int]

@@ -1,4 +1,4 @@
-"""S3 export tasks: the message that asks for a file to be uploaded."""
+"""S3 export tasks: messages that request the upload of a file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from msgspec import Meta
 
 from penstock.model.value import REQUIRED, Value
 
-# S3's rules for bucket names: labels joined by dots, and not the look of an IP address.
+# S3's rules for bucket names: labels joined by dots, but no IP address.
 _LABEL = r"[a-z0-9](?:[a-z0-9\-]*[a-z0-9])?"
 _BUCKET = rf"\A(?!(?:\d+\.)+\d+\Z)(?:{_LABEL}\.)*{_LABEL}\Z"
-# What S3 advises against in keys is refused, but for the placeholders `!{name:pattern}`.
+# Characters that S3 advises against are rejected, except in placeholders `!{name:pattern}`.
 _KEY = r"""\A(?:[^\\{ }%`\[\]"'><~#^?|]|!\{[a-zA-Z]+:[a-zA-Z/]+\})*\Z"""
 
 Bucket: TypeAlias = Annotated[str, Meta(min_length=3, max_length=63, pattern=_BUCKET)]
@@ -35,17 +35,17 @@ class S3ExportTaskDefinition(Value):
 
 
 def find_task(payload: bytes) -> dict[str, Any] | None:
-    """A task as it was given, for whoever looks for it in a status; None if it is none at all."""
+    """The task in a message, for its status; None if the message is not a task."""
     try:
-        task = _decode_given(payload)
+        task = _decode_task(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    given: dict[str, Any] = msgspec.to_builtins(task)
-    return given
+    fields: dict[str, Any] = msgspec.to_builtins(task)
+    return fields
 
 
-class _Given(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What a client can read as a task: what it cannot would cost it the whole status."""
+class _ReadableTask(msgspec.Struct, rename="camel", omit_defaults=True):
+    """The fields that a client can decode: other values would make the whole status unreadable."""
 
     input_url: str
     bucket: str
@@ -53,4 +53,4 @@ class _Given(msgspec.Struct, rename="camel", omit_defaults=True):
     user_metadata: dict[str, str] | None = None
 
 
-_decode_given = msgspec.json.Decoder(_Given).decode
+_decode_task = msgspec.json.Decoder(_ReadableTask).decode

@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them."""
+"""Parses sizes in bytes with units."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ NUMBER = r"(\d+(?:\.\d+)?)\s*"
 
 
 def parse_size(text: str) -> int:
-    """Bytes, as in `1024`, `256MiB` (of 1024 x 1024 bytes) or `1GB` (of 1000 x 1000 x 1000)."""
+    """The bytes of a size such as `1024`, `256MiB` (256 x 1024 x 1024) or `1GB` (1000**3)."""
     match = re.fullmatch(rf"{NUMBER}([a-z]*)", text.strip().lower(), re.ASCII)
     if match is None or match[2] not in _SIZE_OF:
         raise ValueError(
-            f"{text!r} is no size: expected a number and a unit, such as 1024, 64KiB, 256MiB, 1GB"
+            f"{text!r} is not a size: expected a number and a unit, such as 1024, 64KiB, 256MiB "
+            "or 1GB"
         )
     return whole_number(Fraction(match[1]) * _SIZE_OF[match[2]], text, "bytes")
 

@@ -1,4 +1,4 @@
-"""How a broker is doing: a picture of its counters and its streams at one moment."""
+"""Statistics of a broker: its counters and its streams at one time."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ class ExportStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     error_message: str
     exported_bytes: int
     exported_messages: int
-    # Of these, those that their destination never takes.
+    # Exported messages that the destination rejected.
     skipped_messages: int = 0
-    # Deliveries that failed one after the other, and in how long the next one is tried.
+    # The number of consecutive failed deliveries, and the time until the next attempt.
     failures: int = 0
     retry_in_millis: int | None = None
-    # See `ExportState`; empty if the server does not tell.
+    # See `ExportState`; empty if the server does not send it.
     state: str = ""
-    # Of the oldest message that it has not exported: how long that one waits.
+    # The age of the oldest message that is not exported.
     seconds_behind: float = 0.0
-    # A task of a pipeline delivers; also for a moment after the export was paused.
+    # A task of a pipeline delivers messages; also shortly after the export was paused.
     is_leased: bool = False
-    # Since the broker was started: messages that the stream dropped, or that were damaged, before
-    # they were exported.
+    # Messages that were evicted or damaged before they were exported, since the broker was started.
     lost_messages: int = 0
 
 
 class ExportActivity(NamedTuple):
-    """What an export is doing, as far as it is not stored."""
+    """The state of an export that is not stored."""
 
     # See `ExportState`.
     state: str
     failures: int
     retry_in_millis: int | None
-    # When the oldest message that it has not exported was appended; None if there is none.
+    # The ingest time of the oldest message that is not exported; None if all are exported.
     waiting_since: int | None
     is_leased: bool
     lost_messages: int
@@ -65,8 +64,7 @@ class StreamStatistics(msgspec.Struct, frozen=True, rename="camel"):
     # In milliseconds since 1970; None if there is no message.
     oldest_time: int | None = None
     newest_time: int | None = None
-    # Messages that are known to be damaged, by the start of the broker or by reads since then, and
-    # the first of these places.
+    # The number of damaged messages found by recovery and by reads, and the first damaged range.
     damaged_messages: int = 0
     damage: str = ""
 
@@ -74,14 +72,14 @@ class StreamStatistics(msgspec.Struct, frozen=True, rename="camel"):
 class DiskStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The disk that the root is on."""
 
-    # At the last sample, which is about a second old at most.
+    # At the last sample, which is at most about a second old.
     free_bytes: int
-    # With less, appends to streams in files are refused; 0 if none are.
+    # With less free space, appends to streams in files are rejected; 0 disables it.
     min_free_bytes: int
     is_low: bool
     # A write found no space.
     is_full: bool
-    # Messages that were refused for want of space, since the broker was started.
+    # Messages that were rejected because of low space, since the broker was started.
     refused_messages: int
 
 
@@ -100,11 +98,11 @@ class Statistics(msgspec.Struct, frozen=True, rename="camel"):
     connections_refused: int
     connections_dropped: int
     streams: list[StreamStatistics]
-    # When it was looked at, in milliseconds since 1970.
+    # The time of these statistics, in milliseconds since 1970.
     time: int = 0
-    # How often the system refused the broker a file descriptor.
+    # The number of file descriptors that the system refused.
     descriptor_shortages: int = 0
-    # None from a broker that does not tell.
+    # None if the server does not send it.
     disk: DiskStatistics | None = None
-    # Why no export is carried out: its progress could not be stored. Empty if it can.
+    # Why all exports are suspended: their progress cannot be stored. Empty if it can.
     exports_suspended: str = ""

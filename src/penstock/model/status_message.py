@@ -1,4 +1,4 @@
-"""Status messages: what a status stream says about S3 tasks."""
+"""Status messages: the messages of a status stream about S3 tasks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class StatusContext(Value):
         sequence_number: The message of the task.
     """
 
-    # camelCase on the wire, where `rename` would read `s3` as a word of its own.
+    # The name on the wire; `rename` would treat `s3` as a separate word.
     s3_export_task_definition: S3ExportTaskDefinition | None = msgspec.field(
         default=None, name="s3ExportTaskDefinition"
     )

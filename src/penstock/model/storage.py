@@ -1,4 +1,4 @@
-"""Where messages are: what a store knows of its segments, and tells those who read in bulk."""
+"""Locations of messages in segments, for bulk readers."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import msgspec
 
 
 class SegmentSummary(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """What is known of a segment without looking into it."""
+    """The summary of a segment in the catalog."""
 
     first: int
     end: int
     size: int
     oldest_time: int
     newest_time: int
-    # CRC-32 of each of its files, as far as `end`; 0 where there are no files.
+    # The CRC-32 of each file up to `end`; 0 without files.
     data_crc: int
     index_crc: int
 
 
 class StoredRun(NamedTuple):
-    """Consecutive messages of one stream as a segment holds them: index entries and payloads.
+    """Consecutive messages of one stream as a segment stores them: index entries and payloads.
 
-    Nothing is checked yet; the entries have what it takes. The first payload begins at `position`
-    of the data file, to which the end positions in the entries refer.
+    They are not verified; the entries have the checksums. The first payload begins at `position` of
+    the data file. The end positions in the entries are positions in the data file too.
     """
 
     first_sequence_number: int
@@ -34,24 +34,24 @@ class StoredRun(NamedTuple):
 
 
 class StreamPosition(msgspec.Struct, frozen=True, rename="camel"):
-    """A stream and the messages it has: those of [oldest, end)."""
+    """A stream and the range [oldest, end) of its messages."""
 
     name: str
-    # Another one once the stream was deleted and created again.
+    # A stream that is deleted and created again gets a new id.
     stream_id: str
     oldest_sequence_number: int
     end_sequence_number: int
 
 
 class Location(msgspec.Struct, frozen=True, rename="camel"):
-    """Where the messages of a slice are, as of one moment."""
+    """The location of the messages of a slice at one time."""
 
-    # The broker's directory, and by what a program on the same machine knows that it is.
+    # The broker's directory, and an id to verify that it is on the same machine.
     root: str
     instance: str
     has_files: bool
     oldest_sequence_number: int
     end_sequence_number: int
-    # Up to here the payloads fit the bytes that were asked for.
+    # The payloads up to this number fit into the requested size.
     limit_sequence_number: int
     segments: list[SegmentSummary]

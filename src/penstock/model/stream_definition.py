@@ -1,4 +1,4 @@
-"""Streams: how one is defined and how it stands."""
+"""Definitions of streams, and their status."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class MessageStreamDefinition(Value):
         return self.export_definition.configs()
 
     def validate_exports(self) -> None:
-        """Each export is known by its identifier alone, so no two of a stream share one."""
+        """Checks that the identifiers of all exports are unique."""
         seen: set[str] = set()
         for export in self.exports():
             if export.identifier in seen:
@@ -80,7 +80,7 @@ class MessageStreamDefinition(Value):
 
 
 class StorageStatus(Value):
-    """What is stored; `newest - oldest + 1` messages, also when that is none."""
+    """The range of stored messages; an empty stream has `newest = oldest - 1`."""
 
     oldest_sequence_number: int = REQUIRED
     newest_sequence_number: int = REQUIRED
@@ -96,11 +96,11 @@ class MessageStreamInfo(Value):
         export_statuses: The state of each export.
     """
 
-    # The names of the two in the AWS SDK, where they are classes inside this one.
+    # In the AWS SDK these two classes are nested in this one.
     storageStatus: ClassVar = StorageStatus  # noqa: N815
     exportStatuses: ClassVar = ExportStatus  # noqa: N815
 
     definition: MessageStreamDefinition = REQUIRED
     storage_status: StorageStatus = REQUIRED
-    # A server may leave it out where there are none.
+    # A server may omit an empty list.
     export_statuses: list[ExportStatus] = msgspec.field(default_factory=list)

@@ -1,7 +1,7 @@
-"""From decoded maps to model objects and back, with errors that name the field.
+"""Converts decoded maps to model objects and back, with errors that name the field.
 
-The limits stand as annotations on the fields; this module only turns what msgspec finds into a
-sentence, and keeps what is unset out of everything that leaves.
+The limits are annotations of the fields. This module turns errors of msgspec into sentences, and
+omits unset fields when it encodes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _preparing = threading.Lock()
 
 
 def prepare(kind: Any) -> None:
-    """Lets msgspec build its description of a type, in one thread at a time.
+    """Builds msgspec's description of a type, in one thread at a time.
 
     msgspec publishes the description of a struct before it is complete. Two threads that convert
     to the same type for the first time would crash the process.
@@ -46,7 +46,7 @@ def prepare(kind: Any) -> None:
 
 
 def convert(value: Any, kind: type[T], builtin_types: Iterable[type] = ()) -> T:
-    """`msgspec.convert`, safe for threads."""
+    """A thread-safe `msgspec.convert`."""
     prepare(kind)
     return msgspec.convert(value, kind, builtin_types=builtin_types)
 
@@ -54,10 +54,10 @@ def convert(value: Any, kind: type[T], builtin_types: Iterable[type] = ()) -> T:
 def from_wire(
     value: Any, kind: type[T], error: type[StreamManagerException] = InvalidRequestException
 ) -> T:
-    """The model object that a decoded map stands for, or an error that names the field."""
+    """Converts a decoded map to a model object; the error names the field."""
     value = _normalize(value)
     try:
-        # Bytes are bytes here: a text that happens to be base64 is not taken for them.
+        # Without this option msgspec would decode text as base64 into bytes.
         converted = convert(value, kind, builtin_types=(bytes,))
     except msgspec.ValidationError as problem:
         raise error(str(find_problem(problem, value, kind))) from None
@@ -68,9 +68,9 @@ def from_wire(
 
 
 def from_server(plain: Any, kind: type[T]) -> T:
-    """The model object that a map stands for, whatever its values: it was not made here.
+    """Converts a map of a server to a model object without checking its values.
 
-    ValueError for what is no map, and for a choice that is not known.
+    ValueError if it is not a map, or for an unknown value of an enum.
     """
     if not isinstance(plain, dict):
         raise ValueError(f"{kind.__name__} is {_show(plain)}: expected a map")  # noqa: TRY004
@@ -97,7 +97,7 @@ def _construct(plain: Any, kind: inspect.Type) -> Any:
 
 
 def validate(value: T) -> T:
-    """An object that a program made, checked as the server would: ValidationException."""
+    """Checks an object like the server does; raises ValidationException."""
     try:
         plain = to_wire(value)
     except TypeError as error:
@@ -106,12 +106,12 @@ def validate(value: T) -> T:
 
 
 def to_wire(value: Any) -> Any:
-    """Plain maps, lists and scalars, without what is unset: a null kills some of the clients."""
+    """Converts to maps, lists and scalars, without unset fields: a null crashes some clients."""
     return _without_unset(msgspec.to_builtins(value, builtin_types=(bytes,)))
 
 
 def _normalize(value: Any) -> Any:
-    """Integral floats as integers (JavaScript's way to send large ones), nulls as absent."""
+    """Converts integral floats to integers (JavaScript sends large integers so), omits nulls."""
     if isinstance(value, dict):
         return {key: _normalize(item) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):
@@ -130,7 +130,7 @@ def _without_unset(value: Any) -> Any:
 
 
 class InvalidField(NamedTuple):
-    """What is wrong with a value: where it is, how it looks, what is allowed."""
+    """An invalid value: its path, its text, and the allowed values."""
 
     path: str
     shown: str | None
@@ -144,7 +144,7 @@ class InvalidField(NamedTuple):
 
 @cache
 def _required_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """Names and names on the wire of fields that have no value until a program sets one."""
+    """The names of required fields, in Python and on the wire."""
     return tuple(
         (field.name, field.encode_name)
         for field in inspect.type_info(kind).fields  # type: ignore[attr-defined] # a struct's
@@ -155,7 +155,7 @@ def _required_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
 
 @cache
 def _holding_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """The same of fields that hold objects, or lists of them."""
+    """The names of fields with objects or lists of objects, in Python and on the wire."""
     return tuple(
         (field.name, field.encode_name)
         for field in inspect.type_info(kind).fields  # type: ignore[attr-defined] # a struct's
@@ -172,7 +172,7 @@ def _holds_objects(kind: inspect.Type) -> bool:
 
 
 def _find_missing(value: Any, path: str = "") -> InvalidField | None:
-    """The first required field that is not set, in this object or in those that it holds."""
+    """The first unset required field, in this object or in nested objects."""
     if isinstance(value, list):
         steps = ((f"{path}[{index}]", item) for index, item in enumerate(value))
         return next(filter(None, (_find_missing(item, step) for step, item in steps)), None)
@@ -206,7 +206,7 @@ def find_problem(error: msgspec.ValidationError, value: Any, kind: type) -> Inva
 
 
 def _allowed_at(path: str, kind: type) -> str:
-    """The values of the enum or the literal that a path leads to."""
+    """The values of the enum or literal at a path."""
     found: inspect.Type = inspect.type_info(kind)
     for step in _STEP.finditer(path):
         for option in _options(found):

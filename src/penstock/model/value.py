@@ -1,4 +1,4 @@
-"""What all types of the model share: the names that the AWS Python SDK gives its own."""
+"""Base classes of the model, with the method names of the AWS Python SDK."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import msgspec
 
 from penstock.model.validation import from_server, to_wire
 
-# A field that must be set, but not at once: programs make an object and fill it in. That it is
-# missing is found where the object is checked, which is before it leaves and when it arrives.
+# The default of a required field. Programs create an object and set its fields later, so a missing
+# field is found when the object is sent or received.
 REQUIRED: Any = None
 
 
 class Value(msgspec.Struct, rename="camel"):
     def as_dict(self) -> dict[str, Any]:
-        """Plain values under the names on the wire, without what is unset."""
+        """Plain values under their names on the wire, without unset fields."""
         plain: dict[str, Any] = to_wire(self)
         return plain
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Self:
-        """From plain values, unchecked: it is checked before it leaves."""
+        """Converts plain values without checking them; they are checked when the object is sent."""
         return from_server(d, cls)
 
 
 class Choice(IntEnum):
-    """One of a few numbers on the wire; printed by its name, as in the AWS SDKs."""
+    """An enum that is a number on the wire and prints its name, as in the AWS SDKs."""
 
     __str__ = Enum.__str__
 
     def __bool__(self) -> bool:
-        # Also the one that is 0: programs write `choice or default`.
+        # A choice of 0 is true as well: programs write `choice or default`.
         return True
 
     def __format__(self, specification: str) -> str:
