@@ -1,4 +1,4 @@
-"""What a broker leaves in its root for others, and who may trust it."""
+"""Files in the root of a broker for other programs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ADDRESS = Address(
 
 @contextmanager
 def locked(root: Path, pid: int = ADDRESS.pid) -> Iterator[None]:
-    """The lock of a root, held as a broker holds it."""
+    """Holds the lock of a root like a broker."""
     descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.pwrite(descriptor, f"{pid}\n".encode(), 0)
@@ -53,20 +53,20 @@ def locked(root: Path, pid: int = ADDRESS.pid) -> Iterator[None]:
 # The address
 
 
-def test_an_address_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_address_survives_a_round_trip(tmp_path: Path) -> None:
     write_address(tmp_path, ADDRESS)
 
     with locked(tmp_path):
         assert read_address(tmp_path) == ADDRESS
 
 
-def test_an_address_is_for_the_owner_only(tmp_path: Path) -> None:
+def test_address_file_is_for_its_owner_only(tmp_path: Path) -> None:
     write_address(tmp_path, ADDRESS)
 
     assert stat.S_IMODE((tmp_path / ADDRESS_FILE).stat().st_mode) == 0o600
 
 
-def test_an_address_of_another_version_is_read_as_far_as_it_is_known(tmp_path: Path) -> None:
+def test_unknown_fields_of_an_address_are_ignored(tmp_path: Path) -> None:
     (tmp_path / ADDRESS_FILE).write_text('{"pid":1,"host":"::1","port":2,"colour":"blue"}')
 
     with locked(tmp_path, 1):
@@ -74,21 +74,21 @@ def test_an_address_of_another_version_is_read_as_far_as_it_is_known(tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid":1}', '{"pid":1,"host":"h","port":"x"}'])
-def test_what_is_no_address_is_an_error(tmp_path: Path, text: str) -> None:
+def test_invalid_address_file_raises_value_error(tmp_path: Path, text: str) -> None:
     (tmp_path / ADDRESS_FILE).write_text(text)
 
     with locked(tmp_path), pytest.raises(ValueError, match=r"."):
         read_address(tmp_path)
 
 
-def test_a_broker_that_is_just_starting_has_no_address_yet(tmp_path: Path) -> None:
+def test_starting_broker_has_no_address(tmp_path: Path) -> None:
     with locked(tmp_path):
         assert read_address(tmp_path) is None
 
 
-def test_the_address_of_a_broker_that_was_killed_is_not_that_of_the_next(tmp_path: Path) -> None:
+def test_address_of_a_killed_broker_is_ignored_while_the_next_starts(tmp_path: Path) -> None:
     write_address(tmp_path, ADDRESS)
-    # The next one holds the lock, and does not listen yet.
+    # The next broker holds the lock, but does not listen yet.
     with locked(tmp_path, ADDRESS.pid + 1):
         assert read_address(tmp_path) is None
 
@@ -104,11 +104,11 @@ def test_the_address_of_a_broker_that_was_killed_is_not_that_of_the_next(tmp_pat
         ("192.0.2.1", "192.0.2.1"),
     ],
 )
-def test_a_broker_on_all_addresses_is_reached_on_this_machine(host: str, local: str) -> None:
+def test_broker_on_all_addresses_is_reached_on_loopback(host: str, local: str) -> None:
     assert Address(pid=1, host=host, port=1).local_host == local
 
 
-def test_a_running_broker_is_found(tmp_path: Path) -> None:
+def test_running_broker_is_found(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with LocalBroker(root) as broker:
         address = read_address(root)
@@ -119,7 +119,7 @@ def test_a_running_broker_is_found(tmp_path: Path) -> None:
     assert read_address(root) is None
 
 
-def test_every_run_of_a_broker_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_every_run_of_a_broker_has_its_own_instance_id(tmp_path: Path) -> None:
     instances = set()
     for _ in range(3):
         with LocalBroker(tmp_path / "root"):
@@ -130,7 +130,7 @@ def test_every_run_of_a_broker_has_a_name_of_its_own(tmp_path: Path) -> None:
     assert len(instances - {""}) == 3
 
 
-def test_the_address_of_a_broker_without_a_name_is_read(tmp_path: Path) -> None:
+def test_address_without_an_instance_id_is_read(tmp_path: Path) -> None:
     (tmp_path / ADDRESS_FILE).write_text('{"pid":1,"host":"::1","port":2}')
 
     with locked(tmp_path, 1):
@@ -139,7 +139,7 @@ def test_the_address_of_a_broker_without_a_name_is_read(tmp_path: Path) -> None:
     assert address.instance == ""
 
 
-def test_a_broker_that_was_killed_is_not_found(tmp_path: Path) -> None:
+def test_killed_broker_is_not_found(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "root")
     broker.start()
     try:
@@ -154,7 +154,7 @@ def test_a_broker_that_was_killed_is_not_found(tmp_path: Path) -> None:
 # The lock
 
 
-def test_a_root_is_served_while_its_lock_is_held(tmp_path: Path) -> None:
+def test_root_is_served_while_its_lock_is_held(tmp_path: Path) -> None:
     assert not is_served(tmp_path)
     with locked(tmp_path):
         assert is_served(tmp_path)
@@ -162,14 +162,14 @@ def test_a_root_is_served_while_its_lock_is_held(tmp_path: Path) -> None:
     assert not is_served(tmp_path)
 
 
-def test_two_may_look_at_the_same_time(tmp_path: Path) -> None:
+def test_two_readers_do_not_take_each_other_for_a_broker(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).touch()
     with (tmp_path / LOCK_FILE).open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_SH)
         assert not is_served(tmp_path)
 
 
-def test_looking_takes_no_descriptor_and_leaves_no_file(tmp_path: Path) -> None:
+def test_is_served_leaks_no_descriptor_and_creates_no_file(tmp_path: Path) -> None:
     before = set(Path("/proc/self/fd").iterdir())
     is_served(tmp_path)
     with locked(tmp_path):
@@ -184,13 +184,13 @@ def test_looking_takes_no_descriptor_and_leaves_no_file(tmp_path: Path) -> None:
 # The token
 
 
-def test_a_token_is_a_line(tmp_path: Path) -> None:
+def test_token_is_read_without_the_newline(tmp_path: Path) -> None:
     (tmp_path / TOKEN_FILE).write_text("secret\n")
 
     assert read_token(tmp_path) == "secret"
 
 
-def test_no_token_is_an_error(tmp_path: Path) -> None:
+def test_missing_token_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_token(tmp_path)
 
@@ -198,13 +198,15 @@ def test_no_token_is_an_error(tmp_path: Path) -> None:
 # The configuration file
 
 
-def test_the_root_is_that_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_root_is_in_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
     assert default_root() == tmp_path / ".penstock"
 
 
-def test_the_file_that_is_named_comes_before_the_variable_and_the_directory(
+def test_named_file_has_precedence_over_variable_and_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -221,7 +223,7 @@ def test_the_file_that_is_named_comes_before_the_variable_and_the_directory(
     assert found.absolute() == here
 
 
-def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:
+def test_named_file_must_exist(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
 
     for environment, path in (({}, missing), ({"PENSTOCK_CONFIG": str(missing)}, None)):
@@ -231,7 +233,7 @@ def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:
         find_config({}, tmp_path)
 
 
-def test_no_file_is_an_empty_one(tmp_path: Path) -> None:
+def test_missing_file_is_empty(tmp_path: Path) -> None:
     (tmp_path / "penstock.toml").write_text("port = 1\n[client]\nhost = 'h'\n")
 
     assert read_config(None) == {}
@@ -239,7 +241,7 @@ def test_no_file_is_an_empty_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"port =", b"\xff", b"a = 1\na = 2\n"])
-def test_a_file_that_is_no_toml_is_told_by_its_name(tmp_path: Path, data: bytes) -> None:
+def test_invalid_file_is_named_in_the_error(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "penstock.toml").write_bytes(data)
 
     with pytest.raises(SettingError, match=r"penstock\.toml cannot be read: "):

@@ -1,4 +1,4 @@
-"""Settings: from a file, from the environment, from flags, and what is said of wrong ones."""
+"""Settings from a file, from the environment and from flags, and errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def refusal(
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> dict[str, str]:
-    """Variables that name two files; whether they hold a certificate is seen later."""
+    """Variables with the paths of two files, which are not read here."""
     for name in ("tls.crt", "tls.key"):
         (tmp_path / name).touch()
     return {
@@ -59,7 +59,7 @@ def certificate(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_nothing_needs_to_be_set() -> None:
+def test_all_settings_have_defaults() -> None:
     settings = load()
 
     assert settings.root == "/home/somebody/.penstock"
@@ -124,7 +124,7 @@ def test_nothing_needs_to_be_set() -> None:
         ("PENSTOCK_STOP_TIMEOUT_MS", "0", "stop_timeout_ms", 0),
     ],
 )
-def test_every_variable_sets_what_it_says(
+def test_every_variable_sets_its_setting(
     variable: str, text: str, name: str, value: object
 ) -> None:
     assert getattr(load({variable: text}), name) == value
@@ -132,18 +132,18 @@ def test_every_variable_sets_what_it_says(
 
 
 @pytest.mark.parametrize("name", Settings.__struct_fields__)
-def test_every_setting_has_a_variable_of_its_own(name: str) -> None:
+def test_every_setting_has_a_penstock_variable(name: str) -> None:
     assert variables_of(name)[-1] == f"PENSTOCK_{name.upper()}"
 
 
-def test_an_empty_variable_is_not_set() -> None:
+def test_empty_variable_is_ignored() -> None:
     empty = {variable: "" for name in Settings.__struct_fields__ for variable in variables_of(name)}
 
     assert load(empty) == load()
     assert load({"STREAM_MANAGER_SERVER_PORT": "", "PENSTOCK_PORT": "5"}).port == 5
 
 
-def test_words_of_a_greengrass_recipe_that_had_no_value_are_not_set() -> None:
+def test_unresolved_placeholder_of_greengrass_is_ignored() -> None:
     left = {
         variable: f"{{configuration:/{variable}}}"
         for name in Settings.__struct_fields__
@@ -154,11 +154,11 @@ def test_words_of_a_greengrass_recipe_that_had_no_value_are_not_set() -> None:
     assert load({**left, "PENSTOCK_PORT": "5"}).port == 5
 
 
-def test_the_name_of_the_original_goes_before_our_own() -> None:
+def test_original_variable_has_precedence() -> None:
     assert load({"STREAM_MANAGER_SERVER_PORT": "1", "PENSTOCK_PORT": "2"}).port == 1
 
 
-def test_flags_override_variables_and_those_override_the_file() -> None:
+def test_flags_override_variables_and_variables_override_the_file() -> None:
     toml = 'port = 1\nlog_level = "WARN"\nsync_interval_ms = 11'
     variables = {"STREAM_MANAGER_SERVER_PORT": "2", "LOG_LEVEL": "ERROR"}
 
@@ -168,7 +168,7 @@ def test_flags_override_variables_and_those_override_the_file() -> None:
     assert (settings.port, settings.log_level, settings.sync_interval_ms) == (3, "ERROR", 11)
 
 
-def test_another_file_can_be_named(tmp_path: Path) -> None:
+def test_configuration_file_can_be_named(tmp_path: Path) -> None:
     file = tmp_path / "other.toml"
     file.write_text("port = 5")
     Path("penstock.toml").write_text("port = 4")
@@ -198,8 +198,8 @@ def test_another_file_can_be_named(tmp_path: Path) -> None:
         ("PENSTOCK_LOCAL_PORT", "65536", "expected int <= 65535"),
         ("PENSTOCK_HTTP_PORT", "65536", "expected int <= 65535"),
         ("PENSTOCK_HTTP_PORT", "eighty", "expected a whole number"),
-        ("PENSTOCK_HTTP_HOST", "0.0.0.0", "needs TLS"),
-        ("PENSTOCK_HTTP_HOST", "gateway.example", "needs TLS"),
+        ("PENSTOCK_HTTP_HOST", "0.0.0.0", "requires TLS"),
+        ("PENSTOCK_HTTP_HOST", "gateway.example", "requires TLS"),
         (
             "PENSTOCK_HTTP_LOOPBACK_ACCESS",
             "all",
@@ -219,11 +219,11 @@ def test_another_file_can_be_named(tmp_path: Path) -> None:
         ("PENSTOCK_MAX_RESPONSE_BYTES", "1", "expected int >= 65536"),
         ("PENSTOCK_HANDSHAKE_TIMEOUT_MS", "99", "expected int >= 100"),
         ("PENSTOCK_STOP_TIMEOUT_MS", "-1", "expected int >= 0"),
-        ("PENSTOCK_HOST", "0.0.0.0", "needs TLS"),
-        ("PENSTOCK_HOST", "gateway.example", "needs TLS"),
+        ("PENSTOCK_HOST", "0.0.0.0", "requires TLS"),
+        ("PENSTOCK_HOST", "gateway.example", "requires TLS"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_source_and_by_what_is_allowed(
+def test_invalid_value_is_rejected_with_its_source_and_the_allowed_values(
     variable: str, text: str, allowed: str
 ) -> None:
     message = refusal({variable: text})
@@ -246,46 +246,44 @@ def test_a_wrong_value_is_refused_by_its_source_and_by_what_is_allowed(
         ("[server]\nport = 1", "penstock.toml: there is no setting server"),
         ("prot = 1", "there is no setting prot; did you mean root or port?"),
         ("quux = 1", "penstock.toml: there is no setting quux"),
-        ('read_only_dirs = ["/data"]', "expected one text, with commas between its parts"),
+        ('read_only_dirs = ["/data"]', "expected one text, with commas as separators"),
         ('kinesis_partition_key = "x"', "expected random, stream-name, or field: and a name"),
         ("port = ", "penstock.toml cannot be read: "),
     ],
 )
-def test_a_wrong_line_of_the_file_is_told(toml: str, problem: str) -> None:
+def test_invalid_file_is_rejected_with_the_reason(toml: str, problem: str) -> None:
     assert problem in refusal(toml=toml)
 
 
-def test_a_file_that_is_no_text_is_told() -> None:
+def test_binary_file_is_rejected() -> None:
     Path("penstock.toml").write_bytes(b"\xff")
 
     assert "penstock.toml cannot be read" in refusal()
 
 
-def test_a_wrong_flag_is_told() -> None:
+def test_invalid_flag_is_rejected() -> None:
     assert refusal(port=70_000) == "--port is 70000: expected int <= 65535"
     assert refusal(log_format="x").startswith("--log-format is 'x': expected one of")
     assert refusal(unix_socket=None, root="here").startswith("--root is 'here': ")
 
 
-def test_a_file_that_was_named_has_to_be_there() -> None:
+def test_named_file_must_exist() -> None:
     assert "/nowhere.toml does not exist" in refusal({"PENSTOCK_CONFIG": "/nowhere.toml"})
 
 
-def test_a_certificate_and_its_key_belong_together(certificate: dict[str, str]) -> None:
+def test_certificate_requires_its_key(certificate: dict[str, str]) -> None:
     for name, value in certificate.items():
-        assert "belong together" in refusal({name: value})
+        assert "require each other" in refusal({name: value})
         missing = refusal({**certificate, name: "/nowhere"})
         assert missing == f"{name} is '/nowhere': there is no such file"
 
 
 @pytest.mark.parametrize("variable", ["PENSTOCK_HOST", "PENSTOCK_HTTP_HOST"])
-def test_with_tls_another_address_is_allowed_but_not_without_tokens(
-    certificate: dict[str, str], variable: str
-) -> None:
+def test_other_addresses_require_tls_and_tokens(certificate: dict[str, str], variable: str) -> None:
     variables = {**certificate, variable: "0.0.0.0"}
 
     assert load(variables).uses_tls
-    assert "needs authenticate_client" in refusal(
+    assert "requires authenticate_client" in refusal(
         {**variables, "STREAM_MANAGER_AUTHENTICATE_CLIENT": "false"}
     )
 
@@ -304,14 +302,14 @@ def test_with_tls_another_address_is_allowed_but_not_without_tokens(
         ("", False),
     ],
 )
-def test_loopback_is_told_from_other_addresses(host: str, expected: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 
 # Exports
 
 
-def test_nothing_of_exports_needs_to_be_set() -> None:
+def test_settings_of_exports_have_defaults() -> None:
     settings = load()
 
     assert (settings.dead_letter_stream, settings.channels) == ("", "")
@@ -319,17 +317,17 @@ def test_nothing_of_exports_needs_to_be_set() -> None:
 
 
 @pytest.mark.parametrize("key", ["random", "stream-name", "field:a", "field:a.b c"])
-def test_a_partition_key_is_one_of_three_kinds(key: str) -> None:
+def test_valid_partition_key_is_accepted(key: str) -> None:
     assert load({"PENSTOCK_KINESIS_PARTITION_KEY": key}).kinesis_partition_key == key
 
 
 @pytest.mark.parametrize("key", ["", "field:", "Random", "random\n", "the weather"])
-def test_another_partition_key_is_refused(key: str) -> None:
+def test_invalid_partition_key_is_rejected(key: str) -> None:
     assert "kinesis_partition_key" in refusal(toml=f"kinesis_partition_key = {json.dumps(key)}")
 
 
 @pytest.mark.parametrize("name", ["a/b", "ü", "x\n"])
-def test_a_dead_letter_stream_needs_the_name_of_a_stream(name: str) -> None:
+def test_dead_letter_stream_must_be_a_stream_name(name: str) -> None:
     said = refusal(toml=f"dead_letter_stream = {json.dumps(name)}")
 
     assert "dead_letter_stream" in said
@@ -337,12 +335,12 @@ def test_a_dead_letter_stream_needs_the_name_of_a_stream(name: str) -> None:
     assert "PENSTOCK_DEAD_LETTER_STREAM" in refusal({"PENSTOCK_DEAD_LETTER_STREAM": "a/b"})
 
 
-def test_a_name_that_is_too_long_is_no_dead_letter_stream() -> None:
+def test_long_name_of_a_dead_letter_stream_is_rejected() -> None:
     assert "dead_letter_stream" in refusal(toml=f'dead_letter_stream = "{"x" * 256}"')
     assert len(load(toml=f'dead_letter_stream = "{"x" * 255}"').dead_letter_stream) == 255
 
 
-def test_channels_are_in_an_absolute_directory() -> None:
+def test_channels_must_be_an_absolute_path() -> None:
     assert load({"PENSTOCK_CHANNELS": "/data/channels"}).channels == "/data/channels"
     assert refusal({"PENSTOCK_CHANNELS": "channels"}) == (
         "PENSTOCK_CHANNELS is 'channels': expected an absolute path"
@@ -356,7 +354,7 @@ def test_channels_are_in_an_absolute_directory() -> None:
     ("text", "directories"),
     [("", ()), ("/a", ("/a",)), (" /a , /b c,/d/ ,", ("/a", "/b c", "/d/")), (" , /a", ("/a",))],
 )
-def test_read_only_directories_are_told_apart_by_commas(
+def test_read_only_directories_are_separated_by_commas(
     text: str, directories: tuple[str, ...]
 ) -> None:
     toml = f"read_only_dirs = {json.dumps(text)}"
@@ -365,7 +363,7 @@ def test_read_only_directories_are_told_apart_by_commas(
     assert load(toml=toml).read_only_directories == directories
 
 
-def test_read_only_directories_are_absolute() -> None:
+def test_read_only_directories_must_be_absolute() -> None:
     message = refusal({"STREAM_MANAGER_READ_ONLY_DIRS": "/a, b"})
 
     assert message == (
@@ -373,7 +371,7 @@ def test_read_only_directories_are_absolute() -> None:
     )
 
 
-def test_a_list_without_a_directory_does_not_allow_them_all() -> None:
+def test_list_of_commas_does_not_allow_all_directories() -> None:
     message = refusal({"STREAM_MANAGER_READ_ONLY_DIRS": ", ,"})
 
     assert message == (
@@ -381,7 +379,7 @@ def test_a_list_without_a_directory_does_not_allow_them_all() -> None:
     )
 
 
-def test_nothing_of_uploads_needs_to_be_set() -> None:
+def test_settings_of_uploads_have_defaults() -> None:
     settings = load()
 
     assert settings.read_only_directories == ()
@@ -391,7 +389,7 @@ def test_nothing_of_uploads_needs_to_be_set() -> None:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kolkata", "Etc/GMT+5"])
-def test_the_time_zone_of_keys_is_one_that_is_known(zone: str) -> None:
+def test_known_time_zone_of_keys_is_accepted(zone: str) -> None:
     assert load({"PENSTOCK_S3_KEY_TIME_ZONE": zone}).s3_key_time_zone == zone
 
 
@@ -399,14 +397,14 @@ def test_the_time_zone_of_keys_is_one_that_is_known(zone: str) -> None:
     "zone",
     ["", "Mars/Olympus", "+02:00", "Europe", "../zoneinfo/UTC", "/etc/passwd", "x\0", "z" * 300],
 )
-def test_a_time_zone_that_is_not_known_is_refused(zone: str) -> None:
+def test_unknown_time_zone_is_rejected(zone: str) -> None:
     said = refusal(toml=f"s3_key_time_zone = {json.dumps(zone)}")
 
     assert said.startswith(f"s3_key_time_zone in penstock.toml is {zone!r}: expected UTC, or ")
     assert "Europe/Berlin" in said
 
 
-def test_without_a_list_of_time_zones_there_is_utc() -> None:
+def test_utc_needs_no_time_zone_database() -> None:
     known = zoneinfo.TZPATH
     zoneinfo.ZoneInfo.clear_cache()
     zoneinfo.reset_tzpath(())
@@ -420,28 +418,28 @@ def test_without_a_list_of_time_zones_there_is_utc() -> None:
         zoneinfo.reset_tzpath(known)
 
 
-def test_variables_that_look_like_settings_and_are_none_are_told() -> None:
+def test_unknown_penstock_variables_are_reported() -> None:
     names = [each for name in Settings.__struct_fields__ for each in variables_of(name)]
     names += ["PENSTOCK_CONFIG", "PENSTOCK_TLS_CA", "_PENSTOCK_COMPLETE", "HOME"]
 
     assert unknown_variables(dict.fromkeys(names, "x")) == []
     assert unknown_variables({"PENSTOCK_HTP_PORT": "1", "PENSTOCK_X": ""}) == [
-        "PENSTOCK_HTP_PORT is no setting; did you mean PENSTOCK_HTTP_PORT or PENSTOCK_PORT?",
-        "PENSTOCK_X is no setting",
+        "PENSTOCK_HTP_PORT is not a setting; did you mean PENSTOCK_HTTP_PORT or PENSTOCK_PORT?",
+        "PENSTOCK_X is not a setting",
     ]
 
 
 @pytest.mark.parametrize(
     ("text", "size"), [("0", 0), ("4096", 4096), ("16MiB", 16 << 20), ("1 GB", 10**9)]
 )
-def test_minimum_of_free_disk_may_have_a_unit(text: str, size: int) -> None:
+def test_min_free_disk_may_have_a_unit(text: str, size: int) -> None:
     assert load_settings({"PENSTOCK_MIN_FREE_DISK": text}, {}).min_free_disk == size
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("much", "'much' is no size: expected a number and a unit"), ("-1", "'-1' is no size")],
+    [("much", "'much' is not a size: expected a number and a unit"), ("-1", "'-1' is not a size")],
 )
-def test_minimum_of_free_disk_that_is_no_size_is_refused(text: str, problem: str) -> None:
+def test_invalid_min_free_disk_is_rejected(text: str, problem: str) -> None:
     with pytest.raises(SettingError, match=f"PENSTOCK_MIN_FREE_DISK is {problem}"):
         load_settings({"PENSTOCK_MIN_FREE_DISK": text}, {})

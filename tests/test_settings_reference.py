@@ -9,7 +9,7 @@ from penstock.settings_reference import Reference, references, settings_page
 from tests.cli.command import penstock
 
 
-def test_every_setting_has_a_line_that_says_what_it_is() -> None:
+def test_every_setting_has_a_line_with_its_description() -> None:
     lines = [line for line in settings_page().splitlines() if line.startswith("| `")]
     assert len(lines) == len(Settings.__struct_fields__)
     for name, line in zip(Settings.__struct_fields__, lines, strict=True):
@@ -17,13 +17,13 @@ def test_every_setting_has_a_line_that_says_what_it_is() -> None:
         assert not line.endswith("|  |"), f"{name} is not explained"
 
 
-def test_limits_and_choices_are_named() -> None:
+def test_page_has_limits_and_choices() -> None:
     page = settings_page()
     assert "| 0 to 65535 |" in page
     assert "`TRACE`, `DEBUG`, `INFO`, `WARN`, `ERROR`" in page
 
 
-def test_every_setting_is_there_as_plain_values() -> None:
+def test_references_have_all_settings() -> None:
     described = {setting.name: setting for setting in references()}
 
     assert list(described) == list(Settings.__struct_fields__)
@@ -41,10 +41,10 @@ def test_every_setting_is_there_as_plain_values() -> None:
 
 
 @pytest.mark.parametrize("setting", list(references()), ids=lambda setting: setting.name)
-def test_a_variable_that_is_named_sets_the_setting(setting: Reference) -> None:
+def test_documented_variables_set_the_setting(setting: Reference) -> None:
     if setting.name in ("host", "http_host", "tls_certificate", "tls_key"):
-        return  # what they allow depends on others
-    # The first of the values, or of the range.
+        return  # their allowed values depend on other settings
+    # The first value, or the start of the range.
     value = setting.allowed[0].split()[0] if setting.allowed else "/text"
     value = {
         "dead_letter_stream": "letters",
@@ -56,7 +56,7 @@ def test_a_variable_that_is_named_sets_the_setting(setting: Reference) -> None:
         assert str(loaded).lower() == value.lower(), variable
 
 
-def test_the_command_prints_the_page_and_the_values() -> None:
+def test_command_prints_the_page_and_the_values() -> None:
     assert penstock("settings").output == settings_page()
 
     printed = json.loads(penstock("settings", "--json").output)
@@ -68,5 +68,5 @@ def test_the_command_prints_the_page_and_the_values() -> None:
         "default": "~/.penstock",
         "type": "text",
         "allowed": [],
-        "description": "where streams are stored; an absolute path",
+        "description": "the directory of the streams; an absolute path",
     }

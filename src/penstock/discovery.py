@@ -1,7 +1,7 @@
-"""What lies in the root of a broker for other programs: its address, its first token, its lock.
+"""Files in the root of a broker for other programs: its address, its first token, its lock.
 
-Also where the root and the configuration file are when nobody says so. The broker writes, clients
-and commands read.
+Also the default places of the root and of the configuration file. The broker writes these files,
+clients and commands read them.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ ADDRESS_FILE = "broker.json"
 TOKEN_FILE = "token"  # noqa: S105 - a file's name, not a secret
 LOCK_FILE = "lock"
 CONFIG_FILE = "penstock.toml"
-# The table of the configuration file that is for clients; all else is for the broker.
+# The table for clients in the configuration file; the rest of the file is for the broker.
 CLIENT_TABLE = "client"
 
 
 class Address(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
-    """Where a broker listens, as it wrote it down when it started."""
+    """The addresses of a running broker."""
 
     pid: int
-    # Of this run of the broker: who is told the same is on the same machine.
+    # The id of this run of the broker. A program that finds it in this file is on the same machine.
     instance: str = ""
     host: str
     port: int
     tls: bool = False
-    # The certificate that it shows, by which a program on this machine knows it.
+    # The path of its certificate, which local programs trust.
     tls_certificate: str | None = None
-    # Plain listeners beside one with TLS.
+    # Listeners without TLS.
     local_port: int | None = None
     unix_socket: str | None = None
     authenticate_client: bool = True
-    # The page for people; metrics and health are below it.
+    # The URL of the dashboard, which is also the base of metrics and health.
     http_url: str | None = None
 
     @property
@@ -52,7 +52,7 @@ _decode_address = msgspec.json.Decoder(Address).decode
 
 
 def connectable_host(host: str) -> str:
-    """The host to connect to from this machine: one may listen on all addresses at once."""
+    """The host that local programs connect to: a broker may listen on all addresses."""
     return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
 
 
@@ -61,7 +61,7 @@ def default_root() -> Path:
 
 
 def find_config(environment: Mapping[str, str], config: Path | None = None) -> Path | None:
-    """The configuration file: the one that is named, or that of this directory, or none."""
+    """The named configuration file, or the one in this directory, or None."""
     if config is None and environment.get("PENSTOCK_CONFIG"):
         config = Path(environment["PENSTOCK_CONFIG"])
     if config is not None:
@@ -72,7 +72,7 @@ def find_config(environment: Mapping[str, str], config: Path | None = None) -> P
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
-    """The tables of a configuration file; none if there is no file."""
+    """The content of a configuration file; empty if there is no file."""
     if path is None:
         return {}
     try:
@@ -83,7 +83,7 @@ def read_config(path: Path | None) -> dict[str, Any]:
 
 def write_address(root: Path, address: Address) -> None:
     path = root / ADDRESS_FILE
-    # Whoever looks meanwhile finds all of it, or what was there before.
+    # Replaced atomically: readers find the old file or the new one.
     written = path.with_suffix(".new")
     written.write_bytes(msgspec.json.encode(address) + b"\n")
     written.chmod(0o600)
@@ -91,19 +91,19 @@ def write_address(root: Path, address: Address) -> None:
 
 
 def read_address(root: Path) -> Address | None:
-    """The address of the broker that serves this root; None if none does.
+    """The address of the broker that serves this root; None if there is no broker.
 
-    OSError or ValueError if there is one, and its address cannot be read.
+    OSError or ValueError if there is a broker and its address cannot be read.
     """
-    # A broker that was killed leaves its address behind, but not the lock.
+    # A killed broker leaves its address file, but no lock.
     if not is_served(root):
         return None
     try:
         address = _decode_address((root / ADDRESS_FILE).read_bytes())
         owner = (root / LOCK_FILE).read_text().strip()
     except FileNotFoundError:
-        return None  # it has just begun, or is about to end
-    # One that has just begun may not have replaced the address of one that was killed.
+        return None  # the broker is starting or stopping
+    # A starting broker may not have replaced the address of a killed one.
     return address if owner == str(address.pid) else None
 
 
@@ -118,7 +118,7 @@ def is_served(root: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # Shared: two that only look do not take each other for a broker.
+        # A shared lock, so that two readers do not take each other for a broker.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -129,7 +129,7 @@ def is_served(root: Path) -> bool:
 
 
 def is_root_of(root: str, instance: str) -> bool:
-    """Whether this directory belongs to the broker with this id, which runs now.
+    """Whether this directory belongs to the running broker with this id.
 
     A copy of the directory, or one with the same path on another machine, has another id.
     """

@@ -1,4 +1,4 @@
-"""Every error of Penstock and its status on the wire: one table for both ends.
+"""All errors of Penstock and their statuses on the wire, for clients and the broker.
 
 The names are those of the AWS SDKs, so that `except` clauses move over unchanged.
 """
@@ -36,7 +36,7 @@ class ResponseStatusCode(IntEnum):
 
 
 class StreamManagerException(Exception):
-    """The root of everything that a client of Penstock has to catch."""
+    """The base class of all errors that clients raise."""
 
     # How many messages of an `append_messages` were stored before it failed.
     appended: int = 0
@@ -54,7 +54,7 @@ class StreamManagerException(Exception):
 
 
 class ClientException(StreamManagerException):
-    """Raised on the client's side, before or without an answer of the server."""
+    """An error of the client itself, without an answer of the server."""
 
 
 class ValidationException(ClientException):
@@ -66,7 +66,7 @@ class ConnectFailedException(ClientException):
 
 
 class UnansweredException(ClientException):
-    """A request was sent and no answer came: it may have been carried out, or not."""
+    """A request was sent and not answered: it may have been carried out, or not."""
 
 
 class ConnectionLostException(UnansweredException, ConnectionError):
@@ -78,7 +78,7 @@ class RequestTimeoutException(UnansweredException, TimeoutError):
 
 
 class UnknownFailureException(StreamManagerException):
-    """The server could not do it, through no fault of the request."""
+    """The server failed; the request is valid."""
 
 
 class UnauthorizedException(StreamManagerException):
@@ -90,27 +90,27 @@ class InvalidRequestException(StreamManagerException):
 
 
 class RequestPayloadTooLargeException(StreamManagerException):
-    """The frame or the message is larger than can ever be taken."""
+    """The frame or the message is larger than the maximum."""
 
 
 class ResourceNotFoundException(StreamManagerException):
-    """There is no stream of that name."""
+    """There is no stream of this name."""
 
 
 class ServerTimeoutException(StreamManagerException):
-    """The server gave up on an operation that took too long."""
+    """The operation timed out on the server."""
 
 
 class ResponsePayloadTooLargeException(StreamManagerException):
-    """The smallest answer that was asked for does not fit a frame."""
+    """The requested minimum of messages does not fit into a frame."""
 
 
 class NotEnoughMessagesException(StreamManagerException):
-    """Fewer messages than the wanted minimum, also after waiting."""
+    """The stream has fewer messages than the requested minimum, also after the timeout."""
 
 
 class MessageStoreReadErrorException(StreamManagerException):
-    """The stored messages that were asked for are damaged."""
+    """The requested messages are damaged."""
 
 
 class ServerOutOfMemoryException(StreamManagerException):
@@ -118,11 +118,11 @@ class ServerOutOfMemoryException(StreamManagerException):
 
 
 class UpdateFailedException(StreamManagerException):
-    """An update that is allowed could not be carried out."""
+    """An allowed update could not be carried out."""
 
 
 class UpdateNotAllowedException(InvalidRequestException):
-    """An update of something that can never change."""
+    """An update of a field that cannot change."""
 
 
 class UnknownOperationException(StreamManagerException):
@@ -147,7 +147,7 @@ STATUS_OF: dict[type[StreamManagerException], ResponseStatusCode] = {
 
 EXCEPTION_OF = {status: exception for exception, status in STATUS_OF.items()}
 
-# A 1.0.0 client dies for good of a status it does not know, so each newer one has a stand-in.
+# An unknown status crashes a 1.0.0 client, so each newer status is replaced by an older one.
 _STATUS_IN_1_0_0 = {
     ResponseStatusCode.OutOfMemoryError: ResponseStatusCode.UnknownFailure,
     ResponseStatusCode.UpdateFailed: ResponseStatusCode.InvalidRequest,
@@ -157,15 +157,15 @@ _STATUS_IN_1_0_0 = {
 
 
 def status_for_version(status: ResponseStatusCode, protocol_version: str) -> ResponseStatusCode:
-    """The status as a client of that protocol version can understand it."""
+    """The status that a client of this protocol version knows."""
     if protocol_version == "1.0.0":
         return _STATUS_IN_1_0_0.get(status, status)
     return status
 
 
 class StoreError(Exception):
-    """A store that cannot be opened at all: the broker does not start."""
+    """The store cannot be opened: the broker does not start."""
 
 
 class SettingError(ValueError):
-    """A setting with a value that is not allowed; the message names both."""
+    """The value of a setting is not allowed; the message names both."""

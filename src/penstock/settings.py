@@ -1,7 +1,7 @@
-"""The settings: one declaration for names, defaults, limits and what each is for.
+"""The settings: one declaration for names, defaults, limits and descriptions.
 
-A value comes from `penstock.toml`, is overridden by the environment, and that by a flag. Values
-that the original Stream Manager knows keep their variable names; the others are `PENSTOCK_*`.
+The environment overrides `penstock.toml`, and a flag overrides both. Settings of the original
+Stream Manager keep its variable names; the others are `PENSTOCK_*`.
 """
 
 from __future__ import annotations
@@ -49,58 +49,60 @@ def _doc(text: str, **limits: Any) -> Meta:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    root: Annotated[str, _doc("where streams are stored; an absolute path")] = ""
-    host: Annotated[str, _doc("the address to listen on; without TLS only a loopback one")] = (
+    root: Annotated[str, _doc("the directory of the streams; an absolute path")] = ""
+    host: Annotated[str, _doc("the address to listen on; without TLS only a loopback address")] = (
         "127.0.0.1"
     )
     port: Annotated[int, _doc("the TCP port for clients; 0 picks a free one", ge=0, le=65_535)] = (
         8088
     )
     authenticate_client: Annotated[
-        bool, _doc("whether clients need a token; if not, every local program may do everything")
+        bool, _doc("whether clients need a token; if not, every local program has full access")
     ] = True
 
     exporter_max_bandwidth: (
-        Annotated[int, _doc("kilobits a second that all exports together may use on average", ge=1)]
+        Annotated[
+            int, _doc("the max average bandwidth of all exports, in kilobits per second", ge=1)
+        ]
         | None
     ) = None
     exporter_thread_pool_size: Annotated[
-        int, _doc("how many exports a task of the pipeline delivers at once", ge=1, le=1024)
+        int, _doc("the max number of concurrent exports of a pipeline task", ge=1, le=1024)
     ] = 5
     exporter_s3_destination_multipart_upload_min_part_size_bytes: Annotated[
-        int, _doc("the smallest part of a multipart upload", ge=5_242_880, le=5 * 1024**3)
+        int, _doc("the min size of a part of a multipart upload", ge=5_242_880, le=5 * 1024**3)
     ] = 5_242_880
     exporter_kinesis_inter_call_delay_ms: Annotated[
-        int, _doc("pause between PutRecords calls where the shards are unknown", ge=0, le=3_600_000)
+        int, _doc("the pause between PutRecords calls if shards are unknown", ge=0, le=3_600_000)
     ] = 1000
     read_only_dirs: Annotated[
         str,
         _doc(
-            "directories that S3 tasks may read from, separated by commas; if none, all that the "
-            "pipeline's user may read"
+            "the directories that S3 tasks may read, separated by commas; by default, every "
+            "directory that the pipeline's user may read"
         ),
     ] = ""
-    log_level: Annotated[LogLevel, _doc("how much is logged")] = LogLevel.INFO
+    log_level: Annotated[LogLevel, _doc("the min level of log lines")] = LogLevel.INFO
 
-    log_format: Annotated[LogFormat, _doc("how it is logged")] = LogFormat.HUMAN
+    log_format: Annotated[LogFormat, _doc("the format of log lines")] = LogFormat.HUMAN
     tls_certificate: Annotated[
-        str, _doc("a PEM file; with it and `tls_key` the listener speaks TLS")
+        str, _doc("a PEM file with the certificate; with `tls_key` it enables TLS")
     ] = ""
     tls_key: Annotated[str, _doc("the PEM file with the certificate's private key")] = ""
     local_port: (
         Annotated[
             int,
-            _doc("a second, plain listener on 127.0.0.1, beside one with TLS", ge=0, le=65_535),
+            _doc("the port of a second listener on 127.0.0.1, without TLS", ge=0, le=65_535),
         ]
         | None
     ) = None
-    unix_socket: Annotated[str, _doc("the path of a Unix socket to listen on as well")] = ""
+    unix_socket: Annotated[str, _doc("the path of an additional Unix socket")] = ""
     http_port: (
         Annotated[
             int,
             _doc(
-                "the port for the dashboard, `/metrics` and `/healthz`; 0 picks a free one, and "
-                "`penstock up` takes 8089 where none is set",
+                "the port of the dashboard, `/metrics` and `/healthz`; 0 picks a free one, and "
+                "`penstock up` uses 8089 by default",
                 ge=0,
                 le=65_535,
             ),
@@ -110,72 +112,73 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http_host: Annotated[
         str,
         _doc(
-            "the address for the same; on another one than loopback it speaks TLS, by "
-            "`tls_certificate` and `tls_key`"
+            "the address of the dashboard; an address other than loopback requires TLS "
+            "(`tls_certificate` and `tls_key`)"
         ),
     ] = "127.0.0.1"
     http_loopback_access: Annotated[
         LoopbackAccess,
         _doc(
-            "what the dashboard shows to programs on this machine that have no token: `none`; "
-            "`statistics`, all but messages and S3 tasks; `messages`, all; changes always need a "
-            "token"
+            "what programs on this machine can see on the dashboard without a token: `none`; "
+            "`statistics`, without messages and S3 tasks; `messages`, everything; changes always "
+            "need a token"
         ),
     ] = LoopbackAccess.STATISTICS
     spark_page: Annotated[
         bool,
         _doc(
-            "whether a pipeline on this machine has Spark's own page, on a free port of loopback, "
-            "to which the dashboard has a link"
+            "whether a pipeline on this machine serves Spark's web UI on a free loopback port, "
+            "with a link on the dashboard"
         ),
     ] = True
     sync_interval_ms: Annotated[
-        int, _doc("how often streams without flush on write are synced", ge=10, le=3_600_000)
+        int, _doc("the sync interval of streams without flush on write", ge=10, le=3_600_000)
     ] = 1000
     export_gather_ms: Annotated[
         int,
         _doc(
-            "how long messages that follow closely on others are gathered before they are "
-            "exported; exports of priority 1 to 3, full batches and the first message after a "
-            "pause leave at once",
+            "how long messages are gathered before they are exported; exports of priority 1 to 3, "
+            "full batches and the first message after a pause are exported at once",
             ge=0,
             le=60_000,
         ),
     ] = 1000
     reclaim_exported: Annotated[
-        bool, _doc("whether a full RejectNewData stream drops what its enabled exports have sent")
+        bool,
+        _doc(
+            "whether a full RejectNewData stream evicts messages that all enabled exports exported"
+        ),
     ] = True
     dead_letter_stream: Annotated[
         str,
-        _doc("the stream for messages that a destination never takes; made when it is needed"),
+        _doc("the stream for messages that a destination rejects; created on demand"),
     ] = ""
     kinesis_partition_key: Annotated[
         str,
         _doc(
-            "what decides the shard of a record: `random`, `stream-name`, or `field:` and the "
-            "name of a JSON field, with dots between levels; where it is missing, the key is "
-            "random",
+            "the partition key of a record: `random`, `stream-name`, or `field:` and the path of "
+            "a JSON field, with dots between levels; a message without the field gets a random key",
             pattern=r"\A(random|stream-name|field:.+)\Z",
         ),
     ] = "random"
     kinesis_large_records: Annotated[
         bool,
-        _doc("whether Kinesis takes 10 MiB in a record and in a call, not 1 MiB and 5 MiB"),
+        _doc("whether Kinesis accepts records and calls of 10 MiB, not 1 MiB and 5 MiB"),
     ] = False
     channels: Annotated[
-        str, _doc("where channels are kept, by default in `channels` below the root")
+        str, _doc("the directory of channels, by default `channels` in the root")
     ] = ""
     s3_tasks_at_once: Annotated[
         int,
         _doc(
-            "how many S3 tasks of one stream are carried out at once; with more than one they may "
+            "the max number of concurrent S3 tasks of a stream; with more than one they may "
             "finish in another order",
             ge=1,
             le=64,
         ),
     ] = 1
     s3_parts_at_once: Annotated[
-        int, _doc("how many parts of a file are sent at once", ge=1, le=64)
+        int, _doc("the max number of parts of a file that are sent concurrently", ge=1, le=64)
     ] = 4
     s3_key_time_zone: Annotated[
         str,
@@ -184,33 +187,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "UTC"
     s3_delete_uploaded_files: Annotated[
-        bool, _doc("whether the files of S3 tasks are deleted once they were uploaded")
+        bool, _doc("whether the files of S3 tasks are deleted after the upload")
     ] = False
     min_free_disk: Annotated[
         int,
         _doc(
-            "bytes of the disk that appends leave free, such as `8MiB`; with less, appends to "
-            "streams in files are refused, and 0 refuses none before the disk is full",
+            "the free disk space that appends preserve, such as `8MiB`; with less, appends to "
+            "streams in files are rejected; with 0, only when the disk is full",
             ge=0,
             le=1 << 50,
         ),
     ] = 8 * 1024 * 1024
-    max_connections: Annotated[int, _doc("connections at once", ge=1, le=1_000_000)] = 8192
-    max_streams: Annotated[
-        int, _doc("message streams at once; a create beyond is refused", ge=1, le=1_000_000)
-    ] = 10_000
+    max_connections: Annotated[int, _doc("the max number of connections", ge=1, le=1_000_000)] = (
+        8192
+    )
+    max_streams: Annotated[int, _doc("the max number of message streams", ge=1, le=1_000_000)] = (
+        10_000
+    )
     max_frame_bytes: Annotated[
-        int, _doc("the largest request, and the memory for large ones", ge=65_536, le=1 << 30)
+        int, _doc("the max size of a request, and of all large requests", ge=65_536, le=1 << 30)
     ] = 1 << 30
     max_response_bytes: Annotated[
         int,
-        _doc("a read stops at this size once it has its minimum", ge=65_536, le=1 << 30),
+        _doc("a read that has its minimum stops at this size", ge=65_536, le=1 << 30),
     ] = 64 * 1024 * 1024
     max_unsent_response_bytes: Annotated[
         int,
         _doc(
-            "the memory for large answers that are built or that clients have not taken yet, over "
-            "all connections; a read that does not fit returns fewer messages, or waits",
+            "the memory of all connections for large answers that are unfinished or unsent; a "
+            "read that does not fit returns fewer messages, or waits",
             ge=1024 * 1024,
             le=1 << 40,
         ),
@@ -218,16 +223,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     unsent_response_timeout_ms: Annotated[
         int,
         _doc(
-            "a connection is closed when its client takes no byte of a pending answer for so long",
+            "a connection is closed when its client reads no byte of a pending answer for this "
+            "time",
             ge=1000,
             le=3_600_000,
         ),
     ] = 60_000
     handshake_timeout_ms: Annotated[
-        int, _doc("how long a client may take to introduce itself", ge=100, le=600_000)
+        int, _doc("the timeout of the handshake of a client", ge=100, le=600_000)
     ] = 10_000
     stop_timeout_ms: Annotated[
-        int, _doc("how long a stop waits for clients to take their answers", ge=0, le=600_000)
+        int, _doc("how long a stop waits for clients to read their answers", ge=0, le=600_000)
     ] = 5_000
 
     @property
@@ -236,7 +242,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def read_only_directories(self) -> tuple[str, ...]:
-        """Those of `read_only_dirs`, one by one."""
+        """The directories in `read_only_dirs`."""
         return tuple(filter(None, map(str.strip, self.read_only_dirs.split(","))))
 
     @property
@@ -244,7 +250,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.tls_certificate)
 
 
-# The settings of the original, under its names; all others are PENSTOCK_<NAME>.
+# Variables of the original Stream Manager; other settings have only PENSTOCK_<NAME>.
 _ORIGINAL_VARIABLES = {
     "root": ("STREAM_MANAGER_STORE_ROOT_DIR",),
     "port": ("STREAM_MANAGER_SERVER_PORT",),
@@ -268,26 +274,26 @@ _ORIGINAL_VARIABLES = {
 # Sizes that may have a unit.
 _SIZES = ("min_free_disk",)
 
-# Of clients, and of the file that the settings stand in.
+# Variables of clients, and of the configuration file.
 _OTHER_VARIABLES = {"PENSTOCK_CONFIG", "PENSTOCK_TLS_CA"}
 
-# An empty variable is how many a deployment tool says that it is not set. Greengrass leaves the
-# words of a recipe as they are where the configuration has no such key.
+# A placeholder of a recipe, which Greengrass keeps if the configuration has no such key. Like an
+# empty variable, it means that the setting is not set.
 _NO_VALUE = re.compile(r"\{configuration:[^{}]*\}")
 
 
 def variables_of(name: str) -> tuple[str, ...]:
-    """The environment variables that set it, the preferred one first."""
+    """The environment variables of a setting, the preferred one first."""
     return (*_ORIGINAL_VARIABLES.get(name, ()), f"PENSTOCK_{name.upper()}")
 
 
 def original_variables(name: str) -> tuple[str, ...]:
-    """The variables to tell people: those of the original, or our own where it has none."""
+    """The documented variables of a setting: the original's, or else our own."""
     return _ORIGINAL_VARIABLES.get(name) or variables_of(name)
 
 
 class _SettingValue(NamedTuple):
-    """A value and what the user calls the place where it stands."""
+    """A value and its source as the user knows it."""
 
     value: Any
     source: str
@@ -298,7 +304,7 @@ def load_settings(
     flags: Mapping[str, Any],
     config: Path | None = None,
 ) -> Settings:
-    """The settings from all their sources; SettingError names what is wrong and what is allowed."""
+    """Loads settings from all sources; SettingError names the wrong value and the allowed ones."""
     values: dict[str, _SettingValue] = {}
     values.update(_from_file(find_config(environment, config)))
     values.update(_from_environment(environment))
@@ -321,7 +327,7 @@ def load_settings(
     except msgspec.ValidationError as error:
         problem = find_problem(error, plain, Settings)
         source = values[problem.path].source
-        expected = _say_plainly(problem.path, problem.expected)
+        expected = _simplify(problem.path, problem.expected)
         raise SettingError(f"{source} is {problem.shown}: {expected}") from None
     if not settings.root:
         settings = msgspec.structs.replace(settings, root=str(default_root()))
@@ -330,29 +336,29 @@ def load_settings(
     return settings
 
 
-def _say_plainly(name: str, expected: str) -> str:
-    """What stands in a variable is text, whatever it should be: its type says nothing to people."""
+def _simplify(name: str, expected: str) -> str:
+    """Replaces types by words: every variable is text, so its type does not help users."""
     if name == "kinesis_partition_key":
         return "expected random, stream-name, or field: and a name"
     expected = re.sub(r"int( \| null)?, got str", "a whole number", expected)
     expected = re.sub(r"bool, got \w+", "true or false", expected)
-    return re.sub(r"str, got array", "one text, with commas between its parts", expected)
+    return re.sub(r"str, got array", "one text, with commas as separators", expected)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Variables that look like settings of ours and are none, each with what may be meant."""
+    """Warnings about unknown PENSTOCK_ variables, with similar names of settings."""
     known = {variable for name in Settings.__struct_fields__ for variable in variables_of(name)}
     known |= _OTHER_VARIABLES
     return [
-        # Their beginning is the same, and makes all of them a little alike.
-        f"{variable} is no setting{_suggest(variable, known, alike=0.8)}"
+        # The common prefix makes all names similar.
+        f"{variable} is not a setting{_suggest(variable, known, cutoff=0.8)}"
         for variable in sorted(environment)
         if variable.startswith("PENSTOCK_") and variable not in known
     ]
 
 
-def _suggest(wrong: str, known: Iterable[str], alike: float = 0.6) -> str:
-    near = difflib.get_close_matches(wrong, sorted(known), n=2, cutoff=alike)
+def _suggest(wrong: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    near = difflib.get_close_matches(wrong, sorted(known), n=2, cutoff=cutoff)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
@@ -378,11 +384,10 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, _Se
 def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     if not settings.root.startswith("/"):
         raise SettingError(
-            f"{sources['root']} is {settings.root!r}: expected an absolute path, one that "
-            "starts with /"
+            f"{sources['root']} is {settings.root!r}: expected an absolute path, starting with /"
         )
     if bool(settings.tls_certificate) != bool(settings.tls_key):
-        raise SettingError("tls_certificate and tls_key belong together: set both or none")
+        raise SettingError("tls_certificate and tls_key require each other: set both or none")
     for name in ("tls_certificate", "tls_key"):
         path = getattr(settings, name)
         if path and not Path(path).is_file():
@@ -404,23 +409,22 @@ def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
 
 
 def _check_listener(what: str, settings: Settings) -> None:
-    """One that other machines can reach."""
+    """Checks a listener that other machines can reach."""
     if not settings.uses_tls:
         raise SettingError(
-            f"{what}: a listener on another address than loopback (127.0.0.1, ::1, localhost) "
-            "needs TLS; set tls_certificate and tls_key (PENSTOCK_TLS_CERTIFICATE, "
-            "PENSTOCK_TLS_KEY)"
+            f"{what}: an address other than loopback (127.0.0.1, ::1, localhost) requires TLS; set "
+            "tls_certificate and tls_key (PENSTOCK_TLS_CERTIFICATE, PENSTOCK_TLS_KEY)"
         )
     if not settings.authenticate_client:
         raise SettingError(
-            f"{what}: a listener on another address than loopback needs authenticate_client = "
-            "true (STREAM_MANAGER_AUTHENTICATE_CLIENT)"
+            f"{what}: an address other than loopback requires authenticate_client = true "
+            "(STREAM_MANAGER_AUTHENTICATE_CLIENT)"
         )
 
 
 def _check_uploads(settings: Settings, sources: Mapping[str, str]) -> None:
     if settings.read_only_dirs.strip() and not settings.read_only_directories:
-        # Who wrote this wanted to allow little, and no directory at all would allow everything.
+        # Only separators: an empty list would allow every directory, which is not intended.
         raise SettingError(
             f"{sources['read_only_dirs']} is {settings.read_only_dirs!r}: expected absolute paths, "
             "separated by commas"
@@ -434,18 +438,18 @@ def _check_uploads(settings: Settings, sources: Mapping[str, str]) -> None:
     if not _is_time_zone(settings.s3_key_time_zone):
         raise SettingError(
             f"{sources['s3_key_time_zone']} is {settings.s3_key_time_zone!r}: expected UTC, or a "
-            "time zone that is known here, such as Europe/Berlin; the package tzdata has them all"
+            "time zone that this machine knows, such as Europe/Berlin; the package tzdata has all"
         )
 
 
 def _is_time_zone(name: str) -> bool:
-    # The one that needs no list of time zones, which small systems do not have.
+    # UTC needs no time zone database, which small systems do not have.
     if name == "UTC":
         return True
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        # The last two are for names that lead to something else among the files of the list.
+        # ValueError and OSError are for names of other files of the database.
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""The settings as documentation, a page or plain values, made from their declaration."""
+"""The documentation of the settings, as a page and as values, generated from the code."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from penstock.settings import Settings, original_variables, variables_of
 
 _HEAD = """# Settings
 
-Made from the code by `make docs`. A value in `penstock.toml` (in the working directory, or named by
-`--config` or `PENSTOCK_CONFIG`) is overridden by the environment, and that by a flag. An empty
-variable counts as not set. A value that is not allowed is refused at start.
+Generated from the code by `make docs`. The environment overrides `penstock.toml` (in the working
+directory, or named by `--config` or `PENSTOCK_CONFIG`), and a flag overrides both. An empty
+variable counts as not set. The broker does not start with a value that is not allowed.
 
-The table `[client]` of the same file is for clients and commands, and the broker passes it over:
-`host`, `port`, `unix_socket`, `token`, `tls_ca` ([the cookbook](cookbook.md#connecting) says when
-each is used).
+The table `[client]` of the same file is for clients and commands: `host`, `port`, `unix_socket`,
+`token`, `tls_ca` ([the cookbook](cookbook.md#connecting) explains when each is used). The broker
+ignores it.
 
 ```toml
-root = "/var/lib/penstock"              # settings stand at the top, in no table
+root = "/var/lib/penstock"              # settings are at the top, outside of tables
 exporter_max_bandwidth = 10000
 read_only_dirs = "/srv/camera,/var/log/press"
 
@@ -29,13 +29,13 @@ host = "127.0.0.1"
 port = 8088
 ```
 
-A variable that begins with `PENSTOCK_` and is no setting is told in the broker's log.
+The broker logs a warning for a variable that begins with `PENSTOCK_` and is not a setting.
 
-| in `penstock.toml` | in the environment | default | allowed | what it is |
+| in `penstock.toml` | in the environment | default | allowed | description |
 |---|---|---|---|---|
 """
 
-# Filled in when the settings are loaded, not declared.
+# Defaults that are set when the settings are loaded.
 _DEFAULTS = {"root": "~/.penstock"}
 
 _TYPES: dict[type[inspect.Type], str] = {
@@ -47,14 +47,14 @@ _TYPES: dict[type[inspect.Type], str] = {
 
 
 class Reference(NamedTuple):
-    """What there is to know about a setting before one sets it."""
+    """The documentation of one setting."""
 
     name: str
-    # All that set it, the preferred one first.
+    # All variables of the setting, the preferred one first.
     variables: tuple[str, ...]
     default: str | int | bool | None
     type: str
-    # The values, where they can be counted; a range of numbers is one text.
+    # All values if there are few; a range of numbers is one text.
     allowed: tuple[str, ...]
     description: str
 
@@ -94,7 +94,7 @@ def _code(text: str) -> str:
 
 
 def _described(kind: inspect.Type) -> tuple[inspect.Type, str]:
-    """The type inside its description; an optional one is described within."""
+    """The type without annotations, and its description."""
     if isinstance(kind, inspect.UnionType):
         kind = next(option for option in kind.types if not isinstance(option, inspect.NoneType))
     text = ""
