@@ -37,9 +37,9 @@ _WINDOW = 40
 def is_refused(message: str) -> bool:
     """Whether an error says that the message was not stored.
 
-    One that could not be synced is stored, and may be lost in a power cut.
+    One that cannot be synced is stored, and may be lost in a power cut.
     """
-    return "could not be synced" not in message
+    return "cannot sync" not in message
 
 
 class Producer(Actor):

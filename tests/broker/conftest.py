@@ -1,4 +1,4 @@
-"""A broker in this process for all tests of a module, and connections of a test's own."""
+"""A broker in this process for all tests of a module, and connections for each test."""
 
 from __future__ import annotations
 

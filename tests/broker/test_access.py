@@ -1,4 +1,4 @@
-"""Tokens: what each role may do, which streams it sees, and how it ends."""
+"""Tokens: roles, streams, expiry and revocation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def access(role: Role, *patterns: str) -> Access:
 
 
 def admit(authenticator: Authenticator, secret: str) -> Access:
-    """What is known at once."""
+    """The access of a token in the catalog."""
     access = authenticator.find(secret)
     assert access is not None
     return access
@@ -71,7 +71,7 @@ def add_token(catalog: Catalog, name: str, role: Role, *patterns: str) -> str:
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("operation", sorted(EXTENDED_REQUESTS))
-def test_a_role_allows_these_operations_and_no_others(role: Role, operation: int) -> None:
+def test_role_allows_only_its_operations(role: Role, operation: int) -> None:
     wanted = Operation(operation)
     if wanted.name in MAY[role]:
         access(role, "*").require(wanted, "s")
@@ -82,7 +82,9 @@ def test_a_role_allows_these_operations_and_no_others(role: Role, operation: int
 
     assert f"the role {role} does not allow {wanted.name}" in caught.value.message
     for other in Role:
-        assert (other in caught.value.message.split("one of")[1]) == (wanted.name in MAY[other])
+        assert (other in caught.value.message.split("these roles do")[1]) == (
+            wanted.name in MAY[other]
+        )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_a_role_allows_these_operations_and_no_others(role: Role, operation: int
         ([], [], ["s", ""]),
     ],
 )
-def test_a_token_is_for_the_streams_that_match(
+def test_token_allows_streams_that_match_its_patterns(
     patterns: list[str], seen: list[str], unseen: list[str]
 ) -> None:
     token = access(Role.admin, *patterns)
@@ -105,11 +107,11 @@ def test_a_token_is_for_the_streams_that_match(
         token.require(Operation.AppendMessage, name)
     for name in unseen:
         assert not token.sees(name)
-        with pytest.raises(UnauthorizedException, match="not for the stream"):
+        with pytest.raises(UnauthorizedException, match="does not allow the stream"):
             token.require(Operation.AppendMessage, name)
 
 
-def test_before_the_handshake_nothing_is_seen_and_without_authentication_everything() -> None:
+def test_access_is_empty_before_the_handshake_and_full_without_authentication() -> None:
     assert not NO_ACCESS.sees("s")
     assert FULL_ACCESS.sees("s")
     for operation in EXTENDED_REQUESTS:
@@ -121,7 +123,7 @@ def test_before_the_handshake_nothing_is_seen_and_without_authentication_everyth
 # The authenticator
 
 
-def test_a_known_token_opens_the_gate(catalog: Catalog) -> None:
+def test_known_token_is_admitted(catalog: Catalog) -> None:
     secret = add_token(catalog, "t", Role.producer, "a*")
     authenticator = Authenticator(catalog, is_open=False)
 
@@ -132,22 +134,22 @@ def test_a_known_token_opens_the_gate(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "wrong", "ü", "'; --", "x" * 60_000])
-def test_an_unknown_token_does_not(catalog: Catalog, secret: str) -> None:
+def test_unknown_token_is_rejected(catalog: Catalog, secret: str) -> None:
     add_token(catalog, "t", Role.producer, "*")
 
     with pytest.raises(UnauthorizedException):
         admit(Authenticator(catalog, is_open=False), secret)
 
 
-def test_an_open_gate_admits_everybody(catalog: Catalog) -> None:
+def test_any_token_is_admitted_without_authentication(catalog: Catalog) -> None:
     authenticator = Authenticator(catalog, is_open=True)
 
-    for secret in ("", "whatever"):
+    for secret in ("", "any"):
         assert admit(authenticator, secret) is FULL_ACCESS
     assert authenticator.admits(FULL_ACCESS)
 
 
-def test_a_revoked_token_is_no_longer_admitted(catalog: Catalog) -> None:
+def test_revoked_token_is_rejected(catalog: Catalog) -> None:
     secret = add_token(catalog, "t", Role.producer, "*")
     authenticator = Authenticator(catalog, is_open=False)
     admitted = admit(authenticator, secret)
@@ -159,11 +161,11 @@ def test_a_revoked_token_is_no_longer_admitted(catalog: Catalog) -> None:
         admit(authenticator, secret)
 
 
-def test_a_new_token_of_the_same_name_does_not_save_the_old_one(catalog: Catalog) -> None:
+def test_new_token_of_the_same_name_does_not_admit_the_old_secret(catalog: Catalog) -> None:
     authenticator = Authenticator(catalog, is_open=False)
     old = admit(authenticator, add_token(catalog, "t", Role.producer, "*"))
 
-    # As a script does that exchanges a token for a fresh one.
+    # Like a script that replaces a token.
     catalog.remove_token("t")
     wait_until(lambda: time.time_ns() // 1_000_000 > old.token.created_time)
     fresh = admit(authenticator, add_token(catalog, "t", Role.producer, "*"))
@@ -183,7 +185,7 @@ class Clock:
         return self.now
 
 
-def test_an_expired_token_is_refused_with_the_time(catalog: Catalog) -> None:
+def test_expired_token_is_rejected_with_its_expiry_time(catalog: Catalog) -> None:
     clock = Clock()
     catalog.add_token(TokenRow("t", Role.producer, ("*",), 0, clock.now + 1000), "secret")
     authenticator = Authenticator(catalog, is_open=False, clock=clock)
@@ -220,7 +222,7 @@ def test_both_secrets_are_valid_in_the_grace_period(catalog: Catalog) -> None:
         admit(authenticator, "old")
 
 
-def test_an_unknown_role_is_refused_with_the_known_ones(catalog: Catalog) -> None:
+def test_unknown_role_is_rejected_with_the_known_roles(catalog: Catalog) -> None:
     catalog.add_token(TokenRow("t", "king", ("*",), 0), "secret")
     with pytest.raises(UnauthorizedException) as caught:
         admit(Authenticator(catalog, is_open=False), "secret")
@@ -230,40 +232,40 @@ def test_an_unknown_role_is_refused_with_the_known_ones(catalog: Catalog) -> Non
     )
 
 
-# Tokens that somebody else knows
+# External tokens
 
 
-class Elsewhere:
-    """Knows one token."""
+class StubVerifier:
+    """Accepts one token."""
 
     async def verify(self, secret: str) -> Access:
-        if secret != "theirs":
-            raise UnauthorizedException("nobody knows it")
-        return Access(TokenRow("theirs", Role.admin, ("*",), 0))
+        if secret != "external":
+            raise UnauthorizedException("unknown token")
+        return Access(TokenRow("external", Role.admin, ("*",), 0))
 
 
-def test_who_knows_other_tokens_is_asked_for_those_that_the_catalog_does_not_have(
+def test_verifier_checks_tokens_that_are_not_in_the_catalog(
     catalog: Catalog,
 ) -> None:
     secret = add_token(catalog, "t", Role.producer, "*")
     authenticator = Authenticator(catalog, is_open=False)
-    authenticator.verifier = Elsewhere()
+    authenticator.verifier = StubVerifier()
 
     assert asyncio.run(authenticator.verify(secret)).role is Role.producer
-    theirs = asyncio.run(authenticator.verify("theirs"))
-    assert theirs.role is Role.admin
-    assert authenticator.admits(theirs)
-    with pytest.raises(UnauthorizedException, match="nobody knows it"):
+    external = asyncio.run(authenticator.verify("external"))
+    assert external.role is Role.admin
+    assert authenticator.admits(external)
+    with pytest.raises(UnauthorizedException, match="unknown token"):
         asyncio.run(authenticator.verify("wrong"))
 
 
-def test_who_does_not_wait_is_told_what_is_known_at_once(catalog: Catalog) -> None:
+def test_find_returns_none_for_tokens_of_the_verifier(catalog: Catalog) -> None:
     secret = add_token(catalog, "t", Role.producer, "*")
     authenticator = Authenticator(catalog, is_open=False)
-    authenticator.verifier = Elsewhere()
+    authenticator.verifier = StubVerifier()
 
     assert admit(authenticator, secret).role is Role.producer
-    assert authenticator.find("theirs") is None
+    assert authenticator.find("external") is None
     with pytest.raises(UnauthorizedException, match="a token is required"):
         authenticator.find("")
 
@@ -271,7 +273,7 @@ def test_who_does_not_wait_is_told_what_is_known_at_once(catalog: Catalog) -> No
 # The first token
 
 
-def test_the_first_token_is_made_once_for_the_owner_only(tmp_path: Path, catalog: Catalog) -> None:
+def test_first_token_is_created_once_for_its_owner_only(tmp_path: Path, catalog: Catalog) -> None:
     ensure_first_token(tmp_path, catalog)
     file = tmp_path / "token"
     secret = file.read_text().strip()
@@ -297,7 +299,7 @@ def test_the_first_token_is_made_once_for_the_owner_only(tmp_path: Path, catalog
         (b"0123456789\x000123456789", "only visible ASCII characters are allowed"),
     ],
 )
-def test_an_invalid_token_file_is_set_aside_and_replaced(
+def test_invalid_token_file_is_renamed_and_replaced(
     tmp_path: Path,
     catalog: Catalog,
     caplog: pytest.LogCaptureFixture,
@@ -322,7 +324,7 @@ def test_an_invalid_token_file_is_set_aside_and_replaced(
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 44, b""])
-def test_programs_keep_their_token_when_its_file_is_damaged(
+def test_old_token_stays_valid_when_its_file_is_damaged(
     tmp_path: Path, catalog: Catalog, content: bytes
 ) -> None:
     ensure_first_token(tmp_path, catalog)
@@ -337,7 +339,7 @@ def test_programs_keep_their_token_when_its_file_is_damaged(
         assert admit(authenticator, secret).role is Role.admin
 
 
-def test_a_weak_token_that_was_accepted_before_is_revoked(tmp_path: Path, catalog: Catalog) -> None:
+def test_short_token_of_an_earlier_version_is_revoked(tmp_path: Path, catalog: Catalog) -> None:
     (tmp_path / "token").write_text("x\n")
     catalog.add_token(TokenRow("first", Role.admin, ("*",), 0), "x")
 
@@ -347,7 +349,7 @@ def test_a_weak_token_that_was_accepted_before_is_revoked(tmp_path: Path, catalo
         admit(Authenticator(catalog, is_open=False), "x")
 
 
-def test_the_first_token_outlives_the_catalog(tmp_path: Path) -> None:
+def test_first_token_is_added_to_a_new_catalog(tmp_path: Path) -> None:
     for name in ("first.sqlite", "second.sqlite"):
         catalog = Catalog(tmp_path / name)
         ensure_first_token(tmp_path, catalog)
@@ -383,16 +385,16 @@ def enter(
     return broker.connect(add_token(tokens, name, role, *patterns))
 
 
-def test_a_listing_shows_only_what_the_token_is_for(broker: LocalBroker, tokens: Catalog) -> None:
+def test_listing_has_only_streams_of_the_token(broker: LocalBroker, tokens: Catalog) -> None:
     with enter(broker, tokens, "lister", Role.consumer, "sensor-*") as client:
         assert client.call(Operation.ListStreams)["streams"] == ["sensor-1", "sensor-2"]
         statistics = client.call(Operation.Statistics)["statistics"]
         assert [stream["name"] for stream in statistics["streams"]] == ["sensor-1", "sensor-2"]
-    with enter(broker, tokens, "nobody", Role.consumer, "nothing") as client:
+    with enter(broker, tokens, "no streams", Role.consumer, "nothing") as client:
         assert client.call(Operation.ListStreams)["streams"] == []
 
 
-def test_what_a_token_is_not_for_is_refused_whether_it_exists_or_not(
+def test_streams_outside_of_the_token_are_rejected_whether_they_exist_or_not(
     broker: LocalBroker, tokens: Catalog
 ) -> None:
     with enter(broker, tokens, "limited", Role.admin, "sensor-*") as client:
@@ -415,12 +417,14 @@ def test_what_a_token_is_not_for_is_refused_whether_it_exists_or_not(
                 Operation.LocateMessages: message,
             }
             for operation, fields in requests.items():
-                with pytest.raises(UnauthorizedException, match=f"not for the stream '{name}'"):
+                with pytest.raises(
+                    UnauthorizedException, match=f"does not allow the stream '{name}'"
+                ):
                     client.call(operation, **fields)
         assert append(client, "sensor-1", b"y") >= 1
 
 
-def test_a_producer_appends_and_a_consumer_reads(broker: LocalBroker, tokens: Catalog) -> None:
+def test_producer_appends_and_consumer_reads(broker: LocalBroker, tokens: Catalog) -> None:
     with (
         enter(broker, tokens, "producer", Role.producer, "*") as producer,
         enter(broker, tokens, "consumer", Role.consumer, "*") as consumer,
@@ -434,9 +438,7 @@ def test_a_producer_appends_and_a_consumer_reads(broker: LocalBroker, tokens: Ca
             append(consumer, "sensor-2", b"no")
 
 
-def test_a_refused_run_of_appends_is_answered_one_by_one(
-    broker: LocalBroker, tokens: Catalog
-) -> None:
+def test_each_append_of_a_rejected_run_is_answered(broker: LocalBroker, tokens: Catalog) -> None:
     with enter(broker, tokens, "reader", Role.consumer, "*") as client:
         sent = [
             client.send(Operation.AppendMessage, name="sensor-1", payload=b"x") for _ in range(50)
@@ -448,16 +450,14 @@ def test_a_refused_run_of_appends_is_answered_one_by_one(
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
-def test_a_wrong_token_is_told_before_the_connection_is_closed(
-    broker: LocalBroker, token: str
-) -> None:
+def test_wrong_token_is_answered_before_the_close(broker: LocalBroker, token: str) -> None:
     with pytest.raises(ConnectFailedException, match="token") as caught:
         broker.connect(token)
 
     assert caught.value.status is ResponseStatusCode.Unauthorized
 
 
-def test_the_connection_of_a_revoked_token_is_closed_and_no_other(
+def test_revocation_closes_only_connections_of_the_token(
     broker: LocalBroker, tokens: Catalog
 ) -> None:
     with (

@@ -1,4 +1,4 @@
-"""Peers that do not take their answers, and the memory that all answers share."""
+"""Peers that do not read their answers, and the memory that all answers share."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ LIMIT = 8 * MEBIBYTE
 LARGE_BYTES = 32 * 1024
 LARGE_MESSAGES = 768
 
-FULL_ACCESS = {"maxMessageCount": 2**31 - 1}
+ALL_MESSAGES = {"maxMessageCount": 2**31 - 1}
 REQUESTS = {
     "large reads": frame(
-        Operation.ReadMessages, streamName="large", readMessagesOptions=FULL_ACCESS
+        Operation.ReadMessages, streamName="large", readMessagesOptions=ALL_MESSAGES
     ),
     "columns": frame(
         Operation.ReadColumns,
@@ -61,7 +61,7 @@ SOME_KINDS = ("large reads", "small reads")
 
 
 class TightBroker(LocalBroker):
-    """A broker with little memory for answers, and three ways to it."""
+    """A broker with little memory for answers, and three kinds of listeners."""
 
     def __init__(self, root: Path, certificates: Certificates) -> None:
         self.context = certificates.client_context()
@@ -76,7 +76,7 @@ class TightBroker(LocalBroker):
         )
 
     def open(self, transport: str) -> Peer:
-        """A peer behind its handshake that receives as little as possible without reading."""
+        """A connected peer with a small receive buffer."""
         if transport == "unix":
             connection = socket.socket(socket.AF_UNIX)
             connection.settimeout(TIMEOUT_S)
@@ -103,7 +103,7 @@ class TightBroker(LocalBroker):
         return self.broker.answers
 
     def unsent_bytes(self) -> int:
-        """The bytes that sessions and their transports have."""
+        """The unsent bytes of all sessions and their transports."""
         return self.run(
             lambda: sum(
                 session._unsent_bytes + session._transport.get_write_buffer_size()
@@ -111,7 +111,7 @@ class TightBroker(LocalBroker):
             )
         )
 
-    def stuck(self) -> int:
+    def paused_sessions(self) -> int:
         return self.run(lambda: sum(each._writing_is_paused for each in self.broker._sessions))
 
 
@@ -136,14 +136,14 @@ def broker(
 
 
 def others_are_served(broker: TightBroker) -> None:
-    """Another client appends, reads one message, and reads as much as it can get."""
+    """Appends, reads one message, and reads many messages with another client."""
     with broker.connect() as client:
         for _ in range(5):
             began = time.monotonic()
             number = append(client, "work", b"a message")
             (message,) = read(client, "work", desiredStartSequenceNumber=number)
             assert message["payload"] == b"a message"
-            assert read(client, "large", **FULL_ACCESS)
+            assert read(client, "large", **ALL_MESSAGES)
             assert time.monotonic() - began < PROMPT_S
 
 
@@ -161,9 +161,9 @@ def test_unsent_answers_are_bounded_and_others_are_served(
     with ExitStack() as opened:
         for _ in range(peers):
             peer = opened.enter_context(broker.open(transport))
-            # More than the buffers of the system hold.
+            # More than the buffers of the system.
             peer.say(REQUESTS[kind] * 400)
-        wait_until(lambda: broker.stuck() == peers)
+        wait_until(lambda: broker.paused_sessions() == peers)
 
         for _ in range(3):
             others_are_served(broker)
@@ -171,10 +171,10 @@ def test_unsent_answers_are_bounded_and_others_are_served(
 
     wait_until(lambda: broker.run(lambda: broker.answers.used) == 0)
     with broker.connect() as client:
-        assert len(read(client, "large", **FULL_ACCESS)) * LARGE_BYTES > LIMIT // 4
+        assert len(read(client, "large", **ALL_MESSAGES)) * LARGE_BYTES > LIMIT // 4
 
 
-def test_read_whose_minimum_does_not_fit_waits_for_room(broker: TightBroker) -> None:
+def test_read_whose_minimum_does_not_fit_waits_for_memory(broker: TightBroker) -> None:
     minimum = LIMIT // LARGE_BYTES
     whole = frame(
         Operation.ReadMessages,
@@ -183,11 +183,11 @@ def test_read_whose_minimum_does_not_fit_waits_for_room(broker: TightBroker) -> 
     )
     with broker.open("tcp") as hung, broker.open("tcp") as waiting:
         hung.say(REQUESTS["large reads"])
-        wait_until(lambda: broker.stuck() == 1)
+        wait_until(lambda: broker.paused_sessions() == 1)
         waiting.say(whole)
         wait_until(lambda: broker.run(lambda: broker.answers.waiting) == 1)
 
-        # Its connection goes on meanwhile, and so do others.
+        # Its connection and other connections handle requests in the meantime.
         assert waiting.ask(Operation.DescribeMessageStream, name="work")[1]["status"] == 0
         others_are_served(broker)
 
@@ -196,7 +196,7 @@ def test_read_whose_minimum_does_not_fit_waits_for_room(broker: TightBroker) -> 
     wait_until(lambda: broker.run(lambda: broker.answers.used) == 0)
 
 
-def test_read_whose_messages_are_dropped_while_it_waits_for_room_is_refused(
+def test_read_whose_messages_are_evicted_while_it_waits_for_memory_fails(
     broker: TightBroker,
 ) -> None:
     minimum = LIMIT // LARGE_BYTES
@@ -205,7 +205,7 @@ def test_read_whose_messages_are_dropped_while_it_waits_for_room_is_refused(
         client.append_many("shrinking", [b"x" * LARGE_BYTES] * minimum)
         with broker.open("tcp") as hung, broker.open("tcp") as waiting:
             hung.say(REQUESTS["large reads"])
-            wait_until(lambda: broker.stuck() == 1)
+            wait_until(lambda: broker.paused_sessions() == 1)
             options = {"minMessageCount": minimum}
             waiting.say(
                 frame(Operation.ReadMessages, streamName="shrinking", readMessagesOptions=options)
@@ -220,11 +220,11 @@ def test_read_whose_messages_are_dropped_while_it_waits_for_room_is_refused(
         wait_until(lambda: broker.run(lambda: broker.answers.used) == 0)
 
 
-def test_read_that_waits_for_room_ends_with_its_connection(broker: TightBroker) -> None:
+def test_wait_for_memory_ends_when_the_connection_is_lost(broker: TightBroker) -> None:
     options = {"minMessageCount": LIMIT // LARGE_BYTES}
     with broker.open("tcp") as hung:
         hung.say(REQUESTS["large reads"])
-        wait_until(lambda: broker.stuck() == 1)
+        wait_until(lambda: broker.paused_sessions() == 1)
         with broker.open("tcp") as waiting:
             waiting.say(
                 frame(Operation.ReadMessages, streamName="large", readMessagesOptions=options)
@@ -234,7 +234,7 @@ def test_read_that_waits_for_room_ends_with_its_connection(broker: TightBroker) 
         wait_until(lambda: broker.run(lambda: broker.answers.waiting) == 0)
 
 
-def test_single_read_larger_than_the_memory_is_answered(broker: TightBroker) -> None:
+def test_single_read_larger_than_the_budget_is_answered(broker: TightBroker) -> None:
     with broker.open("tcp") as peer:
         options = {"minMessageCount": LARGE_MESSAGES, "maxMessageCount": LARGE_MESSAGES}
 
@@ -247,14 +247,14 @@ def test_single_read_larger_than_the_memory_is_answered(broker: TightBroker) -> 
         assert numbers == list(range(LARGE_MESSAGES))
 
 
-def test_slow_reader_has_every_byte_of_its_answers(broker: TightBroker) -> None:
-    """Answers that are cut into pieces and mixed with small ones arrive whole and in order."""
+def test_slow_reader_receives_all_bytes_in_order(broker: TightBroker) -> None:
+    """Answers in pieces, mixed with small answers, arrive complete and in order."""
     for transport in ("tcp", "tls", "unix"):
         with broker.open(transport) as peer:
             describe = frame(Operation.DescribeMessageStream, name="large")
             large, columns = REQUESTS["large reads"], REQUESTS["columns"]
             peer.say(large * 3 + describe + columns * 3 + describe)
-            wait_until(lambda: broker.stuck() == 1)
+            wait_until(lambda: broker.paused_sessions() == 1)
 
             answers = [peer.take_answer() for _ in range(8)]
 
@@ -270,7 +270,7 @@ def test_slow_reader_has_every_byte_of_its_answers(broker: TightBroker) -> None:
 
 
 class LateCall:
-    """A call whose time is over at once."""
+    """A call whose deadline has passed."""
 
     def __init__(self) -> None:
         self.answer_by = 0.0
@@ -280,13 +280,13 @@ class LateCall:
         self.failed.set_result(error)
 
     def work(self, steps: Iterator[None]) -> None:
-        raise AssertionError("there is no room")
+        raise AssertionError("there is no memory")
 
     def on_close(self, cancel: Callable[[], object]) -> None: ...
 
 
-def test_read_that_gets_no_room_fails_in_time() -> None:
-    async def wait_in_vain() -> None:
+def test_read_without_memory_fails_before_the_client_times_out() -> None:
+    async def wait_for_memory() -> None:
         memory = AnswerMemory(LIMIT)
         assert memory.open().grow(LIMIT, is_needed=True)
         call = LateCall()
@@ -304,4 +304,4 @@ def test_read_that_gets_no_room_fails_in_time() -> None:
         assert "max_unsent_response_bytes" in error.message
         assert (memory.waiting, memory.used) == (0, LIMIT)
 
-    asyncio.run(wait_in_vain())
+    asyncio.run(wait_for_memory())

@@ -1,4 +1,4 @@
-"""What bulk readers ask for: how streams stand, where messages are, and these as stored."""
+"""Requests of bulk readers: watches, locations of messages, and stored bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ A_MINUTE = 60_000
 
 @pytest.fixture
 def prefix() -> str:
-    """What the names of a test's streams begin with."""
+    """The prefix of a test's stream names."""
     return f"test {next(_numbers)}."
 
 
@@ -61,8 +61,8 @@ def stream(client: RawConnection, prefix: str) -> str:
     return create(client, f"{prefix}s", **SMALL)
 
 
-def wait_for(client: RawConnection, *patterns: str, **next_numbers: int) -> None:
-    """Asks for news of these streams, and does not take the answer yet."""
+def send_watch(client: RawConnection, *patterns: str, **next_numbers: int) -> None:
+    """Sends a watch of these streams, without reading the answer."""
     client.send(
         Operation.WatchStreams,
         patterns=list(patterns),
@@ -71,7 +71,7 @@ def wait_for(client: RawConnection, *patterns: str, **next_numbers: int) -> None
     )
 
 
-def take_streams(client: RawConnection) -> dict[str, Json]:
+def receive_watch(client: RawConnection) -> dict[str, Json]:
     operation, answer = client.receive()
     assert (operation, answer["status"]) == (Operation.WatchStreamsResponse, 0), answer
     return {stream["name"]: stream for stream in answer["streams"]}
@@ -81,13 +81,13 @@ def ends(streams: dict[str, Json]) -> dict[str, int]:
     return {name: stream["endSequenceNumber"] for name, stream in streams.items()}
 
 
-def look(client: RawConnection, *patterns: str) -> dict[str, Json]:
+def watch(client: RawConnection, *patterns: str) -> dict[str, Json]:
     client.send(Operation.WatchStreams, patterns=list(patterns))
-    return take_streams(client)
+    return receive_watch(client)
 
 
 def id_of(client: RawConnection, name: str) -> str:
-    return str(look(client, name)[name]["streamId"])
+    return str(watch(client, name)[name]["streamId"])
 
 
 def waiting(client: RawConnection, name: str) -> int:
@@ -130,23 +130,23 @@ def write_byte(path: Path, place: int, value: int) -> None:
         file.write(bytes((value,)))
 
 
-def cut(path: Path, size: int) -> None:
+def truncate(path: Path, size: int) -> None:
     with path.open("r+b") as file:
         file.truncate(size)
 
 
-# Watching: at once
+# Watches that are answered at once
 
 
-def test_streams_are_told_with_what_they_have(client: RawConnection, prefix: str) -> None:
+def test_watch_returns_the_range_of_each_stream(client: RawConnection, prefix: str) -> None:
     full = create(client, f"{prefix}full", maxSize=2048, streamSegmentSize=1024)
     empty = create(client, f"{prefix}empty")
     for _ in range(5):
         append(client, full, bytes(1000))
 
-    streams = look(client, f"{prefix}*")
+    streams = watch(client, f"{prefix}*")
 
-    # Two segments fit, and each holds one of these messages.
+    # Two segments fit, and each has one of these messages.
     assert {
         name: (s["oldestSequenceNumber"], s["endSequenceNumber"]) for name, s in streams.items()
     } == {
@@ -156,12 +156,12 @@ def test_streams_are_told_with_what_they_have(client: RawConnection, prefix: str
     assert len({stream["streamId"] for stream in streams.values()}) == 2
 
 
-def test_a_stream_that_was_created_again_is_another_one(client: RawConnection, stream: str) -> None:
+def test_stream_that_is_created_again_has_a_new_id(client: RawConnection, stream: str) -> None:
     before = id_of(client, stream)
     assert id_of(client, stream) == before
 
     client.call(Operation.DeleteMessageStream, name=stream)
-    assert look(client, stream) == {}
+    assert watch(client, stream) == {}
     create(client, stream)
 
     assert id_of(client, stream) != before
@@ -179,62 +179,60 @@ def test_a_stream_that_was_created_again_is_another_one(client: RawConnection, s
         (["nowhere"], []),
     ],
 )
-def test_names_and_patterns_choose_streams(
+def test_watch_returns_streams_by_name_and_pattern(
     client: RawConnection, prefix: str, patterns: list[str], found: list[str]
 ) -> None:
     for name in ("a1", "a2", "b1"):
         create(client, prefix + name)
 
-    streams = look(client, *(prefix + pattern for pattern in patterns))
+    streams = watch(client, *(prefix + pattern for pattern in patterns))
 
     assert sorted(streams) == [prefix + name for name in found]
 
 
-def test_a_stream_that_is_not_known_yet_is_news(client: RawConnection, prefix: str) -> None:
+def test_unknown_stream_ends_the_watch(client: RawConnection, prefix: str) -> None:
     known, unknown = create(client, f"{prefix}a"), create(client, f"{prefix}b")
 
-    wait_for(client, f"{prefix}*", **{known: 0})
+    send_watch(client, f"{prefix}*", **{known: 0})
 
-    assert ends(take_streams(client)) == {known: 0, unknown: 0}
+    assert ends(receive_watch(client)) == {known: 0, unknown: 0}
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_message_that_is_there_already_is_news(
-    client: RawConnection, prefix: str, number: int
-) -> None:
+def test_stored_message_ends_the_watch(client: RawConnection, prefix: str, number: int) -> None:
     quiet, stream = create(client, f"{prefix}quiet"), create(client, f"{prefix}s")
     client.append_many(stream, [b"x"] * 3)
 
-    wait_for(client, f"{prefix}*", **{stream: number, quiet: 0})
+    send_watch(client, f"{prefix}*", **{stream: number, quiet: 0})
 
-    assert ends(take_streams(client)) == {quiet: 0, stream: 3}
+    assert ends(receive_watch(client)) == {quiet: 0, stream: 3}
 
 
-# Watching: later
+# Watches that wait
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_an_append_to_any_of_the_streams_is_news(
+def test_append_to_any_stream_ends_the_watch(
     client: RawConnection, other: RawConnection, prefix: str, which: int
 ) -> None:
     names = [create(client, f"{prefix}{place}") for place in range(3)]
     for name in names:
         append(client, name, b"x")
-    wait_for(client, f"{prefix}*", **dict.fromkeys(names, 1))
+    send_watch(client, f"{prefix}*", **dict.fromkeys(names, 1))
     wait_until(lambda: all(waiting(other, name) == 1 for name in names))
 
     append(other, names[which], b"y")
 
-    assert ends(take_streams(client)) == {
+    assert ends(receive_watch(client)) == {
         name: 2 if place == which else 1 for place, name in enumerate(names)
     }
     assert [waiting(other, name) for name in names] == [0, 0, 0]
 
 
-def test_a_number_that_is_further_away_is_waited_for(
+def test_watch_waits_for_a_higher_number(
     client: RawConnection, other: RawConnection, stream: str
 ) -> None:
-    wait_for(client, stream, **{stream: 2})
+    send_watch(client, stream, **{stream: 2})
     wait_until(lambda: waiting(other, stream) == 1)
     for _ in range(2):
         append(other, stream, b"x")
@@ -242,18 +240,18 @@ def test_a_number_that_is_further_away_is_waited_for(
 
     append(other, stream, b"x")
 
-    assert ends(take_streams(client)) == {stream: 3}
+    assert ends(receive_watch(client)) == {stream: 3}
 
 
-def test_news_is_answered_in_the_turn_of_who_waits_for_it(
+def test_watch_is_answered_in_the_turn_of_its_own_connection(
     broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
-    """Whatever the answer costs, whoever appends does not pay for it."""
+    """The answer does not delay the append of another connection."""
     request = WatchStreamsRequest(
         request_id="r", patterns=[stream], next_numbers={stream: 0}, wait_millis=A_MINUTE
     )
 
-    def append_while_somebody_waits() -> None:
+    def append_during_a_watch() -> None:
         call = Recorder()
         broker.broker.handlers.handle(call, request)
         broker.broker.streams.find(stream).append([b"x"], 1)
@@ -262,11 +260,11 @@ def test_news_is_answered_in_the_turn_of_who_waits_for_it(
         ((answered,),) = [answer["streams"] for answer in call.answers]
         assert answered["endSequenceNumber"] == 1
 
-    broker.run(append_while_somebody_waits)
+    broker.run(append_during_a_watch)
 
 
 class Recorder:
-    """A call that keeps its steps for the test to take, and its answers."""
+    """A call that records its steps, for the test to run, and its answers."""
 
     request_id = "r"
     access = FULL_ACCESS
@@ -308,7 +306,7 @@ class Recorder:
         raise error
 
 
-def test_without_news_the_streams_are_told_when_the_time_is_up(
+def test_watch_without_new_messages_is_answered_after_its_timeout(
     client: RawConnection, prefix: str
 ) -> None:
     stream = create(client, f"{prefix}s")
@@ -319,14 +317,14 @@ def test_without_news_the_streams_are_told_when_the_time_is_up(
             Operation.WatchStreams, patterns=[pattern], nextNumbers={stream: 1}, waitMillis=100
         )
 
-        assert ends(take_streams(client)) == expected
+        assert ends(receive_watch(client)) == expected
         assert time.monotonic() - began >= 0.09
 
 
 @pytest.mark.parametrize(
     ("millis", "at_most"), [(10_000, 9.8), (A_MINUTE, 59.75), (2 * A_MINUTE, 119.75)]
 )
-def test_the_time_is_up_a_little_before_the_client_gives_up(
+def test_watch_ends_before_the_client_times_out(
     broker: LocalBroker,
     client: RawConnection,
     other: RawConnection,
@@ -334,7 +332,7 @@ def test_the_time_is_up_a_little_before_the_client_gives_up(
     millis: int,
     at_most: float,
 ) -> None:
-    """An answer after exactly that time is too late, and the connection would be closed."""
+    """An answer exactly at the timeout is late, and the connection would be closed."""
     client.send(
         Operation.WatchStreams, patterns=[stream], nextNumbers={stream: 0}, waitMillis=millis
     )
@@ -349,13 +347,13 @@ def test_the_time_is_up_a_little_before_the_client_gives_up(
     assert 0 < broker.run(seconds_left) <= at_most
 
 
-def test_nobody_waits_for_a_client_who_left(
+def test_lost_connection_removes_its_waiters(
     broker: LocalBroker, client: RawConnection, prefix: str
 ) -> None:
     names = [create(client, f"{prefix}{place}") for place in range(2)]
     leaving = broker.connect()
     for _ in range(3):
-        wait_for(leaving, f"{prefix}*", **dict.fromkeys(names, 0))
+        send_watch(leaving, f"{prefix}*", **dict.fromkeys(names, 0))
     wait_until(lambda: [waiting(client, name) for name in names] == [3, 3])
     assert broker.run(lambda: len(broker.broker.streams.change_waiters)) == 3
 
@@ -366,24 +364,22 @@ def test_nobody_waits_for_a_client_who_left(
     assert append(client, names[0], b"x") == 0
 
 
-def test_a_stream_that_is_deleted_is_news(
-    client: RawConnection, other: RawConnection, prefix: str
-) -> None:
+def test_deletion_ends_the_watch(client: RawConnection, other: RawConnection, prefix: str) -> None:
     kept, deleted = create(client, f"{prefix}a"), create(client, f"{prefix}b")
-    wait_for(client, f"{prefix}*", **{kept: 0, deleted: 0})
+    send_watch(client, f"{prefix}*", **{kept: 0, deleted: 0})
     wait_until(lambda: waiting(other, kept) == 1)
 
     other.call(Operation.DeleteMessageStream, name=deleted)
 
-    assert ends(take_streams(client)) == {kept: 0}
+    assert ends(receive_watch(client)) == {kept: 0}
     assert waiting(other, kept) == 0
 
 
-def test_a_stream_that_is_created_is_news_if_it_matches(
+def test_creation_of_a_matching_stream_ends_the_watch(
     broker: LocalBroker, client: RawConnection, other: RawConnection, prefix: str
 ) -> None:
     known = create(client, f"{prefix}a")
-    wait_for(client, f"{prefix}*", **{known: 0})
+    send_watch(client, f"{prefix}*", **{known: 0})
     wait_until(lambda: waiting(other, known) == 1)
 
     create(other, f"another {prefix}")
@@ -391,36 +387,36 @@ def test_a_stream_that_is_created_is_news_if_it_matches(
     assert broker.run(lambda: len(broker.broker.streams.change_waiters)) == 1
     created = create(other, f"{prefix}b")
 
-    assert ends(take_streams(client)) == {known: 0, created: 0}
+    assert ends(receive_watch(client)) == {known: 0, created: 0}
     assert broker.run(lambda: len(broker.broker.streams.change_waiters)) == 0
 
 
-def test_the_first_stream_of_a_pattern_is_waited_for(
+def test_watch_waits_for_the_first_matching_stream(
     broker: LocalBroker, client: RawConnection, other: RawConnection, prefix: str
 ) -> None:
-    wait_for(client, f"{prefix}*")
+    send_watch(client, f"{prefix}*")
     wait_until(lambda: broker.run(lambda: len(broker.broker.streams.change_waiters)) == 1)
 
     created = create(other, f"{prefix}s")
 
-    assert ends(take_streams(client)) == {created: 0}
+    assert ends(receive_watch(client)) == {created: 0}
 
 
-def test_those_who_wait_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
+def test_watches_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         create(client, "s")
-        wait_for(client, "s", s=0)
-        wait_for(client, "not there yet")
+        send_watch(client, "s", s=0)
+        send_watch(client, "not there yet")
         wait_until(lambda: broker.run(lambda: len(broker.broker.streams.change_waiters)) == 2)
 
         broker.stop()
 
-        assert [sorted(take_streams(client)), sorted(take_streams(client))] == [["s"], []]
+        assert [sorted(receive_watch(client)), sorted(receive_watch(client))] == [["s"], []]
         with pytest.raises(ConnectionError):
             client.receive()
 
 
-# Watching: what may be asked for
+# Patterns of watches
 
 
 @settings(deadline=None)
@@ -428,39 +424,41 @@ def test_those_who_wait_are_answered_when_the_broker_stops(tmp_path: Path) -> No
     st.lists(st.text("ab*?[]!-", min_size=1, max_size=8), min_size=1, max_size=5),
     st.text("abc-", min_size=1, max_size=6),
 )
-def test_patterns_match_as_those_of_tokens_do(patterns: list[str], name: str) -> None:
+def test_patterns_match_like_those_of_tokens(patterns: list[str], name: str) -> None:
     assert _compile(patterns)(name) == any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def test_many_names_may_be_asked_for_but_few_patterns(client: RawConnection, stream: str) -> None:
-    """A pattern has to be compiled, and meanwhile nobody is served."""
+def test_patterns_are_limited_and_names_are_not(client: RawConnection, stream: str) -> None:
+    """Compiling a pattern blocks the event loop."""
     names = [f"no {number}" for number in range(900)]
     patterns = [f"no {number}*" for number in range(64)]
 
-    assert list(look(client, stream, *names, *patterns)) == [stream]
-    with pytest.raises(InvalidRequestException, match="holds 65 with wildcards: expected at most"):
+    assert list(watch(client, stream, *names, *patterns)) == [stream]
+    with pytest.raises(
+        InvalidRequestException, match="65 patterns with wildcards: expected at most"
+    ):
         client.call(Operation.WatchStreams, patterns=[*patterns, "one more*"])
 
 
-# Watching: for whom
+# Permissions of watches
 
 
 @pytest.mark.parametrize("role", Role)
-def test_every_role_may_watch_the_streams_that_its_token_is_for(
+def test_every_role_may_watch_the_streams_of_its_token(
     broker: LocalBroker, client: RawConnection, prefix: str, role: Role
 ) -> None:
     own, foreign = create(client, f"{prefix}own"), create(client, f"{prefix}foreign")
     with enter(broker, role, f"{prefix}o*") as limited:
-        assert list(look(limited, "*")) == [own]
-        assert look(limited, foreign) == {}
+        assert list(watch(limited, "*")) == [own]
+        assert watch(limited, foreign) == {}
 
 
-def test_what_a_token_is_not_for_is_no_news(
+def test_streams_outside_of_the_token_do_not_end_the_watch(
     broker: LocalBroker, client: RawConnection, prefix: str
 ) -> None:
     own, foreign = create(client, f"{prefix}own"), create(client, f"{prefix}foreign")
     with enter(broker, Role.consumer, f"{prefix}o*") as limited:
-        wait_for(limited, "*", **{own: 0, foreign: 0})
+        send_watch(limited, "*", **{own: 0, foreign: 0})
         wait_until(lambda: waiting(client, own) == 1)
         append(client, foreign, b"x")
         create(client, f"{prefix}another")
@@ -468,14 +466,14 @@ def test_what_a_token_is_not_for_is_no_news(
 
         append(client, own, b"x")
 
-        assert ends(take_streams(limited)) == {own: 1}
+        assert ends(receive_watch(limited)) == {own: 1}
 
 
-# Locating and reading: for whom
+# Permissions of location and stored reads
 
 
 @pytest.mark.parametrize("ask", [locate, stored])
-def test_whoever_may_read_may_locate_and_read_as_stored(
+def test_roles_that_may_read_may_locate_and_read_stored_bytes(
     broker: LocalBroker, client: RawConnection, prefix: str, ask: Callable[..., Json]
 ) -> None:
     own, foreign = create(client, f"{prefix}own"), create(client, f"{prefix}foreign")
@@ -488,12 +486,14 @@ def test_whoever_may_read_may_locate_and_read_as_stored(
                 continue
             assert ask(limited, own, 0, 1)["status"] == 0
             for name in (foreign, "nowhere"):
-                with pytest.raises(UnauthorizedException, match=f"not for the stream '{name}'"):
+                with pytest.raises(
+                    UnauthorizedException, match=f"does not allow the stream '{name}'"
+                ):
                     ask(limited, name, 0, 1)
 
 
 @pytest.mark.parametrize("ask", [locate, stored])
-def test_another_stream_of_that_name_is_not_the_one_that_was_meant(
+def test_stream_that_is_created_again_is_not_found_by_its_old_id(
     client: RawConnection, stream: str, ask: Callable[..., Json]
 ) -> None:
     append(client, stream, b"x")
@@ -506,13 +506,13 @@ def test_another_stream_of_that_name_is_not_the_one_that_was_meant(
     create(client, stream)
     append(client, stream, b"y")
 
-    with pytest.raises(ResourceNotFoundException, match="deleted, and another one has its name"):
+    with pytest.raises(ResourceNotFoundException, match="deleted and created again"):
         ask(client, stream, 0, 1, streamId=before)
-    # Whoever does not care gets what is there.
+    # Without an id, the new stream is used.
     assert ask(client, stream, 0, 1)["status"] == 0
 
 
-# Locating
+# Locations
 
 
 def segments_of(answer: Json) -> list[SegmentSummary]:
@@ -536,7 +536,7 @@ def segments_of(answer: Json) -> list[SegmentSummary]:
 
 
 def check_files(directory: Path, segments: list[SegmentSummary]) -> None:
-    """The files begin with exactly what the segments say."""
+    """The sizes and checksums of the segments match their files."""
     for segment in segments:
         data = data_path(directory, segment.first).read_bytes()[: segment.size]
         index = index_path(directory, segment.first).read_bytes()
@@ -550,18 +550,18 @@ def check_files(directory: Path, segments: list[SegmentSummary]) -> None:
 
 
 def fill(client: RawConnection, name: str, number: int = 10) -> list[bytes]:
-    """Messages of 300 bytes, of which three fit a small segment."""
+    """Appends messages of 300 bytes, three for each small segment."""
     payloads = [bytes((place % 256,)) * 300 for place in range(number)]
     for payload in payloads:
         append(client, name, payload)
     return payloads
 
 
-# The segments of a stream that is filled: first, end and size.
+# First, end and size of the segments of a filled stream.
 FILLED = [(0, 3, 900), (3, 6, 900), (6, 9, 900), (9, 10, 300)]
 
 
-def test_segments_are_told_as_their_files_are(
+def test_segment_summaries_match_their_files(
     broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     fill(client, stream)
@@ -576,7 +576,7 @@ def test_segments_are_told_as_their_files_are(
     assert answer["limitSequenceNumber"] == 10
 
 
-def test_the_broker_of_this_machine_is_known_by_its_root(
+def test_locate_returns_the_root_and_the_instance(
     broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     answer = locate(client, stream, 0, 1)
@@ -586,24 +586,24 @@ def test_the_broker_of_this_machine_is_known_by_its_root(
     assert (address.port, address.instance) == (broker.port, answer["instance"])
 
 
-def test_what_was_told_of_a_segment_holds_while_it_grows(
+def test_summary_stays_valid_while_the_segment_grows(
     broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     directory = directory_of(broker.root, client, stream)
-    told: list[SegmentSummary] = []
+    segments: list[SegmentSummary] = []
     for _ in range(10):
         append(client, stream, bytes(100))
-        told.append(segments_of(locate(client, stream, 0, 100))[-1])
+        segments.append(segments_of(locate(client, stream, 0, 100))[-1])
 
-    # The tenth stays below the size of a segment.
-    assert [(segment.first, segment.end) for segment in told] == [
+    # The tenth message still fits into the segment.
+    assert [(segment.first, segment.end) for segment in segments] == [
         (0, number) for number in range(1, 11)
     ]
-    check_files(directory, told)
+    check_files(directory, segments)
 
 
 @pytest.mark.parametrize("end_it", [BrokerProcess.stop, BrokerProcess.kill])
-def test_segments_are_the_same_after_a_restart_and_the_broker_is_another(
+def test_restart_keeps_segments_and_changes_the_instance(
     tmp_path: Path, end_it: Callable[[BrokerProcess], None]
 ) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
@@ -620,7 +620,7 @@ def test_segments_are_the_same_after_a_restart_and_the_broker_is_another(
             assert after["instance"] != before["instance"]
             assert after["root"] == before["root"]
 
-            # The active one goes on from the checksums that it had.
+            # The active segment continues its checksums.
             fill(client, "s", 5)
             grown = segments_of(locate(client, "s", 0, 15))
             assert grown[:3] == segments_of(before)[:3]
@@ -628,7 +628,7 @@ def test_segments_are_the_same_after_a_restart_and_the_broker_is_another(
             check_files(directory_of(broker.root, client, "s"), grown)
 
 
-def test_what_is_gone_is_in_no_segment(
+def test_evicted_messages_are_in_no_segment(
     broker: LocalBroker, client: RawConnection, prefix: str
 ) -> None:
     small = create(client, f"{prefix}s", streamSegmentSize=1024, maxSize=4096)
@@ -646,7 +646,7 @@ def test_what_is_gone_is_in_no_segment(
     assert (gone["segments"], gone["limitSequenceNumber"]) == ([], oldest)
 
 
-def test_a_memory_stream_has_segments_without_files(
+def test_memory_stream_has_segments_without_files(
     broker: LocalBroker, client: RawConnection, prefix: str
 ) -> None:
     memory = create(client, f"{prefix}s", **SMALL, **MEMORY)
@@ -679,7 +679,7 @@ def test_a_memory_stream_has_segments_without_files(
         (2**63 - 1, 2**63 - 1, []),
     ],
 )
-def test_only_the_segments_of_the_slice_are_told(
+def test_locate_returns_only_segments_of_the_slice(
     client: RawConnection, stream: str, first: int, end: int, firsts: list[int]
 ) -> None:
     fill(client, stream)
@@ -691,7 +691,7 @@ def test_only_the_segments_of_the_slice_are_told(
     assert answer["limitSequenceNumber"] == min(end, 10)
 
 
-def test_an_empty_stream_has_no_segments(client: RawConnection, stream: str) -> None:
+def test_empty_stream_has_no_segments(client: RawConnection, stream: str) -> None:
     answer = locate(client, stream, 0, 100, maxBytes=1)
 
     assert (answer["segments"], answer["limitSequenceNumber"]) == ([], 0)
@@ -718,7 +718,7 @@ def test_an_empty_stream_has_no_segments(client: RawConnection, stream: str) -> 
         (9, 10, 1, 10),
     ],
 )
-def test_a_slice_is_limited_by_its_bytes_but_holds_one_message(
+def test_limit_of_a_slice_allows_at_least_one_message(
     client: RawConnection,
     prefix: str,
     persistence: int,
@@ -736,25 +736,25 @@ def test_a_slice_is_limited_by_its_bytes_but_holds_one_message(
 
 
 @pytest.mark.parametrize("suffix", [".index", ".data"])
-def test_nobody_is_held_up_by_a_segment_that_lost_a_file(
+def test_locate_skips_the_size_of_a_segment_with_a_missing_file(
     broker: LocalBroker, client: RawConnection, stream: str, suffix: str
 ) -> None:
     fill(client, stream)
     directory = directory_of(broker.root, client, stream)
     (directory / f"{3:020d}{suffix}").unlink()
 
-    # What cannot be measured counts as fitting; whoever reads it is told.
+    # A segment whose size is unknown counts as fitting; a read of it fails.
     assert locate(client, stream, 4, 10, maxBytes=1)["limitSequenceNumber"] == 6
     assert locate(client, stream, 0, 10, maxBytes=1000)["limitSequenceNumber"] == 6
     assert locate(client, stream, 0, 10, maxBytes=2000)["limitSequenceNumber"] == 6
     assert [s.first for s in segments_of(locate(client, stream, 0, 10))] == [0, 3, 6, 9]
 
 
-# Reading
+# Stored reads
 
 
 def messages_of(answer: Json) -> list[tuple[int, int, bytes]]:
-    """Numbers, times and payloads, each checked as a reader would."""
+    """Numbers, times and payloads, with their checksums verified."""
     entries = list(ENTRY.iter_unpack(answer["entries"]))
     starts = [answer["position"], *(end for end, _, _ in entries)]
     payloads = [
@@ -801,13 +801,13 @@ def read_all_columns(client: RawConnection, name: str, first: int, end: int) -> 
 
 @pytest.mark.parametrize("persistence", [0, 1])
 @pytest.mark.parametrize("max_bytes", [1, 250, 301, 1000, MEBIBYTE])
-def test_what_is_read_as_stored_is_what_others_read(
+def test_stored_bytes_have_the_messages_of_other_reads(
     client: RawConnection, prefix: str, persistence: int, max_bytes: int
 ) -> None:
     name = create(client, f"{prefix}s", **SMALL, persistence=persistence)
     for number in range(40):
         client.append_many(name, [bytes((number,)) * (1 + number * 7 % 200)] * (1 + number % 5))
-    end = look(client, name)[name]["endSequenceNumber"]
+    end = watch(client, name)[name]["endSequenceNumber"]
     assert len(locate(client, name, 0, end)["segments"]) > 5
 
     for first in (0, 1, 17, end - 1):
@@ -815,23 +815,21 @@ def test_what_is_read_as_stored_is_what_others_read(
         assert read == read_all_columns(client, name, first, end)
 
 
-def test_an_answer_ends_with_its_segment(client: RawConnection, stream: str) -> None:
+def test_stored_read_ends_at_the_end_of_a_segment(client: RawConnection, stream: str) -> None:
     payloads = fill(client, stream)
 
     first = stored(client, stream, 1, 10)
     assert [number for number, _, _ in messages_of(first)] == [1, 2]
     assert (first["position"], first["payloads"]) == (300, b"".join(payloads[1:3]))
-    # Positions are those of the file, which is another one now.
+    # Positions refer to the file, which is another one now.
     second = stored(client, stream, 3, 10)
     assert (second["position"], second["payloads"]) == (0, b"".join(payloads[3:6]))
 
 
-def test_what_is_read_as_stored_begins_with_what_is_left(
-    client: RawConnection, prefix: str
-) -> None:
+def test_stored_read_begins_with_the_oldest_message(client: RawConnection, prefix: str) -> None:
     small = create(client, f"{prefix}s", streamSegmentSize=1024, maxSize=4096)
     fill(client, small, 30)
-    oldest = look(client, small)[small]["oldestSequenceNumber"]
+    oldest = watch(client, small)[small]["oldestSequenceNumber"]
     assert oldest > 15
 
     answer = stored(client, small, 0, 30)
@@ -842,7 +840,9 @@ def test_what_is_read_as_stored_begins_with_what_is_left(
 
 
 @pytest.mark.parametrize(("first", "end"), [(1, 1), (2, 1), (1, 5), (100, 200), (0, 0)])
-def test_nothing_is_an_answer(client: RawConnection, stream: str, first: int, end: int) -> None:
+def test_stored_read_of_an_empty_slice_is_empty(
+    client: RawConnection, stream: str, first: int, end: int
+) -> None:
     append(client, stream, b"x")
 
     answer = stored(client, stream, first, end)
@@ -851,7 +851,7 @@ def test_nothing_is_an_answer(client: RawConnection, stream: str, first: int, en
     assert answer["firstSequenceNumber"] == first
 
 
-def test_an_answer_has_no_more_than_its_bytes_but_one_message(
+def test_stored_read_is_limited_in_bytes_but_has_one_message(
     client: RawConnection, prefix: str
 ) -> None:
     name = create(client, f"{prefix}s")
@@ -861,7 +861,7 @@ def test_an_answer_has_no_more_than_its_bytes_but_one_message(
     assert len(messages_of(stored(client, name, 0, 7, maxBytes=2 * MEBIBYTE))) == 2
     assert len(messages_of(stored(client, name, 0, 7, maxBytes=2 * MEBIBYTE - 1))) == 1
     assert len(messages_of(stored(client, name, 0, 7, maxBytes=1))) == 1
-    # More is not read in one go, however much is asked for.
+    # One answer has a max size.
     assert len(messages_of(stored(client, name, 0, 7, maxBytes=1 << 29))) == 4
     assert len(messages_of(stored(client, name, 0, 7))) == 4
     ((number, _, payload),) = messages_of(stored(client, name, 6, 7, maxBytes=1))
@@ -869,7 +869,7 @@ def test_an_answer_has_no_more_than_its_bytes_but_one_message(
 
 
 @pytest.mark.parametrize("persistence", [0, 1])
-def test_an_answer_has_a_bounded_number_of_messages(
+def test_stored_read_is_limited_in_messages(
     client: RawConnection, prefix: str, persistence: int
 ) -> None:
     name = create(client, f"{prefix}s", persistence=persistence)
@@ -881,7 +881,7 @@ def test_an_answer_has_a_bounded_number_of_messages(
     assert [number for number, _, _ in messages] == list(range(len(messages)))
 
 
-def test_what_is_read_as_stored_counts_as_read(client: RawConnection, stream: str) -> None:
+def test_stored_reads_are_counted(client: RawConnection, stream: str) -> None:
     fill(client, stream, 3)
 
     def read_so_far() -> tuple[int, int]:
@@ -894,10 +894,10 @@ def test_what_is_read_as_stored_counts_as_read(client: RawConnection, stream: st
     assert read_so_far() == (messages + 2, size + 600)
 
 
-# Reading: damage
+# Stored reads of damaged segments
 
 
-def test_a_damaged_payload_is_handed_over_as_it_is(
+def test_stored_read_returns_a_damaged_payload_unchanged(
     broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     payloads = fill(client, stream, 3)
@@ -913,11 +913,11 @@ def test_a_damaged_payload_is_handed_over_as_it_is(
         read_all_columns(client, stream, 1, 3)
 
 
-def test_data_that_was_cut_off_is_handed_over_as_far_as_it_goes(
+def test_stored_read_returns_the_rest_of_truncated_data(
     broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     payloads = fill(client, stream, 3)
-    cut(data_path(directory_of(broker.root, client, stream), 0), 500)
+    truncate(data_path(directory_of(broker.root, client, stream), 0), 500)
 
     answer = stored(client, stream, 0, 3)
 
@@ -926,11 +926,11 @@ def test_data_that_was_cut_off_is_handed_over_as_far_as_it_goes(
 
 
 @pytest.mark.parametrize("size", [0, 7, ENTRY.size, ENTRY.size + 9])
-def test_an_index_that_was_cut_off_is_an_error_behind_its_end(
+def test_stored_read_fails_behind_the_end_of_a_truncated_index(
     broker: LocalBroker, client: RawConnection, stream: str, size: int
 ) -> None:
     payloads = fill(client, stream, 3)
-    cut(index_path(directory_of(broker.root, client, stream), 0), size)
+    truncate(index_path(directory_of(broker.root, client, stream), 0), size)
 
     left = size // ENTRY.size
     if left:
@@ -939,13 +939,13 @@ def test_an_index_that_was_cut_off_is_an_error_behind_its_end(
     for number in range(left, 3):
         with pytest.raises(
             MessageStoreReadErrorException,
-            match=f"message {number} is damaged: its index entry is missing; reading can go on "
+            match=f"message {number} is damaged: its index entry is missing; continue reading "
             f"from {number + 1}",
         ):
             stored(client, stream, number, 3)
 
 
-def test_a_segment_that_lost_a_file_is_an_error_that_says_where_to_go_on(
+def test_stored_read_of_a_missing_file_fails_with_the_next_number(
     broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     fill(client, stream)
@@ -953,7 +953,7 @@ def test_a_segment_that_lost_a_file_is_an_error_that_says_where_to_go_on(
     data_path(directory, 3).unlink()
 
     with pytest.raises(
-        MessageStoreReadErrorException, match=r"3\.data is missing; reading can go on from 6"
+        MessageStoreReadErrorException, match=r"3\.data is missing; continue reading from 6"
     ):
         stored(client, stream, 4, 10)
 

@@ -26,7 +26,7 @@ class Clock(asyncio.SelectorEventLoop):
 
 
 class Peer:
-    """A connection that only remembers."""
+    """A connection that records calls."""
 
     access = FULL_ACCESS
 
@@ -81,7 +81,7 @@ def call(peer: Peer) -> Call:
     return Call(peer, "r", Operation.AppendMessageResponse)
 
 
-def test_an_answer_carries_the_id_and_what_was_found(peer: Peer, call: Call) -> None:
+def test_answer_has_the_request_id_and_the_fields(peer: Peer, call: Call) -> None:
     call.succeed(sequenceNumber=5)
     (response,) = peer.sent
     assert response[4] == Operation.AppendMessageResponse
@@ -93,7 +93,7 @@ def test_an_answer_carries_the_id_and_what_was_found(peer: Peer, call: Call) -> 
     }
 
 
-def test_a_call_is_answered_once(peer: Peer, call: Call) -> None:
+def test_call_is_answered_once(peer: Peer, call: Call) -> None:
     call.succeed()
     call.succeed()
     call.fail(ResourceNotFoundException("no"))
@@ -102,7 +102,7 @@ def test_a_call_is_answered_once(peer: Peer, call: Call) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "is_late"), [(59.8, False), (59.95, True), (61.0, True)])
-def test_a_late_answer_closes_the_connection_instead(
+def test_late_answer_is_not_sent_and_closes_the_connection(
     peer: Peer, call: Call, seconds: float, is_late: bool
 ) -> None:
     peer.pass_time(seconds)
@@ -128,14 +128,14 @@ def test_answer_that_is_not_sent_releases_its_room(peer: Peer, call: Call, state
     assert peer.was_aborted is (state == "late")
 
 
-def test_a_read_that_waits_longer_has_longer(peer: Peer, call: Call) -> None:
+def test_longer_client_timeout_extends_the_deadline(peer: Peer, call: Call) -> None:
     call.allow_seconds(120)
     peer.pass_time(119)
     call.succeed()
     assert len(peer.sent) == 1
 
 
-def test_an_old_client_is_told_in_its_own_words() -> None:
+def test_client_of_1_0_0_gets_a_status_that_it_knows() -> None:
     peer = Peer("1.0.0")
     Call(peer, "r", Operation.AppendMessageResponse).fail(ServerOutOfMemoryException("full"))
     peer.loop.close()
@@ -144,7 +144,7 @@ def test_an_old_client_is_told_in_its_own_words() -> None:
     assert fields["errorMessage"] == "full"
 
 
-def test_a_departed_client_ends_what_was_begun_for_it(peer: Peer, call: Call) -> None:
+def test_lost_connection_cancels_the_call(peer: Peer, call: Call) -> None:
     ended: list[bool] = []
     undo: Callable[[], object] = lambda: ended.append(True)  # noqa: E731 - as handlers pass it
     call.on_close(undo)
@@ -154,14 +154,12 @@ def test_a_departed_client_ends_what_was_begun_for_it(peer: Peer, call: Call) ->
     assert peer.sent == []
 
 
-def test_a_farewell_is_left_with_the_connection_and_outlives_the_answer(
-    peer: Peer, call: Call
-) -> None:
-    said: list[str] = []
-    call.on_connection_lost("k", lambda: said.append("first"))
-    call.on_connection_lost("k", lambda: said.append("second"))
+def test_connection_lost_callback_stays_after_the_answer(peer: Peer, call: Call) -> None:
+    called: list[str] = []
+    call.on_connection_lost("k", lambda: called.append("first"))
+    call.on_connection_lost("k", lambda: called.append("second"))
     call.succeed()
-    assert said == []
+    assert called == []
     for callback in peer.lost_callbacks.values():
         callback()
-    assert said == ["second"]
+    assert called == ["second"]

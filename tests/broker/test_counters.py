@@ -1,4 +1,4 @@
-"""What the broker says about itself."""
+"""Counters and statistics of the broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support import (
 from tests.web.site import commit, plan
 
 
-def test_what_happens_is_counted(tmp_path: Path) -> None:
+def test_requests_and_connections_are_counted(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         create(client, "a", maxSize=4096, streamSegmentSize=1024)
         create(client, "b")
@@ -31,7 +31,7 @@ def test_what_happens_is_counted(tmp_path: Path) -> None:
             append(client, "a", b"x" * 500)
         client.append_many("b", [b"1", b"22"])
         with broker.meet() as peer:
-            # A run, as one that pipelines sends it.
+            # A run of appends, as sent by a client that pipelines.
             peer.say(b"".join([append_frame("b", b"333")] * 4))
             for _ in range(4):
                 peer.take_answer()
@@ -100,7 +100,7 @@ def test_what_happens_is_counted(tmp_path: Path) -> None:
     }
 
 
-def test_exports_say_how_far_behind_they_are(tmp_path: Path) -> None:
+def test_statistics_have_the_messages_behind_of_exports(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         exports = {
             "kinesis": [{"identifier": "k", "kinesisStreamName": "cloud"}],
@@ -123,7 +123,7 @@ def test_exports_say_how_far_behind_they_are(tmp_path: Path) -> None:
     assert {e["lastExportedSequenceNumber"] for e in stream["exports"]} == {-1}
 
 
-def test_exports_say_how_long_the_oldest_message_waits_and_who_has_it(tmp_path: Path) -> None:
+def test_statistics_have_the_age_of_the_oldest_message_and_the_lease(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         create(client, "a", exportDefinition=to_http())
 
@@ -142,7 +142,7 @@ def test_exports_say_how_long_the_oldest_message_waits_and_who_has_it(tmp_path: 
         assert (export()["secondsBehind"], export()["isLeased"]) == (0.0, False)
 
 
-def test_exports_are_counted_by_their_kind(tmp_path: Path) -> None:
+def test_exports_are_counted_by_kind(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, broker.connect() as client:
         exports = {"http": [*to_http("a")["http"], *to_http("b")["http"]], **to_s3("c")}
         create(client, "s", exportDefinition=exports)
@@ -161,11 +161,11 @@ def test_exports_are_counted_by_their_kind(tmp_path: Path) -> None:
     http, files = totals["http"], totals["s3_task_executor"]
     assert (http.deliveries, http.failures, http.messages, http.bytes) == (2, 0, 2, 2)
     assert (http.skipped_messages, http.sent_bytes) == (2, 18)
-    # A report that is not final counts bytes, and no delivery.
+    # A report that is not final counts bytes, but no delivery.
     assert (files.deliveries, files.failures, files.messages, files.sent_bytes) == (1, 1, 0, 12)
 
 
-def test_what_waits_for_the_disk_is_measured(tmp_path: Path) -> None:
+def test_flushes_and_syncs_are_measured(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root", sync_interval_ms=10) as broker, broker.connect() as client:
         create(client, "s", flushOnWrite=True)
         append(client, "s", b"x")
@@ -176,7 +176,7 @@ def test_what_waits_for_the_disk_is_measured(tmp_path: Path) -> None:
         wait_until(lambda: sum(counters.syncs.snapshot().counts))
 
 
-def test_durations_are_counted_up_to_their_bounds() -> None:
+def test_durations_are_counted_by_their_bounds() -> None:
     durations = Durations((0.1, 1.0))
     assert durations.snapshot() == Distribution((0.1, 1.0), (0, 0, 0), 0.0)
     for seconds in (0.0, 0.1, 0.11, 1.0, 1.01, 100.0):
@@ -185,7 +185,7 @@ def test_durations_are_counted_up_to_their_bounds() -> None:
     assert durations.snapshot() == Distribution((0.1, 1.0), (2, 2, 2), 102.22)
 
 
-def test_durations_are_counted_by_any_thread() -> None:
+def test_durations_are_counted_from_several_threads() -> None:
     durations = Durations((1.0,))
 
     def note() -> None:

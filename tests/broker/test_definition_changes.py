@@ -1,4 +1,4 @@
-"""Definition changes while the catalog cannot commit: who waits for them, and who does not.
+"""Definition changes while the catalog cannot commit: which requests wait, and which do not.
 
 Another connection to the catalog holds SQLite's write lock, so that a commit of the broker waits
 until the test releases it.
@@ -39,8 +39,8 @@ def name() -> str:
 
 @contextmanager
 def held_commits(broker: LocalBroker) -> Iterator[Callable[[], None]]:
-    """No commit of the broker ends until the function that this gives is called, or the end."""
-    # On a busy machine the broker waits for as long as the test does.
+    """Blocks commits of the broker until the yielded function is called, or until the end."""
+    # On a busy machine the broker waits as long as the test.
     wait = f"PRAGMA busy_timeout = {int(TIMEOUT_S * 1000)}"
     broker.run(lambda: broker.broker._store.catalog._connection.execute(wait))
     with closing(sqlite3.connect(broker.root / "catalog.sqlite", timeout=TIMEOUT_S)) as other:
@@ -81,7 +81,7 @@ def take(client: RawConnection) -> dict[str, Any]:
 
 
 def wait_for_pending(broker: LocalBroker, number: int) -> None:
-    """Until so many changes have been received and wait."""
+    """Waits until the broker has received this number of changes."""
     pending = broker.broker.streams._pending_changes
     wait_until(lambda: broker.run(lambda: len(pending)) == number)
 
@@ -111,7 +111,7 @@ def test_other_requests_are_answered_while_a_creation_is_stored(
     assert append(other, name) == 0
 
 
-def test_a_stream_is_served_as_before_while_an_update_is_stored(
+def test_old_definition_is_served_while_an_update_is_stored(
     broker: LocalBroker, client: RawConnection, other: RawConnection, name: str
 ) -> None:
     create(client, name, maxSize=4096, streamSegmentSize=1024)
@@ -122,7 +122,7 @@ def test_a_stream_is_served_as_before_while_an_update_is_stored(
         wait_for_pending(broker, 1)
 
         append(other, name, bytes(1000))
-        # What the new definition rejects is rejected already.
+        # The smaller maxSize is enforced already.
         with pytest.raises(InvalidRequestException, match="is full"):
             append(other, name, bytes(1000))
         described = other.call(Operation.DescribeMessageStream, name=name)
@@ -134,7 +134,7 @@ def test_a_stream_is_served_as_before_while_an_update_is_stored(
     assert described["messageStreamInfo"]["definition"]["maxSize"] == 2048
 
 
-def test_an_append_during_a_deletion_is_stored_or_not_found(
+def test_append_during_a_deletion_is_stored_or_not_found(
     broker: LocalBroker, client: RawConnection, other: RawConnection, name: str
 ) -> None:
     create(client, name)
@@ -183,7 +183,7 @@ def test_requests_behind_a_change_wait_for_it(client: RawConnection, name: str) 
     assert take(client)["sequenceNumber"] == 0
 
 
-def test_a_change_that_is_refused_holds_up_nothing(client: RawConnection, name: str) -> None:
+def test_rejected_change_does_not_hold_later_requests(client: RawConnection, name: str) -> None:
     client.send(Operation.DeleteMessageStream, name=name)
     client.send(Operation.ListStreams)
     with pytest.raises(ResourceNotFoundException):
@@ -191,7 +191,7 @@ def test_a_change_that_is_refused_holds_up_nothing(client: RawConnection, name: 
     assert name not in take(client)["streams"]
 
 
-def test_a_change_is_made_although_its_client_is_gone(
+def test_change_is_made_after_its_connection_is_lost(
     broker: LocalBroker, client: RawConnection, name: str
 ) -> None:
     with held_commits(broker) as release:
@@ -203,7 +203,7 @@ def test_a_change_is_made_although_its_client_is_gone(
     assert append(client, name) == 0
 
 
-def test_a_stop_waits_for_pending_changes(tmp_path: Path) -> None:
+def test_stop_waits_for_pending_changes(tmp_path: Path) -> None:
     with (
         LocalBroker(tmp_path, stop_timeout_ms=1) as broker,
         broker.connect() as client,
@@ -213,7 +213,7 @@ def test_a_stop_waits_for_pending_changes(tmp_path: Path) -> None:
         client.send(Operation.CreateMessageStream, **define("s"))
         wait_for_pending(broker, 1)
         stopping = executor.submit(broker.stop)
-        # The client is dropped, and the change is not.
+        # The client is disconnected, but the change is made.
         wait_until(lambda: broker.run(lambda: not broker.broker._sessions))
         assert not stopping.done()
         release()

@@ -1,4 +1,4 @@
-"""What operations do: waiting reads, large reads, runs of appends, and the extensions."""
+"""Handlers: waiting reads, large reads, runs of appends, and the extensions."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def payloads_of(answer: Json) -> list[bytes]:
     return [message["payload"] for message in answer["messages"]]
 
 
-# Reads that wait
+# Waiting reads
 
 
-def test_a_waiting_read_is_answered_when_a_message_comes(
+def test_waiting_read_is_answered_by_an_append(
     client: RawConnection, other: RawConnection, stream: str
 ) -> None:
     start_read(client, stream, readTimeoutMillis=60_000)
@@ -97,7 +97,7 @@ def test_a_waiting_read_is_answered_when_a_message_comes(
     assert waiting_reads(other, stream) == 0
 
 
-def test_a_waiting_read_is_answered_when_its_minimum_is_there(
+def test_waiting_read_is_answered_when_its_minimum_is_stored(
     client: RawConnection, other: RawConnection, stream: str
 ) -> None:
     start_read(client, stream, minMessageCount=3, maxMessageCount=9, readTimeoutMillis=60_000)
@@ -111,21 +111,23 @@ def test_a_waiting_read_is_answered_when_its_minimum_is_there(
     assert payloads_of(client.receive()[1]) == [b"1", b"2", b"3"]
 
 
-def test_a_connection_goes_on_while_its_reads_wait(client: RawConnection, stream: str) -> None:
+def test_connection_handles_requests_while_its_reads_wait(
+    client: RawConnection, stream: str
+) -> None:
     start_read(client, stream, readTimeoutMillis=60_000)
 
     client.send(Operation.ListStreams)
     assert client.receive()[0] == Operation.ListStreamsResponse
     client.send(Operation.AppendMessage, name=stream, payload=b"from here")
 
-    # Whichever comes first: they belong to different requests.
+    # The answers may come in any order.
     assert {client.receive()[0], client.receive()[0]} == {
         Operation.AppendMessageResponse,
         Operation.ReadMessagesResponse,
     }
 
 
-def test_a_read_gives_up_when_its_time_is_over(client: RawConnection, stream: str) -> None:
+def test_waiting_read_times_out(client: RawConnection, stream: str) -> None:
     append(client, stream, b"one")
     began = time.monotonic()
 
@@ -136,7 +138,7 @@ def test_a_read_gives_up_when_its_time_is_over(client: RawConnection, stream: st
 
 
 @pytest.mark.parametrize(("timeout", "at_most"), [(10_000, 9.8), (60_000, 59.75)])
-def test_a_read_gives_up_a_little_before_its_time(
+def test_waiting_read_ends_before_the_client_times_out(
     broker: LocalBroker,
     client: RawConnection,
     other: RawConnection,
@@ -144,7 +146,7 @@ def test_a_read_gives_up_a_little_before_its_time(
     timeout: int,
     at_most: float,
 ) -> None:
-    """The AWS clients stop waiting after exactly that time, and then an answer kills them."""
+    """The AWS clients time out exactly at that time, and a later answer crashes them."""
     start_read(client, stream, readTimeoutMillis=timeout)
     wait_until(lambda: waiting_reads(other, stream) == 1)
 
@@ -157,7 +159,7 @@ def test_a_read_gives_up_a_little_before_its_time(
 
 
 @pytest.mark.parametrize("start", [0, 1, 5])
-def test_read_that_timed_out_has_the_text_that_programs_compare(
+def test_timed_out_read_has_the_message_that_programs_compare(
     client: RawConnection, stream: str, start: int
 ) -> None:
     append(client, stream, b"one")
@@ -172,7 +174,7 @@ def test_read_that_timed_out_has_the_text_that_programs_compare(
         )
 
 
-def test_read_without_timeout_says_how_many_messages_there_are(
+def test_read_without_timeout_fails_with_the_number_of_messages(
     client: RawConnection, stream: str
 ) -> None:
     append(client, stream, b"one")
@@ -181,16 +183,14 @@ def test_read_without_timeout_says_how_many_messages_there_are(
         read(client, stream, minMessageCount=2)
 
 
-def test_a_read_behind_the_end_says_so(client: RawConnection, stream: str) -> None:
+def test_read_behind_the_end_fails_with_the_last_number(client: RawConnection, stream: str) -> None:
     append(client, stream, b"0")
 
     with pytest.raises(NotEnoughMessagesException, match="greater than the last sequence number"):
         read(client, stream, desiredStartSequenceNumber=1)
 
 
-def test_the_longest_timeout_is_taken(
-    client: RawConnection, other: RawConnection, stream: str
-) -> None:
+def test_max_timeout_is_accepted(client: RawConnection, other: RawConnection, stream: str) -> None:
     start_read(client, stream, readTimeoutMillis=9_223_372_036_854)
     wait_until(lambda: waiting_reads(other, stream) == 1)
 
@@ -199,7 +199,7 @@ def test_the_longest_timeout_is_taken(
     assert payloads_of(client.receive()[1]) == [b"x"]
 
 
-def test_nobody_waits_for_a_client_who_left(
+def test_lost_connection_removes_its_waiters(
     broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     leaving = broker.connect()
@@ -213,28 +213,28 @@ def test_nobody_waits_for_a_client_who_left(
     assert append(client, stream, b"x") == 0
 
 
-def test_a_waiting_read_is_told_that_its_stream_was_deleted(
+def test_waiting_read_fails_when_its_stream_is_deleted(
     client: RawConnection, other: RawConnection, stream: str
 ) -> None:
     start_read(client, stream, readTimeoutMillis=60_000)
     wait_until(lambda: waiting_reads(other, stream) == 1)
 
     other.call(Operation.DeleteMessageStream, name=stream)
-    # Another stream of that name is another stream.
+    # A new stream of this name does not count.
     create(other, stream)
     append(other, stream, b"not for you")
 
     assert client.receive()[1]["status"] == Status.ResourceNotFound
 
 
-def test_a_waiting_read_starts_with_what_is_left(
+def test_waiting_read_starts_with_the_oldest_message(
     client: RawConnection, other: RawConnection
 ) -> None:
     small = create(client, "small", maxSize=2048, streamSegmentSize=1024)
     start_read(client, small, minMessageCount=3, readTimeoutMillis=60_000)
     wait_until(lambda: waiting_reads(other, small) == 1)
 
-    # The second and the third push out the first, so that there are never three from 0 on.
+    # The second and third evict the first, so that there are never three messages from 0 on.
     for number in range(3):
         append(other, small, bytes((number,)) * 1000)
     assert storage(other, small)[:2] == (1, 2)
@@ -275,7 +275,7 @@ def test_waiting_reads_are_answered_when_the_broker_stops(tmp_path: Path) -> Non
 
 
 class Recorder:
-    """A call that keeps its steps for the test to take, and its answer."""
+    """A call that records its steps, for the test to run, and its answer."""
 
     request_id = "r"
     access = FULL_ACCESS
@@ -315,7 +315,7 @@ class Recorder:
         pass
 
 
-def test_a_stream_that_is_deleted_in_the_middle_of_a_read_is_gone(
+def test_read_fails_when_its_stream_is_deleted_between_steps(
     broker: LocalBroker, client: RawConnection, stream: str
 ) -> None:
     for _ in range(4):
@@ -324,7 +324,7 @@ def test_a_stream_that_is_deleted_in_the_middle_of_a_read_is_gone(
         request_id="r", stream_name=stream, read_messages_options=ReadMessagesOptions(0, 4)
     )
 
-    async def delete_in_the_middle() -> Recorder:
+    async def delete_between_steps() -> Recorder:
         call = Recorder()
         broker.broker.handlers.handle(call, request)
         assert next(call.steps) is None
@@ -332,27 +332,27 @@ def test_a_stream_that_is_deleted_in_the_middle_of_a_read_is_gone(
         list(call.steps)
         return call
 
-    call = broker.finish(delete_in_the_middle())
+    call = broker.finish(delete_between_steps())
 
     assert isinstance(call.error, ResourceNotFoundException)
     assert call.sent == []
 
 
-def test_a_read_that_fails_in_an_unforeseen_way_is_answered_all_the_same(
+def test_unexpected_error_of_a_read_is_answered(
     broker: LocalBroker, client: RawConnection, stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     append(client, stream, b"x")
     request = ReadMessagesRequest(request_id="r", stream_name=stream)
 
-    def break_in_the_middle() -> Recorder:
+    def fail_between_steps() -> Recorder:
         call = Recorder()
         broker.broker.handlers.handle(call, request)
-        # As only a fault of our own could.
+        # Simulates a bug in the broker.
         broker.broker.streams.find(stream).log = None  # type: ignore[assignment]
         list(call.steps)
         return call
 
-    call = broker.run(break_in_the_middle)
+    call = broker.run(fail_between_steps)
 
     assert isinstance(call.error, UnknownFailureException)
     assert "AttributeError" in caplog.text
@@ -364,7 +364,7 @@ def read_frame(name: str, minimum: int) -> bytes:
     return frame(Operation.ReadMessages, streamName=name, readMessagesOptions=options)
 
 
-def test_a_very_large_read_has_at_least_its_minimum_and_others_are_served_meanwhile(
+def test_very_large_read_has_its_minimum_and_delays_no_other_connection(
     tmp_path: Path,
 ) -> None:
     size = 64 * 1024
@@ -380,7 +380,7 @@ def test_a_very_large_read_has_at_least_its_minimum_and_others_are_served_meanwh
             with broker.meet() as reader:
                 for minimum in (1, 1600):
                     reader.say(read_frame("large", minimum))
-                    # Taken, but not decoded: that would hold up the thread that measures.
+                    # Not decoded: that would delay the measuring thread.
                     length, _ = HEADER.unpack(reader.take(HEADER.size))
                     reader.take(length - 1)
                     sizes.append(length)
@@ -399,7 +399,7 @@ def test_a_very_large_read_has_at_least_its_minimum_and_others_are_served_meanwh
 # Appends
 
 
-def test_a_run_of_appends_is_answered_with_the_numbers_in_between(
+def test_run_of_appends_is_answered_with_consecutive_numbers(
     broker: LocalBroker, client: RawConnection, other: RawConnection, stream: str
 ) -> None:
     with broker.meet() as peer:
@@ -411,7 +411,7 @@ def test_a_run_of_appends_is_answered_with_the_numbers_in_between(
     assert storage(client, stream) == (0, 999, 20_000)
 
 
-def test_of_a_run_that_does_not_fit_the_first_ones_are_taken(
+def test_first_appends_of_a_run_that_does_not_fit_are_stored(
     broker: LocalBroker, client: RawConnection
 ) -> None:
     create(client, "full", strategyOnFull=0, maxSize=10_000, streamSegmentSize=2_000)
@@ -439,7 +439,7 @@ def test_appends_of_any_shape_are_numbered_together(broker: LocalBroker, stream:
 @pytest.mark.parametrize(
     ("name", "status"), [("nowhere", Status.ResourceNotFound), ("a/b", Status.InvalidRequest)]
 )
-def test_appends_to_no_stream_are_answered_each(
+def test_each_append_to_an_unknown_stream_is_answered(
     broker: LocalBroker, name: str, status: ResponseStatusCode
 ) -> None:
     with broker.meet() as peer:
@@ -451,7 +451,7 @@ def test_appends_to_no_stream_are_answered_each(
     assert [answer["requestId"] for _, answer in answers] == [f"{n}" for n in range(50)]
 
 
-def test_a_message_larger_than_its_stream_is_too_large(client: RawConnection) -> None:
+def test_message_larger_than_its_stream_is_rejected(client: RawConnection) -> None:
     create(client, "tiny", maxSize=1024, streamSegmentSize=1024)
 
     assert append(client, "tiny", b"x" * 1024) == 0
@@ -460,7 +460,7 @@ def test_a_message_larger_than_its_stream_is_too_large(client: RawConnection) ->
 
 
 class HeldUpDisk(Disk):
-    """A disk whose syncs wait, or fail, when they are told to."""
+    """A disk whose syncs the test can block or fail."""
 
     def __init__(self) -> None:
         self.may_sync = threading.Event()
@@ -493,15 +493,13 @@ def on_disk(tmp_path: Path, disk: HeldUpDisk) -> Iterator[LocalBroker]:
         yield broker
 
 
-def test_an_append_that_is_to_be_flushed_is_answered_when_it_is_on_the_disk(
-    on_disk: LocalBroker, disk: HeldUpDisk
-) -> None:
+def test_flushed_append_is_answered_after_the_sync(on_disk: LocalBroker, disk: HeldUpDisk) -> None:
     disk.may_sync.clear()
     with on_disk.meet() as peer, on_disk.connect() as client:
         peer.say(append_frame("flushed", b"x") * 10)
         session = wait_until(lambda: next((s for s in on_disk.sessions if not s.is_idle), None))
         assert session is not None
-        # Others do not wait for that.
+        # Other requests do not wait.
         assert append(client, "plain", b"y") == 0
         assert not session.is_idle
 
@@ -511,21 +509,23 @@ def test_an_append_that_is_to_be_flushed_is_answered_when_it_is_on_the_disk(
         assert [answer["sequenceNumber"] for answer in answers] == list(range(10))
 
 
-def test_a_sync_that_fails_is_told(on_disk: LocalBroker, disk: HeldUpDisk) -> None:
+def test_failed_sync_fails_the_append(on_disk: LocalBroker, disk: HeldUpDisk) -> None:
     with on_disk.meet() as peer, on_disk.connect() as client:
         disk.error = OSError(errno.EIO, os.strerror(errno.EIO))
         peer.say(b"".join(append_frame("flushed", b"x", f"{n}") for n in range(5)))
         answers = [peer.take_answer()[1] for _ in range(5)]
-        with pytest.raises(UnknownFailureException, match="could not be synced"):
+        with pytest.raises(UnknownFailureException, match="cannot sync the message"):
             client.append_many("flushed", [b"x", b"y"])
         disk.error = None
 
     assert {answer["status"] for answer in answers} == {Status.UnknownFailure}
     assert [answer["requestId"] for answer in answers] == [f"{n}" for n in range(5)]
-    assert "could not be synced" in answers[0]["errorMessage"]
+    assert "cannot sync the message" in answers[0]["errorMessage"]
 
 
-def test_a_full_disk_is_told_and_changes_nothing(on_disk: LocalBroker, disk: HeldUpDisk) -> None:
+def test_append_on_a_full_disk_fails_and_stores_nothing(
+    on_disk: LocalBroker, disk: HeldUpDisk
+) -> None:
     with on_disk.connect() as client:
         append(client, "plain", b"before")
         disk.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -540,11 +540,11 @@ def test_a_full_disk_is_told_and_changes_nothing(on_disk: LocalBroker, disk: Hel
 # Streams
 
 
-def test_what_is_there_is_not_created_again(client: RawConnection, stream: str) -> None:
+def test_creation_of_an_existing_stream_is_rejected(client: RawConnection, stream: str) -> None:
     with pytest.raises(InvalidRequestException) as caught:
         create(client, stream)
 
-    # Programs in the field compare the whole of it.
+    # Programs compare the whole message.
     assert caught.value.message == "the message stream already exists"
 
 
@@ -562,7 +562,7 @@ def test_what_is_there_is_not_created_again(client: RawConnection, stream: str) 
         Operation.LocateMessages,
     ],
 )
-def test_what_is_not_there_is_not_found(client: RawConnection, operation: Operation) -> None:
+def test_unknown_stream_is_not_found(client: RawConnection, operation: Operation) -> None:
     with pytest.raises(ResourceNotFoundException, match="'nowhere' does not exist"):
         client.call(
             operation,
@@ -577,7 +577,7 @@ def test_what_is_not_there_is_not_found(client: RawConnection, operation: Operat
         )
 
 
-def test_persistence_is_not_updated(client: RawConnection, stream: str) -> None:
+def test_update_rejects_another_persistence(client: RawConnection, stream: str) -> None:
     with pytest.raises(UpdateNotAllowedException, match="cannot change"):
         client.call(
             Operation.UpdateMessageStream,
@@ -585,7 +585,7 @@ def test_persistence_is_not_updated(client: RawConnection, stream: str) -> None:
         )
 
 
-def test_a_description_has_every_list_and_no_nulls(client: RawConnection, stream: str) -> None:
+def test_description_has_all_lists_and_no_nulls(client: RawConnection, stream: str) -> None:
     info = client.call(Operation.DescribeMessageStream, name=stream)["messageStreamInfo"]
 
     assert info == {
@@ -627,14 +627,14 @@ def test_many_messages_are_appended_in_one_call(client: RawConnection, stream: s
 @pytest.mark.parametrize(
     ("sizes", "payloads", "problem"),
     [
-        (struct.pack("<2I", 1, 1), b"abc", "sizes add up to 2: expected 3"),
-        (struct.pack("<2I", 2, 2), b"abc", "sizes add up to 4: expected 3"),
-        (struct.pack("<2I", 2**32 - 1, 4), b"abc", "sizes add up to 4294967299: expected 3"),
-        (struct.pack("<3I", 1, 0, 2), b"abc", "sizes holds a 0"),
-        (struct.pack("<I", 3) + b"\0", b"abc", "sizes has 5 bytes: expected four"),
+        (struct.pack("<2I", 1, 1), b"abc", "the sum of sizes is 2: expected 3"),
+        (struct.pack("<2I", 2, 2), b"abc", "the sum of sizes is 4: expected 3"),
+        (struct.pack("<2I", 2**32 - 1, 4), b"abc", "the sum of sizes is 4294967299: expected 3"),
+        (struct.pack("<3I", 1, 0, 2), b"abc", "sizes has a 0"),
+        (struct.pack("<I", 3) + b"\0", b"abc", "sizes has 5 bytes: expected 4"),
     ],
 )
-def test_sizes_that_do_not_fit_append_nothing(
+def test_invalid_sizes_append_nothing(
     client: RawConnection, stream: str, sizes: bytes, payloads: bytes, problem: str
 ) -> None:
     with pytest.raises(InvalidRequestException, match=problem):
@@ -643,7 +643,7 @@ def test_sizes_that_do_not_fit_append_nothing(
     assert storage(client, stream) == (0, -1, 0)
 
 
-def test_many_messages_are_appended_all_or_not_at_all(client: RawConnection) -> None:
+def test_append_of_many_messages_is_atomic(client: RawConnection) -> None:
     create(client, "bounded", strategyOnFull=0, maxSize=4096, streamSegmentSize=1024)
     client.append_many("bounded", [b"x" * 500] * 4)
 
@@ -675,7 +675,7 @@ def columns(client: RawConnection, name: str, first: int, end: int, **fields: in
     return {**answer, "times": times, "values": payloads}
 
 
-def test_columns_hold_what_was_appended(client: RawConnection, stream: str) -> None:
+def test_columns_have_the_appended_messages(client: RawConnection, stream: str) -> None:
     sent = [b"a", b"bb", b"ccc"]
     client.append_many(stream, sent)
     messages = read(client, stream, minMessageCount=3)
@@ -690,7 +690,7 @@ def test_columns_hold_what_was_appended(client: RawConnection, stream: str) -> N
     assert columns(client, stream, 1, 2**63 - 1)["values"] == [b"bb", b"ccc"]
 
 
-def test_columns_end_where_their_bytes_do_but_hold_one_message(
+def test_columns_are_limited_in_bytes_but_have_one_message(
     client: RawConnection, stream: str
 ) -> None:
     client.append_many(stream, [b"x" * 100] * 10)
@@ -699,7 +699,7 @@ def test_columns_end_where_their_bytes_do_but_hold_one_message(
     assert columns(client, stream, 0, 10, maxBytes=1)["count"] == 1
 
 
-def test_columns_start_with_what_is_left(client: RawConnection) -> None:
+def test_columns_start_with_the_oldest_message(client: RawConnection) -> None:
     create(client, "overwritten", maxSize=2048, streamSegmentSize=1024)
     for _ in range(10):
         append(client, "overwritten", b"x" * 1000)
@@ -709,13 +709,13 @@ def test_columns_start_with_what_is_left(client: RawConnection) -> None:
     answer = columns(client, "overwritten", 0, 10)
 
     assert answer["firstSequenceNumber"] == answer["oldestSequenceNumber"] == oldest
-    # What was asked for is gone altogether.
+    # All requested messages are evicted.
     gone = columns(client, "overwritten", 0, oldest, readTimeoutMillis=60_000)
     assert (gone["count"], gone["oldestSequenceNumber"]) == (0, oldest)
 
 
 @pytest.mark.parametrize(("first", "end"), [(1, 1), (2, 1), (1, 5), (100, 200)])
-def test_columns_of_nothing_are_empty(
+def test_columns_of_an_empty_range_are_empty(
     client: RawConnection, stream: str, first: int, end: int
 ) -> None:
     append(client, stream, b"x")
@@ -726,7 +726,9 @@ def test_columns_of_nothing_are_empty(
     assert answer["endSequenceNumber"] == 1
 
 
-def test_columns_are_waited_for(client: RawConnection, other: RawConnection, stream: str) -> None:
+def test_columns_wait_for_messages(
+    client: RawConnection, other: RawConnection, stream: str
+) -> None:
     answers: list[Json] = []
     with running(lambda: answers.append(columns(client, stream, 0, 9, readTimeoutMillis=60_000))):
         wait_until(lambda: waiting_reads(other, stream) == 1)
@@ -736,5 +738,5 @@ def test_columns_are_waited_for(client: RawConnection, other: RawConnection, str
     began = time.monotonic()
     assert columns(client, stream, 1, 9, readTimeoutMillis=50)["count"] == 0
     assert time.monotonic() - began >= 0.045
-    # Nothing can come into an empty range.
+    # An empty range is answered at once.
     assert columns(client, stream, 5, 5, readTimeoutMillis=60_000)["count"] == 0

@@ -1,4 +1,4 @@
-"""Plain connections, in the loop that the broker has and in the one of asyncio."""
+"""Plain connections, in the event loops of uvloop and asyncio."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Greeter(asyncio.Protocol):
 
 
 class ExhaustedSocket(socket.socket):
-    """Listens, but has no descriptor for the first connection."""
+    """Has no descriptor for the first connection."""
 
     refusals = 1
 
@@ -60,7 +60,7 @@ async def greeting(port: int) -> bytes:
 
 
 @in_both_loops
-async def test_connections_are_accepted_until_it_is_closed() -> None:
+async def test_connections_are_accepted_until_the_listener_is_closed() -> None:
     plain = Listener(await listen("127.0.0.1", 0), Greeter, fail)
     port = plain.port
     assert await asyncio.gather(*(greeting(port) for _ in range(5))) == [b"hello"] * 5
@@ -72,7 +72,7 @@ async def test_connections_are_accepted_until_it_is_closed() -> None:
 
 
 @in_both_loops
-async def test_a_lack_of_descriptors_is_reported_and_survived() -> None:
+async def test_shortage_of_descriptors_is_reported_and_accepting_continues() -> None:
     shortages: list[OSError] = []
     (listening,) = await listen("127.0.0.1", 0)
     exhausted = ExhaustedSocket(fileno=listening.detach())
@@ -87,7 +87,7 @@ async def test_a_lack_of_descriptors_is_reported_and_survived() -> None:
 
 
 @in_both_loops
-async def test_a_burst_is_accepted_one_connection_at_a_time() -> None:
+async def test_burst_is_accepted_one_connection_at_a_time() -> None:
     open_at_once, most = 0, 0
 
     class Counted(asyncio.Protocol):
@@ -104,7 +104,7 @@ async def test_a_burst_is_accepted_one_connection_at_a_time() -> None:
     plain = Listener(await listen("127.0.0.1", 0), Counted, fail)
     with ExitStack() as clients:
         for _ in range(200):
-            # They wait in the backlog, as this thread runs the loop as well.
+            # They wait in the backlog, because this thread runs the loop as well.
             clients.enter_context(socket.create_connection(("127.0.0.1", plain.port)))
         assert await greeting(plain.port) == b""
     assert most < 20

@@ -1,4 +1,4 @@
-"""Log lines: one an event, whatever is in it."""
+"""Log lines: one for each event, with any text."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def record(message: str, *arguments: object, level: int = logging.INFO) -> loggi
     return made
 
 
-def test_a_line_for_people_has_the_time_the_level_and_the_module() -> None:
+def test_text_line_has_time_level_and_module() -> None:
     line = HumanFormatter().format(record("stream %r created", "s"))
 
     assert line == "2023-11-14T22:13:20.250Z INFO  broker.x: stream 's' created"
 
 
-def test_a_line_for_programs_has_the_same_as_json() -> None:
+def test_json_line_has_time_level_and_logger() -> None:
     line = JsonFormatter().format(record("stream %r created", "s"))
 
     assert json.loads(line) == {
@@ -41,14 +41,14 @@ def test_a_line_for_programs_has_the_same_as_json() -> None:
 
 
 @pytest.mark.parametrize("formatter", [HumanFormatter(), JsonFormatter()])
-def test_nobody_forges_a_line(formatter: logging.Formatter) -> None:
+def test_newlines_in_a_message_cannot_forge_a_line(formatter: logging.Formatter) -> None:
     line = formatter.format(record("SDK %s", HOSTILE))
 
     assert "\n" not in line
     assert "\r" not in line
 
 
-def test_a_traceback_stays_on_its_line() -> None:
+def test_traceback_is_part_of_its_line() -> None:
     try:
         raise ValueError("why")
     except ValueError as error:
@@ -62,12 +62,12 @@ def test_a_traceback_stays_on_its_line() -> None:
         assert "\n" not in line
 
 
-def test_handlers_that_are_not_for_people_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handlers_without_a_stream_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, replaced = logging.NullHandler(), logging.StreamHandler()
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [replaced, kept])
     monkeypatch.setattr(root, "level", root.level)
-    # Others who run in this process know the levels by their usual names.
+    # Other programs in this process use the usual names of the levels.
     monkeypatch.setattr(logging, "addLevelName", lambda *_: None)
 
     set_up_logs(LogLevel.INFO, LogFormat.JSON)
@@ -78,7 +78,7 @@ def test_handlers_that_are_not_for_people_stay(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(made.formatter, JsonFormatter)
 
 
-def test_lines_in_our_format_are_passed_on_as_they_are(
+def test_relay_passes_lines_in_our_format_unchanged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     line = "2026-01-02T03:04:05.678Z WARN  store.log: text"
@@ -92,7 +92,7 @@ def test_lines_in_our_format_are_passed_on_as_they_are(
     assert caplog.records == []
 
 
-def test_other_lines_become_log_records(caplog: pytest.LogCaptureFixture) -> None:
+def test_relay_logs_other_lines(caplog: pytest.LogCaptureFixture) -> None:
     file = io.StringIO()
     relay = LineRelay("pipeline", LogFormat.HUMAN, file)
     relay.pass_on("WARNING: Using incubator modules\n")

@@ -1,4 +1,4 @@
-"""Memory for large requests and answers: who gets it, who waits, and in which order."""
+"""Memory for large requests and answers: limits, and the order of waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 
 
 class Line:
-    """Owners who reserve, and a note of who was told to go on."""
+    """A frame memory that records which owners may go on."""
 
     def __init__(self, limit: int) -> None:
         self.memory = FrameMemory(limit)
@@ -32,7 +32,7 @@ def line() -> Line:
     return Line(10 * MIB)
 
 
-def test_what_fits_is_had_at_once(line: Line) -> None:
+def test_frame_that_fits_is_reserved_at_once(line: Line) -> None:
     assert line.reserve("a", 6 * MIB)
     assert line.reserve("b", 4 * MIB)
     assert line.memory.admits("a")
@@ -45,7 +45,7 @@ def test_small_frames_are_not_counted(line: Line) -> None:
     assert all(line.reserve(f"small {number}", MIB) for number in range(1000))
 
 
-def test_the_largest_frame_fits_by_itself_and_one_with_its_head_as_well(line: Line) -> None:
+def test_single_frame_of_max_size_is_admitted_also_with_its_header(line: Line) -> None:
     assert line.reserve("a", 10 * MIB + 4)
     assert not line.reserve("b", 10 * MIB + 4)
 
@@ -54,7 +54,7 @@ def test_the_largest_frame_fits_by_itself_and_one_with_its_head_as_well(line: Li
     assert line.went_on == ["b"]
 
 
-def test_whoever_does_not_fit_waits_until_there_is_room(line: Line) -> None:
+def test_frame_that_does_not_fit_waits_for_memory(line: Line) -> None:
     line.reserve("a", 6 * MIB)
     line.reserve("b", 4 * MIB)
 
@@ -68,10 +68,10 @@ def test_whoever_does_not_fit_waits_until_there_is_room(line: Line) -> None:
     assert line.memory.admits("c")
 
 
-def test_nobody_jumps_the_queue(line: Line) -> None:
+def test_small_reservation_does_not_overtake_a_large_one(line: Line) -> None:
     line.reserve("a", 8 * MIB)
     assert not line.reserve("large", 10 * MIB)
-    # It would fit now, and would keep the large one waiting for ever.
+    # It would fit now, but would delay the large one.
     assert not line.reserve("b", 2 * MIB)
     assert not line.reserve("c", 2 * MIB)
 
@@ -81,7 +81,7 @@ def test_nobody_jumps_the_queue(line: Line) -> None:
     assert line.went_on == ["large", "b", "c"]
 
 
-def test_one_who_leaves_the_line_lets_those_behind_go_on(line: Line) -> None:
+def test_release_of_a_waiting_owner_admits_the_next_one(line: Line) -> None:
     line.reserve("a", 8 * MIB)
     line.reserve("large", 10 * MIB)
     line.reserve("b", 2 * MIB)
@@ -91,7 +91,7 @@ def test_one_who_leaves_the_line_lets_those_behind_go_on(line: Line) -> None:
     assert line.went_on == ["b"]
 
 
-def test_asking_again_for_the_same_frame_changes_nothing(line: Line) -> None:
+def test_second_reservation_of_an_owner_changes_nothing(line: Line) -> None:
     assert line.reserve("a", 10 * MIB)
     assert line.reserve("a", 10 * MIB)
 
@@ -100,8 +100,8 @@ def test_asking_again_for_the_same_frame_changes_nothing(line: Line) -> None:
     assert line.reserve("b", 10 * MIB)
 
 
-def test_releasing_what_was_never_reserved_does_nothing(line: Line) -> None:
-    line.memory.release("nobody")
+def test_release_without_reservation_does_nothing(line: Line) -> None:
+    line.memory.release("unknown")
 
     assert line.reserve("a", 10 * MIB)
 
@@ -113,7 +113,7 @@ actions = st.lists(
 
 
 @given(actions)
-def test_no_more_is_given_than_there_is_and_nobody_waits_for_ever(
+def test_reservations_stay_within_the_limit_and_every_owner_is_admitted(
     actions: list[tuple[str, int | None]],
 ) -> None:
     line = Line(10 * MIB)
@@ -144,7 +144,7 @@ def test_no_more_is_given_than_there_is_and_nobody_waits_for_ever(
 # Answers
 
 
-def test_small_answers_are_never_refused() -> None:
+def test_small_answers_are_always_admitted() -> None:
     memory = AnswerMemory(4 * MIB)
     memory.hold(100 * MIB)
 
@@ -154,7 +154,7 @@ def test_small_answers_are_never_refused() -> None:
     assert memory.used == 100 * MIB
 
 
-def test_one_answer_leaves_half_of_the_free_memory() -> None:
+def test_optional_part_of_an_answer_leaves_half_of_the_free_memory() -> None:
     memory = AnswerMemory(16 * MIB)
     first, second = memory.open(), memory.open()
 
@@ -162,12 +162,12 @@ def test_one_answer_leaves_half_of_the_free_memory() -> None:
     assert not first.grow(8 * MIB + 1, is_needed=False)
     assert second.grow(4 * MIB, is_needed=False)
     assert not second.grow(5 * MIB, is_needed=False)
-    # The minimum of a read may take all of it.
+    # The minimum of a read may use all memory.
     assert second.grow(8 * MIB, is_needed=True)
     assert memory.used == 16 * MIB
 
 
-def test_answer_whose_wait_ends_lets_the_next_one_go_on() -> None:
+def test_canceled_wait_admits_the_next_answer() -> None:
     memory = AnswerMemory(10 * MIB)
     taken = memory.open()
     taken.require(6 * MIB)
@@ -194,7 +194,7 @@ def test_single_oversized_answer_is_admitted() -> None:
     assert other.grow(MIB, is_needed=True)
 
 
-def test_answers_wait_in_line() -> None:
+def test_waiting_answers_are_admitted_in_order() -> None:
     memory = AnswerMemory(10 * MIB)
     first = memory.open()
     assert first.grow(8 * MIB, is_needed=True)
@@ -204,7 +204,7 @@ def test_answers_wait_in_line() -> None:
     gone = memory.wait(MIB, granted.append)
     assert memory.is_short
 
-    # A newcomer does not pass those that wait, and the one behind the large answer does neither.
+    # Neither a new answer nor the one behind the large answer overtakes it.
     assert not memory.open().grow(MIB, is_needed=True)
     assert granted == []
     gone.release()
@@ -215,7 +215,7 @@ def test_answers_wait_in_line() -> None:
     assert not memory.is_short
 
 
-def test_oversized_answer_waits_until_it_is_alone() -> None:
+def test_oversized_answer_waits_for_all_others() -> None:
     memory = AnswerMemory(10 * MIB)
     first = memory.open()
     assert first.grow(MIB, is_needed=True)

@@ -1,4 +1,4 @@
-"""Reading in steps, from a real stream, while things happen to it between the steps."""
+"""Reads in steps from a real stream that changes between the steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def append(stream: Stream, count: int, size: int = 10) -> None:
 
 
 def numbers_of(reader: MessageReader) -> list[int]:
-    """The sequence numbers of what was read, whose payloads say the same."""
+    """The sequence numbers of the messages, which the payloads contain too."""
     answer = cbor2.loads(b"".join(reader.response("r"))[5:])
     messages = answer["messages"]
     assert len(messages) == reader.count
@@ -66,7 +66,7 @@ def read(stream: Stream, start: int, minimum: int, maximum: int, limit: int = NO
 
 
 @pytest.mark.parametrize("persistence", [0, 1])
-def test_as_many_as_there_are_up_to_the_maximum_are_read(
+def test_read_returns_stored_messages_up_to_the_maximum(
     make_stream: MakeStream, persistence: int
 ) -> None:
     stream = make_stream(persistence=persistence)
@@ -77,7 +77,7 @@ def test_as_many_as_there_are_up_to_the_maximum_are_read(
     assert read(stream, 19, 1, 1) == ([19], 0)
 
 
-def test_a_read_goes_over_many_segments(make_stream: MakeStream) -> None:
+def test_read_spans_many_segments(make_stream: MakeStream) -> None:
     stream = make_stream(streamSegmentSize=1024, maxSize=1 << 20)
     append(stream, 100, size=100)
     assert stream.log.segment_count == 10
@@ -85,7 +85,7 @@ def test_a_read_goes_over_many_segments(make_stream: MakeStream) -> None:
     assert read(stream, 3, 90, 95)[0] == list(range(3, 98))
 
 
-def test_the_size_of_the_answer_ends_a_read_that_has_its_minimum(make_stream: MakeStream) -> None:
+def test_read_with_its_minimum_ends_at_the_soft_limit(make_stream: MakeStream) -> None:
     stream = make_stream()
     append(stream, 50, size=10_000)
 
@@ -96,7 +96,7 @@ def test_the_size_of_the_answer_ends_a_read_that_has_its_minimum(make_stream: Ma
     assert at_least == list(range(30))
 
 
-def test_a_large_read_pauses_after_each_mebibyte(make_stream: MakeStream) -> None:
+def test_large_read_pauses_after_each_mebibyte(make_stream: MakeStream) -> None:
     stream = make_stream()
     append(stream, 10, size=STEP_BYTES // 2)
 
@@ -106,7 +106,7 @@ def test_a_large_read_pauses_after_each_mebibyte(make_stream: MakeStream) -> Non
     assert pauses == 4
 
 
-def test_a_read_of_many_small_messages_pauses_as_well(make_stream: MakeStream) -> None:
+def test_read_of_many_small_messages_pauses(make_stream: MakeStream) -> None:
     stream = make_stream()
     count = 2 * STEP_MESSAGES + 1
     stream.append([number.to_bytes(3, "big") for number in range(count)], 1)
@@ -118,9 +118,7 @@ def test_a_read_of_many_small_messages_pauses_as_well(make_stream: MakeStream) -
 
 
 @pytest.mark.parametrize("persistence", [0, 1])
-def test_what_is_dropped_between_two_steps_leaves_no_gap(
-    make_stream: MakeStream, persistence: int
-) -> None:
+def test_eviction_between_steps_leaves_no_gap(make_stream: MakeStream, persistence: int) -> None:
     size = STEP_BYTES // 2
     stream = make_stream(persistence=persistence, streamSegmentSize=2 * size, maxSize=20 * size)
     append(stream, 20, size)
@@ -135,7 +133,7 @@ def test_what_is_dropped_between_two_steps_leaves_no_gap(
     for steps in first_steps:
         list(steps)
 
-    # What has its minimum ends there; what has not begins again with what is left.
+    # A read with its minimum ends; one without starts over with the oldest message.
     assert numbers_of(enough) == [0, 1]
     assert numbers_of(too_few) == list(range(10, 28))
 
@@ -144,7 +142,7 @@ def test_what_is_dropped_between_two_steps_leaves_no_gap(
     ("waits", "text"),
     [(False, "minMessageCount is 15"), (True, "not enough messages to return before time out")],
 )
-def test_too_much_is_dropped_between_two_steps(
+def test_eviction_below_the_minimum_between_steps_fails(
     make_stream: MakeStream, waits: bool, text: str
 ) -> None:
     size = STEP_BYTES // 2
@@ -154,14 +152,14 @@ def test_too_much_is_dropped_between_two_steps(
     steps = reader.steps()
     next(steps)
 
-    # One that needs nearly all the room there is.
+    # A message that needs nearly the whole stream.
     stream.append([bytes(19 * size)], 1)
 
     with pytest.raises(NotEnoughMessagesException, match=text):
         list(steps)
 
 
-def test_damage_behind_the_minimum_ends_the_read(make_stream: MakeStream, tmp_path: Path) -> None:
+def test_damage_after_the_minimum_ends_the_read(make_stream: MakeStream, tmp_path: Path) -> None:
     stream = make_stream()
     append(stream, 10, size=100)
     (data,) = tmp_path.glob("streams/*/*.data")
@@ -178,10 +176,10 @@ def test_damage_behind_the_minimum_ends_the_read(make_stream: MakeStream, tmp_pa
 KIBIBYTE = 1024
 
 
-def test_read_that_has_its_minimum_ends_with_its_memory(make_stream: MakeStream) -> None:
+def test_read_with_its_minimum_ends_when_memory_is_short(make_stream: MakeStream) -> None:
     stream = make_stream()
     append(stream, 100, size=64 * KIBIBYTE)
-    # One answer takes half of the free memory at most.
+    # The optional part of an answer uses at most half of the free memory.
     reader = MessageReader(stream, 0, 1, 100, NO_LIMIT, open_room(4 * STEP_BYTES))
 
     list(reader.steps())
@@ -191,7 +189,7 @@ def test_read_that_has_its_minimum_ends_with_its_memory(make_stream: MakeStream)
     assert STEP_BYTES <= reader.payload_bytes <= 2 * STEP_BYTES
 
 
-def test_read_takes_more_memory_for_its_minimum(make_stream: MakeStream) -> None:
+def test_read_may_use_all_memory_for_its_minimum(make_stream: MakeStream) -> None:
     stream = make_stream()
     append(stream, 100, size=64 * KIBIBYTE)
     reader = MessageReader(stream, 0, 50, 100, NO_LIMIT, open_room(4 * STEP_BYTES))
@@ -215,7 +213,7 @@ def test_read_with_a_small_minimum_needs_no_memory(make_stream: MakeStream, size
     assert memory.used == STEP_BYTES
 
 
-def test_read_whose_minimum_does_not_fit_asks_for_all_of_it(make_stream: MakeStream) -> None:
+def test_read_whose_minimum_does_not_fit_needs_its_whole_size(make_stream: MakeStream) -> None:
     stream = make_stream()
     append(stream, 100, size=64 * KIBIBYTE)
     memory = AnswerMemory(8 * STEP_BYTES)

@@ -1,4 +1,4 @@
-"""Which exports an update moves, and the definition after a rewind."""
+"""Moves of exports by updates, and definitions after a rewind."""
 
 from __future__ import annotations
 
@@ -75,36 +75,36 @@ def test_update_does_not_move_new_exports_and_s3_executors() -> None:
     ("start", "number", "after"),
     [(None, 0, None), (None, 9, None), (7, 9, 7), (7, 7, 7), (7, 3, 3), (7, 0, 0)],
 )
-def test_rewind_lowers_a_start_beyond_the_number(
+def test_rewind_lowers_a_start_above_the_number(
     start: int | None, number: int, after: int | None
 ) -> None:
     definition = define(kinesis(start))
     changed = rewound(definition, "e", number, 9)
     assert changed == define(kinesis(after))
-    # Exports notice a change by the object.
+    # Exports detect a change by the identity of the object.
     assert changed is not definition
 
 
-def test_rewind_leaves_s3_executors_as_they_are() -> None:
+def test_rewind_does_not_change_s3_executors() -> None:
     definition = define(S3ExportTaskExecutorConfig("e"))
     assert rewound(definition, "e", 3, 9) == definition
 
 
 @pytest.mark.parametrize("number", [-1, 10])
-def test_rewind_beyond_the_end_is_refused(number: int) -> None:
+def test_rewind_outside_of_the_stream_is_rejected(number: int) -> None:
     message = f"sequenceNumber is {number}: expected 0 to 9"
     with pytest.raises(InvalidRequestException, match=re.escape(message)):
         rewound(define(kinesis(None)), "e", number, 9)
 
 
-def test_unknown_export_is_refused_with_the_known_ones() -> None:
+def test_unknown_export_is_rejected_with_the_known_exports() -> None:
     with pytest.raises(ResourceNotFoundException, match=r"'s' has no export 'f': it has 'e'"):
         rewound(define(kinesis(None)), "f", 0, 9)
     with pytest.raises(ResourceNotFoundException, match=r"'s' has no export 'f': it has none"):
         change_export(define(), "f", lambda export: export)
 
 
-def test_one_export_is_changed() -> None:
+def test_change_export_changes_one_export() -> None:
     other = KinesisConfig("other", "x")
     changed = change_export(
         define(kinesis(7), other),

@@ -1,4 +1,4 @@
-"""What goes beyond the limits of single fields."""
+"""Rules for definitions beyond the limits of single fields."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def refusal(check: Any, *arguments: Any) -> str:
     return caught.value.message
 
 
-# By itself
+# New definitions
 
 
-def test_an_ordinary_definition_is_allowed() -> None:
+def test_valid_definition_is_accepted() -> None:
     check_definition(definition(), {}, MIN_PART)
     check_definition(kinesis(), {}, MIN_PART)
     check_definition(s3(), {}, MIN_PART)
 
 
-def test_an_identifier_is_used_once() -> None:
+def test_duplicate_identifier_is_rejected() -> None:
     twice = {"kinesis": [{"identifier": "e", "kinesisStreamName": "n"}]}
     twice["http"] = [{"identifier": "e", "uri": "u"}]
 
@@ -50,7 +50,7 @@ def test_an_identifier_is_used_once() -> None:
     assert "'e' is used twice" in message
 
 
-def test_a_status_stream_exists_before_it_is_referred_to() -> None:
+def test_unknown_status_stream_is_rejected() -> None:
     wanted = s3(statusConfig={"statusStreamName": "status"})
 
     check_definition(wanted, {"status": definition()}, MIN_PART)
@@ -60,14 +60,14 @@ def test_a_status_stream_exists_before_it_is_referred_to() -> None:
 
 
 def status_streams(**names: str) -> dict[str, MessageStreamDefinition]:
-    """Streams, each with the one that its statuses go to; none if that is empty."""
+    """Definitions of streams, each with its status stream; an empty name is none."""
     return {
         name: s3(statusConfig={"statusStreamName": status_stream} if status_stream else {})
         for name, status_stream in names.items()
     }
 
 
-def test_a_status_stream_is_another_stream() -> None:
+def test_stream_cannot_be_its_own_status_stream() -> None:
     wanted = s3(statusConfig={"statusStreamName": "s"})
     for existing in ({}, {"s": definition()}):
         message = refusal(check_definition, wanted, existing, MIN_PART)
@@ -79,34 +79,34 @@ def test_a_status_stream_is_another_stream() -> None:
     "existing",
     [status_streams(a="s"), status_streams(a="b", b="s"), status_streams(a="b", b="s", s="a")],
 )
-def test_statuses_do_not_come_back(existing: dict[str, MessageStreamDefinition]) -> None:
+def test_cycle_of_status_streams_is_rejected(existing: dict[str, MessageStreamDefinition]) -> None:
     wanted = s3(statusConfig={"statusStreamName": "a"})
     message = refusal(check_definition, wanted, existing, MIN_PART)
-    assert "the status stream 'a' has an export whose statuses come back to 's'" in message
+    assert "the status streams of 'a' lead back to 's'" in message
 
 
 @pytest.mark.parametrize(
     "existing",
     [
         status_streams(a="b", b=""),
-        # Somebody else's circle is none of its business, and must not take for ever.
+        # A cycle of other streams is accepted, and does not loop.
         status_streams(a="b", b="c", c="b"),
-        # What it was until now does not count.
+        # The old definition of the stream does not count.
         status_streams(a="b", b="", s="b"),
         status_streams(a="gone"),
     ],
 )
-def test_statuses_may_go_on_to_other_streams(
+def test_chain_of_status_streams_is_accepted(
     existing: dict[str, MessageStreamDefinition],
 ) -> None:
     check_definition(s3(statusConfig={"statusStreamName": "a"}), existing, MIN_PART)
 
 
-def test_a_status_stream_need_not_be_named() -> None:
+def test_status_config_without_a_stream_is_accepted() -> None:
     check_definition(s3(statusConfig={"statusLevel": 1}), {}, MIN_PART)
 
 
-def test_uploads_are_not_split_below_the_servers_smallest_part() -> None:
+def test_multipart_threshold_below_the_min_part_size_is_rejected() -> None:
     wanted = s3(sizeThresholdForMultipartUploadBytes=6_000_000)
 
     check_definition(wanted, {}, 6_000_000)
@@ -115,14 +115,14 @@ def test_uploads_are_not_split_below_the_servers_smallest_part() -> None:
     assert "6000001" in message
 
 
-# In place of another
+# Updates
 
 
-def test_an_update_that_changes_nothing_is_allowed() -> None:
+def test_update_without_changes_is_accepted() -> None:
     check_update(definition(), definition(), 0, -1)
 
 
-def test_persistence_never_changes() -> None:
+def test_update_rejects_another_persistence() -> None:
     with pytest.raises(UpdateNotAllowedException) as caught:
         check_update(definition(), definition(persistence=1), 0, -1)
 
@@ -131,7 +131,7 @@ def test_persistence_never_changes() -> None:
     )
 
 
-def test_a_stream_does_not_become_smaller_than_what_it_holds() -> None:
+def test_update_rejects_max_size_below_the_current_size() -> None:
     wanted = definition(maxSize=4096, streamSegmentSize=2048)
 
     check_update(definition(), wanted, 4096, 10)
@@ -140,36 +140,36 @@ def test_a_stream_does_not_become_smaller_than_what_it_holds() -> None:
     assert "4097" in message
 
 
-def test_a_segment_does_not_become_larger_than_the_stream() -> None:
+def test_update_rejects_segments_larger_than_the_stream() -> None:
     message = refusal(check_update, definition(), definition(maxSize=4096), 0, -1)
 
     assert message.startswith("definition.maxSize is 4096: ")
 
 
-def test_sizes_that_stay_as_they_were_are_not_looked_at_again() -> None:
+def test_update_does_not_check_unchanged_sizes() -> None:
     odd = definition(maxSize=1024, streamSegmentSize=2048)
 
     check_update(odd, definition(maxSize=1024, streamSegmentSize=2048, flushOnWrite=True), 0, -1)
 
 
 @pytest.mark.parametrize(("start", "newest"), [(0, -1), (0, 5), (4, 5), (None, -1)])
-def test_an_export_may_start_before_the_newest_message(start: int | None, newest: int) -> None:
+def test_update_accepts_a_start_before_the_newest_message(start: int | None, newest: int) -> None:
     check_update(definition(), kinesis(start), 0, newest)
 
 
 @pytest.mark.parametrize(("start", "newest"), [(1, -1), (1, 0), (5, 5), (6, 5)])
-def test_an_export_does_not_start_behind_it(start: int, newest: int) -> None:
+def test_update_rejects_a_start_at_or_behind_the_newest_message(start: int, newest: int) -> None:
     message = refusal(check_update, definition(), kinesis(start), 0, newest)
 
     assert f"startSequenceNumber is {start}" in message
     assert str(newest) in message
 
 
-def test_a_start_that_is_in_force_stays() -> None:
+def test_update_accepts_an_unchanged_start() -> None:
     check_update(kinesis(100), kinesis(100), 0, 5)
     assert refusal(check_update, kinesis(100), kinesis(101), 0, 5)
     assert refusal(check_update, kinesis(100), kinesis(100, identifier="other"), 0, 5)
 
 
-def test_an_s3_export_has_no_start() -> None:
+def test_update_ignores_the_start_of_s3_exports() -> None:
     check_update(definition(), s3(), 0, -1)

@@ -1,4 +1,4 @@
-"""The broker as a process: what it prints, what it logs, and which signals end it."""
+"""The broker as a process: output, logs and signals."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from tests.support import (
 READY = "Stream Manager reporting the state: RUNNING"
 
 
-def test_the_log_has_the_line_that_the_field_waits_for(tmp_path: Path) -> None:
+def test_log_has_the_readiness_line_of_the_original(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root", PENSTOCK_HTP_PORT="1") as broker:
         line = next(line for line in broker.log_lines if READY in line)
 
     assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z INFO  broker\.run: {READY}", line)
     assert broker.log_lines[-1].endswith("broker.server: stopped")
-    assert "WARN  broker.run: PENSTOCK_HTP_PORT is no setting" in broker.log_lines[0]
+    assert "WARN  broker.run: PENSTOCK_HTP_PORT is not a setting" in broker.log_lines[0]
 
 
-def test_a_log_for_programs_is_one_json_object_a_line(tmp_path: Path) -> None:
+def test_json_log_has_one_object_in_each_line(tmp_path: Path) -> None:
     flags = ("--log-format", "json", "--log-level", "debug")
     with BrokerProcess(tmp_path / "root", *flags) as broker:
         with broker.meet(sdkVersion='a\n"b"\r\n{"level": "forged"}') as peer:
@@ -63,7 +63,7 @@ def test_a_log_for_programs_is_one_json_object_a_line(tmp_path: Path) -> None:
         ("ERROR", [], ["DEBUG", "INFO", "WARN"]),
     ],
 )
-def test_the_log_level_is_that_of_the_environment(
+def test_log_level_comes_from_the_environment(
     tmp_path: Path, level: str, seen: list[str], unseen: list[str]
 ) -> None:
     with BrokerProcess(tmp_path / "root", LOG_LEVEL=level) as broker:
@@ -79,7 +79,7 @@ def test_the_log_level_is_that_of_the_environment(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_well(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_stops_the_broker_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     broker = BrokerProcess(tmp_path / "root")
     with broker:
         assert broker.process is not None
@@ -95,7 +95,7 @@ def test_a_signal_ends_it_well(tmp_path: Path, number: signal.Signals) -> None:
     assert broker.log_lines[-1].endswith("stopped")
 
 
-def test_it_runs_and_ends_well_without_standard_streams(tmp_path: Path) -> None:
+def test_broker_runs_without_standard_streams(tmp_path: Path) -> None:
     root = tmp_path / "root"
     command = shlex.join([str(PENSTOCK), "serve", "--root", str(root), "--port", "0"])
     with subprocess.Popen(
@@ -109,7 +109,7 @@ def test_it_runs_and_ends_well_without_standard_streams(tmp_path: Path) -> None:
         assert broker.wait(TIMEOUT_S) == 0
 
 
-def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
+def test_second_signal_is_ignored(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         with broker.connect() as client:
             create(client, "s")
@@ -121,11 +121,11 @@ def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
     wait_until(lambda: broker.log_lines[-1].endswith("stopped"))
 
 
-# Companions
+# Services
 
 
-# Two that tell what happens to them, and one that cannot start if the last word is "fails".
-WITH_COMPANIONS = """
+# Services that print their calls. One named "fails" cannot start, "clumsy" cannot stop.
+WITH_SERVICES = """
 import os
 import signal
 import sys
@@ -165,9 +165,9 @@ except SettingError as error:
 """
 
 
-def run_with_companions(root: Path, *names: str) -> subprocess.CompletedProcess[str]:
+def run_with_services(root: Path, *names: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", WITH_COMPANIONS, str(root), *names],
+        [sys.executable, "-c", WITH_SERVICES, str(root), *names],
         env=clean_environment(),
         check=False,
         capture_output=True,
@@ -176,8 +176,8 @@ def run_with_companions(root: Path, *names: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_companions_run_as_long_as_the_broker(tmp_path: Path) -> None:
-    finished = run_with_companions(tmp_path / "root", "quiet", "loud")
+def test_services_start_and_stop_with_the_broker(tmp_path: Path) -> None:
+    finished = run_with_services(tmp_path / "root", "quiet", "loud")
 
     assert finished.returncode == 0
     first, second, ready, *rest = finished.stdout.splitlines()
@@ -194,8 +194,8 @@ def test_companions_run_as_long_as_the_broker(tmp_path: Path) -> None:
     assert finished.stderr.splitlines()[-1].endswith("broker.server: stopped")
 
 
-def test_a_companion_that_cannot_start_ends_the_broker_well(tmp_path: Path) -> None:
-    finished = run_with_companions(tmp_path / "root", "fails", "never")
+def test_service_that_cannot_start_stops_the_broker(tmp_path: Path) -> None:
+    finished = run_with_services(tmp_path / "root", "fails", "never")
 
     assert finished.stdout.splitlines() == [
         "fails starts while the broker listens: True",
@@ -206,15 +206,15 @@ def test_a_companion_that_cannot_start_ends_the_broker_well(tmp_path: Path) -> N
     assert not (tmp_path / "root" / "broker.json").exists()
 
 
-def test_whatever_is_wrong_with_a_companion_the_others_and_the_broker_end_well(
+def test_failing_service_does_not_prevent_a_clean_stop(
     tmp_path: Path,
 ) -> None:
-    finished = run_with_companions(tmp_path / "root", "quiet", "clumsy", "fails")
+    finished = run_with_services(tmp_path / "root", "quiet", "clumsy", "fails")
 
     assert finished.stdout.splitlines()[-3:] == [
         "clumsy stops before the broker",
         "quiet stops before the broker",
         "refused: it cannot start",
     ]
-    assert "Loud does not end as it should" in finished.stderr
+    assert "cannot stop Loud" in finished.stderr
     assert finished.stderr.splitlines()[-1].endswith("broker.server: stopped")

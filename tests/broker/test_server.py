@@ -1,4 +1,4 @@
-"""The broker as a whole: its listeners, its root, its beginning and its end."""
+"""The broker as a whole: its root, its listeners, its start and its stop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.support import (
 
 
 def serve(root: Path, *flags: str, **environment: str) -> tuple[int, list[str]]:
-    """A broker that is expected not to start: its exit code and what it says."""
+    """Starts a broker that is expected to fail; returns its exit code and its output."""
     finished = subprocess.run(
         [str(PENSTOCK), "serve", "--root", str(root), *flags],
         env=clean_environment(**environment),
@@ -61,7 +61,7 @@ def serve(root: Path, *flags: str, **environment: str) -> tuple[int, list[str]]:
 # The root
 
 
-def test_a_root_is_served_by_one_broker(tmp_path: Path) -> None:
+def test_second_broker_of_a_root_does_not_start(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with BrokerProcess(root) as broker:
         assert broker.process is not None
@@ -76,7 +76,7 @@ def test_a_root_is_served_by_one_broker(tmp_path: Path) -> None:
             assert client.call(Operation.ListStreams)["status"] == 0
 
 
-def test_a_root_is_made_for_its_owner_only(tmp_path: Path) -> None:
+def test_root_is_created_for_its_owner_only(tmp_path: Path) -> None:
     root = tmp_path / "a" / "b"
     root.parent.mkdir()
     with BrokerProcess(root):
@@ -85,7 +85,7 @@ def test_a_root_is_made_for_its_owner_only(tmp_path: Path) -> None:
             assert stat.S_IMODE((root / secret).stat().st_mode) == 0o600
 
 
-def test_the_address_is_written_down_while_the_broker_runs(tmp_path: Path) -> None:
+def test_address_file_exists_while_the_broker_runs(tmp_path: Path) -> None:
     file = tmp_path / "root" / "broker.json"
     with BrokerProcess(tmp_path / "root") as broker:
         assert broker.process is not None
@@ -105,7 +105,7 @@ def test_the_address_is_written_down_while_the_broker_runs(tmp_path: Path) -> No
     assert not file.exists()
 
 
-def test_the_first_token_is_the_same_after_a_restart(tmp_path: Path) -> None:
+def test_first_token_survives_a_restart(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         token = broker.token
     with BrokerProcess(tmp_path / "root") as broker, broker.connect(token) as client:
@@ -113,7 +113,7 @@ def test_the_first_token_is_the_same_after_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "directory without rights"])
-def test_a_root_that_cannot_be_used_is_told_in_a_line(tmp_path: Path, what: str) -> None:
+def test_unusable_root_is_reported_in_one_line(tmp_path: Path, what: str) -> None:
     root = tmp_path / "root"
     if what == "file":
         root.touch()
@@ -131,7 +131,7 @@ def test_a_root_that_cannot_be_used_is_told_in_a_line(tmp_path: Path, what: str)
 # Listeners
 
 
-def test_a_port_that_is_taken_is_told_in_a_line(tmp_path: Path) -> None:
+def test_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, lines = serve(tmp_path / "root", "--port", str(port))
@@ -141,12 +141,12 @@ def test_a_port_that_is_taken_is_told_in_a_line(tmp_path: Path) -> None:
         f"penstock: cannot listen on 127.0.0.1:{port}: Address already in use; choose another "
         "port with --port (0 picks a free one)"
     ]
-    # And the root was let go.
+    # The root is released.
     with BrokerProcess(tmp_path / "root"):
         pass
 
 
-def test_a_broker_that_could_not_start_lets_go_of_its_root(tmp_path: Path) -> None:
+def test_failed_start_releases_the_root(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Exception, match="listen"):
         LocalBroker(tmp_path / "root", local_port=taken.getsockname()[1]).__enter__()
 
@@ -170,7 +170,7 @@ class Certificate(NamedTuple):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """One for 127.0.0.1, signed by itself."""
+    """A self-signed certificate for 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock test")])
     now = dt.datetime.now(dt.UTC)
@@ -229,7 +229,7 @@ def local_port(broker: BrokerProcess) -> int:
     return int(json.loads((broker.root / "broker.json").read_text())["localPort"])
 
 
-def test_a_listener_speaks_tls(with_tls: BrokerProcess, certificate: Certificate) -> None:
+def test_client_connects_with_tls(with_tls: BrokerProcess, certificate: Certificate) -> None:
     with connect_with_tls(with_tls, certificate) as client:
         create(client, "over TLS")
         payload = bytes(range(256)) * 8192
@@ -238,7 +238,7 @@ def test_a_listener_speaks_tls(with_tls: BrokerProcess, certificate: Certificate
         assert answer["messages"][0]["payload"] == payload
 
 
-def test_whoever_speaks_plainly_to_it_is_turned_away_without_harm(
+def test_plain_client_on_the_tls_port_is_disconnected(
     with_tls: BrokerProcess, certificate: Certificate
 ) -> None:
     with with_tls.reach() as peer:
@@ -248,27 +248,27 @@ def test_whoever_speaks_plainly_to_it_is_turned_away_without_harm(
         assert client.call(Operation.ListStreams)["status"] == 0
 
 
-def test_a_tls_handshake_that_does_not_come_is_not_waited_for(with_tls: BrokerProcess) -> None:
+def test_missing_tls_handshake_times_out(with_tls: BrokerProcess) -> None:
     began = time.monotonic()
     with with_tls.reach() as peer:
         assert peer.take_rest() == b""
 
-    # Less than the minute that is usual.
+    # Less than the default of asyncio, a minute.
     assert time.monotonic() - began < 50
 
 
-def test_those_who_do_not_shake_hands_take_no_descriptors_from_others(
+def test_unfinished_tls_handshakes_leave_descriptors_for_others(
     certificate: Certificate, tmp_path: Path
 ) -> None:
-    # They stay longer than the test waits: nobody may have to wait for their end.
-    patient = {
+    # The timeout is longer than the test: the connections are not ended by it.
+    long_timeout = {
         **certificate.environment(),
         "PENSTOCK_LOCAL_PORT": "0",
         "PENSTOCK_MAX_CONNECTIONS": "40",
         "PENSTOCK_HANDSHAKE_TIMEOUT_MS": "600000",
     }
     with (
-        BrokerProcess(tmp_path / "root", **patient) as broker,
+        BrokerProcess(tmp_path / "root", **long_timeout) as broker,
         connect_with_tls(broker, certificate) as client,
         contextlib.ExitStack() as flood,
     ):
@@ -278,26 +278,26 @@ def test_those_who_do_not_shake_hands_take_no_descriptors_from_others(
         create(client, "before", streamSegmentSize=4096)
         for _ in range(250):
             flood.enter_context(broker.reach())
-        # Each append begins a segment, which is two files.
+        # Each append begins a segment, which has two files.
         assert [append(client, "before", bytes(4000)) for _ in range(20)] == list(range(20))
         create(client, "meanwhile")
 
-        # Whoever does shake hands, or need not, gets in also now.
+        # Clients with a handshake, and clients without TLS, can connect.
         with (
             connect_to(broker, certificate) as newcomer,
             RawConnection.open("127.0.0.1", local_port(broker), broker.token) as plain,
         ):
             assert newcomer.append_message("meanwhile", b"x") == 0
             assert append(plain, "meanwhile", b"y") == 1
-        # What was refused is counted, and the client that was there first is there still.
+        # Refused connections are counted, and the first client is still connected.
         refused = client.call(Operation.Statistics)["statistics"]["connectionsRefused"]
         assert refused > 250 - 40 - 20
-        assert "it has not done its TLS handshake, and the server has its 40 connections" in (
+        assert "its TLS handshake is unfinished, and the server has its 40 connections" in (
             broker.log
         )
 
 
-def test_one_connection_with_tls_too_many_is_told_so(
+def test_tls_connection_above_the_limit_is_refused_with_the_reason(
     certificate: Certificate, tmp_path: Path
 ) -> None:
     few = {**certificate.environment(), "PENSTOCK_MAX_CONNECTIONS": "1"}
@@ -310,14 +310,16 @@ def test_one_connection_with_tls_too_many_is_told_so(
         assert client.call(Operation.ListStreams)["status"] == 0
 
 
-def test_a_plain_listener_for_the_sdks_stands_beside_it(with_tls: BrokerProcess) -> None:
+def test_local_port_accepts_plain_connections_beside_tls(with_tls: BrokerProcess) -> None:
     port = local_port(with_tls)
 
     with RawConnection.open("127.0.0.1", port, with_tls.token) as client:
         assert client.call(Operation.ListStreams)["status"] == 0
 
 
-def test_what_is_no_certificate_is_told_in_a_line(tmp_path: Path, certificate: Certificate) -> None:
+def test_invalid_certificate_is_reported_in_one_line(
+    tmp_path: Path, certificate: Certificate
+) -> None:
     broken = tmp_path / "broken.crt"
     broken.write_text("no certificate")
 
@@ -330,7 +332,7 @@ def test_what_is_no_certificate_is_told_in_a_line(tmp_path: Path, certificate: C
     assert "are not a PEM certificate and its key" in lines[0]
 
 
-def test_a_unix_socket_is_for_the_owner_only(tmp_path: Path) -> None:
+def test_unix_socket_is_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "penstock.sock"
     with BrokerProcess(tmp_path / "root", "--unix-socket", str(path)) as broker:
         assert path.is_socket()
@@ -345,16 +347,16 @@ def test_a_unix_socket_is_for_the_owner_only(tmp_path: Path) -> None:
             plain.settimeout(TIMEOUT_S)
             plain.connect(str(path))
             with Peer(plain) as peer:
-                # No token is no token, whichever way one comes in.
+                # The Unix socket requires a token too.
                 assert peer.introduce()["status"] == ResponseStatusCode.Unauthorized
         broker.kill()
-        # What the dead one left is in nobody's way.
+        # The socket of the killed broker is replaced.
         broker.start()
         assert path.is_socket()
     assert not path.exists()
 
 
-def test_a_file_in_the_way_of_a_unix_socket_is_left_alone(tmp_path: Path) -> None:
+def test_existing_file_at_the_unix_socket_path_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "penstock.sock"
     path.write_text("precious")
 
@@ -366,11 +368,11 @@ def test_a_file_in_the_way_of_a_unix_socket_is_left_alone(tmp_path: Path) -> Non
     assert path.read_text() == "precious"
 
 
-# The end
+# Stop
 
 
-def test_what_was_appended_was_answered_when_the_broker_stops(tmp_path: Path) -> None:
-    """Whatever the moment: the store holds no message whose client does not know of it."""
+def test_every_stored_append_is_answered_when_the_broker_stops(tmp_path: Path) -> None:
+    """The store has no message without an answer, at any time of the stop."""
     with BrokerProcess(tmp_path / "root") as broker:
         with broker.connect() as client:
             create(client, "flushed", flushOnWrite=True)
@@ -412,7 +414,7 @@ class HeldUpDisk(Disk):
         super().sync(descriptor)
 
 
-def test_a_stop_waits_for_appends_that_wait_for_the_disk(tmp_path: Path) -> None:
+def test_stop_waits_for_appends_that_wait_for_the_disk(tmp_path: Path) -> None:
     disk = HeldUpDisk()
     with (
         LocalBroker(tmp_path / "root", disk, sync_interval_ms=3_600_000) as broker,
@@ -435,7 +437,7 @@ def test_a_stop_waits_for_appends_that_wait_for_the_disk(tmp_path: Path) -> None
         operation, answer = peer.take_answer()
         assert operation == Operation.ReadMessagesResponse
         assert answer["status"] == ResponseStatusCode.NotEnoughMessages
-        # Another request is not taken any more.
+        # No further request is handled.
         peer.say(frame(Operation.ListStreams))
         assert stop.is_alive()
         disk.may_sync.set()
@@ -445,7 +447,7 @@ def test_a_stop_waits_for_appends_that_wait_for_the_disk(tmp_path: Path) -> None
         stop.join(TIMEOUT_S)
 
 
-def test_a_stop_does_not_wait_for_the_next_sync(tmp_path: Path) -> None:
+def test_stop_does_not_wait_for_the_next_sync(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "root", PENSTOCK_SYNC_INTERVAL_MS="3600000")
     with broker:
         with broker.connect() as client:
@@ -456,7 +458,7 @@ def test_a_stop_does_not_wait_for_the_next_sync(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_a_stop_does_not_wait_for_ever_for_a_client_who_takes_no_answers(tmp_path: Path) -> None:
+def test_stop_times_out_if_a_client_reads_no_answers(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root", PENSTOCK_STOP_TIMEOUT_MS="300") as broker:
         with broker.connect() as client:
             create(client, "s")
@@ -474,7 +476,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_client_who_takes_no_answers(tmp_pat
     assert time.monotonic() - began < 60
 
 
-def test_whoever_comes_while_the_broker_stops_finds_no_listener(tmp_path: Path) -> None:
+def test_stopping_broker_accepts_no_connections(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         port = broker.port
         broker.stop()
@@ -483,13 +485,11 @@ def test_whoever_comes_while_the_broker_stops_finds_no_listener(tmp_path: Path) 
             socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
 
 
-def test_an_idle_client_with_tls_does_not_hold_up_a_stop(
-    certificate: Certificate, tmp_path: Path
-) -> None:
-    # Longer than the test waits: the stop must not depend on it.
-    patient = {**certificate.environment(), "PENSTOCK_STOP_TIMEOUT_MS": "600000"}
+def test_idle_tls_client_does_not_delay_a_stop(certificate: Certificate, tmp_path: Path) -> None:
+    # Longer than the test waits: the stop must not wait for it.
+    long_timeout = {**certificate.environment(), "PENSTOCK_STOP_TIMEOUT_MS": "600000"}
     with (
-        BrokerProcess(tmp_path / "root", **patient) as broker,
+        BrokerProcess(tmp_path / "root", **long_timeout) as broker,
         connect_with_tls(broker, certificate) as client,
     ):
         assert client.call(Operation.ListStreams)["status"] == 0

@@ -1,4 +1,4 @@
-"""Connections of peers who are slow, wrong or hostile, while another client goes on working."""
+"""Slow, faulty and hostile peers, while another client works."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that waits for a handshake not much longer than one takes on a busy machine."""
-    root = tmp_path_factory.mktemp("impatient") / "root"
+def short_timeout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with a handshake timeout that is just long enough for a busy machine."""
+    root = tmp_path_factory.mktemp("short_timeout") / "root"
     with BrokerProcess(root, PENSTOCK_HANDSHAKE_TIMEOUT_MS="3000") as broker:
         with broker.connect() as client:
             create(client, "work")
@@ -68,15 +68,15 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProces
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[LocalBroker]:
-    """One whose clock can be asked for a minute later, with little memory for large frames."""
+    """A broker in this process, with little memory for large frames."""
     with LocalBroker(tmp_path / "root", max_frame_bytes=4 * MEBIBYTE) as broker:
         with broker.connect() as client:
             create(client, "work")
         yield broker
 
 
-def others_are_served(broker: BrokerProcess | LocalBroker, calls: int = 10) -> None:
-    """Another client appends and reads, and each of its answers is prompt."""
+def check_others_are_served(broker: BrokerProcess | LocalBroker, calls: int = 10) -> None:
+    """Appends and reads with another client, and checks that each answer is prompt."""
     with broker.connect() as client:
         for _ in range(calls):
             began = time.monotonic()
@@ -87,7 +87,7 @@ def others_are_served(broker: BrokerProcess | LocalBroker, calls: int = 10) -> N
 
 
 def is_closed(peer: Peer) -> bool:
-    """Whether the broker closed the connection and said nothing more."""
+    """Whether the broker closed the connection without sending more."""
     return peer.take_rest() == b""
 
 
@@ -142,7 +142,7 @@ def check_timeouts(local: LocalBroker, session: Session, now: float) -> None:
         (b"\x01" + connect_frame(authToken=5), Status.InvalidRequest, "r"),
     ],
 )
-def test_a_handshake_that_is_wrong_is_answered_and_then_closed(
+def test_invalid_handshake_is_answered_and_closed(
     broker: BrokerProcess, said: bytes, status: ResponseStatusCode, request_id: str
 ) -> None:
     with broker.reach() as peer:
@@ -153,10 +153,10 @@ def test_a_handshake_that_is_wrong_is_answered_and_then_closed(
         assert (answer["status"], answer["requestId"]) == (status, request_id)
         assert answer["errorMessage"]
         assert is_closed(peer)
-    others_are_served(broker, calls=1)
+    check_others_are_served(broker, calls=1)
 
 
-def test_requests_may_follow_the_handshake_without_waiting_for_its_answer(
+def test_requests_may_be_sent_together_with_the_handshake(
     broker: BrokerProcess,
 ) -> None:
     with broker.reach() as peer:
@@ -166,7 +166,7 @@ def test_requests_may_follow_the_handshake_without_waiting_for_its_answer(
         assert [peer.take_answer()[1]["status"] for _ in range(3)] == [0, 0, 0]
 
 
-def test_a_handshake_may_come_byte_by_byte(broker: BrokerProcess) -> None:
+def test_handshake_may_arrive_byte_by_byte(broker: BrokerProcess) -> None:
     with broker.reach() as peer:
         peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in b"\x01" + connect_frame(broker.token) + frame(Operation.ListStreams):
@@ -176,7 +176,7 @@ def test_a_handshake_may_come_byte_by_byte(broker: BrokerProcess) -> None:
         assert peer.take_answer()[1]["status"] == 0
 
 
-def test_nobody_shakes_hands_twice(broker: BrokerProcess) -> None:
+def test_second_handshake_is_an_unknown_operation(broker: BrokerProcess) -> None:
     with broker.meet() as peer:
         operation, answer = peer.ask(Operation.Connect, protocolVersion="1.1.0")
 
@@ -184,22 +184,26 @@ def test_nobody_shakes_hands_twice(broker: BrokerProcess) -> None:
         assert peer.ask(Operation.ListStreams)[1]["status"] == 0
 
 
-def test_a_handshake_that_does_not_come_is_not_waited_for(impatient: BrokerProcess) -> None:
-    with impatient.reach() as silent, impatient.reach() as short, impatient.reach() as unfinished:
+def test_missing_handshake_times_out(short_timeout: BrokerProcess) -> None:
+    with (
+        short_timeout.reach() as silent,
+        short_timeout.reach() as short,
+        short_timeout.reach() as unfinished,
+    ):
         short.say(b"\x01")
         unfinished.say(b"\x01" + connect_frame("t")[:-1])
-        others_are_served(impatient, calls=1)
+        check_others_are_served(short_timeout, calls=1)
 
         for peer in (silent, short, unfinished):
             assert peer.take_connect_answer()["status"] == Status.ServerTimeout
             assert is_closed(peer)
 
 
-def test_a_handshake_that_trickles_in_is_not_waited_for(impatient: BrokerProcess) -> None:
-    with impatient.reach() as peer:
-        # Each byte takes that long, and all of them minutes.
+def test_slow_handshake_times_out(short_timeout: BrokerProcess) -> None:
+    with short_timeout.reach() as peer:
+        # A byte every 20 ms: the whole handshake would take minutes.
         peer.socket.settimeout(0.02)
-        for byte in b"\x01" + connect_frame(impatient.token) * 100:
+        for byte in b"\x01" + connect_frame(short_timeout.token) * 100:
             try:
                 peer.say(bytes((byte,)))
                 if peer.socket.recv(1, socket.MSG_PEEK) is not None:
@@ -209,98 +213,96 @@ def test_a_handshake_that_trickles_in_is_not_waited_for(impatient: BrokerProcess
             except ConnectionError:
                 break
         else:
-            pytest.fail("the broker waits for every byte")
-        others_are_served(impatient, calls=1)
+            pytest.fail("the handshake does not time out")
+        check_others_are_served(short_timeout, calls=1)
 
 
-# Tokens that somebody else is asked for
+# External token verification
 
 
-class Elsewhere:
-    """Knows a token, and answers when it may."""
+class StubVerifier:
+    """Accepts one token, when the test lets it answer."""
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
-        self.asked = 0
+        self.calls = 0
         self.is_broken = False
 
     async def verify(self, secret: str) -> Access:
-        self.asked += 1
+        self.calls += 1
         await self.may_answer.wait()
         if self.is_broken:
-            raise RuntimeError("it is broken")
-        if secret != "theirs":
-            raise UnauthorizedException("nobody knows it")
-        return Access(TokenRow("theirs", Role.admin, ("*",), 0))
+            raise RuntimeError("the verifier failed")
+        if secret != "external":
+            raise UnauthorizedException("unknown token")
+        return Access(TokenRow("external", Role.admin, ("*",), 0))
 
 
 @pytest.fixture
-def elsewhere(local: LocalBroker) -> Elsewhere:
-    verifier = Elsewhere()
+def verifier(local: LocalBroker) -> StubVerifier:
+    verifier = StubVerifier()
     local.broker.authenticator.verifier = verifier
     return verifier
 
 
-def test_a_handshake_is_answered_when_it_is_known_whose_token_it_is(
-    local: LocalBroker, elsewhere: Elsewhere
+def test_handshake_is_answered_after_external_verification(
+    local: LocalBroker, verifier: StubVerifier
 ) -> None:
     with local.reach() as peer, local.reach() as other:
-        peer.say(b"\x01" + connect_frame("theirs") + frame(Operation.ListStreams) * 2)
+        peer.say(b"\x01" + connect_frame("external") + frame(Operation.ListStreams) * 2)
         other.say(b"\x01" + connect_frame("wrong") + frame(Operation.ListStreams))
-        wait_until(lambda: elsewhere.asked == 2)
-        others_are_served(local, calls=1)
-        # What comes meanwhile waits too.
+        wait_until(lambda: verifier.calls == 2)
+        check_others_are_served(local, calls=1)
+        # Requests that arrive during the verification wait too.
         peer.say(frame(Operation.ListStreams))
 
-        local.run(elsewhere.may_answer.set)
+        local.run(verifier.may_answer.set)
 
         assert peer.take_connect_answer()["status"] == 0
         assert [peer.take_answer()[1]["status"] for _ in range(3)] == [0, 0, 0]
         answer = other.take_connect_answer()
         assert (answer["status"], answer["errorMessage"]) == (
             Status.Unauthorized,
-            "nobody knows it",
+            "unknown token",
         )
         assert is_closed(other)
 
 
-def test_a_token_is_not_asked_for_longer_than_a_handshake_may_take(
-    local: LocalBroker, elsewhere: Elsewhere
+def test_handshake_times_out_during_external_verification(
+    local: LocalBroker, verifier: StubVerifier
 ) -> None:
     with local.reach() as peer:
-        peer.say(b"\x01" + connect_frame("theirs"))
-        wait_until(lambda: elsewhere.asked)
+        peer.say(b"\x01" + connect_frame("external"))
+        wait_until(lambda: verifier.calls)
         session = session_of(local, peer)
 
         check_timeouts(local, session, local.loop.time() + 11)
 
         assert peer.take_connect_answer()["status"] == Status.ServerTimeout
         assert is_closed(peer)
-        local.run(elsewhere.may_answer.set)
-        others_are_served(local, calls=1)
+        local.run(verifier.may_answer.set)
+        check_others_are_served(local, calls=1)
 
 
-def test_a_broker_that_stops_does_not_wait_for_the_answer(
-    local: LocalBroker, elsewhere: Elsewhere
+def test_stop_does_not_wait_for_external_verification(
+    local: LocalBroker, verifier: StubVerifier
 ) -> None:
     with local.reach() as peer:
-        peer.say(b"\x01" + connect_frame("theirs"))
-        wait_until(lambda: elsewhere.asked)
+        peer.say(b"\x01" + connect_frame("external"))
+        wait_until(lambda: verifier.calls)
 
         local.stop()
 
         assert is_closed(peer)
 
 
-def test_who_is_asked_and_breaks_costs_one_connection(
-    local: LocalBroker, elsewhere: Elsewhere
-) -> None:
-    elsewhere.is_broken = True
+def test_failed_verifier_closes_one_connection(local: LocalBroker, verifier: StubVerifier) -> None:
+    verifier.is_broken = True
     with local.reach() as peer:
-        peer.say(b"\x01" + connect_frame("theirs"))
-        wait_until(lambda: elsewhere.asked)
+        peer.say(b"\x01" + connect_frame("external"))
+        wait_until(lambda: verifier.calls)
 
-        local.run(elsewhere.may_answer.set)
+        local.run(verifier.may_answer.set)
 
         answer = peer.take_connect_answer()
         assert (answer["status"], answer["errorMessage"]) == (
@@ -308,23 +310,23 @@ def test_who_is_asked_and_breaks_costs_one_connection(
             "the server failed to check the token",
         )
         assert is_closed(peer)
-        others_are_served(local, calls=1)
+        check_others_are_served(local, calls=1)
 
 
 # The state of a session
 
 
-def test_state_follows_the_connection(local: LocalBroker, elsewhere: Elsewhere) -> None:
+def test_state_follows_the_connection(local: LocalBroker, verifier: StubVerifier) -> None:
     with local.reach() as peer:
         wait_until(lambda: local.sessions)
         session = session_of(local, peer)
         assert session.state is SessionState.HANDSHAKE
 
-        peer.say(b"\x01" + connect_frame("theirs"))
-        wait_until(lambda: elsewhere.asked)
+        peer.say(b"\x01" + connect_frame("external"))
+        wait_until(lambda: verifier.calls)
         assert session.state is SessionState.VERIFYING
 
-        local.run(elsewhere.may_answer.set)
+        local.run(verifier.may_answer.set)
         assert peer.take_connect_answer()["status"] == 0
         assert session.state is SessionState.OPEN
 
@@ -337,15 +339,15 @@ def test_state_follows_the_connection(local: LocalBroker, elsewhere: Elsewhere) 
 
 
 def test_stopping_session_answers_a_verified_handshake_but_no_request(
-    local: LocalBroker, elsewhere: Elsewhere
+    local: LocalBroker, verifier: StubVerifier
 ) -> None:
     with local.reach() as peer:
-        peer.say(b"\x01" + connect_frame("theirs") + frame(Operation.ListStreams))
-        wait_until(lambda: elsewhere.asked)
+        peer.say(b"\x01" + connect_frame("external") + frame(Operation.ListStreams))
+        wait_until(lambda: verifier.calls)
         session = session_of(local, peer)
         local.run(session.stop)
 
-        local.run(elsewhere.may_answer.set)
+        local.run(verifier.may_answer.set)
 
         assert peer.take_connect_answer()["status"] == 0
         assert session.state is SessionState.STOPPING
@@ -364,21 +366,21 @@ def test_stop_does_not_reopen_a_closing_session(local: LocalBroker) -> None:
         assert is_closed(peer)
 
 
-# Frames that nobody should send
+# Invalid frames
 
 
 @pytest.mark.parametrize("length", [0, -1, -(2**31)])
-def test_an_impossible_length_ends_the_connection(broker: BrokerProcess, length: int) -> None:
+def test_invalid_frame_length_closes_the_connection(broker: BrokerProcess, length: int) -> None:
     with broker.meet() as peer:
         peer.say(LENGTH.pack(length) + b"\x0b" + b"rest")
 
         assert is_closed(peer)
-    others_are_served(broker, calls=1)
+    check_others_are_served(broker, calls=1)
 
 
 @pytest.mark.parametrize("length", [MAX_FRAME_BYTES + 1, 2**31 - 1])
 @pytest.mark.parametrize("operation", [Operation.AppendMessage, Operation.CreateMessageStream])
-def test_a_frame_that_is_too_long_is_answered_before_the_connection_ends(
+def test_oversized_frame_is_answered_before_the_close(
     broker: BrokerProcess, operation: Operation, length: int
 ) -> None:
     with broker.meet() as peer:
@@ -392,27 +394,27 @@ def test_a_frame_that_is_too_long_is_answered_before_the_connection_ends(
         assert is_closed(peer)
 
 
-def test_a_frame_that_is_too_long_ends_the_connection_where_no_id_can_be_read(
+def test_oversized_frame_without_a_request_id_closes_the_connection(
     broker: BrokerProcess,
 ) -> None:
     with broker.meet() as peer:
         peer.say(LENGTH.pack(2**31 - 1) + b"\x04" + b"\xa1" * 600)
 
         assert is_closed(peer)
-    others_are_served(broker, calls=1)
+    check_others_are_served(broker, calls=1)
 
 
-def test_a_whole_frame_above_the_servers_limit_is_answered(local: LocalBroker) -> None:
+def test_complete_frame_above_the_configured_limit_is_answered(local: LocalBroker) -> None:
     with local.meet() as peer:
         peer.say(append_frame("work", bytes(3 * MEBIBYTE)))
         assert peer.take_answer()[1]["status"] == 0
 
-        # It does not have to listen to the end.
+        # The broker may close the connection before it has read the frame.
         with suppress(BrokenPipeError, ConnectionResetError):
             peer.say(append_frame("work", bytes(5 * MEBIBYTE), "long"))
 
         assert peer.take_answer()[1]["requestId"] == "long"
-    others_are_served(local, calls=1)
+    check_others_are_served(local, calls=1)
 
 
 @pytest.mark.parametrize(
@@ -427,15 +429,15 @@ def test_a_whole_frame_above_the_servers_limit_is_answered(local: LocalBroker) -
         b"\x01" + connect_frame("t"),
     ],
 )
-def test_a_peer_may_leave_at_any_time(broker: BrokerProcess, said: bytes) -> None:
+def test_peer_may_disconnect_at_any_time(broker: BrokerProcess, said: bytes) -> None:
     with broker.meet() as peer:
         peer.say(said)
     with broker.meet() as peer:
         peer.say(said)
-        # A reset instead of a farewell.
+        # A reset instead of an orderly close.
         linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
         peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    others_are_served(broker, calls=1)
+    check_others_are_served(broker, calls=1)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +459,7 @@ def test_a_peer_may_leave_at_any_time(broker: BrokerProcess, said: bytes) -> Non
     ],
 )
 @pytest.mark.parametrize("operation", [4, 5, 11, 99])
-def test_a_request_that_nobody_can_answer_ends_the_connection(
+def test_request_without_a_readable_id_closes_the_connection(
     broker: BrokerProcess, operation: int, body: bytes
 ) -> None:
     with broker.meet() as peer:
@@ -482,7 +484,7 @@ def test_a_request_that_nobody_can_answer_ends_the_connection(
         b"jdefinition\x62\xff\xfe",
     ],
 )
-def test_a_broken_request_with_an_id_is_answered_and_forgiven(
+def test_malformed_request_with_an_id_is_answered_and_the_connection_stays_open(
     broker: BrokerProcess, rest: bytes
 ) -> None:
     with broker.meet() as peer:
@@ -495,7 +497,7 @@ def test_a_broken_request_with_an_id_is_answered_and_forgiven(
         assert peer.ask(Operation.ListStreams)[1]["status"] == 0
 
 
-def test_append_with_characters_that_no_request_id_has_is_rejected(broker: BrokerProcess) -> None:
+def test_append_with_an_invalid_request_id_is_rejected(broker: BrokerProcess) -> None:
     with broker.meet() as peer:
         peer.say(append_frame("work", b"x", request_id="a/b") + append_frame("work", b"x"))
 
@@ -542,8 +544,8 @@ WRONG: list[Any] = [
 
 
 @pytest.mark.parametrize("operation", REQUESTS, ids=lambda operation: operation.name)
-def test_anything_in_any_field_is_answered(broker: BrokerProcess, operation: Operation) -> None:
-    """Answered with success or with a status that fits, on a connection that goes on."""
+def test_any_value_in_any_field_is_answered(broker: BrokerProcess, operation: Operation) -> None:
+    """The answer is success or a matching status, and the connection stays open."""
     requests = [
         {**REQUESTS[operation], name: wrong} for name in REQUESTS[operation] for wrong in WRONG
     ]
@@ -557,11 +559,11 @@ def test_anything_in_any_field_is_answered(broker: BrokerProcess, operation: Ope
             assert answer["status"] in (0, 3, 5, 13), (fields, answer)
             assert (answer["status"] == 0) == (answer["errorMessage"] == "")
         assert peer.ask(Operation.ListStreams)[1]["status"] == 0
-    others_are_served(broker, calls=1)
+    check_others_are_served(broker, calls=1)
 
 
 @pytest.mark.parametrize("operation", [0, 6, 17, 18, 63, 64, 66, 68, 70, 127, -1, -128])
-def test_an_unknown_operation_is_answered_as_such(broker: BrokerProcess, operation: int) -> None:
+def test_unknown_operation_is_answered(broker: BrokerProcess, operation: int) -> None:
     for fields in ({}, {"name": 5}, {"name": "work", "sizes": b"\1\0\0\0", "payloads": b"x"}):
         with broker.meet() as peer:
             answered, answer = peer.ask(operation, **fields)
@@ -571,7 +573,7 @@ def test_an_unknown_operation_is_answered_as_such(broker: BrokerProcess, operati
             assert str(operation) in answer["errorMessage"]
 
 
-def test_a_1_0_0_client_never_sees_a_status_that_it_does_not_know(broker: BrokerProcess) -> None:
+def test_client_of_1_0_0_gets_only_statuses_that_it_knows(broker: BrokerProcess) -> None:
     with broker.meet(protocolVersion="1.0.0", otherSupportedProtocolVersions=None) as peer:
         memory = {"name": "work", "strategyOnFull": 1, "persistence": 1}
         requests: list[tuple[int, Json]] = [
@@ -625,7 +627,7 @@ def test_thousands_of_frames_in_one_write_are_answered_in_order(broker: BrokerPr
     assert len(numbers) > 8000
 
 
-def test_requests_beyond_the_limit_of_open_calls_wait_their_turn(broker: BrokerProcess) -> None:
+def test_requests_above_the_limit_of_open_calls_wait(broker: BrokerProcess) -> None:
     wanted = 6000
     with broker.connect() as client:
         create(client, "late")
@@ -640,7 +642,7 @@ def test_requests_beyond_the_limit_of_open_calls_wait_their_turn(broker: BrokerP
         running(lambda: peer.say(waiting * wanted)),
     ):
         wait_until(lambda: waiting_reads(client, "late") >= 4096)
-        others_are_served(broker)
+        check_others_are_served(broker)
         assert waiting_reads(client, "late") == 4096
         append(client, "late", b"at last")
         answers = [peer.take_answer()[1] for _ in range(wanted)]
@@ -654,7 +656,7 @@ def raise_descriptor_limit(needed: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def test_two_thousand_idle_connections_cost_little(broker: BrokerProcess) -> None:
+def test_2000_idle_connections_need_little_memory(broker: BrokerProcess) -> None:
     raise_descriptor_limit(2200)
     before = broker.resident_bytes
     token = broker.token
@@ -666,17 +668,17 @@ def test_two_thousand_idle_connections_cost_little(broker: BrokerProcess) -> Non
             peers[-1].say(hello)
         for peer in peers:
             assert peer.take_connect_answer()["status"] == 0
-        others_are_served(broker)
+        check_others_are_served(broker)
 
         assert broker.resident_bytes - before < 60 * MEBIBYTE
-        # They are not forgotten.
+        # The idle connections still work.
         assert peers[0].ask(Operation.ListStreams)[1]["status"] == 0
         assert peers[-1].ask(Operation.ListStreams)[1]["status"] == 0
     with broker.connect() as client:
         wait_until(lambda: client.call(Operation.Statistics)["statistics"]["connections"] < 10)
 
 
-def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
+def test_connection_above_the_limit_is_refused_with_the_reason(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root", PENSTOCK_MAX_CONNECTIONS="3") as broker:
         with broker.meet(), broker.meet(), broker.meet(), broker.reach() as fourth:
             answer = fourth.take_connect_answer()
@@ -691,7 +693,7 @@ def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
         wait_until(may_enter)
 
 
-# Peers who do not read
+# Peers that do not read
 
 
 @pytest.fixture(scope="module")
@@ -707,8 +709,8 @@ def large_stream(broker: BrokerProcess) -> str:
 LARGE_READ = {"minMessageCount": 1, "maxMessageCount": 10_000}
 
 
-def peak_while(broker: BrokerProcess, done: Callable[[], bool]) -> int:
-    """The most memory that the broker had until it was done."""
+def peak_memory_until(broker: BrokerProcess, done: Callable[[], bool]) -> int:
+    """The peak memory of the broker until `done` returns True."""
     peak = 0
     deadline = time.monotonic() + TIMEOUT_S
     while not done() and time.monotonic() < deadline:
@@ -718,7 +720,7 @@ def peak_while(broker: BrokerProcess, done: Callable[[], bool]) -> int:
     return peak
 
 
-def test_a_peer_who_never_takes_its_answers_costs_no_more_than_one_of_them(
+def test_peer_that_reads_no_answers_holds_memory_of_one_answer(
     broker: BrokerProcess, large_stream: str
 ) -> None:
     before = broker.resident_bytes
@@ -728,27 +730,27 @@ def test_a_peer_who_never_takes_its_answers_costs_no_more_than_one_of_them(
         slow.say(request * 3000)
 
         def serve() -> bool:
-            others_are_served(broker, calls=1)
+            check_others_are_served(broker, calls=1)
             return next(served) >= 100
 
-        peak = peak_while(broker, serve)
+        peak = peak_memory_until(broker, serve)
 
         assert next(served) > 100
         assert peak - before < 64 * MEBIBYTE
-        # It has its answers when it does take them.
+        # The peer can still read its answers.
         messages = slow.take_answer()[1]["messages"]
         assert [message["sequenceNumber"] for message in messages] == list(range(len(messages)))
         assert 60 <= len(messages) <= 64
 
 
-def test_many_large_reads_that_one_append_wakes_are_answered_one_by_one(
+def test_large_reads_woken_by_one_append_are_answered_one_by_one(
     broker: BrokerProcess, large_stream: str
 ) -> None:
     with broker.connect() as client:
         end = client.call(Operation.DescribeMessageStream, name=large_stream)["messageStreamInfo"][
             "storageStatus"
         ]["newestSequenceNumber"]
-        # All of them want what is there, and one more.
+        # All reads need the stored messages and one more.
         request = frame(
             Operation.ReadMessages,
             streamName=large_stream,
@@ -766,11 +768,11 @@ def test_many_large_reads_that_one_append_wakes_are_answered_one_by_one(
             served = count()
 
             def serve() -> bool:
-                others_are_served(broker, calls=1)
+                check_others_are_served(broker, calls=1)
                 return next(served) >= 50
 
-            append(client, large_stream, b"the one that was missing")
-            peak = peak_while(broker, serve)
+            append(client, large_stream, b"the missing message")
+            peak = peak_memory_until(broker, serve)
 
             assert peak - before < 64 * MEBIBYTE
             for _ in range(3):
@@ -778,10 +780,10 @@ def test_many_large_reads_that_one_append_wakes_are_answered_one_by_one(
         wait_until(lambda: waiting_reads(client, large_stream) == 0)
 
 
-def test_a_peer_who_takes_everything_at_once_leaves_the_others_their_turn(
+def test_fast_reader_does_not_delay_other_connections(
     broker: BrokerProcess, large_stream: str
 ) -> None:
-    """A thousand answers of a mebibyte each, all asked for in one write, and read eagerly."""
+    """Requests a thousand answers of a mebibyte each in one write, and reads them at once."""
     request = frame(
         Operation.ReadMessages,
         streamName=large_stream,
@@ -800,10 +802,10 @@ def test_a_peer_who_takes_everything_at_once_leaves_the_others_their_turn(
         head = greedy.take(5)
         one_answer = head + greedy.take(LENGTH.unpack(head[:4])[0] - 1)
         with running(take):
-            others_are_served(broker, calls=100)
+            check_others_are_served(broker, calls=100)
 
 
-def test_after_a_mebibyte_of_answers_it_is_the_turn_of_the_others(local: LocalBroker) -> None:
+def test_session_yields_after_a_mebibyte_of_answers(local: LocalBroker) -> None:
     with local.connect() as client:
         create(client, "large")
         client.append_many("large", [bytes(MEBIBYTE // 2)] * 4)
@@ -823,10 +825,10 @@ def test_after_a_mebibyte_of_answers_it_is_the_turn_of_the_others(local: LocalBr
             assert len(peer.take_answer()[1]["messages"]) == 1
 
 
-# Peers who dawdle
+# Slow peers
 
 
-def test_half_a_frame_is_not_waited_for_for_ever(local: LocalBroker) -> None:
+def test_unfinished_frame_times_out(local: LocalBroker) -> None:
     with local.meet() as peer:
         session = session_of(local, peer)
         peer.say(append_frame("work", bytes(1000))[:500])
@@ -838,10 +840,10 @@ def test_half_a_frame_is_not_waited_for_for_ever(local: LocalBroker) -> None:
         check_timeouts(local, session, began + 61)
 
         assert is_closed(peer)
-    others_are_served(local)
+    check_others_are_served(local)
 
 
-def test_an_idle_connection_is_never_closed(local: LocalBroker) -> None:
+def test_idle_connection_is_never_closed(local: LocalBroker) -> None:
     with local.meet() as peer:
         session = session_of(local, peer)
 
@@ -850,8 +852,8 @@ def test_an_idle_connection_is_never_closed(local: LocalBroker) -> None:
         assert peer.ask(Operation.ListStreams)[1]["status"] == 0
 
 
-def test_a_busy_peer_is_not_taken_for_a_slow_one(local: LocalBroker) -> None:
-    """What arrives always ends in the middle of a frame, which is another one each time."""
+def test_busy_peer_does_not_time_out(local: LocalBroker) -> None:
+    """The received data always ends inside a frame, but each time inside another one."""
     sent = append_frame("work", bytes(1000))
     with local.meet() as peer:
         session = session_of(local, peer)
@@ -870,7 +872,7 @@ def test_a_busy_peer_is_not_taken_for_a_slow_one(local: LocalBroker) -> None:
         assert peer.take_answer()[1]["status"] == 0
 
 
-def test_a_large_frame_has_the_time_that_its_pace_gives_it(local: LocalBroker) -> None:
+def test_large_frame_has_a_max_duration(local: LocalBroker) -> None:
     sent = append_frame("work", bytes(3 * MEBIBYTE))
     with local.meet() as peer:
         session = session_of(local, peer)
@@ -880,13 +882,13 @@ def test_a_large_frame_has_the_time_that_its_pace_gives_it(local: LocalBroker) -
 
         check_timeouts(local, session, began + 300)
         assert session.state is SessionState.OPEN
-        # Others wait for its memory: at this pace it would keep it for ever.
+        # Other connections wait for its memory, so the total time of a frame is limited.
         check_timeouts(local, session, began + 601)
 
         assert is_closed(peer)
 
 
-def test_a_peer_who_takes_no_answers_is_dropped_after_a_minute(local: LocalBroker) -> None:
+def test_peer_that_reads_no_answers_is_dropped_after_a_minute(local: LocalBroker) -> None:
     with local.connect() as client:
         create(client, "large")
         client.append_many("large", [bytes(MEBIBYTE)] * 3)
@@ -910,10 +912,10 @@ def test_a_peer_who_takes_no_answers_is_dropped_after_a_minute(local: LocalBroke
             return session not in local.sessions
 
         wait_until(is_dropped_a_minute_later)
-    others_are_served(local)
+    check_others_are_served(local)
 
 
-def test_slow_peer_that_takes_something_is_not_dropped(local: LocalBroker) -> None:
+def test_slow_peer_that_reads_answers_is_not_dropped(local: LocalBroker) -> None:
     with local.connect() as client:
         create(client, "large")
         for _ in range(8):
@@ -925,20 +927,20 @@ def test_slow_peer_that_takes_something_is_not_dropped(local: LocalBroker) -> No
         wait_until(lambda: session._writing_is_paused)
 
         def has_moved() -> bool:
-            """Checks a minute later, if the peer took something since the last check."""
+            """Checks timeouts a minute later, if the peer has read bytes since the last check."""
             if measure_unsent(session._transport) == session._progress:
                 return False
             session.check_timeouts(session._progress_at + 61)
             return True
 
         for _ in range(3):
-            # The system reports a window only when a good part of its buffer is free.
+            # The system opens its window only when a large part of its buffer is free.
             while not local.run(has_moved):
                 slow.take(256 * 1024)
             assert session.state is SessionState.OPEN
 
 
-def test_one_who_was_told_to_go_has_a_minute_to_hear_it(local: LocalBroker) -> None:
+def test_closing_session_is_aborted_after_a_minute(local: LocalBroker) -> None:
     with local.connect() as client:
         create(client, "large")
         for _ in range(3):
@@ -954,7 +956,7 @@ def test_one_who_was_told_to_go_has_a_minute_to_hear_it(local: LocalBroker) -> N
         wait_until(lambda: local.loop.time() > came + 0.02)
         local.run(session.finish)
 
-        # A minute after it came is not a minute after it was told.
+        # The minute begins with the close, not with the connection.
         check_timeouts(local, session, came + 60.01)
         assert session in local.sessions
         check_timeouts(local, session, local.loop.time() + 61)
@@ -962,8 +964,8 @@ def test_one_who_was_told_to_go_has_a_minute_to_hear_it(local: LocalBroker) -> N
         wait_until(lambda: session not in local.sessions)
 
 
-def test_an_answer_that_is_late_is_not_sent(local: LocalBroker) -> None:
-    """It would kill the AWS clients; a closed connection does not."""
+def test_late_answer_closes_the_connection(local: LocalBroker) -> None:
+    """A late answer crashes the AWS clients; a closed connection does not."""
     with local.meet() as peer:
         session = session_of(local, peer)
 
@@ -980,8 +982,8 @@ def test_an_answer_that_is_late_is_not_sent(local: LocalBroker) -> None:
 # Memory for large frames
 
 
-def test_the_memory_of_a_frame_is_free_when_the_frame_is_done(local: LocalBroker) -> None:
-    """Also if the next one has begun already, as it always has where requests are pipelined."""
+def test_memory_of_a_frame_is_released_after_the_frame(local: LocalBroker) -> None:
+    """Also if the next frame has begun, as usual with pipelined requests."""
     large = append_frame("work", bytes(3 * MEBIBYTE))
     small = append_frame("work", b"x")
     with local.meet() as first, local.meet() as second:
@@ -995,7 +997,7 @@ def test_the_memory_of_a_frame_is_free_when_the_frame_is_done(local: LocalBroker
         assert first.take_answer()[1]["status"] == 0
 
 
-def test_every_large_frame_of_a_connection_is_counted(local: LocalBroker) -> None:
+def test_each_large_frame_of_a_connection_is_counted(local: LocalBroker) -> None:
     first = append_frame("work", bytes(3 * MEBIBYTE // 2))
     second = append_frame("work", bytes(3 * MEBIBYTE))
     with local.meet() as peer:
@@ -1011,7 +1013,7 @@ def test_every_large_frame_of_a_connection_is_counted(local: LocalBroker) -> Non
     assert local.run(lambda: dict(local.broker.memory._reserved)) == {}
 
 
-def test_large_frames_wait_in_line_and_small_ones_pass(local: LocalBroker) -> None:
+def test_large_frames_queue_for_memory_and_small_frames_do_not(local: LocalBroker) -> None:
     large = append_frame("work", bytes(3 * MEBIBYTE))
     with local.meet() as first, local.meet() as second:
         first.say(large[: 2 * MEBIBYTE])
@@ -1024,25 +1026,25 @@ def test_large_frames_wait_in_line_and_small_ones_pass(local: LocalBroker) -> No
         with running(ask):
             waiting = session_of(local, second)
             wait_until(lambda: not local.broker.memory.admits(waiting))
-            others_are_served(local)
-            # A minute in line is not dawdling.
+            check_others_are_served(local)
+            # The wait for memory does not count as slow.
             check_timeouts(local, waiting, local.loop.time() + 61)
-            # The first one leaves in the middle of its frame.
+            # The first peer disconnects inside its frame.
             first.close()
 
 
-# Farewells
+# Lost connections
 
 
-def test_when_a_client_is_gone_what_it_left_to_be_done_is_done_once_for_each_key(
+def test_connection_lost_calls_one_callback_for_each_key(
     local: LocalBroker,
 ) -> None:
-    said: list[str] = []
+    called: list[str] = []
     with local.meet() as peer:
         session = session_of(local, peer)
         for key, word in (("a", "first"), ("b", "other"), ("a", "second")):
-            local.run(partial(session.on_connection_lost, key, partial(said.append, word)))
+            local.run(partial(session.on_connection_lost, key, partial(called.append, word)))
         assert peer.ask(Operation.ListStreams)[1]["status"] == 0
-        assert said == []
+        assert called == []
     wait_until(lambda: not local.sessions)
-    assert said == ["second", "other"]
+    assert called == ["second", "other"]

@@ -1,4 +1,4 @@
-"""Streams by name: what is there, what is told of it, and those that cannot be read."""
+"""Streams: definitions, statistics, waits, listeners, and unreadable streams."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def create(streams: Streams, name: str = "s", **fields: Any) -> Stream:
     return streams.find(name)
 
 
-def test_create_is_refused_beyond_max_streams(store: Store, executor: ThreadPoolExecutor) -> None:
+def test_create_above_max_streams_is_rejected(store: Store, executor: ThreadPoolExecutor) -> None:
     streams = Streams(store, Settings(root=str(store.root), max_streams=2), executor)
     create(streams, "a")
     create(streams, "b")
@@ -77,19 +77,19 @@ def test_create_is_refused_beyond_max_streams(store: Store, executor: ThreadPool
         both = (streams.create(definition(name)) for name in ("c", "d"))
         return await asyncio.gather(*both, return_exceptions=True)
 
-    # Also those that are being stored count.
+    # Pending creations count too.
     assert [type(error) for error in asyncio.run(create_both())] == [
         type(None),
         InvalidRequestException,
     ]
 
 
-def test_reads_without_descriptors_can_be_repeated(streams: Streams) -> None:
+def test_read_without_descriptors_can_be_retried(streams: Streams) -> None:
     stream = create(streams, streamSegmentSize=1024)
     stream.append([bytes(1000)], 1)
     stream.append([bytes(1000)], 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # All numbers below are taken: nothing can be opened, whatever the pool closes.
+    # All lower numbers are in use: no file can be opened, even if the pool closes files.
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
         with pytest.raises(
@@ -110,7 +110,7 @@ def test_streams_are_listed_in_order(streams: Streams) -> None:
 
 
 @pytest.mark.parametrize("name", ["nowhere", "..", "x" * 255])
-def test_a_stream_that_is_not_there_is_not_found(streams: Streams, name: str) -> None:
+def test_unknown_stream_is_not_found(streams: Streams, name: str) -> None:
     with pytest.raises(ResourceNotFoundException, match="does not exist"):
         streams.find(name)
     with pytest.raises(ResourceNotFoundException, match="does not exist"):
@@ -118,12 +118,12 @@ def test_a_stream_that_is_not_there_is_not_found(streams: Streams, name: str) ->
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "ü", "a\n", "x" * 256])
-def test_a_name_that_no_stream_can_have_is_wrong(streams: Streams, name: str) -> None:
+def test_invalid_name_is_rejected(streams: Streams, name: str) -> None:
     with pytest.raises(InvalidRequestException, match="expected 1 to 255"):
         streams.find(name)
 
 
-def test_a_deleted_stream_is_not_served(streams: Streams) -> None:
+def test_deleted_stream_is_not_served(streams: Streams) -> None:
     old = create(streams)
     assert streams.is_served(old)
 
@@ -135,7 +135,7 @@ def test_a_deleted_stream_is_not_served(streams: Streams) -> None:
     assert not streams.is_served(old)
 
 
-def test_how_far_an_export_got_is_described(store: Store, streams: Streams) -> None:
+def test_description_has_the_progress_of_exports(store: Store, streams: Streams) -> None:
     kinesis = [{"identifier": "k", "kinesisStreamName": "n"}]
     stream = create(streams, exportDefinition={"kinesis": kinesis})
     before = stream.describe().export_statuses
@@ -151,7 +151,9 @@ def test_how_far_an_export_got_is_described(store: Store, streams: Streams) -> N
     assert (status.exported_bytes_from_stream, status.exported_messages_count) == (50, 5)
 
 
-def test_a_full_stream_gives_up_what_all_exports_have(store: Store, streams: Streams) -> None:
+def test_full_stream_evicts_messages_that_all_exports_exported(
+    store: Store, streams: Streams
+) -> None:
     kinesis = [{"identifier": "k", "kinesisStreamName": "n"}]
     stream = create(
         streams, maxSize=4096, streamSegmentSize=1024, exportDefinition={"kinesis": kinesis}
@@ -167,7 +169,7 @@ def test_a_full_stream_gives_up_what_all_exports_have(store: Store, streams: Str
     assert stream.log.oldest >= 1
 
 
-def test_a_full_stream_keeps_it_where_reclaiming_is_off(
+def test_full_stream_keeps_exported_messages_without_reclaim_exported(
     store: Store, executor: ThreadPoolExecutor
 ) -> None:
     streams = Streams(store, Settings(root=str(store.root), reclaim_exported=False), executor)
@@ -199,7 +201,7 @@ def _sqlite_full() -> sqlite3.OperationalError:
         (MemoryError(), ServerOutOfMemoryException, "no memory left"),
     ],
 )
-def test_errors_of_the_store_are_told_as_a_client_understands_them(
+def test_errors_of_the_store_are_translated_for_clients(
     streams: Streams,
     error: Exception,
     told: type[Exception],
@@ -217,14 +219,14 @@ def test_errors_of_the_store_are_told_as_a_client_understands_them(
         stream.append([b"x"], 1)
 
 
-def test_a_message_larger_than_the_stream_is_too_large(streams: Streams) -> None:
+def test_message_larger_than_the_stream_is_rejected(streams: Streams) -> None:
     stream = create(streams, maxSize=1024, streamSegmentSize=1024)
 
     with pytest.raises(RequestPayloadTooLargeException, match="larger than the maxSize"):
         stream.append([b"x" * 1025], 1)
 
 
-def test_a_stream_that_cannot_be_read_is_named_and_can_only_be_deleted(
+def test_unreadable_stream_is_listed_and_can_only_be_deleted(
     tmp_path: Path, executor: ThreadPoolExecutor
 ) -> None:
     store = Store(tmp_path)
@@ -254,7 +256,7 @@ def test_a_stream_that_cannot_be_read_is_named_and_can_only_be_deleted(
     store.close()
 
 
-def test_one_stream_that_cannot_be_trimmed_does_not_keep_the_others_from_it(
+def test_failed_eviction_of_one_stream_does_not_stop_others(
     streams: Streams, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = [create(streams, name, timeToLiveMillis=60_000) for name in ("bad", "good")]
@@ -269,13 +271,13 @@ def test_one_stream_that_cannot_be_trimmed_does_not_keep_the_others_from_it(
     streams.trim(10_000_000)
 
     assert old[1].log.oldest == 1
-    assert "stream 'bad' cannot be trimmed" in caplog.text
+    assert "cannot evict messages of stream 'bad'" in caplog.text
 
 
-# Those who wait, and those who read in bulk
+# Waits and stored reads
 
 
-def test_whoever_waits_for_a_stream_is_woken_when_one_is_created(streams: Streams) -> None:
+def test_creation_wakes_change_waiters(streams: Streams) -> None:
     woken: list[bool] = []
     streams.change_waiters.add(Waiter(streams.change_count + 2, woken.append))
 
@@ -288,7 +290,7 @@ def test_whoever_waits_for_a_stream_is_woken_when_one_is_created(streams: Stream
     assert woken == [True]
 
 
-def test_whoever_waits_for_a_change_is_woken_by_updates_and_deletions_too(
+def test_updates_and_deletions_wake_change_waiters(
     streams: Streams,
 ) -> None:
     create(streams, "a")
@@ -303,7 +305,7 @@ def test_whoever_waits_for_a_change_is_woken_by_updates_and_deletions_too(
     assert woken == [True, True]
 
 
-def test_whoever_waits_is_told_that_the_end_has_come(streams: Streams) -> None:
+def test_finish_waits_ends_all_waits(streams: Streams) -> None:
     woken: list[bool] = []
     waiters = [create(streams, "a").waiters, create(streams, "b").waiters, streams.change_waiters]
     for some in waiters:
@@ -314,7 +316,7 @@ def test_whoever_waits_is_told_that_the_end_has_come(streams: Streams) -> None:
     assert woken == [False, False, False]
 
 
-def test_what_is_read_as_stored_may_be_nothing(streams: Streams) -> None:
+def test_stored_read_of_an_empty_slice_is_empty(streams: Streams) -> None:
     stream = create(streams)
     stream.append([b"one", b"two"], 7)
 
@@ -323,7 +325,7 @@ def test_what_is_read_as_stored_may_be_nothing(streams: Streams) -> None:
         assert stream.read_stored(start, stop, 100) == (start, 0, b"", b"")
 
 
-def test_damage_is_told_with_where_to_go_on_also_to_bulk_readers(
+def test_stored_read_of_a_damaged_message_fails_with_the_next_number(
     store: Store, streams: Streams
 ) -> None:
     stream = create(streams)
@@ -333,17 +335,17 @@ def test_damage_is_told_with_where_to_go_on_also_to_bulk_readers(
 
     with pytest.raises(
         MessageStoreReadErrorException,
-        match="stream 's': message 1 is damaged: its index entry is missing; reading can go on "
+        match="stream 's': message 1 is damaged: its index entry is missing; continue reading "
         "from 2",
     ):
         stream.read_stored(1, 2, 100)
 
 
-# Who looks at messages before they go
+# Retention listeners
 
 
-class Notes:
-    """A witness, and what it saw."""
+class RecordingListener:
+    """A listener that records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[object] = []
@@ -365,14 +367,14 @@ class Notes:
 
 
 @pytest.fixture
-def notes(streams: Streams) -> Notes:
-    notes = Notes()
-    streams.tell(notes)
-    return notes
+def listener(streams: Streams) -> RecordingListener:
+    listener = RecordingListener()
+    streams.set_listener(listener)
+    return listener
 
 
-class FailingNotes(Notes):
-    """A witness that cannot read what it needs."""
+class FailingListener(RecordingListener):
+    """A listener that fails."""
 
     def before_change(
         self,
@@ -384,9 +386,9 @@ class FailingNotes(Notes):
 
 
 @pytest.mark.parametrize("deletes", [False, True])
-def test_a_change_whose_witness_fails_is_noticed(streams: Streams, deletes: bool) -> None:
+def test_change_is_notified_although_its_listener_fails(streams: Streams, deletes: bool) -> None:
     stream = create(streams)
-    streams.tell(FailingNotes())
+    streams.set_listener(FailingListener())
     before = streams.change_count
     wanted = definition(flushOnWrite=True)
     with pytest.raises(OSError, match="too many open files"):
@@ -396,19 +398,19 @@ def test_a_change_whose_witness_fails_is_noticed(streams: Streams, deletes: bool
     assert streams.change_count == before + 1
 
 
-def test_a_witness_sees_a_stream_before_and_after_it_changes(
-    streams: Streams, notes: Notes
+def test_listener_is_called_before_and_after_a_change(
+    streams: Streams, listener: RecordingListener
 ) -> None:
     create(streams).append([b"x"], 1)
-    assert notes.seen == []
+    assert listener.seen == []
     wanted = definition(flushOnWrite=True)
     asyncio.run(streams.update(wanted))
-    assert notes.seen == [("s", wanted, 1), "done"]
+    assert listener.seen == [("s", wanted, 1), "done"]
     asyncio.run(streams.delete("s"))
-    assert notes.seen[2:] == [("s", None, 1), "done"]
+    assert listener.seen[2:] == [("s", None, 1), "done"]
 
 
-def test_witness_is_notified_of_moves(streams: Streams, notes: Notes) -> None:
+def test_listener_is_notified_of_moves(streams: Streams, listener: RecordingListener) -> None:
     def exports(start: int) -> dict[str, object]:
         return {"http": [{"identifier": "e", "uri": "http://x", "startSequenceNumber": start}]}
 
@@ -417,12 +419,10 @@ def test_witness_is_notified_of_moves(streams: Streams, notes: Notes) -> None:
     asyncio.run(streams.update(definition(exportDefinition=exports(2), flushOnWrite=True)))
     asyncio.run(streams.rewind("s", "e", 2))
     asyncio.run(streams.delete("s"))
-    assert notes.moves == [{"e": 2}, {}, {"e": 2}, {}]
+    assert listener.moves == [{"e": 2}, {}, {"e": 2}, {}]
 
 
-def test_rewind_is_allowed_although_the_definition_is_no_longer(
-    streams: Streams, store: Store
-) -> None:
+def test_rewind_does_not_check_the_stored_definition(streams: Streams, store: Store) -> None:
     asyncio.run(streams.create(definition("status")))
     executor = {"identifier": "e", "statusConfig": {"statusStreamName": "status"}}
     create(streams, exportDefinition={"s3TaskExecutor": [executor]}).append([b"x"], 1)
@@ -431,8 +431,8 @@ def test_rewind_is_allowed_although_the_definition_is_no_longer(
     assert store.streams["s"].progress["e"].last_exported == 0
 
 
-def test_a_witness_is_not_told_of_changes_that_fail(
-    streams: Streams, store: Store, notes: Notes
+def test_listener_is_not_notified_of_failed_changes(
+    streams: Streams, store: Store, listener: RecordingListener
 ) -> None:
     create(streams)
     for event in ("UPDATE", "DELETE"):
@@ -444,68 +444,72 @@ def test_a_witness_is_not_told_of_changes_that_fail(
         asyncio.run(streams.update(definition(flushOnWrite=True)))
     with pytest.raises(UnknownFailureException):
         asyncio.run(streams.delete("s"))
-    assert "done" not in notes.seen
+    assert "done" not in listener.seen
     assert streams.find("s").append([b"x"], 1) == 0
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_witness_sees_what_is_dropped(
+def test_listener_is_called_before_an_eviction(
     streams: Streams, store: Store, executor: ThreadPoolExecutor, is_restarted: bool
 ) -> None:
     create(streams, timeToLiveMillis=60_000)
     if is_restarted:
         streams = Streams(store, Settings(root=str(store.root)), executor)
-    notes = Notes()
-    streams.tell(notes)
+    listener = RecordingListener()
+    streams.set_listener(listener)
     streams.find("s").append([b"x"], 1)
     streams.trim(100_000)
-    assert notes.seen == [("s", 1, True)]
+    assert listener.seen == [("s", 1, True)]
 
 
 # Status streams
 
 
-def told_in(status_stream: str) -> dict[str, Any]:
+def with_status_stream(status_stream: str) -> dict[str, Any]:
     config = {"identifier": "e", "statusConfig": {"statusStreamName": status_stream}}
     return {"exportDefinition": {"s3TaskExecutor": [config]}}
 
 
-def test_a_status_stream_is_looked_for_when_a_stream_is_created_and_updated(
+def test_status_stream_must_exist_on_create_and_update(
     streams: Streams,
 ) -> None:
     create(streams)
     for change in (streams.create, streams.update):
         with pytest.raises(InvalidRequestException, match="'status' does not exist"):
             asyncio.run(
-                change(definition("t" if change == streams.create else "s", **told_in("status")))
+                change(
+                    definition(
+                        "t" if change == streams.create else "s", **with_status_stream("status")
+                    )
+                )
             )
     create(streams, "status")
-    create(streams, "t", **told_in("status"))
-    asyncio.run(streams.update(definition(**told_in("status"))))
+    create(streams, "t", **with_status_stream("status"))
+    asyncio.run(streams.update(definition(**with_status_stream("status"))))
 
 
-def test_statuses_never_come_back_to_where_they_are_from(streams: Streams) -> None:
+def test_cycle_of_status_streams_is_rejected(streams: Streams) -> None:
     with pytest.raises(InvalidRequestException, match="is the stream itself"):
-        create(streams, **told_in("s"))
+        create(streams, **with_status_stream("s"))
     create(streams)
     with pytest.raises(InvalidRequestException, match="is the stream itself"):
-        asyncio.run(streams.update(definition(**told_in("s"))))
-    create(streams, "t", **told_in("s"))
-    with pytest.raises(InvalidRequestException, match="come back to 's'"):
-        asyncio.run(streams.update(definition(**told_in("t"))))
+        asyncio.run(streams.update(definition(**with_status_stream("s"))))
+    create(streams, "t", **with_status_stream("s"))
+    with pytest.raises(InvalidRequestException, match="lead back to 's'"):
+        asyncio.run(streams.update(definition(**with_status_stream("t"))))
     asyncio.run(streams.delete("s"))
-    with pytest.raises(InvalidRequestException, match="come back to 's'"):
-        create(streams, **told_in("t"))
+    with pytest.raises(InvalidRequestException, match="lead back to 's'"):
+        create(streams, **with_status_stream("t"))
 
 
-def test_updates_at_once_do_not_become_a_cycle_of_status_streams(streams: Streams) -> None:
+def test_concurrent_updates_cannot_create_a_cycle_of_status_streams(streams: Streams) -> None:
     create(streams, "a")
     create(streams, "b")
 
     async def update_both() -> list[BaseException | None]:
         updates = [
-            streams.update(definition("a", **told_in("b"))),
-            streams.update(definition("b", **told_in("a"))),
+            streams.update(definition("a", **with_status_stream("b"))),
+            streams.update(definition("b", **with_status_stream("a"))),
         ]
         return await asyncio.gather(*updates, return_exceptions=True)
 
@@ -514,10 +518,10 @@ def test_updates_at_once_do_not_become_a_cycle_of_status_streams(streams: Stream
     assert isinstance(second, InvalidRequestException)
 
 
-# Changes at once
+# Concurrent changes
 
 
-def test_an_edit_sees_the_update_before_it(streams: Streams) -> None:
+def test_edit_is_based_on_the_preceding_update(streams: Streams) -> None:
     create(streams)
 
     async def change_both() -> None:
@@ -554,7 +558,7 @@ def test_changes_of_one_name_are_made_in_order(streams: Streams) -> None:
     assert streams.find("s").definition.time_to_live_millis == 60_000
 
 
-def test_a_canceled_caller_does_not_end_a_change(streams: Streams) -> None:
+def test_canceled_caller_does_not_cancel_the_change(streams: Streams) -> None:
     async def cancel() -> None:
         task = asyncio.ensure_future(streams.create(definition()))
         await asyncio.sleep(0)
@@ -567,7 +571,7 @@ def test_a_canceled_caller_does_not_end_a_change(streams: Streams) -> None:
     assert streams.find("s").append([b"x"], 1) == 0
 
 
-def test_a_change_that_cannot_be_stored_is_undone(streams: Streams, store: Store) -> None:
+def test_change_that_cannot_be_stored_is_undone(streams: Streams, store: Store) -> None:
     create(streams, maxSize=4096, streamSegmentSize=1024)
     for event in ("INSERT", "UPDATE", "DELETE"):
         store.catalog._connection.execute(

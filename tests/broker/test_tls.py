@@ -1,4 +1,4 @@
-"""Handshakes that count, in the loop that the broker has and in the one of asyncio."""
+"""Limits of handshakes, in the event loops of uvloop and asyncio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.broker.tls import TlsListener
 from tests.client.servers import Certificates, make_certificates
 from tests.support import TIMEOUT_S, Json
 
-# What may be in a handshake above the limit.
+# The number of handshakes above the limit.
 SPARE = 16
 MAX_CONNECTIONS = 2
 
@@ -43,8 +43,8 @@ class Echo(asyncio.Protocol):
         self._connections.discard(self)
 
 
-class Hall:
-    """A listener with whatever comes to it, and how its clients fare."""
+class TlsFixture:
+    """A listener with its connections, and clients."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Hall:
         self._clients = AsyncExitStack()
 
     def reach(self) -> socket.socket:
-        """A connection on which nothing is said."""
+        """A connection that sends nothing."""
         silent = self._clients.enter_context(closing(socket.create_connection(self._address)))
         silent.setblocking(False)
         return silent
@@ -91,18 +91,18 @@ class Client:
         self._reader = reader
         self._writer = writer
 
-    async def hears_itself(self) -> bool:
+    async def is_echoed(self) -> bool:
         self._writer.write(b"echo")
         return await self._reader.readexactly(4) == b"echo"
 
 
 @asynccontextmanager
-async def opened(certificates: Certificates, **options: Any) -> AsyncIterator[Hall]:
-    hall = Hall(certificates, await listen("127.0.0.1", 0), **options)
+async def opened(certificates: Certificates, **options: Any) -> AsyncIterator[TlsFixture]:
+    fixture = TlsFixture(certificates, await listen("127.0.0.1", 0), **options)
     try:
-        yield hall
+        yield fixture
     finally:
-        await hall.close()
+        await fixture.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -111,7 +111,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def is_ended(connection: socket.socket) -> bool:
-    """Waits for the end of a connection on which nothing came."""
+    """Waits for the end of a connection without data."""
     try:
         return await asyncio.get_running_loop().sock_recv(connection, 1) == b""
     except ConnectionResetError:
@@ -129,7 +129,7 @@ def is_open(connection: socket.socket) -> bool:
 def in_both_loops(
     test: Callable[[Certificates], Coroutine[Any, Any, None]],
 ) -> Callable[[Callable[[], asyncio.AbstractEventLoop], Certificates], None]:
-    """Runs it in loops that may not have anything to complain about."""
+    """Runs a test in both event loops, and checks that they report no errors."""
 
     @pytest.mark.parametrize(
         "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
@@ -145,109 +145,109 @@ def in_both_loops(
 
 
 @in_both_loops
-async def test_a_protocol_is_connected_when_the_handshake_is_done(
+async def test_protocol_is_connected_after_the_handshake(
     certificates: Certificates,
 ) -> None:
-    async with opened(certificates) as hall:
-        client = await hall.connect()
-        assert await client.hears_itself()
-        (echo,) = hall.connections
+    async with opened(certificates) as fixture:
+        client = await fixture.connect()
+        assert await client.is_echoed()
+        (echo,) = fixture.connections
         assert isinstance(echo, Echo)
         assert echo.transport.get_extra_info("sslcontext") is not None
-        # Small answers leave at once.
+        # Small answers are sent at once.
         plain = echo.transport.get_extra_info("socket")
         assert plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @in_both_loops
-async def test_the_oldest_handshakes_make_room_for_others(certificates: Certificates) -> None:
-    async with opened(certificates) as hall:
-        established = await hall.connect()
-        silent = [hall.reach() for _ in range(MAX_CONNECTIONS + SPARE + 2)]
+async def test_oldest_handshakes_are_ended_above_the_limit(certificates: Certificates) -> None:
+    async with opened(certificates) as fixture:
+        established = await fixture.connect()
+        silent = [fixture.reach() for _ in range(MAX_CONNECTIONS + SPARE + 2)]
         peers = ["{}:{}".format(*each.getsockname()) for each in silent]
 
-        # One is connected, and all but one of the others have room beside it.
+        # One client is connected. All handshakes but one fit beside it.
         assert [await is_ended(each) for each in silent[:3]] == [True] * 3
-        assert hall.refused == peers[:3]
-        assert await established.hears_itself()
+        assert fixture.refused == peers[:3]
+        assert await established.is_echoed()
 
-        newcomer = await hall.connect()
-        assert await newcomer.hears_itself()
+        newcomer = await fixture.connect()
+        assert await newcomer.is_echoed()
         assert await is_ended(silent[3])
-        assert hall.refused == peers[:4]
+        assert fixture.refused == peers[:4]
         assert all(map(is_open, silent[4:]))
 
 
 @in_both_loops
-async def test_where_there_is_no_room_at_all_nobody_shakes_hands(
+async def test_handshakes_are_refused_when_all_connections_are_in_use(
     certificates: Certificates,
 ) -> None:
-    async with opened(certificates) as hall:
-        hall.connections.update(range(MAX_CONNECTIONS + SPARE))
+    async with opened(certificates) as fixture:
+        fixture.connections.update(range(MAX_CONNECTIONS + SPARE))
 
-        with pytest.raises(OSError):  # noqa: PT011 - closed or reset, whatever is noticed first
-            await hall.connect()
-        assert await is_ended(hall.reach())
+        with pytest.raises(OSError):  # noqa: PT011 - closed or reset
+            await fixture.connect()
+        assert await is_ended(fixture.reach())
 
-        hall.connections.remove(0)
-        assert await (await hall.connect()).hears_itself()
+        fixture.connections.remove(0)
+        assert await (await fixture.connect()).is_echoed()
 
 
 @in_both_loops
-async def test_handshakes_make_room_for_those_who_come_another_way(
+async def test_handshakes_are_ended_for_connections_of_other_listeners(
     certificates: Certificates,
 ) -> None:
-    async with opened(certificates) as hall:
-        first, second = hall.reach(), hall.reach()
-        client = await hall.connect()
-        hall.connections.update(range(MAX_CONNECTIONS + SPARE - 2))
+    async with opened(certificates) as fixture:
+        first, second = fixture.reach(), fixture.reach()
+        client = await fixture.connect()
+        fixture.connections.update(range(MAX_CONNECTIONS + SPARE - 2))
 
-        hall.listener.make_room()
+        fixture.listener.make_room()
 
         assert await is_ended(first)
         assert is_open(second)
-        assert await client.hears_itself()
+        assert await client.is_echoed()
 
 
 @in_both_loops
-async def test_a_handshake_that_does_not_come_is_not_waited_for(
+async def test_missing_handshake_times_out(
     certificates: Certificates,
 ) -> None:
-    async with opened(certificates, handshake_seconds=0.05) as hall:
-        assert await is_ended(hall.reach())
-        assert not hall.refused
+    async with opened(certificates, handshake_seconds=0.05) as fixture:
+        assert await is_ended(fixture.reach())
+        assert not fixture.refused
 
 
 @in_both_loops
-async def test_what_is_no_handshake_is_turned_away(certificates: Certificates) -> None:
-    async with opened(certificates) as hall:
-        plain = hall.reach()
+async def test_invalid_handshake_is_closed(certificates: Certificates) -> None:
+    async with opened(certificates) as fixture:
+        plain = fixture.reach()
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
         await until(lambda: not is_open(plain))
 
-        assert await (await hall.connect()).hears_itself()
+        assert await (await fixture.connect()).is_echoed()
 
 
 @in_both_loops
-async def test_its_end_is_the_end_of_handshakes_but_not_of_connections(
+async def test_close_ends_handshakes_but_not_connections(
     certificates: Certificates,
 ) -> None:
-    async with opened(certificates) as hall:
-        silent = hall.reach()
-        client = await hall.connect()
-        late = hall.reach()
+    async with opened(certificates) as fixture:
+        silent = fixture.reach()
+        client = await fixture.connect()
+        late = fixture.reach()
 
-        await hall.listener.close()
+        await fixture.listener.close()
 
         assert await is_ended(silent)
         assert await is_ended(late)
-        assert await client.hears_itself()
+        assert await client.is_echoed()
         with pytest.raises(ConnectionRefusedError):
-            hall.reach()
+            fixture.reach()
 
 
 class ExhaustedSocket(socket.socket):
-    """Cannot accept at first, as if there were no descriptors left."""
+    """Fails at first, as if there were no descriptors left."""
 
     is_exhausted = True
 
@@ -265,21 +265,21 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_pause")
 @in_both_loops
-async def test_that_nothing_can_be_accepted_for_now_is_survived(
+async def test_accepting_continues_after_a_shortage_of_descriptors(
     certificates: Certificates,
 ) -> None:
     (plain,) = await listen("127.0.0.1", 0)
     exhausted = ExhaustedSocket(fileno=plain.detach())
-    hall = Hall(certificates, [exhausted])
+    fixture = TlsFixture(certificates, [exhausted])
 
-    assert await (await hall.connect()).hears_itself()
+    assert await (await fixture.connect()).is_echoed()
 
     assert not exhausted.is_exhausted
-    assert [error.errno for error in hall.shortages] == [errno.EMFILE]
-    await hall.close()
+    assert [error.errno for error in fixture.shortages] == [errno.EMFILE]
+    await fixture.close()
 
 
-def test_an_address_that_is_taken_is_an_error() -> None:
+def test_address_in_use_is_an_error() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(OSError, match="in use"),

@@ -1,4 +1,4 @@
-"""Those who wait: for messages, and for the disk."""
+"""Waits for messages and for the disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.broker.waiting import GroupCommit, Waiter, Waiters, seconds_to_wai
 
 
 class Reader:
-    """Notes how often, and with what, its waiting ended."""
+    """Records how often, and with what result, its wait ended."""
 
     def __init__(self, needed_end: int) -> None:
         self.results: list[bool] = []
@@ -32,7 +32,7 @@ def add(waiters: Waiters, *needed_ends: int) -> list[Reader]:
     return readers
 
 
-def test_those_whose_number_is_reached_are_woken(waiters: Waiters) -> None:
+def test_waiters_are_woken_when_their_number_is_reached(waiters: Waiters) -> None:
     five, three, four, other_three = add(waiters, 5, 3, 4, 3)
 
     waiters.wake(2)
@@ -44,7 +44,7 @@ def test_those_whose_number_is_reached_are_woken(waiters: Waiters) -> None:
     assert len(waiters) == 1
 
 
-def test_the_one_who_came_first_is_woken_first(waiters: Waiters) -> None:
+def test_waiters_are_woken_in_order(waiters: Waiters) -> None:
     woken: list[int] = []
 
     def note(number: int) -> Callable[[bool], None]:
@@ -57,7 +57,7 @@ def test_the_one_who_came_first_is_woken_first(waiters: Waiters) -> None:
     assert woken == list(range(10))
 
 
-def test_nobody_is_woken_twice(waiters: Waiters) -> None:
+def test_waiters_are_woken_once(waiters: Waiters) -> None:
     (reader,) = add(waiters, 1)
 
     waiters.wake(1)
@@ -69,7 +69,7 @@ def test_nobody_is_woken_twice(waiters: Waiters) -> None:
     assert reader.waiter.is_over
 
 
-def test_one_who_left_is_not_woken(waiters: Waiters) -> None:
+def test_canceled_waiter_is_not_woken(waiters: Waiters) -> None:
     (reader,) = add(waiters, 1)
 
     reader.waiter.cancel()
@@ -79,7 +79,7 @@ def test_one_who_left_is_not_woken(waiters: Waiters) -> None:
     assert len(waiters) == 0
 
 
-def test_all_are_told_that_it_is_over(waiters: Waiters) -> None:
+def test_finish_all_ends_all_waits(waiters: Waiters) -> None:
     readers = add(waiters, 1, 2, 3)
 
     waiters.finish_all()
@@ -88,7 +88,7 @@ def test_all_are_told_that_it_is_over(waiters: Waiters) -> None:
     assert len(waiters) == 0
 
 
-def test_one_who_waits_again_while_being_woken_waits_for_more(waiters: Waiters) -> None:
+def test_waiter_that_is_added_during_a_wake_waits_for_more(waiters: Waiters) -> None:
     again = Reader(7)
     waiters.add(Waiter(1, lambda _: waiters.add(again.waiter)))
 
@@ -100,8 +100,8 @@ def test_one_who_waits_again_while_being_woken_waits_for_more(waiters: Waiters) 
     assert again.results == [True]
 
 
-def test_those_who_left_do_not_pile_up(waiters: Waiters) -> None:
-    (patient,) = add(waiters, 1_000_000)
+def test_canceled_waiters_are_removed(waiters: Waiters) -> None:
+    (last,) = add(waiters, 1_000_000)
 
     for _ in range(10_000):
         (reader,) = add(waiters, 1_000_000)
@@ -109,17 +109,17 @@ def test_those_who_left_do_not_pile_up(waiters: Waiters) -> None:
 
     assert len(waiters._heap) < 500
     waiters.wake(1_000_000)
-    assert patient.results == [True]
+    assert last.results == [True]
 
 
 @pytest.mark.parametrize(
     ("millis", "seconds"), [(0, 0.0), (100, 0.098), (12_500, 12.25), (60_000, 59.75)]
 )
-def test_a_wait_ends_a_little_before_a_client_gives_up(millis: int, seconds: float) -> None:
+def test_wait_ends_before_the_client_times_out(millis: int, seconds: float) -> None:
     assert seconds_to_wait(millis) == pytest.approx(seconds)
 
 
-def test_a_deadline_ends_the_wait() -> None:
+def test_deadline_ends_the_wait() -> None:
     async def wait() -> tuple[bool, float]:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[bool] = loop.create_future()
@@ -133,7 +133,7 @@ def test_a_deadline_ends_the_wait() -> None:
     assert seconds >= 0.019
 
 
-def test_one_who_was_woken_has_no_deadline_left() -> None:
+def test_woken_waiter_has_no_deadline() -> None:
     async def wake() -> list[bool]:
         loop = asyncio.get_running_loop()
         reader = Reader(1)
@@ -148,7 +148,7 @@ def test_one_who_was_woken_has_no_deadline_left() -> None:
 
 
 class SlowDisk:
-    """Syncs that end when they are told to."""
+    """Syncs that the test ends."""
 
     def __init__(self) -> None:
         self.syncs = 0
@@ -162,7 +162,7 @@ class SlowDisk:
             raise self.error
 
 
-def test_all_who_come_while_a_sync_runs_share_the_next_one() -> None:
+def test_waits_during_a_flush_share_the_next_one() -> None:
     disk = SlowDisk()
 
     async def append() -> None:
@@ -179,7 +179,7 @@ def test_all_who_come_while_a_sync_runs_share_the_next_one() -> None:
                 commit.wait(future.set_result)
             disk.may_end.release()
             await done[0]
-            # Those who came while the first sync ran may have been written after it began.
+            # Messages that arrived during the first sync may have been written after it began.
             assert not any(future.done() for future in done[1:])
             disk.may_end.release()
             assert await asyncio.gather(*done) == [None] * 100
@@ -189,7 +189,7 @@ def test_all_who_come_while_a_sync_runs_share_the_next_one() -> None:
     assert disk.syncs == 2
 
 
-def test_all_who_come_in_one_turn_of_the_loop_share_a_sync() -> None:
+def test_waits_in_one_turn_of_the_loop_share_a_flush() -> None:
     disk = SlowDisk()
 
     async def append() -> None:
@@ -209,7 +209,7 @@ def test_all_who_come_in_one_turn_of_the_loop_share_a_sync() -> None:
     assert disk.syncs == 1
 
 
-def test_those_who_came_first_are_answered_first_also_on_a_quick_disk() -> None:
+def test_waits_end_in_order_on_a_fast_disk() -> None:
     answered: list[int] = []
 
     async def append() -> None:
@@ -228,7 +228,7 @@ def test_those_who_came_first_are_answered_first_also_on_a_quick_disk() -> None:
     assert answered == list(range(600))
 
 
-def test_a_flush_that_is_not_short_is_left_to_a_thread() -> None:
+def test_long_flush_runs_in_a_thread() -> None:
     threads: list[str] = []
 
     async def append(times: int) -> None:
@@ -246,7 +246,7 @@ def test_a_flush_that_is_not_short_is_left_to_a_thread() -> None:
     assert all(name.startswith("thread") for name in threads)
 
 
-def test_a_quick_disk_is_synced_without_a_thread_and_a_slow_one_with_one() -> None:
+def test_only_slow_flushes_use_a_thread() -> None:
     threads: list[str] = []
     seconds = 0.0
     clock = 0.0
@@ -273,7 +273,7 @@ def test_a_quick_disk_is_synced_without_a_thread_and_a_slow_one_with_one() -> No
         assert threads[-1].startswith("thread")
 
 
-def test_a_sync_that_fails_is_told_to_those_who_waited_for_it_alone() -> None:
+def test_failed_flush_fails_only_its_own_waits() -> None:
     disk = SlowDisk()
 
     async def append(commit: GroupCommit, error: OSError | None) -> BaseException | None:
@@ -294,7 +294,7 @@ def test_a_sync_that_fails_is_told_to_those_who_waited_for_it_alone() -> None:
     assert worked is None
 
 
-def test_a_pipeline_that_waits_is_not_counted_as_a_reader() -> None:
+def test_waiting_pipeline_is_not_counted_as_a_reader() -> None:
     waiters = Waiters()
     waiters.add(Waiter(5, lambda _: None))
     waiters.add(Waiter(5, lambda _: None, is_reader=False))

@@ -167,7 +167,7 @@ def test_create_options_add_exports(broker: LocalBroker) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["s", "--max-size", "12q"], "'--max-size': '12q' is no size: expected a number and"),
+        (["s", "--max-size", "12q"], "'--max-size': '12q' is not a size: expected a number and"),
         (["s", "--max-size", "10"], "maxSize is 10: expected int >= 1024"),
         (["s", "--ttl", "90"], "'--ttl': '90' is not a duration: expected numbers with"),
         (["s", "--ttl", "1s"], "'--ttl': '1s': expected at least 1min"),
@@ -268,7 +268,7 @@ def test_consumer_may_not_change_streams(broker: LocalBroker) -> None:
         assert rejected.code == 4
         assert rejected.error_lines == [
             f"penstock: the role consumer does not allow {operation}MessageStream; "
-            "it takes one of admin"
+            "these roles do: admin"
         ]
         assert rejected.output == ""
     assert json.loads(attempt("describe", "s", "--json").output) == before

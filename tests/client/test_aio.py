@@ -511,7 +511,7 @@ async def test_a_role_allows_what_it_allows(broker: BrokerProcess) -> None:
             await consumer.append_message(name, b"x")
         with pytest.raises(UnauthorizedException, match="consumer does not allow AppendMessages"):
             await consumer.append_messages(name, [b"x"])
-        with pytest.raises(UnauthorizedException, match="not for the stream 'other'"):
+        with pytest.raises(UnauthorizedException, match="does not allow the stream 'other'"):
             await producer.append_message("other", b"x")
 
 

@@ -346,7 +346,7 @@ def test_another_stream_of_the_same_name_is_not_the_one(
     )
     append(reader.client, name, numbered(5))
     wait_until(lambda: not map_piece(pieces[0]), "the files are removed")
-    with pytest.raises(DataLossError, match="was deleted, and another one has its name"):
+    with pytest.raises(DataLossError, match="was deleted and created again"):
         reader.read(pieces, via)
 
 

@@ -272,7 +272,7 @@ def test_a_token_does_not_show_others_nor_whether_they_exist(site: Site, path: s
 
     status, sentence = site.get(path, token).refusal
     assert status == 403
-    assert sentence.startswith("the token is not for the stream ")
+    assert sentence.startswith("the token does not allow the stream ")
 
 
 def test_events_are_for_tokens_of_all_streams(site: Site) -> None:
@@ -309,7 +309,7 @@ def test_tokens_that_cannot_be_looked_up_are_no_reason_to_let_anybody_in(
 
     answers: list[Answer] = [site.get(path, site.token) for path in ("/metrics", MESSAGES)]
     for answer in answers:
-        assert answer.refusal == (503, "tokens cannot be looked up: database is locked")
+        assert answer.refusal == (503, "cannot look up the token: database is locked")
 
 
 def test_tokens_that_others_know_are_good_here_too(site: Site) -> None:

@@ -211,7 +211,7 @@ def test_a_fault_of_the_server_is_told_without_its_inside(
 
     answer = site.get("/api/overview")
 
-    assert answer.refusal == (500, "the server failed; its log says how")
+    assert answer.refusal == (500, "internal error; see the log of the server")
     assert "GET /api/overview failed: RuntimeError('the inside')" in caplog.text
     assert answer.headers["x-content-type-options"] == "nosniff"
     monkeypatch.undo()

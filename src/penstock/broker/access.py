@@ -1,4 +1,4 @@
-"""Who may do what: tokens, their roles, and the streams they are for."""
+"""Permissions: tokens, their roles, and the streams that they may use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 FIRST_TOKEN_ID = "first"  # noqa: S105 - a name, not a secret
 
 _UNKNOWN_TOKEN = "the token is not known to this server"  # noqa: S105 - a message
-# A shorter one in the token file can be guessed. One that Penstock makes has 43 characters.
+# A shorter token in the token file can be guessed. Penstock creates tokens of 43 characters.
 MIN_TOKEN_LENGTH = 16
 
 _LOOK = frozenset(
@@ -68,19 +68,19 @@ ALLOWED = {
     Role.admin: _LOOK | _APPEND | _READ | _CHANGE | _EXPORT,
     Role.producer: _LOOK | _APPEND,
     Role.consumer: _LOOK | _READ,
-    # The pipeline reads what it exports and appends to status streams.
+    # The pipeline reads messages to export them and appends to status streams.
     Role.pipeline: _LOOK | _READ | _APPEND | _EXPORT,
-    # Somebody who watches, such as Prometheus, has no business with messages.
+    # A monitoring program such as Prometheus reads no messages.
     Role.observer: _LOOK,
 }
 
 
 class Access:
-    """What the holder of one token may do."""
+    """The permissions of one token."""
 
     def __init__(self, token: TokenRow, digest: bytes | None = None) -> None:
         self.token = token
-        # Of the secret; None for tokens that are not in the catalog.
+        # The digest of the secret; None for tokens that are not in the catalog.
         self.digest = digest
         self.role = Role(token.role)
         self._patterns = token.patterns
@@ -100,12 +100,12 @@ class Access:
         if operation not in self._operations:
             raise UnauthorizedException(
                 f"the role {self.role} does not allow {operation.name}; "
-                f"it takes one of {', '.join(r for r in Role if operation in ALLOWED[r])}"
+                f"these roles do: {', '.join(r for r in Role if operation in ALLOWED[r])}"
             )
         if stream_name is not None and not self._sees_all and not self.sees(stream_name):
             raise UnauthorizedException(
-                f"the token is not for the stream {stream_name!r}; "
-                f"it is for {', '.join(self._patterns)}"
+                f"the token does not allow the stream {stream_name!r}; "
+                f"it allows {', '.join(self._patterns)}"
             )
 
 
@@ -114,15 +114,15 @@ NO_ACCESS = Access(TokenRow("none", Role.consumer, (), 0))
 
 
 class Verifier(Protocol):
-    """Somebody who knows tokens that are not in the catalog."""
+    """Verifies tokens that are not in the catalog."""
 
     async def verify(self, secret: str) -> Access:
-        """UnauthorizedException if the token is not good, ConnectFailedException if it cannot be
-        told. It must not take for ever; the handshake ends when its time is over."""
+        """Raises UnauthorizedException if the token is invalid, ConnectFailedException if it cannot
+        be verified. It must have a timeout; the handshake has its own."""
 
 
 class Authenticator:
-    """Turns the token of a handshake into an access."""
+    """Turns the token of a handshake into its permissions."""
 
     def __init__(
         self,
@@ -134,11 +134,11 @@ class Authenticator:
         self._catalog = catalog
         self._is_open = is_open
         self._clock = clock
-        # Whom to ask for tokens that are not in the catalog.
+        # Verifies tokens that are not in the catalog.
         self.verifier: Verifier | None = None
 
     async def verify(self, secret: str) -> Access:
-        """The access of any token; UnauthorizedException if it is not good."""
+        """The permissions of any token; UnauthorizedException if it is invalid."""
         access = self.find(secret)
         if access is not None:
             return access
@@ -146,7 +146,7 @@ class Authenticator:
         return await self.verifier.verify(secret)
 
     def find(self, secret: str) -> Access | None:
-        """What is known at once: None if the verifier has to be asked."""
+        """The permissions of a token in the catalog; None if the verifier has to verify it."""
         if self._is_open:
             return FULL_ACCESS
         if not secret:
@@ -159,7 +159,7 @@ class Authenticator:
             row = self._catalog.find_token(digest)
         except sqlite3.Error as error:
             raise ConnectFailedException(
-                f"tokens cannot be looked up: {error}", ResponseStatusCode.FailedToConnect
+                f"cannot look up the token: {error}", ResponseStatusCode.FailedToConnect
             ) from None
         if row is not None:
             self._require_valid(row)
@@ -177,7 +177,7 @@ class Authenticator:
                 f"`penstock tokens rotate {token.id}` makes a new one"
             )
         if token.role not in list(Role):
-            logger.error("token %r has the unknown role %r and is refused", token.id, token.role)
+            logger.error("token %r refused: its role %r is unknown", token.id, token.role)
             raise UnauthorizedException(
                 f"the token {token.id!r} has the unknown role {token.role!r}; "
                 f"expected one of {', '.join(Role)}"
@@ -193,17 +193,17 @@ class Authenticator:
         token = self._catalog.find_token(access.digest)
         if token is None or self._has_expired(token):
             return False
-        # A rotation gives the old secret an end.
+        # After a rotation the old secret has an expiry time.
         access.token = token
         return True
 
     def has_expired(self, access: Access) -> bool:
-        """The same without the catalog."""
+        """Whether the token of an open connection has expired, without reading the catalog."""
         return not self._is_open and self._has_expired(access.token)
 
 
 def ensure_first_token(root: Path, catalog: Catalog) -> None:
-    """The administrator's token: made on the first start, readable by the owner only."""
+    """Creates the administrator's token on the first start, readable by its owner only."""
     path = root / TOKEN_FILE
     now = time.time_ns() // 1_000_000
     try:
@@ -224,7 +224,7 @@ def ensure_first_token(root: Path, catalog: Catalog) -> None:
             invalid,
         )
         if secret and (known := catalog.find_token(digest_token(secret))):
-            # An earlier version may have accepted it.
+            # An earlier version may have accepted this token.
             catalog.remove_token(known.id)
     if problem or not secret:
         secret = new_secret()
@@ -240,7 +240,7 @@ def ensure_first_token(root: Path, catalog: Catalog) -> None:
 
 
 def write_token_file(root: Path, secret: str) -> None:
-    """Readers get the whole old token or the whole new one."""
+    """Replaces the token file atomically."""
     path = root / TOKEN_FILE
     temporary = path.with_name(f"{TOKEN_FILE}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -253,7 +253,7 @@ def write_token_file(root: Path, secret: str) -> None:
 
 
 def _find_problem(secret: str) -> str:
-    """Why this cannot be the administrator's token; empty if it can."""
+    """Why this is not a valid administrator's token; empty if it is."""
     if not secret:
         return "it is empty"
     if len(secret) < MIN_TOKEN_LENGTH:

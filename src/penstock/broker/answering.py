@@ -1,4 +1,4 @@
-"""Answering a call within the memory for answers: at once, or when there is room."""
+"""Answers a call within the memory for answers: at once, or when memory is free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.errors import (
 
 logger = logging.getLogger(__name__)
 
-# A wait for room ends so long before the client's timeout.
+# A wait for memory ends this long before the client's timeout.
 _EARLY_SECONDS = 1.0
 
 Build = Callable[[AnswerRoom], Iterator[None]]
@@ -37,7 +37,7 @@ class FailingCall(Protocol):
 
 @contextmanager
 def failing(call: FailingCall) -> Iterator[None]:
-    """Whatever goes wrong is the answer to the call."""
+    """Answers the call with any error that is raised."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - every request has an answer
@@ -47,10 +47,10 @@ def failing(call: FailingCall) -> Iterator[None]:
 def answer_in_room(
     call: WaitingCall, memory: AnswerMemory, build: Build, room: AnswerRoom | None = None
 ) -> Iterator[None]:
-    """Takes the steps of `build`, which answers the call and passes on the room, or releases it.
+    """Runs the steps of `build`, which answers the call and passes on the room, or releases it.
 
-    Where there is no room, `build` starts over when there is. The connection goes on meanwhile.
-    Whatever else goes wrong is the answer to the call.
+    If memory is short, `build` starts over when memory is free. Meanwhile the connection handles
+    other requests. Any other error is the answer to the call.
     """
     if room is None:
         room = memory.open()
@@ -72,7 +72,7 @@ def _fail(call: FailingCall, error: Exception) -> None:
         call.fail(error)
     else:
         logger.error("a request failed", exc_info=error)
-        call.fail(UnknownFailureException("the server failed; its log says how"))
+        call.fail(UnknownFailureException("internal error; see the log of the server"))
 
 
 def _wait_for_room(call: WaitingCall, memory: AnswerMemory, build: Build, size: int) -> None:
@@ -84,9 +84,9 @@ def _wait_for_room(call: WaitingCall, memory: AnswerMemory, build: Build, size: 
         room.release()
         call.fail(
             ServerOutOfMemoryException(
-                f"the answer has about {size} bytes, and other clients have not taken answers "
-                "that fill the memory for them (max_unsent_response_bytes); retry, or lower "
-                "minMessageCount"
+                f"the answer has about {size} bytes, and the memory for answers "
+                "(max_unsent_response_bytes) is full of answers that other clients have not read; "
+                "retry, or lower minMessageCount"
             )
         )
 

@@ -1,7 +1,7 @@
-"""What bulk readers ask for: how streams stand, where their messages are, and these as stored.
+"""Requests of bulk readers: the ends of streams, the locations of messages, and stored bytes.
 
-A bulk reader (Spark) plans first and reads then, in many places at once. On the broker's machine
-it maps the segments that it was told of; elsewhere it gets the same bytes in answers.
+A bulk reader (Spark) plans first, and then reads in many tasks. On the broker's machine it maps the
+segments of the plan; on other machines it gets the same bytes in answers.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from penstock.wire.requests import (
     WatchStreamsRequest,
 )
 
-# One answer is read in one go, so its size is how long others wait for it.
+# An answer is read in one step, so its size decides how long other connections wait.
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_ENTRIES = 65_536
 
-# One may take milliseconds to compile, in which nobody is served.
+# A pattern may take milliseconds to compile, and blocks the event loop.
 _MAX_WILDCARD_PATTERNS = 64
 _WILDCARDS = frozenset("*?[")
 
 
 class BrokerLocation(NamedTuple):
-    """Where a broker keeps its files, and by what a program on the same machine knows it."""
+    """The root directory of a broker, and the id of its run, which is also in `broker.json`."""
 
     root: str
     instance: str
@@ -86,7 +86,7 @@ class BulkHandlers:
     def _watch(self, call: BulkCall, request: WatchStreamsRequest) -> None:
         call.access.require(request.operation)
         watch = _Watch(self._streams, call, request)
-        if not request.wait_millis or watch.has_news():
+        if not request.wait_millis or watch.has_new_messages():
             watch.answer()
             return
         call.allow_seconds(request.wait_millis / 1000)
@@ -137,13 +137,13 @@ class BulkHandlers:
         stream = self._streams.find(name)
         if stream_id is not None and stream.stored.id != stream_id:
             raise ResourceNotFoundException(
-                f"the message stream {name!r} was deleted, and another one has its name"
+                f"the message stream {name!r} was deleted and created again"
             )
         return stream
 
 
 class _Watch:
-    """Waits for several streams at once: the first that has something new ends it."""
+    """Waits for several streams at once: the first new message ends it."""
 
     def __init__(self, streams: Streams, call: BulkCall, request: WatchStreamsRequest) -> None:
         self._streams = streams
@@ -154,7 +154,7 @@ class _Watch:
         self._change: Waiter | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def has_news(self) -> bool:
+    def has_new_messages(self) -> bool:
         nexts = self._next_numbers
         return any(stream.log.end > nexts.get(stream.name, -1) for stream in self._matching())
 
@@ -176,7 +176,7 @@ class _Watch:
         )
 
     def begin(self, seconds: float) -> None:
-        """Answers later. There is no news yet, so that every stream that matches has a number."""
+        """Answers later. No matching stream has new messages, so `next_numbers` has all of them."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self._finish, False)
         self._call.on_close(self._cancel)
         for stream in self._matching():
@@ -186,19 +186,19 @@ class _Watch:
         self._await_change()
 
     def _await_change(self) -> None:
-        self._change = Waiter(self._streams.change_count + 1, self._look)
+        self._change = Waiter(self._streams.change_count + 1, self._on_change)
         self._streams.change_waiters.add(self._change)
 
-    def _look(self, has_changed: bool) -> None:
-        """A stream was created, maybe one of those that are watched."""
-        if has_changed and not self.has_news():
+    def _on_change(self, has_changed: bool) -> None:
+        """Called when definitions have changed: a new stream may match."""
+        if has_changed and not self.has_new_messages():
             self._await_change()
         else:
             self._finish(has_changed)
 
     def _finish(self, _: bool) -> None:
         self._cancel()
-        # In its own turn: this one belongs to whoever has just appended.
+        # In a turn of its own connection: this turn is part of another connection's append.
         self._call.work(self._answer_once())
 
     def _answer_once(self) -> Iterator[None]:
@@ -215,13 +215,13 @@ class _Watch:
 
 
 def _compile(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a name is one of these, or matches one; no name holds a wildcard."""
+    """Returns a function that tests names. A pattern without wildcards is a name."""
     names = {pattern for pattern in patterns if _WILDCARDS.isdisjoint(pattern)}
     wildcards = set(patterns) - names
     if len(wildcards) > _MAX_WILDCARD_PATTERNS:
         raise InvalidRequestException(
-            f"patterns holds {len(wildcards)} with wildcards: expected at most "
-            f"{_MAX_WILDCARD_PATTERNS}, and any other as a name"
+            f"patterns has {len(wildcards)} patterns with wildcards: expected at most "
+            f"{_MAX_WILDCARD_PATTERNS}; names are not limited"
         )
     matchers = [_matcher(pattern) for pattern in wildcards]
     return lambda name: name in names or any(matches(name) for matches in matchers)

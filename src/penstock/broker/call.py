@@ -1,4 +1,4 @@
-"""One request on its way to one answer."""
+"""A request and its one answer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.errors import ResponseStatusCode, StreamManagerException, status_f
 from penstock.wire.codec import encode_response
 from penstock.wire.operations import Operation
 
-# How long the clients wait for any answer; one that comes later would kill them.
+# How long the AWS clients wait for an answer; a later answer would crash them.
 _CLIENT_TIMEOUT_SECONDS = 60.0
-# What an answer may need on its way.
-_LAST_MOMENT_SECONDS = 0.1
+# Time for the answer to reach the client.
+_TRANSIT_SECONDS = 0.1
 
 
 class Peer(Protocol):
@@ -38,7 +38,7 @@ class Peer(Protocol):
 
 
 class Call:
-    """A request that waits for its one answer. Later ones, and those to the departed, are lost."""
+    """A pending request. Only its first answer is sent, unless the connection was lost."""
 
     __slots__ = ("_answer_by", "_cancel", "_is_open", "_peer", "_response", "request_id")
 
@@ -57,29 +57,29 @@ class Call:
 
     @property
     def answer_by(self) -> float:
-        """The time of the loop after which an answer is late."""
+        """The deadline for the answer, in the loop's time."""
         return self._answer_by
 
     def allow_seconds(self, seconds: float) -> None:
-        """The client waits so long, or as long as for any answer if that is longer."""
-        timeout = max(seconds, _CLIENT_TIMEOUT_SECONDS) - _LAST_MOMENT_SECONDS
+        """Sets the deadline for a client that waits this long; no less than the default."""
+        timeout = max(seconds, _CLIENT_TIMEOUT_SECONDS) - _TRANSIT_SECONDS
         self._answer_by = self._peer.loop.time() + timeout
 
     def on_close(self, cancel: Callable[[], object]) -> None:
-        """What to undo if the client leaves before it is answered."""
+        """Calls `cancel` if the connection is lost before the answer."""
         self._cancel = cancel
         self._peer.watch(self)
 
     def on_connection_lost(self, key: Hashable, callback: Callable[[], object]) -> None:
-        """What to do when the client is gone, answered or not; once for each key."""
+        """Calls `callback` when the connection is lost; a key has one callback, the newest."""
         self._peer.on_connection_lost(key, callback)
 
     def hold_requests(self) -> None:
-        """Requests behind this one on the connection are handled when it is answered."""
+        """Holds later requests of the connection until this one is answered."""
         self._peer.hold_for(self)
 
     def work(self, steps: Iterator[None]) -> None:
-        """Takes these steps, one after the other, the last of which answers the call."""
+        """Runs these steps in turns of the connection; the last one answers the call."""
         self._peer.work(steps)
 
     def cancel(self) -> None:
@@ -103,7 +103,7 @@ class Call:
             self._peer.send(response)
 
     def send_parts(self, parts: list[bytes], room: AnswerRoom) -> None:
-        """The same for an answer in parts; its room is released when the peer has taken it."""
+        """Sends an answer in parts; its room is released when the peer has read it."""
         if not self._close():
             room.release()
         elif self._peer.loop.time() > self._answer_by:

@@ -1,4 +1,4 @@
-"""What the broker counts while it runs."""
+"""Counters of a running broker."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import NamedTuple
 from penstock.errors import ResponseStatusCode
 from penstock.model.exporting import DeliveryReport
 
-# Of a disk that is idle, and of one that struggles.
+# From an idle disk to an overloaded one.
 _SYNC_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Distribution(NamedTuple):
-    """How long things took: counts of those up to each bound, and of all."""
+    """A histogram of durations."""
 
     bounds: tuple[float, ...]
-    # One more than bounds: the last is for those beyond.
+    # The last count is for durations above all bounds.
     counts: tuple[int, ...]
     sum: float
 
 
 class Durations:
-    """Counted by any thread."""
+    """Collects durations from any thread."""
 
     def __init__(self, bounds: tuple[float, ...] = _SYNC_SECONDS) -> None:
         self._bounds = bounds
@@ -45,14 +45,14 @@ class Durations:
 
 @dataclass(slots=True)
 class ExportTotals:
-    """Of all exports of one kind, since the start."""
+    """Totals of all exports of one kind, since the start."""
 
     deliveries: int = 0
     failures: int = 0
     messages: int = 0
     bytes: int = 0
     skipped_messages: int = 0
-    # Bytes on the wire, also of failed calls; of files, not of the tasks that name them.
+    # Bytes on the wire, including failed calls. For S3 tasks, the bytes of the files.
     sent_bytes: int = 0
 
     def add(self, report: DeliveryReport) -> None:
@@ -65,25 +65,25 @@ class ExportTotals:
 
 
 def _no_failures() -> Counter[str]:
-    # All of them from the start: whoever looks at differences sees the first one as well.
+    # All statuses start at 0, so that a rate sees the first failure as well.
     statuses = set(ResponseStatusCode) - {ResponseStatusCode.Success}
     return Counter({status.name: 0 for status in sorted(statuses)})
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counted since the start; numbers by the event loop only."""
+    """Totals since the start. Only the event loop changes the numbers."""
 
     messages_appended: int = 0
     bytes_appended: int = 0
     messages_read: int = 0
     bytes_read: int = 0
     requests_failed: int = 0
-    # The same by the name of their status.
+    # Failed requests by the name of their status.
     failures: Counter[str] = field(default_factory=_no_failures)
     connections_accepted: int = 0
     connections_refused: int = 0
     connections_dropped: int = 0
-    # Of all streams in the background, and of appends that wait for the disk.
+    # Background syncs of all streams, and flushes of appends that wait for the disk.
     syncs: Durations = field(default_factory=Durations)
     flushes: Durations = field(default_factory=Durations)

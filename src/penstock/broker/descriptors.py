@@ -1,4 +1,4 @@
-"""How the broker shares out the descriptors that the system allows its process."""
+"""Divides the file descriptors that the system allows the broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 # The catalog, the journal, listeners, the event loop, and files that are open for a moment.
 _OWN_DESCRIPTORS = 48
-# Connections above the limit, which are open until the client has the reason.
+# Connections above the limit, which stay open until the client has read the error.
 _REFUSED_CONNECTIONS = 16
 _MIN_SEGMENTS, _MAX_SEGMENTS = 4, 16_384
 _MIN_HTTP_CONNECTIONS, _MAX_HTTP_CONNECTIONS = 8, 256
@@ -33,7 +33,7 @@ class DescriptorBudget(NamedTuple):
 
 
 def plan_budget(limit: int, max_connections: int) -> DescriptorBudget:
-    """What fits a limit of descriptors: a quarter for segments, most of the rest for clients."""
+    """Divides a limit: a quarter for segments, an eighth for HTTP, the rest for clients."""
     if limit == resource.RLIM_INFINITY:
         limit = _MANY
     shared = max(limit - _OWN_DESCRIPTORS - _REFUSED_CONNECTIONS, 0)
@@ -44,7 +44,7 @@ def plan_budget(limit: int, max_connections: int) -> DescriptorBudget:
 
 
 def raise_limit() -> int:
-    """Raises the soft limit to the hard one; the limit that applies."""
+    """Raises the soft limit to the hard limit; returns the new soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
@@ -54,7 +54,7 @@ def raise_limit() -> int:
 
 
 class Shortages:
-    """Counts and logs how often the system refused a descriptor."""
+    """Counts and logs refusals of file descriptors by the system."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
@@ -62,14 +62,14 @@ class Shortages:
         self._logged_at: float | None = None
 
     def note(self, what: str, error: OSError) -> str:
-        """Counts a shortage and logs it, at most once a minute; the error text for clients."""
+        """Counts a refusal and logs it, at most once a minute; returns the error for clients."""
         self.count += 1
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         now = self._clock()
         if self._logged_at is None or now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
             logger.error(
-                "%s: %s; the broker may open %d files: close connections, or %s",
+                "%s: %s; the limit of open files is %d: close connections, or %s",
                 what,
                 error.strerror,
                 limit,

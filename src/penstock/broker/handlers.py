@@ -1,4 +1,4 @@
-"""What each operation does. A table from requests to handlers; the event loop calls them."""
+"""The handlers of all operations, in a table by request. The event loop calls them."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ from penstock.wire.requests import (
 
 logger = logging.getLogger(__name__)
 
-# One answer of columns is read in one go, so its size is how long others wait for it.
+# An answer of columns is read in one step, so its size decides how long other connections wait.
 _MAX_COLUMN_BYTES = 4 * 1024 * 1024
-# What a message takes in an answer of columns, beside its payload.
+# Bytes of a message in an answer of columns, without its payload.
 _COLUMN_BYTES = 12
-# Members of an enum take long to find.
+# Looking up a member of an enum is slow.
 _APPEND = Operation.AppendMessage
 
 
@@ -65,7 +65,7 @@ def now_millis() -> int:
 
 
 class PendingCall(Protocol):
-    """A request that waits for its one answer, now or later."""
+    """A request to answer once, now or later."""
 
     request_id: str
 
@@ -84,7 +84,7 @@ class PendingCall(Protocol):
 
 
 class Caller(Protocol):
-    """The connection that a run of appends came from."""
+    """The connection of a run of appends."""
 
     access: Access
 
@@ -108,7 +108,7 @@ class Handlers:
         self._settings = settings
         self._counters = counters
         self._statistics = statistics
-        # The loop itself does not keep tasks alive.
+        # The event loop keeps only weak references to tasks.
         self._changes: set[asyncio.Task[None]] = set()
         self._answers = answers
         self._handlers: dict[type[Request], Callable[[PendingCall, Any], None]] = {
@@ -128,14 +128,14 @@ class Handlers:
         }
 
     def handle(self, call: PendingCall, request: Request) -> None:
-        """Answers the call, now or later; nothing that goes wrong leaves this function."""
+        """Answers the call, now or later. Errors become answers and are never raised."""
         with failing(call):
             self._handlers[type(request)](call, request)
 
     # Appends
 
     def append_run(self, caller: Caller, run: AppendRun) -> None:
-        """Appends that came one behind the other: one write for all that fit a segment."""
+        """Stores consecutive appends with one write for each segment that they fit into."""
         try:
             caller.access.require(_APPEND, run.stream_name)
             stream = self._streams.find(run.stream_name)
@@ -179,7 +179,7 @@ class Handlers:
         stream.wait_for_disk(answer)
 
     def _append(self, call: PendingCall, request: AppendMessageRequest) -> None:
-        """An append whose frame has an unusual shape."""
+        """Handles an append whose frame has an unusual shape."""
         call.access.require(request.operation, request.name)
         stream = self._streams.find(request.name)
         self._append_and_answer(
@@ -298,13 +298,13 @@ class Handlers:
         read: Callable[[AnswerRoom], Iterator[None]],
         give_up: Callable[[], None],
     ) -> None:
-        """Reads at once, or when the stream has what is needed, or gives up in time."""
+        """Reads at once, or when the stream has enough messages, or gives up after the timeout."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds_to_wait(timeout_millis)
         call.allow_seconds(timeout_millis / 1000)
 
         def attempt(room: AnswerRoom, *, may_wait: bool) -> Iterator[None]:
-            # By now the stream may be gone, or messages dropped so that the read starts later.
+            # The stream may have been deleted, or its oldest messages evicted.
             self._require_served(stream)
             if stream.log.end >= needed_end():
                 for _ in read(room):
@@ -334,7 +334,7 @@ class Handlers:
         self._counters.messages_read += messages
         self._counters.bytes_read += size
 
-    # Everything else
+    # Definitions and statistics
 
     def _create(self, call: PendingCall, request: CreateMessageStreamRequest) -> None:
         call.access.require(request.operation, request.definition.name)
@@ -362,10 +362,10 @@ class Handlers:
         self._change(call, change)
 
     def _change(self, call: PendingCall, change: Coroutine[Any, Any, None]) -> None:
-        """Answers when a change of a definition is stored and applied.
+        """Answers when a definition change is stored and applied.
 
-        The requests behind it on the same connection wait for that: a stream can be created and
-        appended to without waiting for the answer.
+        Later requests of the connection wait for it, so that a client can send the creation of a
+        stream and an append together.
         """
 
         async def answer() -> None:
@@ -403,21 +403,19 @@ def _fail_appends(caller: Caller, request_ids: list[bytes], error: StreamManager
 
 def _not_synced(error: BaseException) -> UnknownFailureException:
     return UnknownFailureException(
-        f"the message could not be synced to the disk ({error}): it may be lost in a power cut"
+        f"cannot sync the message to the disk ({error}): a power cut may lose it"
     )
 
 
 def _split(sizes: bytes, payloads: bytes) -> list[bytes]:
     if len(sizes) % 4:
-        raise InvalidRequestException(
-            f"sizes has {len(sizes)} bytes: expected four for each message"
-        )
+        raise InvalidRequestException(f"sizes has {len(sizes)} bytes: expected 4 for each message")
     ends = list(accumulate(struct.unpack(f"<{len(sizes) // 4}I", sizes), initial=0))
     if ends[-1] != len(payloads):
         raise InvalidRequestException(
-            f"sizes add up to {ends[-1]}: expected {len(payloads)}, the size of payloads"
+            f"the sum of sizes is {ends[-1]}: expected {len(payloads)}, the size of payloads"
         )
     messages = [payloads[start:end] for start, end in pairwise(ends)]
     if not all(messages):
-        raise InvalidRequestException("sizes holds a 0: a message has 1 byte or more")
+        raise InvalidRequestException("sizes has a 0: a message has at least 1 byte")
     return messages

@@ -1,8 +1,8 @@
 """A listener that accepts one connection in each turn of the event loop.
 
-The event loop's own listeners accept all that wait at once, before the first of them is counted:
-a burst of connections takes every descriptor of the process. Without descriptors they fail again
-in each turn, and log it each time. This one pauses.
+The listeners of asyncio accept all pending connections in one turn, before the first one is
+counted, so a burst of connections takes all descriptors of the process. Without descriptors they
+retry and log in every turn. This listener pauses.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PAUSE_SECONDS = 1.0
 
 
 async def listen(host: str, port: int) -> list[socket.socket]:
-    """Listens on every address of the host; OSError if one of them cannot be had."""
+    """Listens on every address of the host; OSError if one of them is not available."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     if not socket.has_dualstack_ipv6():
-        # "localhost" may have an address of a kind that the system has not.
+        # "localhost" may have an IPv6 address although the system has no IPv6.
         found = [each for each in found if each[0] == socket.AF_INET] or found
     with contextlib.ExitStack() as opened:
         sockets = [
@@ -40,7 +40,7 @@ async def listen(host: str, port: int) -> list[socket.socket]:
 
 
 class Listener:
-    """Accepts on sockets that listen, and connects the protocols it makes."""
+    """Accepts connections on sockets, and connects each to a new protocol."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Listener:
         return int(self._sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Accepts no more. Connections that were accepted are connected after it."""
+        """Stops accepting. Accepted connections are connected when it returns."""
         for listener in self._sockets:
             self._loop.remove_reader(listener)
             listener.close()
@@ -76,7 +76,7 @@ class Listener:
             self._loop.add_reader(listener, self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Takes one: what made room for it closes its own descriptor before the next."""
+        """Accepts one connection, so that a connection it replaces is closed before the next."""
         try:
             connection, address = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -85,12 +85,12 @@ class Listener:
             if lacks_descriptors(error):
                 self._on_shortage(error)
             else:
-                logger.error("no connection can be accepted: %s", os.strerror(error.errno or 0))
+                logger.error("cannot accept connections: %s", os.strerror(error.errno or 0))
             self._loop.remove_reader(listener)
             self._loop.call_later(_PAUSE_SECONDS, self._resume, listener)
             return
         with contextlib.suppress(OSError):
-            # What asyncio does by itself only for sockets that are TCP by name.
+            # asyncio sets it only if the socket's `proto` is TCP.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connect(connection, address)
 

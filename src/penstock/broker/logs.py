@@ -1,4 +1,4 @@
-"""Logs: one line an event, for people or as JSON, on standard error.
+"""Logs: one line for each event on standard error, as text or JSON.
 
 Every line has a time and a level. Warnings and uncaught exceptions of Python are logged, and lines
 of programs that a supervisor runs pass through a `LineRelay`.
@@ -55,7 +55,7 @@ class HumanFormatter(logging.Formatter):
         text = super().format(record)
         name = record.name.removeprefix("penstock.")
         line = f"{_time(record)} {_level(record):<5} {name}: {text}"
-        # A client chooses names and a file system errors: neither may forge a line.
+        # Names come from clients and errors from file systems: neither may forge a line.
         return line.replace("\n", " | ").replace("\r", " ")
 
 
@@ -75,14 +75,14 @@ def set_up_logs(level: LogLevel, log_format: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else HumanFormatter())
     root = logging.getLogger()
-    # Those that are for programs stay.
+    # Handlers that write no stream stay, for example those of the dashboard.
     others = [each for each in root.handlers if not isinstance(each, logging.StreamHandler)]
     root.handlers[:] = [handler, *others]
     root.setLevel(_LEVELS[level])
 
 
 def log_uncaught() -> None:
-    """Warnings and uncaught exceptions of this process become log records."""
+    """Logs warnings and uncaught exceptions of this process."""
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_thread
@@ -90,7 +90,7 @@ def log_uncaught() -> None:
 
 
 def set_up_worker_logs(environment: Mapping[str, str] = os.environ) -> None:
-    """Logs of a process that Spark starts; nothing changes if it has logs already."""
+    """Sets up the logs of a process that Spark starts, unless it has handlers."""
     if not logging.getLogger().handlers:
         is_json = environment.get(_FORMAT_VARIABLE, "").lower() == LogFormat.JSON.value.lower()
         set_up_logs(LogLevel.WARN, LogFormat.JSON if is_json else LogFormat.HUMAN)
@@ -98,7 +98,7 @@ def set_up_worker_logs(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def pass_format_on(log_format: LogFormat) -> None:
-    """Processes that this one starts log in this format."""
+    """Sets the log format of processes that this one starts."""
     os.environ[_FORMAT_VARIABLE] = log_format.value
 
 
@@ -121,9 +121,9 @@ def _log_unraisable(arguments: Any) -> None:
 
 
 class LineRelay:
-    """Passes on what another program writes to its standard error.
+    """Relays the standard error of another program.
 
-    Lines in our format pass as they are. All others, of Java for example, become log records.
+    Lines in our format pass unchanged. All others, of Java for example, become log records.
     """
 
     def __init__(self, name: str, log_format: LogFormat, file: TextIO | None = None) -> None:
@@ -138,7 +138,7 @@ class LineRelay:
         if self._line.match(line) is None:
             self._logger.warning("%s", line)
             return
-        # A terminal that is gone is no reason to stop the program.
+        # A closed terminal does not stop the program.
         with suppress(OSError, ValueError):
             self._file.write(f"{line}\n")
             self._file.flush()

@@ -1,19 +1,19 @@
-"""Memory for large requests and large answers, over all connections.
+"""Memory for large requests and large answers of all connections.
 
-Large requests take together no more than one of the largest size. A connection reserves a frame's
-whole length before it reads on, and waits in line where there is no room, so that two
-half-received frames never wait for each other.
+All large requests together take at most the max size of one request. A connection reserves the
+whole length of a frame before it reads on, or waits in a queue. So two half-received frames never
+wait for each other.
 
-Large answers share one budget, from the time they are built until the peer has taken them. A read
-that has its minimum ends where the budget does. A read that cannot get its minimum drops what it
-has and waits in line for all of it, so that two half-built answers never wait for each other.
+Large answers share one budget, until the peer has read them. A read that has its minimum ends when
+the budget is used up. A read without its minimum drops its messages and waits in a queue for the
+whole size, so that two half-built answers never wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-# Below this a frame is not worth counting: connections are bounded in number.
+# Smaller frames are not counted: the number of connections limits them.
 _SMALL_BYTES = 1024 * 1024
 
 
@@ -24,7 +24,7 @@ class FrameMemory:
         self._waiting: dict[Hashable, tuple[int, Callable[[], None]]] = {}
 
     def reserve(self, owner: Hashable, size: int, go_on: Callable[[], None]) -> bool:
-        """Whether the owner may read on now; if not, `go_on` is called when it may."""
+        """Whether the owner may read on now; otherwise `go_on` is called when it may."""
         if size <= _SMALL_BYTES or owner in self._reserved:
             return True
         if not self._waiting and self._has_room(size):
@@ -34,14 +34,14 @@ class FrameMemory:
         return False
 
     def _has_room(self, size: int) -> bool:
-        # Alone there is room for any: one that never got it would hold up all behind it.
+        # A single oversized frame is always admitted, otherwise the queue would deadlock.
         return not self._reserved or sum(self._reserved.values()) + size <= self._limit
 
     def admits(self, owner: Hashable) -> bool:
         return owner not in self._waiting
 
     def release(self, owner: Hashable) -> None:
-        """The owner's frame is whole, or its connection gone."""
+        """Called when the owner's frame is complete, or its connection lost."""
         self._waiting.pop(owner, None)
         self._reserved.pop(owner, None)
         while self._waiting:
@@ -53,14 +53,14 @@ class FrameMemory:
             go_on()
 
 
-# An answer of this size is never refused, so that small reads go on while large ones wait.
+# An answer up to this size is not counted, so that small reads go on while large ones wait.
 SMALL_ANSWER_BYTES = 64 * 1024
-# With less free memory than this, or than a quarter of all, answers are built in small steps.
+# With less free memory than this, or than a quarter of the budget, answers grow in small steps.
 _SHORTAGE_BYTES = 4 * 1024 * 1024
 
 
 class RoomNeededError(Exception):
-    """An answer of this size does not fit now: its request waits for room, and then starts over."""
+    """An answer of this size does not fit now: its request waits, and then starts over."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -68,30 +68,30 @@ class RoomNeededError(Exception):
 
 
 class AnswerMemory:
-    """The budget for answers that are built or unsent."""
+    """The budget for unfinished and unsent answers."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._shortage = min(_SHORTAGE_BYTES, limit // 4)
         self.used = 0
-        # Answers above the small size; a single one is always admitted.
+        # The number of answers above the small size; a single one is always admitted.
         self._rooms = 0
         self._waiting: dict[AnswerRoom, tuple[int, Callable[[AnswerRoom], None]]] = {}
         self.is_short = False
 
     def open(self) -> AnswerRoom:
-        """The room of an answer that is small so far."""
+        """A room for a new answer."""
         return AnswerRoom(self)
 
     def wait(self, size: int, granted: Callable[[AnswerRoom], None]) -> AnswerRoom:
-        """A room of this size, in line behind all others; to release it ends the wait."""
+        """Queues for a room of this size; releasing the room ends the wait."""
         room = AnswerRoom(self)
         self._waiting[room] = (size, granted)
         self._wake()
         return room
 
     def hold(self, size: int) -> None:
-        """Count unsent bytes that have no room; a negative size gives them back."""
+        """Counts unsent bytes that have no room; a negative size releases them."""
         self.used += size
         self._wake()
 
@@ -112,11 +112,11 @@ class AnswerMemory:
         if is_needed:
             # A single oversized answer is always admitted, otherwise it would never be sent.
             return others + size <= self._limit or self._rooms == bool(room.size)
-        # One answer leaves half of the free memory to the others.
+        # An optional part leaves half of the free memory to other answers.
         return 2 * size <= self._limit - others
 
     def cancel_wait(self, room: AnswerRoom) -> None:
-        """Ends the wait of a room, if it waits; there may be room for the one behind it."""
+        """Removes a room from the queue; the next one may fit."""
         if self._waiting.pop(room, None) is not None:
             self._wake()
 
@@ -134,7 +134,7 @@ class AnswerMemory:
 
 
 class AnswerRoom:
-    """The room of one answer in the budget. The first few bytes are free."""
+    """The share of one answer in the budget. Answers up to `SMALL_ANSWER_BYTES` are free."""
 
     __slots__ = ("_memory", "size")
 
@@ -155,15 +155,15 @@ class AnswerRoom:
             raise RoomNeededError(size)
 
     def limit_step(self, size: int) -> int:
-        """How much to read for an answer that may have less than this size."""
+        """The number of bytes to read for an answer that may have less than this size."""
         return size if self.allows_step(size) else min(size, SMALL_ANSWER_BYTES // 2)
 
     def allows_step(self, size: int) -> bool:
-        """Whether there is likely to be room when the answer has so many bytes."""
+        """Whether an answer of this size is likely to fit."""
         return not self._memory.is_short or size <= self.size
 
     def shrink(self, size: int) -> None:
-        """The answer is complete: give back what it does not need."""
+        """Releases unused memory when the answer is complete."""
         if self.size:
             self._memory.resize(self, size if size > SMALL_ANSWER_BYTES else 0)
 

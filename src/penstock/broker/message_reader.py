@@ -1,4 +1,4 @@
-"""Reading messages for an answer: in steps, so that a large read holds nobody else up."""
+"""Reads the messages of an answer in steps, so that a large read delays no other connection."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from penstock.model.message import MessageRun
 from penstock.wire.codec import encode_messages, encode_read_response
 from penstock.wire.frames import MAX_FRAME_BYTES
 
-# A step ends with either: messages of a byte each cost as much time as large ones.
+# A step ends at either limit: many small messages take as much time as a few large ones.
 STEP_BYTES = 1024 * 1024
 STEP_MESSAGES = 8192
 
-# While memory is short: a step of small messages is a small answer, with the longest stream name.
+# While memory is short, a step of small messages fits a small answer, with the longest stream name.
 _SHORT_STEP_BYTES = SMALL_ANSWER_BYTES // 2
 _SHORT_STEP_MESSAGES = 64
 
-# What an answer takes beside its messages.
+# Bytes of an answer without its messages.
 _RESPONSE_OVERHEAD = 2048
-# What a message takes beside its payload and the name of its stream.
+# Bytes of a message in an answer, without its payload and its stream name.
 _MESSAGE_OVERHEAD = 80
-# More than any step of small messages adds, with the longest stream name.
+# More than the size of any step of small messages, with the longest stream name.
 _ROOM_FOR_A_STEP = 64 * 1024 * 1024
 
 
 class MessageReader:
-    """Collects [minimum, maximum] messages from `start` on, as parts of a ReadMessagesResponse.
+    """Collects `minimum` to `maximum` messages from `start` on, as parts of a ReadMessagesResponse.
 
-    The caller has seen that the minimum is there. After the minimum the size of the answer and the
-    memory for it end the read as well. Before it the largest frame does, and a lack of memory is a
-    `RoomNeededError`.
+    The caller has checked that the minimum is stored. After the minimum, the read also ends at the
+    soft limit or when memory is short. Before the minimum, only the max frame size limits it, and a
+    lack of memory is a `RoomNeededError`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class MessageReader:
         self._size = 0
 
     def steps(self) -> Iterator[None]:
-        """Reads; pauses after each step of about a mebibyte, unless it is done."""
+        """Reads, with a pause after each step of about a mebibyte."""
         while not self._is_done():
             try:
                 run = self._read_step()
@@ -81,8 +81,8 @@ class MessageReader:
                 if self.count >= self._minimum:
                     return
                 raise ResponsePayloadTooLargeException(
-                    f"{self._minimum} messages from {self._next - self.count} on do not fit a "
-                    f"frame of {MAX_FRAME_BYTES} bytes; ask for fewer"
+                    f"{self._minimum} messages from {self._next - self.count} on do not fit into a "
+                    f"frame of {MAX_FRAME_BYTES} bytes; lower minMessageCount"
                 )
             if not self._room.grow(
                 self._size + len(messages), is_needed=self.count < self._minimum
@@ -104,7 +104,7 @@ class MessageReader:
                     self._begin_again()
 
     def _begin_again(self) -> None:
-        """What was to be read next was dropped between two steps: an answer has no gaps."""
+        """Starts over if the next messages were evicted between steps: an answer has no gaps."""
         oldest = self._stream.log.oldest
         if self._stream.log.end - oldest < self._minimum:
             raise self._stream.not_enough(oldest, self._minimum, waited=self._waits)
@@ -124,12 +124,12 @@ class MessageReader:
         if room > 0:
             stop = self._next + step_messages
             return self._stream.read(self._next, min(stop, self._stop), min(room, step_bytes))
-        # Beyond the limit only what is missing of the minimum.
+        # Above the limit, only the rest of the minimum is read.
         stop = self._next + min(step_messages, self._minimum - self.count)
         return self._stream.read(self._next, stop, step_bytes)
 
     def _minimum_bytes(self) -> int:
-        """About the size of an answer with no more than the minimum."""
+        """The approximate size of an answer with the minimum only."""
         first = self._next - self.count
         count = self._minimum
         overhead = _MESSAGE_OVERHEAD + len(self._stream.name)

@@ -1,4 +1,4 @@
-"""Moves of exports to other messages, by updates and by rewinds: pure functions of definitions."""
+"""Moves exports to other positions, by updates and rewinds: pure functions of definitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.model import ExportConfig, MessageStreamDefinition
 
 
 def start_of(export: ExportConfig) -> int | None:
-    """The number that an export starts with; None for kinds that have no such field."""
+    """The startSequenceNumber of an export; None for kinds without this field."""
     if not hasattr(export, "start_sequence_number"):
         return None
     return export.start_sequence_number or 0
@@ -30,10 +30,10 @@ def find_moves(current: MessageStreamDefinition, wanted: MessageStreamDefinition
 def rewound(
     definition: MessageStreamDefinition, identifier: str, number: int, end: int
 ) -> MessageStreamDefinition:
-    """The definition of a stream with this end, one of whose exports continues with a number.
+    """The definition of a stream after one of its exports moves to `number`.
 
-    An export never continues before its startSequenceNumber, which is lowered if need be. Otherwise
-    it stays: a program that repeats its definition in an update does not move the export again.
+    An export never continues before its startSequenceNumber, so it is lowered to `number`. A lower
+    startSequenceNumber stays: a program that sends its definition again does not move the export.
     """
 
     def lower_start(export: ExportConfig) -> ExportConfig:
@@ -44,8 +44,8 @@ def rewound(
     changed = change_export(definition, identifier, lower_start)
     if not 0 <= number <= end:
         raise InvalidRequestException(
-            f"sequenceNumber is {number}: expected 0 to {end}, the number of the next message of "
-            f"the stream {definition.name!r}"
+            f"sequenceNumber is {number}: expected 0 to {end}, the next sequence number of the "
+            f"stream {definition.name!r}"
         )
     return changed
 
@@ -55,7 +55,7 @@ def change_export(
     identifier: str,
     change: Callable[[ExportConfig], ExportConfig],
 ) -> MessageStreamDefinition:
-    """A new definition in which one export is changed."""
+    """Returns a new definition with one export changed."""
     exports = definition.export_definition
     for kind, config in exports.configs_by_kind():
         if config.identifier == identifier:

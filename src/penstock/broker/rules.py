@@ -1,4 +1,4 @@
-"""Rules for definitions that go beyond the limits of single fields: pure checks that raise."""
+"""Rules for definitions beyond the limits of single fields: pure checks that raise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_definition(
     existing: Mapping[str, MessageStreamDefinition],
     min_part_bytes: int,
 ) -> None:
-    """What holds for a definition by itself, when it is created and when it is updated."""
+    """Checks a definition that is created or updated."""
     definition.validate_exports()
     for export in definition.export_definition.s3_task_executor or ():
         where = f"definition.exportDefinition.s3TaskExecutor {export.identifier!r}: "
@@ -28,7 +28,7 @@ def _check_threshold(where: str, export: S3ExportTaskExecutorConfig, min_part_by
     threshold = export.size_threshold_for_multipart_upload_bytes
     if threshold is not None and threshold < min_part_bytes:
         raise InvalidRequestException(
-            f"{where}sizeThresholdForMultipartUploadBytes is {threshold}, and must be at least the "
+            f"{where}sizeThresholdForMultipartUploadBytes is {threshold}: it must be at least the "
             f"server's minimum part size, {min_part_bytes}"
         )
 
@@ -38,8 +38,8 @@ def _check_status_stream(
 ) -> None:
     if status_stream == name:
         raise InvalidRequestException(
-            f"{where}the status stream is the stream itself: each status would be a task, which "
-            "has a status in turn, for ever; name another stream"
+            f"{where}the status stream is the stream itself: each status would be a task with a "
+            "status of its own, in an endless loop; name another stream"
         )
     if status_stream not in existing:
         raise InvalidRequestException(
@@ -47,15 +47,15 @@ def _check_status_stream(
         )
     if name in _status_streams_from(status_stream, existing):
         raise InvalidRequestException(
-            f"{where}the status stream {status_stream!r} has an export whose statuses come back "
-            f"to {name!r}: each status would be a task, which has a status in turn, for ever"
+            f"{where}the status streams of {status_stream!r} lead back to {name!r}: each status "
+            "would be a task with a status of its own, in an endless loop"
         )
 
 
 def _status_streams_from(
     name: str, existing: Mapping[str, MessageStreamDefinition]
 ) -> Iterator[str]:
-    """Where the statuses of a stream go, the statuses of those, and so on."""
+    """The status streams of a stream, directly and through other status streams."""
     found, unseen = {name}, [name]
     while unseen:
         definition = existing.get(unseen.pop())
@@ -82,7 +82,7 @@ def check_update(
     total_bytes: int,
     newest: int,
 ) -> None:
-    """What holds for a definition that replaces another one."""
+    """Checks a definition that replaces another one."""
     if wanted.persistence is not current.persistence:
         raise UpdateNotAllowedException(
             f"definition.persistence is {wanted.persistence.name}: it cannot change, and the "
@@ -107,9 +107,9 @@ def check_update(
     known = {export.identifier: start_of(export) for export in current.exports()}
     for export in wanted.exports():
         start = start_of(export)
-        # A start that is already in force was right when it was set.
+        # An unchanged start was valid when it was set.
         if start and start != known.get(export.identifier) and start >= newest:
             raise InvalidRequestException(
                 f"definition.exportDefinition {export.identifier!r}: startSequenceNumber is "
-                f"{start}, and must be less than the newest sequence number, {newest}"
+                f"{start}: it must be less than the newest sequence number, {newest}"
             )

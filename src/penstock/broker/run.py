@@ -1,4 +1,4 @@
-"""The broker as a process: signals in, a readiness line out."""
+"""Runs the broker as a process: handles signals and prints the readiness line."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ logger = logging.getLogger(__name__)
 
 
 class BrokerService(Protocol):
-    """Something that runs in the broker's loop as long as it does."""
+    """A service that runs in the broker's event loop."""
 
     async def start(self, broker: Broker) -> None:
-        """The broker listens; SettingError if this one cannot."""
+        """Called when the broker listens; SettingError if the service cannot start."""
 
     async def stop(self) -> None:
-        """The broker is about to stop."""
+        """Called before the broker stops."""
 
     @property
     def ready_message(self) -> str | None:
-        """A line for whoever started the broker, behind the one that it is ready."""
+        """A line to print after the readiness line of the broker."""
 
 
 def serve(settings: Settings, services: Sequence[BrokerService] = ()) -> None:
     """Runs until SIGTERM or SIGINT; StoreError or SettingError if it cannot start."""
     _fill_standard_streams()
-    # Whatever is created from here on, also by SQLite, is for its owner only.
+    # New files, including those of SQLite, are accessible to their owner only.
     os.umask(0o077)
     set_up_logs(settings.log_level, settings.log_format)
     log_uncaught()
@@ -46,12 +46,12 @@ def serve(settings: Settings, services: Sequence[BrokerService] = ()) -> None:
 
 
 def _fill_standard_streams() -> None:
-    """Where they were closed, files of the store would take their numbers, and be written to."""
+    """Opens closed standard streams; otherwise prints and logs would go to files of the store."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # It gets the lowest number that is free: this one.
+            # It gets the lowest free number, which is this one.
             os.open(os.devnull, os.O_RDWR)
 
 
@@ -78,12 +78,12 @@ async def _serve(settings: Settings, services: Sequence[BrokerService]) -> None:
         raise
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    # What lives now lives until the end: the collector need not look at it again.
+    # Objects that exist now live until the end: the garbage collector can skip them.
     gc.collect()
     gc.freeze()
-    # Acceptance tests in the field wait for this line of the original's log.
+    # Acceptance tests of users wait for this line of the original's log.
     logger.info("Stream Manager reporting the state: RUNNING")
-    # Nobody may be listening any more, or a disk may be full.
+    # Standard output may be closed, or a file on a full disk.
     with contextlib.suppress(OSError):
         print(f"penstock ready {settings.host}:{broker.port}", flush=True)
         for service in services:
@@ -92,7 +92,7 @@ async def _serve(settings: Settings, services: Sequence[BrokerService]) -> None:
     await stop.wait()
     await _stop(broker, services)
     for number in (signal.SIGTERM, signal.SIGINT):
-        # It is as good as over: one more signal must not make a clean end look like a crash.
+        # The broker has stopped: a late signal must not make it look like a crash.
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
 
@@ -102,6 +102,6 @@ async def _stop(broker: Broker, services: Sequence[BrokerService]) -> None:
         try:
             await service.stop()
         except Exception:
-            # Whatever is wrong with it, the broker ends as it should.
-            logger.exception("%s does not end as it should", type(service).__name__)
+            # The broker stops cleanly even if a service fails.
+            logger.exception("cannot stop %s", type(service).__name__)
     await broker.stop()

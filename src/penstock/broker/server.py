@@ -1,4 +1,4 @@
-"""The broker: a store, its streams, and the listeners that serve them."""
+"""The broker: a store, its streams, and its listeners."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _SYNC_THREADS = 4
 
 
 class Broker:
-    """Opens a root, listens, and stops cleanly. All of it in one event loop.
+    """Opens a root, listens, and stops cleanly, in one event loop.
 
-    Three kinds of threads work for it: those that sync for appends which wait for the disk, one
-    that stores definition changes, and one that seals, removes and syncs in the background.
+    It has three kinds of threads: a pool that flushes appends, one thread that stores definition
+    changes, and one that seals, removes and syncs segments in the background.
     """
 
     def __init__(self, settings: Settings, disk: Disk | None = None) -> None:
@@ -73,7 +73,7 @@ class Broker:
         self.unsent_response_timeout = settings.unsent_response_timeout_ms / 1000
         self.port = 0
         self.local_port: int | None = None
-        # Where the page is; whoever serves it sets this.
+        # The URL of the dashboard; its web server sets it.
         self.http_url: str | None = None
 
     @property
@@ -86,7 +86,7 @@ class Broker:
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise SettingError(f"the root {root} is not a directory, or below a file") from None
+            raise SettingError(f"the root {root} is not a directory, or is inside a file") from None
         tls = tls_context(settings) if settings.uses_tls else None
         limit = raise_limit()
         self.budget = plan_budget(limit, settings.max_connections)
@@ -145,7 +145,7 @@ class Broker:
                 self.answers,
                 self._export_handlers.table(),
             )
-            # Before anybody can look: what is too old, or was dropped before, is not to be seen.
+            # Before the first read: expired or evicted messages must not be visible.
             self.streams.trim(now_millis())
             self._max_connections = self.budget.connections
             await self._listen(tls)
@@ -160,7 +160,7 @@ class Broker:
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
         self.publish()
         logger.info(
-            "%d streams in %s are served on %s:%d%s",
+            "serving %d streams of %s on %s:%d%s",
             len(list(self.streams)),
             root,
             settings.host,
@@ -168,7 +168,7 @@ class Broker:
             " with TLS" if tls else "",
         )
         logger.info(
-            "%d open files are allowed: %d segments, %d clients and %d HTTP connections at once",
+            "limit of %d open files: %d segments, %d clients and %d HTTP connections",
             limit,
             self.budget.segments,
             self.budget.connections,
@@ -208,21 +208,21 @@ class Broker:
         return self._tls_listener.port
 
     def note_shortage(self, error: OSError) -> None:
-        """There is no descriptor for a connection."""
-        self.shortages.note("connections cannot be accepted", error)
+        """Called when there is no descriptor for a connection."""
+        self.shortages.note("cannot accept connections", error)
 
     def _note_refusal(self, peer: str) -> None:
-        """Of one whose TLS handshake was ended, as a session does it of its own."""
+        """Called when the TLS listener has ended a handshake."""
         self.counters.connections_refused += 1
         logger.warning(
-            "%s refused: it has not done its TLS handshake, and the server has its %d connections",
+            "%s refused: its TLS handshake is unfinished, and the server has its %d connections",
             peer,
             self._max_connections,
         )
 
     def _listen_on_unix_socket(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            # The lock on the root is held: a socket that is there was left by a broker that died.
+            # This broker holds the lock of the root: an existing socket is from a crashed broker.
             if Path(path).is_socket():
                 Path(path).unlink()
         listening = socket.socket(socket.AF_UNIX)
@@ -236,7 +236,7 @@ class Broker:
         self._listeners.append(Listener([listening], lambda: Session(self), self.note_shortage))
 
     def publish(self) -> None:
-        """Writes down where it is, for programs that know its root."""
+        """Writes the broker's address into its root, for local programs."""
         settings = self.settings
         write_address(
             settings.root_path,
@@ -254,7 +254,7 @@ class Broker:
             ),
         )
 
-    # What sessions ask for
+    # Called by sessions
 
     def opened(self, session: Session) -> str | None:
         self._sessions.add(session)
@@ -270,7 +270,7 @@ class Broker:
     def closed(self, session: Session) -> None:
         self._sessions.discard(session)
 
-    # What goes on by itself
+    # Background work
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -282,14 +282,14 @@ class Broker:
         _attempt(self._revoke)
 
     def _revoke(self) -> None:
-        """Close the connections of tokens that expired, or that another process has revoked."""
+        """Closes connections whose token has expired or was revoked by another process."""
         version = self._store.catalog.data_version()
         tokens = self._tokens
         if version != self._catalog_version:
-            # Mostly it is the broker itself that has changed something else.
+            # Usually the broker itself has changed other tables.
             tokens = self._store.catalog.token_state()
         has_changed = tokens != self._tokens
-        # A token may have been created, used and revoked since the last look: no difference then.
+        # A token that was created, used and revoked since the last check makes no difference.
         digests = {value for row in tokens for value in row if isinstance(value, bytes)}
         for session in tuple(self._sessions):
             if session.state is not SessionState.OPEN:
@@ -353,10 +353,10 @@ class Broker:
     def statistics_of(self, stream: Stream, now: int | None = None) -> StreamStatistics:
         return stream.statistics(self.exports.activities(stream), now or now_millis())
 
-    # The end
+    # Stopping
 
     async def stop(self) -> None:
-        """Answer what is under way, sync, and leave a store that needs no recovery."""
+        """Answers open calls, syncs, and closes the store so that it needs no recovery."""
         logger.info("stopping")
         self._is_stopping.set()
         await self._close_listeners()
@@ -381,7 +381,7 @@ class Broker:
         await asyncio.to_thread(self._sync_threads.shutdown)
         self._export_handlers.progress.finish()
         self.exports.finish()
-        # While the lock is still held: the next broker on this root has files of the same names.
+        # While the lock is held: the next broker of this root creates files of the same names.
         for path in (
             self.settings.root_path / ADDRESS_FILE,
             *([Path(self.settings.unix_socket)] if self.settings.unix_socket else []),
@@ -414,7 +414,7 @@ def _absolute(path: str) -> str | None:
 
 
 def _attempt(work: Callable[[], None]) -> None:
-    """Does what is done again soon: whatever goes wrong is logged, and no more."""
+    """Runs periodic work and logs its errors."""
     try:
         work()
     except Exception:

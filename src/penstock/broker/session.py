@@ -1,11 +1,11 @@
 """One connection: a thin shell around the protocol's state machine.
 
-It bounds what a peer can cost: a handshake in time, one unfinished frame, so many calls at once,
-one large answer at a time, and no further request while answers wait to be taken. After each
-mebibyte of answers it is the turn of the other connections.
+A session limits the resources of a peer: the time for the handshake, one unfinished frame, the
+number of open calls, one large answer at a time, and no further request while answers are unsent.
+After each mebibyte of answers it yields to the other connections.
 
-Unsent answers stay here, and the transport gets them piece by piece: its buffer is empty or holds
-one piece that the peer does not take. A peer that takes nothing for a while is closed.
+Unsent answers stay in the session. The transport gets one piece at a time, so its buffer is empty
+or holds one piece that the peer has not read. A peer that reads nothing for a while is dropped.
 """
 
 from __future__ import annotations
@@ -49,23 +49,20 @@ logger = logging.getLogger(__name__)
 _VERSION_BYTE = bytes((CONNECT_VERSION,))
 _MAX_OPEN_CALLS = 4096
 _TURN_BYTES = 1024 * 1024
-# What a transport gets at once. One with TLS does not report the bytes that are encrypted already,
-# so it gets less.
+# The max size of one write to the transport. A TLS transport does not report bytes that it has
+# encrypted, so it gets smaller pieces.
 _PIECE_BYTES = 1024 * 1024
 _TLS_PIECE_BYTES = 64 * 1024
 _TLS_HANDSHAKE_BYTES = 4096
-# A frame that has begun keeps coming at this pace, or the connection is dropped. A large frame
-# holds memory that others wait for, and so has an end.
+# A connection whose unfinished frame arrives more slowly is dropped. A large frame holds memory
+# that other connections wait for, so its total time is limited too.
 _MIN_BYTES_PER_SECOND = 1024
 _MAX_FRAME_SECONDS = 600
 _TIMEOUT_SECONDS = 60.0
 
 
 class SessionState(Enum):
-    """States of a connection. They follow one another in this order; each but the last is optional.
-
-    After a failed handshake `HANDSHAKE` or `VERIFYING` is followed by `CLOSING`.
-    """
+    """States of a connection, in order. A session may skip states, but never goes back."""
 
     # Waits for the handshake.
     HANDSHAKE = 1
@@ -79,14 +76,14 @@ class SessionState(Enum):
     CLOSING = 5
 
 
-# Members of an enum take long to find.
+# Looking up a member of an enum is slow.
 _HANDSHAKE = SessionState.HANDSHAKE
 _OPEN = SessionState.OPEN
 _CLOSING = SessionState.CLOSING
 
 
 class Host(Protocol):
-    """What a session needs of the server it belongs to."""
+    """The parts of the server that a session uses."""
 
     handlers: Handlers
     authenticator: Authenticator
@@ -102,7 +99,7 @@ class Host(Protocol):
 
 
 class Session(asyncio.Protocol):
-    # More than 30 attributes: without slots Python finds each of them more slowly.
+    # With more than 30 attributes, Python looks them up faster in slots.
     __slots__ = (
         "_closing_began",
         "_frame_began",
@@ -146,12 +143,12 @@ class Session(asyncio.Protocol):
         self._socket: socket.socket | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
-        # Changed by `_enter` alone. The next three flags only control the flow.
+        # Changed by `_enter` alone. The flags below are flow control, in any state.
         self._state = _HANDSHAKE
         self._is_processing = False
         self._is_yielding = False
         self._writing_is_paused = False
-        # Answers that the transport does not have yet, and their rooms, until all are sent.
+        # Answers that were not passed to the transport, and the rooms of all unsent answers.
         self._unsent: deque[bytes | memoryview] = deque()
         self._unsent_bytes = 0
         self._rooms: list[AnswerRoom] = []
@@ -164,7 +161,7 @@ class Session(asyncio.Protocol):
         # The pending external token verification.
         self._verification: asyncio.Task[None] | None = None
         self._open_calls = 0
-        # A call that the requests behind it wait for.
+        # Requests behind this call are handled after its answer.
         self._held_for: Call | None = None
         self._work: deque[Iterator[None]] = deque()
         self._watched_calls: set[Call] = set()
@@ -181,9 +178,9 @@ class Session(asyncio.Protocol):
         return self._state
 
     def _enter(self, state: SessionState) -> None:
-        """Change the state, unless the session has reached this or a later state.
+        """Change the state, unless the session is in this state or a later one.
 
-        A token that is verified while the server stops does not open the session.
+        For example, a token that is verified while the server stops does not open the session.
         """
         if state.value > self._state.value:
             self._state = state
@@ -192,8 +189,8 @@ class Session(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # `pause_writing` is called for every byte that is not sent at once. With TLS the end of the
-        # handshake, which the transport sends only when it reads, stays below the limit.
+        # A limit of 0, so that `pause_writing` fires for every unsent byte. With TLS, the transport
+        # sends the end of the handshake only when it reads: these bytes must stay below the limit.
         if transport.get_extra_info("ssl_object") is None:
             self._transport.set_write_buffer_limits(high=0)
         else:
@@ -243,7 +240,7 @@ class Session(asyncio.Protocol):
     # Requests
 
     def _process(self) -> None:
-        """Do what there is to do; the answers that are ready leave in one write."""
+        """Handle complete requests and pending work. Send all answers in one write."""
         self._is_processing = True
         try:
             while not self._is_suspended():
@@ -257,7 +254,7 @@ class Session(asyncio.Protocol):
                 if self._out_bytes > SMALL_ANSWER_BYTES and self._is_turn_over():
                     self._yield_turn()
         except Exception:
-            logger.exception("%s: its requests cannot be handled", self.peer)
+            logger.exception("%s: cannot handle its requests", self.peer)
             self._drop("the server failed")
         self._is_processing = False
         if self._out:
@@ -269,10 +266,11 @@ class Session(asyncio.Protocol):
         return self._out_bytes > _TURN_BYTES or self._host.answers.is_short
 
     def _is_suspended(self) -> bool:
+        """Whether requests and pending work have to wait."""
         return self._writing_is_paused or self._is_yielding or self._state is _CLOSING
 
     def _defers_requests(self) -> bool:
-        """Whether no further request is taken for now."""
+        """Whether the next request has to wait."""
         return (
             self._writing_is_paused
             or self._is_yielding
@@ -282,7 +280,7 @@ class Session(asyncio.Protocol):
         )
 
     def _handle_next(self) -> bool:
-        """Handle what is complete; False if nothing is left, or if no request may be taken."""
+        """Handle the next event; False if there is none, or if requests have to wait."""
         event = None if self._defers_requests() else self._protocol.next_event()
         if event is None:
             return False
@@ -296,13 +294,13 @@ class Session(asyncio.Protocol):
             self._holds_memory = False
             self._host.memory.release(self)
         if self._protocol.is_inside_frame:
-            # What is left has just begun to arrive.
+            # The next frame has just begun to arrive.
             self._frame_began = self.loop.time()
             return True
         return bool(self._work)
 
     def _yield_turn(self) -> None:
-        """Let the other connections have their turn before this one goes on."""
+        """Let the event loop serve the other connections first."""
         self._is_yielding = True
         self.loop.call_soon(self._end_yield)
 
@@ -313,7 +311,7 @@ class Session(asyncio.Protocol):
     def _resume(self) -> None:
         if self._is_suspended() or self._is_processing:
             return
-        # What the peer could not send meanwhile does not count as dawdling.
+        # The peer could not send in the meantime: its pace is measured from now on.
         self._frame_began = self.loop.time()
         self._process()
         if not self._defers_requests() and self._host.memory.admits(self):
@@ -364,7 +362,7 @@ class Session(asyncio.Protocol):
         except StreamManagerException as error:
             self._finish_verification(partial(self._refuse_for, error, request.request_id))
         except Exception:
-            logger.exception("%s: its token cannot be checked", self.peer)
+            logger.exception("%s: cannot verify its token", self.peer)
             reason = "the server failed to check the token"
             refuse = partial(self._refuse, ResponseStatusCode.FailedToConnect, reason)
             self._finish_verification(partial(refuse, request.request_id))
@@ -413,7 +411,7 @@ class Session(asyncio.Protocol):
         )
 
     def _refuse(self, status: ResponseStatusCode, reason: str, request_id: str = "unknown") -> None:
-        """Answer the handshake, then close: a bare close is an error nobody expects."""
+        """Answer the handshake with an error, which clients expect before the close."""
         self._host.counters.connections_refused += 1
         logger.warning("%s refused: %s", self.peer, reason)
         self.send(
@@ -457,23 +455,24 @@ class Session(asyncio.Protocol):
         logger.debug("%s: %s", self.peer, error)
 
     def defer(self) -> Callable[[bytes], None]:
-        """A promise to send something later; a stop waits for it."""
+        """Returns a function that sends an answer later; a stop waits for it."""
         call = self.open_call("", Operation.AppendMessage)
         return call.send
 
     def hold_for(self, call: Call) -> None:
-        """Take no further request until this call is answered."""
+        """Handle no further request until this call is answered."""
         self._held_for = call
 
     def watch(self, call: Call) -> None:
+        """Cancel the call if the connection is lost before its answer."""
         self._watched_calls.add(call)
 
     def on_connection_lost(self, key: Hashable, callback: Callable[[], object]) -> None:
-        """What to do when the client is gone; once for each key."""
+        """Call back when the connection is lost; a key has one callback, the newest."""
         self._lost_callbacks[key] = callback
 
     def work(self, steps: Iterator[None]) -> None:
-        """Do this in the connection's turn, behind what it has to do already."""
+        """Queue work for the connection's next turns, behind other work and before requests."""
         if self._state is _CLOSING:
             return
         self._work.append(steps)
@@ -487,7 +486,7 @@ class Session(asyncio.Protocol):
             self._flush()
 
     def send_parts(self, parts: list[bytes], room: AnswerRoom) -> None:
-        """An answer whose room is released when the transport has sent it."""
+        """Send an answer whose room is released when all its bytes are sent."""
         if room.size:
             self._rooms.append(room)
         self._out += parts
@@ -514,7 +513,7 @@ class Session(asyncio.Protocol):
             self._write()
 
     def _write(self) -> None:
-        """Give the transport one piece after the other, as long as it sends them at once."""
+        """Write piece after piece, until the transport cannot send one at once."""
         unsent = self._unsent
         while unsent and not self._writing_is_paused:
             piece = unsent.popleft()
@@ -532,7 +531,7 @@ class Session(asyncio.Protocol):
             self._hold_answers()
 
     def _hold_answers(self) -> None:
-        """Count unsent bytes beyond those that have a room."""
+        """Count unsent bytes that exceed the rooms of the answers."""
         unsent = self._unsent_bytes + self._transport.get_write_buffer_size()
         held = max(0, unsent - sum(room.size for room in self._rooms))
         if held != self._held_bytes:
@@ -551,7 +550,7 @@ class Session(asyncio.Protocol):
     def version(self) -> str:
         return self._version
 
-    # The end of it
+    # Closing and timeouts
 
     def _drop(self, reason: str) -> None:
         self._host.counters.connections_dropped += 1
@@ -562,16 +561,16 @@ class Session(asyncio.Protocol):
         self._enter(_CLOSING)
         self._closing_began = self.loop.time()
         self._flush()
-        # The transport sends what is left before it closes the connection.
+        # The transport sends its buffer before it closes the connection.
         while self._unsent:
             self._transport.write(self._unsent.popleft())
         self._unsent_bytes = 0
         self._transport.close()
 
     def abort_late(self) -> None:
-        """An answer is too late: close instead, which every client survives."""
+        """Close instead of sending a late answer: every client survives a close."""
         if self._state is not _CLOSING:
-            self._drop("an answer came too late for the client")
+            self._drop("the answer to a request is late")
 
     def revoke(self) -> None:
         self._drop("its token was revoked")
@@ -583,9 +582,9 @@ class Session(asyncio.Protocol):
         self._transport.abort()
 
     def check_timeouts(self, now: float) -> None:
-        """Drop a peer that dawdles: in the handshake, or in the middle of a frame."""
+        """Drop a peer that is too slow: in the handshake, in a frame, or in reading answers."""
         if self._state is _CLOSING:
-            # The peer does not take the last answers.
+            # The peer does not read the last answers.
             if now - self._closing_began > _TIMEOUT_SECONDS and self._transport.is_closing():
                 self._transport.abort()
             return
@@ -598,7 +597,7 @@ class Session(asyncio.Protocol):
                 self._progress, self._progress_at = progress, now
             elif now - self._progress_at > self._host.unsent_response_timeout:
                 seconds = self._host.unsent_response_timeout
-                self._drop(f"it took no byte of its answers for {seconds:g} seconds")
+                self._drop(f"it read no byte of its answers for {seconds:g} seconds")
                 self._transport.abort()
         elif (
             self._protocol.is_inside_frame
@@ -611,7 +610,7 @@ class Session(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it owes the peer nothing."""
+        """Whether no call is open and every answer is sent."""
         return (
             self._open_calls == 0
             and not self._unsent
@@ -619,7 +618,7 @@ class Session(asyncio.Protocol):
         )
 
     def stop(self) -> None:
-        """Take no more requests. What is under way is still answered."""
+        """Handle no more requests. Open calls are still answered."""
         self._enter(SessionState.STOPPING)
         if self._state is not _CLOSING and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -628,13 +627,13 @@ class Session(asyncio.Protocol):
         if self._state is not _CLOSING:
             self._close()
 
-    # The transport's fine points
+    # Sockets
 
     def _expect_rest(self) -> None:
         if self._socket is not None:
-            # The JavaScript client writes a frame's head and body apart, with Nagle's algorithm
-            # on: it sends the body when the head is acknowledged, for which the system takes
-            # its time (40 ms) unless it is told not to.
+            # The JavaScript client writes head and body of a frame separately, with Nagle's
+            # algorithm: it sends the body when the head is acknowledged. Without this option the
+            # system delays the acknowledgement by 40 ms.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         expected = self._protocol.expected_bytes
         if expected:
@@ -644,10 +643,10 @@ class Session(asyncio.Protocol):
 
 
 def measure_unsent(transport: asyncio.WriteTransport) -> tuple[int, int]:
-    """Changes whenever the peer takes a byte: what the transport and the system have unsent.
+    """Unsent bytes of the transport and of the system: one changes when the peer reads a byte.
 
-    The system asks for more bytes only when a good part of its buffer is free, so that the
-    transport's buffer alone would not change for minutes while a slow peer reads.
+    The transport's buffer alone may not change for minutes while a slow peer reads: the system
+    accepts more bytes only when a large part of its own buffer is free.
     """
     connection: socket.socket | None = transport.get_extra_info("socket")
     in_system = 0

@@ -1,7 +1,7 @@
-"""The streams of a broker: what is stored, and who waits for it.
+"""The streams of a broker, with the reads that wait for messages.
 
-Called from the event loop only. A change of a definition is stored by a thread; until it is stored
-the stream is served as it was before, and then it changes between two turns of the loop.
+Called from the event loop only. A thread stores definition changes. The event loop applies a
+change after it is stored; until then it serves the old definition.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _TIMED_OUT = "not enough messages to return before time out"
 
 
 class Stream:
-    """One stream while the broker runs."""
+    """One stream of a running broker."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Stream:
         self._reclaims = reclaims
         self.log = stored.log
         self.waiters = Waiters()
-        # Why its old messages could not be dropped at the last attempt.
+        # The error of the last attempt to evict old messages.
         self.trim_error = ""
         self._end_at_start = stored.log.end
         self._commit = GroupCommit(
@@ -104,9 +104,9 @@ class Stream:
         return definition.flush_on_write and definition.persistence is Persistence.File
 
     def append(self, payloads: Sequence[bytes], now: int, *, keeps_min_free: bool = True) -> int:
-        """All of them or none; the number of the first. Wakes the reads that wait for them.
+        """Appends all payloads or none, wakes waiting reads, and returns the first sequence number.
 
-        Messages of the broker itself need not keep `min_free_disk` bytes of the disk free.
+        Messages of the broker itself may use the last `min_free_disk` bytes of the disk.
         """
         try:
             first = self.log.append(
@@ -128,7 +128,7 @@ class Stream:
             return self.log.read(start, stop, max_bytes)
 
     def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
-        """The same as it is stored, unchecked; none if there is nothing in [start, stop)."""
+        """The stored bytes of [start, stop), unchecked; empty if there are no messages."""
         if start >= stop:
             return StoredRun(start, 0, b"", b"")
         with self._damage_explained():
@@ -140,7 +140,7 @@ class Stream:
             yield
         except DamagedError as error:
             raise MessageStoreReadErrorException(
-                f"stream {self.name!r}: {error}; reading can go on from {error.next_number}"
+                f"stream {self.name!r}: {error}; continue reading from {error.next_number}"
             ) from None
         except OSError as error:
             raise self.explain(error) from None
@@ -159,7 +159,7 @@ class Stream:
                 f"number {newest} of the message stream"
             )
         return NotEnoughMessagesException(
-            f"{newest - start + 1} messages are there from {start} on, and minMessageCount is "
+            f"the stream has {newest - start + 1} messages from {start} on, and minMessageCount is "
             f"{wanted}"
         )
 
@@ -167,7 +167,7 @@ class Stream:
         definition = self._stored.definition
         exports = definition.export_definition
         return MessageStreamInfo(
-            # All lists are there, also the empty ones: programs index and assign into them.
+            # Empty lists are included: programs index and assign into them.
             MessageStreamDefinition(
                 name=definition.name,
                 max_size=definition.max_size,
@@ -199,7 +199,7 @@ class Stream:
         )
 
     def statistics(self, activities: Mapping[str, ExportActivity], now: int) -> StreamStatistics:
-        """How it stands; the activities are those of its exports, by identifier."""
+        """The statistics of the stream; `activities` has its exports by identifier."""
         log = self.log
         return StreamStatistics(
             name=self.name,
@@ -242,7 +242,7 @@ class Stream:
             failures=activity.failures,
             retry_in_millis=activity.retry_in_millis,
             state=activity.state,
-            # A clock may have been set back since.
+            # The clock may have been set back.
             seconds_behind=max(now - since, 0) / 1000 if since is not None else 0.0,
             is_leased=activity.is_leased,
             lost_messages=activity.lost_messages,
@@ -250,10 +250,10 @@ class Stream:
 
 
 class RetentionListener(Protocol):
-    """Who has to look at messages before nobody can."""
+    """Notified before messages are evicted or definitions change."""
 
     def before_drop(self, stream: Stream, end: int, are_expired: bool) -> None:
-        """The messages below `end` are about to go, because they are too old or take up room."""
+        """Called before the messages below `end` are evicted, by age or by size."""
 
     def before_change(
         self,
@@ -261,18 +261,18 @@ class RetentionListener(Protocol):
         definition: MessageStreamDefinition | None,
         moves: Mapping[str, int],
     ) -> Callable[[], Callable[[], None] | None]:
-        """Called when another definition, or the deletion (None), is stored and about to apply.
+        """Called when a new definition, or the deletion (None), is stored but not applied.
 
-        `moves` has the numbers of the messages that exports continue with, by identifier. The
-        result is called when the change has been applied. It returns what has to be on the disk
-        before the change is answered, to be called from a thread, or None.
+        `moves` has the next sequence numbers of moved exports, by identifier. The result is
+        called after the change is applied. It returns a function that a thread calls before the
+        change is answered, to sync data to the disk, or None.
         """
 
 
 class Streams:
-    """All of them, by name.
+    """All streams by name.
 
-    Changes of one name are made one after the other; those of different names share commits.
+    Changes of one stream are made one after the other; changes of different streams share commits.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class Streams:
         definition_executor: Executor | None = None,
         shortages: Shortages | None = None,
     ) -> None:
-        """`note_flush` is called by any thread with the seconds that a flush took.
+        """`note_flush` is called by any thread with the duration of a flush in seconds.
 
         `definition_executor` stores definition changes; by default `executor` does.
         """
@@ -303,7 +303,7 @@ class Streams:
         self._streams = {
             name: self._serve(stored) for name, stored in sorted(store.streams.items())
         }
-        # How often one was created, updated or deleted since the start, and who waits for that.
+        # The number of creations, updates and deletions since the start, and its waiters.
         self.change_count = 0
         self.change_waiters = Waiters()
 
@@ -318,7 +318,7 @@ class Streams:
         stored.log.before_drop = partial(self._before_drop, stream)
         return stream
 
-    def tell(self, listener: RetentionListener) -> None:
+    def set_listener(self, listener: RetentionListener) -> None:
         self._listener = listener
 
     def _before_drop(self, stream: Stream, end: int, are_expired: bool) -> None:
@@ -343,7 +343,7 @@ class Streams:
 
     @property
     def unreadable(self) -> dict[str, str]:
-        """Streams whose files are damaged so that they cannot be served, and why."""
+        """Streams that cannot be served because their files are damaged, with the reason."""
         return {name: reason for name, (_, reason) in self._store.unreadable.items()}
 
     def find(self, name: str) -> Stream:
@@ -370,18 +370,18 @@ class Streams:
     async def edit(
         self, name: str, change: Callable[[MessageStreamDefinition], MessageStreamDefinition]
     ) -> None:
-        """Update a definition to what `change` makes of it, when no other change is pending."""
+        """Updates a definition with the result of `change`, after pending changes of the stream."""
         await self._carry_out(self._edit(name, change))
 
     async def rewind(self, name: str, identifier: str, number: int) -> None:
-        """Moves an export, back or forward: the next message that it exports has this number."""
+        """Moves an export back or forward: the next message that it exports has this number."""
         await self._carry_out(self._rewind(name, identifier, number))
 
     async def delete(self, name: str) -> None:
         await self._carry_out(self._delete(name))
 
     async def _carry_out(self, change: Coroutine[Any, Any, None]) -> None:
-        """Make a change to its end, also if the caller is canceled meanwhile."""
+        """Completes a change even if the caller is canceled."""
         task = asyncio.get_running_loop().create_task(change)
         self._pending_changes.add(task)
         task.add_done_callback(self._pending_changes.discard)
@@ -393,13 +393,13 @@ class Streams:
             await asyncio.wait(self._pending_changes)
 
     def _name_lock(self, name: str) -> asyncio.Lock:
-        """Held by the one change of a name that is pending; the others take turns."""
+        """The lock of a stream's pending change; further changes of the stream queue for it."""
         return self._name_locks.setdefault(name, asyncio.Lock())
 
     def _status_stream_lock_for(
         self, definition: MessageStreamDefinition
     ) -> AbstractAsyncContextManager[None]:
-        # Two definitions that are allowed by themselves may be a cycle of status streams together.
+        # Two definitions that are valid separately may together be a cycle of status streams.
         return self._status_stream_lock if names_status_stream(definition) else nullcontext()
 
     async def _create(self, definition: MessageStreamDefinition) -> None:
@@ -445,14 +445,14 @@ class Streams:
     async def _redefine(
         self, stream: Stream, definition: MessageStreamDefinition, moves: Mapping[str, int]
     ) -> None:
-        """Stores and applies a definition that was checked, and moves of exports."""
+        """Stores and applies a checked definition and moves of exports."""
         log = stream.log
         with self._explained(stream.name):
             change = self._store.plan_update(stream.stored, definition, moves)
         limits = log.limits
         if not limits.overwrites:
-            # What the new definition would reject is rejected from now on. A stream that
-            # overwrites drops nothing for a change that may yet fail.
+            # Appends obey the smaller of both sizes until the change is stored. A stream that
+            # overwrites keeps the old size: it evicts nothing for a change that may fail.
             log.limits = limits._replace(max_size=min(limits.max_size, definition.max_size))
         try:
             await self._store_change(stream.name, change)
@@ -460,7 +460,7 @@ class Streams:
             log.limits = limits
             raise
         try:
-            conclude = self._before_change(stream, definition, moves)
+            finish = self._before_change(stream, definition, moves)
         except BaseException:
             change.apply()
             self._notify_change()
@@ -469,12 +469,12 @@ class Streams:
         logger.info("stream %r updated", stream.name)
         for identifier, number in moves.items():
             logger.info(
-                "stream %r, export %r: it continues with message %d",
+                "stream %r, export %r: continues with message %d",
                 stream.name,
                 identifier,
                 number,
             )
-        await self._conclude(conclude)
+        await self._finish_change(finish)
 
     async def _delete(self, name: str) -> None:
         async with self._name_lock(name):
@@ -482,7 +482,7 @@ class Streams:
             change = self._store.plan_deletion(name)
             await self._store_change(name, change)
             try:
-                conclude = self._before_change(stream)
+                finish = self._before_change(stream)
             except BaseException:
                 change.apply()
                 self._streams.pop(name, None)
@@ -493,16 +493,16 @@ class Streams:
             if stream is not None:
                 stream.waiters.finish_all()
             logger.info("stream %r deleted", name)
-            await self._conclude(conclude)
+            await self._finish_change(finish)
 
     async def _store_change(self, name: str, change: DefinitionChange) -> None:
         with self._explained(name):
             await self._commits.store(change)
 
-    async def _conclude(self, conclude: Callable[[], Callable[[], None] | None]) -> None:
-        """A change is applied: who watches the stream follows."""
+    async def _finish_change(self, finish: Callable[[], Callable[[], None] | None]) -> None:
+        """Notifies the listener and waiters after a change is applied."""
         try:
-            sync = conclude()
+            sync = finish()
         finally:
             self._notify_change()
         if sync is not None:
@@ -514,12 +514,12 @@ class Streams:
         self.change_waiters.wake(self.change_count)
 
     def finish_waits(self) -> None:
-        """Whoever waits for a message, or for a stream, is told that none came."""
+        """Ends all waits for messages and for definition changes."""
         for waiters in (self.change_waiters, *(stream.waiters for stream in self)):
             waiters.finish_all()
 
     def is_served(self, stream: Stream) -> bool:
-        """Whether it is still this stream: not deleted, nor another one under its name."""
+        """Whether this stream was not deleted, even if another one has its name now."""
         return self._streams.get(stream.name) is stream
 
     def trim(self, now: int) -> None:
@@ -527,9 +527,9 @@ class Streams:
             try:
                 stream.log.trim(now)
             except (OSError, sqlite3.Error) as error:
-                # It fails again every second: it is logged once.
+                # It is retried every second, but logged once.
                 if stream.trim_error != str(error):
-                    logger.error("stream %r cannot be trimmed: %s", stream.name, error)
+                    logger.error("cannot evict messages of stream %r: %s", stream.name, error)
                 stream.trim_error = str(error)
             else:
                 stream.trim_error = ""
@@ -569,7 +569,7 @@ _EXPLAINED = (
 
 
 def _explain(name: str, error: Exception, shortages: Shortages) -> StreamManagerException:
-    """The store's errors as a client is told them."""
+    """Translates errors of the store for clients."""
     match error:
         case StreamFullError():
             return InvalidRequestException(
@@ -578,11 +578,11 @@ def _explain(name: str, error: Exception, shortages: Shortages) -> StreamManager
             )
         case MessageTooLargeError():
             return RequestPayloadTooLargeException(
-                f"what is to be appended at once is larger than the maxSize of the message stream "
+                f"the messages of one append are larger than the maxSize of the message stream "
                 f"{name!r}"
             )
         case NoSpaceError():
-            # The store has logged it, once.
+            # The store logs it once.
             return UnknownFailureException(f"{error}; nothing was stored")
         case MemoryError():
             return ServerOutOfMemoryException("the server has no memory left; nothing was stored")

@@ -1,9 +1,9 @@
-"""A listener with TLS that knows of the connections whose handshake is not done.
+"""A listener with TLS that limits connections with unfinished handshakes.
 
-The event loop's own listeners tell nobody of a connection before its handshake is done: whoever
-says nothing would hold a descriptor that no limit counts. Here such connections count, and where
-there are too many, the oldest make room. A handshake takes a client milliseconds: it gets in also
-while others open connections and leave it at that.
+The listeners of asyncio report a connection only after its handshake: a silent client would hold
+a descriptor that no limit counts. This listener counts such connections, and ends the oldest
+handshakes when there are too many. A normal handshake takes milliseconds, so clients can connect
+while others open connections and send nothing.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from penstock.broker.listener import Listener
 
 logger = logging.getLogger(__name__)
 
-# An idle client does not answer that TLS ends, and is not to hold up a stop.
+# An idle client does not answer the end of TLS, and must not delay a stop.
 _SHUTDOWN_TIMEOUT_SECONDS = 0.5
-# So many above the limit shake hands, to be told in words that there is no room.
+# Connections above the limit that may finish their handshake, to receive an error message.
 _SPARE_CONNECTIONS = 16
 
 
 class TlsListener(Listener):
-    """Accepts on sockets that listen, shakes hands, and connects the protocols it makes.
+    """Accepts connections on sockets, does the handshake, and connects each to a new protocol.
 
-    `connections` holds the protocols that are connected: each is in it when its `connection_made`
-    returns. With the handshakes there are no more than `most` of them, and a few.
+    `connections` has the connected protocols: each one is in it when its `connection_made` returns.
+    Together with the handshakes there are at most `max_connections` and a few spare ones.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class TlsListener(Listener):
         self._handshakes: dict[asyncio.Protocol, asyncio.Task[object]] = {}
 
     def make_room(self) -> None:
-        """Ends the oldest handshakes, as long as there are too many connections."""
+        """Ends the oldest handshakes while there are too many connections."""
         excess = len(self._connections) + len(self._handshakes) - self._max_connections
         for protocol in tuple(itertools.islice(self._handshakes, max(excess, 0))):
             handshake = self._handshakes.pop(protocol)
-            # Not before it has begun: until then nobody would close its socket.
+            # After the task has begun: a task that is canceled before does not close its socket.
             self._loop.call_soon(self._refuse, protocol, handshake)
 
     async def close(self) -> None:
-        """Accepts no more, and ends the handshakes that are under way."""
+        """Stops accepting, and ends unfinished handshakes."""
         await super().close()
-        # Each has begun after this, and can be cancelled.
+        # After this every handshake has begun, and can be canceled.
         await asyncio.sleep(0)
         handshakes = [
             handshake
@@ -97,7 +97,7 @@ class TlsListener(Listener):
         )
 
     def _refuse(self, protocol: asyncio.Protocol, handshake: asyncio.Task[object]) -> None:
-        # It may have been done in the very last moment.
+        # It may have finished in the meantime.
         if protocol not in self._connections and not handshake.done():
             handshake.cancel()
             self._on_refusal(handshake.get_name())
@@ -107,4 +107,4 @@ class TlsListener(Listener):
     ) -> None:
         self._handshakes.pop(protocol, None)
         if not handshake.cancelled() and (error := handshake.exception()) is not None:
-            logger.debug("%s: its TLS handshake failed: %s", handshake.get_name(), error)
+            logger.debug("%s: TLS handshake failed: %s", handshake.get_name(), error)

@@ -1,4 +1,4 @@
-"""Reads that wait for messages, and appends and definition changes that wait for the disk."""
+"""Waits for messages, and waits of appends and definition changes for the disk."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from itertools import count
 
 from penstock.store.stored_stream import DefinitionChange
 
-# A client gives up after exactly the time it asked for, and an answer that comes later kills it:
-# a wait ends a little before.
+# An AWS client times out exactly at the timeout of its request, and a later answer crashes it. So
+# a wait ends earlier.
 _EARLY_FRACTION = 0.02
 _EARLY_SECONDS = 0.25
 
-# A few times what it takes to hand over to a thread and back, and no time for anybody to notice.
+# A few times the cost of a switch to a thread and back, and too short for clients to notice.
 _QUICK_SECONDS = 0.001
 
 
 def seconds_to_wait(timeout_millis: int) -> float:
-    """How long to wait for the sake of a client that itself waits so many milliseconds."""
+    """The time to wait for messages, for a client with this timeout."""
     timeout = timeout_millis / 1000
     return timeout - min(timeout * _EARLY_FRACTION, _EARLY_SECONDS)
 
 
 class Waiter:
-    """Somebody who waits until a stream reaches a number, or until a deadline.
+    """Waits until a stream has all sequence numbers below `needed_end`, or until a deadline.
 
-    `done` is called once, from the loop: with True when the stream got there.
+    The event loop calls `done` once: with True if the stream has them.
     """
 
     __slots__ = ("_done", "_timer", "is_reader", "needed_end")
@@ -38,7 +38,7 @@ class Waiter:
         self, needed_end: int, done: Callable[[bool], None], *, is_reader: bool = True
     ) -> None:
         self.needed_end = needed_end
-        # Not a pipeline, which waits for whatever is to be exported.
+        # False for the requests of a pipeline for work.
         self.is_reader = is_reader
         self._done: Callable[[bool], None] | None = done
         self._timer: asyncio.TimerHandle | None = None
@@ -63,7 +63,7 @@ class Waiter:
 
 
 class Waiters:
-    """Those who wait for one stream, the one that needs least first."""
+    """The waiters of one stream, the lowest needed end first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Waiter]] = []
@@ -78,14 +78,14 @@ class Waiters:
 
     def add(self, waiter: Waiter) -> None:
         if len(self._heap) >= self._compact_at:
-            # Those that are over go when they surface; a stream that stands still needs this.
+            # Finished waiters are removed by `wake`, which a stream without appends never calls.
             self._heap = [item for item in self._heap if not item[2].is_over]
             heapq.heapify(self._heap)
             self._compact_at = 2 * len(self._heap) + 64
         heapq.heappush(self._heap, (waiter.needed_end, next(self._order), waiter))
 
     def wake(self, end: int) -> None:
-        """The stream has all numbers below `end`."""
+        """Finishes the waiters that need no more than the numbers below `end`."""
         while self._heap and self._heap[0][0] <= end:
             heapq.heappop(self._heap)[2].finish(True)
 
@@ -96,11 +96,11 @@ class Waiters:
 
 
 class GroupCommit:
-    """One flush at a time; all who come while it runs share the next one.
+    """One flush at a time. All waits that begin during a flush share the next one.
 
-    A flush runs in a thread. On a disk that is so quick that handing over to a thread and back
-    takes as long as the flush itself, the loop does it: it measures how long flushes take, and
-    goes back to threads as soon as they are not worth waiting for.
+    A flush runs in a thread. On a fast disk, where the switch to a thread and back takes as long as
+    the flush, the event loop flushes itself. It measures flushes, and returns to threads when they
+    get slower.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class GroupCommit:
         note_seconds: Callable[[float], None] = lambda _: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`is_short` tells whether the next flush is a small one that waits for nobody."""
+        """`is_short` returns whether the next flush is small and waits for no other one."""
         self._note_seconds = note_seconds
         self._clock = clock
         self._executor = executor
@@ -119,15 +119,15 @@ class GroupCommit:
         self._is_short = is_short
         self._waiting: list[Callable[[BaseException | None], None]] = []
         self._is_running = False
-        # A moving average; the first flushes, which make files, are not the loop's.
+        # A moving average. It starts high, because the first flushes create files.
         self._seconds = 10 * _QUICK_SECONDS
 
     def wait(self, done: Callable[[BaseException | None], None]) -> None:
-        """`done` is called from the loop when all that was written before is on the disk."""
+        """The event loop calls `done` when all earlier writes are on the disk."""
         self._waiting.append(done)
         if not self._is_running:
             self._is_running = True
-            # At the end of this turn of the loop: others who append in it come along.
+            # At the end of this turn of the loop: other appends of the turn share the flush.
             asyncio.get_running_loop().call_soon(self._start)
 
     def _start(self) -> None:
@@ -142,7 +142,7 @@ class GroupCommit:
         began = self._clock()
         try:
             self._flush()
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+        except Exception as error:  # noqa: BLE001 - passed to all waits
             return error
         finally:
             seconds = self._clock() - began
@@ -164,9 +164,9 @@ class GroupCommit:
 
 
 class DefinitionCommits:
-    """Stores definition changes in a thread: one commit at a time.
+    """Stores definition changes in a thread, one commit at a time.
 
-    All changes that arrive while a commit runs share the next one.
+    All changes that arrive during a commit share the next one.
     """
 
     def __init__(
@@ -181,13 +181,13 @@ class DefinitionCommits:
         self._is_running = False
 
     async def store(self, change: DefinitionChange) -> None:
-        """Returns when the change is on the disk; raises what kept it from being stored."""
+        """Returns when the change is on the disk; raises the error if it cannot be stored."""
         loop = asyncio.get_running_loop()
         stored: asyncio.Future[None] = loop.create_future()
         self._waiting.append((change, stored))
         if not self._is_running:
             self._is_running = True
-            # At the end of this turn of the loop: other changes of the same turn share the commit.
+            # At the end of this turn of the loop: other changes of the turn share the commit.
             loop.call_soon(self._start)
         await stored
 

@@ -37,7 +37,7 @@ class Visitor(NamedTuple):
 
     def require_sight(self, stream_name: str) -> None:
         if not self.sees(stream_name):
-            raise HTTPException(403, f"the token is not for the stream {stream_name!r}")
+            raise HTTPException(403, f"the token does not allow the stream {stream_name!r}")
 
     def require_reading(self, stream_name: str) -> None:
         self.require_sight(stream_name)

@@ -31,8 +31,9 @@ async def take_room(memory: AnswerMemory, size: int) -> AnswerRoom:
         room.release()
         raise HTTPException(
             503,
-            f"the answer has about {size} bytes, and other clients have not taken answers that "
-            "fill the memory for them (max_unsent_response_bytes); retry",
+            f"the answer has about {size} bytes, and the memory for answers "
+            "(max_unsent_response_bytes) is full of answers that other clients have not read; "
+            "retry",
         ) from None
     except BaseException:
         room.release()

@@ -344,7 +344,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _fail(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed: %r", request.method, request.url.path, error)
-    return json_response({"error": "the server failed; its log says how"}, 500)
+    return json_response({"error": "internal error; see the log of the server"}, 500)
 
 
 def _with_headers(application: ASGIApp) -> ASGIApp:

@@ -856,9 +856,9 @@ def test_token_plans_and_reports_for_its_own_streams_only(
         answer = request_plan(pipeline, task="a", holding=[others["lease"]])
         assert answer["lost"] == [others["lease"]]
         request_plan(pipeline, task="a")
-        with pytest.raises(UnauthorizedException, match="not for the stream"):
+        with pytest.raises(UnauthorizedException, match="does not allow the stream"):
             commit(pipeline, report(found), report(others))
-        with pytest.raises(UnauthorizedException, match="not for the stream"):
+        with pytest.raises(UnauthorizedException, match="does not allow the stream"):
             request_plan(pipeline, task="b", reports=[report(found), report(others)])
         assert exported(client, mine) == -1
         # The lease is still held by its task.

@@ -101,7 +101,7 @@ class Exports:
         self._cancellations = Cancellations(
             self._registry.of, statuses, self._abandoned, now_millis
         )
-        streams.tell(self._cancellations)
+        streams.set_listener(self._cancellations)
         uploads = store.uploads()
         self._abandoned.add(each for each in uploads if each.is_abandoned)
         for export in self._registry:

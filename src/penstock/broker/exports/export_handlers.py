@@ -212,7 +212,7 @@ class ExportHandlers:
                 self._store_reports(reports, succeed, fail)
             except Exception:
                 logger.exception("cannot process export reports")
-                fail(UnknownFailureException("the server failed; its log says how"))
+                fail(UnknownFailureException("internal error; see the log of the server"))
 
         task = asyncio.get_running_loop().create_task(create_and_accept())
         self._creations.add(task)
