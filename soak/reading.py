@@ -11,7 +11,7 @@ from soak.messages import MessageId, identify
 from tests.raw_connection import RawConnection
 
 _PAGE = 5000
-_GOES_ON = re.compile(r"can go on from (\d+)")
+_NEXT_NUMBER = re.compile(r"continue reading from (\d+)")
 
 
 def read_stream(connection: RawConnection, name: str, first: int = 0) -> Found:
@@ -35,7 +35,7 @@ def read_stream(connection: RawConnection, name: str, first: int = 0) -> Found:
         except NotEnoughMessagesException:
             break
         except MessageStoreReadErrorException as error:
-            goes_on = _GOES_ON.search(error.message)
+            goes_on = _NEXT_NUMBER.search(error.message)
             if goes_on is None:
                 raise
             after = min(max(int(goes_on[1]), number + 1), end)

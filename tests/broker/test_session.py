@@ -320,22 +320,23 @@ def test_state_follows_the_connection(local: LocalBroker, verifier: StubVerifier
     with local.reach() as peer:
         wait_until(lambda: local.sessions)
         session = session_of(local, peer)
-        assert session.state is SessionState.HANDSHAKE
+        states = [session.state]
 
         peer.say(b"\x01" + connect_frame("external"))
         wait_until(lambda: verifier.calls)
-        assert session.state is SessionState.VERIFYING
+        states.append(session.state)
 
         local.run(verifier.may_answer.set)
         assert peer.take_connect_answer()["status"] == 0
-        assert session.state is SessionState.OPEN
+        states.append(session.state)
 
         local.run(session.stop)
-        assert session.state is SessionState.STOPPING
+        states.append(session.state)
 
         local.run(session.finish)
-        assert session.state is SessionState.CLOSING
+        states.append(session.state)
         assert is_closed(peer)
+    assert states == list(SessionState)
 
 
 def test_stopping_session_answers_a_verified_handshake_but_no_request(

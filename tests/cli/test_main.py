@@ -50,7 +50,7 @@ def test_help_of_commands_fits_a_terminal(group: list[str]) -> None:
         (["--http-port", "70000"], "--http-port is 70000: expected int <= 65535"),
         (["--log-level", "loud"], "--log-level is 'LOUD': expected one of TRACE, DEBUG, INFO"),
         (["--log-format", "xml"], "--log-format is 'xml': expected one of human, json"),
-        (["--host", "0.0.0.0"], "--host is '0.0.0.0': a listener on another address"),
+        (["--host", "0.0.0.0"], "--host is '0.0.0.0': an address other than loopback"),
         (["--config", "/nowhere.toml"], "the configuration file /nowhere.toml does not exist"),
     ],
 )
