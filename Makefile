@@ -14,7 +14,7 @@ BROWSER := $(VENV)/.browser
 unexport PYTHONDONTWRITEBYTECODE
 
 # Three workers for two cores, since some tests wait. One worker runs a group of tests, see tests/conftest.py.
-PYTEST := $(BIN)/pytest --durations 15 --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --durations 15 --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # `make test` guards every invariant. `make test-full` adds repetitions, older SDKs, further starts of
 # Spark and ten times as many Hypothesis examples.
 TEST := -m "not full" --hypothesis-profile test
@@ -72,7 +72,7 @@ test: style $(SDKS) $(CLASSES) $(BROWSER) ## Run all checks and tests
 
 coverage: $(SDKS) $(CLASSES) $(BROWSER) ## Measure the branch coverage of src by `make test`'s tests
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder $(TEST)
+	$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(TEST)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -6,8 +6,11 @@ deadline: the machine may be busy.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-not-found]
 
 settings.register_profile("test", deadline=None, print_blob=True)
 settings.register_profile(
@@ -15,11 +18,17 @@ settings.register_profile(
 )
 settings.load_profile("test")
 
+# One worker runs these files: a second Spark session costs more than it saves.
+_SPARK_SESSION = "spark session"
+_FILES_WITH_SPARK_SESSION = {
+    f"tests/spark/test_{name}.py"
+    for name in ("batch", "channels", "json_rows", "reuse", "streaming", "timestamps", "writing")
+}
 # A run ends with its slowest group of tests, so that slow groups have to start first.
 _SLOW_GROUPS = (
-    "spark session",
+    _SPARK_SESSION,
     "tests/exports/",
-    "tests/spark/",
+    "tests/spark/test_killing_spark.py",
     "tests/cli/test_up.py",
     "tests/pipeline/",
     "tests/web/test_page.py",
@@ -27,23 +36,27 @@ _SLOW_GROUPS = (
 )
 
 
+class GroupScheduling(LoadFileScheduling):  # type: ignore[misc]
+    """One worker runs all tests of a file, or of the files that share a Spark session."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _find_group(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts each test in the group that one worker runs, and sorts the groups.
-
-    The sort is stable: groups of the same rank keep the order that pytest-randomly gave them.
-    """
-    groups = {item: _find_group(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: _rank(groups[item]))
+    # The sort is stable: groups of the same rank keep the order that pytest-randomly gave them.
+    items.sort(key=lambda item: _rank(_find_group(item.nodeid)))
 
 
-def _find_group(item: pytest.Item) -> str:
-    """The test's file, or one group for all tests that share a Spark session."""
-    file = item.nodeid.partition("::")[0]
-    names = getattr(item, "fixturenames", ())
-    return "spark session" if file.startswith("tests/spark/") and "spark" in names else file
+def _find_group(node_id: str) -> str:
+    file = node_id.partition("::")[0]
+    return _SPARK_SESSION if file in _FILES_WITH_SPARK_SESSION else file
 
 
 def _rank(group: str) -> int:
