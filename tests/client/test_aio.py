@@ -38,7 +38,6 @@ from penstock import (
 from penstock.broker.access import Role
 from penstock.errors import RequestPayloadTooLargeException, SettingError
 from penstock.model import ExportDefinition, HTTPConfig
-from penstock.model.exporting import DeliveryReport, MessageSlice, ReservedBandwidth
 from penstock.store.catalog import Catalog
 from penstock.store.rows import TokenRow
 from penstock.wire.frames import encode_frame
@@ -157,34 +156,13 @@ def test_every_operation_does_what_it_says(broker: BrokerProcess, new_loop: NewL
             statistics = await client.statistics()
             assert described.name in {stream.name for stream in statistics.streams}
 
-            (position,) = await client.watch_streams([described.name], {described.name: 2}, 1000)
-            assert position.end_sequence_number == 3
-            location = await client.locate_messages(described.name, position.stream_id, 0, 3, 2)
-            assert location.limit_sequence_number == 2
-            run = await client.read_stored(described.name, position.stream_id, 1, 3, 1024)
-            assert (run.first_sequence_number, run.payloads) == (1, b"12")
-
             described.export_definition = ExportDefinition(
                 http=[HTTPConfig("e", "http://127.0.0.1/")]
             )
             await client.update_message_stream(described)
-            plan = await client.plan_exports("p", "t", lease_millis=10_000, wait_millis=1000)
-            (found,) = [found for found in plan.work if found.stream == described.name]
-            assert isinstance(found, MessageSlice)
-            assert (found.first, found.end) == (0, 3)
-            granted = ReservedBandwidth(is_granted=True, is_held=True)
-            assert await client.reserve_bandwidth(found.lease, 10, wait_millis=1000) == granted
-            report = DeliveryReport(
-                lease=found.lease,
-                stream=found.stream,
-                stream_id=found.stream_id,
-                identifier="e",
-                first=0,
-                settled_end=3,
-            )
-            assert (await client.commit_exports([report])).accepted == {found.lease}
+            await client.rewind_export(described.name, "e", 2)
             info = await client.describe_message_stream(described.name)
-            assert info.export_statuses[0].last_exported_sequence_number == 2
+            assert info.export_statuses[0].last_exported_sequence_number == 1
 
             await client.delete_message_stream(described.name)
             assert described.name not in await client.list_streams()
@@ -221,8 +199,6 @@ async def test_what_makes_no_sense_is_not_sent(broker: BrokerProcess) -> None:
             await client.append_messages("s", b"text")  # type: ignore[arg-type] # a mistake
         with pytest.raises(ValidationException, match="read_timeout_millis is 1001"):
             await client.read_messages("s", ReadMessagesOptions(read_timeout_millis=1001))
-        with pytest.raises(ValidationException, match="wait_millis is 1001"):
-            await client.watch_streams(["s"], {}, 1001)
         with pytest.raises(ValidationException, match="end is -1"):
             await anext(client.read_all(await new_stream(client), 0, -1))
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import msgspec
 import pytest
 
 from penstock.client.blocking import StreamManagerClient
@@ -42,14 +41,11 @@ from penstock.errors import (
     ValidationException,
 )
 from penstock.model import (
-    ExportDefinition,
-    HTTPConfig,
     Message,
     MessageStreamDefinition,
     ReadMessagesOptions,
     StrategyOnFull,
 )
-from penstock.model.exporting import DeliveryReport, MessageSlice, ReservedBandwidth
 from penstock.wire.frames import HEADER
 from penstock.wire.operations import Operation
 from tests.cli.command import penstock
@@ -203,126 +199,6 @@ def test_statistics_tell_how_the_broker_is_doing(client: StreamManagerClient) ->
     assert statistics.connections >= 1
     (stream,) = [stream for stream in statistics.streams if stream.name == name]
     assert stream.newest_sequence_number == 4
-
-
-# In bulk
-
-
-def test_streams_are_watched_located_and_read_as_stored(
-    broker: BrokerProcess, client: StreamManagerClient, pool: ThreadPoolExecutor
-) -> None:
-    name = make_stream(client)
-    client.append_messages(name, numbered(5))
-
-    (position,) = client.watch_streams([name])
-    assert (position.name, position.oldest_sequence_number) == (name, 0)
-    assert position.end_sequence_number == 5
-    assert client.watch_streams(["nothing-*"]) == []
-
-    stream_id = position.stream_id
-    location = client.locate_messages(name, stream_id, 1, 5, max_bytes=2)
-    assert (location.root, location.has_files) == (str(broker.root), True)
-    assert location.limit_sequence_number == 3
-    assert [(segment.first, segment.end) for segment in location.segments] == [(0, 5)]
-    assert client.locate_messages(name, stream_id, 1, 5).limit_sequence_number == 5
-
-    run = client.read_stored(name, stream_id, 1, 5, 3)
-    assert (run.first_sequence_number, run.position, run.payloads) == (1, 1, b"123")
-    directory = broker.root / "streams" / stream_id
-    (index,) = directory.glob("*.index")
-    assert run.entries == index.read_bytes()[16:64]
-
-    watching = pool.submit(client.watch_streams, [name], {name: 5}, 30_000)
-    wait_until(lambda: waiting_reads(client, name) == 1)
-    client.append_message(name, b"5")
-    assert [stream.end_sequence_number for stream in watching.result()] == [6]
-
-    client.delete_message_stream(name)
-    for use in (
-        lambda: client.locate_messages(name, stream_id, 0, 1),
-        lambda: client.read_stored(name, stream_id, 0, 1, 1),
-    ):
-        with pytest.raises(ResourceNotFoundException):
-            use()
-
-
-def test_exports_are_planned_reported_and_metered(
-    client: StreamManagerClient, pool: ThreadPoolExecutor
-) -> None:
-    name = make_stream(client)
-    described = client.describe_message_stream(name).definition
-    described.export_definition = ExportDefinition(http=[HTTPConfig("e", "http://127.0.0.1/")])
-    client.update_message_stream(described)
-    planning = pool.submit(
-        client.plan_exports,
-        "p",
-        "t",
-        lease_millis=10_000,
-        wait_millis=30_000,
-    )
-    client.append_messages(name, numbered(5))
-    (found,) = planning.result().work
-    assert isinstance(found, MessageSlice)
-    assert (found.stream, found.kind, found.first) == (name, "http", 0)
-
-    report = DeliveryReport(
-        lease=found.lease,
-        stream=found.stream,
-        stream_id=found.stream_id,
-        identifier="e",
-        first=0,
-        settled_end=1,
-        exported_messages=1,
-        is_final=False,
-    )
-    assert client.commit_exports([report]).accepted == {found.lease}
-    held = client.plan_exports("p", "t", lease_millis=10_000, holding=[found.lease])
-    assert (held.work, held.lost, held.tasks, held.stops) == ([], [], 1, False)
-    granted = ReservedBandwidth(is_granted=True, is_held=True)
-    assert client.reserve_bandwidth(found.lease, 1000) == granted
-    last = msgspec.structs.replace(
-        report, first=1, settled_end=1, exported_messages=0, is_final=True
-    )
-    assert client.commit_exports([last]).accepted == {found.lease}
-    lost = ReservedBandwidth(is_granted=False, is_held=False)
-    assert client.reserve_bandwidth(found.lease, 1000) == lost
-    stale = msgspec.structs.replace(report, lease="of another broker")
-    assert client.commit_exports([stale]).accepted == frozenset()
-    (status,) = client.describe_message_stream(name).export_statuses
-    assert (status.last_exported_sequence_number, status.exported_messages_count) == (0, 1)
-    (rest,) = client.plan_exports("p", "t", lease_millis=10_000, wait_millis=30_000).work
-    assert isinstance(rest, MessageSlice)
-    assert rest.first == 1
-    look = client.plan_exports("p", "driver", lease_millis=10_000, max_slices=0, stops=True)
-    assert (look.work, look.tasks, look.stops) == ([], 1, True)
-    client.delete_message_stream(name)
-
-
-def test_large_runs_come_as_they_are_stored(client: StreamManagerClient) -> None:
-    name = make_stream(client)
-    large = random.Random(5).randbytes(MEBIBYTE)
-    client.append_messages(name, [large] * 6)
-    (position,) = client.watch_streams([name])
-
-    run = client.read_stored(name, position.stream_id, 1, 6, 1 << 29)
-
-    # As much as a broker reads in one go.
-    assert run.payloads == large * 4
-    assert (run.first_sequence_number, run.position, len(run.entries)) == (1, MEBIBYTE, 64)
-
-
-def test_a_watch_goes_on_with_the_next_broker(
-    mortal: BrokerProcess, pool: ThreadPoolExecutor
-) -> None:
-    with client_of(mortal) as client, client_of(mortal) as other:
-        name = make_stream(client)
-        watching = pool.submit(client.watch_streams, [name], {name: 0}, 30_000)
-        wait_until(lambda: waiting_reads(other, name) == 1)
-        restart(mortal)
-        wait_until(lambda: waiting_reads(other, name) == 1)
-        other.append_message(name, b"at last")
-
-        assert [stream.end_sequence_number for stream in watching.result()] == [1]
 
 
 # Threads that share a client
@@ -1046,15 +922,9 @@ def test_a_stream_is_tailed_without_extensions(
     assert following.result().payload == b"10"
 
 
-def test_statistics_and_bulk_reads_need_extensions(plain_client: StreamManagerClient) -> None:
-    for use in (
-        plain_client.statistics,
-        lambda: plain_client.watch_streams(["*"]),
-        lambda: plain_client.locate_messages("s", "i", 0, 1),
-        lambda: plain_client.read_stored("s", "i", 0, 1, 1),
-    ):
-        with pytest.raises(UnknownOperationException):
-            use()
+def test_statistics_need_extensions(plain_client: StreamManagerClient) -> None:
+    with pytest.raises(UnknownOperationException):
+        plain_client.statistics()
 
 
 def test_a_server_that_knows_only_the_first_version_is_good_enough() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -31,15 +31,7 @@ from penstock.model import (
     MessageStreamInfo,
     ReadMessagesOptions,
 )
-from penstock.model.exporting import (
-    CommittedReports,
-    DeliveryReport,
-    ExportPlan,
-    PipelineDescription,
-    ReservedBandwidth,
-)
 from penstock.model.statistics import Statistics
-from penstock.model.storage import Location, StoredRun, StreamPosition
 
 T = TypeVar("T")
 
@@ -121,6 +113,10 @@ class AsyncStreamManagerClient(ClientBase):
     async def statistics(self) -> Statistics:
         """How the broker is doing; UnknownOperationException where the server is another one."""
         return await self._call(calls.statistics())
+
+    async def rewind_export(self, stream_name: str, identifier: str, sequence_number: int) -> None:
+        """Move an export, back or forward: it continues with this message."""
+        await self._call(calls.rewind_export(stream_name, identifier, sequence_number))
 
     # Appends
 
@@ -214,88 +210,6 @@ class AsyncStreamManagerClient(ClientBase):
             pause = reading.pause_after(messages, seconds, self.request_timeout)
             if pause:
                 await asyncio.sleep(pause)
-
-    # In bulk: what Spark asks for
-
-    async def watch_streams(
-        self,
-        patterns: Sequence[str],
-        next_numbers: Mapping[str, int] | None = None,
-        wait_millis: int = 0,
-    ) -> list[StreamPosition]:
-        """How the streams stand whose names match one of the patterns (`*`, `?`, `[…]`).
-
-        Waits until one of them has a message at its next number or behind it, or has no such
-        number, or until the time is up. UnknownOperationException where the server is another
-        one, as for all of these.
-        """
-        return await self._call(
-            calls.watch_streams(patterns, next_numbers or {}, wait_millis, self.request_timeout)
-        )
-
-    async def locate_messages(
-        self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int | None = None
-    ) -> Location:
-        """The segments that hold [start, end), and up to where they fit so many bytes."""
-        return await self._call(
-            calls.locate_messages(stream_name, stream_id, start, end, max_bytes)
-        )
-
-    async def plan_exports(
-        self,
-        pipeline: str,
-        task: str,
-        *,
-        lease_millis: int,
-        holding: Sequence[str] = (),
-        reports: Sequence[DeliveryReport] = (),
-        max_slices: int = 256,
-        max_bytes: int = 64 * 1024 * 1024,
-        max_priority: int | None = None,
-        wait_millis: int = 0,
-        about: PipelineDescription | None = None,
-        stops: bool = False,
-    ) -> ExportPlan:
-        """Work that is due, leased to a task of a pipeline; waits until something is due."""
-        return await self._call(
-            calls.plan_exports(
-                pipeline,
-                task,
-                lease_millis=lease_millis,
-                holding=holding,
-                reports=reports,
-                max_slices=max_slices,
-                max_bytes=max_bytes,
-                max_priority=max_priority,
-                wait_millis=wait_millis,
-                about=about,
-                stops=stops,
-                request_timeout=self.request_timeout,
-            )
-        )
-
-    async def commit_exports(self, reports: Sequence[DeliveryReport]) -> CommittedReports:
-        """Report about work; the answer names the leases whose reports were accepted."""
-        return await self._call(calls.commit_exports(reports))
-
-    async def reserve_bandwidth(
-        self, lease: str, size: int, *, wait_millis: int = 0
-    ) -> ReservedBandwidth:
-        """Reserve bytes of a file that are to be sent; waits until they may be."""
-        call = calls.reserve_bandwidth(
-            lease, size, wait_millis=wait_millis, request_timeout=self.request_timeout
-        )
-        return await self._call(call)
-
-    async def rewind_export(self, stream_name: str, identifier: str, sequence_number: int) -> None:
-        """Move an export, back or forward: it continues with this message."""
-        await self._call(calls.rewind_export(stream_name, identifier, sequence_number))
-
-    async def read_stored(
-        self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int
-    ) -> StoredRun:
-        """Messages as they are stored, unchecked; as many as fit one answer."""
-        return await self._call(calls.read_stored(stream_name, stream_id, start, end, max_bytes))
 
     # Connections
 

@@ -139,6 +139,15 @@ def statistics() -> ClientCall[Statistics]:
     return ClientCall(Operation.Statistics, {}, _statistics, may_repeat=True)
 
 
+def rewind_export(stream_name: str, identifier: str, sequence_number: int) -> ClientCall[None]:
+    fields = {
+        "streamName": _checked_name(stream_name),
+        "identifier": identifier,
+        "sequenceNumber": sequence_number,
+    }
+    return ClientCall(Operation.RewindExport, fields, raise_for_status, may_repeat=True)
+
+
 # Appends
 
 
@@ -274,7 +283,7 @@ def read_columns(
     return ClientCall(Operation.ReadColumns, fields, decode, may_repeat=True)
 
 
-# In bulk: what Spark asks for
+# For the Spark connector
 
 
 def watch_streams(
@@ -311,7 +320,16 @@ def read_stored(
     return ClientCall(Operation.ReadStored, fields, _stored_run, may_repeat=True)
 
 
-# Exports: what the pipeline asks for
+def _slice_of(stream_name: str, stream_id: str, start: int, end: int) -> dict[str, Any]:
+    return {
+        "name": _checked_name(stream_name),
+        "streamId": stream_id,
+        "firstSequenceNumber": start,
+        "endSequenceNumber": end,
+    }
+
+
+# For the export pipeline
 
 
 def plan_exports(
@@ -365,24 +383,6 @@ def reserve_bandwidth(
     _check_wait("wait_millis", wait_millis, request_timeout)
     fields = {"lease": lease, "size": size, "waitMillis": wait_millis}
     return ClientCall(Operation.ReserveBandwidth, fields, _reserved, may_repeat=True)
-
-
-def rewind_export(stream_name: str, identifier: str, sequence_number: int) -> ClientCall[None]:
-    fields = {
-        "streamName": _checked_name(stream_name),
-        "identifier": identifier,
-        "sequenceNumber": sequence_number,
-    }
-    return ClientCall(Operation.RewindExport, fields, raise_for_status, may_repeat=True)
-
-
-def _slice_of(stream_name: str, stream_id: str, start: int, end: int) -> dict[str, Any]:
-    return {
-        "name": _checked_name(stream_name),
-        "streamId": stream_id,
-        "firstSequenceNumber": start,
-        "endSequenceNumber": end,
-    }
 
 
 # What programs pass

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
 from penstock.client.backoff import delays
-from penstock.client.blocking import StreamManagerClient
 from penstock.client.endpoint import Search, try_token
 from penstock.client.failures import may_pass
+from penstock.client.internal import InternalClient
 from penstock.errors import ConnectFailedException, SettingError
 from penstock.spark.options import BrokerOptions
 
@@ -74,12 +74,12 @@ class Place(NamedTuple):
         # Without the token: Spark writes what it hands around into logs.
         return f"<Place {self.remote.unix_socket or f'{self.remote.host}:{self.remote.port}'}>"
 
-    def connect(self, wait: bool = False) -> StreamManagerClient:
+    def connect(self, wait: bool = False) -> InternalClient:
         return _try_for(self.reconnect_timeout if wait else 0, self._connect)
 
-    def _connect(self) -> StreamManagerClient:
+    def _connect(self) -> InternalClient:
         way = self.nearby if socket.gethostname() == self.machine else self.remote
-        return StreamManagerClient(
+        return InternalClient(
             way.host,
             way.port,
             token=way.token,
