@@ -9,9 +9,16 @@ import pytest
 
 from tests.support import BrokerProcess
 
-from .harness import ALL_SDKS, Client, Driver, Sdk
+from .harness import ALL_SDKS, AVAILABLE_SDKS, JAVA, JAVA_SDK_VARIABLE, Client, Driver, Sdk
 
 Connect = Callable[..., Client]
+
+
+def pytest_runtest_setup(item: pytest.Function) -> None:
+    # Not in the `sdk` fixture: pytest would report each skipped test in a line of its own.
+    callspec = getattr(item, "callspec", None)
+    if callspec and callspec.params.get("sdk") is JAVA and JAVA not in AVAILABLE_SDKS:
+        pytest.skip(f"{JAVA_SDK_VARIABLE} is not set to the classpath of the Java SDK")
 
 
 @pytest.fixture(scope="session")

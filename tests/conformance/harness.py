@@ -1,14 +1,20 @@
-"""The AWS SDKs as processes, and a client that speaks to them.
+"""Runs the AWS SDKs as processes, and calls them.
 
 A `Driver` is one SDK in its own environment; a `Client` is one client object of that SDK. The
-methods of `Client` take and give wire names and plain values; bytes are bytes here and base64
-only on the pipe.
+methods of `Client` take and return wire names and plain values. Bytes are base64 only on the pipe
+to the driver.
+
+The Java SDK is not in a package registry, so that `install_sdks.py` cannot install it. Its tests
+run when PENSTOCK_TEST_JAVA_SDK is the classpath of its jar, and are skipped otherwise. The frames
+that this SDK sends are tested in any case: `tests/wire/golden/java.jsonl` has a recording.
 """
 
 from __future__ import annotations
 
 import base64
+import enum
 import json
+import os
 import subprocess
 import threading
 import uuid
@@ -33,20 +39,34 @@ FILE, MEMORY = 0, 1
 CREATE, APPEND, READ, DESCRIBE = 2, 4, 5, 13
 
 
+JAVA_SDK_VARIABLE = "PENSTOCK_TEST_JAVA_SDK"
+JAVA_SDK = os.environ.get(JAVA_SDK_VARIABLE, "")
+
+
+class Language(enum.Enum):
+    PYTHON = enum.auto()
+    NODE = enum.auto()
+    JAVA = enum.auto()
+
+
 @dataclass(frozen=True)
 class Sdk:
-    """One AWS SDK: where it is installed, and what it can do."""
+    """One AWS SDK: its language, its environment below `.sdks/`, and its protocol version."""
 
     name: str
+    language: Language
     environment: str
     protocol: str
-    is_python: bool = True
+    # The exception of a connection whose token is rejected.
+    unauthorized_error: str = "ConnectFailedException"
 
     def command(self) -> list[str]:
+        if self.language is Language.JAVA:
+            return ["java", "-cp", JAVA_SDK, str(HERE / "driver.java")]
         environment = SDKS / self.environment
         if not (environment / ".installed").is_file():
             pytest.fail(f"{self.name} is not installed: run {HERE / 'install_sdks.py'}")
-        if self.is_python:
+        if self.language is Language.PYTHON:
             return [str(environment / "bin" / "python"), str(HERE / "driver.py")]
         return ["node", str(HERE / "driver.js"), str(environment)]
 
@@ -55,11 +75,25 @@ class Sdk:
         return self.protocol == "1.1.0"
 
 
-STREAM_MANAGER = Sdk("stream-manager-1.1.2", "stream-manager-1.1.2", "1.1.0")
-GREENGRASSSDK_1_6 = Sdk("greengrasssdk-1.6.1", "greengrasssdk-1.6.1", "1.1.0")
-GREENGRASSSDK_1_5 = Sdk("greengrasssdk-1.5.0", "greengrasssdk-1.5.0", "1.0.0")
-NODE = Sdk("aws-greengrass-core-sdk-1.7.0", "node", "1.1.0", is_python=False)
-ALL_SDKS = [STREAM_MANAGER, GREENGRASSSDK_1_6, GREENGRASSSDK_1_5, NODE]
+STREAM_MANAGER = Sdk(
+    "stream-manager-1.1.2", Language.PYTHON, environment="stream-manager-1.1.2", protocol="1.1.0"
+)
+GREENGRASSSDK_1_6 = Sdk(
+    "greengrasssdk-1.6.1", Language.PYTHON, environment="greengrasssdk-1.6.1", protocol="1.1.0"
+)
+GREENGRASSSDK_1_5 = Sdk(
+    "greengrasssdk-1.5.0", Language.PYTHON, environment="greengrasssdk-1.5.0", protocol="1.0.0"
+)
+NODE = Sdk("aws-greengrass-core-sdk-1.7.0", Language.NODE, environment="node", protocol="1.1.0")
+JAVA = Sdk(
+    "java",
+    Language.JAVA,
+    environment="",
+    protocol="1.1.0",
+    unauthorized_error="UnauthorizedException",
+)
+ALL_SDKS = [STREAM_MANAGER, GREENGRASSSDK_1_6, GREENGRASSSDK_1_5, NODE, JAVA]
+AVAILABLE_SDKS = [sdk for sdk in ALL_SDKS if sdk is not JAVA or JAVA_SDK]
 
 
 def for_sdks(*sdks: Sdk) -> pytest.MarkDecorator:
@@ -69,7 +103,8 @@ def for_sdks(*sdks: Sdk) -> pytest.MarkDecorator:
 
 for_1_1_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if sdk.knows_1_1))
 for_1_0_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if not sdk.knows_1_1))
-for_python_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if sdk.is_python))
+for_sdks_except_node = for_sdks(*(sdk for sdk in ALL_SDKS if sdk is not NODE))
+for_python_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if sdk.language is Language.PYTHON))
 
 
 class SdkError(Exception):
@@ -164,7 +199,9 @@ class Driver:
             else:
                 future.set_result(answer["result"])
         for future in self._pending.values():
-            future.set_exception(RuntimeError(f"the driver of {self.sdk.name} ended"))
+            future.set_exception(
+                RuntimeError(f"the driver of {self.sdk.name} ended; stderr has its error")
+            )
 
 
 def _bytes_to_json(value: object) -> Json:

@@ -41,14 +41,14 @@ def test_a_wrong_token_is_refused_with_an_answer(connect: Connect, sdk: Sdk) -> 
     error = refusal(connect, sdk, "not the token")
 
     # A connection that was closed without an answer surfaces as something else altogether.
-    assert (error.error, error.status) == ("ConnectFailedException", "Unauthorized")
+    assert (error.error, error.status) == (sdk.unauthorized_error, "Unauthorized")
 
 
 @without_a_token
 def test_no_token_is_refused_with_an_answer(connect: Connect, sdk: Sdk, token: str | None) -> None:
     error = refusal(connect, sdk, token)
 
-    assert (error.error, error.status) == ("ConnectFailedException", "Unauthorized")
+    assert (error.error, error.status) == (sdk.unauthorized_error, "Unauthorized")
 
 
 def test_refused_clients_do_not_disturb_the_others(connect: Connect, client: Client) -> None:

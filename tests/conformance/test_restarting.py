@@ -10,7 +10,7 @@ import pytest
 from tests.support import BrokerProcess
 
 from .conftest import Connect
-from .harness import ALL_SDKS, OVERWRITE_OLDEST_DATA, definition
+from .harness import AVAILABLE_SDKS, OVERWRITE_OLDEST_DATA, STREAM_MANAGER, definition
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 def test_streams_messages_and_clients_survive_a_restart(
     own_broker: BrokerProcess, connect: Connect, end: Callable[[BrokerProcess], None]
 ) -> None:
-    clients = [connect(sdk, to=own_broker) for sdk in ALL_SDKS]
+    clients = [connect(sdk, to=own_broker) for sdk in AVAILABLE_SDKS]
     assert [client.list_streams() for client in clients] == [[]] * len(clients)
     plain = [client.create() for client in clients]
     flushed = [client.create(flushOnWrite=True) for client in clients]
@@ -49,7 +49,7 @@ def test_streams_messages_and_clients_survive_a_restart(
 def test_definitions_and_numbers_survive_being_killed(
     own_broker: BrokerProcess, connect: Connect
 ) -> None:
-    client = connect(ALL_SDKS[0], to=own_broker)
+    client = connect(STREAM_MANAGER, to=own_broker)
     kinesis = {"identifier": "k", "kinesisStreamName": "s", "disabled": True}
     wanted = definition(
         "..",
