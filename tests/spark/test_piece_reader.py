@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import MessageStreamDefinition, Persistence, StrategyOnFull
-from penstock.client.endpoint import Search
+from penstock.client.endpoint import EndpointOptions
 from penstock.client.internal import InternalClient
 from penstock.spark import piece_reader as reading
 from penstock.spark.losses import DataLossError
@@ -226,7 +226,7 @@ def test_who_has_the_files_needs_no_connection(reader: Reader, create: Callable[
     name = create()
     written = append(reader.client, name, numbered(20))
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        nowhere = Search("127.0.0.1", silent.getsockname()[1])
+        nowhere = EndpointOptions("127.0.0.1", silent.getsockname()[1])
         reader.place = reader.place._replace(nearby=nowhere, remote=nowhere)
         assert reader.read(reader.plan(name), "auto") == written
 

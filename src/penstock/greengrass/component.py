@@ -75,7 +75,7 @@ async def _announce(nucleus: Nucleus, port: int) -> None:
         _Step(f"the port {port}", lambda: nucleus.publish({PORT_KEY: port})),
         _Step("the state RUNNING", nucleus.report_running),
     ]
-    for pause in delays(most=_MAX_PAUSE_SECONDS):
+    for pause in delays(max_seconds=_MAX_PAUSE_SECONDS):
         steps = [step for step in steps if not await _succeeds(step)]
         if not steps:
             return
