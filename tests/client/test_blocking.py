@@ -1343,7 +1343,9 @@ def test_certificate_of_an_unknown_authority_is_rejected(
     tls_broker: BrokerProcess, tmp_path: Path
 ) -> None:
     for tls in (True, make_certificates(tmp_path).authority):
-        with pytest.raises(ConnectionError, match=f"127.0.0.1:{tls_broker.port}: .*verify failed"):
+        with pytest.raises(
+            ConnectionError, match=f"127.0.0.1:{tls_broker.port} failed: .*verify failed"
+        ):
             client_of(tls_broker, tls=tls)
     with pytest.raises(SettingError, match="is not a PEM file"):
         client_of(tls_broker, tls=tmp_path / "nothing.pem")

@@ -47,7 +47,7 @@ from penstock.wire.requests import (
     UpdateMessageStreamRequest,
 )
 from tests.support import MEBIBYTE
-from tests.wire.captured import CAPTURED, Captured, cut
+from tests.wire.captured import CAPTURED, Captured, split
 
 CONNECT_RESPONSE = encode_response(
     Operation.ConnectResponse,
@@ -235,7 +235,7 @@ frames = st.one_of(
 def test_answers_do_not_depend_on_how_bytes_are_split(sent: list[bytes], places: list[int]) -> None:
     data = b"\x01" + b"".join(sent)
 
-    assert received(cut(data, places)) == received([data])
+    assert received(split(data, places)) == received([data])
 
 
 @given(st.lists(frames, min_size=1, max_size=4))
@@ -257,14 +257,14 @@ def test_invalid_frame_length_is_detected_however_bytes_are_split(
     data = b"\x01" + b"".join(sent) + HEADER.pack(length, 9) + rest
 
     with pytest.raises(BrokenProtocolError, match=f"a frame of {length} bytes"):
-        received(cut(data, places))
+        received(split(data, places))
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 100), max_size=4))
 def test_arbitrary_bytes_give_answers_or_a_protocol_error(data: bytes, places: list[int]) -> None:
     broken = False
     try:
-        received([b"\x01", *cut(data, places)])
+        received([b"\x01", *split(data, places)])
     except BrokenProtocolError:
         broken = True
     assert not broken or len(data) >= HEADER.size
