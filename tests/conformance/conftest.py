@@ -1,4 +1,4 @@
-"""Fixtures: one broker for the session, one process for each SDK, a fresh client for each test."""
+"""Fixtures: one broker for the session, one process for each SDK, a new client for each test."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def driver_of() -> Iterator[Callable[[Sdk], Driver]]:
 def connect(
     request: pytest.FixtureRequest, driver_of: Callable[[Sdk], Driver]
 ) -> Iterator[Connect]:
-    """Makes clients of any SDK, for any broker, with any token; closes them after the test.
+    """Creates clients of any SDK, and closes them after the test.
 
-    Without a broker it is the one of the session, without a token the right one.
+    The default broker is that of the session; the default token is the broker's.
     """
     clients: list[Client] = []
 

@@ -228,7 +228,7 @@ class Driver {
                     List.class);
         }
 
-        /** Sends any operation number with any body, past the checks of the client. */
+        /** Sends any operation number with any body, without the client's validation. */
         Object send(int operation, Map<String, Object> body) throws Exception {
             Map<String, Object> request = new LinkedHashMap<>(body);
             String id = UUID.randomUUID().toString();

@@ -108,7 +108,7 @@ for_python_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if sdk.language is Language
 
 
 class SdkError(Exception):
-    """An exception that an SDK raised: its class, its message and the status it carries."""
+    """An exception of an SDK, with its class, message and status."""
 
     def __init__(self, error: str, message: str, status: str | None) -> None:
         super().__init__(f"{error}: {message} ({status})")
@@ -119,7 +119,7 @@ class SdkError(Exception):
 
 @contextmanager
 def refused(error: str, *texts: str) -> Iterator[None]:
-    """Expects an SDK to raise exactly this class, with every one of the texts in the message."""
+    """Expects an SDK to raise this class, with all texts in the message."""
     with pytest.raises(SdkError) as caught:
         yield
     assert caught.value.error == error, str(caught.value)
@@ -136,7 +136,7 @@ def definition(name: str, **fields: Any) -> Json:
 
 
 def contains(whole: Any, part: Any) -> bool:
-    """Whether everything in `part` is in `whole`, which may have more keys."""
+    """Whether `whole` equals `part` except for additional keys."""
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(
             key in whole and contains(whole[key], value) for key, value in part.items()
@@ -151,7 +151,7 @@ def contains(whole: Any, part: Any) -> bool:
 
 
 class Driver:
-    """One SDK in a process of its own. Any thread may call it; calls do not wait for each other."""
+    """One SDK in a process of its own. Any thread may call it; calls run concurrently."""
 
     def __init__(self, sdk: Sdk) -> None:
         self.sdk = sdk
@@ -165,7 +165,7 @@ class Driver:
         self._reader.start()
 
     def start(self, client: str, call: str, **args: Any) -> Future[Any]:
-        """Starts a call; the future ends with what the SDK returned or with an SdkError."""
+        """Starts a call; the future gets the SDK's result, or an SdkError."""
         future: Future[Any] = Future()
         stdin = self._process.stdin
         assert stdin is not None
@@ -207,7 +207,7 @@ class Driver:
 def _bytes_to_json(value: object) -> Json:
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
-    raise TypeError(f"{value!r} is no JSON")
+    raise TypeError(f"{value!r} is not JSON")
 
 
 def _bytes_from_json(value: Json) -> Any:
@@ -230,7 +230,7 @@ class Client:
         return self.start(call, **args).result(TIMEOUT_S)
 
     def create(self, **fields: Any) -> str:
-        """Creates a stream with a fresh name, unless the fields have one, and gives the name."""
+        """Creates a stream, by default with a unique name, and returns the name."""
         wanted = definition(**{"name": unique_name(), **fields})
         self._call("create_message_stream", definition=wanted)
         return str(wanted["name"])
@@ -245,7 +245,7 @@ class Client:
         return int(self._call("append_message", name=name, data=data))
 
     def read(self, name: str, **options: int) -> list[Json]:
-        """Reads with the options given, or with no options object when there are none."""
+        """Reads with these options; without any, no options object is passed."""
         return list(self.start_read(name, **options).result(TIMEOUT_S))
 
     def start_read(self, name: str, **options: int) -> Future[Any]:
@@ -260,7 +260,7 @@ class Client:
         return dict(self._call("describe_message_stream", name=name))
 
     def storage(self, name: str) -> tuple[int, int, int]:
-        """The oldest and the newest sequence number and the total bytes."""
+        """Returns the oldest and the newest sequence number, and the total bytes."""
         status = self.describe(name)["storageStatus"]
         return (
             status["oldestSequenceNumber"],
@@ -269,14 +269,14 @@ class Client:
         )
 
     def send(self, operation: int, **body: Any) -> Json:
-        """Sends any operation with any body, past the checks of the SDK."""
+        """Sends any operation with any body, without the SDK's validation."""
         return dict(self._call("send", operation=operation, body=body))
 
     def connect_response(self) -> Json:
         return dict(self._call("connect_response"))
 
     def last_response(self) -> Json:
-        """The body of the last response frame as it came over the wire."""
+        """Returns the body of the last response frame."""
         return dict(self._call("last_response"))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Clients that live through a restart of the broker on the same directory and port."""
+"""Clients during a restart of the broker on the same directory and port."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_streams_messages_and_clients_survive_a_restart(
             assert payloads == [b"before", b"before too", b"after"]
 
 
-def test_definitions_and_numbers_survive_being_killed(
+def test_definitions_and_numbers_survive_kill_9(
     own_broker: BrokerProcess, connect: Connect
 ) -> None:
     client = connect(STREAM_MANAGER, to=own_broker)
