@@ -58,7 +58,7 @@ class Request(NamedTuple):
         return str(self.fields["requestId"])
 
 
-class Peer:
+class ClientPeer:
     """The client's end of a connection to a scripted server."""
 
     def __init__(self, stream_socket: socket.socket) -> None:
@@ -113,7 +113,7 @@ def frame_to(request: Request, operation: int | None = None, **fields: Any) -> b
     return encode_frame(operation or RESPONSE_TO[request.operation], cbor2.dumps(body))
 
 
-Script = Callable[[Peer], object]
+Script = Callable[[ClientPeer], object]
 
 
 class ScriptedServer:
@@ -127,7 +127,7 @@ class ScriptedServer:
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
         self._threads: list[threading.Thread] = []
-        self._peers: list[Peer] = []
+        self._peers: list[ClientPeer] = []
         self._errors: list[BaseException] = []
 
     @property
@@ -159,13 +159,13 @@ class ScriptedServer:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                peer = Peer(self._listener.accept()[0])
+                peer = ClientPeer(self._listener.accept()[0])
                 script = self._scripts[min(self.connections, len(self._scripts) - 1)]
                 self.connections += 1
                 self._peers.append(peer)
                 self._run(self._serve, peer, script)
 
-    def _serve(self, peer: Peer, script: Script) -> None:
+    def _serve(self, peer: ClientPeer, script: Script) -> None:
         try:
             script(peer)
         except (EOFError, OSError):

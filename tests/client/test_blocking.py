@@ -60,7 +60,7 @@ from tests.support import (
 
 from .servers import (
     Certificates,
-    Peer,
+    ClientPeer,
     Relay,
     Request,
     ScriptedServer,
@@ -130,7 +130,7 @@ def waiting_reads(client: StreamManagerClient, stream: str) -> int:
     return sum(s.waiting_reads for s in client.statistics().streams if s.name == stream)
 
 
-def serve_appends(peer: Peer) -> None:
+def serve_appends(peer: ClientPeer) -> None:
     """Accepts the handshake, and answers each append with its payload as the number."""
     peer.accept_handshake()
     while True:
@@ -546,7 +546,7 @@ def test_client_does_not_reconnect_to_another_broker(
 
 
 def test_reconnect_timeout_0_is_one_attempt() -> None:
-    def disconnect(peer: Peer) -> None:
+    def disconnect(peer: ClientPeer) -> None:
         peer.receive_bytes(1)
 
     with ScriptedServer(lambda peer: peer.accept_handshake(), disconnect) as server:
@@ -609,7 +609,7 @@ def test_every_acknowledged_message_is_stored_once_across_kill_9(
 def test_lost_connection_is_replaced(pieces: bytes) -> None:
     taken: list[Request] = []
 
-    def lose(peer: Peer) -> None:
+    def lose(peer: ClientPeer) -> None:
         peer.accept_handshake()
         taken.append(peer.receive())
         peer.send(pieces)
@@ -628,7 +628,7 @@ def test_lost_connection_is_replaced(pieces: bytes) -> None:
 def test_requests_with_effects_are_not_sent_again(operation: str) -> None:
     seen: list[int] = []
 
-    def take(peer: Peer) -> None:
+    def take(peer: ClientPeer) -> None:
         peer.accept_handshake(penstockExtensions=1)
         seen.append(peer.receive().operation)
 
@@ -648,11 +648,11 @@ def test_requests_with_effects_are_not_sent_again(operation: str) -> None:
 
 
 def test_idempotent_requests_are_sent_again() -> None:
-    def lose(peer: Peer) -> None:
+    def lose(peer: ClientPeer) -> None:
         peer.accept_handshake()
         peer.receive()
 
-    def serve(peer: Peer) -> None:
+    def serve(peer: ClientPeer) -> None:
         peer.accept_handshake()
         peer.answer(peer.receive(), streams=["a", "b"])
 
@@ -664,11 +664,11 @@ def test_idempotent_requests_are_sent_again() -> None:
 def test_partly_sent_append_is_sent_again() -> None:
     """A server does not execute a truncated frame."""
 
-    def cut_off(peer: Peer) -> None:
+    def cut_off(peer: ClientPeer) -> None:
         peer.accept_handshake()
         peer.receive_bytes(1000)
 
-    def serve(peer: Peer) -> None:
+    def serve(peer: ClientPeer) -> None:
         peer.accept_handshake()
         request = peer.receive()
         peer.answer(request, sequenceNumber=len(request.fields["payload"]))
@@ -679,7 +679,7 @@ def test_partly_sent_append_is_sent_again() -> None:
 
 
 def test_late_answer_is_ignored() -> None:
-    def late(peer: Peer) -> None:
+    def late(peer: ClientPeer) -> None:
         peer.accept_handshake()
         first, second = peer.receive(), peer.receive()
         peer.answer(first, sequenceNumber=1)
@@ -702,7 +702,7 @@ def test_request_timeout_starts_after_the_reconnect() -> None:
     """Otherwise a request would time out right after a slow reconnect."""
     is_back = threading.Event()
 
-    def accept_when_back(peer: Peer) -> None:
+    def accept_when_back(peer: ClientPeer) -> None:
         if is_back.is_set():
             serve_appends(peer)
 
@@ -719,7 +719,7 @@ def test_request_timeout_starts_after_the_reconnect() -> None:
 def test_close_while_connecting_closes_the_new_connection(pool: ThreadPoolExecutor) -> None:
     is_closed, has_ended = threading.Event(), threading.Event()
 
-    def accept_late(peer: Peer) -> None:
+    def accept_late(peer: ClientPeer) -> None:
         is_closed.wait(TIMEOUT_S)
         peer.accept_handshake()
         peer.wait_for_close()
@@ -743,7 +743,7 @@ def test_threads_share_a_failed_reconnect(
 ) -> None:
     """After one thread's attempts failed, waiting threads do not repeat them one by one."""
     with (
-        ScriptedServer(lambda peer: peer.accept_handshake(), Peer.wait_for_close) as server,
+        ScriptedServer(lambda peer: peer.accept_handshake(), ClientPeer.wait_for_close) as server,
         client_of(server, reconnect_timeout=0) as client,
     ):
         client.request_timeout = 0.3
@@ -762,7 +762,7 @@ def test_threads_that_share_a_failed_reconnect_get_separate_exceptions(
     """An exception has attributes of one thread, such as `appended`."""
     both_ready, may_refuse = threading.Barrier(2), threading.Event()
 
-    def refuse(peer: Peer) -> None:
+    def refuse(peer: ClientPeer) -> None:
         may_refuse.wait(TIMEOUT_S)
         peer.accept_handshake(status=2, errorMessage="not any more")
 
@@ -789,7 +789,7 @@ def test_threads_that_share_a_failed_reconnect_get_separate_exceptions(
 def test_later_thread_gets_its_full_reconnect_timeout(pool: ThreadPoolExecutor) -> None:
     is_back = threading.Event()
 
-    def accept_when_back(peer: Peer) -> None:
+    def accept_when_back(peer: ClientPeer) -> None:
         if is_back.is_set():
             serve_appends(peer)
 
@@ -880,7 +880,7 @@ def test_rejected_message_reports_the_number_of_stored_messages(
 
 
 def test_lost_connection_reports_the_number_of_stored_messages() -> None:
-    def serve(peer: Peer) -> None:
+    def serve(peer: ClientPeer) -> None:
         peer.accept_handshake()
         for number in range(700):
             peer.answer(peer.receive(), sequenceNumber=number)
@@ -895,7 +895,7 @@ def test_retry_sends_unanswered_messages_again() -> None:
     stored: list[bytes] = []
 
     def serve(count: int) -> Any:
-        def script(peer: Peer) -> None:
+        def script(peer: ClientPeer) -> None:
             peer.accept_handshake()
             for _ in range(count):
                 request = peer.receive()
@@ -932,7 +932,7 @@ def test_statistics_need_extensions(plain_client: StreamManagerClient) -> None:
 
 
 def test_server_with_protocol_1_0_0() -> None:
-    def serve(peer: Peer) -> None:
+    def serve(peer: ClientPeer) -> None:
         message = peer.accept_handshake(protocolVersion="1.0.0", serverVersion="1.0.4")
         assert message["protocolVersion"] == "1.1.0"
         assert message["otherSupportedProtocolVersions"] == ["1.0.0"]
@@ -1472,7 +1472,7 @@ def test_close_from_another_thread_ends_waiting_calls(
 ) -> None:
     is_received = threading.Event()
 
-    def never_answer(peer: Peer) -> None:
+    def never_answer(peer: ClientPeer) -> None:
         peer.accept_handshake()
         peer.receive()
         is_received.set()
@@ -1517,7 +1517,7 @@ def test_connect_without_a_server_names_the_address() -> None:
 
 def test_handshake_times_out() -> None:
     with (
-        ScriptedServer(Peer.wait_for_close) as server,
+        ScriptedServer(ClientPeer.wait_for_close) as server,
         pytest.raises(TimeoutError, match=f"127.0.0.1:{server.port}: timed out"),
     ):
         client_of(server, request_timeout=0.2)

@@ -37,7 +37,7 @@ from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import Operation
 from tests.support import MEBIBYTE, TIMEOUT_S, wait_until
 
-from .servers import Peer, Request, Script, ScriptedServer, frame_to
+from .servers import ClientPeer, Request, Script, ScriptedServer, frame_to
 
 
 def deadline_in(seconds: float = TIMEOUT_S) -> float:
@@ -53,11 +53,11 @@ def number_of(request: Request) -> int:
     return int(request.fields["payload"])
 
 
-def answer(peer: Peer, request: Request) -> None:
+def answer(peer: ClientPeer, request: Request) -> None:
     peer.answer(request, sequenceNumber=number_of(request))
 
 
-def serve_appends(peer: Peer) -> None:
+def serve_appends(peer: ClientPeer) -> None:
     while True:
         answer(peer, peer.receive())
 
@@ -65,7 +65,7 @@ def serve_appends(peer: Peer) -> None:
 def after_handshake(script: Script) -> Script:
     """Returns a script that accepts the handshake first."""
 
-    def run(peer: Peer) -> None:
+    def run(peer: ClientPeer) -> None:
         peer.accept_handshake()
         script(peer)
 
@@ -112,7 +112,7 @@ def start_sleeper(
 
 
 def test_answers_in_any_order_reach_their_threads(pool: ThreadPoolExecutor) -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         requests = [peer.receive() for _ in range(50)]
         for request in reversed(requests):
             answer(peer, request)
@@ -133,7 +133,7 @@ def test_connection_starts_no_thread() -> None:
 def test_answered_reader_hands_over_to_another_thread(pool: ThreadPoolExecutor) -> None:
     may_answer = threading.Event()
 
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         first, second = peer.receive(), peer.receive()
         answer(peer, first)
         may_answer.wait(TIMEOUT_S)
@@ -151,7 +151,7 @@ def test_answered_reader_hands_over_to_another_thread(pool: ThreadPoolExecutor) 
 def test_timed_out_reader_hands_over_to_another_thread(pool: ThreadPoolExecutor) -> None:
     may_answer = threading.Event()
 
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         peer.receive()
         second = peer.receive()
         may_answer.wait(TIMEOUT_S)
@@ -170,7 +170,7 @@ def test_timed_out_reader_hands_over_to_another_thread(pool: ThreadPoolExecutor)
 def test_waiting_thread_times_out_while_another_thread_reads(pool: ThreadPoolExecutor) -> None:
     may_answer = threading.Event()
 
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         first = peer.receive()
         peer.receive()
         may_answer.wait(TIMEOUT_S)
@@ -185,7 +185,7 @@ def test_waiting_thread_times_out_while_another_thread_reads(pool: ThreadPoolExe
 
 
 def test_requests_are_pipelined() -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         for request in [peer.receive() for _ in range(100)]:
             answer(peer, request)
 
@@ -196,7 +196,7 @@ def test_requests_are_pipelined() -> None:
 
 
 def test_answers_before_a_lost_connection_are_delivered() -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         for request in [peer.receive() for _ in range(10)][:4]:
             answer(peer, request)
 
@@ -240,7 +240,7 @@ def interrupt() -> None:
 
 def test_interrupted_reader_fails_waiting_threads_at_once(pool: ThreadPoolExecutor) -> None:
     """Bytes may be missing, so that the connection is lost."""
-    with connected_to(Peer.wait_for_close) as connection, on_signal(interrupt):
+    with connected_to(ClientPeer.wait_for_close) as connection, on_signal(interrupt):
 
         def wait_beside() -> int:
             wait_until(lambda: connection._reader)
@@ -260,7 +260,7 @@ def test_timeout_error_of_a_signal_handler_is_raised(pool: ThreadPoolExecutor) -
     def raise_timeout() -> None:
         raise TimeoutError("the program's own")
 
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         peer.receive()
         serve_appends(peer)
 
@@ -287,7 +287,7 @@ def test_interrupt_before_received_bytes_are_decoded_loses_the_connection() -> N
 
 
 def test_signal_handler_may_close_the_connection(pool: ThreadPoolExecutor) -> None:
-    with connected_to(Peer.wait_for_close) as connection, on_signal(connection.close):
+    with connected_to(ClientPeer.wait_for_close) as connection, on_signal(connection.close):
         pool.submit(send_signal_when, lambda: connection._reader)
 
         with pytest.raises(ConnectionLostException):
@@ -300,7 +300,7 @@ def test_signal_handler_may_close_the_connection(pool: ThreadPoolExecutor) -> No
 
 
 def test_lost_connection_fails_all_waiting_threads(pool: ThreadPoolExecutor) -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         for _ in range(10):
             peer.receive()
 
@@ -316,7 +316,7 @@ def test_lost_connection_fails_all_waiting_threads(pool: ThreadPoolExecutor) -> 
 
 
 def test_close_fails_all_waiting_threads_and_closes_the_socket(pool: ThreadPoolExecutor) -> None:
-    with connected_to(Peer.wait_for_close) as connection:
+    with connected_to(ClientPeer.wait_for_close) as connection:
         reader = start_reader(pool, connection, append(1))
         sleepers = [start_sleeper(pool, connection, append(n)) for n in range(2, 5)]
 
@@ -402,7 +402,7 @@ def test_blocked_send_receives_answers() -> None:
     """The call of that answer timed out, so that no thread receives during the send."""
     has_given_up = threading.Event()
 
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         late = peer.receive()
         has_given_up.wait(TIMEOUT_S)
         peer.answer(late, messages=[], padding=bytes(64 * MEBIBYTE))
@@ -419,7 +419,7 @@ def test_blocked_send_receives_answers() -> None:
 def test_answer_to_a_truncated_request_is_delivered() -> None:
     """A server rejects a frame that is too large before it has received all of it."""
 
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         peer.receive_bytes(HEADER.size)
         peer.send(
             encode_frame(
@@ -436,7 +436,7 @@ def test_answer_to_a_truncated_request_is_delivered() -> None:
 
 
 def test_large_send_does_not_delay_answers(pool: ThreadPoolExecutor) -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         first = peer.receive()
         # The first is answered while the second is being sent.
         peer.receive_bytes(1)
@@ -459,7 +459,7 @@ def test_large_send_does_not_delay_answers(pool: ThreadPoolExecutor) -> None:
 def test_slow_answer_before_the_deadline_is_delivered() -> None:
     may_answer = threading.Event()
 
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         request = peer.receive()
         may_answer.wait(TIMEOUT_S)
         answer(peer, request)
@@ -471,7 +471,7 @@ def test_slow_answer_before_the_deadline_is_delivered() -> None:
 
 
 def test_late_answer_is_ignored() -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         late, request = peer.receive(), peer.receive()
         answer(peer, late)
         answer(peer, request)
@@ -501,7 +501,7 @@ def test_late_answer_is_ignored() -> None:
     ],
 )
 def test_unexpected_answer_is_ignored(frame: bytes) -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         request = peer.receive()
         peer.send(frame)
         answer(peer, request)
@@ -523,7 +523,7 @@ def test_unexpected_answer_is_ignored(frame: bytes) -> None:
     ],
 )
 def test_malformed_append_answer_is_ignored(frame: bytes) -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         request = peer.receive()
         peer.send(frame)
         answer(peer, request)
@@ -533,7 +533,7 @@ def test_malformed_append_answer_is_ignored(frame: bytes) -> None:
 
 
 def test_duplicate_answer_is_ignored() -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         while True:
             request = peer.receive()
             answer(peer, request)
@@ -545,7 +545,7 @@ def test_duplicate_answer_is_ignored() -> None:
 
 @pytest.mark.parametrize("length", [0, -1, (1 << 30) + 1, -(1 << 31)])
 def test_invalid_frame_length_ends_the_connection(length: int) -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         peer.receive()
         peer.send(HEADER.pack(length, Operation.AppendMessageResponse))
         peer.wait_for_close()
@@ -557,7 +557,7 @@ def test_invalid_frame_length_ends_the_connection(length: int) -> None:
 
 
 def test_truncated_answer_is_a_lost_connection() -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         peer.send(frame_to(peer.receive(), sequenceNumber=1)[:-1])
 
     with connected_to(script) as connection, pytest.raises(ConnectionLostException):
@@ -565,7 +565,7 @@ def test_truncated_answer_is_a_lost_connection() -> None:
 
 
 def test_answers_arrive_byte_by_byte() -> None:
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         while True:
             for byte in frame_to(peer.receive(), sequenceNumber=70_000):
                 peer.send(bytes((byte,)))
@@ -579,7 +579,7 @@ def test_large_answer(pool: ThreadPoolExecutor) -> None:
     payload = os.urandom(MEBIBYTE) * 40
     message = {"streamName": "s", "sequenceNumber": 3, "ingestTime": 4, "payload": payload}
 
-    def script(peer: Peer) -> None:
+    def script(peer: ClientPeer) -> None:
         reading, appending = sorted(
             (peer.receive(), peer.receive()), key=lambda request: -request.operation
         )
@@ -684,7 +684,7 @@ def test_close_during_the_handshake_is_reported() -> None:
 
 def test_handshake_times_out() -> None:
     with pytest.raises(TimeoutError):
-        open_to(Peer.wait_for_close, request_timeout=0.2)
+        open_to(ClientPeer.wait_for_close, request_timeout=0.2)
 
 
 @pytest.mark.parametrize(
