@@ -28,7 +28,7 @@ class Validator(Protocol):
 
 
 class ComponentTokens:
-    """A verifier for the authenticator that caches a limited number of valid tokens for a limited time.
+    """A verifier for the authenticator, which caches a limited number of valid tokens.
 
     A rejected token is verified again each time, because its component may be new.
     """
