@@ -1,11 +1,11 @@
-"""Averages and alerts for a wind farm: streams in, Parquet files and another stream out.
+"""Averages and alerts for a wind farm: reads streams, writes Parquet files and another stream.
 
-Each turbine appends its readings to a stream of its own, as the demo devices of `make run` do:
+Each turbine appends its readings to its own stream, like the demo devices of `make run`:
 
     {"time": 1767225600.125, "windSpeed": 8.31, "rotorSpeed": 11.63, "powerKw": 1090.4}
 
-Two queries read them. One writes an average for each turbine and ten seconds to Parquet files,
-the other appends an alert to the stream `alerts` for every reading with strong wind.
+Two queries read them. One writes an average for each turbine and 10 seconds to Parquet files. The
+other appends an alert to the stream `alerts` for each reading with strong wind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import time
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -23,8 +23,8 @@ import penstock.spark
 
 READING = "time double, windSpeed double, rotorSpeed double, powerKw double"
 WINDOW = "10 seconds"
-LATENESS = "30 seconds"  # a window stays open for so long after its end
-STRONG_WIND = 11.0  # metres a second
+LATENESS = "30 seconds"  # how long a window stays open after its end
+STRONG_WIND = 11.0  # metres per second
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def parse(messages: DataFrame) -> DataFrame:
-    """A row for each message that is a reading."""
+    """Returns a row for each message that is a reading."""
     reading = F.from_json(F.col("payload").cast("string"), READING).alias("reading")
     return (
         messages.select(F.col("stream").alias("turbine"), "sequence_number", reading)
@@ -60,7 +60,7 @@ def parse(messages: DataFrame) -> DataFrame:
 
 
 def average(readings: DataFrame) -> DataFrame:
-    """A row for each turbine and window, once readings for it would be too late."""
+    """Returns a row for each turbine and window, after the window is closed."""
     return (
         readings.withWatermark("time", LATENESS)
         .groupBy(F.window("time", WINDOW), "turbine")
@@ -74,9 +74,9 @@ def average(readings: DataFrame) -> DataFrame:
 
 
 def find_alerts(readings: DataFrame) -> DataFrame:
-    """A row for each reading with strong wind.
+    """Returns a row for each reading with strong wind.
 
-    After a failure one may be stored twice: the turbine and the number of the reading tell.
+    After a failure an alert may be stored twice. Turbine and sequence number identify it.
     """
     return readings.where(F.col("windSpeed") > STRONG_WIND).select(
         F.lit("strong wind").alias("alert"), "turbine", "sequence_number", "time", "windSpeed"
@@ -86,7 +86,7 @@ def find_alerts(readings: DataFrame) -> DataFrame:
 def start(
     writer: DataStreamWriter, name: str, interval: str, args: argparse.Namespace
 ) -> StreamingQuery:
-    """A query that goes on where the last one with its checkpoint has stopped."""
+    """Starts a query that continues from its checkpoint."""
     writer = writer.queryName(name).option("checkpointLocation", f"{args.checkpoints}/{name}")
     if args.once:
         return writer.trigger(availableNow=True).start()
@@ -94,14 +94,14 @@ def start(
 
 
 def run(queries: list[StreamingQuery]) -> None:
-    """Until they have ended, or Ctrl-C ends them between two batches."""
+    """Waits until the queries end. Ctrl-C stops them between two batches."""
     signals: list[int] = []
 
     def stop(number: int, _: object) -> None:
         signals.append(number)
-        signal.signal(number, signal.SIG_DFL)  # the next one ends all at once
+        signal.signal(number, signal.SIG_DFL)  # a second Ctrl-C ends the program at once
 
-    # In place of Spark's own, which breaks off what runs.
+    # Replaces Spark's handler, which interrupts the running batch.
     signal.signal(signal.SIGINT, stop)
     while any(query.isActive for query in queries) and not signals:
         if any(query.exception() for query in queries):
@@ -111,16 +111,16 @@ def run(queries: list[StreamingQuery]) -> None:
         while query.status["isTriggerActive"] and not query.exception():
             time.sleep(0.05)
         query.stop()
-        query.awaitTermination()  # raises what it has failed with
+        query.awaitTermination()  # raises the query's error
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Averages and alerts for a wind farm.")
-    parser.add_argument("--root", help="directory of the broker (default: found as by any client)")
+    parser.add_argument("--root", help="directory of the broker (default: that of any client)")
     parser.add_argument("--stream", default="turbine-*", help="names or patterns (%(default)s)")
     parser.add_argument("--output", default="wind-farm/averages", help="%(default)s")
     parser.add_argument("--checkpoints", default="wind-farm/checkpoints", help="%(default)s")
-    parser.add_argument("--once", action="store_true", help="read what is there, and end")
+    parser.add_argument("--once", action="store_true", help="read the stored messages and exit")
     return parser.parse_args()
 
 

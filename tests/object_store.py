@@ -1,4 +1,4 @@
-"""A real object store for tests: SeaweedFS, which checks signatures, digests and parts."""
+"""An object store for tests: SeaweedFS, which checks signatures, digests and parts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from tests.support import TIMEOUT_S, clean_environment, wait_until
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# The package brings the program itself, not a module.
+# The package contains an executable, not a module.
 WEED = Path(sysconfig.get_path("scripts")) / "weed"
 
 REGION = "eu-west-1"
 LOG_TAIL_LINES = 40
 
-# Its servers, each of which has a port for HTTP and another for gRPC. One that is not given a free
-# port takes the usual one, or, for gRPC, the one 10000 above.
+# The servers of SeaweedFS. Each has an HTTP port and a gRPC port. The default ports may be taken.
 SERVERS = ("master", "volume", "filer", "s3", "admin")
-# Where it puts a socket for each, whatever it is told, and leaves some of them behind.
+# SeaweedFS always creates its Unix sockets here, and does not remove all of them.
 SOCKETS = Path("/tmp")
 
 WRITER = ("AKIDWRITER", "what-only-the-writer-knows")
@@ -51,9 +50,9 @@ IDENTITIES = {
 
 
 class ObjectStore:
-    """`weed mini` on this machine alone, with two identities: one may do all, one only read.
+    """`weed mini` on the loopback interface, with a full-access and a read-only identity.
 
-    A second `start` serves what is in the directory again, on the same ports.
+    A second `start` serves the same directory on the same ports.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -67,7 +66,7 @@ class ObjectStore:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # It would take its time to end, and nobody wants what it has stored.
+        # An orderly stop is slow, and the stored objects are not needed.
         if self.process is not None:
             self.kill()
         self._clear_up()
@@ -78,12 +77,12 @@ class ObjectStore:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of a program that may do everything."""
+        """The environment of a program with full access."""
         return self._make_variables(*WRITER)
 
     @property
     def reader_variables(self) -> dict[str, str]:
-        """The environment of a program that may only read."""
+        """The environment of a program with read-only access."""
         return self._make_variables(*READER)
 
     @property
@@ -91,7 +90,7 @@ class ObjectStore:
         return self._log.read_text() if self._log.exists() else ""
 
     def client(self, config: Config | None = None) -> S3Client:
-        """A client that may do everything, and asks once: what fails is not tried again."""
+        """Creates a client with full access and without retries."""
         access_key, secret_key = WRITER
         once = Config(retries={"total_max_attempts": 1})
         return boto3.client(
@@ -104,7 +103,7 @@ class ObjectStore:
         )
 
     def start(self) -> None:
-        """Starts it, and waits until it serves."""
+        """Starts the process, and waits until it serves requests."""
         data = self._directory / "data"
         data.mkdir(parents=True, exist_ok=True)
         identities = self._directory / "identities.json"
@@ -126,7 +125,7 @@ class ObjectStore:
                     "-webdav=false",
                     "-admin.ui=false",
                     "-master.telemetry=false",
-                    # A volume is a file; the first write of a bucket makes several.
+                    # A volume is a file. The first write to a bucket creates several.
                     "-master.volumeSizeLimitMB=64",
                     "-volume.preStopSeconds=0",
                 ],
@@ -136,7 +135,7 @@ class ObjectStore:
                 env=clean_environment(),
             )
         try:
-            wait_until(self._is_serving, "for the object store to answer")
+            wait_until(self._is_serving, "the object store answers")
         except BaseException as error:
             self.kill()
             error.add_note("\n".join(self.log.splitlines()[-LOG_TAIL_LINES:]))
@@ -175,7 +174,7 @@ class ObjectStore:
 
 
 def _find_free_ports() -> dict[str, int]:
-    """The flag of each port, and one that nobody has."""
+    """Returns a free port for each port option."""
     flags = [f"{server}.{port}" for server in SERVERS for port in ("port", "port.grpc")]
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in flags]

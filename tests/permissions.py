@@ -1,4 +1,4 @@
-"""Permissions in tests that may run as the superuser, to whom they do not apply."""
+"""File permissions in tests that may run as root, to which they do not apply."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NOBODY = 65_534
 
 
 @contextmanager
-def as_anybody() -> Iterator[None]:
-    """This process as a user to whom permissions apply; the same one, if they do already."""
+def as_unprivileged_user() -> Iterator[None]:
+    """Runs as an unprivileged user if this process is root."""
     user = os.geteuid()
     if user == 0:
         os.seteuid(_NOBODY)
@@ -25,7 +25,7 @@ def as_anybody() -> Iterator[None]:
 
 @contextmanager
 def public_directory() -> Iterator[Path]:
-    """One that everybody may enter, unlike those of pytest."""
+    """Creates a directory that all users may enter, unlike those of pytest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

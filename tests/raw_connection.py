@@ -1,7 +1,6 @@
-"""A connection to a broker: one request, one answer, on a plain blocking socket.
+"""A connection to a broker over a blocking socket, for single requests and answers.
 
-It speaks the protocol and nothing more; any number of requests may be sent before the first
-answer is taken.
+Any number of requests may be in flight. It neither checks arguments nor retries.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class RawConnection:
             bytes((CONNECT_VERSION,)) + encode_frame(Operation.Connect, cbor.encode(request))
         )
         if self._read(1)[0] != CONNECT_VERSION:
-            raise ConnectFailedException("the server speaks another protocol")
+            raise ConnectFailedException("the server uses another protocol")
         _, response = self.receive()
         if response["status"] != ResponseStatusCode.Success:
             raise ConnectFailedException(
@@ -81,7 +80,7 @@ class RawConnection:
             )
 
     def send(self, operation: Operation, **fields: Any) -> str:
-        """Send a request and answer its id; the answer is to be taken with `receive`."""
+        """Sends a request and returns its id; `receive` returns the answer."""
         request_id = str(next(self._ids))
         self.socket.sendall(
             encode_frame(operation, cbor.encode({"requestId": request_id, **fields}))
@@ -89,19 +88,19 @@ class RawConnection:
         return request_id
 
     def receive(self) -> tuple[int, dict[str, Any]]:
-        """The next answer, whatever request it belongs to."""
+        """Receives the next answer, of any request."""
         length, operation = HEADER.unpack(self._read(LENGTH.size + 1))
         return operation, cbor.decode_answer(self._read(length - 1))
 
     def call(self, operation: Operation, **fields: Any) -> dict[str, Any]:
-        """Send a request and take its answer; an answer that is an error is raised."""
+        """Sends a request and receives its answer; raises an error answer."""
         self.send(operation, **fields)
         _, response = self.receive()
         raise_for_status(response)
         return response
 
     def append_many(self, stream_name: str, payloads: Sequence[bytes]) -> int:
-        """Append all of them or none, in one round trip; the number of the first."""
+        """Appends messages, all or none; returns the first sequence number."""
         response = self.call(
             Operation.AppendMessages,
             name=stream_name,

@@ -1,6 +1,6 @@
-"""What tests share: a broker as a process, a peer that says anything, and how to wait.
+"""Shared by tests: brokers in a process or a thread, a raw peer, and `wait_until`.
 
-Nothing here sleeps for a fixed time: `wait_until` looks again and again until something holds.
+Tests do not sleep for a fixed time: `wait_until` polls a condition.
 """
 
 from __future__ import annotations
@@ -38,41 +38,42 @@ Json = dict[str, Any]
 VENV = Path(__file__).resolve().parents[1] / ".venv"
 PENSTOCK = VENV / "bin" / "penstock"
 
-# Far above what anything here takes on a busy machine: tests wait for conditions, not for time.
+# Far more than any test needs on a busy machine.
 TIMEOUT_S = 240.0
-# What a client may wait for a small answer while others misbehave: less than the minute after which
-# the broker drops them.
+# Max time of a small answer while other clients misbehave. It is less than the minute after which
+# the broker drops those.
 PROMPT_S = 45.0
 
-# Spark's classes, stored by `make test`; where they do not fit, Java starts without a word.
+# The class data archive of Spark, created by `make test`. Java silently ignores one that does not
+# match.
 JAVA_CLASSES = VENV / "spark.jsa"
-# Thorough compiling is not worth it for what runs a minute only.
+# Full optimization does not pay off in a process that runs for a minute.
 QUICK_JAVA = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     f' -XX:SharedArchiveFile="{JAVA_CLASSES}" -Xlog:cds=off -Xlog:cds+dynamic=off'
 )
 
-# A place without a disk, if there is one: for those who make hundreds of small stores, and lose
-# what was not written in ways of their own.
+# A directory in memory, if there is one, for tests that create hundreds of small stores and
+# simulate power cuts themselves.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 MEBIBYTE = 1024 * 1024
 
 
 def wait_until(condition: Callable[[], T], what: str = "", seconds: float = TIMEOUT_S) -> T:
-    """Looks until the condition holds, and gives what it gave."""
+    """Polls until the condition returns a true value, and returns it."""
     began = time.monotonic()
     while not (value := condition()):
         waited = time.monotonic() - began
         if waited > seconds:
-            pytest.fail(f"waited {seconds} seconds in vain: {what or condition}")
-        # What takes long would be slowed down by whoever looks all the time.
+            pytest.fail(f"timed out after {seconds} seconds: {what or condition}")
+        # Frequent polling would slow down a long operation.
         time.sleep(min(0.005 + waited / 50, 0.03))
     return value
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
-    """This process's environment without anything that Penstock or the SDKs would read."""
+    """Returns this process's environment without variables that Penstock or the SDKs read."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -81,7 +82,7 @@ def clean_environment(**variables: str) -> dict[str, str]:
 
 
 def bare_environment(**variables: str) -> dict[str, str]:
-    """The same, of somebody who has set no variables of Spark and Java but these."""
+    """Returns the clean environment without variables of Spark and Java, except these."""
     return {
         name: value
         for name, value in clean_environment().items()
@@ -92,7 +93,7 @@ def bare_environment(**variables: str) -> dict[str, str]:
 def run_program(
     *command: str | Path, cwd: Path, env: dict[str, str], seconds: float
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end, and keeps what it printed."""
+    """Runs a program until it exits, and captures its output."""
     return subprocess.run(
         command,
         cwd=cwd,
@@ -119,11 +120,11 @@ class Reachable:
         return RawConnection.open("127.0.0.1", self.port, self.token if token is None else token)
 
     def reach(self) -> Peer:
-        """A connection on which nothing was said yet."""
+        """Opens a connection, before the handshake."""
         return Peer(socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S))
 
     def meet(self, **fields: Any) -> Peer:
-        """A connection whose handshake was answered with success."""
+        """Opens a connection, after a successful handshake."""
         peer = self.reach()
         answer = peer.introduce(self.token, **fields)
         assert answer["status"] == 0, answer
@@ -131,7 +132,7 @@ class Reachable:
 
 
 class LocalBroker(Reachable):
-    """A broker in a thread of this process, whose inside can be looked at."""
+    """A broker in a thread of this process, so that tests can inspect it."""
 
     def __init__(self, root: Path, disk: Disk | None = None, **settings: Any) -> None:
         self.root = root
@@ -173,7 +174,7 @@ class LocalBroker(Reachable):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
 
     def run(self, function: Callable[[], T]) -> T:
-        """Calls it in the broker's loop, where alone its state may be looked at."""
+        """Calls a function in the broker's event loop, which owns the broker's state."""
 
         async def call() -> T:
             return function()
@@ -186,9 +187,9 @@ class LocalBroker(Reachable):
 
 
 class PenstockProcess(ABC):
-    """A `penstock` command that runs until it is told to stop, and can be started again."""
+    """A `penstock` command that runs until it is stopped, and can be restarted."""
 
-    # What it is called in a failure.
+    # Its name in error messages.
     what: ClassVar[str]
 
     def __init__(self, log: Path, environment: dict[str, str]) -> None:
@@ -206,10 +207,10 @@ class PenstockProcess(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Starts it, and waits until it is ready."""
+        """Starts the process, and waits until it is ready."""
 
     def _spawn(self, *words: str) -> queue.SimpleQueue[str]:
-        """Starts the command; what it prints, line by line."""
+        """Starts the command, and returns a queue of its output lines."""
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
                 [*self._prefix, str(PENSTOCK), *words],
@@ -239,7 +240,7 @@ class PenstockProcess(ABC):
         self._prefix = ("sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh")
 
     def set_variable(self, name: str, value: str) -> None:
-        """For the next start."""
+        """Sets an environment variable for the next start."""
         self._environment[name] = value
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -247,7 +248,7 @@ class PenstockProcess(ABC):
         self.process.send_signal(number)
 
     def wait_for_end(self) -> int:
-        """Its exit code, when it ended by itself."""
+        """Waits until the process exits by itself, and returns its exit code."""
         assert self.process is not None
         code = self.process.wait(TIMEOUT_S)
         self.process = None
@@ -261,7 +262,7 @@ class PenstockProcess(ABC):
         self.process = None
 
     def stop(self) -> None:
-        """Ends it as a service manager would, and expects it to end well."""
+        """Stops the process with SIGTERM, and checks its exit code and log."""
         if self.process is None:
             return
         process, self.process = self.process, None
@@ -276,7 +277,7 @@ class PenstockProcess(ABC):
 
 
 class BrokerProcess(PenstockProcess, Reachable):
-    """`penstock serve` on a directory; a second `start` serves the same one again."""
+    """`penstock serve` on a directory; a second `start` serves the same directory."""
 
     what = "broker"
 
@@ -306,7 +307,7 @@ class BrokerProcess(PenstockProcess, Reachable):
 
 
 def drain(stream: IO[str]) -> queue.SimpleQueue[str]:
-    """The lines of a pipe, read by a thread: one that is full would stop its writer."""
+    """Reads the lines of a pipe in a thread, because a full pipe blocks its writer."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
@@ -326,7 +327,7 @@ def _wait_for_ready(lines: queue.SimpleQueue[str]) -> int:
 
 
 class Peer:
-    """A client that says what it likes, byte by byte, and takes answers as they come."""
+    """A client that sends arbitrary bytes and receives raw answers."""
 
     def __init__(self, stream_socket: socket.socket) -> None:
         self.socket = stream_socket
@@ -346,7 +347,7 @@ class Peer:
         self.socket.sendall(data)
 
     def introduce(self, token: str = "", **fields: Any) -> Json:
-        """The handshake of a client that offers no extensions, and its answer."""
+        """Performs the handshake of a client without extensions, and returns the answer."""
         self.say(b"\x01" + connect_frame(token, **fields))
         return self.take_connect_answer()
 
@@ -370,7 +371,7 @@ class Peer:
         return data
 
     def take_rest(self) -> bytes:
-        """Everything until the broker closes the connection, in whatever way it does."""
+        """Receives all bytes until the broker closes or resets the connection."""
         data = b""
         try:
             while piece := self._reader.read1():
@@ -392,13 +393,13 @@ def connect_frame(token: str = "", **fields: Any) -> bytes:
 
 
 def append_frame(name: str, payload: bytes, request_id: str = "r") -> bytes:
-    """An append as the Python client writes it."""
+    """Encodes an append like the AWS Python client."""
     body = {"requestId": request_id, "name": name, "payload": payload}
     return encode_frame(Operation.AppendMessage, cbor2.dumps(body))
 
 
 def create(connection: RawConnection, name: str, **fields: Any) -> str:
-    """A stream with this name that drops its oldest messages when it is full."""
+    """Creates a stream that overwrites its oldest messages when full."""
     connection.call(
         Operation.CreateMessageStream, definition={"name": name, "strategyOnFull": 1, **fields}
     )
@@ -418,19 +419,19 @@ def read(connection: RawConnection, name: str, **options: int) -> list[Json]:
 
 @contextmanager
 def running(target: Callable[[], object]) -> Iterator[None]:
-    """Runs something beside the test, and raises what it raised."""
+    """Runs a function in a thread during the block, and raises its error."""
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
             target()
-        except BaseException as error:  # noqa: BLE001 - it is raised again below
+        except BaseException as error:  # noqa: BLE001 - it is raised below
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     yield
     thread.join(TIMEOUT_S)
-    assert not thread.is_alive(), "it does not end"
+    assert not thread.is_alive(), "the function did not return"
     if errors:
         raise errors[0]

@@ -1,4 +1,4 @@
-"""The client's side of a connection, against a broker and against a script."""
+"""The tests' connection, against a broker and against scripted servers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
 
 @contextmanager
 def server(script: Script) -> Iterator[int]:
-    """The port of something that accepts one connection and follows a script."""
+    """Serves one connection with a script, and yields the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -50,15 +50,17 @@ def server(script: Script) -> Iterator[int]:
         thread.join(10)
 
 
-def take_request(accepted: socket.socket) -> tuple[int, Json]:
+def receive_request(accepted: socket.socket) -> tuple[int, Json]:
     with accepted.makefile("rb") as reader:
         length, operation = HEADER.unpack(reader.read(5))
         return operation, cbor2.loads(reader.read(length - 1))
 
 
-def welcome(accepted: socket.socket, status: ResponseStatusCode, message: str = "") -> Json:
+def accept_handshake(
+    accepted: socket.socket, status: ResponseStatusCode, message: str = ""
+) -> Json:
     assert accepted.recv(1) == b"\x01"
-    operation, request = take_request(accepted)
+    operation, request = receive_request(accepted)
     assert operation == Operation.Connect
     accepted.sendall(
         b"\x01"
@@ -67,7 +69,7 @@ def welcome(accepted: socket.socket, status: ResponseStatusCode, message: str = 
     return request
 
 
-def test_requests_are_answered_in_turn(broker: LocalBroker) -> None:
+def test_requests_are_answered_in_order(broker: LocalBroker) -> None:
     with broker.connect() as client:
         create(client, "s")
         assert [append(client, "s", b"%d" % number) for number in range(3)] == [0, 1, 2]
@@ -76,26 +78,26 @@ def test_requests_are_answered_in_turn(broker: LocalBroker) -> None:
     assert [message["payload"] for message in messages] == [b"0", b"1", b"2"]
 
 
-def test_many_requests_may_be_sent_before_the_first_answer_is_taken(broker: LocalBroker) -> None:
+def test_requests_are_pipelined(broker: LocalBroker) -> None:
     with broker.connect() as client:
         sent = [client.send(Operation.ListStreams) for _ in range(100)]
-        taken = [client.receive() for _ in sent]
+        received = [client.receive() for _ in sent]
 
-    assert [answer["requestId"] for _, answer in taken] == sent
-    assert {operation for operation, _ in taken} == {Operation.ListStreamsResponse}
+    assert [answer["requestId"] for _, answer in received] == sent
+    assert {operation for operation, _ in received} == {Operation.ListStreamsResponse}
     assert len(set(sent)) == 100
 
 
-def test_an_error_is_raised_as_the_exception_of_its_status(broker: LocalBroker) -> None:
+def test_error_is_raised_as_the_exception_of_its_status(broker: LocalBroker) -> None:
     with broker.connect() as client:
         with pytest.raises(InvalidRequestException, match="missing required field name") as caught:
             client.call(Operation.DescribeMessageStream)
         assert caught.value.status == ResponseStatusCode.InvalidRequest
-        # And the connection goes on.
+        # The connection stays usable.
         assert client.call(Operation.ListStreams)["status"] == 0
 
 
-def test_a_wrong_token_is_a_failure_to_connect(broker: LocalBroker) -> None:
+def test_wrong_token_is_a_failed_connect(broker: LocalBroker) -> None:
     plain = socket.create_connection(("127.0.0.1", broker.port))
 
     with pytest.raises(ConnectFailedException, match="not known") as caught:
@@ -119,7 +121,7 @@ def test_every_status_has_its_exception(status: ResponseStatusCode) -> None:
 
 
 @pytest.mark.parametrize("status", [8, 9, 12, 99])
-def test_another_status_is_raised_as_well(status: int) -> None:
+def test_other_status_is_raised(status: int) -> None:
     with pytest.raises(StreamManagerException, match="why"):
         raise_for_status({"status": status, "errorMessage": "why"})
 
@@ -128,19 +130,19 @@ def test_success_raises_nothing() -> None:
     raise_for_status({"status": 0, "errorMessage": ""})
 
 
-def test_an_update_that_is_not_allowed_is_an_invalid_request_too() -> None:
+def test_update_not_allowed_is_an_invalid_request() -> None:
     assert issubclass(UpdateNotAllowedException, InvalidRequestException)
 
 
-# Against a script
+# Scripted servers
 
 
 @pytest.mark.parametrize(("token", "sent"), [("secret", "secret"), ("", None)])
-def test_the_handshake_says_who_is_there(token: str, sent: str | None) -> None:
+def test_handshake_sends_token_and_versions(token: str, sent: str | None) -> None:
     seen: list[Json] = []
 
     def script(accepted: socket.socket) -> None:
-        seen.append(welcome(accepted, ResponseStatusCode.Success))
+        seen.append(accept_handshake(accepted, ResponseStatusCode.Success))
 
     with server(script) as port:
         RawConnection.open("127.0.0.1", port, token).close()
@@ -152,9 +154,9 @@ def test_the_handshake_says_who_is_there(token: str, sent: str | None) -> None:
     assert seen[0]["penstockExtensions"] == 1
 
 
-def test_a_refusal_is_told_with_its_reason() -> None:
+def test_refused_handshake_has_its_reason() -> None:
     def script(accepted: socket.socket) -> None:
-        welcome(accepted, ResponseStatusCode.FailedToConnect, "no room")
+        accept_handshake(accepted, ResponseStatusCode.FailedToConnect, "no room")
 
     with (
         server(script) as port,
@@ -165,7 +167,7 @@ def test_a_refusal_is_told_with_its_reason() -> None:
     assert caught.value.status is ResponseStatusCode.FailedToConnect
 
 
-def test_another_server_is_recognized() -> None:
+def test_server_with_another_protocol_is_rejected() -> None:
     with (
         server(lambda accepted: accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as port,
         pytest.raises(ConnectFailedException, match="another protocol"),
@@ -173,10 +175,10 @@ def test_another_server_is_recognized() -> None:
         RawConnection.open("127.0.0.1", port)
 
 
-def test_a_server_that_leaves_is_a_lost_connection() -> None:
+def test_truncated_answer_is_a_lost_connection() -> None:
     def script(accepted: socket.socket) -> None:
-        welcome(accepted, ResponseStatusCode.Success)
-        take_request(accepted)
+        accept_handshake(accepted, ResponseStatusCode.Success)
+        receive_request(accepted)
         accepted.sendall(b"\x00\x00\x00\x10\x0c\xa3")
 
     with (
@@ -187,7 +189,7 @@ def test_a_server_that_leaves_is_a_lost_connection() -> None:
         client.call(Operation.ListStreams)
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_for_ever() -> None:
+def test_handshake_times_out() -> None:
     over = threading.Event()
     with server(lambda _: over.wait(10)) as port:
         with pytest.raises(TimeoutError):

@@ -1,7 +1,7 @@
 """Penstock, an open stream manager for the edge.
 
-The names that programs import are those of `penstock.sdk`. They are looked up when they are used:
-a broker needs no client, and a command starts faster without one.
+Programs import the names of `penstock.sdk`. They are loaded on first use, because a broker needs no
+client, and a command starts faster without one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from penstock.sdk import *  # noqa: F403
 else:
-    # The modules of the AWS SDK come with the package.
+    # Modules of the AWS SDK, which importing the package makes available.
     _MODULES = frozenset(("data", "exceptions", "streammanagerclient", "util"))
 
     def __getattr__(name: str) -> Any:

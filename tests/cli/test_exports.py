@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.exports import Move, find_first_since
-from penstock.client.blocking import StreamManagerClient
+from penstock.client.internal import InternalClient
 from penstock.model.exporting import DeliveryReport, MessageSlice
 from tests.client.servers import Relay
 from tests.support import BrokerProcess, wait_until
@@ -34,8 +34,8 @@ def succeed(server: Server, *words: str) -> str:
     return finished.output
 
 
-def client_of(broker: BrokerProcess) -> StreamManagerClient:
-    return StreamManagerClient(root=broker.root)
+def client_of(broker: BrokerProcess) -> InternalClient:
+    return InternalClient(root=broker.root)
 
 
 def to_http(identifier: str = "cloud", **fields: Any) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""What clients are tested against that no broker is: servers that follow a script, and a relay.
+"""Scripted servers, a relay in front of a broker, and TLS certificates, for tests of clients.
 
-A scripted server speaks the protocol with real frames and does with them what its script says. A
-relay stands in front of a real broker and holds back, cuts, counts or changes what passes. And the
-certificates for a broker that speaks TLS.
+A scripted server exchanges real frames as its script says. A relay forwards bytes to a real broker;
+it can delay, cut, count and modify them.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _numbers = count()
 
 
 def client_of(server: Reachable | ScriptedServer | Relay, **options: Any) -> StreamManagerClient:
-    # On a busy machine a broker takes longer to come back than programs usually wait.
-    patience = {"connect_timeout": TIMEOUT_S, "reconnect_timeout": TIMEOUT_S}
-    options = {"token": server.token, **patience, **options}
+    # A restart takes longer than the default timeouts when the machine is busy.
+    timeouts = {"connect_timeout": TIMEOUT_S, "reconnect_timeout": TIMEOUT_S}
+    options = {"token": server.token, **timeouts, **options}
     return StreamManagerClient("127.0.0.1", server.port, **options)
 
 
 def make_stream(client: StreamManagerClient, **fields: Any) -> str:
-    """A stream with a name of its own, which drops its oldest messages when it is full."""
+    """Creates a stream with a unique name, which overwrites its oldest messages when full."""
     name = f"stream-{next(_numbers)}"
     fields.setdefault("strategy_on_full", StrategyOnFull.OverwriteOldestData)
     client.create_message_stream(MessageStreamDefinition(name=name, **fields))
@@ -59,8 +58,8 @@ class Request(NamedTuple):
         return str(self.fields["requestId"])
 
 
-class Caller:
-    """A client that is connected to a scripted server, seen from there."""
+class ClientPeer:
+    """The client's end of a connection to a scripted server."""
 
     def __init__(self, stream_socket: socket.socket) -> None:
         stream_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -68,57 +67,57 @@ class Caller:
         self._socket = stream_socket
         self._reader = stream_socket.makefile("rb")
 
-    def greet(self, **fields: Any) -> Json:
-        """The handshake; what the client said in it."""
-        assert self.take_bytes(1) == b"\x01"
-        request = self.take()
+    def accept_handshake(self, **fields: Any) -> Json:
+        """Accepts the handshake, and returns the client's request."""
+        assert self.receive_bytes(1) == b"\x01"
+        request = self.receive()
         assert request.operation == Operation.Connect
-        self.say(b"\x01" + frame_to(request, **{"protocolVersion": "1.1.0", **fields}))
+        self.send(b"\x01" + frame_to(request, **{"protocolVersion": "1.1.0", **fields}))
         return request.fields
 
-    def take(self) -> Request:
-        length, operation = HEADER.unpack(self.take_bytes(HEADER.size))
-        return Request(operation, cbor2.loads(self.take_bytes(length - 1)))
+    def receive(self) -> Request:
+        length, operation = HEADER.unpack(self.receive_bytes(HEADER.size))
+        return Request(operation, cbor2.loads(self.receive_bytes(length - 1)))
 
-    def take_bytes(self, size: int) -> bytes:
+    def receive_bytes(self, size: int) -> bytes:
         data = self._reader.read(size)
         if len(data) < size:
-            raise EOFError("the client has gone")
+            raise EOFError("the client closed the connection")
         return data
 
-    def wait_for_end(self) -> None:
-        """Until the client goes, whatever it says before."""
+    def wait_for_close(self) -> None:
+        """Reads until the client closes the connection."""
         with contextlib.suppress(ConnectionResetError):
             while self._reader.read1():
                 pass
 
     def answer(self, request: Request, **fields: Any) -> None:
-        self.say(frame_to(request, **fields))
+        self.send(frame_to(request, **fields))
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Only where nobody waits for the client any more."""
+        """Closes the socket. No thread may use it any longer."""
         self._reader.close()
         self._socket.close()
 
 
 def frame_to(request: Request, operation: int | None = None, **fields: Any) -> bytes:
-    """An answer that says that all is well, unless the fields say otherwise."""
+    """Encodes an answer; its status is success unless the fields contain another."""
     body = {"requestId": request.id, "status": 0, "errorMessage": "", **fields}
     return encode_frame(operation or RESPONSE_TO[request.operation], cbor2.dumps(body))
 
 
-Script = Callable[[Caller], object]
+Script = Callable[[ClientPeer], object]
 
 
 class ScriptedServer:
-    """Serves its first connection by the first script, and so on; the last one by the last."""
+    """Runs the first script for the first connection, and so on; the last one for all others."""
 
     token = ""
 
@@ -128,7 +127,7 @@ class ScriptedServer:
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
         self._threads: list[threading.Thread] = []
-        self._callers: list[Caller] = []
+        self._peers: list[ClientPeer] = []
         self._errors: list[BaseException] = []
 
     @property
@@ -143,12 +142,12 @@ class ScriptedServer:
         # A close alone would leave the thread in accept.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for caller in self._callers:
-            caller.hang_up()
+        for peer in self._peers:
+            peer.disconnect()
         for thread in self._threads:
             thread.join(TIMEOUT_S)
-        for caller in self._callers:
-            caller.close()
+        for peer in self._peers:
+            peer.close()
         if self._errors:
             raise self._errors[0]
 
@@ -160,25 +159,25 @@ class ScriptedServer:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                caller = Caller(self._listener.accept()[0])
+                peer = ClientPeer(self._listener.accept()[0])
                 script = self._scripts[min(self.connections, len(self._scripts) - 1)]
                 self.connections += 1
-                self._callers.append(caller)
-                self._run(self._serve, caller, script)
+                self._peers.append(peer)
+                self._run(self._serve, peer, script)
 
-    def _serve(self, caller: Caller, script: Script) -> None:
+    def _serve(self, peer: ClientPeer, script: Script) -> None:
         try:
-            script(caller)
+            script(peer)
         except (EOFError, OSError):
-            pass  # the client has gone, or the test is over
-        except BaseException as error:  # noqa: BLE001 - it is raised where the test ends
+            pass  # the client closed the connection, or the test ended
+        except BaseException as error:  # noqa: BLE001 - `__exit__` raises it
             self._errors.append(error)
         finally:
-            caller.hang_up()
+            peer.disconnect()
 
 
 class _Link:
-    """A client and the broker, by way of a relay."""
+    """The two sockets of a relayed connection."""
 
     def __init__(self, client: socket.socket, broker: socket.socket) -> None:
         self.client, self.broker = client, broker
@@ -192,7 +191,7 @@ class _Link:
 
 
 class Relay:
-    """A way to a broker on which things go wrong, one for each connection that comes."""
+    """Forwards connections to a broker, with faults on demand."""
 
     def __init__(
         self, broker: Reachable, *, strip_extensions: bool = False, piece_bytes: int = 1 << 18
@@ -204,9 +203,9 @@ class Relay:
         self.port: int = self._listener.getsockname()[1]
         self._links: list[_Link] = []
         self._threads: list[threading.Thread] = []
-        self._lets_answers_pass = threading.Event()
-        self._lets_answers_pass.set()
-        # The operations of all requests that passed, in order.
+        self._may_pass_answers = threading.Event()
+        self._may_pass_answers.set()
+        # The operations of all forwarded requests, in order.
         self.operations: list[int] = []
 
     @property
@@ -237,11 +236,11 @@ class Relay:
             link.broker.close()
 
     def hold(self) -> None:
-        """Answers stay here from now on."""
-        self._lets_answers_pass.clear()
+        """Holds answers back until `release`."""
+        self._may_pass_answers.clear()
 
     def release(self) -> None:
-        self._lets_answers_pass.set()
+        self._may_pass_answers.set()
 
     def cut(self) -> None:
         for link in self._links:
@@ -283,7 +282,7 @@ class Relay:
     def _pass_answers(self, link: _Link) -> None:
         with _ending(link):
             while data := link.broker.recv(1 << 18):
-                self._lets_answers_pass.wait()
+                self._may_pass_answers.wait()
                 for start in range(0, len(data), self._piece_bytes):
                     link.client.sendall(data[start : start + self._piece_bytes])
 
@@ -296,7 +295,7 @@ def _without_extensions(body: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _ending(link: _Link) -> Iterator[None]:
-    """Where one way ends the other one does too."""
+    """Closes both sockets when one direction ends."""
     try:
         with contextlib.suppress(OSError, struct.error):
             yield
@@ -305,7 +304,7 @@ def _ending(link: _Link) -> Iterator[None]:
 
 
 class Certificates(NamedTuple):
-    """A server's certificate for 127.0.0.1 and localhost, its key, and whose word it is."""
+    """A certificate for 127.0.0.1 and localhost, its key, and the authority's certificate."""
 
     authority: Path
     certificate: Path
@@ -326,7 +325,7 @@ class Certificates(NamedTuple):
         return context
 
 
-# Strict checkers want an authority to say that it may sign.
+# Strict verifiers require that an authority's certificate allows signing.
 _KEY_USAGE = x509.KeyUsage(
     digital_signature=True,
     content_commitment=False,

@@ -1,4 +1,4 @@
-"""The asyncio client against real brokers, and against servers that misbehave."""
+"""The asyncio client against real brokers and scripted servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ from penstock import (
 from penstock.broker.access import Role
 from penstock.errors import RequestPayloadTooLargeException, SettingError
 from penstock.model import ExportDefinition, HTTPConfig
-from penstock.model.exporting import DeliveryReport, MessageSlice, ReservedBandwidth
 from penstock.store.catalog import Catalog
 from penstock.store.rows import TokenRow
 from penstock.wire.frames import encode_frame
@@ -46,14 +45,14 @@ from tests.support import MEBIBYTE, TIMEOUT_S, BrokerProcess
 
 from .test_aio_connection import (
     LOOPS,
-    Visitor,
-    in_a_loop,
+    AsyncPeer,
+    in_event_loop,
     run_in,
     serving,
     unsent_bytes,
     wait_until_blocked,
 )
-from .test_endpoint import Certificates
+from .test_endpoint import CertificateChain
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
 
@@ -69,7 +68,7 @@ def definition(name: str | None = None, **fields: Any) -> MessageStreamDefinitio
 
 
 async def new_stream(client: AsyncStreamManagerClient, messages: int = 0) -> str:
-    """A stream with so many messages, each of which is its number."""
+    """Creates a stream whose messages contain their sequence numbers."""
     described = definition()
     await client.create_message_stream(described)
     await client.append_messages(described.name, [b"%d" % number for number in range(messages)])
@@ -77,9 +76,9 @@ async def new_stream(client: AsyncStreamManagerClient, messages: int = 0) -> str
 
 
 def client_of(broker: BrokerProcess, **options: Any) -> AsyncStreamManagerClient:
-    # On a busy machine a broker takes longer to come back than programs usually wait.
-    patience = {"connect_timeout": TIMEOUT_S, "reconnect_timeout": TIMEOUT_S}
-    options = {"token": broker.token, **patience, **options}
+    # A restart takes longer than the default timeouts when the machine is busy.
+    timeouts = {"connect_timeout": TIMEOUT_S, "reconnect_timeout": TIMEOUT_S}
+    options = {"token": broker.token, **timeouts, **options}
     return AsyncStreamManagerClient("127.0.0.1", broker.port, **options)
 
 
@@ -93,7 +92,7 @@ async def take(messages: AsyncIterator[Message], many: int) -> list[Message]:
     return [await anext(messages) for _ in range(many)]
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def wait_until_async(condition: Callable[[], Any]) -> None:
     while not condition():
         await asyncio.sleep(0.002)
 
@@ -105,22 +104,22 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture(scope="module")
-def _mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("mortal") / "root") as broker:
+def _killable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("killable") / "root") as broker:
         yield broker
 
 
 @pytest.fixture
-def mortal(_mortal: BrokerProcess) -> Iterator[BrokerProcess]:
-    """A broker that may be killed; it runs again afterwards."""
-    yield _mortal
-    if _mortal.process is None:
-        _mortal.start()
+def killable(_killable: BrokerProcess) -> Iterator[BrokerProcess]:
+    """A broker that a test may kill; it is restarted after the test."""
+    yield _killable
+    if _killable.process is None:
+        _killable.start()
 
 
 @contextlib.contextmanager
 def frozen(broker: BrokerProcess) -> Iterator[None]:
-    """A broker that takes in what fits into the buffers of the system, and answers nothing."""
+    """Stops the broker's process: it accepts only what fits the socket buffers."""
     assert broker.process is not None
     process = broker.process
     process.send_signal(signal.SIGSTOP)
@@ -132,7 +131,7 @@ def frozen(broker: BrokerProcess) -> Iterator[None]:
 
 
 @LOOPS
-def test_every_operation_does_what_it_says(broker: BrokerProcess, new_loop: NewLoop) -> None:
+def test_every_operation(broker: BrokerProcess, new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with client_of(broker) as client:
             described = definition(max_size=64 * MEBIBYTE)
@@ -157,34 +156,13 @@ def test_every_operation_does_what_it_says(broker: BrokerProcess, new_loop: NewL
             statistics = await client.statistics()
             assert described.name in {stream.name for stream in statistics.streams}
 
-            (position,) = await client.watch_streams([described.name], {described.name: 2}, 1000)
-            assert position.end_sequence_number == 3
-            location = await client.locate_messages(described.name, position.stream_id, 0, 3, 2)
-            assert location.limit_sequence_number == 2
-            run = await client.read_stored(described.name, position.stream_id, 1, 3, 1024)
-            assert (run.first_sequence_number, run.payloads) == (1, b"12")
-
             described.export_definition = ExportDefinition(
                 http=[HTTPConfig("e", "http://127.0.0.1/")]
             )
             await client.update_message_stream(described)
-            plan = await client.plan_exports("p", "t", lease_millis=10_000, wait_millis=1000)
-            (found,) = [found for found in plan.work if found.stream == described.name]
-            assert isinstance(found, MessageSlice)
-            assert (found.first, found.end) == (0, 3)
-            granted = ReservedBandwidth(is_granted=True, is_held=True)
-            assert await client.reserve_bandwidth(found.lease, 10, wait_millis=1000) == granted
-            report = DeliveryReport(
-                lease=found.lease,
-                stream=found.stream,
-                stream_id=found.stream_id,
-                identifier="e",
-                first=0,
-                settled_end=3,
-            )
-            assert (await client.commit_exports([report])).accepted == {found.lease}
+            await client.rewind_export(described.name, "e", 2)
             info = await client.describe_message_stream(described.name)
-            assert info.export_statuses[0].last_exported_sequence_number == 2
+            assert info.export_statuses[0].last_exported_sequence_number == 1
 
             await client.delete_message_stream(described.name)
             assert described.name not in await client.list_streams()
@@ -192,8 +170,8 @@ def test_every_operation_does_what_it_says(broker: BrokerProcess, new_loop: NewL
     run_in(new_loop, scenario())
 
 
-@in_a_loop
-async def test_errors_of_the_server_are_raised_and_the_client_goes_on(
+@in_event_loop
+async def test_client_stays_usable_after_server_errors(
     broker: BrokerProcess,
 ) -> None:
     async with client_of(broker) as client:
@@ -210,8 +188,8 @@ async def test_errors_of_the_server_are_raised_and_the_client_goes_on(
         assert client.connected
 
 
-@in_a_loop
-async def test_what_makes_no_sense_is_not_sent(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_invalid_arguments_are_rejected_before_sending(broker: BrokerProcess) -> None:
     async with client_of(broker, request_timeout=1) as client:
         with pytest.raises(ValidationException, match="stream_name is"):
             await client.append_message("a/b", b"x")
@@ -221,16 +199,12 @@ async def test_what_makes_no_sense_is_not_sent(broker: BrokerProcess) -> None:
             await client.append_messages("s", b"text")  # type: ignore[arg-type] # a mistake
         with pytest.raises(ValidationException, match="read_timeout_millis is 1001"):
             await client.read_messages("s", ReadMessagesOptions(read_timeout_millis=1001))
-        with pytest.raises(ValidationException, match="wait_millis is 1001"):
-            await client.watch_streams(["s"], {}, 1001)
         with pytest.raises(ValidationException, match="end is -1"):
             await anext(client.read_all(await new_stream(client), 0, -1))
 
 
 @LOOPS
-def test_thousands_of_appends_at_once_share_one_connection(
-    broker: BrokerProcess, new_loop: NewLoop
-) -> None:
+def test_concurrent_appends_share_one_connection(broker: BrokerProcess, new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with client_of(broker) as other:
             name = await new_stream(other)
@@ -240,7 +214,7 @@ def test_thousands_of_appends_at_once_share_one_connection(
             numbers = await asyncio.gather(
                 *(client.append_message(name, b"%d" % number) for number in range(3000))
             )
-            # In the order in which they were asked for.
+            # In the order of the calls.
             assert numbers == list(range(3000))
             assert (await other.statistics()).connections_accepted == before + 1
             stored = [message async for message in client.read_all(name)]
@@ -250,8 +224,8 @@ def test_thousands_of_appends_at_once_share_one_connection(
     run_in(new_loop, scenario())
 
 
-@in_a_loop
-async def test_many_messages_go_in_a_few_requests(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_append_messages_uses_few_requests(broker: BrokerProcess) -> None:
     async with client_of(broker) as client:
         name = await new_stream(client)
         numbers = await client.append_messages(name, (b"%d" % number for number in range(40_000)))
@@ -262,8 +236,8 @@ async def test_many_messages_go_in_a_few_requests(broker: BrokerProcess) -> None
         assert info.storage_status.newest_sequence_number == 39_999
 
 
-@in_a_loop
-async def test_large_messages_are_cut_into_requests(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_append_messages_splits_large_messages_into_requests(broker: BrokerProcess) -> None:
     async with client_of(broker) as client:
         name = await new_stream(client)
         messages = [bytes((number,)) * (3 * MEBIBYTE) for number in range(4)]
@@ -272,8 +246,8 @@ async def test_large_messages_are_cut_into_requests(broker: BrokerProcess) -> No
         assert [message.payload async for message in client.read_all(name)] == messages
 
 
-@in_a_loop
-async def test_an_error_says_how_many_messages_were_stored_before_it(
+@in_event_loop
+async def test_error_has_the_number_of_messages_stored_before_it(
     broker: BrokerProcess,
 ) -> None:
     async with client_of(broker) as client:
@@ -287,11 +261,11 @@ async def test_an_error_says_how_many_messages_were_stored_before_it(
         assert info.storage_status.newest_sequence_number == 16_383
 
 
-# Reading on and on
+# Continuous reads
 
 
-@in_a_loop
-async def test_what_is_stored_is_read_from_any_place_to_any_other(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_read_all_reads_any_slice(broker: BrokerProcess) -> None:
     async with client_of(broker) as client:
         name = await new_stream(client, 20_000)
         for (start, end), expected in {
@@ -306,8 +280,8 @@ async def test_what_is_stored_is_read_from_any_place_to_any_other(broker: Broker
             assert numbers_of(found) == list(expected)
 
 
-@in_a_loop
-async def test_what_is_no_longer_stored_is_left_out(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_evicted_messages_are_skipped(broker: BrokerProcess) -> None:
     async with client_of(broker) as client:
         described = definition(max_size=4096, stream_segment_size=1024)
         await client.create_message_stream(described)
@@ -329,7 +303,7 @@ async def test_what_is_no_longer_stored_is_left_out(broker: BrokerProcess) -> No
         await append(2000, 4000)
         while found[-1].sequence_number < 3999:
             found += await take(tail, 1)
-        # What the first read gave, and behind a gap what is left.
+        # The messages of the first read, a gap, and the messages that are left.
         steps = [later - earlier for earlier, later in pairwise(numbers_of(found))]
         assert found[0].sequence_number == oldest
         assert sorted(steps)[:-1] == [1] * (len(steps) - 1)
@@ -337,7 +311,7 @@ async def test_what_is_no_longer_stored_is_left_out(broker: BrokerProcess) -> No
 
 
 @LOOPS
-def test_tail_gives_what_comes(broker: BrokerProcess, new_loop: NewLoop) -> None:
+def test_tail_yields_new_messages(broker: BrokerProcess, new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with client_of(broker) as client:
             name = await new_stream(client, 10)
@@ -361,7 +335,7 @@ def test_tail_gives_what_comes(broker: BrokerProcess, new_loop: NewLoop) -> None
 
 
 async def wait_for_readers(client: AsyncStreamManagerClient, name: str, many: int = 1) -> None:
-    """Until so many reads wait on the broker."""
+    """Waits until this many reads wait on the broker."""
     while True:
         statistics = await client.statistics()
         if {s.name: s.waiting_reads for s in statistics.streams}[name] == many:
@@ -374,8 +348,8 @@ def connection_of(client: AsyncStreamManagerClient) -> Any:
     return client._connection
 
 
-@in_a_loop
-async def test_a_tail_may_be_cancelled_and_the_client_goes_on(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_client_stays_usable_after_a_cancelled_tail(broker: BrokerProcess) -> None:
     async with client_of(broker) as client:
         name = await new_stream(client)
         tail = client.tail(name)
@@ -387,14 +361,14 @@ async def test_a_tail_may_be_cancelled_and_the_client_goes_on(broker: BrokerProc
         with pytest.raises(StopAsyncIteration):
             await anext(tail)
 
-        # The answer to the read that was given up comes now, and first.
+        # The answer to the cancelled read arrives now, before the others.
         assert await client.append_message(name, b"0") == 0
         assert numbers_of([message async for message in client.read_all(name)]) == [0]
         assert not connection_of(client)._pending
 
 
-@in_a_loop
-async def test_a_stream_that_is_deleted_ends_its_tail(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_deleted_stream_ends_its_tail(broker: BrokerProcess) -> None:
     async with client_of(broker) as client:
         name = await new_stream(client)
         waiting = asyncio.ensure_future(anext(client.tail(name)))
@@ -404,11 +378,11 @@ async def test_a_stream_that_is_deleted_ends_its_tail(broker: BrokerProcess) -> 
             await waiting
 
 
-# Calls that end early
+# Cancelled calls and timeouts
 
 
-@in_a_loop
-async def test_a_call_that_is_given_up_harms_no_other(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_cancelled_calls_do_not_affect_others(broker: BrokerProcess) -> None:
     async with client_of(broker) as client:
         name = await new_stream(client)
         long_poll = ReadMessagesOptions(read_timeout_millis=60_000)
@@ -423,44 +397,44 @@ async def test_a_call_that_is_given_up_harms_no_other(broker: BrokerProcess) -> 
 
         numbers = [number for number in kept if isinstance(number, int)]
         assert len(numbers) == len(set(numbers)) >= 50
-        # What was cancelled had left: it was carried out all the same.
+        # Cancelled appends were already sent, so that the broker executed them.
         assert await client.append_message(name, b"x") == 100
 
 
-@in_a_loop
-async def test_a_server_that_never_answers_is_not_waited_for(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_requests_to_a_frozen_server_time_out(broker: BrokerProcess) -> None:
     async with client_of(broker, request_timeout=TIMEOUT_S) as client:
         name = await new_stream(client)
         client.request_timeout = 0.05
         with frozen(broker):
-            with pytest.raises(RequestTimeoutException, match="AppendMessage was not answered"):
+            with pytest.raises(RequestTimeoutException, match="AppendMessage timed out"):
                 await client.append_message(name, b"x", retry=True)
-            with pytest.raises(RequestTimeoutException, match="ListStreams was not answered"):
+            with pytest.raises(RequestTimeoutException, match="ListStreams timed out"):
                 await client.list_streams()
         client.request_timeout = TIMEOUT_S
-        # It was carried out after all, and is not sent again.
+        # The broker executed the append later. It was not sent again.
         assert await client.append_message(name, b"x") == 1
 
 
-@in_a_loop
-async def test_nobody_waits_for_ever_for_a_handshake() -> None:
-    async with serving(Visitor.wait_for_end) as endpoint:
+@in_event_loop
+async def test_connect_times_out_during_the_handshake() -> None:
+    async with serving(AsyncPeer.wait_for_close) as endpoint:
         client = AsyncStreamManagerClient(
             "127.0.0.1", endpoint.port, request_timeout=0.05, reconnect_timeout=0
         )
-        with pytest.raises(TimeoutError, match=f"answers on 127.0.0.1:{endpoint.port}: the time"):
+        with pytest.raises(TimeoutError, match=f"answers on 127.0.0.1:{endpoint.port}: timed out"):
             await client.list_streams()
         await client.close()
 
 
-@in_a_loop
-async def test_those_who_wait_for_a_connection_wait_for_the_same_attempt() -> None:
-    visits = 0
+@in_event_loop
+async def test_concurrent_calls_share_one_connection_attempt() -> None:
+    connections = 0
 
-    async def script(visitor: Visitor) -> None:
-        nonlocal visits
-        visits += 1
-        await visitor.wait_for_end()
+    async def script(peer: AsyncPeer) -> None:
+        nonlocal connections
+        connections += 1
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         client = AsyncStreamManagerClient(
@@ -471,28 +445,28 @@ async def test_those_who_wait_for_a_connection_wait_for_the_same_attempt() -> No
         )
         assert {type(outcome) for outcome in outcomes} == {TimeoutError}
         await client.close()
-    assert visits == 1
+    assert connections == 1
 
 
-# Who may do what
+# Tokens and roles
 
 
-@in_a_loop
-async def test_a_wrong_token_is_refused_at_once(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_wrong_token_is_not_retried(broker: BrokerProcess) -> None:
     for token, reason in (("wrong", "not known"), ("", "a token is required")):
         client = client_of(broker, token=token, reconnect_timeout=3600)
         with pytest.raises(ConnectFailedException, match=reason) as caught:
             await client.connect()
         assert caught.value.status is ResponseStatusCode.Unauthorized
-        # Trying again would be in vain.
+        # A retry would be rejected as well.
         with pytest.raises(ConnectFailedException, match=reason):
             await client.list_streams()
         assert not client.connected
         await client.close()
 
 
-@in_a_loop
-async def test_a_role_allows_what_it_allows(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_roles_limit_operations(broker: BrokerProcess) -> None:
     catalog = Catalog(broker.root / "catalog.sqlite")
     for role in (Role.producer, Role.consumer):
         catalog.add_token(TokenRow(f"aio {role}", role, ("stream *",), 1), f"secret {role}")
@@ -519,21 +493,21 @@ async def test_a_role_allows_what_it_allows(broker: BrokerProcess) -> None:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("tls"))
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> CertificateChain:
+    return CertificateChain(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
-def guarded(
-    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+def tls_broker(
+    tmp_path_factory: pytest.TempPathFactory, certificates: CertificateChain
 ) -> Iterator[BrokerProcess]:
-    """A broker with TLS, and a Unix socket beside it."""
+    """A broker with TLS and a Unix socket."""
     certificate, key = certificates.broker_files
-    # A path that is short enough for a socket.
+    # The path of a Unix socket has to be short.
     with (
         tempfile.TemporaryDirectory() as directory,
         BrokerProcess(
-            tmp_path_factory.mktemp("guarded") / "root",
+            tmp_path_factory.mktemp("tls_broker") / "root",
             PENSTOCK_TLS_CERTIFICATE=str(certificate),
             PENSTOCK_TLS_KEY=str(key),
             PENSTOCK_UNIX_SOCKET=f"{directory}/s",
@@ -543,41 +517,39 @@ def guarded(
 
 
 @LOOPS
-def test_tls_is_spoken_with_whom_the_certificates_say(
-    guarded: BrokerProcess, certificates: Certificates, new_loop: NewLoop
+def test_tls_verifies_the_certificate(
+    tls_broker: BrokerProcess, certificates: CertificateChain, new_loop: NewLoop
 ) -> None:
     async def scenario() -> None:
-        async with client_of(guarded, tls=certificates.authority) as client:
+        async with client_of(tls_broker, tls=certificates.authority) as client:
             name = await new_stream(client, 1000)
             payload = bytes(range(256)) * (4 * MEBIBYTE // 256)
             assert await client.append_message(name, payload) == 1000
             (found,) = [message async for message in client.read_all(name, -1)]
             assert found.payload == payload
-        with pytest.raises(ConnectionError, match=r"no secure connection to 127\.0\.0\.1"):
-            await client_of(guarded, tls=True, reconnect_timeout=0).list_streams()
+        with pytest.raises(ConnectionError, match=r"TLS connection to 127\.0\.0\.1:\d+ failed"):
+            await client_of(tls_broker, tls=True, reconnect_timeout=0).list_streams()
 
     run_in(new_loop, scenario())
 
 
 @LOOPS
-def test_a_broker_of_this_machine_is_found_by_its_root(
-    guarded: BrokerProcess, new_loop: NewLoop
-) -> None:
+def test_local_broker_is_found_by_its_root(tls_broker: BrokerProcess, new_loop: NewLoop) -> None:
     async def scenario() -> None:
-        async with AsyncStreamManagerClient(root=guarded.root) as client:
+        async with AsyncStreamManagerClient(root=tls_broker.root) as client:
             # The socket needs no TLS.
             assert client.address.startswith("unix:")
             name = await new_stream(client)
             assert await client.append_message(name, b"0") == 0
-        async with AsyncStreamManagerClient(port=guarded.port, root=guarded.root) as client:
-            assert client.address == f"127.0.0.1:{guarded.port}"
+        async with AsyncStreamManagerClient(port=tls_broker.port, root=tls_broker.root) as client:
+            assert client.address == f"127.0.0.1:{tls_broker.port}"
             assert name in await client.list_streams()
 
     run_in(new_loop, scenario())
 
 
-@in_a_loop
-async def test_a_server_that_speaks_no_tls_is_told_so(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_tls_to_a_server_without_tls_fails(broker: BrokerProcess) -> None:
     client = client_of(broker, tls=True, reconnect_timeout=0)
     with pytest.raises(ConnectionError, match=f"127.0.0.1:{broker.port}"):
         await client.connect()
@@ -588,8 +560,8 @@ async def test_a_server_that_speaks_no_tls_is_told_so(broker: BrokerProcess) -> 
 
 
 @contextlib.asynccontextmanager
-async def plain(broker: BrokerProcess) -> AsyncIterator[int]:
-    """The port of something that hides from the broker that its clients know more."""
+async def without_extensions(broker: BrokerProcess) -> AsyncIterator[int]:
+    """Runs a relay that removes the client's extensions, and yields its port."""
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -598,27 +570,27 @@ async def plain(broker: BrokerProcess) -> AsyncIterator[int]:
                 await writer.drain()
         writer.close()
 
-    async def serve(visitor: Visitor) -> None:
+    async def serve(peer: AsyncPeer) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
-        version = await visitor.reader.readexactly(1)
-        operation, request = await visitor.take()
+        version = await peer.reader.readexactly(1)
+        operation, request = await peer.receive()
         del request["penstockExtensions"]
         writer.write(version + encode_frame(operation, cbor2.dumps(request)))
-        await asyncio.gather(forward(visitor.reader, writer), forward(reader, visitor.writer))
+        await asyncio.gather(forward(peer.reader, writer), forward(reader, peer.writer))
 
     async with serving(serve) as endpoint:
         yield endpoint.port
 
 
-@in_a_loop
-async def test_a_server_without_extensions_will_do(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_server_without_extensions(broker: BrokerProcess) -> None:
     async with (
-        plain(broker) as port,
+        without_extensions(broker) as port,
         AsyncStreamManagerClient("127.0.0.1", port, token=broker.token) as client,
     ):
         assert not client.server.has_extensions
         name = await new_stream(client)
-        # Without waiting for each answer, and in order all the same.
+        # Pipelined, and still in order.
         numbers = await client.append_messages(name, (b"%d" % number for number in range(3000)))
         assert numbers == list(range(3000))
         assert await client.append_messages(name, [b"3000"]) == (3000,)
@@ -631,7 +603,7 @@ async def test_a_server_without_extensions_will_do(broker: BrokerProcess) -> Non
         tail = client.tail(name, -1)
         assert numbers_of(await take(tail, 1)) == [3000]
         waiting = asyncio.ensure_future(anext(tail))
-        await until(lambda: connection_of(client)._pending)
+        await wait_until_async(lambda: connection_of(client)._pending)
         await client.append_message(name, b"3001")
         assert numbers_of([await waiting]) == [3001]
 
@@ -639,28 +611,28 @@ async def test_a_server_without_extensions_will_do(broker: BrokerProcess) -> Non
             await client.statistics()
 
 
-@in_a_loop
-async def test_a_server_whose_answers_would_be_too_large_is_asked_for_less() -> None:
+@in_event_loop
+async def test_too_large_answers_reduce_the_read_size() -> None:
     asked: list[int] = []
 
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
         stored = {"oldestSequenceNumber": 0, "newestSequenceNumber": 199, "totalBytes": 1}
         info = {"definition": definition("s").as_dict(), "storageStatus": stored}
-        await visitor.answer_next(messageStreamInfo={**info, "exportStatuses": []})
+        await peer.answer_next(messageStreamInfo={**info, "exportStatuses": []})
         while True:
             try:
-                request = await visitor.take()
+                request = await peer.receive()
             except asyncio.IncompleteReadError:
                 return
             options = request[1]["readMessagesOptions"]
             first, many = options["desiredStartSequenceNumber"], options["maxMessageCount"]
             asked.append(many)
             if many > 80:
-                visitor.answer(request, status=ResponseStatusCode.ResponsePayloadTooLarge)
+                peer.answer(request, status=ResponseStatusCode.ResponsePayloadTooLarge)
             else:
                 found = [Message("s", number, 0, b"%d" % number) for number in range(first, 200)]
-                visitor.answer(request, messages=[m.as_dict() for m in found[:many]])
+                peer.answer(request, messages=[m.as_dict() for m in found[:many]])
 
     async with (
         serving(script) as endpoint,
@@ -671,12 +643,12 @@ async def test_a_server_whose_answers_would_be_too_large_is_asked_for_less() -> 
     assert asked == [200, 100, 50, 50, 50, 50]
 
 
-@in_a_loop
-async def test_without_extensions_a_message_may_be_refused_and_others_stored(
+@in_event_loop
+async def test_without_extensions_one_rejected_message_does_not_stop_others(
     broker: BrokerProcess,
 ) -> None:
     async with (
-        plain(broker) as port,
+        without_extensions(broker) as port,
         AsyncStreamManagerClient("127.0.0.1", port, token=broker.token) as client,
     ):
         described = definition(max_size=4096, stream_segment_size=1024)
@@ -693,118 +665,123 @@ async def test_without_extensions_a_message_may_be_refused_and_others_stored(
 
 
 @LOOPS
-def test_a_broker_that_was_restarted_between_calls_is_found_again(
-    mortal: BrokerProcess, new_loop: NewLoop
+def test_client_reconnects_after_a_restart_between_calls(
+    killable: BrokerProcess, new_loop: NewLoop
 ) -> None:
     async def scenario() -> None:
-        async with client_of(mortal) as client:
+        async with client_of(killable) as client:
             name = await new_stream(client)
             for number in range(2):
                 assert await client.append_message(name, b"%d" % number) == number
-                # The loop stands still meanwhile, and sees nothing of it.
-                mortal.kill()
-                mortal.start()
+                # Blocks the event loop, so that it cannot see the restart.
+                killable.kill()
+                killable.start()
             assert await client.append_message(name, b"2") == 2
             assert numbers_of([message async for message in client.read_all(name)]) == [0, 1, 2]
 
     run_in(new_loop, scenario())
 
 
-async def restart_later(broker: BrokerProcess) -> None:
-    """Kills it, and starts it again while the loop goes on."""
+async def restart_in_thread(broker: BrokerProcess) -> None:
+    """Restarts the broker while the event loop runs."""
     broker.kill()
     await asyncio.to_thread(broker.start)
 
 
-@in_a_loop
-async def test_a_long_poll_survives_a_restart(mortal: BrokerProcess) -> None:
-    async with client_of(mortal) as client:
+@in_event_loop
+async def test_long_poll_survives_a_restart(killable: BrokerProcess) -> None:
+    async with client_of(killable) as client:
         name = await new_stream(client)
         options = ReadMessagesOptions(read_timeout_millis=30_000)
         waiting = asyncio.create_task(client.read_messages(name, options))
-        await until(lambda: connection_of(client)._pending)
-        await restart_later(mortal)
+        await wait_until_async(lambda: connection_of(client)._pending)
+        await restart_in_thread(killable)
         await client.append_message(name, b"0")
         assert numbers_of(await waiting) == [0]
 
 
-@in_a_loop
-async def test_tail_survives_restarts_and_leaves_nothing_out(mortal: BrokerProcess) -> None:
-    async with client_of(mortal, request_timeout=30) as client, client_of(mortal) as other:
+@in_event_loop
+async def test_tail_skips_no_message_across_restarts(killable: BrokerProcess) -> None:
+    async with (
+        client_of(killable, request_timeout=30) as client,
+        client_of(killable) as other,
+    ):
         name = await new_stream(other, 50)
         tail = client.tail(name, 0)
         found = await take(tail, 50)
         for first in (50, 100):
             following = asyncio.create_task(take(tail, 50))
-            await until(lambda: connection_of(client)._pending)
-            await restart_later(mortal)
+            await wait_until_async(lambda: connection_of(client)._pending)
+            await restart_in_thread(killable)
             for number in range(first, first + 50):
                 await other.append_message(name, b"%d" % number)
             found += await following
         assert numbers_of(found) == list(range(150))
 
 
-@in_a_loop
-async def test_an_append_without_an_answer_is_not_sent_twice(mortal: BrokerProcess) -> None:
-    async with client_of(mortal) as client:
+@in_event_loop
+async def test_append_without_an_answer_is_not_sent_again(killable: BrokerProcess) -> None:
+    async with client_of(killable) as client:
         name = await new_stream(client)
-        with frozen(mortal):
+        with frozen(killable):
             single = asyncio.create_task(client.append_message(name, b"x"))
             batch = asyncio.create_task(client.append_messages(name, [b"y", b"z"]))
-            await until(lambda: len(connection_of(client)._pending) == 2)
+            await wait_until_async(lambda: len(connection_of(client)._pending) == 2)
             await asyncio.sleep(0)
-            mortal.kill()
+            killable.kill()
             for lost in (single, batch):
-                with pytest.raises(ConnectionLostException, match="may have been carried out"):
+                with pytest.raises(ConnectionLostException, match="may have executed it"):
                     await lost
-            # Nothing was stored, but nobody here can know that.
-            mortal.start()
+            # Nothing was stored, but the client cannot know that.
+            killable.start()
         assert [message async for message in client.read_all(name)] == []
 
 
-@in_a_loop
-async def test_with_retry_it_is_sent_again(mortal: BrokerProcess) -> None:
-    async with client_of(mortal) as client:
+@in_event_loop
+async def test_append_with_retry_is_sent_again(killable: BrokerProcess) -> None:
+    async with client_of(killable) as client:
         name = await new_stream(client)
-        with frozen(mortal):
+        with frozen(killable):
             single = asyncio.create_task(client.append_message(name, b"0", retry=True))
-            await until(lambda: len(connection_of(client)._pending) == 1)
+            await wait_until_async(lambda: len(connection_of(client)._pending) == 1)
             await asyncio.sleep(0)
-            mortal.kill()
-            await asyncio.to_thread(mortal.start)
+            killable.kill()
+            await asyncio.to_thread(killable.start)
         assert await single == 0
         assert numbers_of([message async for message in client.read_all(name)]) == [0]
 
 
-@in_a_loop
-async def test_what_cannot_be_sent_again_may_still_have_been_stored(mortal: BrokerProcess) -> None:
-    async with client_of(mortal, reconnect_timeout=0.05) as client:
+@in_event_loop
+async def test_failed_retry_says_that_the_append_may_be_stored(
+    killable: BrokerProcess,
+) -> None:
+    async with client_of(killable, reconnect_timeout=0.05) as client:
         name = await new_stream(client)
-        with frozen(mortal):
+        with frozen(killable):
             append = asyncio.create_task(client.append_message(name, b"0", retry=True))
-            await until(lambda: len(connection_of(client)._pending) == 1)
+            await wait_until_async(lambda: len(connection_of(client)._pending) == 1)
             await asyncio.sleep(0)
-            mortal.kill()
-            with pytest.raises(ConnectionLostException, match="may have been") as caught:
+            killable.kill()
+            with pytest.raises(ConnectionLostException, match="may have executed it") as caught:
                 await append
         assert isinstance(caught.value.__cause__, ConnectionRefusedError)
 
 
-@in_a_loop
-async def test_what_had_not_been_sent_is_sent_to_the_next_broker() -> None:
+@in_event_loop
+async def test_unsent_appends_are_sent_over_the_next_connection() -> None:
     payloads: list[bytes] = []
 
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
         if not payloads:
-            # It takes one and goes, and does not read the rest.
-            payloads.append((await visitor.take())[1]["payload"][:1])
+            # Reads one request and closes the connection.
+            payloads.append((await peer.receive())[1]["payload"][:1])
             return
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                request = await visitor.take()
+                request = await peer.receive()
                 payloads.append(request[1]["payload"][:1])
-                visitor.answer(request, sequenceNumber=len(payloads))
+                peer.answer(request, sequenceNumber=len(payloads))
 
     async with (
         serving(script) as endpoint,
@@ -816,24 +793,24 @@ async def test_what_had_not_been_sent_is_sent_to_the_next_broker() -> None:
         )
     lost = [isinstance(outcome, ConnectionLostException) for outcome in outcomes]
     stored = [outcome for outcome in outcomes if isinstance(outcome, int)]
-    # The first ones had left, at least in part; all others waited for room.
+    # The first requests were sent, at least partly. All others waited for room.
     assert lost == sorted(lost, reverse=True)
     assert 1 <= sum(lost) < 10
     assert len(stored) == 10 - sum(lost)
     assert sorted(payloads) == [b"\0", *(bytes((number,)) for number in range(sum(lost), 10))]
 
 
-@in_a_loop
-async def test_an_append_that_was_about_to_leave_is_sent_over_the_next_connection() -> None:
-    visits = 0
+@in_event_loop
+async def test_unwritten_append_is_sent_over_the_next_connection() -> None:
+    connections = 0
 
-    async def script(visitor: Visitor) -> None:
-        nonlocal visits
-        visits += 1
-        await visitor.welcome()
-        if visits == 2:
-            await visitor.answer_next(sequenceNumber=7)
-        await visitor.wait_for_end()
+    async def script(peer: AsyncPeer) -> None:
+        nonlocal connections
+        connections += 1
+        await peer.accept_handshake()
+        if connections == 2:
+            await peer.answer_next(sequenceNumber=7)
+        await peer.wait_for_close()
 
     async with (
         serving(script) as endpoint,
@@ -841,34 +818,34 @@ async def test_an_append_that_was_about_to_leave_is_sent_over_the_next_connectio
     ):
         append = asyncio.create_task(client.append_message("s", b"x"))
         await asyncio.sleep(0)
-        # It is on its way, and nothing of it was written yet.
+        # The request is queued, and no byte of it is written.
         assert connection_of(client)._outgoing
         connection_of(client)._transport.abort()
         assert await append == 7
 
 
-@in_a_loop
-async def test_without_extensions_what_was_lost_is_not_sent_twice_but_with_retry_it_is() -> None:
-    visits = 0
+@in_event_loop
+async def test_without_extensions_lost_appends_are_sent_again_only_with_retry() -> None:
+    connections = 0
     payloads: list[bytes] = []
 
-    async def script(visitor: Visitor) -> None:
-        nonlocal visits
-        visits += 1
-        await visitor.welcome()
-        # Each takes three more than the one before, and answers only what it took.
-        for _ in range(3 * visits):
+    async def script(peer: AsyncPeer) -> None:
+        nonlocal connections
+        connections += 1
+        await peer.accept_handshake()
+        # Each connection answers three requests more than the one before.
+        for _ in range(3 * connections):
             try:
-                request = await visitor.take()
+                request = await peer.receive()
             except asyncio.IncompleteReadError:
                 return
             payloads.append(request[1]["payload"])
-            visitor.answer(request, sequenceNumber=len(payloads))
-        await visitor.writer.drain()
-        if visits < 3:
-            visitor.writer.transport.abort()
+            peer.answer(request, sequenceNumber=len(payloads))
+        await peer.writer.drain()
+        if connections < 3:
+            peer.writer.transport.abort()
         else:
-            await visitor.wait_for_end()
+            await peer.wait_for_close()
 
     messages = [b"%d" % number for number in range(6)]
     async with (
@@ -884,68 +861,68 @@ async def test_without_extensions_what_was_lost_is_not_sent_twice_but_with_retry
     assert set(payloads) == set(messages)
 
 
-@in_a_loop
-async def test_a_broker_that_does_not_come_back_is_waited_for_so_long(
-    mortal: BrokerProcess,
+@in_event_loop
+async def test_reconnect_timeout_limits_the_wait_for_a_broker(
+    killable: BrokerProcess,
 ) -> None:
-    async with client_of(mortal) as client:
-        mortal.kill()
+    async with client_of(killable) as client:
+        killable.kill()
         for reconnect_timeout in (0, 0.1):
             client.reconnect_timeout = reconnect_timeout
             with pytest.raises(ConnectionRefusedError) as caught:
                 await client.list_streams()
             assert str(caught.value) == (
-                f"no stream manager answers on 127.0.0.1:{mortal.port}: Connection refused"
+                f"no stream manager answers on 127.0.0.1:{killable.port}: Connection refused"
             )
-        # It comes while it is waited for.
+        # The broker starts while the calls wait.
         client.reconnect_timeout = TIMEOUT_S
         waiting = [asyncio.create_task(client.list_streams()) for _ in range(50)]
-        await asyncio.to_thread(mortal.start)
+        await asyncio.to_thread(killable.start)
         assert len(await asyncio.gather(*waiting)) == 50
         assert client.connected
 
 
-@in_a_loop
-async def test_a_request_has_its_time_also_after_a_long_wait_for_the_broker(
-    mortal: BrokerProcess,
+@in_event_loop
+async def test_request_timeout_starts_after_the_reconnect(
+    killable: BrokerProcess,
 ) -> None:
-    async with client_of(mortal) as client:
+    async with client_of(killable) as client:
         name = await new_stream(client, 1)
         tail = client.tail(name, 0)
         assert numbers_of(await take(tail, 1)) == [0]
-        mortal.kill()
+        killable.kill()
         client.request_timeout = 4
         began = asyncio.get_running_loop().time()
         waiting = asyncio.ensure_future(anext(tail))
-        await until(lambda: asyncio.get_running_loop().time() > began + 4.5)
-        await asyncio.to_thread(mortal.start)
-        async with client_of(mortal) as other:
-            await until(lambda: client.connected)
+        await wait_until_async(lambda: asyncio.get_running_loop().time() > began + 4.5)
+        await asyncio.to_thread(killable.start)
+        async with client_of(killable) as other:
+            await wait_until_async(lambda: client.connected)
             await other.append_message(name, b"1")
         assert numbers_of([await waiting]) == [1]
 
 
-@in_a_loop
-async def test_a_broker_that_comes_back_on_another_port_is_found_by_its_root(
-    mortal: BrokerProcess,
+@in_event_loop
+async def test_restarted_broker_on_another_port_is_found_by_its_root(
+    killable: BrokerProcess,
 ) -> None:
-    async with AsyncStreamManagerClient(root=mortal.root, reconnect_timeout=TIMEOUT_S) as client:
+    async with AsyncStreamManagerClient(root=killable.root, reconnect_timeout=TIMEOUT_S) as client:
         name = await new_stream(client)
         before = client.port
-        mortal.kill()
-        # Somebody else has got the port: he is not asked, and sees no token.
+        killable.kill()
+        # Another server has the old port. The client must not send it the token.
         with socket.create_server(("127.0.0.1", before)) as other:
-            mortal.port = 0
-            await asyncio.to_thread(mortal.start)
+            killable.port = 0
+            await asyncio.to_thread(killable.start)
             assert await client.append_message(name, b"0") == 0
             other.setblocking(False)
             with pytest.raises(BlockingIOError):
                 other.accept()
-        assert client.port == mortal.port != before
+        assert client.port == killable.port != before
 
 
-@in_a_loop
-async def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+@in_event_loop
+async def test_client_waits_for_a_broker_that_starts_later(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "root")
     client = AsyncStreamManagerClient(root=broker.root, reconnect_timeout=TIMEOUT_S)
     with pytest.raises(ConnectionRefusedError, match=f"no stream manager serves {broker.root}"):
@@ -960,11 +937,11 @@ async def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> N
         broker.stop()
 
 
-# Beginning and end
+# Creating and closing clients
 
 
-@in_a_loop
-async def test_a_client_says_where_it_is_connected(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_repr_and_address_show_the_connection(broker: BrokerProcess) -> None:
     client = client_of(broker)
     address = f"127.0.0.1:{broker.port}"
     assert (client.address, client.host, client.port) == (address, "127.0.0.1", broker.port)
@@ -978,7 +955,7 @@ async def test_a_client_says_where_it_is_connected(broker: BrokerProcess) -> Non
     assert not client.connected
 
 
-def test_a_setting_that_cannot_be_is_told_when_the_client_is_made(
+def test_constructor_rejects_an_invalid_setting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STREAM_MANAGER_SERVER_PORT", "x")
@@ -987,8 +964,8 @@ def test_a_setting_that_cannot_be_is_told_when_the_client_is_made(
         AsyncStreamManagerClient()
 
 
-@in_a_loop
-async def test_a_client_that_is_closed_cannot_be_used(broker: BrokerProcess) -> None:
+@in_event_loop
+async def test_closed_client_cannot_be_used(broker: BrokerProcess) -> None:
     client = client_of(broker)
     async with client:
         name = await new_stream(client)
@@ -1009,7 +986,7 @@ async def test_a_client_that_is_closed_cannot_be_used(broker: BrokerProcess) -> 
 
 
 @LOOPS
-def test_closing_ends_every_call_that_waits(broker: BrokerProcess, new_loop: NewLoop) -> None:
+def test_close_ends_all_pending_calls(broker: BrokerProcess, new_loop: NewLoop) -> None:
     async def scenario() -> None:
         client = client_of(broker)
         name = await new_stream(client)
@@ -1022,8 +999,8 @@ def test_closing_ends_every_call_that_waits(broker: BrokerProcess, new_loop: New
                 asyncio.create_task(client.append_message(name, b"x", retry=True)),
                 asyncio.create_task(client.append_messages(name, [bytes(MEBIBYTE)] * 64)),
             ]
-            await until(lambda: len(connection_of(client)._pending) == 5)
-            # And one that has just begun.
+            await wait_until_async(lambda: len(connection_of(client)._pending) == 5)
+            # One call has only begun.
             waiting.append(asyncio.create_task(client.append_message(name, b"x")))
             await client.close()
             outcomes = await asyncio.gather(*waiting, return_exceptions=True)
@@ -1033,30 +1010,30 @@ def test_closing_ends_every_call_that_waits(broker: BrokerProcess, new_loop: New
     run_in(new_loop, scenario())
 
 
-@in_a_loop
-async def test_closing_ends_those_who_wait_for_a_connection() -> None:
+@in_event_loop
+async def test_close_ends_calls_that_wait_for_a_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = taken.getsockname()[1]
-    visited = asyncio.Event()
+        unused_port = taken.getsockname()[1]
+    connected = asyncio.Event()
 
-    async def script(visitor: Visitor) -> None:
-        visited.set()
-        await visitor.wait_for_end()
+    async def script(peer: AsyncPeer) -> None:
+        connected.set()
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
-        for port in (nobody, endpoint.port):
+        for port in (unused_port, endpoint.port):
             client = AsyncStreamManagerClient("127.0.0.1", port, reconnect_timeout=3600)
             waiting = [asyncio.create_task(client.list_streams()) for _ in range(3)]
-            await (visited.wait() if port == endpoint.port else asyncio.sleep(0.01))
+            await (connected.wait() if port == endpoint.port else asyncio.sleep(0.01))
             await client.close()
             for call in waiting:
                 with pytest.raises(ClientException, match="closed"):
                     await call
 
 
-@in_a_loop
-async def test_a_call_that_is_given_up_while_connecting_leaves_no_trace() -> None:
-    async with serving(Visitor.wait_for_end) as endpoint:
+@in_event_loop
+async def test_call_cancelled_while_connecting_causes_no_warning() -> None:
+    async with serving(AsyncPeer.wait_for_close) as endpoint:
         client = AsyncStreamManagerClient(
             "127.0.0.1", endpoint.port, request_timeout=0.5, reconnect_timeout=0
         )
@@ -1064,45 +1041,45 @@ async def test_a_call_that_is_given_up_while_connecting_leaves_no_trace() -> Non
         while (connecting := client._connecting) is None:
             await asyncio.sleep(0)
         waiting.cancel()
-        # The latter if it comes to an end at the same time.
+        # A TimeoutError if the attempt ends at the same time.
         with pytest.raises((asyncio.CancelledError, TimeoutError)):
             await waiting
         await asyncio.wait((connecting,))
         del connecting
-        # What nobody saw fail is not complained about when it is collected.
+        # The event loop must not report the unretrieved exception of the attempt.
         del client
         gc.collect()
 
 
 @LOOPS
-def test_a_broker_that_does_not_read_does_not_fill_the_memory(
+def test_unsent_bytes_are_limited_while_the_broker_does_not_read(
     broker: BrokerProcess, new_loop: NewLoop
 ) -> None:
     async def scenario() -> None:
         async with client_of(broker) as client:
             name = await new_stream(client)
-            most = 0
+            max_unsent = 0
 
             async def append(number: int) -> int:
                 payload = b"%d" % number
                 appended = await client.append_message(name, payload.rjust(65_536))
-                nonlocal most
-                most = max(most, unsent_bytes(connection_of(client)))
+                nonlocal max_unsent
+                max_unsent = max(max_unsent, unsent_bytes(connection_of(client)))
                 return appended
 
             with frozen(broker):
                 appends = [asyncio.create_task(append(number)) for number in range(640)]
                 await wait_until_blocked(connection_of(client))
                 await asyncio.sleep(0.01)
-                most = max(most, unsent_bytes(connection_of(client)))
+                max_unsent = max(max_unsent, unsent_bytes(connection_of(client)))
             assert await asyncio.gather(*appends) == list(range(640))
-            assert 0 < most < 3 * MEBIBYTE
+            assert 0 < max_unsent < 3 * MEBIBYTE
 
     run_in(new_loop, scenario())
 
 
-@in_a_loop
-async def test_a_request_that_is_too_large_for_the_server_is_told_so(
+@in_event_loop
+async def test_message_larger_than_the_stream_is_rejected(
     broker: BrokerProcess,
 ) -> None:
     async with client_of(broker) as client:

@@ -1,4 +1,4 @@
-"""One connection in an event loop, against servers that follow a script."""
+"""One connection in an event loop, against scripted servers."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ P = ParamSpec("P")
 Json = dict[str, Any]
 
 
-class Visitor:
+class AsyncPeer:
     """The server's end of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
 
-    async def take(self) -> tuple[int, Json]:
+    async def receive(self) -> tuple[int, Json]:
         length, operation = HEADER.unpack(await self.reader.readexactly(HEADER.size))
         return operation, cbor2.loads(await self.reader.readexactly(length - 1))
 
-    async def welcome(self, **fields: Any) -> Json:
+    async def accept_handshake(self, **fields: Any) -> Json:
         assert await self.reader.readexactly(1) == b"\x01"
-        operation, request = await self.take()
+        operation, request = await self.receive()
         assert operation == Operation.Connect
         self.writer.write(
             b"\x01" + encode_response(Operation.ConnectResponse, request["requestId"], **fields)
@@ -60,12 +60,12 @@ class Visitor:
         self.writer.write(encode_response(RESPONSE_TO[operation], body["requestId"], **fields))
 
     async def answer_next(self, **fields: Any) -> Json:
-        request = await self.take()
+        request = await self.receive()
         self.answer(request, **fields)
         return request[1]
 
-    async def wait_for_end(self) -> None:
-        """Until the client has gone, in whatever way."""
+    async def wait_for_close(self) -> None:
+        """Reads until the client closes or resets the connection."""
         try:
             while await self.reader.read(65_536):
                 pass
@@ -73,31 +73,31 @@ class Visitor:
             pass
 
 
-Script = Callable[[Visitor], Awaitable[None]]
+Script = Callable[[AsyncPeer], Awaitable[None]]
 
 
 @asynccontextmanager
 async def serving(script: Script) -> AsyncIterator[Endpoint]:
-    """Follows the script with each connection; what goes wrong in it is raised."""
-    visits: list[asyncio.Task[None]] = []
+    """Runs the script for each connection, and raises its errors at the end."""
+    connections: list[asyncio.Task[None]] = []
 
-    async def visit(visitor: Visitor) -> None:
+    async def serve_peer(peer: AsyncPeer) -> None:
         try:
-            await script(visitor)
+            await script(peer)
         finally:
-            visitor.writer.close()
+            peer.writer.close()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        visits.append(asyncio.create_task(visit(Visitor(reader, writer))))
+        connections.append(asyncio.create_task(serve_peer(AsyncPeer(reader, writer))))
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     yield Endpoint(*server.sockets[0].getsockname())
     server.close()
-    await asyncio.wait_for(asyncio.gather(*visits), TIMEOUT_S)
+    await asyncio.wait_for(asyncio.gather(*connections), TIMEOUT_S)
 
 
-def in_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs a test in an event loop that may not have anything to complain about."""
+def in_event_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs a test in an event loop, and fails on errors that the loop reports."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -109,11 +109,11 @@ def in_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
 def run_in(
     new_loop: Callable[[], asyncio.AbstractEventLoop], test: Coroutine[Any, Any, None]
 ) -> None:
-    complaints: list[Json] = []
+    unhandled: list[Json] = []
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.get_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        runner.get_loop().set_exception_handler(lambda _, context: unhandled.append(context))
         runner.run(asyncio.wait_for(test, 2 * TIMEOUT_S))
-    assert not complaints
+    assert not unhandled
 
 
 LOOPS = pytest.mark.parametrize(
@@ -140,12 +140,12 @@ APPEND = calls.append_message("s", b"x")
 # The handshake
 
 
-@in_a_loop
-async def test_the_handshake_says_who_is_there() -> None:
+@in_event_loop
+async def test_handshake_sends_the_token_and_returns_server_info() -> None:
     seen: list[Json] = []
 
-    async def script(visitor: Visitor) -> None:
-        seen.append(await visitor.welcome(serverVersion="7", penstockExtensions=1))
+    async def script(peer: AsyncPeer) -> None:
+        seen.append(await peer.accept_handshake(serverVersion="7", penstockExtensions=1))
 
     async with serving(script) as endpoint:
         connection = await connect(endpoint, "secret")
@@ -155,9 +155,9 @@ async def test_the_handshake_says_who_is_there() -> None:
     assert seen[0]["authToken"] == "secret"
 
 
-@in_a_loop
-async def test_nothing_may_be_sent_before_it() -> None:
-    async with serving(Visitor.wait_for_end) as endpoint:
+@in_event_loop
+async def test_nothing_is_sent_before_the_handshake() -> None:
+    async with serving(AsyncPeer.wait_for_close) as endpoint:
         connection = await open_connection(endpoint)
         assert not connection.is_usable
         with pytest.raises(NotSentError):
@@ -165,11 +165,13 @@ async def test_nothing_may_be_sent_before_it() -> None:
         await connection.close()
 
 
-@in_a_loop
-async def test_a_refusal_ends_the_connection() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome(status=ResponseStatusCode.Unauthorized, error_message="who are you?")
-        await visitor.wait_for_end()
+@in_event_loop
+async def test_refused_handshake_ends_the_connection() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake(
+            status=ResponseStatusCode.Unauthorized, error_message="who are you?"
+        )
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         with pytest.raises(ConnectFailedException, match="who are you") as caught:
@@ -177,41 +179,41 @@ async def test_a_refusal_ends_the_connection() -> None:
     assert caught.value.status is ResponseStatusCode.Unauthorized
 
 
-@in_a_loop
-async def test_another_protocol_is_recognized() -> None:
-    async def script(visitor: Visitor) -> None:
-        visitor.writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await visitor.wait_for_end()
+@in_event_loop
+async def test_server_with_another_protocol_is_rejected() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        peer.writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         with pytest.raises(ConnectFailedException, match="answered with byte 72"):
             await connect(endpoint)
 
 
-@in_a_loop
-async def test_a_server_that_hangs_up_is_told_so() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.reader.readexactly(1)
+@in_event_loop
+async def test_server_that_closes_during_the_handshake_is_reported() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.reader.readexactly(1)
 
     async with serving(script) as endpoint:
         with pytest.raises(ConnectFailedException, match="instead of answering the handshake"):
             await connect(endpoint)
 
 
-@in_a_loop
-async def test_bytes_that_make_no_sense_are_told_so() -> None:
-    async def script(visitor: Visitor) -> None:
-        visitor.writer.write(b"\x01" + HEADER.pack(-5, 6))
-        await visitor.wait_for_end()
+@in_event_loop
+async def test_malformed_frame_in_the_handshake_is_reported() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        peer.writer.write(b"\x01" + HEADER.pack(-5, 6))
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         with pytest.raises(ConnectionError, match="a frame of -5 bytes"):
             await connect(endpoint)
 
 
-@in_a_loop
-async def test_a_server_that_says_nothing_is_not_waited_for() -> None:
-    async with serving(Visitor.wait_for_end) as endpoint:
+@in_event_loop
+async def test_handshake_times_out() -> None:
+    async with serving(AsyncPeer.wait_for_close) as endpoint:
         connection = await open_connection(endpoint)
         with pytest.raises(TimeoutError):
             await connection.shake_hands("", 0.02)
@@ -221,14 +223,14 @@ async def test_a_server_that_says_nothing_is_not_waited_for() -> None:
 # Answers
 
 
-@in_a_loop
-async def test_answers_find_their_requests_in_any_order() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
-        requests = [await visitor.take() for _ in range(20)]
+@in_event_loop
+async def test_answers_may_arrive_in_any_order() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
+        requests = [await peer.receive() for _ in range(20)]
         for request in reversed(requests):
-            visitor.answer(request, sequenceNumber=int(request[1]["payload"]))
-        await visitor.wait_for_end()
+            peer.answer(request, sequenceNumber=int(request[1]["payload"]))
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         connection = await connect(endpoint)
@@ -237,15 +239,15 @@ async def test_answers_find_their_requests_in_any_order() -> None:
         await connection.close()
 
 
-@in_a_loop
-async def test_requests_that_are_sent_together_leave_in_order() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
+@in_event_loop
+async def test_requests_of_one_group_are_sent_in_order() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
         for number in range(500):
-            request = await visitor.take()
+            request = await peer.receive()
             assert request[1]["payload"] == b"%d" % number
-            visitor.answer(request, sequenceNumber=number)
-        await visitor.wait_for_end()
+            peer.answer(request, sequenceNumber=number)
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         connection = await connect(endpoint)
@@ -255,18 +257,18 @@ async def test_requests_that_are_sent_together_leave_in_order() -> None:
         await connection.close()
 
 
-@in_a_loop
-async def test_answers_that_nobody_waits_for_are_passed_over() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
-        visitor.writer.write(encode_response(Operation.ListStreamsResponse, "another"))
-        request = await visitor.take()
-        visitor.answer(request, streams=["s"])
-        # Twice the same, and something that is no answer at all.
-        visitor.answer(request, streams=["t"])
-        visitor.writer.write(b"\0\0\0\x02\x0c\xff")
-        await visitor.answer_next(streams=["u"])
-        await visitor.wait_for_end()
+@in_event_loop
+async def test_unexpected_answers_are_ignored() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
+        peer.writer.write(encode_response(Operation.ListStreamsResponse, "another"))
+        request = await peer.receive()
+        peer.answer(request, streams=["s"])
+        # A duplicate, and a frame that is not an answer.
+        peer.answer(request, streams=["t"])
+        peer.writer.write(b"\0\0\0\x02\x0c\xff")
+        await peer.answer_next(streams=["u"])
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         connection = await connect(endpoint)
@@ -275,15 +277,15 @@ async def test_answers_that_nobody_waits_for_are_passed_over() -> None:
         await connection.close()
 
 
-@in_a_loop
-async def test_the_late_answer_to_a_call_that_was_cancelled_is_passed_over() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
-        cancelled = await visitor.take()
-        second = await visitor.take()
-        visitor.answer(cancelled, streams=["late"])
-        visitor.answer(second, streams=["in time"])
-        await visitor.wait_for_end()
+@in_event_loop
+async def test_late_answer_to_a_cancelled_call_is_ignored() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
+        cancelled = await peer.receive()
+        second = await peer.receive()
+        peer.answer(cancelled, streams=["late"])
+        peer.answer(second, streams=["in time"])
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         connection = await connect(endpoint)
@@ -297,33 +299,33 @@ async def test_the_late_answer_to_a_call_that_was_cancelled_is_passed_over() -> 
         await connection.close()
 
 
-@in_a_loop
-async def test_a_call_that_is_not_answered_in_time_says_what_may_have_happened() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
-        late = await visitor.take()
-        second = await visitor.take()
-        visitor.answer(late, sequenceNumber=1)
-        visitor.answer(second, sequenceNumber=2)
-        await visitor.wait_for_end()
+@in_event_loop
+async def test_timed_out_call_says_that_it_may_have_been_executed() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
+        late = await peer.receive()
+        second = await peer.receive()
+        peer.answer(late, sequenceNumber=1)
+        peer.answer(second, sequenceNumber=2)
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         connection = await connect(endpoint)
         (pending,) = await connection.send((APPEND,), 0.02)
-        with pytest.raises(RequestTimeoutException, match="may have been carried out") as caught:
+        with pytest.raises(RequestTimeoutException, match="may have executed it") as caught:
             await pending.result()
         assert isinstance(caught.value, UnansweredException)
         assert isinstance(caught.value, TimeoutError)
-        # The connection is as good as before.
+        # The connection is still usable.
         assert await (await send(connection, APPEND)).result() == 2
         await connection.close()
 
 
-@in_a_loop
-async def test_a_cancelled_call_that_is_never_answered_is_forgotten() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
-        await visitor.wait_for_end()
+@in_event_loop
+async def test_cancelled_call_without_an_answer_is_removed_after_its_timeout() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         connection = await connect(endpoint)
@@ -336,15 +338,15 @@ async def test_a_cancelled_call_that_is_never_answered_is_forgotten() -> None:
         await connection.close()
 
 
-# The end
+# Closing
 
 
-@in_a_loop
-async def test_a_lost_connection_says_what_may_have_happened() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
-        await visitor.take()
-        await visitor.take()
+@in_event_loop
+async def test_lost_connection_fails_all_calls_in_flight() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
+        await peer.receive()
+        await peer.receive()
 
     async with serving(script) as endpoint:
         connection = await connect(endpoint)
@@ -357,13 +359,13 @@ async def test_a_lost_connection_says_what_may_have_happened() -> None:
             await send(connection)
 
 
-@in_a_loop
-async def test_bytes_that_make_no_frames_end_it() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
-        await visitor.take()
-        visitor.writer.write(HEADER.pack(1 << 30 | 1, 9))
-        await visitor.wait_for_end()
+@in_event_loop
+async def test_malformed_frame_ends_the_connection() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
+        await peer.receive()
+        peer.writer.write(HEADER.pack(1 << 30 | 1, 9))
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         connection = await connect(endpoint)
@@ -372,18 +374,18 @@ async def test_bytes_that_make_no_frames_end_it() -> None:
         assert not connection.is_usable
 
 
-@in_a_loop
-async def test_what_had_not_left_was_not_sent() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
-        await visitor.wait_for_end()
+@in_event_loop
+async def test_unwritten_request_fails_as_not_sent() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         connection = await connect(endpoint)
         sent = await send(connection, APPEND)
         await asyncio.sleep(0)
         unsent = await send(connection, APPEND)
-        # In the same turn, before it is written.
+        # In the same turn of the loop, before the write.
         connection._transport.abort()
         with pytest.raises(ConnectionLostException):
             await sent.result()
@@ -392,7 +394,7 @@ async def test_what_had_not_left_was_not_sent() -> None:
 
 
 @LOOPS
-def test_a_server_that_went_while_the_loop_was_busy_is_noticed(
+def test_close_by_the_server_is_detected_before_the_event_loop_sees_it(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     async def scenario() -> None:
@@ -404,18 +406,18 @@ def test_a_server_that_went_while_the_loop_was_busy_is_noticed(
             assert connection.is_usable
             accepted.close()
             select.select([connection._transport.get_extra_info("socket")], [], [], TIMEOUT_S)
-            # No turn of the loop was between: it cannot know yet.
+            # The event loop has not run since, so that it cannot have seen the close.
             with pytest.raises(NotSentError):
                 await send(connection, APPEND)
 
     run_in(new_loop, scenario())
 
 
-@in_a_loop
-async def test_closing_ends_all_calls() -> None:
-    async def script(visitor: Visitor) -> None:
-        await visitor.welcome()
-        await visitor.wait_for_end()
+@in_event_loop
+async def test_close_fails_all_pending_calls() -> None:
+    async def script(peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
+        await peer.wait_for_close()
 
     async with serving(script) as endpoint:
         connection = await connect(endpoint)
@@ -435,20 +437,20 @@ async def test_closing_ends_all_calls() -> None:
 
 
 class SlowServer:
-    """Reads nothing until it is told to, then answers everything, in order."""
+    """Reads nothing until `may_read` is set, then answers all requests in order."""
 
     def __init__(self) -> None:
         self.may_read = asyncio.Event()
         self.payloads: list[bytes] = []
 
-    async def __call__(self, visitor: Visitor) -> None:
-        await visitor.welcome()
+    async def __call__(self, peer: AsyncPeer) -> None:
+        await peer.accept_handshake()
         await self.may_read.wait()
         try:
             while True:
-                request = await visitor.take()
+                request = await peer.receive()
                 self.payloads.append(request[1]["payload"][:8])
-                visitor.answer(request, sequenceNumber=len(self.payloads))
+                peer.answer(request, sequenceNumber=len(self.payloads))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
 
@@ -463,11 +465,11 @@ async def wait_until_blocked(connection: AsyncConnection) -> None:
 
 
 @LOOPS
-def test_what_a_slow_server_does_not_read_waits_with_those_who_send(
+def test_senders_wait_while_a_slow_server_does_not_read(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     count, size = 400, 65_536
-    most = 0
+    max_unsent = 0
 
     async def scenario() -> None:
         server = SlowServer()
@@ -475,10 +477,10 @@ def test_what_a_slow_server_does_not_read_waits_with_those_who_send(
             connection = await connect(endpoint)
 
             async def append(number: int) -> int:
-                nonlocal most
+                nonlocal max_unsent
                 payload = (b"%08d" % number).ljust(size, b".")
                 pending = await send(connection, calls.append_message("s", payload))
-                most = max(most, unsent_bytes(connection))
+                max_unsent = max(max_unsent, unsent_bytes(connection))
                 return int(await pending.result())
 
             appends = [asyncio.create_task(append(number)) for number in range(count)]
@@ -486,24 +488,24 @@ def test_what_a_slow_server_does_not_read_waits_with_those_who_send(
             server.may_read.set()
             numbers = await asyncio.gather(*appends)
             await connection.close()
-        # In the order in which they were asked for.
+        # In the order of the calls.
         assert server.payloads == [b"%08d" % number for number in range(count)]
         assert numbers == list(range(1, count + 1))
 
     run_in(new_loop, scenario())
-    assert size < most < 3 * MEBIBYTE
+    assert size < max_unsent < 3 * MEBIBYTE
 
 
-@in_a_loop
-async def test_a_request_that_finds_no_room_in_time_was_not_sent() -> None:
+@in_event_loop
+async def test_request_without_room_before_its_timeout_is_not_sent() -> None:
     server = SlowServer()
     async with serving(server) as endpoint:
         connection = await connect(endpoint)
         large = await send(connection, calls.append_message("s", bytes(16 * MEBIBYTE)))
         await wait_until_blocked(connection)
-        with pytest.raises(NotSentError, match="does not take the request in time"):
+        with pytest.raises(NotSentError, match="did not accept the request in time"):
             await connection.send((APPEND,), 0.02)
-        # Neither is one whose caller gives up; and nobody behind them waits for ever.
+        # A cancelled request is not sent either, and does not block the requests behind it.
         waiting = [asyncio.create_task(send(connection, APPEND)) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()
@@ -514,8 +516,8 @@ async def test_a_request_that_finds_no_room_in_time_was_not_sent() -> None:
     assert [len(payload) for payload in server.payloads] == [8, 1, 1]
 
 
-@in_a_loop
-async def test_those_who_wait_for_room_are_told_that_there_is_none() -> None:
+@in_event_loop
+async def test_close_fails_requests_that_wait_for_room() -> None:
     server = SlowServer()
     async with serving(server) as endpoint:
         connection = await connect(endpoint)
@@ -523,7 +525,7 @@ async def test_those_who_wait_for_room_are_told_that_there_is_none() -> None:
         await wait_until_blocked(connection)
         waiting = [asyncio.create_task(send(connection, APPEND)) for _ in range(3)]
         await asyncio.sleep(0)
-        # Also with a server that does not read, an end is soon.
+        # A close does not wait for a server that does not read.
         await connection.close()
         for pending in waiting:
             with pytest.raises(NotSentError):
@@ -533,8 +535,8 @@ async def test_those_who_wait_for_room_are_told_that_there_is_none() -> None:
         server.may_read.set()
 
 
-@in_a_loop
-async def test_a_turn_of_the_loop_takes_no_more_than_its_share(
+@in_event_loop
+async def test_bytes_of_one_turn_of_the_loop_are_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(aio_connection, "_MAX_TURN_BYTES", 1000)
@@ -542,34 +544,34 @@ async def test_a_turn_of_the_loop_takes_no_more_than_its_share(
     server.may_read.set()
     async with serving(server) as endpoint:
         connection = await connect(endpoint)
-        most = 0
+        max_unsent = 0
 
         async def append(number: int) -> int:
-            nonlocal most
+            nonlocal max_unsent
             pending = await send(connection, calls.append_message("s", b"%08d" % number))
-            most = max(most, connection._outgoing_bytes)
+            max_unsent = max(max_unsent, connection._outgoing_bytes)
             return int(await pending.result())
 
         numbers = await asyncio.gather(*(append(number) for number in range(300)))
         await connection.close()
     assert numbers == list(range(1, 301))
-    assert 1000 < most < 1200
+    assert 1000 < max_unsent < 1200
 
 
-# Other ways
+# Other transports
 
 
 @LOOPS
-def test_a_unix_socket_will_do(
+def test_unix_socket_connects(
     new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
 ) -> None:
     path = str(tmp_path / "server.sock")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        visitor = Visitor(reader, writer)
-        await visitor.welcome()
-        await visitor.answer_next(streams=["s"])
-        await visitor.wait_for_end()
+        peer = AsyncPeer(reader, writer)
+        await peer.accept_handshake()
+        await peer.answer_next(streams=["s"])
+        await peer.wait_for_close()
         writer.close()
 
     async def scenario() -> None:
@@ -582,8 +584,8 @@ def test_a_unix_socket_will_do(
     run_in(new_loop, scenario())
 
 
-@in_a_loop
-async def test_nobody_there_is_an_error_of_the_system(tmp_path: Path) -> None:
+@in_event_loop
+async def test_connect_without_a_server_raises_the_system_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(ConnectionRefusedError):

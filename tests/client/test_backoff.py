@@ -1,4 +1,4 @@
-"""How long clients wait before they try again."""
+"""Pauses between retries."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from itertools import islice, repeat
 from penstock.client.backoff import delays
 
 
-def test_each_wait_is_about_twice_as_long_up_to_a_limit() -> None:
-    for found, longest in zip(delays(1.0, 5.0), [1.0, 2.0, 4.0, 5.0, 5.0, 5.0], strict=False):
-        assert longest / 2 <= found <= longest
+def test_delays_double_up_to_the_maximum() -> None:
+    for found, max_delay in zip(delays(1.0, 5.0), [1.0, 2.0, 4.0, 5.0, 5.0, 5.0], strict=False):
+        assert max_delay / 2 <= found <= max_delay
 
 
-def test_the_first_wait_is_short_and_no_wait_is_longer_than_seconds() -> None:
-    waits = list(islice(delays(), 100))
+def test_default_delays_grow_from_50_ms_to_5_s() -> None:
+    pauses = list(islice(delays(), 100))
 
-    assert waits[0] <= 0.05
-    assert min(waits) > 0
-    assert 2.5 <= waits[-1] <= max(waits) <= 5.0
+    assert pauses[0] <= 0.05
+    assert min(pauses) > 0
+    assert 2.5 <= pauses[-1] <= max(pauses) <= 5.0
 
 
-def test_two_clients_are_not_in_step() -> None:
+def test_delays_have_jitter() -> None:
     assert len({tuple(islice(delays(), 3)) for _ in repeat(None, 20)}) == 20

@@ -1,4 +1,4 @@
-"""The blocking client on real brokers; on scripted ones for what a broker does not do."""
+"""The blocking client against real brokers and scripted servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import msgspec
 import pytest
 
 from penstock.client.blocking import StreamManagerClient
@@ -42,14 +41,11 @@ from penstock.errors import (
     ValidationException,
 )
 from penstock.model import (
-    ExportDefinition,
-    HTTPConfig,
     Message,
     MessageStreamDefinition,
     ReadMessagesOptions,
     StrategyOnFull,
 )
-from penstock.model.exporting import DeliveryReport, MessageSlice, ReservedBandwidth
 from penstock.wire.frames import HEADER
 from penstock.wire.operations import Operation
 from tests.cli.command import penstock
@@ -63,8 +59,8 @@ from tests.support import (
 )
 
 from .servers import (
-    Caller,
     Certificates,
+    ClientPeer,
     Relay,
     Request,
     ScriptedServer,
@@ -75,8 +71,8 @@ from .servers import (
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable and no file around the tests says anything to a client."""
+def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Removes environment variables and files that a client would use."""
     for name in os.environ.keys() - clean_environment().keys():
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
@@ -98,17 +94,17 @@ def client(broker: BrokerProcess) -> Iterator[StreamManagerClient]:
 
 
 @pytest.fixture(scope="module")
-def _mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("mortal") / "root") as broker:
+def _killable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("killable") / "root") as broker:
         yield broker
 
 
 @pytest.fixture
-def mortal(_mortal: BrokerProcess) -> BrokerProcess:
-    """A broker that is killed."""
-    if _mortal.process is None:
-        _mortal.start()
-    return _mortal
+def killable(_killable: BrokerProcess) -> BrokerProcess:
+    """A broker that a test may kill."""
+    if _killable.process is None:
+        _killable.start()
+    return _killable
 
 
 @pytest.fixture
@@ -134,18 +130,18 @@ def waiting_reads(client: StreamManagerClient, stream: str) -> int:
     return sum(s.waiting_reads for s in client.statistics().streams if s.name == stream)
 
 
-def serve_appends(caller: Caller) -> None:
-    """Greets, and answers each append with its payload as the number."""
-    caller.greet()
+def serve_appends(peer: ClientPeer) -> None:
+    """Accepts the handshake, and answers each append with its payload as the number."""
+    peer.accept_handshake()
     while True:
-        request = caller.take()
-        caller.answer(request, sequenceNumber=int(request.fields["payload"]))
+        request = peer.receive()
+        peer.answer(request, sequenceNumber=int(request.fields["payload"]))
 
 
 # Operations
 
 
-def test_a_stream_lives_and_dies(client: StreamManagerClient) -> None:
+def test_stream_is_created_updated_used_and_deleted(client: StreamManagerClient) -> None:
     name = make_stream(client)
     assert name in client.list_streams()
     client.update_message_stream(
@@ -167,7 +163,7 @@ def test_a_stream_lives_and_dies(client: StreamManagerClient) -> None:
         client.append_message(name, b"more")
 
 
-def test_a_read_has_what_its_options_ask_for(client: StreamManagerClient) -> None:
+def test_read_follows_its_options(client: StreamManagerClient) -> None:
     name = make_stream(client)
     client.append_messages(name, numbered(10))
 
@@ -179,7 +175,7 @@ def test_a_read_has_what_its_options_ask_for(client: StreamManagerClient) -> Non
         client.read_messages(name, ReadMessagesOptions(min_message_count=11))
 
 
-def test_what_cannot_be_is_refused_before_it_is_sent(broker: BrokerProcess) -> None:
+def test_invalid_arguments_are_rejected_before_sending(broker: BrokerProcess) -> None:
     with Relay(broker) as relay, client_of(relay) as client:
         sent = len(relay.operations)
         for refused in (
@@ -194,7 +190,7 @@ def test_what_cannot_be_is_refused_before_it_is_sent(broker: BrokerProcess) -> N
         assert len(relay.operations) == sent
 
 
-def test_statistics_tell_how_the_broker_is_doing(client: StreamManagerClient) -> None:
+def test_statistics(client: StreamManagerClient) -> None:
     name = make_stream(client)
     client.append_messages(name, numbered(5))
 
@@ -203,126 +199,6 @@ def test_statistics_tell_how_the_broker_is_doing(client: StreamManagerClient) ->
     assert statistics.connections >= 1
     (stream,) = [stream for stream in statistics.streams if stream.name == name]
     assert stream.newest_sequence_number == 4
-
-
-# In bulk
-
-
-def test_streams_are_watched_located_and_read_as_stored(
-    broker: BrokerProcess, client: StreamManagerClient, pool: ThreadPoolExecutor
-) -> None:
-    name = make_stream(client)
-    client.append_messages(name, numbered(5))
-
-    (position,) = client.watch_streams([name])
-    assert (position.name, position.oldest_sequence_number) == (name, 0)
-    assert position.end_sequence_number == 5
-    assert client.watch_streams(["nothing-*"]) == []
-
-    stream_id = position.stream_id
-    location = client.locate_messages(name, stream_id, 1, 5, max_bytes=2)
-    assert (location.root, location.has_files) == (str(broker.root), True)
-    assert location.limit_sequence_number == 3
-    assert [(segment.first, segment.end) for segment in location.segments] == [(0, 5)]
-    assert client.locate_messages(name, stream_id, 1, 5).limit_sequence_number == 5
-
-    run = client.read_stored(name, stream_id, 1, 5, 3)
-    assert (run.first_sequence_number, run.position, run.payloads) == (1, 1, b"123")
-    directory = broker.root / "streams" / stream_id
-    (index,) = directory.glob("*.index")
-    assert run.entries == index.read_bytes()[16:64]
-
-    watching = pool.submit(client.watch_streams, [name], {name: 5}, 30_000)
-    wait_until(lambda: waiting_reads(client, name) == 1)
-    client.append_message(name, b"5")
-    assert [stream.end_sequence_number for stream in watching.result()] == [6]
-
-    client.delete_message_stream(name)
-    for use in (
-        lambda: client.locate_messages(name, stream_id, 0, 1),
-        lambda: client.read_stored(name, stream_id, 0, 1, 1),
-    ):
-        with pytest.raises(ResourceNotFoundException):
-            use()
-
-
-def test_exports_are_planned_reported_and_metered(
-    client: StreamManagerClient, pool: ThreadPoolExecutor
-) -> None:
-    name = make_stream(client)
-    described = client.describe_message_stream(name).definition
-    described.export_definition = ExportDefinition(http=[HTTPConfig("e", "http://127.0.0.1/")])
-    client.update_message_stream(described)
-    planning = pool.submit(
-        client.plan_exports,
-        "p",
-        "t",
-        lease_millis=10_000,
-        wait_millis=30_000,
-    )
-    client.append_messages(name, numbered(5))
-    (found,) = planning.result().work
-    assert isinstance(found, MessageSlice)
-    assert (found.stream, found.kind, found.first) == (name, "http", 0)
-
-    report = DeliveryReport(
-        lease=found.lease,
-        stream=found.stream,
-        stream_id=found.stream_id,
-        identifier="e",
-        first=0,
-        settled_end=1,
-        exported_messages=1,
-        is_final=False,
-    )
-    assert client.commit_exports([report]).accepted == {found.lease}
-    held = client.plan_exports("p", "t", lease_millis=10_000, holding=[found.lease])
-    assert (held.work, held.lost, held.tasks, held.stops) == ([], [], 1, False)
-    granted = ReservedBandwidth(is_granted=True, is_held=True)
-    assert client.reserve_bandwidth(found.lease, 1000) == granted
-    last = msgspec.structs.replace(
-        report, first=1, settled_end=1, exported_messages=0, is_final=True
-    )
-    assert client.commit_exports([last]).accepted == {found.lease}
-    lost = ReservedBandwidth(is_granted=False, is_held=False)
-    assert client.reserve_bandwidth(found.lease, 1000) == lost
-    stale = msgspec.structs.replace(report, lease="of another broker")
-    assert client.commit_exports([stale]).accepted == frozenset()
-    (status,) = client.describe_message_stream(name).export_statuses
-    assert (status.last_exported_sequence_number, status.exported_messages_count) == (0, 1)
-    (rest,) = client.plan_exports("p", "t", lease_millis=10_000, wait_millis=30_000).work
-    assert isinstance(rest, MessageSlice)
-    assert rest.first == 1
-    look = client.plan_exports("p", "driver", lease_millis=10_000, max_slices=0, stops=True)
-    assert (look.work, look.tasks, look.stops) == ([], 1, True)
-    client.delete_message_stream(name)
-
-
-def test_large_runs_come_as_they_are_stored(client: StreamManagerClient) -> None:
-    name = make_stream(client)
-    large = random.Random(5).randbytes(MEBIBYTE)
-    client.append_messages(name, [large] * 6)
-    (position,) = client.watch_streams([name])
-
-    run = client.read_stored(name, position.stream_id, 1, 6, 1 << 29)
-
-    # As much as a broker reads in one go.
-    assert run.payloads == large * 4
-    assert (run.first_sequence_number, run.position, len(run.entries)) == (1, MEBIBYTE, 64)
-
-
-def test_a_watch_goes_on_with_the_next_broker(
-    mortal: BrokerProcess, pool: ThreadPoolExecutor
-) -> None:
-    with client_of(mortal) as client, client_of(mortal) as other:
-        name = make_stream(client)
-        watching = pool.submit(client.watch_streams, [name], {name: 0}, 30_000)
-        wait_until(lambda: waiting_reads(other, name) == 1)
-        restart(mortal)
-        wait_until(lambda: waiting_reads(other, name) == 1)
-        other.append_message(name, b"at last")
-
-        assert [stream.end_sequence_number for stream in watching.result()] == [1]
 
 
 # Threads that share a client
@@ -360,11 +236,11 @@ def test_threads_that_share_a_client_get_their_own_answers(
         given_here = [n for thread in range(which, 8, 3) for n in numbers[thread]]
         assert sorted(given_here) == list(range(len(given_here)))
         assert len(given_here) == len(list(client.read_all(name)))
-    # All of it over the one connection.
+    # All calls used one connection.
     assert client.statistics().connections_accepted == accepted
 
 
-def test_a_client_starts_no_thread(broker: BrokerProcess) -> None:
+def test_client_starts_no_thread(broker: BrokerProcess) -> None:
     before = set(threading.enumerate())
     with client_of(broker) as client:
         name = make_stream(client)
@@ -375,13 +251,15 @@ def test_a_client_starts_no_thread(broker: BrokerProcess) -> None:
         assert set(threading.enumerate()) <= before
 
 
-def test_a_long_poll_holds_up_nobody(client: StreamManagerClient, pool: ThreadPoolExecutor) -> None:
+def test_long_poll_does_not_delay_other_calls(
+    client: StreamManagerClient, pool: ThreadPoolExecutor
+) -> None:
     waited_for, other = make_stream(client), make_stream(client)
     options = ReadMessagesOptions(read_timeout_millis=30_000)
     polls = [pool.submit(client.read_messages, waited_for, options) for _ in range(5)]
     wait_until(lambda: waiting_reads(client, waited_for) == 5)
 
-    # The one that reads for all is among those who wait.
+    # The connection's reader is one of the long polls.
     assert [client.append_message(other, b"x") for _ in range(100)] == list(range(100))
     assert not any(poll.done() for poll in polls)
 
@@ -389,7 +267,7 @@ def test_a_long_poll_holds_up_nobody(client: StreamManagerClient, pool: ThreadPo
     assert [payloads(poll.result()) for poll in polls] == [[b"at last"]] * 5
 
 
-def test_large_appends_and_large_reads_get_past_each_other(
+def test_large_appends_and_large_reads_run_concurrently(
     client: StreamManagerClient, pool: ThreadPoolExecutor
 ) -> None:
     name = make_stream(client)
@@ -407,8 +285,8 @@ def test_large_appends_and_large_reads_get_past_each_other(
     assert all(future.result() is not False for future in futures)
 
 
-def test_an_append_follows_a_large_read_that_was_given_up(client: StreamManagerClient) -> None:
-    """Nobody takes that answer, and the broker takes no request before somebody has."""
+def test_append_after_a_large_read_timed_out(client: StreamManagerClient) -> None:
+    """The broker accepts no request before the client has received the late answer."""
     name = make_stream(client)
     large = bytes(16 * MEBIBYTE)
     for _ in range(3):
@@ -425,33 +303,33 @@ def test_an_append_follows_a_large_read_that_was_given_up(client: StreamManagerC
 
 @pytest.mark.skipif("coverage" in sys.modules, reason="coverage keeps a lock when interrupted")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_interrupts_at_any_time_leave_a_client_that_works(
+def test_client_stays_usable_after_interrupts(
     broker: BrokerProcess, pool: ThreadPoolExecutor
 ) -> None:
-    """As a program's alarm clock would: wherever the thread just is."""
+    """A signal handler raises an exception at random places."""
     is_armed, interrupts = False, 0
-    dice = random.Random(2)
+    randomness = random.Random(2)
 
-    class AlarmError(Exception):
+    class InterruptError(Exception):
         pass
 
-    def ring(number: int, frame: FrameType | None) -> None:
+    def raise_interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal is_armed, interrupts
         if is_armed:
             is_armed, interrupts = False, interrupts + 1
-            raise AlarmError
+            raise InterruptError
 
     with client_of(broker, request_timeout=TIMEOUT_S) as client:
         name = make_stream(client)
         is_over = threading.Event()
 
-        def append_beside() -> tuple[list[bytes], list[bytes]]:
+        def append_concurrently() -> tuple[list[bytes], list[bytes]]:
             known: list[bytes] = []
             unknown: list[bytes] = []
             for n in itertools.count():
                 if is_over.is_set():
                     return known, unknown
-                payload = b"beside %d" % n
+                payload = b"concurrent %d" % n
                 try:
                     client.append_message(name, payload)
                     known.append(payload)
@@ -459,45 +337,45 @@ def test_interrupts_at_any_time_leave_a_client_that_works(
                     unknown.append(payload)
             raise AssertionError
 
-        beside = pool.submit(append_beside)
+        concurrent = pool.submit(append_concurrently)
         known: list[bytes] = []
         unknown: list[bytes] = []
-        before = signal.signal(signal.SIGALRM, ring)
+        before = signal.signal(signal.SIGALRM, raise_interrupt)
         try:
             for n in range(100_000):
                 if interrupts == 150:
                     break
                 payload = b"%d" % n
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-6, 4e-4))
+                    signal.setitimer(signal.ITIMER_REAL, randomness.uniform(1e-6, 4e-4))
                     is_armed = True
                     client.append_message(name, payload)
                     is_armed = False
                     known.append(payload)
-                except (AlarmError, ConnectionLostException):
+                except (InterruptError, ConnectionLostException):
                     is_armed = False
                     unknown.append(payload)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
             is_over.set()
-        known_beside, unknown_beside = beside.result()
+        known_concurrent, unknown_concurrent = concurrent.result()
 
         assert interrupts == 150
-        check_stored(client, name, known + known_beside, unknown + unknown_beside)
+        check_stored(client, name, known + known_concurrent, unknown + unknown_concurrent)
 
 
 def check_stored(
     client: StreamManagerClient, name: str, known: list[bytes], unknown: list[bytes]
 ) -> None:
-    """What was answered is there once, and what was not at most once."""
+    """Checks that acknowledged messages are stored once, and others at most once."""
     stored = Counter(payloads(client.read_all(name)))
     assert {stored[payload] for payload in known} <= {1}
     assert {stored[payload] for payload in unknown} <= {0, 1}
     assert stored.keys() <= {*known, *unknown}
 
 
-def test_a_child_process_has_a_connection_of_its_own(client: StreamManagerClient) -> None:
+def test_forked_child_opens_its_own_connection(client: StreamManagerClient) -> None:
     name = make_stream(client)
     assert client.append_message(name, b"parent") == 0
     accepted = client.statistics().connections_accepted
@@ -518,37 +396,37 @@ def test_a_child_process_has_a_connection_of_its_own(client: StreamManagerClient
 # A broker that is killed
 
 
-def test_a_broker_that_was_restarted_between_two_calls_is_not_noticed(
-    mortal: BrokerProcess,
+def test_client_reconnects_after_a_restart_between_calls(
+    killable: BrokerProcess,
 ) -> None:
-    with client_of(mortal) as client:
+    with client_of(killable) as client:
         name = make_stream(client)
         client.append_message(name, b"before")
-        restart(mortal)
+        restart(killable)
 
         assert client.append_message(name, b"after") == 1
         assert payloads(client.read_all(name)) == [b"before", b"after"]
-        restart(mortal)
+        restart(killable)
         assert client.append_messages(name, [b"more"]) == range(2, 3)
 
 
-def test_a_read_that_waits_is_repeated_on_the_new_connection(
-    mortal: BrokerProcess, pool: ThreadPoolExecutor
+def test_waiting_read_is_repeated_after_a_restart(
+    killable: BrokerProcess, pool: ThreadPoolExecutor
 ) -> None:
-    with client_of(mortal) as client, client_of(mortal) as other:
+    with client_of(killable) as client, client_of(killable) as other:
         name = make_stream(client)
         options = ReadMessagesOptions(read_timeout_millis=30_000)
         read = pool.submit(client.read_messages, name, options)
         wait_until(lambda: waiting_reads(other, name) == 1)
-        restart(mortal)
+        restart(killable)
         wait_until(lambda: waiting_reads(other, name) == 1)
         other.append_message(name, b"at last")
 
         assert payloads(read.result()) == [b"at last"]
 
 
-def lose_the_answer(
-    mortal: BrokerProcess,
+def append_without_answer(
+    killable: BrokerProcess,
     relay: Relay,
     client: StreamManagerClient,
     name: str,
@@ -556,122 +434,122 @@ def lose_the_answer(
     *,
     retry: bool = False,
 ) -> Future[int]:
-    """An append that is stored, by a broker that is killed before its answer arrives."""
+    """Starts an append that is stored by a broker that is killed before its answer arrives."""
     relay.hold()
     appending = pool.submit(client.append_message, name, b"lost", retry=retry)
-    with client_of(mortal) as other:
+    with client_of(killable) as other:
         wait_until(lambda: len(list(other.read_all(name))) == 1)
-    mortal.kill()
+    killable.kill()
     relay.cut()
     relay.release()
     return appending
 
 
-def test_an_append_whose_answer_is_lost_says_that_it_may_have_been_stored(
-    mortal: BrokerProcess, pool: ThreadPoolExecutor
+def test_append_without_an_answer_says_that_it_may_be_stored(
+    killable: BrokerProcess, pool: ThreadPoolExecutor
 ) -> None:
-    with Relay(mortal) as relay, client_of(relay) as client:
+    with Relay(killable) as relay, client_of(relay) as client:
         name = make_stream(client)
-        appending = lose_the_answer(mortal, relay, client, name, pool)
+        appending = append_without_answer(killable, relay, client, name, pool)
 
         with pytest.raises(
-            ConnectionLostException, match=r"AppendMessage .* may have been carried out"
+            ConnectionLostException, match=r"AppendMessage .* may have executed it"
         ) as caught:
             appending.result()
 
         assert isinstance(caught.value, UnansweredException)
         assert isinstance(caught.value, ConnectionError)
         assert isinstance(caught.value, StreamManagerException)
-        mortal.start()
+        killable.start()
         assert client.append_message(name, b"next") == 1
         assert payloads(client.read_all(name)) == [b"lost", b"next"]
 
 
-def test_an_append_whose_answer_is_lost_is_sent_again_if_that_is_asked_for(
-    mortal: BrokerProcess, pool: ThreadPoolExecutor
+def test_append_without_an_answer_is_sent_again_with_retry(
+    killable: BrokerProcess, pool: ThreadPoolExecutor
 ) -> None:
-    with Relay(mortal) as relay, client_of(relay) as client:
+    with Relay(killable) as relay, client_of(relay) as client:
         name = make_stream(client)
-        appending = lose_the_answer(mortal, relay, client, name, pool, retry=True)
-        mortal.start()
+        appending = append_without_answer(killable, relay, client, name, pool, retry=True)
+        killable.start()
 
         assert appending.result() == 1
         assert payloads(client.read_all(name)) == [b"lost", b"lost"]
 
 
-def test_an_append_that_cannot_be_sent_again_still_says_that_it_may_have_been_stored(
-    mortal: BrokerProcess, pool: ThreadPoolExecutor
+def test_failed_retry_says_that_the_append_may_be_stored(
+    killable: BrokerProcess, pool: ThreadPoolExecutor
 ) -> None:
-    with Relay(mortal) as relay, client_of(relay, reconnect_timeout=0.2) as client:
+    with Relay(killable) as relay, client_of(relay, reconnect_timeout=0.2) as client:
         name = make_stream(client)
-        appending = lose_the_answer(mortal, relay, client, name, pool, retry=True)
+        appending = append_without_answer(killable, relay, client, name, pool, retry=True)
 
         with pytest.raises(UnansweredException):
             appending.result()
 
 
-def test_a_broker_that_moved_is_found_by_its_root(mortal: BrokerProcess) -> None:
-    with StreamManagerClient(root=mortal.root) as client:
+def test_restarted_broker_on_another_port_is_found_by_its_root(killable: BrokerProcess) -> None:
+    with StreamManagerClient(root=killable.root) as client:
         name = make_stream(client)
         client.append_message(name, b"before")
-        mortal.kill()
-        old, mortal.port = mortal.port, 0
+        killable.kill()
+        old, killable.port = killable.port, 0
         with socket.create_server(("127.0.0.1", old)):
-            # Whoever listens on the old port now is somebody else.
-            mortal.start()
-            assert mortal.port != old
+            # Another server listens on the old port.
+            killable.start()
+            assert killable.port != old
 
             assert client.append_message(name, b"after") == 1
-        assert client.port == mortal.port
+        assert client.port == killable.port
 
 
-def test_a_broker_that_stays_away_is_an_error_after_the_time_for_that(
-    mortal: BrokerProcess, caplog: pytest.LogCaptureFixture
+def test_reconnect_fails_after_its_timeout(
+    killable: BrokerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with client_of(mortal, reconnect_timeout=3) as client:
+    with client_of(killable, reconnect_timeout=3) as client:
         name = make_stream(client)
-        mortal.kill()
+        killable.kill()
         wait_until(lambda: not client.connected)
         with (
             caplog.at_level(logging.DEBUG, "StreamManagerClient"),
-            pytest.raises(ConnectionRefusedError, match=f"127.0.0.1:{mortal.port}"),
+            pytest.raises(ConnectionRefusedError, match=f"127.0.0.1:{killable.port}"),
         ):
-            client.append_message(name, b"nobody")
-        assert len([r for r in caplog.records if "trying again" in r.message]) > 1
+            client.append_message(name, b"x")
+        assert len([r for r in caplog.records if "retrying" in r.message]) > 1
         assert not client.connected
 
-        # It is as good as new when the broker is back.
-        mortal.start()
-        assert client.append_message(name, b"somebody") == 0
+        # The client is usable again after the broker's restart.
+        killable.start()
+        assert client.append_message(name, b"x") == 0
 
 
 @pytest.mark.parametrize(
     "variable", ["STREAM_MANAGER_STORE_ROOT_DIR", "STREAM_MANAGER_SERVER_PORT"]
 )
-def test_a_client_whose_broker_is_away_does_not_move_to_another(
+def test_client_does_not_reconnect_to_another_broker(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lead_to(broker: LocalBroker) -> None:
+    def point_to(broker: LocalBroker) -> None:
         is_root = variable.endswith("DIR")
         monkeypatch.setenv(variable, str(broker.root if is_root else broker.port))
 
     with LocalBroker(tmp_path / "other", authenticate_client=False) as other:
-        with LocalBroker(tmp_path / "its", authenticate_client=False) as its:
-            lead_to(its)
+        with LocalBroker(tmp_path / "own_broker", authenticate_client=False) as own_broker:
+            point_to(own_broker)
             client = StreamManagerClient(reconnect_timeout=0)
             make_stream(client)
-        lead_to(other)
+        point_to(other)
 
         with pytest.raises(ConnectionError):
             client.list_streams()
         client.close()
 
 
-def test_no_time_to_reconnect_is_one_attempt() -> None:
-    def hang_up(caller: Caller) -> None:
-        caller.take_bytes(1)
+def test_reconnect_timeout_0_is_one_attempt() -> None:
+    def disconnect(peer: ClientPeer) -> None:
+        peer.receive_bytes(1)
 
-    with ScriptedServer(lambda caller: caller.greet(), hang_up) as server:
+    with ScriptedServer(lambda peer: peer.accept_handshake(), disconnect) as server:
         client = client_of(server, reconnect_timeout=0)
         wait_until(lambda: not client.connected)
 
@@ -681,10 +559,10 @@ def test_no_time_to_reconnect_is_one_attempt() -> None:
         client.close()
 
 
-def test_every_message_that_was_answered_survives_kill_9_once(
-    mortal: BrokerProcess, pool: ThreadPoolExecutor
+def test_every_acknowledged_message_is_stored_once_across_kill_9(
+    killable: BrokerProcess, pool: ThreadPoolExecutor
 ) -> None:
-    with client_of(mortal) as client:
+    with client_of(killable) as client:
         name = make_stream(client)
         is_over = threading.Event()
         answered = itertools.count()
@@ -711,7 +589,7 @@ def test_every_message_that_was_answered_survives_kill_9_once(
         threads = [pool.submit(append, thread) for thread in range(4)]
         for more in (300, 600):
             wait_until(lambda more=more: next(answered) > more)  # type: ignore[misc] # mypy#12459
-            restart(mortal)
+            restart(killable)
         wait_until(lambda: next(answered) > 900)
         is_over.set()
         results = [thread.result() for thread in threads]
@@ -724,17 +602,17 @@ def test_every_message_that_was_answered_survives_kill_9_once(
         )
 
 
-# Connections that are lost in other ways
+# Lost connections
 
 
 @pytest.mark.parametrize("pieces", [b"", HEADER.pack(-5, 9), b"\x00\x00\x10\x00\x09 cut off"])
-def test_a_connection_that_is_lost_is_followed_by_another(pieces: bytes) -> None:
+def test_lost_connection_is_replaced(pieces: bytes) -> None:
     taken: list[Request] = []
 
-    def lose(caller: Caller) -> None:
-        caller.greet()
-        taken.append(caller.take())
-        caller.say(pieces)
+    def lose(peer: ClientPeer) -> None:
+        peer.accept_handshake()
+        taken.append(peer.receive())
+        peer.send(pieces)
 
     with ScriptedServer(lose, serve_appends) as server, client_of(server) as client:
         with pytest.raises(ConnectionLostException, match="AppendMessage"):
@@ -742,17 +620,17 @@ def test_a_connection_that_is_lost_is_followed_by_another(pieces: bytes) -> None
 
         assert client.append_message("s", b"2") == 2
         assert server.connections == 2
-        # And the first one was sent once.
+        # The first append was sent once.
         assert len(taken) == 1
 
 
-@pytest.mark.parametrize("what", ["create", "update", "delete", "append", "append many"])
-def test_what_changes_something_is_not_sent_twice(what: str) -> None:
+@pytest.mark.parametrize("operation", ["create", "update", "delete", "append", "append many"])
+def test_requests_with_effects_are_not_sent_again(operation: str) -> None:
     seen: list[int] = []
 
-    def take(caller: Caller) -> None:
-        caller.greet(penstockExtensions=1)
-        seen.append(caller.take().operation)
+    def take(peer: ClientPeer) -> None:
+        peer.accept_handshake(penstockExtensions=1)
+        seen.append(peer.receive().operation)
 
     definition = MessageStreamDefinition(name="s", strategy_on_full=StrategyOnFull.RejectNewData)
     with ScriptedServer(take) as server, client_of(server) as client:
@@ -764,49 +642,49 @@ def test_what_changes_something_is_not_sent_twice(what: str) -> None:
             "append many": lambda: client.append_messages("s", [b"x", b"y"]),
         }
         with pytest.raises(ConnectionLostException):
-            changes[what]()
+            changes[operation]()
         assert len(seen) == 1
         assert server.connections == 1
 
 
-def test_what_only_looks_is_asked_again() -> None:
-    def lose(caller: Caller) -> None:
-        caller.greet()
-        caller.take()
+def test_idempotent_requests_are_sent_again() -> None:
+    def lose(peer: ClientPeer) -> None:
+        peer.accept_handshake()
+        peer.receive()
 
-    def serve(caller: Caller) -> None:
-        caller.greet()
-        caller.answer(caller.take(), streams=["a", "b"])
+    def serve(peer: ClientPeer) -> None:
+        peer.accept_handshake()
+        peer.answer(peer.receive(), streams=["a", "b"])
 
     with ScriptedServer(lose, lose, serve) as server, client_of(server) as client:
         assert client.list_streams() == ["a", "b"]
         assert server.connections == 3
 
 
-def test_an_append_of_which_a_part_was_sent_is_sent_again() -> None:
-    """A server does nothing with a frame that is cut off."""
+def test_partly_sent_append_is_sent_again() -> None:
+    """A server does not execute a truncated frame."""
 
-    def cut_off(caller: Caller) -> None:
-        caller.greet()
-        caller.take_bytes(1000)
+    def cut_off(peer: ClientPeer) -> None:
+        peer.accept_handshake()
+        peer.receive_bytes(1000)
 
-    def serve(caller: Caller) -> None:
-        caller.greet()
-        request = caller.take()
-        caller.answer(request, sequenceNumber=len(request.fields["payload"]))
+    def serve(peer: ClientPeer) -> None:
+        peer.accept_handshake()
+        request = peer.receive()
+        peer.answer(request, sequenceNumber=len(request.fields["payload"]))
 
     with ScriptedServer(cut_off, serve) as server, client_of(server) as client:
         assert client.append_message("s", bytes(32 * MEBIBYTE)) == 32 * MEBIBYTE
         assert server.connections == 2
 
 
-def test_a_late_answer_is_passed_over_and_the_client_goes_on() -> None:
-    def late(caller: Caller) -> None:
-        caller.greet()
-        first, second = caller.take(), caller.take()
-        caller.answer(first, sequenceNumber=1)
-        caller.answer(second, sequenceNumber=2)
-        caller.wait_for_end()
+def test_late_answer_is_ignored() -> None:
+    def late(peer: ClientPeer) -> None:
+        peer.accept_handshake()
+        first, second = peer.receive(), peer.receive()
+        peer.answer(first, sequenceNumber=1)
+        peer.answer(second, sequenceNumber=2)
+        peer.wait_for_close()
 
     with ScriptedServer(late) as server, client_of(server) as client:
         client.request_timeout = 0.2
@@ -820,16 +698,16 @@ def test_a_late_answer_is_passed_over_and_the_client_goes_on() -> None:
         assert server.connections == 1
 
 
-def test_the_time_for_a_request_begins_when_there_is_a_connection() -> None:
-    """One that is sent when its time is up already would be given up at once."""
+def test_request_timeout_starts_after_the_reconnect() -> None:
+    """Otherwise a request would time out right after a slow reconnect."""
     is_back = threading.Event()
 
-    def come_back(caller: Caller) -> None:
+    def accept_when_back(peer: ClientPeer) -> None:
         if is_back.is_set():
-            serve_appends(caller)
+            serve_appends(peer)
 
     with (
-        ScriptedServer(lambda caller: caller.greet(), come_back) as server,
+        ScriptedServer(lambda peer: peer.accept_handshake(), accept_when_back) as server,
         client_of(server, request_timeout=4) as client,
     ):
         wait_until(lambda: not client.connected)
@@ -838,16 +716,16 @@ def test_the_time_for_a_request_begins_when_there_is_a_connection() -> None:
         assert client.append_message("s", b"7") == 7
 
 
-def test_a_close_while_connecting_leaves_nothing_open(pool: ThreadPoolExecutor) -> None:
+def test_close_while_connecting_closes_the_new_connection(pool: ThreadPoolExecutor) -> None:
     is_closed, has_ended = threading.Event(), threading.Event()
 
-    def greet_late(caller: Caller) -> None:
+    def accept_late(peer: ClientPeer) -> None:
         is_closed.wait(TIMEOUT_S)
-        caller.greet()
-        caller.wait_for_end()
+        peer.accept_handshake()
+        peer.wait_for_close()
         has_ended.set()
 
-    with ScriptedServer(lambda caller: caller.greet(), greet_late) as server:
+    with ScriptedServer(lambda peer: peer.accept_handshake(), accept_late) as server:
         client = client_of(server)
         wait_until(lambda: not client.connected)
         appending = pool.submit(client.append_message, "s", b"x")
@@ -860,12 +738,12 @@ def test_a_close_while_connecting_leaves_nothing_open(pool: ThreadPoolExecutor) 
         assert has_ended.wait(TIMEOUT_S / 2)
 
 
-def test_threads_do_not_stand_in_line_for_a_server_that_does_not_answer(
+def test_threads_share_a_failed_reconnect(
     pool: ThreadPoolExecutor,
 ) -> None:
-    """Where one has tried in vain, the others do not try after it, each for as long again."""
+    """After one thread's attempts failed, waiting threads do not repeat them one by one."""
     with (
-        ScriptedServer(lambda caller: caller.greet(), Caller.wait_for_end) as server,
+        ScriptedServer(lambda peer: peer.accept_handshake(), ClientPeer.wait_for_close) as server,
         client_of(server, reconnect_timeout=0) as client,
     ):
         client.request_timeout = 0.3
@@ -878,26 +756,28 @@ def test_threads_do_not_stand_in_line_for_a_server_that_does_not_answer(
         assert server.connections < 1 + len(futures)
 
 
-def test_threads_that_fail_together_have_errors_of_their_own(pool: ThreadPoolExecutor) -> None:
-    """What is noted on an error, as how many messages were stored, is of one thread alone."""
-    are_both_there, may_refuse = threading.Barrier(2), threading.Event()
+def test_threads_that_share_a_failed_reconnect_get_separate_exceptions(
+    pool: ThreadPoolExecutor,
+) -> None:
+    """An exception has attributes of one thread, such as `appended`."""
+    both_ready, may_refuse = threading.Barrier(2), threading.Event()
 
-    def refuse(caller: Caller) -> None:
+    def refuse(peer: ClientPeer) -> None:
         may_refuse.wait(TIMEOUT_S)
-        caller.greet(status=2, errorMessage="not any more")
+        peer.accept_handshake(status=2, errorMessage="not any more")
 
     def append(client: StreamManagerClient) -> None:
-        are_both_there.wait(TIMEOUT_S)
+        both_ready.wait(TIMEOUT_S)
         client.append_message("s", b"x")
 
     with (
-        ScriptedServer(lambda caller: caller.greet(), refuse) as server,
+        ScriptedServer(lambda peer: peer.accept_handshake(), refuse) as server,
         client_of(server) as client,
     ):
         wait_until(lambda: not client.connected)
         futures = [pool.submit(append, client) for _ in range(2)]
         wait_until(lambda: server.connections == 2)
-        # The other one waits for the first, as soon as it can.
+        # Gives the second thread time to wait for the first.
         threading.Timer(0.2, may_refuse.set).start()
         first, second = (future.exception() for future in futures)
 
@@ -906,22 +786,22 @@ def test_threads_that_fail_together_have_errors_of_their_own(pool: ThreadPoolExe
         assert first is not second
 
 
-def test_one_that_comes_later_tries_for_as_long_as_the_first(pool: ThreadPoolExecutor) -> None:
+def test_later_thread_gets_its_full_reconnect_timeout(pool: ThreadPoolExecutor) -> None:
     is_back = threading.Event()
 
-    def come_back(caller: Caller) -> None:
+    def accept_when_back(peer: ClientPeer) -> None:
         if is_back.is_set():
-            serve_appends(caller)
+            serve_appends(peer)
 
     with (
-        ScriptedServer(lambda caller: caller.greet(), come_back) as server,
+        ScriptedServer(lambda peer: peer.accept_handshake(), accept_when_back) as server,
         client_of(server, reconnect_timeout=6) as client,
     ):
         wait_until(lambda: not client.connected)
         began = time.monotonic()
         first = pool.submit(client.append_message, "s", b"1")
         wait_until(lambda: time.monotonic() - began > 3)
-        # When the first gives up, this has 3 seconds left.
+        # It has 3 seconds left when the first one fails.
         second = pool.submit(client.append_message, "s", b"2")
 
         assert isinstance(first.exception(), ConnectFailedException)
@@ -929,10 +809,10 @@ def test_one_that_comes_later_tries_for_as_long_as_the_first(pool: ThreadPoolExe
         assert second.result() == 2
 
 
-# Slow ways
+# Slow and large answers
 
 
-def test_answers_may_come_in_single_bytes(broker: BrokerProcess) -> None:
+def test_answers_arrive_byte_by_byte(broker: BrokerProcess) -> None:
     with Relay(broker, piece_bytes=1) as relay, client_of(relay) as client:
         name = make_stream(client)
         assert list(client.append_messages(name, numbered(50))) == list(range(50))
@@ -940,7 +820,7 @@ def test_answers_may_come_in_single_bytes(broker: BrokerProcess) -> None:
         assert client.describe_message_stream(name).storage_status.newest_sequence_number == 49
 
 
-def test_an_answer_may_be_tens_of_mebibytes(client: StreamManagerClient) -> None:
+def test_answer_of_40_mebibytes(client: StreamManagerClient) -> None:
     name = make_stream(client)
     large = random.Random(3).randbytes(MEBIBYTE) * 10
     client.append_messages(name, [large] * 4)
@@ -955,33 +835,33 @@ def test_an_answer_may_be_tens_of_mebibytes(client: StreamManagerClient) -> None
 
 
 @pytest.fixture(scope="module")
-def plain(broker: BrokerProcess) -> Iterator[Relay]:
-    """A broker that does not know that it has extensions."""
+def plain_relay(broker: BrokerProcess) -> Iterator[Relay]:
+    """A relay to the broker that removes the client's extensions."""
     with Relay(broker, strip_extensions=True) as relay:
         yield relay
 
 
 @pytest.fixture
-def plain_client(plain: Relay) -> Iterator[StreamManagerClient]:
-    with client_of(plain) as client:
+def plain_client(plain_relay: Relay) -> Iterator[StreamManagerClient]:
+    with client_of(plain_relay) as client:
         assert not client.server.has_extensions
         yield client
 
 
-def test_many_messages_go_one_by_one_without_waiting(
-    plain: Relay, plain_client: StreamManagerClient
+def test_append_messages_without_extensions_is_pipelined(
+    plain_relay: Relay, plain_client: StreamManagerClient
 ) -> None:
     name = make_stream(plain_client)
-    before = plain.operations.count(Operation.AppendMessage)
+    before = plain_relay.operations.count(Operation.AppendMessage)
 
     given = plain_client.append_messages(name, numbered(3000))
 
     assert list(given) == list(range(3000))
-    assert plain.operations.count(Operation.AppendMessage) - before == 3000
+    assert plain_relay.operations.count(Operation.AppendMessage) - before == 3000
     assert payloads(plain_client.read_all(name)) == numbered(3000)
 
 
-def test_a_failure_in_the_middle_says_how_many_were_stored(
+def test_rejected_message_reports_the_number_of_stored_messages(
     plain_client: StreamManagerClient,
 ) -> None:
     name = make_stream(
@@ -999,11 +879,11 @@ def test_a_failure_in_the_middle_says_how_many_were_stored(
     assert caught.value.appended == len(stored)
 
 
-def test_a_connection_that_is_lost_in_the_middle_says_how_many_were_stored() -> None:
-    def serve(caller: Caller) -> None:
-        caller.greet()
+def test_lost_connection_reports_the_number_of_stored_messages() -> None:
+    def serve(peer: ClientPeer) -> None:
+        peer.accept_handshake()
         for number in range(700):
-            caller.answer(caller.take(), sequenceNumber=number)
+            peer.answer(peer.receive(), sequenceNumber=number)
 
     with ScriptedServer(serve) as server, client_of(server) as client:
         with pytest.raises(ConnectionLostException) as caught:
@@ -1011,16 +891,16 @@ def test_a_connection_that_is_lost_in_the_middle_says_how_many_were_stored() -> 
         assert caught.value.appended == 700
 
 
-def test_many_messages_are_sent_again_from_the_first_that_was_lost() -> None:
+def test_retry_sends_unanswered_messages_again() -> None:
     stored: list[bytes] = []
 
     def serve(count: int) -> Any:
-        def script(caller: Caller) -> None:
-            caller.greet()
+        def script(peer: ClientPeer) -> None:
+            peer.accept_handshake()
             for _ in range(count):
-                request = caller.take()
+                request = peer.receive()
                 stored.append(request.fields["payload"])
-                caller.answer(request, sequenceNumber=len(stored) - 1)
+                peer.answer(request, sequenceNumber=len(stored) - 1)
 
         return script
 
@@ -1031,7 +911,7 @@ def test_many_messages_are_sent_again_from_the_first_that_was_lost() -> None:
         assert stored == numbered(100)
 
 
-def test_a_stream_is_tailed_without_extensions(
+def test_tail_without_extensions(
     plain_client: StreamManagerClient, client: StreamManagerClient, pool: ThreadPoolExecutor
 ) -> None:
     name = make_stream(client)
@@ -1046,28 +926,22 @@ def test_a_stream_is_tailed_without_extensions(
     assert following.result().payload == b"10"
 
 
-def test_statistics_and_bulk_reads_need_extensions(plain_client: StreamManagerClient) -> None:
-    for use in (
-        plain_client.statistics,
-        lambda: plain_client.watch_streams(["*"]),
-        lambda: plain_client.locate_messages("s", "i", 0, 1),
-        lambda: plain_client.read_stored("s", "i", 0, 1, 1),
-    ):
-        with pytest.raises(UnknownOperationException):
-            use()
+def test_statistics_need_extensions(plain_client: StreamManagerClient) -> None:
+    with pytest.raises(UnknownOperationException):
+        plain_client.statistics()
 
 
-def test_a_server_that_knows_only_the_first_version_is_good_enough() -> None:
-    def serve(caller: Caller) -> None:
-        said = caller.greet(protocolVersion="1.0.0", serverVersion="1.0.4")
-        assert said["protocolVersion"] == "1.1.0"
-        assert said["otherSupportedProtocolVersions"] == ["1.0.0"]
+def test_server_with_protocol_1_0_0() -> None:
+    def serve(peer: ClientPeer) -> None:
+        message = peer.accept_handshake(protocolVersion="1.0.0", serverVersion="1.0.4")
+        assert message["protocolVersion"] == "1.1.0"
+        assert message["otherSupportedProtocolVersions"] == ["1.0.0"]
         for number in range(3):
-            caller.answer(caller.take(), sequenceNumber=number)
-        caller.answer(caller.take(), status=13, errorMessage="not enough")
-        unknown = caller.take()
+            peer.answer(peer.receive(), sequenceNumber=number)
+        peer.answer(peer.receive(), status=13, errorMessage="not enough")
+        unknown = peer.receive()
         operation = Operation.UnknownOperationError
-        caller.answer(unknown, operation=operation, status=3, errorMessage="unknown")
+        peer.answer(unknown, operation=operation, status=3, errorMessage="unknown")
 
     with ScriptedServer(serve) as server, client_of(server) as client:
         assert client.server.protocol_version == "1.0.0"
@@ -1080,10 +954,10 @@ def test_a_server_that_knows_only_the_first_version_is_good_enough() -> None:
             client.statistics()
 
 
-# Many messages at once
+# Batches
 
 
-def test_many_messages_are_one_request(broker: BrokerProcess) -> None:
+def test_append_messages_is_one_request(broker: BrokerProcess) -> None:
     with Relay(broker) as relay, client_of(relay) as client:
         name = make_stream(client)
         before = len(relay.operations)
@@ -1094,14 +968,16 @@ def test_many_messages_are_one_request(broker: BrokerProcess) -> None:
         assert payloads(client.read_all(name)) == numbered(5000)
 
 
-def test_none_is_no_request_and_no_number(broker: BrokerProcess) -> None:
+def test_append_of_no_messages_sends_no_request(broker: BrokerProcess) -> None:
     with Relay(broker) as relay, client_of(relay) as client:
         before = len(relay.operations)
         assert list(client.append_messages("s", [])) == []
         assert len(relay.operations) == before
 
 
-def test_messages_may_come_from_a_generator_and_be_any_bytes(client: StreamManagerClient) -> None:
+def test_append_messages_accepts_generators_and_bytes_like_objects(
+    client: StreamManagerClient,
+) -> None:
     name = make_stream(client)
     kinds: list[Any] = [b"a", bytearray(b"b"), memoryview(b"c")]
 
@@ -1109,7 +985,7 @@ def test_messages_may_come_from_a_generator_and_be_any_bytes(client: StreamManag
     assert payloads(client.read_all(name)) == [b"a", b"b", b"c"]
 
 
-def test_more_than_fits_a_request_goes_in_several(broker: BrokerProcess) -> None:
+def test_append_messages_splits_large_batches(broker: BrokerProcess) -> None:
     with Relay(broker) as relay, client_of(relay) as client:
         name = make_stream(client)
         messages = [b"%4d" % n * 256 for n in range(9000)]
@@ -1121,7 +997,7 @@ def test_more_than_fits_a_request_goes_in_several(broker: BrokerProcess) -> None
         assert payloads(client.read_all(name)) == messages
 
 
-def test_all_or_none_are_stored_when_the_stream_is_full(client: StreamManagerClient) -> None:
+def test_batch_is_stored_all_or_none_when_the_stream_is_full(client: StreamManagerClient) -> None:
     name = make_stream(
         client,
         max_size=100_000,
@@ -1137,7 +1013,7 @@ def test_all_or_none_are_stored_when_the_stream_is_full(client: StreamManagerCli
     assert len(list(client.read_all(name))) == 500
 
 
-def test_what_was_stored_before_the_stream_was_full_is_told(client: StreamManagerClient) -> None:
+def test_full_stream_reports_the_number_of_stored_messages(client: StreamManagerClient) -> None:
     name = make_stream(client, max_size=6 * MEBIBYTE, strategy_on_full=StrategyOnFull.RejectNewData)
 
     with pytest.raises(InvalidRequestException) as caught:
@@ -1148,9 +1024,7 @@ def test_what_was_stored_before_the_stream_was_full_is_told(client: StreamManage
 
 
 @pytest.mark.parametrize("bad", ["text", b"", None, 7])
-def test_a_message_that_cannot_be_one_stops_what_was_not_sent_yet(
-    client: StreamManagerClient, bad: Any
-) -> None:
+def test_invalid_message_stops_the_batch(client: StreamManagerClient, bad: Any) -> None:
     name = make_stream(client)
     with pytest.raises(ValidationException) as caught:
         client.append_messages(name, [b"good", bad, b"good"])
@@ -1158,7 +1032,9 @@ def test_a_message_that_cannot_be_one_stops_what_was_not_sent_yet(
     assert list(client.read_all(name)) == []
 
 
-def test_a_bad_message_far_behind_tells_how_many_were_stored(client: StreamManagerClient) -> None:
+def test_invalid_message_in_a_later_batch_reports_the_number_of_stored_messages(
+    client: StreamManagerClient,
+) -> None:
     name = make_stream(client)
     messages: list[Any] = [bytes(1024)] * 6000 + [None]
 
@@ -1169,42 +1045,44 @@ def test_a_bad_message_far_behind_tells_how_many_were_stored(client: StreamManag
     assert len(list(client.read_all(name))) == caught.value.appended
 
 
-def test_a_broker_that_goes_between_two_requests_is_told_with_what_was_stored(
-    mortal: BrokerProcess,
+def test_broker_killed_between_batches_reports_the_number_of_stored_messages(
+    killable: BrokerProcess,
 ) -> None:
-    with client_of(mortal, reconnect_timeout=0) as client:
+    with client_of(killable, reconnect_timeout=0) as client:
         name = make_stream(client)
 
         def messages() -> Iterator[bytes]:
             for _ in range(4):
                 yield bytes(2 * MEBIBYTE)
-            mortal.kill()
+            killable.kill()
             yield bytes(2 * MEBIBYTE)
 
         with pytest.raises(ConnectionError) as caught:
             client.append_messages(name, messages())
 
         stored = getattr(caught.value, "appended", None)
-        told = getattr(caught.value, "__notes__", [""])[0]
-        assert stored or "messages were appended" in told
+        notes = getattr(caught.value, "__notes__", [""])[0]
+        assert stored or "messages were appended" in notes
 
 
 @pytest.mark.parametrize("messages", [b"bytes", "text", bytearray(b"bytes"), memoryview(b"x")])
-def test_one_message_instead_of_many_is_refused(client: StreamManagerClient, messages: Any) -> None:
+def test_append_messages_rejects_a_single_message(
+    client: StreamManagerClient, messages: Any
+) -> None:
     with pytest.raises(ValidationException, match="expected an iterable"):
         client.append_messages("s", messages)
 
 
 @pytest.fixture(scope="module")
-def picky(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that takes only small frames."""
-    root = tmp_path_factory.mktemp("picky") / "root"
+def small_frame_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with a small max frame size."""
+    root = tmp_path_factory.mktemp("small_frame_broker") / "root"
     with BrokerProcess(root, PENSTOCK_MAX_FRAME_BYTES="65536") as broker:
         yield broker
 
 
-def test_a_broker_that_takes_only_small_frames_gets_small_ones(picky: BrokerProcess) -> None:
-    with client_of(picky) as client:
+def test_batches_fit_the_max_frame_size_of_the_broker(small_frame_broker: BrokerProcess) -> None:
+    with client_of(small_frame_broker) as client:
         assert client.server.max_frame_bytes == 65_536
         name = make_stream(client)
         messages = [bytes(1000)] * 500 + [bytes(50_000)] + numbered(20_000)
@@ -1214,9 +1092,9 @@ def test_a_broker_that_takes_only_small_frames_gets_small_ones(picky: BrokerProc
 
 
 @pytest.mark.parametrize("size", [70_000, 32 * MEBIBYTE])
-def test_what_fits_no_frame_is_an_error_at_once(picky: BrokerProcess, size: int) -> None:
-    """Not something to try again and again, although the broker hangs up in the middle."""
-    with client_of(picky) as other, client_of(picky) as client:
+def test_oversized_message_is_not_retried(small_frame_broker: BrokerProcess, size: int) -> None:
+    """The broker closes the connection, which would be retried for other requests."""
+    with client_of(small_frame_broker) as other, client_of(small_frame_broker) as client:
         name = make_stream(client)
         accepted = other.statistics().connections_accepted
         with pytest.raises(RequestPayloadTooLargeException):
@@ -1224,8 +1102,8 @@ def test_what_fits_no_frame_is_an_error_at_once(picky: BrokerProcess, size: int)
         assert other.statistics().connections_accepted == accepted
 
 
-def test_what_fits_no_frame_is_refused_before_it_is_sent(picky: BrokerProcess) -> None:
-    with Relay(picky) as relay, client_of(relay) as client:
+def test_oversized_message_is_rejected_before_sending(small_frame_broker: BrokerProcess) -> None:
+    with Relay(small_frame_broker) as relay, client_of(relay) as client:
         name = make_stream(client)
         sent = len(relay.operations)
         with pytest.raises(RequestPayloadTooLargeException):
@@ -1237,7 +1115,7 @@ def test_what_fits_no_frame_is_refused_before_it_is_sent(picky: BrokerProcess) -
         assert relay.connections == 1
 
 
-# Reading all of it
+# read_all
 
 
 @pytest.mark.parametrize(
@@ -1257,7 +1135,7 @@ def test_what_fits_no_frame_is_refused_before_it_is_sent(picky: BrokerProcess) -
     ],
 )
 @pytest.mark.parametrize("extensions", [True, False])
-def test_a_part_of_a_stream_is_read(
+def test_read_all_reads_slices(
     client: StreamManagerClient,
     plain_client: StreamManagerClient,
     start: int,
@@ -1275,7 +1153,7 @@ def test_a_part_of_a_stream_is_read(
 
 
 @pytest.mark.parametrize("extensions", [True, False])
-def test_an_empty_stream_has_nothing_to_read(
+def test_read_all_of_an_empty_stream(
     client: StreamManagerClient, plain_client: StreamManagerClient, extensions: bool
 ) -> None:
     name = make_stream(client)
@@ -1286,7 +1164,7 @@ def test_an_empty_stream_has_nothing_to_read(
 
 
 @pytest.mark.parametrize("extensions", [True, False])
-def test_messages_that_were_dropped_are_left_out(
+def test_evicted_messages_are_skipped(
     client: StreamManagerClient, plain_client: StreamManagerClient, extensions: bool
 ) -> None:
     name = make_stream(client, max_size=4096, stream_segment_size=1024)
@@ -1302,7 +1180,7 @@ def test_messages_that_were_dropped_are_left_out(
     assert payloads(itertools.islice(reader.tail(name, 0), 100 - oldest)) == messages[oldest:]
 
 
-def test_what_comes_while_all_is_read_is_not_part_of_it(client: StreamManagerClient) -> None:
+def test_read_all_ignores_messages_appended_later(client: StreamManagerClient) -> None:
     name = make_stream(client)
     client.append_messages(name, numbered(10))
 
@@ -1312,7 +1190,7 @@ def test_what_comes_while_all_is_read_is_not_part_of_it(client: StreamManagerCli
     assert len(list(reading)) == 10
 
 
-def test_a_stream_that_does_not_exist_is_told_when_it_is_asked_for(
+def test_read_all_and_tail_of_a_missing_stream_raise_at_once(
     client: StreamManagerClient,
 ) -> None:
     with pytest.raises(ResourceNotFoundException):
@@ -1321,10 +1199,10 @@ def test_a_stream_that_does_not_exist_is_told_when_it_is_asked_for(
         client.tail("nowhere")
 
 
-# Tailing
+# tail
 
 
-def test_a_tail_without_a_start_has_only_what_comes(
+def test_tail_without_a_start_yields_only_new_messages(
     client: StreamManagerClient, pool: ThreadPoolExecutor
 ) -> None:
     name = make_stream(client)
@@ -1339,7 +1217,7 @@ def test_a_tail_without_a_start_has_only_what_comes(
     assert next(tailing).payload == b"b"
 
 
-def test_a_tail_begins_where_it_is_told(client: StreamManagerClient) -> None:
+def test_tail_begins_at_its_start(client: StreamManagerClient) -> None:
     name = make_stream(client)
     client.append_messages(name, numbered(10))
 
@@ -1347,22 +1225,20 @@ def test_a_tail_begins_where_it_is_told(client: StreamManagerClient) -> None:
     assert payloads(itertools.islice(client.tail(name, -2), 2)) == [b"8", b"9"]
 
 
-def test_a_tail_goes_on_when_the_broker_is_restarted(
-    mortal: BrokerProcess, pool: ThreadPoolExecutor
-) -> None:
-    with client_of(mortal) as client, client_of(mortal) as other:
+def test_tail_continues_after_restarts(killable: BrokerProcess, pool: ThreadPoolExecutor) -> None:
+    with client_of(killable) as client, client_of(killable) as other:
         name = make_stream(client)
         tailing = client.tail(name, 0)
         followed = pool.submit(lambda: payloads(itertools.islice(tailing, 40)))
         for part in range(2):
             other.append_messages(name, [b"%d" % n for n in range(part * 20, part * 20 + 10)])
-            restart(mortal)
+            restart(killable)
             other.append_messages(name, [b"%d" % n for n in range(part * 20 + 10, part * 20 + 20)])
 
         assert followed.result() == numbered(40)
 
 
-def test_a_tail_ends_when_the_client_is_closed(
+def test_close_ends_a_tail(
     broker: BrokerProcess, client: StreamManagerClient, pool: ThreadPoolExecutor
 ) -> None:
     name = make_stream(client)
@@ -1385,17 +1261,17 @@ def make_token(broker: BrokerProcess, name: str, *words: str) -> str:
     return made.output.strip()
 
 
-@pytest.mark.parametrize(("token", "said"), [("wrong", "not known"), ("", "a token is required")])
-def test_a_client_without_the_right_token_is_turned_away(
-    broker: BrokerProcess, token: str, said: str
-) -> None:
-    with pytest.raises(ConnectFailedException, match=said) as caught:
+@pytest.mark.parametrize(
+    ("token", "message"), [("wrong", "not known"), ("", "a token is required")]
+)
+def test_wrong_token_is_rejected(broker: BrokerProcess, token: str, message: str) -> None:
+    with pytest.raises(ConnectFailedException, match=message) as caught:
         client_of(broker, token=token)
 
     assert caught.value.status is ResponseStatusCode.Unauthorized
 
 
-def test_a_producer_appends_and_a_consumer_reads(broker: BrokerProcess) -> None:
+def test_producer_appends_and_consumer_reads(broker: BrokerProcess) -> None:
     with (
         client_of(broker) as client,
         client_of(broker, token=make_token(broker, "p", "--role", "producer")) as producer,
@@ -1414,9 +1290,7 @@ def test_a_producer_appends_and_a_consumer_reads(broker: BrokerProcess) -> None:
                 refused()
 
 
-def test_a_token_that_is_revoked_ends_its_connection_for_good(
-    broker: BrokerProcess, pool: ThreadPoolExecutor
-) -> None:
+def test_revoked_token_ends_its_connection(broker: BrokerProcess, pool: ThreadPoolExecutor) -> None:
     with (
         client_of(broker) as admin,
         client_of(broker, token=make_token(broker, "gone", "--role", "admin")) as client,
@@ -1426,7 +1300,7 @@ def test_a_token_that_is_revoked_ends_its_connection_for_good(
         wait_until(lambda: waiting_reads(admin, name) == 1)
         assert penstock("tokens", "revoke", "gone", "--root", str(broker.root)).code == 0
 
-        # Not tried again: it would be refused again.
+        # A rejected token is not retried.
         with pytest.raises(ConnectFailedException) as caught:
             tailing.result()
         assert caught.value.status is ResponseStatusCode.Unauthorized
@@ -1443,64 +1317,66 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture(scope="module")
-def secure(
+def tls_broker(
     certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BrokerProcess]:
-    root = tmp_path_factory.mktemp("secure") / "root"
+    root = tmp_path_factory.mktemp("tls_broker") / "root"
     with BrokerProcess(root, **certificates.environment()) as broker:
         yield broker
 
 
 @pytest.mark.parametrize("kind", ["text", "path", "context"])
-def test_a_certificate_is_trusted_by_whoever_is_named(
-    secure: BrokerProcess, certificates: Certificates, kind: str
+def test_tls_option_accepts_a_path_and_a_context(
+    tls_broker: BrokerProcess, certificates: Certificates, kind: str
 ) -> None:
     tls = {
         "text": str(certificates.authority),
         "path": certificates.authority,
         "context": certificates.client_context(),
     }[kind]
-    with client_of(secure, tls=tls) as client:
+    with client_of(tls_broker, tls=tls) as client:
         name = make_stream(client)
         assert client.append_message(name, b"x") == 0
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(
-    secure: BrokerProcess, tmp_path: Path
+def test_certificate_of_an_unknown_authority_is_rejected(
+    tls_broker: BrokerProcess, tmp_path: Path
 ) -> None:
     for tls in (True, make_certificates(tmp_path).authority):
-        with pytest.raises(ConnectionError, match=f"127.0.0.1:{secure.port}: .*verify failed"):
-            client_of(secure, tls=tls)
+        with pytest.raises(
+            ConnectionError, match=f"127.0.0.1:{tls_broker.port} failed: .*verify failed"
+        ):
+            client_of(tls_broker, tls=tls)
     with pytest.raises(SettingError, match="is not a PEM file"):
-        client_of(secure, tls=tmp_path / "nothing.pem")
+        client_of(tls_broker, tls=tmp_path / "nothing.pem")
 
 
-def test_a_certificate_for_another_name_is_refused(
-    secure: BrokerProcess, certificates: Certificates
+def test_certificate_for_another_host_is_rejected(
+    tls_broker: BrokerProcess, certificates: Certificates
 ) -> None:
-    # The same address, as a name that the certificate does not have.
+    # The same address under a name that the certificate does not have.
     with pytest.raises(ConnectionError, match="verify failed"):
-        StreamManagerClient("127.1", secure.port, token="", tls=certificates.authority)
+        StreamManagerClient("127.1", tls_broker.port, token="", tls=certificates.authority)
 
 
-def test_the_certificate_of_the_broker_of_a_root_is_trusted_as_it_is(
-    secure: BrokerProcess, pool: ThreadPoolExecutor
+def test_certificate_of_a_root_s_broker_is_trusted(
+    tls_broker: BrokerProcess, pool: ThreadPoolExecutor
 ) -> None:
-    with StreamManagerClient(root=secure.root) as client:
+    with StreamManagerClient(root=tls_broker.root) as client:
         name = make_stream(client)
         assert client.append_message(name, b"x") == 0
-        assert client.port == secure.port
+        assert client.port == tls_broker.port
 
 
-def test_no_tls_where_there_should_be_is_an_error(secure: BrokerProcess) -> None:
+def test_connection_without_tls_to_a_tls_broker_fails(tls_broker: BrokerProcess) -> None:
     with pytest.raises((ConnectionError, ConnectFailedException)):
-        client_of(secure, tls=False)
+        client_of(tls_broker, tls=False)
 
 
 def test_threads_share_a_client_over_tls(
-    secure: BrokerProcess, certificates: Certificates, pool: ThreadPoolExecutor
+    tls_broker: BrokerProcess, certificates: Certificates, pool: ThreadPoolExecutor
 ) -> None:
-    with client_of(secure, tls=certificates.authority) as client:
+    with client_of(tls_broker, tls=certificates.authority) as client:
         name = make_stream(client)
 
         def append(thread: int) -> list[tuple[int, bytes]]:
@@ -1519,9 +1395,9 @@ def test_threads_share_a_client_over_tls(
 
 
 def test_large_messages_pass_over_tls_in_both_directions(
-    secure: BrokerProcess, certificates: Certificates, pool: ThreadPoolExecutor
+    tls_broker: BrokerProcess, certificates: Certificates, pool: ThreadPoolExecutor
 ) -> None:
-    with client_of(secure, tls=certificates.authority) as client:
+    with client_of(tls_broker, tls=certificates.authority) as client:
         name = make_stream(client)
         large = random.Random(4).randbytes(MEBIBYTE) * 10
         client.append_message(name, large)
@@ -1532,18 +1408,18 @@ def test_large_messages_pass_over_tls_in_both_directions(
         assert all(payloads(read.result()) == [large] for read in reads)
 
 
-def test_a_connection_over_tls_that_ended_is_replaced(
-    secure: BrokerProcess, certificates: Certificates
+def test_lost_tls_connection_is_replaced(
+    tls_broker: BrokerProcess, certificates: Certificates
 ) -> None:
-    with client_of(secure, tls=certificates.authority) as client:
+    with client_of(tls_broker, tls=certificates.authority) as client:
         name = make_stream(client)
         client.append_message(name, b"before")
-        restart(secure)
+        restart(tls_broker)
 
         assert client.append_message(name, b"after") == 1
 
 
-def test_a_unix_socket_is_as_good(broker: BrokerProcess) -> None:
+def test_unix_socket(broker: BrokerProcess) -> None:
     path = str(broker.root.parent / "socket")
     with StreamManagerClient(unix_socket=path, token=broker.token) as client:
         assert client.address == f"unix:{path}"
@@ -1552,16 +1428,16 @@ def test_a_unix_socket_is_as_good(broker: BrokerProcess) -> None:
         assert len(list(client.read_all(name))) == 3
 
 
-def test_no_unix_socket_is_told(tmp_path: Path) -> None:
-    path = str(tmp_path / "nobody")
+def test_missing_unix_socket_is_a_connection_error(tmp_path: Path) -> None:
+    path = str(tmp_path / "missing")
     with pytest.raises(ConnectionError, match=f"unix:{path}: No such file"):
         StreamManagerClient(unix_socket=path)
 
 
-# The client itself
+# Creating and closing clients
 
 
-def test_a_client_is_shown_by_where_it_is_connected(broker: BrokerProcess) -> None:
+def test_repr_and_address_show_the_connection(broker: BrokerProcess) -> None:
     client = client_of(broker)
     assert repr(client) == f"<StreamManagerClient 127.0.0.1:{broker.port}>"
     assert client.connected
@@ -1572,7 +1448,7 @@ def test_a_client_is_shown_by_where_it_is_connected(broker: BrokerProcess) -> No
     assert not client.connected
 
 
-def test_a_client_that_was_closed_cannot_be_used(broker: BrokerProcess) -> None:
+def test_closed_client_cannot_be_used(broker: BrokerProcess) -> None:
     with client_of(broker) as client:
         name = make_stream(client)
         reading = client.read_all(name)
@@ -1590,34 +1466,36 @@ def test_a_client_that_was_closed_cannot_be_used(broker: BrokerProcess) -> None:
     assert list(reading) == []
 
 
-@pytest.mark.parametrize("what", ["read", "append"])
-def test_a_close_from_another_thread_ends_what_waits(what: str, pool: ThreadPoolExecutor) -> None:
-    is_asked = threading.Event()
+@pytest.mark.parametrize("operation", ["read", "append"])
+def test_close_from_another_thread_ends_waiting_calls(
+    operation: str, pool: ThreadPoolExecutor
+) -> None:
+    is_received = threading.Event()
 
-    def never_answer(caller: Caller) -> None:
-        caller.greet()
-        caller.take()
-        is_asked.set()
-        caller.wait_for_end()
+    def never_answer(peer: ClientPeer) -> None:
+        peer.accept_handshake()
+        peer.receive()
+        is_received.set()
+        peer.wait_for_close()
 
     with ScriptedServer(never_answer) as server:
         client = client_of(server)
-        if what == "read":
+        if operation == "read":
             waiting: Future[Any] = pool.submit(client.read_messages, "s")
         else:
             waiting = pool.submit(client.append_message, "s", b"x")
-        assert is_asked.wait(TIMEOUT_S)
+        assert is_received.wait(TIMEOUT_S)
 
         client.close()
 
-        # An append may have been stored; a read was simply not answered.
-        kind = ClientException if what == "read" else ConnectionLostException
+        # The append may have been stored. The read is idempotent.
+        kind = ClientException if operation == "read" else ConnectionLostException
         with pytest.raises(kind):
             waiting.result(TIMEOUT_S / 2)
         assert server.connections == 1
 
 
-def test_a_client_that_was_closed_leaves_no_warning(broker: BrokerProcess) -> None:
+def test_closed_client_causes_no_warning(broker: BrokerProcess) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         client = client_of(broker)
@@ -1629,7 +1507,7 @@ def test_a_client_that_was_closed_leaves_no_warning(broker: BrokerProcess) -> No
     assert [str(warning.message) for warning in caught] == []
 
 
-def test_nobody_there_is_a_connection_error_that_says_where() -> None:
+def test_connect_without_a_server_names_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -1637,9 +1515,9 @@ def test_nobody_there_is_a_connection_error_that_says_where() -> None:
         StreamManagerClient("127.0.0.1", port)
 
 
-def test_a_server_that_does_not_answer_the_handshake_is_given_up_in_time() -> None:
+def test_handshake_times_out() -> None:
     with (
-        ScriptedServer(Caller.wait_for_end) as server,
-        pytest.raises(TimeoutError, match=f"127.0.0.1:{server.port}: the time is up"),
+        ScriptedServer(ClientPeer.wait_for_close) as server,
+        pytest.raises(TimeoutError, match=f"127.0.0.1:{server.port}: timed out"),
     ):
         client_of(server, request_timeout=0.2)

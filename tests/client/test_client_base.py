@@ -1,4 +1,4 @@
-"""What both clients are made with."""
+"""The options and methods that both clients share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock import AsyncStreamManagerClient, SettingError, StreamManagerClient
 from tests.support import LocalBroker
 
 
-def test_both_take_the_same() -> None:
+def test_both_clients_have_the_same_options() -> None:
     assert inspect.signature(StreamManagerClient) == inspect.signature(AsyncStreamManagerClient)
 
 
-def test_both_have_the_same_methods_and_each_takes_the_same() -> None:
+def test_both_clients_have_the_same_methods_and_parameters() -> None:
     def methods(kind: type) -> dict[str, list[str]]:
         return {
             name: list(inspect.signature(method).parameters)
@@ -23,12 +23,12 @@ def test_both_have_the_same_methods_and_each_takes_the_same() -> None:
             if not name.startswith("_")
         }
 
-    # The blocking one connects when it is made.
+    # The blocking client connects when it is created.
     expected = methods(StreamManagerClient) | {"connect": ["self"]}
     assert methods(AsyncStreamManagerClient) == expected
 
 
-def test_both_say_where_they_are(tmp_path: Path) -> None:
+def test_both_clients_show_their_address(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker:
         address = f"127.0.0.1:{broker.port}"
         waiting = AsyncStreamManagerClient(root=broker.root)
@@ -40,7 +40,7 @@ def test_both_say_where_they_are(tmp_path: Path) -> None:
                 assert client.auth_token == broker.token
 
 
-def test_what_makes_no_sense_is_told_at_once(tmp_path: Path) -> None:
+def test_constructors_reject_an_invalid_port(tmp_path: Path) -> None:
     for kind in (StreamManagerClient, AsyncStreamManagerClient):
         with pytest.raises(SettingError, match="port is 70000"):
             kind(port=70_000)

@@ -1,4 +1,4 @@
-"""The client's side of the protocol on literal bytes, cut in any way."""
+"""The client's side of the protocol on literal bytes, split at any position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock import __version__
 from penstock.client import calls
 from penstock.client.calls import ClientCall
 from penstock.client.client_protocol import Answer, BrokenProtocolError, ClientProtocol, ServerInfo
-from penstock.client.failures import may_pass
+from penstock.client.failures import is_retryable
 from penstock.errors import (
     ConnectFailedException,
     RequestPayloadTooLargeException,
@@ -47,9 +47,9 @@ from penstock.wire.requests import (
     UpdateMessageStreamRequest,
 )
 from tests.support import MEBIBYTE
-from tests.wire.captured import CAPTURED, Captured, cut
+from tests.wire.captured import CAPTURED, Captured, split
 
-WELCOME = encode_response(
+CONNECT_RESPONSE = encode_response(
     Operation.ConnectResponse,
     "connect",
     protocolVersion="1.1.0",
@@ -66,9 +66,9 @@ def decoded(frame: bytes) -> Request:
 
 
 def connected() -> ClientProtocol:
-    """A state machine behind its handshake."""
+    """Returns a state machine after its handshake."""
     client = ClientProtocol()
-    (answer,) = client.receive(b"\x01" + WELCOME)
+    (answer,) = client.receive(b"\x01" + CONNECT_RESPONSE)
     client.accept(answer)
     return client
 
@@ -81,7 +81,7 @@ def received(pieces: Iterable[bytes]) -> list[Answer]:
 # Requests
 
 
-def test_the_handshake_is_these_bytes() -> None:
+def test_handshake_bytes() -> None:
     sent = ClientProtocol().connect("tok")
 
     assert sent == b"\x01" + encode_frame(
@@ -92,7 +92,7 @@ def test_the_handshake_is_these_bytes() -> None:
     )
 
 
-def test_no_token_is_no_key() -> None:
+def test_handshake_without_a_token_has_no_token_field() -> None:
     sent = ClientProtocol().connect("")
 
     assert b"authToken" not in sent
@@ -101,14 +101,14 @@ def test_no_token_is_no_key() -> None:
     assert request.auth_token == ""
 
 
-def test_a_request_is_these_bytes() -> None:
+def test_request_bytes() -> None:
     request_id, frame = ClientProtocol().request(calls.list_streams())
 
     assert request_id == "00000001"
     assert frame == bytes.fromhex("00000015 0b a1 69 726571756573744964 68 3030303030303031")
 
 
-def test_an_append_is_these_bytes() -> None:
+def test_append_bytes() -> None:
     request_id, frame = ClientProtocol().request(calls.append_message("S", b"hello"))
 
     assert request_id == "00000001"
@@ -118,7 +118,7 @@ def test_an_append_is_these_bytes() -> None:
     )
 
 
-def test_ids_are_unique_and_of_one_width() -> None:
+def test_request_ids_are_unique_and_have_a_fixed_width() -> None:
     client = ClientProtocol()
     call = calls.list_streams()
 
@@ -129,7 +129,7 @@ def test_ids_are_unique_and_of_one_width() -> None:
 
 
 def call_for(request: Request) -> ClientCall[Any]:
-    """What a program would ask of our client to say the same."""
+    """Returns the client call that makes the same request."""
     match request:
         case CreateMessageStreamRequest():
             return calls.create_message_stream(request.definition)
@@ -153,7 +153,7 @@ def call_for(request: Request) -> ClientCall[Any]:
     [frame for frame in CAPTURED if frame.operation != "Connect"],
     ids=lambda frame: f"{frame.client}-{frame.operation}",
 )
-def test_our_requests_say_what_those_of_the_aws_clients_say(captured: Captured) -> None:
+def test_requests_equal_those_of_the_aws_clients(captured: Captured) -> None:
     theirs = decoded(captured.frame)
 
     request_id, frame = ClientProtocol().request(call_for(theirs))
@@ -161,7 +161,7 @@ def test_our_requests_say_what_those_of_the_aws_clients_say(captured: Captured) 
     assert decoded(frame) == msgspec.structs.replace(theirs, request_id=request_id)
 
 
-def test_our_handshake_says_what_theirs_says() -> None:
+def test_handshake_equals_those_of_the_aws_clients() -> None:
     ours = decoded(ClientProtocol().connect("tok-123")[1:])
 
     for theirs in (decoded(frame.frame) for frame in CAPTURED if frame.operation == "Connect"):
@@ -175,7 +175,7 @@ def test_our_handshake_says_what_theirs_says() -> None:
         )
 
 
-def test_a_request_that_the_server_does_not_take_does_not_leave() -> None:
+def test_request_above_the_max_frame_size_is_rejected() -> None:
     client = connected()
     around = len(client.request(calls.append_message("s", bytes(66_000)))[1]) - 4 - 66_000
 
@@ -187,7 +187,7 @@ def test_a_request_that_the_server_does_not_take_does_not_leave() -> None:
 # Answers
 
 
-def test_answers_are_read_from_these_bytes() -> None:
+def test_answer_bytes() -> None:
     appended = bytes.fromhex(
         "0000003c 09 a4 69 726571756573744964 68 3030303030303031 66 737461747573 00"
         " 6c 6572726f724d657373616765 60 6e 73657175656e63654e756d626572 18 2a"
@@ -197,7 +197,7 @@ def test_answers_are_read_from_these_bytes() -> None:
         " 6c 6572726f724d657373616765 60 67 73747265616d73 82 61 61 61 62"
     )
 
-    assert received([b"\x01" + WELCOME + listed + appended])[1:] == [
+    assert received([b"\x01" + CONNECT_RESPONSE + listed + appended])[1:] == [
         Answer(
             12,
             "00000002",
@@ -232,14 +232,14 @@ frames = st.one_of(
 
 
 @given(st.lists(frames, max_size=8), st.lists(st.integers(0, 10_000), max_size=12))
-def test_any_cutting_gives_the_same_answers(sent: list[bytes], places: list[int]) -> None:
+def test_answers_do_not_depend_on_how_bytes_are_split(sent: list[bytes], places: list[int]) -> None:
     data = b"\x01" + b"".join(sent)
 
-    assert received(cut(data, places)) == received([data])
+    assert received(split(data, places)) == received([data])
 
 
 @given(st.lists(frames, min_size=1, max_size=4))
-def test_byte_by_byte_gives_the_same_answers(sent: list[bytes]) -> None:
+def test_answers_arrive_byte_by_byte(sent: list[bytes]) -> None:
     data = b"\x01" + b"".join(sent)
 
     assert received(data[place : place + 1] for place in range(len(data))) == received([data])
@@ -251,20 +251,20 @@ def test_byte_by_byte_gives_the_same_answers(sent: list[bytes]) -> None:
     st.binary(max_size=9),
     st.lists(st.integers(0, 10_000), max_size=6),
 )
-def test_a_length_that_cannot_be_ends_it_wherever_it_is_cut(
+def test_invalid_frame_length_is_detected_however_bytes_are_split(
     sent: list[bytes], length: int, rest: bytes, places: list[int]
 ) -> None:
     data = b"\x01" + b"".join(sent) + HEADER.pack(length, 9) + rest
 
     with pytest.raises(BrokenProtocolError, match=f"a frame of {length} bytes"):
-        received(cut(data, places))
+        received(split(data, places))
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 100), max_size=4))
-def test_arbitrary_bytes_are_answers_or_the_end(data: bytes, places: list[int]) -> None:
+def test_arbitrary_bytes_give_answers_or_a_protocol_error(data: bytes, places: list[int]) -> None:
     broken = False
     try:
-        received([b"\x01", *cut(data, places)])
+        received([b"\x01", *split(data, places)])
     except BrokenProtocolError:
         broken = True
     assert not broken or len(data) >= HEADER.size
@@ -284,7 +284,7 @@ def test_arbitrary_bytes_are_answers_or_the_end(data: bytes, places: list[int]) 
     ],
 )
 @pytest.mark.parametrize("operation", [9, 10, 99, -1])
-def test_what_cannot_be_an_answer_is_passed_over(operation: int, body: bytes) -> None:
+def test_undecodable_answer_is_ignored(operation: int, body: bytes) -> None:
     behind = encode_append_responses([b"aa"], 7)
 
     answers = connected().receive(encode_frame(operation, body) + behind)
@@ -293,7 +293,7 @@ def test_what_cannot_be_an_answer_is_passed_over(operation: int, body: bytes) ->
 
 
 @pytest.mark.parametrize("request_id", [None, 5, [], b"x"])
-def test_an_answer_without_a_proper_id_is_nobody_s(request_id: Any) -> None:
+def test_answer_with_an_invalid_id_matches_no_request(request_id: Any) -> None:
     frame = encode_frame(10, cbor2.dumps({"requestId": request_id, "status": 0}))
 
     (answer,) = connected().receive(frame)
@@ -301,7 +301,7 @@ def test_an_answer_without_a_proper_id_is_nobody_s(request_id: Any) -> None:
     assert answer.request_id not in ("00000001", "")
 
 
-def test_a_large_answer_comes_in_many_pieces() -> None:
+def test_large_answer_arrives_in_many_pieces() -> None:
     payload = bytes(range(256)) * (5 * MEBIBYTE // 256)
     data = read_answer("r", payload) + encode_append_responses([b"aa"], 1)
     client = connected()
@@ -325,17 +325,17 @@ def accepted(answer: bytes) -> ServerInfo:
     return server
 
 
-def test_a_server_with_extensions_says_so() -> None:
-    assert accepted(WELCOME) == ServerInfo("9.8.7", "1.1.0", True, 70_000)
+def test_server_info_with_extensions() -> None:
+    assert accepted(CONNECT_RESPONSE) == ServerInfo("9.8.7", "1.1.0", True, 70_000)
 
 
-def test_a_server_that_says_little_is_a_plain_one() -> None:
+def test_server_info_has_defaults() -> None:
     server = accepted(encode_response(Operation.ConnectResponse, "connect"))
 
     assert server == ServerInfo("", "1.1.0", False, 1 << 30)
 
 
-def test_the_version_that_the_server_chose_is_known() -> None:
+def test_server_info_has_the_protocol_version_that_the_server_chose() -> None:
     answer = encode_response(
         Operation.ConnectResponse, "x", protocolVersion="1.0.0", penstockExtensions=0
     )
@@ -345,7 +345,7 @@ def test_the_version_that_the_server_chose_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "found", "comes_back"),
+    ("status", "found", "retryable"),
     [
         (2, ResponseStatusCode.Unauthorized, False),
         (10, ResponseStatusCode.UnsupportedProtocolVersion, False),
@@ -355,49 +355,52 @@ def test_the_version_that_the_server_chose_is_known() -> None:
         (None, ResponseStatusCode.FailedToConnect, True),
     ],
 )
-def test_a_refusal_says_why(status: Any, found: ResponseStatusCode, comes_back: bool) -> None:
+def test_refused_handshake_has_status_and_message(
+    status: Any, found: ResponseStatusCode, retryable: bool
+) -> None:
     body = {"requestId": "unknown", "status": status, "errorMessage": "go away"}
 
     with pytest.raises(ConnectFailedException, match="refused the connection: go away") as caught:
         accepted(encode_frame(Operation.ConnectResponse, cbor2.dumps(body)))
 
     assert caught.value.status is found
-    assert may_pass(caught.value) is comes_back
+    assert is_retryable(caught.value) is retryable
 
 
-def test_a_refusal_without_a_word_is_told_by_its_status() -> None:
+def test_refused_handshake_without_a_message_names_its_status() -> None:
     with pytest.raises(ConnectFailedException, match="refused the connection: Unauthorized"):
         accepted(encode_frame(6, cbor2.dumps({"status": 2})))
     with pytest.raises(ConnectFailedException, match="refused the connection: FailedToConnect"):
         accepted(encode_frame(6, cbor2.dumps({})))
 
 
-def test_another_answer_is_no_welcome() -> None:
+def test_handshake_rejects_another_operation() -> None:
     with pytest.raises(ConnectFailedException, match="with operation 12"):
         accepted(encode_response(Operation.ListStreamsResponse, "connect"))
 
 
 @pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00", b"\x02\x01"])
-def test_another_first_byte_is_another_protocol(data: bytes) -> None:
+def test_other_first_byte_is_rejected(data: bytes) -> None:
     with pytest.raises(
-        ConnectFailedException, match=f"no stream manager: it answered with byte {data[0]}"
+        ConnectFailedException,
+        match=f"not a stream manager: the server answered with byte {data[0]}",
     ) as caught:
         ClientProtocol().receive(data)
 
-    assert not may_pass(caught.value)
+    assert not is_retryable(caught.value)
 
 
-def test_the_first_byte_may_come_alone() -> None:
+def test_version_byte_may_arrive_alone() -> None:
     client = ClientProtocol()
 
     assert client.receive(b"\x01") == []
-    assert len(client.receive(WELCOME)) == 1
-    # And only once.
+    assert len(client.receive(CONNECT_RESPONSE)) == 1
+    # The version byte is expected only once.
     with pytest.raises(BrokenProtocolError):
         client.receive(b"\xff" * 5)
 
 
-def test_options_that_are_left_out_are_left_to_the_server() -> None:
+def test_omitted_read_options_are_not_sent() -> None:
     _, plain = connected().request(calls.read_messages("s", None, 60))
     _, named = connected().request(calls.read_messages("s", ReadMessagesOptions(), 60))
 

@@ -1,4 +1,4 @@
-"""One connection under many threads: who reads, who waits, and what goes wrong on the way."""
+"""One connection that threads share: the reader, waiting threads, interrupts and failures."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import Operation
 from tests.support import MEBIBYTE, TIMEOUT_S, wait_until
 
-from .servers import Caller, Request, Script, ScriptedServer, frame_to
+from .servers import ClientPeer, Request, Script, ScriptedServer, frame_to
 
 
-def later(seconds: float = TIMEOUT_S) -> float:
+def deadline_in(seconds: float = TIMEOUT_S) -> float:
     return time.monotonic() + seconds
 
 
@@ -53,29 +53,29 @@ def number_of(request: Request) -> int:
     return int(request.fields["payload"])
 
 
-def answer(caller: Caller, request: Request) -> None:
-    caller.answer(request, sequenceNumber=number_of(request))
+def answer(peer: ClientPeer, request: Request) -> None:
+    peer.answer(request, sequenceNumber=number_of(request))
 
 
-def serve_appends(caller: Caller) -> None:
+def serve_appends(peer: ClientPeer) -> None:
     while True:
-        answer(caller, caller.take())
+        answer(peer, peer.receive())
 
 
-def greeting(script: Script) -> Script:
-    """A script that begins behind the handshake."""
+def after_handshake(script: Script) -> Script:
+    """Returns a script that accepts the handshake first."""
 
-    def run(caller: Caller) -> None:
-        caller.greet()
-        script(caller)
+    def run(peer: ClientPeer) -> None:
+        peer.accept_handshake()
+        script(peer)
 
     return run
 
 
 @contextmanager
 def connected_to(script: Script) -> Iterator[Connection]:
-    """A connection to a server that follows a script behind the handshake."""
-    with ScriptedServer(greeting(script)) as server:
+    """Connects to a server that runs the script after the handshake."""
+    with ScriptedServer(after_handshake(script)) as server:
         connection = Connection.open(server.endpoint, TIMEOUT_S, TIMEOUT_S)
         try:
             yield connection
@@ -92,8 +92,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def start_reader(
     pool: ThreadPoolExecutor, connection: Connection, call: ClientCall[int]
 ) -> Future[int]:
-    """A thread that reads from the connection, for itself and others."""
-    future = pool.submit(connection.call, call, later())
+    """Starts a call whose thread becomes the reader."""
+    future = pool.submit(connection.call, call, deadline_in())
     wait_until(lambda: connection._reader)
     return future
 
@@ -101,9 +101,9 @@ def start_reader(
 def start_sleeper(
     pool: ThreadPoolExecutor, connection: Connection, call: ClientCall[int]
 ) -> Future[int]:
-    """A thread that waits while another one reads."""
+    """Starts a call whose thread waits for another reader."""
     before = len(connection._sleepers)
-    future = pool.submit(connection.call, call, later())
+    future = pool.submit(connection.call, call, deadline_in())
     wait_until(lambda: len(connection._sleepers) > before)
     return future
 
@@ -111,54 +111,54 @@ def start_sleeper(
 # Threads
 
 
-def test_answers_in_any_order_go_to_the_threads_that_asked(pool: ThreadPoolExecutor) -> None:
-    def script(caller: Caller) -> None:
-        requests = [caller.take() for _ in range(50)]
+def test_answers_in_any_order_reach_their_threads(pool: ThreadPoolExecutor) -> None:
+    def script(peer: ClientPeer) -> None:
+        requests = [peer.receive() for _ in range(50)]
         for request in reversed(requests):
-            answer(caller, request)
+            answer(peer, request)
 
     with connected_to(script) as connection:
-        futures = [pool.submit(connection.call, append(n), later()) for n in range(50)]
+        futures = [pool.submit(connection.call, append(n), deadline_in()) for n in range(50)]
 
         assert [future.result() for future in futures] == list(range(50))
 
 
-def test_no_thread_is_started() -> None:
+def test_connection_starts_no_thread() -> None:
     with connected_to(serve_appends) as connection:
         before = set(threading.enumerate())
-        assert connection.call(append(1), later()) == 1
+        assert connection.call(append(1), deadline_in()) == 1
         assert set(threading.enumerate()) <= before
 
 
-def test_one_who_has_its_answer_leaves_the_reading_to_another(pool: ThreadPoolExecutor) -> None:
+def test_answered_reader_hands_over_to_another_thread(pool: ThreadPoolExecutor) -> None:
     may_answer = threading.Event()
 
-    def script(caller: Caller) -> None:
-        first, second = caller.take(), caller.take()
-        answer(caller, first)
+    def script(peer: ClientPeer) -> None:
+        first, second = peer.receive(), peer.receive()
+        answer(peer, first)
         may_answer.wait(TIMEOUT_S)
-        answer(caller, second)
+        answer(peer, second)
 
     with connected_to(script) as connection:
-        # Held back, so that both have asked before the first is answered.
+        # The server answers the first request only after it received both.
         reader = start_reader(pool, connection, append(1))
-        sleeper = pool.submit(connection.call, append(2), later())
+        sleeper = pool.submit(connection.call, append(2), deadline_in())
         assert reader.result() == 1
         may_answer.set()
         assert sleeper.result(TIMEOUT_S / 2) == 2
 
 
-def test_one_whose_time_is_up_leaves_the_reading_to_another(pool: ThreadPoolExecutor) -> None:
+def test_timed_out_reader_hands_over_to_another_thread(pool: ThreadPoolExecutor) -> None:
     may_answer = threading.Event()
 
-    def script(caller: Caller) -> None:
-        caller.take()
-        second = caller.take()
+    def script(peer: ClientPeer) -> None:
+        peer.receive()
+        second = peer.receive()
         may_answer.wait(TIMEOUT_S)
-        answer(caller, second)
+        answer(peer, second)
 
     with connected_to(script) as connection:
-        reader = pool.submit(connection.call, append(1), later(0.2))
+        reader = pool.submit(connection.call, append(1), deadline_in(0.2))
         wait_until(lambda: connection._reader)
         sleeper = start_sleeper(pool, connection, append(2))
         with pytest.raises(RequestTimeoutException):
@@ -167,53 +167,53 @@ def test_one_whose_time_is_up_leaves_the_reading_to_another(pool: ThreadPoolExec
         assert sleeper.result(TIMEOUT_S / 2) == 2
 
 
-def test_one_that_waits_for_another_to_read_gives_up_in_time_too(pool: ThreadPoolExecutor) -> None:
+def test_waiting_thread_times_out_while_another_thread_reads(pool: ThreadPoolExecutor) -> None:
     may_answer = threading.Event()
 
-    def script(caller: Caller) -> None:
-        first = caller.take()
-        caller.take()
+    def script(peer: ClientPeer) -> None:
+        first = peer.receive()
+        peer.receive()
         may_answer.wait(TIMEOUT_S)
-        answer(caller, first)
+        answer(peer, first)
 
     with connected_to(script) as connection:
         reader = start_reader(pool, connection, append(1))
         with pytest.raises(RequestTimeoutException):
-            connection.call(append(2), later(0.2))
+            connection.call(append(2), deadline_in(0.2))
         may_answer.set()
         assert reader.result() == 1
 
 
-def test_several_requests_are_sent_before_the_first_answer() -> None:
-    def script(caller: Caller) -> None:
-        for request in [caller.take() for _ in range(100)]:
-            answer(caller, request)
+def test_requests_are_pipelined() -> None:
+    def script(peer: ClientPeer) -> None:
+        for request in [peer.receive() for _ in range(100)]:
+            answer(peer, request)
 
     with connected_to(script) as connection:
-        sent = connection.send([append(n) for n in range(100)], later())
+        sent = connection.send([append(n) for n in range(100)], deadline_in())
 
-        assert [connection.finish(pending, later()) for pending in sent] == list(range(100))
+        assert [connection.finish(pending, deadline_in()) for pending in sent] == list(range(100))
 
 
-def test_those_that_were_answered_before_the_end_have_their_answers() -> None:
-    def script(caller: Caller) -> None:
-        for request in [caller.take() for _ in range(10)][:4]:
-            answer(caller, request)
+def test_answers_before_a_lost_connection_are_delivered() -> None:
+    def script(peer: ClientPeer) -> None:
+        for request in [peer.receive() for _ in range(10)][:4]:
+            answer(peer, request)
 
     with connected_to(script) as connection:
-        sent = connection.send([append(n) for n in range(10)], later())
+        sent = connection.send([append(n) for n in range(10)], deadline_in())
 
-        assert [connection.finish(pending, later()) for pending in sent[:4]] == [0, 1, 2, 3]
+        assert [connection.finish(pending, deadline_in()) for pending in sent[:4]] == [0, 1, 2, 3]
         for pending in sent[4:]:
             with pytest.raises(ConnectionLostException):
-                connection.finish(pending, later())
+                connection.finish(pending, deadline_in())
 
 
 # Interrupts
 
 
 class Interrupt(Exception):
-    """What the handler of a signal raises."""
+    """Raised by the signal handler."""
 
 
 @contextmanager
@@ -229,7 +229,7 @@ def on_signal(handler: Callable[[], object]) -> Iterator[None]:
 
 
 def send_signal_when(condition: Callable[[], object]) -> None:
-    """To the main thread, which is the one that runs handlers."""
+    """Signals the main thread, in which Python runs signal handlers."""
     wait_until(condition)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
@@ -238,40 +238,40 @@ def interrupt() -> None:
     raise Interrupt
 
 
-def test_one_that_is_interrupted_lets_nobody_wait_in_vain(pool: ThreadPoolExecutor) -> None:
-    """Bytes may be missing, and so the connection is lost; those who wait learn it at once."""
-    with connected_to(Caller.wait_for_end) as connection, on_signal(interrupt):
+def test_interrupted_reader_fails_waiting_threads_at_once(pool: ThreadPoolExecutor) -> None:
+    """Bytes may be missing, so that the connection is lost."""
+    with connected_to(ClientPeer.wait_for_close) as connection, on_signal(interrupt):
 
         def wait_beside() -> int:
             wait_until(lambda: connection._reader)
             pool.submit(send_signal_when, lambda: connection._sleepers)
-            return connection.call(append(2), later())
+            return connection.call(append(2), deadline_in())
 
         beside = pool.submit(wait_beside)
         with pytest.raises(Interrupt):
-            connection.call(append(1), later())
+            connection.call(append(1), deadline_in())
 
         with pytest.raises(ConnectionLostException):
             beside.result(TIMEOUT_S / 2)
         assert not connection.is_usable()
 
 
-def test_a_timeout_of_somebody_elses_is_passed_on(pool: ThreadPoolExecutor) -> None:
-    def give_up() -> None:
+def test_timeout_error_of_a_signal_handler_is_raised(pool: ThreadPoolExecutor) -> None:
+    def raise_timeout() -> None:
         raise TimeoutError("the program's own")
 
-    def script(caller: Caller) -> None:
-        caller.take()
-        serve_appends(caller)
+    def script(peer: ClientPeer) -> None:
+        peer.receive()
+        serve_appends(peer)
 
-    with connected_to(script) as connection, on_signal(give_up):
+    with connected_to(script) as connection, on_signal(raise_timeout):
         pool.submit(send_signal_when, lambda: connection._reader)
         with pytest.raises(TimeoutError, match="the program's own"):
-            connection.call(append(1), later())
+            connection.call(append(1), deadline_in())
 
 
-def test_a_thread_that_is_struck_between_taking_bytes_and_using_them_loses_the_connection() -> None:
-    """Those bytes are gone, and what follows them makes no sense."""
+def test_interrupt_before_received_bytes_are_decoded_loses_the_connection() -> None:
+    """The received bytes are lost, so that later bytes are not a frame."""
     with connected_to(serve_appends) as connection:
         receive = connection._protocol.receive
 
@@ -282,41 +282,41 @@ def test_a_thread_that_is_struck_between_taking_bytes_and_using_them_loses_the_c
         connection._protocol.receive = receive_late  # type: ignore[method-assign] # see above
 
         with pytest.raises(Interrupt):
-            connection.call(append(1), later())
+            connection.call(append(1), deadline_in())
         assert not connection.is_usable()
 
 
-def test_the_handler_of_a_signal_may_close_what_it_interrupts(pool: ThreadPoolExecutor) -> None:
-    with connected_to(Caller.wait_for_end) as connection, on_signal(connection.close):
+def test_signal_handler_may_close_the_connection(pool: ThreadPoolExecutor) -> None:
+    with connected_to(ClientPeer.wait_for_close) as connection, on_signal(connection.close):
         pool.submit(send_signal_when, lambda: connection._reader)
 
         with pytest.raises(ConnectionLostException):
-            connection.call(append(1), later())
+            connection.call(append(1), deadline_in())
 
         assert connection._transport._socket.fileno() == -1
 
 
-# The end
+# Closing
 
 
-def test_the_end_of_a_connection_wakes_all_who_wait(pool: ThreadPoolExecutor) -> None:
-    def script(caller: Caller) -> None:
+def test_lost_connection_fails_all_waiting_threads(pool: ThreadPoolExecutor) -> None:
+    def script(peer: ClientPeer) -> None:
         for _ in range(10):
-            caller.take()
+            peer.receive()
 
     with connected_to(script) as connection:
-        futures = [pool.submit(connection.call, append(n), later()) for n in range(10)]
+        futures = [pool.submit(connection.call, append(n), deadline_in()) for n in range(10)]
 
         for future in futures:
             with pytest.raises(ConnectionLostException):
                 future.result(TIMEOUT_S / 2)
         assert not connection.is_usable()
         with pytest.raises(NotSentError):
-            connection.call(append(1), later())
+            connection.call(append(1), deadline_in())
 
 
-def test_a_close_wakes_all_who_wait_and_then_nothing_is_open(pool: ThreadPoolExecutor) -> None:
-    with connected_to(Caller.wait_for_end) as connection:
+def test_close_fails_all_waiting_threads_and_closes_the_socket(pool: ThreadPoolExecutor) -> None:
+    with connected_to(ClientPeer.wait_for_close) as connection:
         reader = start_reader(pool, connection, append(1))
         sleepers = [start_sleeper(pool, connection, append(n)) for n in range(2, 5)]
 
@@ -328,11 +328,11 @@ def test_a_close_wakes_all_who_wait_and_then_nothing_is_open(pool: ThreadPoolExe
         assert connection._transport._socket.fileno() == -1
 
 
-def test_a_close_wakes_one_that_cannot_send(pool: ThreadPoolExecutor) -> None:
+def test_close_fails_a_blocked_send(pool: ThreadPoolExecutor) -> None:
     is_over = threading.Event()
     with connected_to(lambda _: is_over.wait(TIMEOUT_S)) as connection:
         sender = pool.submit(
-            connection.call, calls.append_message("s", bytes(64 * MEBIBYTE)), later()
+            connection.call, calls.append_message("s", bytes(64 * MEBIBYTE)), deadline_in()
         )
         wait_until(connection._sending.locked)
 
@@ -344,84 +344,84 @@ def test_a_close_wakes_one_that_cannot_send(pool: ThreadPoolExecutor) -> None:
         is_over.set()
 
 
-def test_a_close_may_come_twice() -> None:
+def test_close_is_idempotent() -> None:
     with connected_to(serve_appends) as connection:
         connection.close()
         connection.close()
         assert not connection.is_usable()
 
 
-def test_a_connection_that_was_closed_leaves_no_warning() -> None:
+def test_closed_connection_causes_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with connected_to(serve_appends) as connection:
-            connection.call(append(1), later())
+            connection.call(append(1), deadline_in())
         del connection
         gc.collect()
 
 
-def test_the_end_while_nobody_asks_is_noticed_before_the_next_request() -> None:
-    with connected_to(lambda caller: answer(caller, caller.take())) as connection:
-        assert connection.call(append(1), later()) == 1
+def test_close_of_an_idle_connection_is_detected() -> None:
+    with connected_to(lambda peer: answer(peer, peer.receive())) as connection:
+        assert connection.call(append(1), deadline_in()) == 1
 
         wait_until(lambda: not connection.is_usable())
 
 
-def test_a_child_process_leaves_the_connection_to_its_parent() -> None:
+def test_forked_child_does_not_use_the_connection() -> None:
     with connected_to(serve_appends) as connection:
-        assert connection.call(append(1), later()) == 1
+        assert connection.call(append(1), deadline_in()) == 1
         child = os.fork()
         if child == 0:
-            # Not even a close in the child ends it.
+            # A close in the child does not end it.
             is_usable = connection.is_usable()
             connection.close()
             os._exit(17 if is_usable else 0)
         _, status = os.waitpid(child, 0)
 
         assert os.waitstatus_to_exitcode(status) == 0
-        assert connection.call(append(2), later()) == 2
+        assert connection.call(append(2), deadline_in()) == 2
 
 
 # Sending
 
 
-def test_a_request_that_cannot_leave_in_time_was_not_sent() -> None:
+def test_send_timeout_is_not_sent() -> None:
     is_over = threading.Event()
     with connected_to(lambda _: is_over.wait(TIMEOUT_S)) as connection:
         call = calls.append_message("s", bytes(64 * MEBIBYTE))
 
-        with pytest.raises(NotSentError, match="takes no more"):
-            connection.call(call, later(0.2))
+        with pytest.raises(NotSentError, match="did not accept the request in time"):
+            connection.call(call, deadline_in(0.2))
 
-        # A part of it has left: nothing can follow.
+        # A part of the frame was sent, so that no other frame can follow.
         assert not connection.is_usable()
         is_over.set()
 
 
-def test_a_request_is_sent_to_a_server_that_must_first_get_rid_of_an_answer() -> None:
-    """Nobody waits for that answer any more, and so nobody reads while the request is sent."""
+def test_blocked_send_receives_answers() -> None:
+    """The call of that answer timed out, so that no thread receives during the send."""
     has_given_up = threading.Event()
 
-    def script(caller: Caller) -> None:
-        late = caller.take()
+    def script(peer: ClientPeer) -> None:
+        late = peer.receive()
         has_given_up.wait(TIMEOUT_S)
-        caller.answer(late, messages=[], padding=bytes(64 * MEBIBYTE))
-        caller.answer(caller.take(), sequenceNumber=7)
+        peer.answer(late, messages=[], padding=bytes(64 * MEBIBYTE))
+        peer.answer(peer.receive(), sequenceNumber=7)
 
     with connected_to(script) as connection:
         with pytest.raises(RequestTimeoutException):
-            connection.call(calls.read_messages("s", None, 1), later(0.1))
+            connection.call(calls.read_messages("s", None, 1), deadline_in(0.1))
         has_given_up.set()
 
-        assert connection.call(calls.append_message("s", bytes(64 * MEBIBYTE)), later()) == 7
+        assert connection.call(calls.append_message("s", bytes(64 * MEBIBYTE)), deadline_in()) == 7
 
 
-def test_an_answer_that_comes_instead_of_the_end_of_a_request_is_the_answer() -> None:
-    """So a server refuses what is too large for it, and hangs up."""
+def test_answer_to_a_truncated_request_is_delivered() -> None:
+    """A server rejects a frame that is too large before it has received all of it."""
 
-    def script(caller: Caller) -> None:
-        caller.take_bytes(HEADER.size)
-        caller.say(
+    def script(peer: ClientPeer) -> None:
+        peer.receive_bytes(HEADER.size)
+        peer.send(
             encode_frame(
                 Operation.AppendMessageResponse,
                 b"\xa3irequestIdh00000001fstatus\x03lerrorMessageitoo large",
@@ -432,20 +432,20 @@ def test_an_answer_that_comes_instead_of_the_end_of_a_request_is_the_answer() ->
         call = calls.append_message("s", bytes(64 * MEBIBYTE))
 
         with pytest.raises(InvalidRequestException, match="too large"):
-            connection.call(call, later())
+            connection.call(call, deadline_in())
 
 
-def test_one_that_sends_what_is_large_holds_up_nobody_who_waits(pool: ThreadPoolExecutor) -> None:
-    def script(caller: Caller) -> None:
-        first = caller.take()
-        # The second has begun: the first is answered while it is still being sent.
-        caller.take_bytes(1)
-        answer(caller, first)
+def test_large_send_does_not_delay_answers(pool: ThreadPoolExecutor) -> None:
+    def script(peer: ClientPeer) -> None:
+        first = peer.receive()
+        # The first is answered while the second is being sent.
+        peer.receive_bytes(1)
+        answer(peer, first)
 
     with connected_to(script) as connection:
         waiting = start_reader(pool, connection, append(1))
         sending = pool.submit(
-            connection.call, calls.append_message("s", bytes(64 * MEBIBYTE)), later()
+            connection.call, calls.append_message("s", bytes(64 * MEBIBYTE)), deadline_in()
         )
 
         assert waiting.result(TIMEOUT_S / 2) == 1
@@ -453,40 +453,40 @@ def test_one_that_sends_what_is_large_holds_up_nobody_who_waits(pool: ThreadPool
             sending.result(TIMEOUT_S / 2)
 
 
-# Answers that come late, twice, for nobody, or are none
+# Late, duplicate, unexpected and malformed answers
 
 
-def test_a_slow_answer_within_the_time_is_an_answer() -> None:
+def test_slow_answer_before_the_deadline_is_delivered() -> None:
     may_answer = threading.Event()
 
-    def script(caller: Caller) -> None:
-        request = caller.take()
+    def script(peer: ClientPeer) -> None:
+        request = peer.receive()
         may_answer.wait(TIMEOUT_S)
-        answer(caller, request)
+        answer(peer, request)
 
     with connected_to(script) as connection:
-        # Longer than the tick after which the kernel wakes a thread.
+        # Longer than the socket's receive timeout.
         threading.Timer(1.2, may_answer.set).start()
-        assert connection.call(append(1), later()) == 1
+        assert connection.call(append(1), deadline_in()) == 1
 
 
-def test_a_late_answer_is_passed_over_and_the_connection_goes_on() -> None:
-    def script(caller: Caller) -> None:
-        late, request = caller.take(), caller.take()
-        answer(caller, late)
-        answer(caller, request)
-        serve_appends(caller)
+def test_late_answer_is_ignored() -> None:
+    def script(peer: ClientPeer) -> None:
+        late, request = peer.receive(), peer.receive()
+        answer(peer, late)
+        answer(peer, request)
+        serve_appends(peer)
 
     with connected_to(script) as connection:
-        with pytest.raises(RequestTimeoutException, match="AppendMessage was not answered in time"):
-            connection.call(append(1), later(0.1))
+        with pytest.raises(RequestTimeoutException, match="AppendMessage timed out"):
+            connection.call(append(1), deadline_in(0.1))
 
-        assert connection.call(append(2), later()) == 2
-        assert connection.call(append(3), later()) == 3
+        assert connection.call(append(2), deadline_in()) == 2
+        assert connection.call(append(3), deadline_in()) == 3
 
 
 @pytest.mark.parametrize(
-    "nonsense",
+    "frame",
     [
         frame_to(Request(Operation.AppendMessage, {"requestId": "nobody"}), sequenceNumber=9),
         frame_to(Request(Operation.AppendMessage, {"requestId": "1"}), operation=99),
@@ -500,20 +500,20 @@ def test_a_late_answer_is_passed_over_and_the_connection_goes_on() -> None:
         encode_frame(Operation.ReadMessagesResponse, b"\xa1\x80\x01"),
     ],
 )
-def test_what_is_an_answer_to_nothing_is_passed_over(nonsense: bytes) -> None:
-    def script(caller: Caller) -> None:
-        request = caller.take()
-        caller.say(nonsense)
-        answer(caller, request)
-        serve_appends(caller)
+def test_unexpected_answer_is_ignored(frame: bytes) -> None:
+    def script(peer: ClientPeer) -> None:
+        request = peer.receive()
+        peer.send(frame)
+        answer(peer, request)
+        serve_appends(peer)
 
     with connected_to(script) as connection:
-        assert connection.call(append(1), later()) == 1
-        assert connection.call(append(2), later()) == 2
+        assert connection.call(append(1), deadline_in()) == 1
+        assert connection.call(append(2), deadline_in()) == 2
 
 
 @pytest.mark.parametrize(
-    "nonsense",
+    "frame",
     [
         encode_frame(Operation.AppendMessageResponse, b"\xa4irequestId"),
         encode_frame(
@@ -522,86 +522,86 @@ def test_what_is_an_answer_to_nothing_is_passed_over(nonsense: bytes) -> None:
         ),
     ],
 )
-def test_what_is_nearly_the_answer_to_an_append_is_passed_over(nonsense: bytes) -> None:
-    def script(caller: Caller) -> None:
-        request = caller.take()
-        caller.say(nonsense)
-        answer(caller, request)
+def test_malformed_append_answer_is_ignored(frame: bytes) -> None:
+    def script(peer: ClientPeer) -> None:
+        request = peer.receive()
+        peer.send(frame)
+        answer(peer, request)
 
     with connected_to(script) as connection:
-        assert connection.call(append(1), later()) == 1
+        assert connection.call(append(1), deadline_in()) == 1
 
 
-def test_a_second_answer_to_the_same_request_is_passed_over() -> None:
-    def script(caller: Caller) -> None:
+def test_duplicate_answer_is_ignored() -> None:
+    def script(peer: ClientPeer) -> None:
         while True:
-            request = caller.take()
-            answer(caller, request)
-            caller.answer(request, sequenceNumber=999)
+            request = peer.receive()
+            answer(peer, request)
+            peer.answer(request, sequenceNumber=999)
 
     with connected_to(script) as connection:
-        assert [connection.call(append(n), later()) for n in range(5)] == list(range(5))
+        assert [connection.call(append(n), deadline_in()) for n in range(5)] == list(range(5))
 
 
 @pytest.mark.parametrize("length", [0, -1, (1 << 30) + 1, -(1 << 31)])
-def test_a_length_that_makes_no_sense_is_the_end(length: int) -> None:
-    def script(caller: Caller) -> None:
-        caller.take()
-        caller.say(HEADER.pack(length, Operation.AppendMessageResponse))
-        caller.wait_for_end()
+def test_invalid_frame_length_ends_the_connection(length: int) -> None:
+    def script(peer: ClientPeer) -> None:
+        peer.receive()
+        peer.send(HEADER.pack(length, Operation.AppendMessageResponse))
+        peer.wait_for_close()
 
     with connected_to(script) as connection:
-        with pytest.raises(ConnectionLostException, match="may have been carried out"):
-            connection.call(append(1), later())
+        with pytest.raises(ConnectionLostException, match="may have executed it"):
+            connection.call(append(1), deadline_in())
         assert not connection.is_usable()
 
 
-def test_the_end_in_the_middle_of_an_answer_is_a_lost_connection() -> None:
-    def script(caller: Caller) -> None:
-        caller.say(frame_to(caller.take(), sequenceNumber=1)[:-1])
+def test_truncated_answer_is_a_lost_connection() -> None:
+    def script(peer: ClientPeer) -> None:
+        peer.send(frame_to(peer.receive(), sequenceNumber=1)[:-1])
 
     with connected_to(script) as connection, pytest.raises(ConnectionLostException):
-        connection.call(append(1), later())
+        connection.call(append(1), deadline_in())
 
 
-def test_answers_may_come_byte_by_byte() -> None:
-    def script(caller: Caller) -> None:
+def test_answers_arrive_byte_by_byte() -> None:
+    def script(peer: ClientPeer) -> None:
         while True:
-            for byte in frame_to(caller.take(), sequenceNumber=70_000):
-                caller.say(bytes((byte,)))
+            for byte in frame_to(peer.receive(), sequenceNumber=70_000):
+                peer.send(bytes((byte,)))
 
     with connected_to(script) as connection:
-        assert connection.call(append(1), later()) == 70_000
-        assert connection.call(append(2), later()) == 70_000
+        assert connection.call(append(1), deadline_in()) == 70_000
+        assert connection.call(append(2), deadline_in()) == 70_000
 
 
-def test_an_answer_may_be_large(pool: ThreadPoolExecutor) -> None:
+def test_large_answer(pool: ThreadPoolExecutor) -> None:
     payload = os.urandom(MEBIBYTE) * 40
     message = {"streamName": "s", "sequenceNumber": 3, "ingestTime": 4, "payload": payload}
 
-    def script(caller: Caller) -> None:
+    def script(peer: ClientPeer) -> None:
         reading, appending = sorted(
-            (caller.take(), caller.take()), key=lambda request: -request.operation
+            (peer.receive(), peer.receive()), key=lambda request: -request.operation
         )
-        caller.say(frame_to(reading, messages=[message]) + frame_to(appending, sequenceNumber=1))
+        peer.send(frame_to(reading, messages=[message]) + frame_to(appending, sequenceNumber=1))
 
     with connected_to(script) as connection:
-        reader = pool.submit(connection.call, calls.read_messages("s", None, 1), later())
+        reader = pool.submit(connection.call, calls.read_messages("s", None, 1), deadline_in())
 
-        assert connection.call(append(1), later()) == 1
+        assert connection.call(append(1), deadline_in()) == 1
         assert reader.result() == [Message("s", 3, 4, payload)]
 
 
-# Answers that are answers, and strange
+# Errors and undecodable answers
 
 
 def ask(call: ClientCall[Any], **fields: Any) -> Any:
-    """What comes of an answer with these fields."""
-    with connected_to(lambda caller: caller.answer(caller.take(), **fields)) as connection:
-        return connection.call(call, later())
+    """Returns the result of an answer with these fields."""
+    with connected_to(lambda peer: peer.answer(peer.receive(), **fields)) as connection:
+        return connection.call(call, deadline_in())
 
 
-def test_a_status_that_is_not_known_is_told() -> None:
+def test_unknown_status_is_raised() -> None:
     with pytest.raises(StreamManagerException, match=r"status 99.*: it rains") as caught:
         ask(append(1), status=99, errorMessage="it rains")
 
@@ -609,19 +609,19 @@ def test_a_status_that_is_not_known_is_told() -> None:
 
 
 @pytest.mark.parametrize("status", [None, "0", [], -1, 1.5])
-def test_a_status_that_is_none_is_told(status: object) -> None:
+def test_invalid_status_is_raised(status: object) -> None:
     with pytest.raises(StreamManagerException, match="status"):
         ask(append(1), status=status, sequenceNumber=1)
 
 
-def test_an_answer_of_another_operation_is_told() -> None:
+def test_answer_with_another_operation_is_an_error() -> None:
     with pytest.raises(
         ClientException, match=r"answered AppendMessage with operation 10|ReadMessagesResponse"
     ):
         ask(append(1), operation=Operation.ReadMessagesResponse)
 
 
-def test_a_failure_is_the_exception_of_its_status() -> None:
+def test_status_selects_the_exception() -> None:
     with pytest.raises(InvalidRequestException, match="it is full") as caught:
         ask(append(1), status=3, errorMessage="it is full")
 
@@ -651,10 +651,8 @@ def test_a_failure_is_the_exception_of_its_status() -> None:
         ),
     ],
 )
-def test_an_answer_that_cannot_be_understood_is_told(
-    call: ClientCall[Any], fields: dict[str, Any]
-) -> None:
-    with pytest.raises(ClientException, match="cannot be understood"):
+def test_undecodable_answer_is_an_error(call: ClientCall[Any], fields: dict[str, Any]) -> None:
+    with pytest.raises(ClientException, match="cannot decode"):
         ask(call, **fields)
 
 
@@ -666,73 +664,75 @@ def open_to(script: Script, request_timeout: float = TIMEOUT_S) -> None:
         Connection.open(server.endpoint, TIMEOUT_S, request_timeout).close()
 
 
-def test_a_server_says_what_it_is() -> None:
+def test_server_info_is_available_after_connect() -> None:
     with connected_to(serve_appends) as connection:
         assert connection.server.protocol_version == "1.1.0"
         assert connection.server.has_extensions is False
 
 
-def test_what_is_no_stream_manager_is_told() -> None:
-    with pytest.raises(ConnectFailedException, match="no stream manager"):
-        open_to(lambda caller: caller.say(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+def test_server_with_another_protocol_is_rejected() -> None:
+    with pytest.raises(ConnectFailedException, match="not a stream manager"):
+        open_to(lambda peer: peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
 
 
-def test_a_server_that_hangs_up_in_the_handshake_is_told() -> None:
+def test_close_during_the_handshake_is_reported() -> None:
     with pytest.raises(ConnectFailedException, match="closed the connection") as caught:
-        open_to(lambda caller: (caller.take_bytes(1), caller.take()))
+        open_to(lambda peer: (peer.receive_bytes(1), peer.receive()))
 
     assert caught.value.status is ResponseStatusCode.FailedToConnect
 
 
-def test_a_server_that_does_not_answer_the_handshake_is_given_up_in_time() -> None:
+def test_handshake_times_out() -> None:
     with pytest.raises(TimeoutError):
-        open_to(Caller.wait_for_end, request_timeout=0.2)
+        open_to(ClientPeer.wait_for_close, request_timeout=0.2)
 
 
 @pytest.mark.parametrize(
     "fields", [{"penstockExtensions": "yes"}, {"penstockExtensions": 1, "maxFrameBytes": "many"}]
 )
-def test_a_handshake_that_cannot_be_understood_is_a_refusal(fields: dict[str, Any]) -> None:
+def test_undecodable_handshake_is_a_failed_connect(fields: dict[str, Any]) -> None:
     with pytest.raises(ConnectFailedException):
-        open_to(lambda caller: caller.greet(**fields))
+        open_to(lambda peer: peer.accept_handshake(**fields))
 
 
-class _Turns(dict[str, Any]):
-    """Whose turn it is to read. After each look, something else happens."""
+class _HookedReader(dict[str, Any]):
+    """The reader of a connection; `get` calls a hook."""
 
-    def __init__(self, turns: dict[str, Any], happens: Callable[[], object]) -> None:
-        super().__init__(turns)
-        self._happens = happens
+    def __init__(self, readers: dict[str, Any], hook: Callable[[], object]) -> None:
+        super().__init__(readers)
+        self._hook = hook
 
     def get(self, key: str, default: Any = None) -> Any:
         found = super().get(key, default)
-        self._happens()
+        self._hook()
         return found
 
 
-def test_the_turn_of_a_reader_is_not_ended_because_the_one_before_it_is_gone() -> None:
+def test_dead_reader_does_not_remove_its_successor() -> None:
     with connected_to(serve_appends) as connection:
         former = [SentCall(append(1), "1")]
         current = SentCall(append(2), "2")
         turn = weakref.ref(current)
 
         def pass_on() -> None:
-            """The former reader ends its turn and is gone, and another thread begins to read."""
+            """The former reader's thread ends, and another thread becomes the reader."""
             if former:
                 former.clear()
-                turns["reader"] = turn
+                readers["reader"] = turn
 
-        turns = _Turns({"reader": weakref.ref(former[0])}, pass_on)
-        connection._reader = turns
-        connection._free_turn()
+        readers = _HookedReader({"reader": weakref.ref(former[0])}, pass_on)
+        connection._reader = readers
+        connection._release_dead_reader()
 
-        assert dict(turns) == {"reader": turn}
-        turns.clear()
+        assert dict(readers) == {"reader": turn}
+        readers.clear()
 
 
-def test_many_threads_share_a_connection() -> None:
+def test_twelve_threads_share_a_connection() -> None:
     def ask(first: int) -> list[int]:
-        return [connection.call(append(number), later()) for number in range(first, first + 300)]
+        return [
+            connection.call(append(number), deadline_in()) for number in range(first, first + 300)
+        ]
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

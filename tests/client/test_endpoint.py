@@ -1,4 +1,4 @@
-"""Where a client looks for its server, in which order, and whom it tells the token."""
+"""How a client finds its server, its token and its TLS settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock.client.endpoint import Endpoint, Search, explain
+from penstock.client.endpoint import Endpoint, EndpointOptions, connect_error
 from penstock.discovery import LOCK_FILE, Address, write_address
 from penstock.errors import SettingError
 from tests.support import BrokerProcess, LocalBroker
@@ -31,7 +31,7 @@ TOKEN = "AWS_CONTAINER_AUTHORIZATION_TOKEN"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine on which there is nothing: no broker, no configuration."""
+    """The home directory of a machine without a broker and without a configuration."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -40,15 +40,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def machine_root(home: Path) -> Path:
-    """The root that is looked at when nobody names one."""
+    """The default root."""
     root = home / ".penstock"
     root.mkdir(parents=True)
     return root
 
 
 @contextmanager
-def served(root: Path, port: int = 4000, host: str = "127.0.0.1", **address: Any) -> Iterator[None]:
-    """A root as a running broker has it."""
+def serving_root(
+    root: Path, port: int = 4000, host: str = "127.0.0.1", **address: Any
+) -> Iterator[None]:
+    """Makes a root look like that of a running broker."""
     write_address(root, Address(pid=os.getpid(), host=host, port=port, **address))
     (root / "token").write_text(f"token of {port}\n")
     descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT)
@@ -64,178 +66,184 @@ def configure(text: str) -> Path:
     return path
 
 
-def found(search: Search | None = None, /, **environment: str) -> Endpoint:
-    return (search or Search()).find(environment)
+def found(options: EndpointOptions | None = None, /, **environment: str) -> Endpoint:
+    return (options or EndpointOptions()).find(environment)
 
 
-def place(search: Search | None = None, /, **environment: str) -> str:
-    return str(found(search, **environment))
+def address_of(options: EndpointOptions | None = None, /, **environment: str) -> str:
+    return str(found(options, **environment))
 
 
-def refusal(search: Search | None = None, /, **environment: str) -> str:
+def setting_error(options: EndpointOptions | None = None, /, **environment: str) -> str:
     with pytest.raises(SettingError) as caught:
-        found(search, **environment)
+        found(options, **environment)
     return str(caught.value)
 
 
-# Where
+# The address
 
 
-def test_where_nothing_is_said_it_is_the_usual_port_of_this_machine() -> None:
+def test_default_is_the_usual_local_port() -> None:
     assert found() == Endpoint("127.0.0.1", 8088, None, None, "")
 
 
-def test_what_is_passed_comes_first(machine_root: Path, tmp_path: Path) -> None:
+def test_passed_address_comes_first(machine_root: Path, tmp_path: Path) -> None:
     configure("[client]\nhost = 'configured'\nport = 1\nunix_socket = '/configured'\n")
     environment = {HOST: "variable", PORT: "2"}
     other = tmp_path / "other"
     other.mkdir()
-    with served(machine_root), served(other, 5000):
-        assert place(Search("passed", 3, root=other), **environment) == "passed:3"
-        assert place(Search(unix_socket="/passed", root=other), **environment) == "unix:/passed"
-        assert place(Search("passed", root=other), **environment) == "passed:2"
-        assert place(Search(port=3, root=other), **environment) == "127.0.0.1:3"
+    with serving_root(machine_root), serving_root(other, 5000):
+        assert address_of(EndpointOptions("passed", 3, root=other), **environment) == "passed:3"
+        assert (
+            address_of(EndpointOptions(unix_socket="/passed", root=other), **environment)
+            == "unix:/passed"
+        )
+        assert address_of(EndpointOptions("passed", root=other), **environment) == "passed:2"
+        assert address_of(EndpointOptions(port=3, root=other), **environment) == "127.0.0.1:3"
 
 
-def test_then_a_root_that_is_passed(machine_root: Path, tmp_path: Path) -> None:
+def test_passed_root_comes_second(machine_root: Path, tmp_path: Path) -> None:
     configure("[client]\nhost = 'configured'\n")
     other = tmp_path / "other"
     other.mkdir()
-    with served(machine_root), served(other, 5000):
-        endpoint = found(Search(root=other), **{HOST: "variable", PORT: "2"})
+    with serving_root(machine_root), serving_root(other, 5000):
+        endpoint = found(EndpointOptions(root=other), **{HOST: "variable", PORT: "2"})
 
     assert (str(endpoint), endpoint.token) == ("127.0.0.1:5000", "token of 5000")
 
 
-def test_then_the_environment(machine_root: Path) -> None:
+def test_environment_comes_third(machine_root: Path) -> None:
     configure("[client]\nhost = 'configured'\nport = 1\n")
-    with served(machine_root):
-        assert place(**{HOST: "variable", PORT: "2"}) == "variable:2"
-        # They belong together: the rest is not taken from somewhere else.
-        assert place(**{HOST: "variable"}) == "variable:8088"
-        assert place(**{PORT: "2"}) == "127.0.0.1:2"
+    with serving_root(machine_root):
+        assert address_of(**{HOST: "variable", PORT: "2"}) == "variable:2"
+        # Host and port belong together: a missing one gets its default.
+        assert address_of(**{HOST: "variable"}) == "variable:8088"
+        assert address_of(**{PORT: "2"}) == "127.0.0.1:2"
 
 
-def test_then_the_configuration(machine_root: Path) -> None:
-    with served(machine_root):
+def test_configuration_comes_fourth(machine_root: Path) -> None:
+    with serving_root(machine_root):
         configure("[client]\nhost = 'configured'\nport = 1\n")
-        assert place() == "configured:1"
+        assert address_of() == "configured:1"
         configure("[client]\nport = 1\n")
-        assert place() == "127.0.0.1:1"
+        assert address_of() == "127.0.0.1:1"
         configure("[client]\nhost = 'configured'\nunix_socket = '/configured'\n")
-        assert place() == "unix:/configured"
+        assert address_of() == "unix:/configured"
 
 
-def test_then_the_broker_of_this_machine(machine_root: Path) -> None:
+def test_broker_of_this_machine_comes_last(machine_root: Path) -> None:
     configure("[client]\ntoken = 't'\n")
-    with served(machine_root):
-        assert place() == "127.0.0.1:4000"
-    assert place() == "127.0.0.1:8088"
+    with serving_root(machine_root):
+        assert address_of() == "127.0.0.1:4000"
+    assert address_of() == "127.0.0.1:8088"
 
 
 @pytest.mark.parametrize("variable", ["STREAM_MANAGER_STORE_ROOT_DIR", "PENSTOCK_ROOT"])
-def test_a_variable_names_the_root_of_this_machine(
-    variable: str, machine_root: Path, tmp_path: Path
-) -> None:
+def test_variable_sets_the_root(variable: str, machine_root: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    with served(machine_root), served(other, 5000):
-        assert place(**{variable: str(other)}) == "127.0.0.1:5000"
-        assert place(**{variable: ""}) == "127.0.0.1:4000"
+    with serving_root(machine_root), serving_root(other, 5000):
+        assert address_of(**{variable: str(other)}) == "127.0.0.1:5000"
+        assert address_of(**{variable: ""}) == "127.0.0.1:4000"
 
 
-def test_the_configuration_names_the_root_of_this_machine(tmp_path: Path) -> None:
+def test_configuration_sets_the_root(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     configure(f"root = '{other}'\n")
-    with served(other, 5000):
-        assert place() == "127.0.0.1:5000"
+    with serving_root(other, 5000):
+        assert address_of() == "127.0.0.1:5000"
 
 
-def test_another_configuration_may_be_named(tmp_path: Path) -> None:
+def test_configuration_file_can_be_passed(tmp_path: Path) -> None:
     configure("[client]\nhost = 'here'\n")
     other = tmp_path / "other.toml"
     other.write_text("[client]\nhost = 'there'\n")
 
-    assert place() == "here:8088"
-    assert place(PENSTOCK_CONFIG=str(other)) == "there:8088"
-    assert place(Search(config=other)) == "there:8088"
-    assert place(Search(config=str(other)), PENSTOCK_CONFIG="/nowhere") == "there:8088"
-    assert "does not exist" in refusal(Search(config="/nowhere"))
+    assert address_of() == "here:8088"
+    assert address_of(PENSTOCK_CONFIG=str(other)) == "there:8088"
+    assert address_of(EndpointOptions(config=other)) == "there:8088"
+    assert (
+        address_of(EndpointOptions(config=str(other)), PENSTOCK_CONFIG="/nowhere") == "there:8088"
+    )
+    assert "does not exist" in setting_error(EndpointOptions(config="/nowhere"))
 
 
 @pytest.mark.parametrize("empty", [{HOST: ""}, {PORT: ""}, {PORT: "0"}, {PORT: " "}])
-def test_a_variable_that_says_nothing_is_not_set(empty: dict[str, str], machine_root: Path) -> None:
-    with served(machine_root):
-        assert place(**empty) == "127.0.0.1:4000"
+def test_empty_variable_counts_as_not_set(empty: dict[str, str], machine_root: Path) -> None:
+    with serving_root(machine_root):
+        assert address_of(**empty) == "127.0.0.1:4000"
     configure("[client]\nport = 1\n")
-    assert place(**empty) == "127.0.0.1:1"
+    assert address_of(**empty) == "127.0.0.1:1"
 
 
-def test_a_port_may_have_spaces_around_it() -> None:
-    assert place(**{PORT: " 9000\n"}) == "127.0.0.1:9000"
+def test_port_may_have_surrounding_spaces() -> None:
+    assert address_of(**{PORT: " 9000\n"}) == "127.0.0.1:9000"
 
 
 @pytest.mark.parametrize("port", ["x", "65536", "-1", "1.5", "²", "00"])
-def test_a_variable_that_is_no_port_is_told_so(port: str) -> None:
-    assert refusal(**{PORT: port}).startswith(f"{PORT} is ")
-    assert refusal(**{PORT: port}).endswith(": expected a port, 1 to 65535")
+def test_invalid_port_variable_is_rejected(port: str) -> None:
+    assert setting_error(**{PORT: port}).startswith(f"{PORT} is ")
+    assert setting_error(**{PORT: port}).endswith(": expected a port, 1 to 65535")
 
 
-def test_a_port_may_be_text() -> None:
-    assert found(Search(port="8089")).port == 8089
+def test_port_may_be_a_string() -> None:
+    assert found(EndpointOptions(port="8089")).port == 8089
 
 
 @pytest.mark.parametrize("port", [0, -1, 65_536, 1.5, "x", "-1"])
-def test_a_number_that_is_no_port_is_told_so(port: Any) -> None:
-    assert refusal(Search(port=port)) == f"port is {port!r}: expected a port, 1 to 65535"
+def test_invalid_port_is_rejected(port: Any) -> None:
+    assert (
+        setting_error(EndpointOptions(port=port))
+        == f"port is {port!r}: expected a port, 1 to 65535"
+    )
 
 
-# A root that is named
+# A configured root
 
 
-def test_a_root_that_nobody_serves_is_no_reason_to_go_elsewhere(tmp_path: Path) -> None:
+def test_unserved_root_falls_back_to_no_other_broker(tmp_path: Path) -> None:
     for environment in ({}, {HOST: "variable", PORT: "2"}):
         with pytest.raises(ConnectionRefusedError, match=f"no stream manager serves {tmp_path}"):
-            found(Search(root=tmp_path), **environment)
+            found(EndpointOptions(root=tmp_path), **environment)
 
 
-def test_a_broker_that_was_killed_is_not_asked(tmp_path: Path) -> None:
-    with served(tmp_path):
-        assert place(Search(root=tmp_path)) == "127.0.0.1:4000"
+def test_address_of_a_killed_broker_is_ignored(tmp_path: Path) -> None:
+    with serving_root(tmp_path):
+        assert address_of(EndpointOptions(root=tmp_path)) == "127.0.0.1:4000"
 
     assert (tmp_path / "broker.json").exists()
     with pytest.raises(ConnectionRefusedError):
-        found(Search(root=tmp_path))
-    # Nor is anybody told its token who has got its port.
-    assert found(Search(port=4000, root=tmp_path)).token == ""
+        found(EndpointOptions(root=tmp_path))
+    # The token is not sent to another server on the same port.
+    assert found(EndpointOptions(port=4000, root=tmp_path)).token == ""
 
 
 @pytest.mark.parametrize("text", ["", "{}", "nonsense", '{"pid":1,"host":5,"port":1}'])
-def test_an_address_that_makes_no_sense_is_none(machine_root: Path, text: str) -> None:
-    with served(machine_root):
+def test_invalid_address_file_is_ignored(machine_root: Path, text: str) -> None:
+    with serving_root(machine_root):
         (machine_root / "broker.json").write_text(text)
         assert found() == Endpoint("127.0.0.1", 8088)
 
 
 @pytest.mark.parametrize("root", ["/proc/nowhere", "/etc/hosts", "/dev/null"])
-def test_a_root_that_is_none_is_not_served(root: str) -> None:
+def test_path_that_is_not_a_root_is_not_served(root: str) -> None:
     with pytest.raises(ConnectionRefusedError):
-        found(Search(root=root))
+        found(EndpointOptions(root=root))
 
 
 @pytest.mark.parametrize("variable", ["STREAM_MANAGER_STORE_ROOT_DIR", "PENSTOCK_ROOT"])
-def test_nor_is_one_that_is_named_otherwise(variable: str, tmp_path: Path) -> None:
+def test_unserved_root_of_a_variable_or_file_is_an_error(variable: str, tmp_path: Path) -> None:
     for environment in ({variable: str(tmp_path)}, {}):
         with pytest.raises(ConnectionRefusedError, match=f"no stream manager serves {tmp_path}"):
             found(**environment)
-        assert place(Search(port=4000), **environment) == "127.0.0.1:4000"
+        assert address_of(EndpointOptions(port=4000), **environment) == "127.0.0.1:4000"
         configure(f"root = '{tmp_path}'\n")
 
 
-def test_a_running_broker_is_found_by_its_root(tmp_path: Path) -> None:
+def test_running_broker_is_found_by_its_root(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker:
-        endpoint = found(Search(root=tmp_path / "root"))
+        endpoint = found(EndpointOptions(root=tmp_path / "root"))
 
         root = tmp_path / "root"
         assert endpoint == Endpoint("127.0.0.1", broker.port, None, None, broker.token, root)
@@ -244,56 +252,58 @@ def test_a_running_broker_is_found_by_its_root(tmp_path: Path) -> None:
 # The token
 
 
-def test_the_token_is_the_one_that_is_passed_or_set_or_configured(machine_root: Path) -> None:
-    with served(machine_root):
+def test_token_is_passed_then_of_the_environment_then_configured(machine_root: Path) -> None:
+    with serving_root(machine_root):
         assert found().token == "token of 4000"
         configure("[client]\ntoken = 'configured'\n")
         assert found().token == "configured"
         assert found(**{TOKEN: "variable"}).token == "variable"
         assert found(**{TOKEN: ""}).token == "configured"
-        assert found(Search(token="passed"), **{TOKEN: "variable"}).token == "passed"
-        # Passed and empty is said, too.
-        assert found(Search(token=""), **{TOKEN: "variable"}).token == ""
+        assert found(EndpointOptions(token="passed"), **{TOKEN: "variable"}).token == "passed"
+        # An empty token counts as passed.
+        assert found(EndpointOptions(token=""), **{TOKEN: "variable"}).token == ""
 
 
 @pytest.mark.parametrize(
-    "search",
+    "options",
     [
-        Search("127.0.0.1", 4000),
-        Search("localhost", 4000),
-        Search(port=4000),
-        Search(port=4001),
-        Search("localhost", 4001),
-        Search(unix_socket="/run/broker.sock"),
+        EndpointOptions("127.0.0.1", 4000),
+        EndpointOptions("localhost", 4000),
+        EndpointOptions(port=4000),
+        EndpointOptions(port=4001),
+        EndpointOptions("localhost", 4001),
+        EndpointOptions(unix_socket="/run/broker.sock"),
     ],
 )
-def test_the_token_of_a_root_is_for_the_broker_that_serves_it(
-    search: Search, machine_root: Path
+def test_token_of_a_root_is_sent_to_its_broker(
+    options: EndpointOptions, machine_root: Path
 ) -> None:
-    with served(machine_root, 4000, local_port=4001, unix_socket="/run/broker.sock"):
-        assert found(search).token == "token of 4000"
+    with serving_root(machine_root, 4000, local_port=4001, unix_socket="/run/broker.sock"):
+        assert found(options).token == "token of 4000"
 
 
 @pytest.mark.parametrize(
-    "search",
+    "options",
     [
-        Search("192.0.2.1", 4000),
-        Search("example.org", 4000),
-        Search("::1", 4000),
-        Search("127.0.0.1", 4002),
-        Search("192.0.2.1", 4001),
-        Search("127.0.0.1"),
-        Search(unix_socket="/run/other.sock"),
+        EndpointOptions("192.0.2.1", 4000),
+        EndpointOptions("example.org", 4000),
+        EndpointOptions("::1", 4000),
+        EndpointOptions("127.0.0.1", 4002),
+        EndpointOptions("192.0.2.1", 4001),
+        EndpointOptions("127.0.0.1"),
+        EndpointOptions(unix_socket="/run/other.sock"),
     ],
 )
-def test_nobody_else_is_told_the_token_of_a_root(search: Search, machine_root: Path) -> None:
-    with served(machine_root, 4000, local_port=4001, unix_socket="/run/broker.sock"):
-        assert found(search).token == ""
-        assert found(search._replace(root=machine_root)).token == ""
+def test_token_of_a_root_is_not_sent_to_other_servers(
+    options: EndpointOptions, machine_root: Path
+) -> None:
+    with serving_root(machine_root, 4000, local_port=4001, unix_socket="/run/broker.sock"):
+        assert found(options).token == ""
+        assert found(options._replace(root=machine_root)).token == ""
 
 
-def test_nobody_else_is_told_it_because_of_a_variable_or_a_file(machine_root: Path) -> None:
-    with served(machine_root):
+def test_token_of_a_root_is_not_sent_to_a_configured_server(machine_root: Path) -> None:
+    with serving_root(machine_root):
         assert found(**{HOST: "127.0.0.1", PORT: "4000"}).token == "token of 4000"
         assert found(**{HOST: "example.org", PORT: "4000"}).token == ""
         configure("[client]\nhost = 'example.org'\nport = 4000\n")
@@ -301,7 +311,7 @@ def test_nobody_else_is_told_it_because_of_a_variable_or_a_file(machine_root: Pa
 
 
 @pytest.mark.parametrize(
-    ("listens_on", "host", "is_its"),
+    ("listens_on", "host", "is_local"),
     [
         ("0.0.0.0", "127.0.0.1", True),
         ("0.0.0.0", "192.0.2.1", False),
@@ -313,25 +323,25 @@ def test_nobody_else_is_told_it_because_of_a_variable_or_a_file(machine_root: Pa
         ("192.0.2.1", "127.0.0.1", False),
     ],
 )
-def test_a_broker_is_known_by_where_it_listens(
-    listens_on: str, host: str, is_its: bool, machine_root: Path
+def test_local_broker_is_recognized_by_its_listen_address(
+    listens_on: str, host: str, is_local: bool, machine_root: Path
 ) -> None:
-    with served(machine_root, host=listens_on):
-        assert bool(found(Search(host, 4000)).token) is is_its
+    with serving_root(machine_root, host=listens_on):
+        assert bool(found(EndpointOptions(host, 4000)).token) is is_local
 
 
-def test_a_socket_is_known_by_a_relative_path_too(machine_root: Path) -> None:
+def test_relative_socket_path_is_recognized(machine_root: Path) -> None:
     path = Path("broker.sock").absolute()
-    with served(machine_root, unix_socket=str(path)):
-        assert found(Search(unix_socket="broker.sock")).token == "token of 4000"
+    with serving_root(machine_root, unix_socket=str(path)):
+        assert found(EndpointOptions(unix_socket="broker.sock")).token == "token of 4000"
 
 
 @pytest.mark.parametrize("token", [None, b"\xff\xfe"])
-def test_a_token_that_cannot_be_read_is_none(machine_root: Path, token: bytes | None) -> None:
-    with served(machine_root):
+def test_unreadable_token_counts_as_empty(machine_root: Path, token: bytes | None) -> None:
+    with serving_root(machine_root):
         (machine_root / "token").unlink()
         if token is None:
-            # A directory cannot be read either, and not even by an administrator.
+            # Not even root can read a directory as a file.
             (machine_root / "token").mkdir()
         else:
             (machine_root / "token").write_bytes(token)
@@ -351,10 +361,10 @@ def test_a_token_that_cannot_be_read_is_none(machine_root: Path, token: bytes | 
         ("port = 'x'\nprot = 1", "there is no setting client.prot; did you mean port?"),
     ],
 )
-def test_an_unknown_setting_is_told_with_the_nearest_one(text: str, message: str) -> None:
+def test_unknown_setting_suggests_the_nearest_one(text: str, message: str) -> None:
     path = configure(f"[client]\n{text}\n")
 
-    assert refusal() == f"{path}: {message}"
+    assert setting_error() == f"{path}: {message}"
 
 
 @pytest.mark.parametrize(
@@ -369,19 +379,19 @@ def test_an_unknown_setting_is_told_with_the_nearest_one(text: str, message: str
         ("host = 5", "client.host in penstock.toml is 5: expected str | null, got int"),
     ],
 )
-def test_a_setting_that_cannot_be_is_told_so(text: str, message: str) -> None:
+def test_invalid_setting_is_rejected(text: str, message: str) -> None:
     configure(f"[client]\n{text}\n")
 
-    assert refusal() == message
+    assert setting_error() == message
 
 
-def test_what_is_no_table_is_told_so() -> None:
+def test_client_setting_that_is_not_a_table_is_rejected() -> None:
     configure("client = 5\n")
 
-    assert refusal() == "client in penstock.toml is 5: expected object, got int"
+    assert setting_error() == "client in penstock.toml is 5: expected object, got int"
 
 
-def test_settings_of_the_broker_are_not_the_client_s() -> None:
+def test_broker_settings_do_not_apply_to_clients() -> None:
     configure("port = 1\nhost = 'h'\ntls_key = '/nowhere'\nunix_socket = '/s'\n")
 
     assert found() == Endpoint("127.0.0.1", 8088)
@@ -390,8 +400,8 @@ def test_settings_of_the_broker_are_not_the_client_s() -> None:
 # TLS
 
 
-class Certificates:
-    """Files with the certificate of a broker: alone, behind it the one that signed it, and none."""
+class CertificateChain:
+    """Files with a broker's certificate, its authority's, both, and an invalid one."""
 
     def __init__(self, directory: Path) -> None:
         authority_key = ec.generate_private_key(ec.SECP256R1())
@@ -452,12 +462,12 @@ class Certificates:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("tls"))
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> CertificateChain:
+    return CertificateChain(tmp_path_factory.mktemp("tls"))
 
 
-def shakes_hands(client: ssl.SSLContext, certificate: tuple[Path, Path], name: str) -> bool:
-    """Whether a client with this context trusts a server with that certificate."""
+def handshake_succeeds(client: ssl.SSLContext, certificate: tuple[Path, Path], name: str) -> bool:
+    """Whether a client with this context trusts a server with this certificate."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(*certificate)
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -477,110 +487,114 @@ def shakes_hands(client: ssl.SSLContext, certificate: tuple[Path, Path], name: s
     return True
 
 
-def test_a_context_is_taken_as_it_is() -> None:
+def test_passed_context_is_used_unchanged() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
-    assert found(Search(tls=context)).tls is context
+    assert found(EndpointOptions(tls=context)).tls is context
 
 
-def test_true_trusts_whom_the_system_trusts(certificates: Certificates) -> None:
-    context = found(Search("example.org", tls=True)).tls
+def test_tls_true_uses_the_system_certificates(certificates: CertificateChain) -> None:
+    context = found(EndpointOptions("example.org", tls=True)).tls
 
     assert context is not None
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
-    assert not shakes_hands(context, certificates.broker_files, "127.0.0.1")
+    assert not handshake_succeeds(context, certificates.broker_files, "127.0.0.1")
 
 
 @pytest.mark.parametrize("how", ["passed", "passed as text", "variable", "configured"])
-def test_a_file_says_whom_else_to_trust(how: str, certificates: Certificates) -> None:
+def test_tls_file_adds_trusted_certificates(how: str, certificates: CertificateChain) -> None:
     file = certificates.authority
     environment = {"PENSTOCK_TLS_CA": str(file)} if how == "variable" else {}
     if how == "configured":
         configure(f"[client]\ntls_ca = '{file}'\n")
     passed: dict[str, Path | str] = {"passed": file, "passed as text": str(file)}
 
-    context = found(Search(tls=passed.get(how)), **environment).tls
+    context = found(EndpointOptions(tls=passed.get(how)), **environment).tls
 
     assert context is not None
-    assert shakes_hands(context, certificates.broker_files, "127.0.0.1")
-    assert not shakes_hands(context, certificates.broker_files, "example.org")
+    assert handshake_succeeds(context, certificates.broker_files, "127.0.0.1")
+    assert not handshake_succeeds(context, certificates.broker_files, "example.org")
 
 
-def test_what_is_passed_decides_whether_there_is_tls(certificates: Certificates) -> None:
+def test_passed_tls_option_overrides_the_environment(certificates: CertificateChain) -> None:
     environment = {"PENSTOCK_TLS_CA": str(certificates.authority)}
 
-    assert found(Search(tls=False), **environment).tls is None
+    assert found(EndpointOptions(tls=False), **environment).tls is None
     assert found(PENSTOCK_TLS_CA="").tls is None
 
 
 @pytest.mark.parametrize("name", ["broken", "missing", "directory"])
-def test_a_file_without_certificates_is_told_so(name: str, certificates: Certificates) -> None:
+def test_file_without_certificates_is_rejected(name: str, certificates: CertificateChain) -> None:
     path = {"broken": certificates.broken, "directory": certificates.broken.parent}.get(
         name, Path("missing.pem")
     )
 
-    assert refusal(Search(tls=path)).startswith(f"{path} is not a PEM file with certificates: ")
+    assert setting_error(EndpointOptions(tls=path)).startswith(
+        f"{path} is not a PEM file with certificates: "
+    )
 
 
-def test_the_broker_of_this_machine_is_known_by_its_certificate(
-    machine_root: Path, certificates: Certificates
+def test_certificate_of_the_local_broker_is_pinned(
+    machine_root: Path, certificates: CertificateChain
 ) -> None:
     own, other = certificates.broker_files, certificates.other_files
-    with served(machine_root, host="0.0.0.0", tls=True, tls_certificate=str(own[0])):
+    with serving_root(machine_root, host="0.0.0.0", tls=True, tls_certificate=str(own[0])):
         endpoint = found()
-        elsewhere = found(Search("192.0.2.1", 4000))
+        elsewhere = found(EndpointOptions("192.0.2.1", 4000))
 
     assert str(endpoint) == "127.0.0.1:4000"
     assert endpoint.tls is not None
-    # By any name, and nobody else: not even whom the same authority signed.
-    assert shakes_hands(endpoint.tls, own, "whatever")
-    assert not shakes_hands(endpoint.tls, other, "127.0.0.1")
+    # Under any host name, but no other certificate, even of the same authority.
+    assert handshake_succeeds(endpoint.tls, own, "any.example")
+    assert not handshake_succeeds(endpoint.tls, other, "127.0.0.1")
     assert elsewhere.tls is None
 
 
-def test_without_its_certificate_it_is_trusted_like_any_other(
-    machine_root: Path, certificates: Certificates
+def test_local_broker_without_a_readable_certificate_is_verified_normally(
+    machine_root: Path, certificates: CertificateChain
 ) -> None:
     for file in (None, "/nowhere", str(certificates.broken)):
-        with served(machine_root, tls=True, tls_certificate=file):
+        with serving_root(machine_root, tls=True, tls_certificate=file):
             context = found().tls
 
         assert context is not None
         assert context.check_hostname
-        assert not shakes_hands(context, certificates.broker_files, "127.0.0.1")
+        assert not handshake_succeeds(context, certificates.broker_files, "127.0.0.1")
 
 
-def test_a_plain_way_to_the_broker_of_this_machine_is_taken(machine_root: Path) -> None:
-    with served(machine_root, tls=True, local_port=4001, unix_socket="/s"):
+def test_local_listener_without_tls_is_preferred(machine_root: Path) -> None:
+    with serving_root(machine_root, tls=True, local_port=4001, unix_socket="/s"):
         token = "token of 4000"
         assert found() == Endpoint("127.0.0.1", 4001, token=token, root=machine_root)
-    with served(machine_root, tls=True, unix_socket="/s"):
+    with serving_root(machine_root, tls=True, unix_socket="/s"):
         assert found() == Endpoint("", 0, "/s", token=token, root=machine_root)
 
 
-def test_unless_tls_is_wanted(machine_root: Path, certificates: Certificates) -> None:
+def test_requested_tls_skips_the_local_listener_without_tls(
+    machine_root: Path, certificates: CertificateChain
+) -> None:
     variable = {"PENSTOCK_TLS_CA": str(certificates.authority)}
-    with served(machine_root, tls=True, local_port=4001, unix_socket="/s"):
-        for endpoint in (found(Search(tls=True)), found(**variable)):
+    with serving_root(machine_root, tls=True, local_port=4001, unix_socket="/s"):
+        for endpoint in (found(EndpointOptions(tls=True)), found(**variable)):
             assert str(endpoint) == "127.0.0.1:4000"
             assert endpoint.tls is not None
             assert endpoint.token == "token of 4000"
 
 
-def test_a_unix_socket_has_no_tls(certificates: Certificates) -> None:
+def test_unix_socket_uses_no_tls(certificates: CertificateChain) -> None:
     endpoint = found(
-        Search(unix_socket="/s", tls=True), PENSTOCK_TLS_CA=str(certificates.authority)
+        EndpointOptions(unix_socket="/s", tls=True), PENSTOCK_TLS_CA=str(certificates.authority)
     )
 
     assert endpoint == Endpoint("", 0, "/s")
 
 
-def test_a_broker_with_tls_is_found_by_its_root(tmp_path: Path, certificates: Certificates) -> None:
+def test_tls_broker_is_found_by_its_root(tmp_path: Path, certificates: CertificateChain) -> None:
     certificate, key = certificates.broker_files
     with BrokerProcess(
         tmp_path / "root", PENSTOCK_TLS_CERTIFICATE=str(certificate), PENSTOCK_TLS_KEY=str(key)
     ) as broker:
-        endpoint = found(Search(root=broker.root))
+        endpoint = found(EndpointOptions(root=broker.root))
 
         assert endpoint.tls is not None
         with (
@@ -590,16 +604,16 @@ def test_a_broker_with_tls_is_found_by_its_root(tmp_path: Path, certificates: Ce
             assert connection.version()
 
 
-# What is said when nobody answers
+# Connect errors
 
-THERE = Endpoint("somewhere", 1)
+ENDPOINT = Endpoint("somewhere", 1)
 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
         (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
-        # As the event loop has it.
+        # The text of asyncio.
         (ConnectionRefusedError(111, "Connect call failed ('h', 1)"), "Connection refused"),
         (ConnectionResetError(), "ConnectionResetError"),
         (ConnectionAbortedError("it ends"), "it ends"),
@@ -608,34 +622,38 @@ THERE = Endpoint("somewhere", 1)
         (OSError("Multiple exceptions: a, b"), "Multiple exceptions: a, b"),
     ],
 )
-def test_an_error_says_who_does_not_answer(error: OSError, reason: str) -> None:
-    told = explain(error, THERE)
+def test_connect_error_names_the_endpoint_and_the_reason(error: OSError, reason: str) -> None:
+    converted = connect_error(error, ENDPOINT)
 
-    assert isinstance(told, ConnectionError)
-    assert isinstance(told, ConnectionRefusedError) == isinstance(error, ConnectionRefusedError)
-    assert str(told) == f"no stream manager answers on somewhere:1: {reason}"
-
-
-def test_an_error_names_a_socket_by_its_path() -> None:
-    told = explain(FileNotFoundError(2, "No such file or directory"), Endpoint("", 0, "/s"))
-
-    assert str(told) == "no stream manager answers on unix:/s: No such file or directory"
+    assert isinstance(converted, ConnectionError)
+    assert isinstance(converted, ConnectionRefusedError) == isinstance(
+        error, ConnectionRefusedError
+    )
+    assert str(converted) == f"no stream manager answers on somewhere:1: {reason}"
 
 
-def test_time_that_is_up_is_told_so() -> None:
+def test_connect_error_names_a_unix_socket_by_its_path() -> None:
+    converted = connect_error(
+        FileNotFoundError(2, "No such file or directory"), Endpoint("", 0, "/s")
+    )
+
+    assert str(converted) == "no stream manager answers on unix:/s: No such file or directory"
+
+
+def test_timeout_stays_a_timeout_error() -> None:
     for error in (TimeoutError(), TimeoutError(110, "Connection timed out")):
-        told = explain(error, THERE)
+        converted = connect_error(error, ENDPOINT)
 
-        assert isinstance(told, TimeoutError)
-        assert str(told) == "no stream manager answers on somewhere:1: the time is up"
+        assert isinstance(converted, TimeoutError)
+        assert str(converted) == "no stream manager answers on somewhere:1: timed out"
 
 
-def test_a_certificate_that_is_not_trusted_is_told_so() -> None:
+def test_untrusted_certificate_is_a_connection_error() -> None:
     error = ssl.SSLCertVerificationError(1, "certificate verify failed: self-signed certificate")
 
-    told = explain(error, THERE)
+    converted = connect_error(error, ENDPOINT)
 
-    assert type(told) is ConnectionError
-    assert str(told) == (
-        "no secure connection to somewhere:1: certificate verify failed: self-signed certificate"
+    assert type(converted) is ConnectionError
+    assert str(converted) == (
+        "TLS connection to somewhere:1 failed: certificate verify failed: self-signed certificate"
     )

@@ -1,4 +1,4 @@
-"""What an error says, what it is, and whether to try again after it."""
+"""Texts and classes of connection failures, and which ones are retried."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.client.failures import (
     NotSentError,
     closed_in_handshake,
     connection_lost,
-    may_pass,
-    not_in_time,
+    is_retryable,
+    request_timed_out,
 )
 from penstock.errors import (
     ClientException,
@@ -32,37 +32,37 @@ CALLS: list[ClientCall[Any]] = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.operation.name)
-def test_a_lost_connection_names_the_operation_and_what_may_have_become_of_it(
+def test_lost_connection_names_the_operation(
     call: ClientCall[Any],
 ) -> None:
     error = connection_lost(call)
 
     assert call.operation.name in str(error)
-    assert "may have been carried out, or not" in str(error)
+    assert "the server may have executed it" in str(error)
     assert isinstance(error, (UnansweredException, ConnectionError))
     assert isinstance(error, StreamManagerException)
     assert not isinstance(error, TimeoutError)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.operation.name)
-def test_an_answer_that_is_not_in_time_says_the_same(call: ClientCall[Any]) -> None:
-    error = not_in_time(call)
+def test_timeout_names_the_operation(call: ClientCall[Any]) -> None:
+    error = request_timed_out(call)
 
     assert call.operation.name in str(error)
-    assert "may have been carried out, or not" in str(error)
+    assert "the server may have executed it" in str(error)
     assert isinstance(error, (UnansweredException, TimeoutError))
     assert isinstance(error, StreamManagerException)
     assert not isinstance(error, ConnectionError)
 
 
-def test_what_was_not_sent_is_no_answer_that_is_missing() -> None:
+def test_unsent_request_is_not_an_unanswered_one() -> None:
     error: Exception = NotSentError("gone")
 
     assert isinstance(error, ConnectionError)
     assert not isinstance(error, UnansweredException)
 
 
-def test_a_server_that_hangs_up_in_the_handshake_failed_to_connect() -> None:
+def test_close_during_the_handshake_has_status_failed_to_connect() -> None:
     error = closed_in_handshake()
 
     assert isinstance(error, ClientException)
@@ -78,13 +78,13 @@ def test_a_server_that_hangs_up_in_the_handshake_failed_to_connect() -> None:
         FileNotFoundError(),
         ssl.SSLError(),
         closed_in_handshake(),
-        # A broker that is about to stop, or has all the connections that it may have.
+        # A broker that is stopping, or has its max number of connections.
         ConnectFailedException("the server is stopping", ResponseStatusCode.FailedToConnect),
     ],
     ids=repr,
 )
-def test_a_broker_that_is_away_may_come_back(error: Exception) -> None:
-    assert may_pass(error)
+def test_unavailable_broker_is_retryable(error: Exception) -> None:
+    assert is_retryable(error)
 
 
 @pytest.mark.parametrize(
@@ -96,5 +96,5 @@ def test_a_broker_that_is_away_may_come_back(error: Exception) -> None:
         ResponseStatusCode.InvalidRequest,
     ],
 )
-def test_a_refusal_stays_one(status: ResponseStatusCode | None) -> None:
-    assert not may_pass(ConnectFailedException("no", status))
+def test_rejection_is_not_retryable(status: ResponseStatusCode | None) -> None:
+    assert not is_retryable(ConnectFailedException("no", status))

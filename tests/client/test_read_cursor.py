@@ -1,4 +1,4 @@
-"""Which read comes next, played against a stream in memory that loses its oldest messages."""
+"""Continuous reads against a model of a stream that evicts its oldest messages."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from penstock.model import (
 from penstock.wire.operations import RESPONSE_TO, Operation
 
 REQUEST_TIMEOUT = 60.0
-BOTH_KINDS = pytest.mark.parametrize("has_extensions", [True, False])
+WITH_AND_WITHOUT_EXTENSIONS = pytest.mark.parametrize("has_extensions", [True, False])
 
 
-class Stream:
-    """What a server stores under a name, and how it answers reads of it."""
+class StreamModel:
+    """A stream in memory that answers reads like a server."""
 
-    def __init__(self, oldest: int = 0, end: int = 0, most_at_once: int = 1000) -> None:
+    def __init__(self, oldest: int = 0, end: int = 0, max_per_read: int = 1000) -> None:
         self.oldest = oldest
         self.end = end
-        self.most_at_once = most_at_once
+        self.max_per_read = max_per_read
         self.reads = 0
 
     def drop_to(self, oldest: int) -> None:
@@ -57,7 +57,7 @@ class Stream:
 
     def _columns(self, fields: dict[str, Any]) -> dict[str, Any]:
         first = max(fields["firstSequenceNumber"], self.oldest)
-        stop = min(fields["endSequenceNumber"], self.end, first + self.most_at_once)
+        stop = min(fields["endSequenceNumber"], self.end, first + self.max_per_read)
         found = [self.message(number) for number in range(first, stop)]
         offsets = list(accumulate((len(message.payload) for message in found), initial=0))
         return {
@@ -72,7 +72,7 @@ class Stream:
     def _messages(self, fields: dict[str, Any]) -> dict[str, Any]:
         options = fields["readMessagesOptions"]
         first = max(options["desiredStartSequenceNumber"], self.oldest)
-        stop = min(self.end, first + min(options["maxMessageCount"], self.most_at_once))
+        stop = min(self.end, first + min(options["maxMessageCount"], self.max_per_read))
         if stop - first < options["minMessageCount"]:
             return {"status": 13}
         found = [self.message(number).as_dict() for number in range(first, stop)]
@@ -84,13 +84,13 @@ def numbers_of(messages: list[Message]) -> list[int]:
 
 
 def read_all(
-    stream: Stream,
+    stream: StreamModel,
     has_extensions: bool,
     start: int = 0,
     end: int | None = None,
     between: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """The numbers that `read_all` gives while something happens between its reads."""
+    """Returns the numbers that `read_all` yields; calls `between` between its reads."""
     info = stream.info()
     reading = ReadCursor("s", first_number(start, info), end_number(end, info))
     found: list[int] = []
@@ -99,63 +99,63 @@ def read_all(
         found += numbers_of(reading.take(messages))
         assert reading.pause_after(messages, 0.0, REQUEST_TIMEOUT) == 0.0
         between()
-        assert stream.reads < 10_000, "it does not end"
+        assert stream.reads < 10_000, "the read does not end"
     return found
 
 
-# Where to begin and where to stop
+# Start and end
 
 
 @pytest.mark.parametrize(
     ("start", "number"),
     [(0, 0), (3, 3), (7, 7), (99, 99), (None, 10), (-1, 9), (-3, 7), (-5, 5), (-6, 5), (-99, 5)],
 )
-def test_a_start_is_a_number_or_counts_from_the_end(start: int | None, number: int) -> None:
-    assert first_number(start, Stream(oldest=5, end=10).info()) == number
+def test_start_is_a_number_or_counts_from_the_end(start: int | None, number: int) -> None:
+    assert first_number(start, StreamModel(oldest=5, end=10).info()) == number
 
 
 @pytest.mark.parametrize("start", [None, 0, -1, -99])
-def test_an_empty_stream_begins_at_its_beginning(start: int | None) -> None:
-    assert first_number(start, Stream().info()) == 0
+def test_start_in_an_empty_stream_is_0(start: int | None) -> None:
+    assert first_number(start, StreamModel().info()) == 0
 
 
-def test_a_stream_that_was_emptied_begins_at_its_end() -> None:
-    info = Stream(oldest=10, end=10).info()
+def test_start_in_an_emptied_stream_is_its_end() -> None:
+    info = StreamModel(oldest=10, end=10).info()
 
     assert first_number(None, info) == first_number(-5, info) == end_number(None, info) == 10
 
 
 @pytest.mark.parametrize(("end", "number"), [(None, 10), (0, 0), (7, 7), (10, 10), (99, 10)])
-def test_an_end_is_a_number_up_to_what_is_stored(end: int | None, number: int) -> None:
-    assert end_number(end, Stream(oldest=5, end=10).info()) == number
+def test_end_is_limited_to_the_stored_messages(end: int | None, number: int) -> None:
+    assert end_number(end, StreamModel(oldest=5, end=10).info()) == number
 
 
 @pytest.mark.parametrize("value", ["5", 1.5, b"x", [1]])
-def test_what_is_no_number_is_refused(value: Any) -> None:
+def test_start_and_end_must_be_numbers(value: Any) -> None:
     with pytest.raises(ValidationException, match=r"^start is .*: expected a number"):
-        first_number(value, Stream().info())
+        first_number(value, StreamModel().info())
     with pytest.raises(ValidationException, match=r"^end is .*: expected a number"):
-        end_number(value, Stream().info())
+        end_number(value, StreamModel().info())
 
 
-def test_an_end_does_not_count_from_the_end() -> None:
+def test_negative_end_is_rejected() -> None:
     with pytest.raises(ValidationException, match="end is -1: expected a number, 0 or more"):
-        end_number(-1, Stream(0, 10).info())
+        end_number(-1, StreamModel(0, 10).info())
 
 
 @pytest.mark.parametrize("storage", [None, StorageStatus(), StorageStatus(0)])
-def test_a_server_that_does_not_say_what_is_stored_is_told_so(storage: Any) -> None:
+def test_missing_storage_status_is_an_error(storage: Any) -> None:
     info = MessageStreamInfo(storage_status=storage)
 
     for find in (first_number, end_number):
-        with pytest.raises(ClientException, match="does not say which messages are stored"):
+        with pytest.raises(ClientException, match="has no storage status"):
             find(0, info)
 
 
-# What is stored now
+# Reads of the stored messages
 
 
-@BOTH_KINDS
+@WITH_AND_WITHOUT_EXTENSIONS
 @pytest.mark.parametrize(
     ("start", "end", "numbers"),
     [
@@ -175,25 +175,25 @@ def test_a_server_that_does_not_say_what_is_stored_is_told_so(storage: Any) -> N
         (-1, 5, []),
     ],
 )
-def test_a_part_of_what_is_stored_is_read(
+def test_slices_of_a_stream_are_read(
     has_extensions: bool, start: int, end: int | None, numbers: range
 ) -> None:
-    stream = Stream(oldest=5, end=10, most_at_once=2)
+    stream = StreamModel(oldest=5, end=10, max_per_read=2)
 
     assert read_all(stream, has_extensions, start, end) == list(numbers)
 
 
-@BOTH_KINDS
-def test_an_empty_stream_is_not_even_read(has_extensions: bool) -> None:
-    stream = Stream()
+@WITH_AND_WITHOUT_EXTENSIONS
+def test_empty_stream_needs_no_read(has_extensions: bool) -> None:
+    stream = StreamModel()
 
     assert read_all(stream, has_extensions) == []
     assert stream.reads == 0
 
 
-@BOTH_KINDS
-def test_what_is_appended_meanwhile_is_not_read(has_extensions: bool) -> None:
-    stream = Stream(0, 10, most_at_once=3)
+@WITH_AND_WITHOUT_EXTENSIONS
+def test_messages_appended_during_a_read_are_not_read(has_extensions: bool) -> None:
+    stream = StreamModel(0, 10, max_per_read=3)
 
     def append() -> None:
         stream.end += 5
@@ -201,9 +201,9 @@ def test_what_is_appended_meanwhile_is_not_read(has_extensions: bool) -> None:
     assert read_all(stream, has_extensions, between=append) == list(range(10))
 
 
-@BOTH_KINDS
-def test_what_is_dropped_meanwhile_is_left_out(has_extensions: bool) -> None:
-    stream = Stream(0, 10, most_at_once=3)
+@WITH_AND_WITHOUT_EXTENSIONS
+def test_messages_evicted_during_a_read_are_skipped(has_extensions: bool) -> None:
+    stream = StreamModel(0, 10, max_per_read=3)
 
     def drop() -> None:
         stream.end += 5
@@ -212,9 +212,9 @@ def test_what_is_dropped_meanwhile_is_left_out(has_extensions: bool) -> None:
     assert read_all(stream, has_extensions, between=drop) == [0, 1, 2, 8, 9]
 
 
-@BOTH_KINDS
-def test_reading_ends_when_all_that_was_wanted_is_dropped(has_extensions: bool) -> None:
-    stream = Stream(0, 10, most_at_once=3)
+@WITH_AND_WITHOUT_EXTENSIONS
+def test_read_ends_when_its_messages_are_evicted(has_extensions: bool) -> None:
+    stream = StreamModel(0, 10, max_per_read=3)
 
     def drop() -> None:
         stream.end += 5
@@ -223,9 +223,9 @@ def test_reading_ends_when_all_that_was_wanted_is_dropped(has_extensions: bool) 
     assert read_all(stream, has_extensions, between=drop) == [0, 1, 2]
 
 
-@BOTH_KINDS
-def test_reading_ends_when_the_stream_is_emptied(has_extensions: bool) -> None:
-    stream = Stream(0, 10, most_at_once=3)
+@WITH_AND_WITHOUT_EXTENSIONS
+def test_read_ends_when_the_stream_is_emptied(has_extensions: bool) -> None:
+    stream = StreamModel(0, 10, max_per_read=3)
 
     assert read_all(stream, has_extensions, between=lambda: stream.drop_to(10)) == [0, 1, 2]
 
@@ -234,21 +234,21 @@ def test_reading_ends_when_the_stream_is_emptied(has_extensions: bool) -> None:
     has_extensions=st.booleans(),
     oldest=st.integers(0, 30),
     stored=st.integers(0, 40),
-    most_at_once=st.integers(1, 9),
+    max_per_read=st.integers(1, 9),
     start=st.integers(-50, 80),
     end=st.none() | st.integers(0, 80),
     changes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=9),
 )
-def test_exactly_what_is_stored_is_read(
+def test_read_all_reads_exactly_the_stored_messages(
     has_extensions: bool,
     oldest: int,
     stored: int,
-    most_at_once: int,
+    max_per_read: int,
     start: int,
     end: int | None,
     changes: list[tuple[int, int]],
 ) -> None:
-    stream = Stream(oldest, oldest + stored, most_at_once)
+    stream = StreamModel(oldest, oldest + stored, max_per_read)
     whole = range(oldest, oldest + stored)
     first = max(whole.stop + start, 0) if start < 0 else start
     wanted = [n for n in whole if first <= n and (end is None or n < end)]
@@ -268,17 +268,17 @@ def test_exactly_what_is_stored_is_read(
     assert kept <= set(found)
 
 
-# For ever
+# Tails
 
 
-def poll(reading: ReadCursor, stream: Stream, has_extensions: bool) -> list[int]:
+def poll(reading: ReadCursor, stream: StreamModel, has_extensions: bool) -> list[int]:
     messages = stream.answer(reading.next_call(has_extensions, REQUEST_TIMEOUT))
     return numbers_of(reading.take(messages))
 
 
-@BOTH_KINDS
-def test_tail_goes_on_after_what_is_stored(has_extensions: bool) -> None:
-    stream = Stream(0, 5)
+@WITH_AND_WITHOUT_EXTENSIONS
+def test_tail_continues_after_the_stored_messages(has_extensions: bool) -> None:
+    stream = StreamModel(0, 5)
     reading = ReadCursor("s", first_number(-2, stream.info()))
 
     assert poll(reading, stream, has_extensions) == [3, 4]
@@ -288,9 +288,9 @@ def test_tail_goes_on_after_what_is_stored(has_extensions: bool) -> None:
     assert not reading.is_over
 
 
-@BOTH_KINDS
-def test_tail_goes_on_behind_a_gap(has_extensions: bool) -> None:
-    stream = Stream(0, 2)
+@WITH_AND_WITHOUT_EXTENSIONS
+def test_tail_continues_after_a_gap(has_extensions: bool) -> None:
+    stream = StreamModel(0, 2)
     reading = ReadCursor("s", 0)
 
     assert poll(reading, stream, has_extensions) == [0, 1]
@@ -307,21 +307,21 @@ def test_tail_goes_on_behind_a_gap(has_extensions: bool) -> None:
     has_extensions=st.booleans(),
     oldest=st.integers(0, 9),
     stored=st.integers(0, 9),
-    most_at_once=st.integers(1, 4),
+    max_per_read=st.integers(1, 4),
     start=st.none() | st.integers(-20, 30),
     steps=st.lists(
         st.tuples(st.sampled_from(["append", "drop", "poll"]), st.integers(0, 6)), max_size=30
     ),
 )
-def test_tail_gives_everything_once_and_in_order(
+def test_tail_yields_each_message_once_and_in_order(
     has_extensions: bool,
     oldest: int,
     stored: int,
-    most_at_once: int,
+    max_per_read: int,
     start: int | None,
     steps: list[tuple[str, int]],
 ) -> None:
-    stream = Stream(oldest, oldest + stored, most_at_once)
+    stream = StreamModel(oldest, oldest + stored, max_per_read)
     first = first_number(start, stream.info())
     reading = ReadCursor("s", first)
     found: list[int] = []
@@ -346,10 +346,10 @@ def test_tail_gives_everything_once_and_in_order(
     assert found == [n for n in range(max(first, oldest), stream.end) if n not in lost]
 
 
-# How to ask
+# Requests
 
 
-def test_columns_are_asked_for_up_to_the_end() -> None:
+def test_read_of_columns_has_the_end() -> None:
     call = ReadCursor("s", 5, 9).next_call(True, REQUEST_TIMEOUT)
 
     assert call.operation is Operation.ReadColumns
@@ -362,7 +362,7 @@ def test_columns_are_asked_for_up_to_the_end() -> None:
     }
 
 
-def test_no_more_messages_are_asked_for_than_are_wanted() -> None:
+def test_read_requests_no_more_messages_than_needed() -> None:
     for end, count in ((9, 4), (9000, 1000)):
         call = ReadCursor("s", 5, end).next_call(False, REQUEST_TIMEOUT)
 
@@ -376,9 +376,7 @@ def test_no_more_messages_are_asked_for_than_are_wanted() -> None:
 
 
 @pytest.mark.parametrize(("request_timeout", "millis"), [(60, 20_000), (40, 20_000), (3, 1500)])
-def test_the_server_waits_well_within_the_client_s_time(
-    request_timeout: float, millis: int
-) -> None:
+def test_long_poll_is_shorter_than_the_request_timeout(request_timeout: float, millis: int) -> None:
     reading = ReadCursor("s", 5)
 
     assert reading.next_call(True, request_timeout).fields["readTimeoutMillis"] == millis
@@ -386,69 +384,69 @@ def test_the_server_waits_well_within_the_client_s_time(
     assert options["readTimeoutMillis"] == millis
 
 
-def test_answers_that_are_too_large_are_asked_for_in_smaller_ones() -> None:
-    stream, error = Stream(0, 50), ResponsePayloadTooLargeException("too large")
+def test_too_large_answers_halve_the_read_size() -> None:
+    stream, error = StreamModel(0, 50), ResponsePayloadTooLargeException("too large")
     reading = ReadCursor("s", 0)
-    asked: list[int] = []
+    requested: list[int] = []
 
     while True:
         call = reading.next_call(False, REQUEST_TIMEOUT)
-        asked.append(call.fields["readMessagesOptions"]["maxMessageCount"])
-        if asked[-1] <= 7:
+        requested.append(call.fields["readMessagesOptions"]["maxMessageCount"])
+        if requested[-1] <= 7:
             break
         reading.shrink(error)
 
-    assert asked == [1000, 500, 250, 125, 62, 31, 15, 7]
+    assert requested == [1000, 500, 250, 125, 62, 31, 15, 7]
     assert poll(reading, stream, False) == list(range(7))
-    # It has learned that.
+    # The smaller size stays.
     assert poll(reading, stream, False) == list(range(7, 14))
 
 
-def test_less_than_was_asked_for_is_asked_for() -> None:
+def test_shrink_halves_the_actual_read_size() -> None:
     reading = ReadCursor("s", 0, 10)
     reading.shrink(ResponsePayloadTooLargeException("too large"))
 
-    assert poll(reading, Stream(0, 10), False) == list(range(5))
+    assert poll(reading, StreamModel(0, 10), False) == list(range(5))
 
 
-def test_one_message_that_is_too_large_cannot_be_read() -> None:
+def test_shrink_raises_for_a_single_message() -> None:
     error = ResponsePayloadTooLargeException("too large")
     reading = ReadCursor("s", 0)
     for _ in range(9):
         reading.shrink(error)
 
-    asked = reading.next_call(False, REQUEST_TIMEOUT).fields["readMessagesOptions"]
-    assert asked["maxMessageCount"] == 1
+    requested = reading.next_call(False, REQUEST_TIMEOUT).fields["readMessagesOptions"]
+    assert requested["maxMessageCount"] == 1
     with pytest.raises(ResponsePayloadTooLargeException) as caught:
         reading.shrink(error)
     assert caught.value is error
 
 
-# How long to wait
+# Pauses
 
 
-def test_a_server_that_waits_is_asked_again_at_once() -> None:
+def test_no_pause_after_a_long_poll() -> None:
     reading = ReadCursor("s", 0)
 
     assert reading.pause_after([], 19.6, REQUEST_TIMEOUT) == 0.0
     assert reading.pause_after([], 1.4, request_timeout=3) == 0.0
 
 
-def test_after_messages_there_is_no_pause() -> None:
-    assert ReadCursor("s", 0).pause_after([Stream().message(0)], 0.0, REQUEST_TIMEOUT) == 0.0
+def test_no_pause_after_messages() -> None:
+    assert ReadCursor("s", 0).pause_after([StreamModel().message(0)], 0.0, REQUEST_TIMEOUT) == 0.0
 
 
-def test_a_server_that_answers_at_once_is_asked_less_and_less_often() -> None:
+def test_pauses_grow_while_the_server_answers_empty_reads_at_once() -> None:
     reading = ReadCursor("s", 0)
 
     pauses = [reading.pause_after([], 0.001, REQUEST_TIMEOUT) for _ in range(12)]
 
     assert 0 < pauses[0] <= 0.05
     assert 0.5 <= pauses[-1] <= 1.0
-    # Until there is something again.
-    reading.take([Stream().message(0)])
+    # Messages reset the pauses.
+    reading.take([StreamModel().message(0)])
     assert 0 < reading.pause_after([], 0.001, REQUEST_TIMEOUT) <= 0.05
 
 
-def test_what_is_stored_now_is_read_without_a_pause() -> None:
+def test_no_pause_for_a_read_with_an_end() -> None:
     assert ReadCursor("s", 0, 5).pause_after([], 0.0, REQUEST_TIMEOUT) == 0.0

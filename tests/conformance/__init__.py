@@ -1,1 +1,1 @@
-"""The unmodified AWS clients against a real broker process."""
+"""The unmodified AWS clients against a broker process."""

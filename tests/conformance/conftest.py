@@ -1,4 +1,4 @@
-"""Fixtures: one broker for the session, one process for each SDK, a fresh client for each test."""
+"""Fixtures: one broker for the session, one process for each SDK, a new client for each test."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ import pytest
 
 from tests.support import BrokerProcess
 
-from .harness import ALL_SDKS, Client, Driver, Sdk
+from .harness import ALL_SDKS, AVAILABLE_SDKS, JAVA, JAVA_SDK_VARIABLE, Client, Driver, Sdk
 
 Connect = Callable[..., Client]
+
+
+def pytest_runtest_setup(item: pytest.Function) -> None:
+    # Not in the `sdk` fixture: pytest would report each skipped test in a line of its own.
+    callspec = getattr(item, "callspec", None)
+    if callspec and callspec.params.get("sdk") is JAVA and JAVA not in AVAILABLE_SDKS:
+        pytest.skip(f"{JAVA_SDK_VARIABLE} is not set to the classpath of the Java SDK")
 
 
 @pytest.fixture(scope="session")
@@ -44,9 +51,9 @@ def driver_of() -> Iterator[Callable[[Sdk], Driver]]:
 def connect(
     request: pytest.FixtureRequest, driver_of: Callable[[Sdk], Driver]
 ) -> Iterator[Connect]:
-    """Makes clients of any SDK, for any broker, with any token; closes them after the test.
+    """Creates clients of any SDK, and closes them after the test.
 
-    Without a broker it is the one of the session, without a token the right one.
+    The default broker is that of the session; the default token is the broker's.
     """
     clients: list[Client] = []
 

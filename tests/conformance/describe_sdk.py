@@ -1,11 +1,11 @@
-"""Describes a stream manager's SDK in JSON: its names, its objects, and what it refuses.
+"""Describes a stream manager's SDK in JSON: its names, its objects, and the values it rejects.
 
-    python describe_sdk.py stream_manager          what the package is
-    python describe_sdk.py stream_manager calls    what its client raises, by the broker of the
+    python describe_sdk.py stream_manager          names, classes, limits
+    python describe_sdk.py stream_manager calls    errors of its client, with the broker of the
                                                    environment and the addresses on standard input
 
-The tests call the same functions with Penstock in the place of the SDK and compare. Runs inside the
-environment of the SDK and imports nothing but the SDK and the standard library.
+The tests call the same functions with Penstock and compare the results. The script runs in the
+environment of the SDK, and imports only the SDK and the standard library.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Any
 
 Json = dict[str, Any]
 
-# What programs do not touch: the wire.
+# Types of the wire, which programs do not use.
 INTERNAL = ("MessageFrame", "Operation", "TraceableRequest", "UnknownOperationError", "VersionInfo")
 INTERNAL_ENDINGS = ("Request", "Response")
 
 
-# What the package is
+# Names and classes
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """What `from … import *` gives a program, but for the modules that come with it."""
+    """Returns the names of `from … import *`, without modules."""
     return [
         name
         for name, value in vars(module).items()
@@ -72,7 +72,7 @@ def describe_enum(kind: Any) -> Json:
 
 
 def describe_class(kind: Any) -> Json:
-    """Parameters in their order, what an object made without any holds, and what can be used."""
+    """Returns the parameters in order, their defaults, and the public attributes."""
     parameters = list(inspect.signature(kind).parameters)
     empty = kind()
     return {
@@ -93,7 +93,7 @@ def describe_exception(kind: Any) -> Json:
 
 
 def describe_function(function: Any) -> list[Json]:
-    """Its parameters: what each is called, how it may be passed, and what it is if it is not."""
+    """Returns name, kind and default of each parameter."""
     return [
         {"name": name, "kind": parameter.kind.name, "default": repr(parameter.default)}
         for name, parameter in inspect.signature(function).parameters.items()
@@ -109,7 +109,7 @@ def describe_methods(kind: Any) -> dict[str, list[Json]]:
 
 
 def plain(value: Any) -> Any:
-    """The value in JSON: objects by what they say of themselves, bytes as base64."""
+    """Converts a value to JSON types: objects with `as_dict`, bytes to base64."""
     if hasattr(value, "as_dict"):
         return plain(value.as_dict())
     if isinstance(value, bytes):
@@ -121,11 +121,11 @@ def plain(value: Any) -> Any:
     return value
 
 
-# What its objects say
+# Objects
 
 
 def samples(sdk: ModuleType) -> dict[str, Any]:
-    """One object of each class of the model, with everything set."""
+    """Returns an object of each model class, with all fields set."""
     data = importlib.import_module(f"{sdk.__name__}.data")
     info = data.MessageStreamInfo
     batches = {
@@ -250,7 +250,7 @@ def samples(sdk: ModuleType) -> dict[str, Any]:
 
 
 def describe_sample(sample: Any) -> Json:
-    """What the object says, and another one that was made from it in each way there is."""
+    """Returns the object as JSON, and copies of it made in each possible way."""
     kind: Any = type(sample)
     names = list(inspect.signature(kind).parameters)
     assigned = kind()
@@ -266,7 +266,7 @@ def describe_sample(sample: Any) -> Json:
 
 
 def json_messages(sdk: ModuleType) -> dict[str, str]:
-    """Objects as the payloads that they are in a stream."""
+    """Returns objects as JSON payloads."""
     data = importlib.import_module(f"{sdk.__name__}.data")
     filled = samples(sdk)
     moment = data.TimeInNanos(time_in_seconds=1_700_000_000)
@@ -298,21 +298,21 @@ def json_messages(sdk: ModuleType) -> dict[str, str]:
     return {name: to_json(value).decode() for name, value in objects.items()}
 
 
-# What it refuses
+# Validation
 
 
 def limit_cases(sdk: ModuleType) -> dict[str, Json]:
-    """For each field of each class values at its limits, beyond them, missing and of wrong types.
+    """Returns values for each field: at its limits, beyond them, missing, and of wrong types.
 
-    They come from the tables by which an AWS SDK checks, so that no limit is left out. A message
-    has bytes in it, which JSON cannot hold: nobody checks one.
+    They come from the validation tables of the AWS SDK, so that each limit is covered. Messages
+    are skipped: they have bytes, which JSON does not have, and no SDK validates them.
     """
     return {
-        f"{name}.{field} {what}": {"class": name, "field": field, "value": value}
+        f"{name}.{field} {case}": {"class": name, "field": field, "value": value}
         for name, sample in samples(sdk).items()
         if name != "Message"
         for field in type(sample)._types_map
-        for what, value in _values_for(
+        for case, value in _values_for(
             type(sample)._validations_map.get(field, {}), type(sample)._types_map[field]
         )
     }
@@ -341,7 +341,7 @@ def _values_for(rules: Json, types: Json) -> Iterator[tuple[str, Any]]:
 
 
 def try_limit(sdk: ModuleType, case: Json) -> str:
-    """What becomes of a sample with this one value: `taken`, or the class of the error."""
+    """Validates a sample with this value: returns `accepted`, or the class of the error."""
     sample = samples(sdk)[case["class"]]
     kind = type(sample)
     fields = {name: getattr(sample, name) for name in inspect.signature(kind).parameters}
@@ -349,7 +349,7 @@ def try_limit(sdk: ModuleType, case: Json) -> str:
 
 
 def pattern_cases() -> dict[str, Json]:
-    """Texts that a pattern takes, or does not."""
+    """Returns texts that match a pattern, and texts that do not."""
     texts = {
         ("S3ExportTaskDefinition", "bucket"): [
             *("abc", "a.b", "a-b", "a1b.c2d", "1ab", "BucketName", "aBc", "a_b", "-ab", "ab-"),
@@ -379,7 +379,7 @@ def pattern_cases() -> dict[str, Json]:
 
 
 def nested_cases(sdk: ModuleType) -> dict[str, Any]:
-    """Objects that are sound themselves and hold one that is not."""
+    """Returns valid objects that contain invalid ones."""
     data = importlib.import_module(f"{sdk.__name__}.data")
     moment = data.TimeInNanos(time_in_seconds=1)
     too_early = data.TimeInNanos(time_in_seconds=0)
@@ -422,21 +422,21 @@ def nested_cases(sdk: ModuleType) -> dict[str, Any]:
 def outcome_of_checking(sdk: ModuleType, value: Any) -> str:
     try:
         sdk.Util.validate_and_serialize_to_json_bytes(value)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the outcome
+    except Exception as error:  # noqa: BLE001 - any error is an outcome
         return type(error).__name__
-    return "taken"
+    return "accepted"
 
 
-# What its client raises
+# Errors of the client
 
 Step = Callable[[], object]
 
 
 class WrongCalls:
-    """Calls that go wrong, each with the error that they end with, on one broker."""
+    """Wrong calls to a broker, and the errors that they raise."""
 
     def __init__(self, sdk: ModuleType, addresses: Json) -> None:
-        """addresses: ports where nobody listens and where nobody answers, a prefix for streams."""
+        """addresses: a closed port, the port of a silent server, a prefix for stream names."""
         self._sdk = sdk
         self._addresses = addresses
         self._client = sdk.StreamManagerClient(request_timeout=10)
@@ -526,8 +526,8 @@ class WrongCalls:
             "append an empty message": lambda: client.append_message(name, b""),
             "append a text": lambda: client.append_message(name, "text"),
             "append a number": lambda: client.append_message(name, 5),
-            "read behind the end": read(desired_start_sequence_number=1),
-            "read behind the end in vain": read(
+            "read after the end": read(desired_start_sequence_number=1),
+            "read after the end with a timeout": read(
                 desired_start_sequence_number=1, read_timeout_millis=20
             ),
             "read more than there is": read(min_message_count=2, max_message_count=2),
@@ -555,9 +555,9 @@ class WrongCalls:
             return lambda: call(name)
 
         return {
-            f"{what} by a name that is {how}": step(call, name)
-            for what, call in calls.items()
-            for how, name in names.items()
+            f"{operation} by a name that is {kind}": step(call, name)
+            for operation, call in calls.items()
+            for kind, name in names.items()
         }
 
     def _on_connecting(self) -> dict[str, Step]:
@@ -572,13 +572,13 @@ class WrongCalls:
             finally:
                 os.environ[variable] = right
 
-        def where_nobody_answers() -> None:
+        def connect_to_silent_server() -> None:
             connect(port=self._addresses["silent"], request_timeout=0.1)
 
         return {
             "connect with a wrong token": lambda: with_token("not the token"),
-            "connect where nobody listens": lambda: connect(port=self._addresses["closed"]),
-            "connect where nobody answers": where_nobody_answers,
+            "connect to a closed port": lambda: connect(port=self._addresses["closed"]),
+            "connect to a silent server": connect_to_silent_server,
         }
 
     def _after_closing(self) -> dict[str, Json]:
@@ -596,10 +596,10 @@ class WrongCalls:
 
 
 def outcome_of(step: Step) -> Json:
-    """The classes of an error, from the one that was raised to the root, and what it carries."""
+    """Returns the classes of the raised error and its attributes; empty without an error."""
     try:
         step()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the outcome
+    except Exception as error:  # noqa: BLE001 - any error is an outcome
         status = getattr(error, "status", None)
         return {
             "classes": [kind.__name__ for kind in type(error).__mro__],

@@ -3,9 +3,9 @@
 /*
  * Drives the AWS Node.js SDK by the line protocol that driver.py describes.
  *
- *     node driver.js DIRECTORY      (the one that holds node_modules)
+ *     node driver.js DIRECTORY      (the directory with node_modules)
  *
- * Every command runs in a promise of its own; answers come in the order in which the calls end.
+ * Each command runs in a promise of its own. Answers are in the order in which the calls end.
  */
 
 const { createRequire } = require('module');
@@ -19,11 +19,11 @@ const cbor = load('cbor');
 
 const toStderr = (...args) => console.error(...args);
 
-// The constructor of the client starts to connect without awaiting it, so a refused connection is
-// an unhandled rejection as well as a call of the error callback.
+// The client's constructor connects without awaiting. A refused connection therefore causes an
+// unhandled rejection and a call of the error callback.
 process.on('unhandledRejection', (reason) => toStderr('unhandled rejection:', reason));
 
-// MessageFrame insists on an Operation, and the constructor of Operation on a number it knows.
+// MessageFrame requires an Operation, and the constructor of Operation requires a known number.
 const anyOperation = (number) => (
     Object.create(sdk.Operation.prototype, { asMap: { value: () => number } })
 );
@@ -41,7 +41,7 @@ class Session {
             session.client = new sdk.StreamManagerClient({
                 onConnectCb: () => resolve(session),
                 onErrorCb: (error) => {
-                    // The SDK keeps the status to its log.
+                    // The SDK only logs the status.
                     if (error instanceof sdk.ConnectFailedException && session.connected) {
                         error.status = session.connected.status;
                     }
@@ -57,7 +57,7 @@ class Session {
         });
     }
 
-    // What came over the wire, taken from the SDK's own debug log instead of a patched SDK.
+    // Records received frames from the SDK's debug log, so that the SDK stays unmodified.
     observe(args) {
         for (const argument of args) {
             if (argument instanceof sdk.ConnectResponse) {
@@ -110,10 +110,10 @@ class Session {
         return (await this.client.describeMessageStream(name)).asMap();
     }
 
-    // Any operation number with any body, past the checks of the client.
+    // Sends any operation number with any body, without the client's validation.
     async send({ operation, body }) {
         const map = { requestId: internals.uuidv4(), ...body };
-        // An object whose class has no validations map is what the SDK does not check.
+        // The SDK does not validate an object whose class has no validations map.
         const request = { requestId: map.requestId, asMap: () => map };
         const response = await this.client._sendAndReceive(anyOperation(operation), request);
         internals.throwOnErrorResponse(response);
@@ -139,7 +139,7 @@ const fromJson = (_, value) => (
         : value
 );
 
-// JSON.stringify calls Buffer.toJSON before a replacer can see the buffer.
+// JSON.stringify calls Buffer.toJSON before a replacer sees the buffer.
 Buffer.prototype.toJSON = function toJSON() {
     return { base64: this.toString('base64') };
 };

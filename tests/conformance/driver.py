@@ -1,4 +1,4 @@
-"""Drives one of the AWS Python SDKs: one JSON command a line in, one JSON answer a line out.
+"""Drives one of the AWS Python SDKs: reads a JSON command per line, writes a JSON answer per line.
 
     {"id": 1, "call": "connect", "client": "c1", "args": {"port": 8088, "token": "t"}}
     {"id": 2, "call": "append_message", "client": "c1", "args": {"name": "S", "data": BYTES}}
@@ -6,9 +6,9 @@
     {"id": 2, "result": 0}
     {"id": 2, "error": "ResourceNotFoundException", "message": "...", "status": "ResourceNotFound"}
 
-BYTES is {"base64": "..."}. Every command runs in a thread of its own, so a call that waits holds
-up no other, and answers come in the order in which the calls end. Runs inside the environment of
-the SDK and imports nothing but the SDK and the standard library.
+BYTES is {"base64": "..."}. Each command runs in a thread of its own, so that a waiting call blocks
+no others. Answers are in the order in which the calls end. The script runs in the environment of
+the SDK, and imports only the SDK and the standard library.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def find_sdk() -> ModuleType:
         return importlib.import_module("greengrasssdk.stream_manager")
 
 
-def restore_what_python_3_10_removed() -> None:
-    """Lets greengrasssdk 1.5.0, and the cbor2 that it declares, run unmodified.
+def restore_apis_of_python_3_9() -> None:
+    """Restores APIs that greengrasssdk 1.5.0 and its cbor2 need, and Python 3.10 removed.
 
-    The SDK hands `loop=` to two asyncio functions, and the loop it names is always the running
-    one, so ignoring it changes nothing. Its cbor2 looks for `Mapping` in `collections`.
+    The SDK passes `loop=` to two asyncio functions. It is always the running loop, so that it can
+    be ignored. Its cbor2 imports `Mapping` from `collections`.
     """
 
     def without_loop(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,13 +57,13 @@ def restore_what_python_3_10_removed() -> None:
         setattr(collections, name, getattr(collections.abc, name))
 
 
-restore_what_python_3_10_removed()
+restore_apis_of_python_3_9()
 sdk = find_sdk()
 model = importlib.import_module(f"{sdk.__name__}.data")
 cbor2 = importlib.import_module("cbor2")
 try:
     internals = importlib.import_module(f"{sdk.__name__}.utilinternal").UtilInternal
-except ModuleNotFoundError:  # greengrasssdk 1.5.0 has one class for both
+except ModuleNotFoundError:  # greengrasssdk 1.5.0 has a single class
     internals = importlib.import_module(f"{sdk.__name__}.util").Util
 
 TRACE = 5
@@ -72,7 +72,7 @@ LOG_FORMAT = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 
 
 class Observer(logging.Handler):
-    """What came over the wire, taken from the SDK's own trace log instead of a patched SDK."""
+    """Records received frames from the SDK's trace log, so that the SDK stays unmodified."""
 
     def __init__(self) -> None:
         super().__init__(TRACE)
@@ -92,7 +92,7 @@ class Session:
 
     def __init__(self, port: int, token: str | None) -> None:
         self.observer = Observer()
-        # A logger of its own, so that its observer hears this client and no other.
+        # A logger of its own, so that the observer sees only this client.
         logger = logging.getLogger(f"StreamManagerClient.{next(numbers)}")
         logger.setLevel(TRACE)
         logger.propagate = False
@@ -109,7 +109,7 @@ class Session:
         try:
             self.client = sdk.StreamManagerClient(logger=logger)
         except sdk.ConnectFailedException as error:
-            # The SDK keeps the status to its log.
+            # The SDK only logs the status.
             if self.observer.connect_response is not None:
                 error.status = self.observer.connect_response.status
             raise
@@ -149,9 +149,9 @@ class Session:
         return self.client.describe_message_stream(name).as_dict()
 
     def send(self, operation: int, body: dict[str, Any]) -> Any:
-        """Any operation number with any body, past the checks of the client."""
+        """Sends any operation number with any body, without the client's validation."""
         body = {"requestId": internals.get_request_id(), **body}
-        # An object without a validations map is what the SDK does not check.
+        # The SDK does not validate an object without a validations map.
         request = SimpleNamespace(request_id=body["requestId"], as_dict=lambda: body)
         send_and_receive = self.client._StreamManagerClient__send_and_receive
         response = internals.sync(
@@ -184,14 +184,14 @@ def from_json(value: Any) -> Any:
 def bytes_to_json(value: object) -> dict[str, str]:
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
-    raise TypeError(f"{value!r} is no JSON")
+    raise TypeError(f"{value!r} is not JSON")
 
 
 class Driver:
     def __init__(self) -> None:
         self.sessions: dict[str, Session] = {}
         self.writing = threading.Lock()
-        # The SDK takes port and token from the environment, which the clients share.
+        # The SDK reads port and token from the environment, which all clients share.
         self.connecting = threading.Lock()
 
     def run(self, client: str, call: str, args: dict[str, Any]) -> Any:
@@ -206,7 +206,7 @@ class Driver:
         try:
             args = from_json(command.get("args", {}))
             answer["result"] = self.run(command["client"], command["call"], args)
-        except Exception as error:  # noqa: BLE001 - whatever the SDK raises is the answer
+        except Exception as error:  # noqa: BLE001 - any error of the SDK is an answer
             status = getattr(error, "status", None)
             answer["error"] = type(error).__name__
             answer["message"] = str(error)

@@ -1,14 +1,20 @@
-"""The AWS SDKs as processes, and a client that speaks to them.
+"""Runs the AWS SDKs as processes, and calls them.
 
 A `Driver` is one SDK in its own environment; a `Client` is one client object of that SDK. The
-methods of `Client` take and give wire names and plain values; bytes are bytes here and base64
-only on the pipe.
+methods of `Client` take and return wire names and plain values. Bytes are base64 only on the pipe
+to the driver.
+
+AWS publishes the Java SDK as a jar in its repository: `install_sdks.py` does not install it. Its tests
+run when PENSTOCK_TEST_JAVA_SDK is the classpath of its jar, and are skipped otherwise. The frames
+that this SDK sends are tested in any case: `tests/wire/golden/java.jsonl` has a recording.
 """
 
 from __future__ import annotations
 
 import base64
+import enum
 import json
+import os
 import subprocess
 import threading
 import uuid
@@ -33,20 +39,34 @@ FILE, MEMORY = 0, 1
 CREATE, APPEND, READ, DESCRIBE = 2, 4, 5, 13
 
 
+JAVA_SDK_VARIABLE = "PENSTOCK_TEST_JAVA_SDK"
+JAVA_SDK = os.environ.get(JAVA_SDK_VARIABLE, "")
+
+
+class Language(enum.Enum):
+    PYTHON = enum.auto()
+    NODE = enum.auto()
+    JAVA = enum.auto()
+
+
 @dataclass(frozen=True)
 class Sdk:
-    """One AWS SDK: where it is installed, and what it can do."""
+    """One AWS SDK: its language, its environment below `.sdks/`, and its protocol version."""
 
     name: str
+    language: Language
     environment: str
     protocol: str
-    is_python: bool = True
+    # The exception of a connection whose token is rejected.
+    unauthorized_error: str = "ConnectFailedException"
 
     def command(self) -> list[str]:
+        if self.language is Language.JAVA:
+            return ["java", "-cp", JAVA_SDK, str(HERE / "driver.java")]
         environment = SDKS / self.environment
         if not (environment / ".installed").is_file():
             pytest.fail(f"{self.name} is not installed: run {HERE / 'install_sdks.py'}")
-        if self.is_python:
+        if self.language is Language.PYTHON:
             return [str(environment / "bin" / "python"), str(HERE / "driver.py")]
         return ["node", str(HERE / "driver.js"), str(environment)]
 
@@ -55,11 +75,25 @@ class Sdk:
         return self.protocol == "1.1.0"
 
 
-STREAM_MANAGER = Sdk("stream-manager-1.1.2", "stream-manager-1.1.2", "1.1.0")
-GREENGRASSSDK_1_6 = Sdk("greengrasssdk-1.6.1", "greengrasssdk-1.6.1", "1.1.0")
-GREENGRASSSDK_1_5 = Sdk("greengrasssdk-1.5.0", "greengrasssdk-1.5.0", "1.0.0")
-NODE = Sdk("aws-greengrass-core-sdk-1.7.0", "node", "1.1.0", is_python=False)
-ALL_SDKS = [STREAM_MANAGER, GREENGRASSSDK_1_6, GREENGRASSSDK_1_5, NODE]
+STREAM_MANAGER = Sdk(
+    "stream-manager-1.1.2", Language.PYTHON, environment="stream-manager-1.1.2", protocol="1.1.0"
+)
+GREENGRASSSDK_1_6 = Sdk(
+    "greengrasssdk-1.6.1", Language.PYTHON, environment="greengrasssdk-1.6.1", protocol="1.1.0"
+)
+GREENGRASSSDK_1_5 = Sdk(
+    "greengrasssdk-1.5.0", Language.PYTHON, environment="greengrasssdk-1.5.0", protocol="1.0.0"
+)
+NODE = Sdk("aws-greengrass-core-sdk-1.7.0", Language.NODE, environment="node", protocol="1.1.0")
+JAVA = Sdk(
+    "java",
+    Language.JAVA,
+    environment="",
+    protocol="1.1.0",
+    unauthorized_error="UnauthorizedException",
+)
+ALL_SDKS = [STREAM_MANAGER, GREENGRASSSDK_1_6, GREENGRASSSDK_1_5, NODE, JAVA]
+AVAILABLE_SDKS = [sdk for sdk in ALL_SDKS if sdk is not JAVA or JAVA_SDK]
 
 
 def for_sdks(*sdks: Sdk) -> pytest.MarkDecorator:
@@ -69,11 +103,12 @@ def for_sdks(*sdks: Sdk) -> pytest.MarkDecorator:
 
 for_1_1_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if sdk.knows_1_1))
 for_1_0_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if not sdk.knows_1_1))
-for_python_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if sdk.is_python))
+for_sdks_except_node = for_sdks(*(sdk for sdk in ALL_SDKS if sdk is not NODE))
+for_python_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if sdk.language is Language.PYTHON))
 
 
 class SdkError(Exception):
-    """An exception that an SDK raised: its class, its message and the status it carries."""
+    """An exception of an SDK, with its class, message and status."""
 
     def __init__(self, error: str, message: str, status: str | None) -> None:
         super().__init__(f"{error}: {message} ({status})")
@@ -84,7 +119,7 @@ class SdkError(Exception):
 
 @contextmanager
 def refused(error: str, *texts: str) -> Iterator[None]:
-    """Expects an SDK to raise exactly this class, with every one of the texts in the message."""
+    """Expects an SDK to raise this class, with all texts in the message."""
     with pytest.raises(SdkError) as caught:
         yield
     assert caught.value.error == error, str(caught.value)
@@ -101,7 +136,7 @@ def definition(name: str, **fields: Any) -> Json:
 
 
 def contains(whole: Any, part: Any) -> bool:
-    """Whether everything in `part` is in `whole`, which may have more keys."""
+    """Whether `whole` equals `part` except for additional keys."""
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(
             key in whole and contains(whole[key], value) for key, value in part.items()
@@ -116,7 +151,7 @@ def contains(whole: Any, part: Any) -> bool:
 
 
 class Driver:
-    """One SDK in a process of its own. Any thread may call it; calls do not wait for each other."""
+    """One SDK in a process of its own. Any thread may call it; calls run concurrently."""
 
     def __init__(self, sdk: Sdk) -> None:
         self.sdk = sdk
@@ -130,7 +165,7 @@ class Driver:
         self._reader.start()
 
     def start(self, client: str, call: str, **args: Any) -> Future[Any]:
-        """Starts a call; the future ends with what the SDK returned or with an SdkError."""
+        """Starts a call; the future gets the SDK's result, or an SdkError."""
         future: Future[Any] = Future()
         stdin = self._process.stdin
         assert stdin is not None
@@ -164,13 +199,15 @@ class Driver:
             else:
                 future.set_result(answer["result"])
         for future in self._pending.values():
-            future.set_exception(RuntimeError(f"the driver of {self.sdk.name} ended"))
+            future.set_exception(
+                RuntimeError(f"the driver of {self.sdk.name} ended; stderr has its error")
+            )
 
 
 def _bytes_to_json(value: object) -> Json:
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
-    raise TypeError(f"{value!r} is no JSON")
+    raise TypeError(f"{value!r} is not JSON")
 
 
 def _bytes_from_json(value: Json) -> Any:
@@ -193,7 +230,7 @@ class Client:
         return self.start(call, **args).result(TIMEOUT_S)
 
     def create(self, **fields: Any) -> str:
-        """Creates a stream with a fresh name, unless the fields have one, and gives the name."""
+        """Creates a stream, by default with a unique name, and returns the name."""
         wanted = definition(**{"name": unique_name(), **fields})
         self._call("create_message_stream", definition=wanted)
         return str(wanted["name"])
@@ -208,7 +245,7 @@ class Client:
         return int(self._call("append_message", name=name, data=data))
 
     def read(self, name: str, **options: int) -> list[Json]:
-        """Reads with the options given, or with no options object when there are none."""
+        """Reads with these options; without any, no options object is passed."""
         return list(self.start_read(name, **options).result(TIMEOUT_S))
 
     def start_read(self, name: str, **options: int) -> Future[Any]:
@@ -223,7 +260,7 @@ class Client:
         return dict(self._call("describe_message_stream", name=name))
 
     def storage(self, name: str) -> tuple[int, int, int]:
-        """The oldest and the newest sequence number and the total bytes."""
+        """Returns the oldest and the newest sequence number, and the total bytes."""
         status = self.describe(name)["storageStatus"]
         return (
             status["oldestSequenceNumber"],
@@ -232,14 +269,14 @@ class Client:
         )
 
     def send(self, operation: int, **body: Any) -> Json:
-        """Sends any operation with any body, past the checks of the SDK."""
+        """Sends any operation with any body, without the SDK's validation."""
         return dict(self._call("send", operation=operation, body=body))
 
     def connect_response(self) -> Json:
         return dict(self._call("connect_response"))
 
     def last_response(self) -> Json:
-        """The body of the last response frame as it came over the wire."""
+        """Returns the body of the last response frame."""
         return dict(self._call("last_response"))
 
     def close(self) -> None:

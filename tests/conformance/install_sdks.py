@@ -1,7 +1,7 @@
 """Installs each AWS SDK of the conformance suite into an environment of its own below `.sdks/`.
 
-Needs the standard library only, so that any interpreter can run it. A stamp in each environment
-records what it holds; an environment whose stamp matches is left alone.
+It needs only the standard library, so that any interpreter can run it. A stamp in each environment
+records its contents; an environment with a matching stamp is not changed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 SDKS = Path(__file__).resolve().parents[2] / ".sdks"
 STAMP = ".installed"
 
-# The cbor2 versions are those the SDKs declare, made exact: a decoder that changes under a
-# client would change what this suite proves.
+# The cbor2 versions that the SDKs declare, pinned: another decoder would make this a test of
+# another client.
 PYTHON_SDKS = {
     "stream-manager-1.1.2": ["stream-manager==1.1.2", "cbor2==5.9.0"],
     "greengrasssdk-1.6.1": ["greengrasssdk==1.6.1", "cbor2==5.4.6"],
@@ -40,13 +40,13 @@ def run(command: list[str], cwd: Path) -> None:
         command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if done.returncode != 0:
-        # What a package index is called is the business of the machine, not of the build log.
+        # The build log does not show this machine's package index.
         output = re.sub(r"(https?|file)://\S+", "<registry>", done.stdout)
         raise InstallError(f"{Path(command[0]).name} ended with {done.returncode}:\n{output}")
 
 
 def empty_environment(name: str, content: str) -> Path | None:
-    """An empty environment to fill, or None when the right one is already there."""
+    """Returns an empty environment, or None if the environment is up to date."""
     environment = SDKS / name
     stamp = environment / STAMP
     if stamp.is_file() and stamp.read_text() == content:

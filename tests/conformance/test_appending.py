@@ -1,4 +1,4 @@
-"""Appending: sequence numbers, payloads, sizes and what happens when a stream is full."""
+"""Appending: sequence numbers, payloads, sizes, and full streams."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small(client: Client, strategy: int, persistence: int) -> str:
 
 
 def fill(client: Client, name: str, payload: bytes) -> int:
-    """Appends until the stream refuses, and gives the number of messages that went in."""
+    """Appends until the stream is full, and returns the number of stored messages."""
     for count in range(100):
         try:
             assert client.append(name, payload) == count
@@ -44,13 +44,13 @@ def fill(client: Client, name: str, payload: bytes) -> int:
             if error.error != "InvalidRequestException":
                 raise
             return count
-    raise AssertionError("the stream never got full")
+    raise AssertionError("the stream is not full")
 
 
 def files_below(root: Path) -> Iterator[bytes]:
     for directory, _, names in os.walk(root):
         for name in names:
-            # Deleted streams may still be on their way out.
+            # Files of deleted streams are removed in the background.
             with suppress(FileNotFoundError):
                 yield Path(directory, name).read_bytes()
 
@@ -62,7 +62,7 @@ def test_sequence_numbers_start_at_zero_and_go_up_by_one(client: Client, persist
     assert [client.append(name, b"m") for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
-def test_each_stream_counts_for_itself(client: Client) -> None:
+def test_streams_have_separate_sequence_numbers(client: Client) -> None:
     one, two = client.create(), client.create()
 
     assert [client.append(name, b"m") for name in (one, two, one, two)] == [0, 0, 1, 1]
@@ -74,9 +74,7 @@ def test_each_stream_counts_for_itself(client: Client) -> None:
     [b"\0", b"\xff", bytes(range(256)) * 4, "ünï".encode(), b"\r\n\0\r\n", b"{}"],
     ids=["zero", "ff", "all-bytes", "utf8", "newlines", "json"],
 )
-def test_any_bytes_come_back_as_they_went_in(
-    client: Client, payload: bytes, persistence: int
-) -> None:
+def test_any_bytes_are_read_unchanged(client: Client, payload: bytes, persistence: int) -> None:
     name = client.create(persistence=persistence)
     client.append(name, payload)
 
@@ -84,8 +82,8 @@ def test_any_bytes_come_back_as_they_went_in(
 
 
 @pytest.mark.parametrize("size", [MIB, 20 * MIB], ids=["1MiB", "20MiB"])
-def test_large_messages_come_back_whole(client: Client, size: int) -> None:
-    # 20 MiB is more than a segment of the default size holds.
+def test_large_messages_are_read_unchanged(client: Client, size: int) -> None:
+    # 20 MiB is more than the default segment size.
     payload = bytes(range(256)) * (size // 256)
     name = client.create()
     try:
@@ -102,7 +100,7 @@ def test_large_messages_come_back_whole(client: Client, size: int) -> None:
         client.delete(name)
 
 
-def test_an_empty_message_is_refused_and_the_field_named(client: Client) -> None:
+def test_empty_message_is_rejected_and_the_field_named(client: Client) -> None:
     name = client.create()
 
     with refused("InvalidRequestException", "payload"):
@@ -112,7 +110,7 @@ def test_an_empty_message_is_refused_and_the_field_named(client: Client) -> None
 
 
 @either_persistence
-def test_total_bytes_counts_the_bytes_of_the_payloads(client: Client, persistence: int) -> None:
+def test_total_bytes_is_the_sum_of_payload_sizes(client: Client, persistence: int) -> None:
     name = client.create(persistence=persistence)
 
     for size in (1, 10, 100):
@@ -121,7 +119,7 @@ def test_total_bytes_counts_the_bytes_of_the_payloads(client: Client, persistenc
     assert client.storage(name) == (0, 2, 111)
 
 
-def test_a_stream_that_flushes_on_write_takes_messages(client: Client) -> None:
+def test_stream_with_flush_on_write_accepts_messages(client: Client) -> None:
     name = client.create(flushOnWrite=True)
 
     assert [client.append(name, b"m") for _ in range(3)] == [0, 1, 2]
@@ -129,7 +127,7 @@ def test_a_stream_that_flushes_on_write_takes_messages(client: Client) -> None:
     assert len(client.read(name, minMessageCount=3)) == 3
 
 
-def test_a_memory_stream_never_touches_the_disk(client: Client, broker: BrokerProcess) -> None:
+def test_memory_stream_writes_nothing_to_disk(client: Client, broker: BrokerProcess) -> None:
     marker = uuid.uuid4().hex.encode()
     name = client.create(persistence=MEMORY)
     client.append(name, marker)
@@ -139,9 +137,7 @@ def test_a_memory_stream_never_touches_the_disk(client: Client, broker: BrokerPr
 
 
 @either_persistence
-def test_a_full_stream_that_rejects_new_data_says_that_it_is_full(
-    client: Client, persistence: int
-) -> None:
+def test_full_stream_rejects_new_data(client: Client, persistence: int) -> None:
     name = small(client, REJECT_NEW_DATA, persistence)
     count = fill(client, name, b"x" * 500)
 
@@ -154,7 +150,7 @@ def test_a_full_stream_that_rejects_new_data_says_that_it_is_full(
 
 
 @either_persistence
-def test_a_full_stream_can_still_be_read(client: Client, persistence: int) -> None:
+def test_full_stream_can_be_read(client: Client, persistence: int) -> None:
     name = small(client, REJECT_NEW_DATA, persistence)
     count = fill(client, name, b"x" * 500)
 
@@ -164,7 +160,7 @@ def test_a_full_stream_can_still_be_read(client: Client, persistence: int) -> No
 
 
 @either_persistence
-def test_a_full_stream_that_overwrites_drops_the_oldest(client: Client, persistence: int) -> None:
+def test_full_stream_overwrites_the_oldest_messages(client: Client, persistence: int) -> None:
     name = small(client, OVERWRITE_OLDEST_DATA, persistence)
 
     numbers = [client.append(name, b"%03d" % i + b"x" * 497) for i in range(30)]
@@ -183,7 +179,7 @@ def test_a_full_stream_that_overwrites_drops_the_oldest(client: Client, persiste
 @pytest.mark.parametrize(
     "strategy", [REJECT_NEW_DATA, OVERWRITE_OLDEST_DATA], ids=["reject", "overwrite"]
 )
-def test_a_message_larger_than_the_whole_stream_is_too_large(
+def test_message_larger_than_the_stream_is_rejected(
     client: Client, strategy: int, persistence: int
 ) -> None:
     name = small(client, strategy, persistence)
@@ -192,12 +188,14 @@ def test_a_message_larger_than_the_whole_stream_is_too_large(
     with refused("RequestPayloadTooLargeException"):
         client.append(name, b"x" * 8192)
 
-    # Nothing was dropped to make room for what can never fit.
+    # No message was evicted for a message that can never fit.
     assert client.storage(name) == (0, 0, 5)
     assert client.append(name, b"small") == 1
 
 
-def test_messages_of_two_clients_share_one_count(client: Client, connect: Connect) -> None:
+def test_two_clients_share_the_sequence_numbers_of_a_stream(
+    client: Client, connect: Connect
+) -> None:
     other = connect(client.sdk)
     name = client.create()
 

@@ -21,13 +21,13 @@ def open_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProc
         yield broker
 
 
-def refusal(connect: Connect, sdk: Sdk, token: str | None) -> SdkError:
+def rejection(connect: Connect, sdk: Sdk, token: str | None) -> SdkError:
     with pytest.raises(SdkError) as caught:
         connect(sdk, token=token)
     return caught.value
 
 
-def test_a_client_is_connected_in_the_protocol_version_it_speaks(client: Client) -> None:
+def test_client_is_connected_with_its_protocol_version(client: Client) -> None:
     response = client.connect_response()
 
     assert response["status"] == 0
@@ -37,31 +37,33 @@ def test_a_client_is_connected_in_the_protocol_version_it_speaks(client: Client)
     assert response["clientIdentifier"]
 
 
-def test_a_wrong_token_is_refused_with_an_answer(connect: Connect, sdk: Sdk) -> None:
-    error = refusal(connect, sdk, "not the token")
+def test_wrong_token_is_rejected_with_an_answer(connect: Connect, sdk: Sdk) -> None:
+    error = rejection(connect, sdk, "not the token")
 
-    # A connection that was closed without an answer surfaces as something else altogether.
-    assert (error.error, error.status) == ("ConnectFailedException", "Unauthorized")
+    # A connection closed without an answer would raise another error.
+    assert (error.error, error.status) == (sdk.unauthorized_error, "Unauthorized")
 
 
 @without_a_token
-def test_no_token_is_refused_with_an_answer(connect: Connect, sdk: Sdk, token: str | None) -> None:
-    error = refusal(connect, sdk, token)
+def test_missing_token_is_rejected_with_an_answer(
+    connect: Connect, sdk: Sdk, token: str | None
+) -> None:
+    error = rejection(connect, sdk, token)
 
-    assert (error.error, error.status) == ("ConnectFailedException", "Unauthorized")
+    assert (error.error, error.status) == (sdk.unauthorized_error, "Unauthorized")
 
 
-def test_refused_clients_do_not_disturb_the_others(connect: Connect, client: Client) -> None:
+def test_rejected_clients_do_not_affect_others(connect: Connect, client: Client) -> None:
     name = client.create()
 
     for _ in range(5):
-        refusal(connect, client.sdk, "not the token")
+        rejection(connect, client.sdk, "not the token")
 
     assert client.append(name, b"still here") == 0
 
 
 @without_a_token
-def test_no_token_is_needed_where_clients_are_not_authenticated(
+def test_no_token_is_needed_without_authentication(
     connect: Connect, open_broker: BrokerProcess, sdk: Sdk, token: str | None
 ) -> None:
     client = connect(sdk, to=open_broker, token=token)
@@ -69,9 +71,9 @@ def test_no_token_is_needed_where_clients_are_not_authenticated(
     assert client.append(client.create(), b"welcome") == 0
 
 
-def test_any_token_will_do_where_clients_are_not_authenticated(
+def test_any_token_is_accepted_without_authentication(
     connect: Connect, open_broker: BrokerProcess, sdk: Sdk
 ) -> None:
-    client = connect(sdk, to=open_broker, token="whatever")
+    client = connect(sdk, to=open_broker, token="any token")
 
     assert client.append(client.create(), b"welcome") == 0

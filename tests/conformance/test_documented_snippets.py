@@ -1,8 +1,8 @@
-"""The Python snippets of the documentation of Stream Manager, run with Penstock's client.
+"""The Python snippets of Stream Manager's documentation, run with Penstock's client.
 
-They stand here as they are published, but for slips that no Python would take (a positional
-argument after one with a name, an indentation or a line that is broken), the import, and their
-comments. Each runs with the blocking client and, with its calls awaited, with that for asyncio.
+They are unchanged except for syntax errors (a positional argument after a keyword argument, wrong
+indentation, broken lines), the import, and their comments. Each runs with the blocking client and,
+with awaited calls, with the asyncio client.
 """
 
 from __future__ import annotations
@@ -259,11 +259,11 @@ except StreamManagerException:
     pass
 except ConnectionError or asyncio.TimeoutError:
     pass
-"""  # noqa: E501 - lines as they are published
+"""  # noqa: E501 - lines as published
 
 
-class Loudly(ast.NodeTransformer):
-    """Raises what the snippets would pass over."""
+class RaiseIgnoredErrors(ast.NodeTransformer):
+    """Raises errors that the snippets ignore."""
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
         if all(isinstance(statement, ast.Pass) for statement in node.body):
@@ -271,8 +271,8 @@ class Loudly(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-class Hastily(ast.NodeTransformer):
-    """Sleeps for no time."""
+class SkipSleeps(ast.NodeTransformer):
+    """Replaces sleeps by sleeps of 0 seconds."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if ast.unparse(node.func) == "time.sleep":
@@ -280,8 +280,8 @@ class Hastily(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-class Awaiting(ast.NodeTransformer):
-    """Takes the other client, and awaits what it is asked."""
+class AwaitClientCalls(ast.NodeTransformer):
+    """Uses the asyncio client, and awaits its calls."""
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Name("AsyncStreamManagerClient", node.ctx) if is_client(node.id) else node
@@ -306,8 +306,8 @@ def run_blocking(tree: ast.Module, names: dict[str, Any]) -> None:
 
 
 def run_with_asyncio(tree: ast.Module, names: dict[str, Any]) -> None:
-    awaiting = ast.fix_missing_locations(Awaiting().visit(tree))
-    code = compile(awaiting, "<snippet>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    transformed = ast.fix_missing_locations(AwaitClientCalls().visit(tree))
+    code = compile(transformed, "<snippet>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
     async def main() -> None:
         try:
@@ -322,18 +322,18 @@ def run_with_asyncio(tree: ast.Module, names: dict[str, Any]) -> None:
 def run(
     request: pytest.FixtureRequest, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
-    """Runs a snippet as a program of this broker would and gives the names that it leaves.
+    """Runs a snippet against the broker, and returns its global names.
 
-    What it passes over is raised, unless it is to run to its end whatever happens.
+    Errors that the snippet ignores are raised, unless `ignore_errors` is set.
     """
     monkeypatch.setenv("STREAM_MANAGER_SERVER_PORT", str(broker.port))
     monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", broker.token)
 
-    def run(source: str, to_the_end: bool = False, **names: Any) -> dict[str, Any]:
+    def run(source: str, ignore_errors: bool = False, **names: Any) -> dict[str, Any]:
         exec(IMPORTS, names)
-        tree = Hastily().visit(ast.parse(source))
-        if not to_the_end:
-            tree = Loudly().visit(tree)
+        tree = SkipSleeps().visit(ast.parse(source))
+        if not ignore_errors:
+            tree = RaiseIgnoredErrors().visit(tree)
         request.param(ast.fix_missing_locations(tree), names)
         return names
 
@@ -342,7 +342,7 @@ def run(
 
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[StreamManagerClient]:
-    """The test's own client, by which it sees what a snippet did."""
+    """A client that checks the effects of a snippet."""
     with StreamManagerClient(port=broker.port, token=broker.token) as client:
         yield client
         for name in {STREAM, STATUS_STREAM}.intersection(client.list_streams()):
@@ -365,7 +365,7 @@ def kinesis() -> ExportDefinition:
 
 
 @pytest.mark.parametrize("source", [CREATE, CREATE_WITH_FOUR_DESTINATIONS], ids=["two", "four"])
-def test_create_a_stream(client: StreamManagerClient, run: Run, source: str) -> None:
+def test_create_snippet(client: StreamManagerClient, run: Run, source: str) -> None:
     run(source)
 
     definition = client.describe_message_stream(STREAM).definition
@@ -381,17 +381,17 @@ def test_create_a_stream(client: StreamManagerClient, run: Run, source: str) -> 
     )
 
 
-def test_a_stream_that_exists_is_an_error_that_the_snippet_catches(
+def test_create_snippet_catches_the_error_for_an_existing_stream(
     client: StreamManagerClient, run: Run
 ) -> None:
     create(client, max_size=4096)
 
-    run(CREATE, to_the_end=True)
+    run(CREATE, ignore_errors=True)
 
     assert client.describe_message_stream(STREAM).definition.max_size == 4096
 
 
-def test_append_a_message(client: StreamManagerClient, run: Run) -> None:
+def test_append_snippet(client: StreamManagerClient, run: Run) -> None:
     create(client)
     client.append_message(STREAM, b"another one")
 
@@ -401,7 +401,7 @@ def test_append_a_message(client: StreamManagerClient, run: Run) -> None:
     assert message.payload == b"Arbitrary bytes data"
 
 
-def test_append_a_value_for_sitewise(client: StreamManagerClient, run: Run) -> None:
+def test_append_snippet_for_sitewise(client: StreamManagerClient, run: Run) -> None:
     create(client)
 
     names = run(APPEND_FOR_SITEWISE)
@@ -415,7 +415,7 @@ def test_append_a_value_for_sitewise(client: StreamManagerClient, run: Run) -> N
     assert (value.quality, value.value) == (Quality.GOOD, names["variant"])
 
 
-def test_append_a_task_for_s3(client: StreamManagerClient, run: Run) -> None:
+def test_append_snippet_for_s3(client: StreamManagerClient, run: Run) -> None:
     create(client)
 
     names = run(APPEND_FOR_S3.replace("BucketName", "bucket-name"))
@@ -426,19 +426,19 @@ def test_append_a_task_for_s3(client: StreamManagerClient, run: Run) -> None:
     assert task == S3ExportTaskDefinition("URLToFile", "bucket-name", "KeyName")
 
 
-def test_the_bucket_in_the_snippet_is_refused_as_no_bucket_has_such_a_name(
+def test_append_snippet_for_s3_has_an_invalid_bucket_name(
     client: StreamManagerClient, run: Run
 ) -> None:
     create(client)
 
     with pytest.raises(ValidationException, match="bucket"):
         run(APPEND_FOR_S3)
-    run(APPEND_FOR_S3, to_the_end=True)
+    run(APPEND_FOR_S3, ignore_errors=True)
 
     assert not list(client.read_all(STREAM))
 
 
-def test_read_messages(client: StreamManagerClient, run: Run) -> None:
+def test_read_snippet(client: StreamManagerClient, run: Run) -> None:
     create(client)
     client.append_messages(STREAM, [b"%d" % number for number in range(250)])
 
@@ -450,7 +450,7 @@ def test_read_messages(client: StreamManagerClient, run: Run) -> None:
     assert all(message.ingest_time > 0 for message in messages)
 
 
-def test_read_messages_that_come_while_it_waits(client: StreamManagerClient, run: Run) -> None:
+def test_read_snippet_waits_for_messages(client: StreamManagerClient, run: Run) -> None:
     create(client)
     client.append_messages(STREAM, [b"early"] * 105)
     found: list[Any] = []
@@ -462,7 +462,7 @@ def test_read_messages_that_come_while_it_waits(client: StreamManagerClient, run
     assert [message.payload for message in found] == [b"early"] * 5 + [b"late"] * 5
 
 
-def test_list_the_streams(client: StreamManagerClient, run: Run) -> None:
+def test_list_snippet(client: StreamManagerClient, run: Run) -> None:
     create(client)
 
     stream_names = run(LIST)["stream_names"]
@@ -472,7 +472,7 @@ def test_list_the_streams(client: StreamManagerClient, run: Run) -> None:
     assert sorted(stream_names) == sorted(client.list_streams())
 
 
-def test_describe_a_stream(client: StreamManagerClient, run: Run) -> None:
+def test_describe_snippet(client: StreamManagerClient, run: Run) -> None:
     create(client, export_definition=kinesis())
     client.append_messages(STREAM, [b"x"] * 3)
 
@@ -486,7 +486,7 @@ def test_describe_a_stream(client: StreamManagerClient, run: Run) -> None:
     assert not export.error_message
 
 
-def test_update_a_stream(client: StreamManagerClient, run: Run) -> None:
+def test_update_snippet(client: StreamManagerClient, run: Run) -> None:
     create(client, persistence=Persistence.Memory)
 
     names = run(UPDATE, STREAM_NAME=STREAM)
@@ -500,7 +500,7 @@ def test_update_a_stream(client: StreamManagerClient, run: Run) -> None:
     assert len(definition.export_definition.kinesis or ()) == 1
 
 
-def test_a_stream_in_files_cannot_be_moved_to_memory_by_the_snippet(
+def test_update_snippet_cannot_change_the_persistence(
     client: StreamManagerClient, run: Run
 ) -> None:
     create(client)
@@ -508,12 +508,12 @@ def test_a_stream_in_files_cannot_be_moved_to_memory_by_the_snippet(
 
     with pytest.raises(UpdateNotAllowedException, match="persistence"):
         run(UPDATE, STREAM_NAME=STREAM)
-    run(UPDATE, to_the_end=True, STREAM_NAME=STREAM)
+    run(UPDATE, ignore_errors=True, STREAM_NAME=STREAM)
 
     assert client.describe_message_stream(STREAM).definition == before
 
 
-def test_a_stream_in_files_is_updated_by_the_rest_of_the_snippet(
+def test_update_snippet_without_a_change_of_persistence(
     client: StreamManagerClient, run: Run
 ) -> None:
     create(client)
@@ -525,7 +525,7 @@ def test_a_stream_in_files_is_updated_by_the_rest_of_the_snippet(
     assert definition.persistence is Persistence.File
 
 
-def test_delete_a_stream(client: StreamManagerClient, run: Run) -> None:
+def test_delete_snippet(client: StreamManagerClient, run: Run) -> None:
     create(client)
 
     run(DELETE)
@@ -547,7 +547,7 @@ def status(outcome: Status, text: str | None = None) -> bytes:
         (Status.Canceled, "Unable to upload file at path file:///a to S3. Message: no such bucket"),
     ],
 )
-def test_read_the_statuses_of_a_task(
+def test_status_snippet(
     client: StreamManagerClient,
     run: Run,
     caplog: pytest.LogCaptureFixture,
@@ -564,7 +564,7 @@ def test_read_the_statuses_of_a_task(
     assert [record.message for record in caplog.records if record.name == "snippet"] == [logged]
 
 
-def test_read_a_status_that_comes_while_it_waits(
+def test_status_snippet_waits_for_a_status(
     client: StreamManagerClient, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -578,6 +578,6 @@ def test_read_a_status_that_comes_while_it_waits(
     assert caplog.records[-1].message.startswith("Successfully uploaded")
 
 
-def test_a_snippet_that_fails_is_noticed(client: StreamManagerClient, run: Run) -> None:
+def test_error_of_a_snippet_is_raised(client: StreamManagerClient, run: Run) -> None:
     with pytest.raises(ValidationException, match="stream_name"):
         run(APPEND.replace("StreamName", "no/name"))

@@ -1,8 +1,8 @@
-"""A program written for the AWS Python SDK moves to Penstock by changing its import.
+"""A program for the AWS Python SDK moves to Penstock by changing its import.
 
-Each SDK describes itself in its own environment (`describe_sdk.py`), and Penstock is held against
-that: names, parameters, defaults, what objects say, what is refused and what is raised. Where the
-two differ on purpose, a table says where and why; whatever else differs fails.
+Each SDK is described in its own environment (`describe_sdk.py`) and compared with Penstock: names,
+parameters, defaults, objects, validation and errors. Tables list the intended differences; any
+other difference fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .harness import GREENGRASSSDK_1_6, HERE, STREAM_MANAGER, Sdk, unique_name
 
 PACKAGES = {STREAM_MANAGER: "stream_manager", GREENGRASSSDK_1_6: "greengrasssdk.stream_manager"}
 
-# What programs read has the documented default in it, where the SDK has None and means the same.
+# Penstock has the documented default where the SDK has None with the same meaning.
 DEFAULTS: dict[str, Json] = {
     "MessageStreamDefinition": {
         "persistence": penstock.Persistence.File.value,
@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Json] = {
         "export_definition": {},
     },
     "MessageStreamInfo": {"export_statuses": []},
-    # What the server says of an export that has done nothing yet.
+    # The server's answer for an export before its first message.
     "MessageStreamInfo.exportStatuses": {
         "last_exported_sequence_number": -1,
         "error_message": "",
@@ -45,17 +45,17 @@ DEFAULTS: dict[str, Json] = {
 }
 
 CLIENT_DEFAULTS = {
-    # Looked for in the environment, in penstock.toml and on this machine; 127.0.0.1 after that.
+    # The default is of the environment, of penstock.toml, of this machine's broker, or 127.0.0.1.
     ("__init__", "host"): "None",
 }
 
 PRIVATE_MODULES = {"utilinternal"}
 
-# Names that Python passes itself.
+# Methods whose parameter names do not matter.
 UNNAMED = {"__exit__"}
 
-TAKEN = {
-    "Variant.integer_value too small": "SiteWise takes negative integers",
+ACCEPTED = {
+    "Variant.integer_value too small": "SiteWise accepts negative integers",
     "MessageStreamInfo.exportStatuses.last_exported_sequence_number missing": "it has a default",
     **dict.fromkeys(
         [
@@ -68,12 +68,12 @@ TAKEN = {
             "StatusMessage.status not an enum",
             "StatusMessage.status_level not an enum",
         ],
-        "the value of a choice stands for it",
+        "an enum's value is accepted",
     ),
 }
 
-REFUSED = {
-    "MessageStreamDefinition.name 'größe'": "the server takes ASCII letters only",
+REJECTED = {
+    "MessageStreamDefinition.name 'größe'": "the server accepts only ASCII letters",
     **dict.fromkeys(
         [
             "MessageStreamInfo.exportStatuses.export_config_identifier missing",
@@ -81,7 +81,7 @@ REFUSED = {
             "MessageStreamInfo.storageStatus.oldest_sequence_number missing",
             "MessageStreamInfo.storageStatus.total_bytes missing",
         ],
-        "it comes from the server, which always says it",
+        "the server always sends it",
     ),
 }
 
@@ -93,9 +93,9 @@ RAISED = {
             "create with a closed client",
             "list with a closed client",
         ],
-        "ClientException",  # a StreamManagerException, as the SDK's is
+        "ClientException",  # a subclass of StreamManagerException, which the SDK raises
     ),
-    # A TypeError in the SDK, out of the middle of its checks.
+    # The SDK's validation fails with a TypeError.
     **dict.fromkeys(
         [
             "append by a name that is numeric",
@@ -113,7 +113,7 @@ RAISED = {
 
 @pytest.fixture(scope="module", params=PACKAGES, ids=[sdk.name for sdk in PACKAGES])
 def sdk(request: pytest.FixtureRequest) -> Sdk:
-    """One of the SDKs that speak the protocol of today."""
+    """A Python SDK with protocol 1.1.0."""
     sdk: Sdk = request.param
     return sdk
 
@@ -148,7 +148,7 @@ def in_module(name: str) -> Any:
     return importlib.import_module(f"penstock.{name}")
 
 
-# What the package is
+# Names and classes
 
 
 def test_every_name_can_be_imported_from_penstock(theirs: Json) -> None:
@@ -159,9 +159,7 @@ def test_every_name_can_be_imported_from_penstock(theirs: Json) -> None:
 
 
 @pytest.mark.parametrize(("module", "key"), [("data", "model"), ("exceptions", "exception names")])
-def test_every_name_can_be_imported_from_the_module_that_has_it(
-    theirs: Json, module: str, key: str
-) -> None:
+def test_every_name_can_be_imported_from_its_module(theirs: Json, module: str, key: str) -> None:
     missing = [name for name in theirs[key] if not hasattr(in_module(module), name)]
 
     assert len(theirs[key]) > 15
@@ -177,59 +175,59 @@ def test_every_module_can_be_imported(theirs: Json) -> None:
     assert in_module("streammanagerclient").StreamManagerClient is penstock.StreamManagerClient
 
 
-def test_every_module_comes_with_the_package(theirs: Json) -> None:
+def test_importing_the_package_makes_its_modules_available(theirs: Json) -> None:
     modules = sorted(set(theirs["submodules"]) - PRIVATE_MODULES)
     program = "".join(f"stream_manager.{module}\n" for module in modules)
 
-    # In an interpreter where nothing else has imported them.
+    # A new interpreter has imported none of them.
     subprocess.run(
         [sys.executable, "-c", f"import penstock as stream_manager\n{program}"], check=True
     )
 
 
-def test_the_names_of_modules_are_the_same_objects() -> None:
+def test_modules_and_package_have_the_same_objects() -> None:
     for module in ("data", "exceptions", "util"):
         for name in getattr(in_module(module), "__all__", ["Util"]):
             ours = getattr(in_module(module), name)
             assert getattr(penstock, name, ours) is ours
 
 
-def test_the_enums_have_the_same_members(theirs: Json) -> None:
+def test_enums_have_the_same_members(theirs: Json) -> None:
     for name, enum in theirs["enums"].items():
         ours = describe_sdk.describe_enum(getattr(in_module("data"), name))
         if name == "ResponseStatusCode":
-            # It stands in an error, where Success never does; the methods are for the wire.
+            # An error never has the status Success, and the methods are for the wire.
             ours |= {"truths": enum["truths"], "methods": enum["methods"]}
         assert ours == enum, name
 
 
-def test_the_classes_have_the_same_parameters_in_the_same_order(theirs: Json) -> None:
+def test_classes_have_the_same_parameters_in_the_same_order(theirs: Json) -> None:
     for name, ours in described_classes().items():
         assert ours["parameters"] == theirs["classes"][name]["parameters"], name
 
 
-def test_the_classes_have_the_same_defaults(theirs: Json) -> None:
+def test_classes_have_the_same_defaults(theirs: Json) -> None:
     for name, ours in described_classes().items():
         expected = {**theirs["classes"][name]["defaults"], **DEFAULTS.get(name, {})}
         assert ours["defaults"] == expected, name
 
 
-def test_the_defaults_that_differ_were_none(theirs: Json) -> None:
+def test_defaults_differ_only_from_none(theirs: Json) -> None:
     for name, fields in DEFAULTS.items():
         for field in fields:
             assert theirs["classes"][name]["defaults"][field] is None, (name, field)
 
 
-def test_the_classes_have_the_same_attributes(theirs: Json) -> None:
+def test_classes_have_the_same_attributes(theirs: Json) -> None:
     for name, ours in described_classes().items():
         missing = set(theirs["classes"][name]["attributes"]) - set(ours["attributes"])
         assert not missing, name
 
 
-def test_every_class_of_the_model_was_looked_at(theirs: Json) -> None:
-    looked_at = {*theirs["enums"], *described_classes(), "ResponseStatusCode"}
+def test_every_class_of_the_model_is_covered(theirs: Json) -> None:
+    covered = {*theirs["enums"], *described_classes(), "ResponseStatusCode"}
 
-    assert set(theirs["model"]) <= looked_at
+    assert set(theirs["model"]) <= covered
 
 
 @cache
@@ -240,17 +238,17 @@ def described_classes() -> dict[str, Json]:
     }
 
 
-def test_the_exceptions_are_the_same(theirs: Json) -> None:
+def test_exceptions_are_the_same(theirs: Json) -> None:
     for name, exception in theirs["exceptions"].items():
         ours = describe_sdk.describe_exception(getattr(in_module("exceptions"), name))
         assert ours == exception, name
 
 
-def test_the_client_has_the_same_methods_with_the_same_parameters(theirs: Json) -> None:
+def test_client_has_the_same_methods_and_parameters(theirs: Json) -> None:
     assert_methods(penstock.StreamManagerClient, theirs["client"])
 
 
-def test_the_client_for_asyncio_has_them_too(theirs: Json) -> None:
+def test_asyncio_client_has_the_same_methods_and_parameters(theirs: Json) -> None:
     methods = {
         name: parameters
         for name, parameters in theirs["client"].items()
@@ -271,7 +269,7 @@ def assert_methods(kind: type, theirs: dict[str, list[Json]]) -> None:
             for parameter in parameters
             for name in [parameter["name"]]
         ]
-        # More may be asked for by name; it is no concern of a program that does not know it.
+        # Penstock may have more keyword-only parameters.
         known = [parameter for parameter in ours[method] if parameter["kind"] != "KEYWORD_ONLY"]
         if method in UNNAMED:
             assert len(known) == len(expected)
@@ -279,7 +277,7 @@ def assert_methods(kind: type, theirs: dict[str, list[Json]]) -> None:
             assert known == expected, method
 
 
-def test_a_client_has_the_same_attributes(
+def test_client_has_the_same_attributes(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_broker(monkeypatch, broker)
@@ -292,10 +290,10 @@ def test_a_client_has_the_same_attributes(
     assert not client.connected
 
 
-# What objects say
+# Objects
 
 
-def test_objects_say_the_same_however_they_were_made(theirs: Json) -> None:
+def test_objects_are_equal_however_they_are_made(theirs: Json) -> None:
     for name, sample in describe_sdk.samples(penstock).items():
         expected = theirs["samples"][name]["plain"]
         described = describe_sdk.describe_sample(sample)
@@ -303,20 +301,20 @@ def test_objects_say_the_same_however_they_were_made(theirs: Json) -> None:
             assert ours == expected, (name, how)
 
 
-def test_objects_are_the_same_messages_in_json(theirs: Json) -> None:
+def test_objects_have_the_same_json(theirs: Json) -> None:
     assert describe_sdk.json_messages(penstock) == theirs["messages"]
 
 
-# What is refused
+# Validation
 
 
-def test_each_field_takes_and_refuses_the_same_values(theirs: Json) -> None:
+def test_fields_accept_and_reject_the_same_values(theirs: Json) -> None:
     ours = {name: describe_sdk.try_limit(penstock, case) for name, case in theirs["limits"].items()}
 
     assert_outcomes(ours, theirs["limit outcomes"])
 
 
-def test_each_pattern_takes_and_refuses_the_same_texts(theirs: Json) -> None:
+def test_patterns_accept_and_reject_the_same_texts(theirs: Json) -> None:
     ours = {
         name: describe_sdk.try_limit(penstock, case)
         for name, case in describe_sdk.pattern_cases().items()
@@ -325,7 +323,7 @@ def test_each_pattern_takes_and_refuses_the_same_texts(theirs: Json) -> None:
     assert_outcomes(ours, theirs["pattern outcomes"])
 
 
-def test_objects_in_objects_are_checked_in_the_same_way(theirs: Json) -> None:
+def test_nested_objects_are_validated_in_the_same_way(theirs: Json) -> None:
     ours = {
         name: describe_sdk.outcome_of_checking(penstock, value)
         for name, value in describe_sdk.nested_cases(penstock).items()
@@ -335,33 +333,36 @@ def test_objects_in_objects_are_checked_in_the_same_way(theirs: Json) -> None:
 
 
 def assert_outcomes(ours: dict[str, str], theirs: dict[str, str]) -> None:
-    """The same is taken, and what is not ends with a ValidationException, but for the tables."""
+    """Checks that both accept the same values, except for the tables.
+
+    Penstock rejects the others with a ValidationException.
+    """
     expected: dict[str, str] = {}
     for name, outcome in theirs.items():
-        expected[name] = "taken" if outcome == "taken" else "ValidationException"
-        if name in TAKEN:
+        expected[name] = "accepted" if outcome == "accepted" else "ValidationException"
+        if name in ACCEPTED:
             assert expected[name] == "ValidationException", name
-            expected[name] = "taken"
-        if name in REFUSED:
-            assert expected[name] == "taken", name
+            expected[name] = "accepted"
+        if name in REJECTED:
+            assert expected[name] == "accepted", name
             expected[name] = "ValidationException"
     assert ours == expected
 
 
-def test_what_is_taken_or_refused_beyond_the_sdk_is_there(theirs: Json) -> None:
+def test_tables_of_differences_name_existing_cases(theirs: Json) -> None:
     known = {*theirs["limit outcomes"], *theirs["pattern outcomes"], *theirs["nested outcomes"]}
 
-    assert known >= {*TAKEN, *REFUSED}
+    assert known >= {*ACCEPTED, *REJECTED}
 
 
-# What is raised
+# Errors
 
 
 @contextlib.contextmanager
 def addresses() -> Iterator[Json]:
-    """A port where nobody listens, one where nobody answers, and a name for streams."""
+    """Yields a closed port, the port of a silent server, and a prefix for stream names."""
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
-        # Bound and not listening: nobody else can get it meanwhile.
+        # A bound socket that does not listen, so that no other process can get the port.
         closed.bind(("127.0.0.1", 0))
         yield {
             "closed": closed.getsockname()[1],
@@ -385,19 +386,19 @@ def use_broker(monkeypatch: pytest.MonkeyPatch, broker: BrokerProcess) -> None:
 def test_wrong_calls_raise_the_same_errors(
     broker: BrokerProcess, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with addresses() as places:
-        theirs = run_script(sdk, "calls", stdin=json.dumps(places), **environment_of(broker))
+    with addresses() as targets:
+        theirs = run_script(sdk, "calls", stdin=json.dumps(targets), **environment_of(broker))
     use_broker(monkeypatch, broker)
-    with addresses() as places:
-        ours = describe_sdk.WrongCalls(penstock, places).outcomes()
+    with addresses() as targets:
+        ours = describe_sdk.WrongCalls(penstock, targets).outcomes()
 
     assert raised(ours) == {**raised(theirs), **RAISED}
     for name, outcome in theirs.items():
         if outcome and outcome["status"] is not None:
-            # An error that the server answered with, in all that it carries.
+            # An error of the server has the same attributes.
             assert ours[name] == outcome, name
         if name in RAISED and raised(theirs)[name] != "TypeError":
-            # Of another class, but caught by the same clause.
+            # Another class, which the same `except` clause catches.
             assert raised(theirs)[name] in ours[name]["classes"], name
 
 

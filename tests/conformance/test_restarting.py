@@ -1,4 +1,4 @@
-"""Clients that live through a restart of the broker on the same directory and port."""
+"""Clients during a restart of the broker on the same directory and port."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support import BrokerProcess
 
 from .conftest import Connect
-from .harness import ALL_SDKS, OVERWRITE_OLDEST_DATA, definition
+from .harness import AVAILABLE_SDKS, OVERWRITE_OLDEST_DATA, STREAM_MANAGER, definition
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 def test_streams_messages_and_clients_survive_a_restart(
     own_broker: BrokerProcess, connect: Connect, end: Callable[[BrokerProcess], None]
 ) -> None:
-    clients = [connect(sdk, to=own_broker) for sdk in ALL_SDKS]
+    clients = [connect(sdk, to=own_broker) for sdk in AVAILABLE_SDKS]
     assert [client.list_streams() for client in clients] == [[]] * len(clients)
     plain = [client.create() for client in clients]
     flushed = [client.create(flushOnWrite=True) for client in clients]
@@ -46,10 +46,10 @@ def test_streams_messages_and_clients_survive_a_restart(
             assert payloads == [b"before", b"before too", b"after"]
 
 
-def test_definitions_and_numbers_survive_being_killed(
+def test_definitions_and_numbers_survive_kill_9(
     own_broker: BrokerProcess, connect: Connect
 ) -> None:
-    client = connect(ALL_SDKS[0], to=own_broker)
+    client = connect(STREAM_MANAGER, to=own_broker)
     kinesis = {"identifier": "k", "kinesisStreamName": "s", "disabled": True}
     wanted = definition(
         "..",

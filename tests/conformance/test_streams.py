@@ -33,7 +33,7 @@ EXPORT_LISTS = {"http", "iotAnalytics", "kinesis", "IotSitewise", "s3TaskExecuto
 
 
 def every_export(sdk: Sdk, status_stream: str) -> Json:
-    """An export of every type that the SDK knows, with every field that it knows set."""
+    """Returns an export of each type that the SDK supports, with all fields set."""
     common: Json = {"batchSize": 10, "batchIntervalMillis": 60000, "priority": 3}
     if sdk.knows_1_1:
         common |= {"startSequenceNumber": 0, "disabled": True}
@@ -47,7 +47,7 @@ def every_export(sdk: Sdk, status_stream: str) -> Json:
     }
     if sdk.knows_1_1:
         exports["http"][0]["exportFormat"] = 1
-        # The 1.0 SDK has the field, but its check compares a text with a number.
+        # The 1.0 SDK has the field, but its validation compares a text with a number.
         exports["iotAnalytics"][0]["iotMsgIdPrefix"] = "p-"
         exports["IotSitewise"] = [{"identifier": "site", **common}]
         exports["s3TaskExecutor"] = [
@@ -75,7 +75,7 @@ def nulls_in(value: Any) -> bool:
     return value is None
 
 
-def test_a_stream_created_with_defaults_has_the_documented_defaults(client: Client) -> None:
+def test_new_stream_has_the_documented_defaults(client: Client) -> None:
     name = client.create()
 
     described = client.describe(name)["definition"]
@@ -89,7 +89,7 @@ def test_a_stream_created_with_defaults_has_the_documented_defaults(client: Clie
     assert "timeToLiveMillis" not in described
 
 
-def test_a_stream_created_with_everything_set_is_described_the_same(client: Client) -> None:
+def test_stream_with_all_fields_set_is_described_unchanged(client: Client) -> None:
     wanted = definition(
         unique_name(),
         maxSize=1 << 30,
@@ -105,11 +105,11 @@ def test_a_stream_created_with_everything_set_is_described_the_same(client: Clie
     assert contains(client.describe(wanted["name"])["definition"], wanted)
 
 
-def test_an_empty_stream_has_no_messages_and_no_bytes(client: Client) -> None:
+def test_empty_stream_has_no_messages_and_no_bytes(client: Client) -> None:
     assert client.storage(client.create()) == (0, -1, 0)
 
 
-def test_every_export_has_a_status_before_anything_was_exported(client: Client) -> None:
+def test_every_export_has_a_status_before_the_first_message(client: Client) -> None:
     exports = every_export(client.sdk, status_stream=client.create())
     name = client.create(exportDefinition=exports)
 
@@ -123,7 +123,7 @@ def test_every_export_has_a_status_before_anything_was_exported(client: Client) 
     assert {s["exportedMessagesCount"] for s in on_the_wire} == {0}
 
 
-def test_describing_always_gives_all_five_export_lists_and_the_statuses(client: Client) -> None:
+def test_describe_returns_all_export_lists_and_the_statuses(client: Client) -> None:
     client.describe(client.create())
 
     info = client.last_response()["messageStreamInfo"]
@@ -131,7 +131,7 @@ def test_describing_always_gives_all_five_export_lists_and_the_statuses(client: 
     assert info["exportStatuses"] == []
 
 
-def test_describing_gives_empty_lists_beside_full_ones(client: Client) -> None:
+def test_describe_returns_empty_export_lists(client: Client) -> None:
     kinesis = {"identifier": "k", "kinesisStreamName": "s"}
     client.describe(client.create(exportDefinition={"kinesis": [kinesis]}))
 
@@ -141,32 +141,32 @@ def test_describing_gives_empty_lists_beside_full_ones(client: Client) -> None:
     assert set(map(len, lists.values())) == {0}
 
 
-def test_no_answer_holds_a_null(client: Client) -> None:
-    # A null for an enum, a list or a map ends the read loop of these clients for good.
+def test_answers_have_no_nulls(client: Client) -> None:
+    # A null for an enum, a list or a map ends the read loop of these clients.
     exports = {"kinesis": [{"identifier": "k", "kinesisStreamName": "s"}]}
     client.describe(client.create(exportDefinition=exports))
 
     assert not nulls_in(client.last_response())
 
 
-def test_success_comes_with_an_empty_error_message(client: Client) -> None:
+def test_success_has_an_empty_error_message(client: Client) -> None:
     client.list_streams()
 
     assert client.last_response()["errorMessage"] == ""
 
 
-def test_creating_a_stream_twice_is_refused_with_the_exact_text(client: Client) -> None:
+def test_creating_a_stream_twice_is_rejected_with_the_exact_text(client: Client) -> None:
     name = client.create()
 
     with pytest.raises(SdkError) as caught:
         client.create(name=name)
 
     assert caught.value.error == "InvalidRequestException"
-    # Programs in the field compare the whole of it.
+    # Existing programs compare the whole text.
     assert caught.value.message == "the message stream already exists"
 
 
-def test_creating_a_stream_twice_leaves_the_first_as_it_was(client: Client) -> None:
+def test_creating_a_stream_twice_keeps_the_first(client: Client) -> None:
     name = client.create()
     client.append(name, b"first")
 
@@ -178,7 +178,7 @@ def test_creating_a_stream_twice_leaves_the_first_as_it_was(client: Client) -> N
 
 
 @for_1_1_sdks
-def test_an_s3_export_needs_its_status_stream_to_exist(client: Client) -> None:
+def test_s3_export_requires_an_existing_status_stream(client: Client) -> None:
     name, status_stream = unique_name(), unique_name()
 
     with refused("InvalidRequestException", status_stream):
@@ -189,7 +189,7 @@ def test_an_s3_export_needs_its_status_stream_to_exist(client: Client) -> None:
     client.create(name=name, exportDefinition=s3_export(status_stream))
 
 
-def test_listing_gives_every_stream_once(client: Client) -> None:
+def test_list_returns_each_stream_once(client: Client) -> None:
     names = {client.create() for _ in range(3)}
 
     listed = client.list_streams()
@@ -207,7 +207,7 @@ def test_all_sdks_see_the_same_streams(client: Client, connect: Connect) -> None
     assert client.list_streams() == other.list_streams()
 
 
-def test_a_deleted_stream_is_gone(client: Client) -> None:
+def test_deleted_stream_is_not_found(client: Client) -> None:
     name = client.create()
     client.append(name, b"x")
 
@@ -220,7 +220,7 @@ def test_a_deleted_stream_is_gone(client: Client) -> None:
         client.delete(name)
 
 
-def test_a_deleted_name_can_be_created_again_and_starts_empty(client: Client) -> None:
+def test_recreated_stream_is_empty(client: Client) -> None:
     name = client.create()
     client.append(name, b"old")
     client.delete(name)
@@ -232,7 +232,7 @@ def test_a_deleted_name_can_be_created_again_and_starts_empty(client: Client) ->
     assert [m["payload"] for m in client.read(name)] == [b"new"]
 
 
-def test_an_unknown_stream_is_not_found_by_any_operation(client: Client) -> None:
+def test_unknown_stream_is_not_found_by_any_operation(client: Client) -> None:
     name = unique_name()
 
     for call in (
@@ -246,13 +246,13 @@ def test_an_unknown_stream_is_not_found_by_any_operation(client: Client) -> None
     assert name not in client.list_streams()
 
 
-def test_not_found_is_also_said_to_a_read_that_would_wait(client: Client) -> None:
+def test_waiting_read_of_an_unknown_stream_is_not_found(client: Client) -> None:
     with refused("ResourceNotFoundException"):
         client.read(unique_name(), readTimeoutMillis=20000)
 
 
 @pytest.mark.parametrize("name", [".", "..", "...", "a b,c", "x.log", " ", "-", "A" * 255])
-def test_every_name_that_the_protocol_allows_works(client: Client, name: str) -> None:
+def test_every_valid_name_works(client: Client, name: str) -> None:
     client.create(name=name)
     try:
         assert client.append(name, b"payload") == 0
@@ -264,7 +264,7 @@ def test_every_name_that_the_protocol_allows_works(client: Client, name: str) ->
     assert name not in client.list_streams()
 
 
-def test_names_that_differ_only_in_case_are_two_streams(client: Client) -> None:
+def test_names_are_case_sensitive(client: Client) -> None:
     name = client.create()
     upper = client.create(name=name.upper())
     client.append(name, b"lower")
@@ -273,16 +273,14 @@ def test_names_that_differ_only_in_case_are_two_streams(client: Client) -> None:
 
 
 @for_python_sdks
-def test_letters_beyond_ascii_are_refused_by_the_server(client: Client) -> None:
-    # The pattern in the Python SDKs lets every letter of Unicode through.
+def test_server_rejects_non_ascii_letters(client: Client) -> None:
+    # The pattern in the Python SDKs matches all Unicode letters.
     with refused("InvalidRequestException", "name"):
         client.create(name="größe")
 
 
 @pytest.mark.parametrize("name", ["", "größe", "a/b", "a\0b", "line\n", "a:b", "x" * 256])
-def test_a_name_that_the_protocol_forbids_is_refused_and_the_field_named(
-    client: Client, name: str
-) -> None:
+def test_invalid_name_is_rejected_and_the_field_named(client: Client, name: str) -> None:
     with refused("InvalidRequestException", "name"):
         client.send(CREATE, definition=definition(name))
 
@@ -303,7 +301,7 @@ def test_a_name_that_the_protocol_forbids_is_refused_and_the_field_named(
         ("maxSize", "big"),
     ],
 )
-def test_a_value_out_of_range_is_refused_and_the_field_named(
+def test_value_out_of_range_is_rejected_and_the_field_named(
     client: Client, field: str, value: object
 ) -> None:
     name = unique_name()
@@ -333,7 +331,7 @@ def test_a_value_out_of_range_is_refused_and_the_field_named(
         ("s3TaskExecutor", "sizeThresholdForMultipartUploadBytes", 5242879),
     ],
 )
-def test_an_export_value_out_of_range_is_refused_and_the_field_named(
+def test_export_value_out_of_range_is_rejected_and_the_field_named(
     client: Client, kind: str, field: str, value: object
 ) -> None:
     required = {
@@ -348,14 +346,14 @@ def test_an_export_value_out_of_range_is_refused_and_the_field_named(
         client.send(CREATE, definition=definition(unique_name(), exportDefinition=exports))
 
 
-def test_two_exports_with_one_identifier_are_refused(client: Client) -> None:
+def test_two_exports_with_one_identifier_are_rejected(client: Client) -> None:
     twice = [{"identifier": "same", "kinesisStreamName": name} for name in ("a", "b")]
 
     with refused("InvalidRequestException", "same"):
         client.create(exportDefinition={"kinesis": twice})
 
 
-def test_a_definition_without_a_strategy_is_refused_and_the_field_named(client: Client) -> None:
+def test_definition_without_a_strategy_is_rejected_and_the_field_named(client: Client) -> None:
     with refused("InvalidRequestException", "strategyOnFull"):
         client.send(CREATE, definition={"name": unique_name()})
 
@@ -369,14 +367,14 @@ def test_a_definition_without_a_strategy_is_refused_and_the_field_named(client: 
         (READ, {}, "streamName"),
     ],
 )
-def test_a_request_without_a_required_field_is_refused_and_the_field_named(
+def test_request_without_a_required_field_is_rejected_and_the_field_named(
     client: Client, operation: int, body: Json, field: str
 ) -> None:
     with refused("InvalidRequestException", field):
         client.send(operation, **body)
 
 
-def test_fields_of_the_future_are_ignored(client: Client) -> None:
+def test_unknown_fields_are_ignored(client: Client) -> None:
     name = unique_name()
 
     client.send(CREATE, definition=definition(name, ofTheFuture={"a": [1]}), alsoNew=1)
@@ -384,14 +382,14 @@ def test_fields_of_the_future_are_ignored(client: Client) -> None:
     assert name in client.list_streams()
 
 
-def test_a_size_beyond_two_to_the_53_is_understood(client: Client, connect: Connect) -> None:
-    # The Node.js SDK sends such a number as a float, and cannot read it back.
+def test_size_above_2_to_the_53_is_accepted(client: Client, connect: Connect) -> None:
+    # The Node.js SDK sends such a number as a float, and cannot decode it.
     name = client.create(maxSize=1 << 60)
 
     assert connect(STREAM_MANAGER).describe(name)["definition"]["maxSize"] == 1 << 60
 
 
-def test_a_memory_stream_says_so(client: Client) -> None:
+def test_memory_stream_is_described_as_such(client: Client) -> None:
     name = client.create(persistence=MEMORY)
 
     assert client.describe(name)["definition"]["persistence"] == MEMORY

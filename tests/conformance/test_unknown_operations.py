@@ -1,4 +1,4 @@
-"""Operation numbers that the server does not know."""
+"""Unknown operation numbers."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import pytest
 
 from .harness import Client, for_1_0_sdks, for_1_1_sdks, refused
 
-# Nothing at all, a number of the future, a response, and the two ends of the signed byte.
+# Zero, an unused number, a response, and the limits of a signed byte.
 numbers = pytest.mark.parametrize("operation", [0, 42, 9, 127, -128])
 
 
 @for_1_1_sdks
 @numbers
-def test_an_unknown_operation_is_answered_as_such(client: Client, operation: int) -> None:
+def test_unknown_operation_is_answered(client: Client, operation: int) -> None:
     with refused("UnknownOperationException"):
         client.send(operation)
 
 
 @for_1_0_sdks
 @numbers
-def test_a_1_0_client_never_sees_a_status_it_does_not_know(client: Client, operation: int) -> None:
-    # This client knows neither the answer's operation nor any status above 14. It can tell
-    # the caller about the first; the second would end its read loop.
+def test_1_0_client_gets_only_statuses_that_it_knows(client: Client, operation: int) -> None:
+    # This client knows neither the answer's operation nor a status above 14. It raises an error
+    # for the operation. An unknown status would end its read loop.
     with refused("ClientException", "unknown operation"):
         client.send(operation)
 
@@ -29,9 +29,7 @@ def test_a_1_0_client_never_sees_a_status_it_does_not_know(client: Client, opera
 
 
 @numbers
-def test_a_client_is_as_good_as_new_after_an_unknown_operation(
-    client: Client, operation: int
-) -> None:
+def test_client_stays_usable_after_an_unknown_operation(client: Client, operation: int) -> None:
     expected = "UnknownOperationException" if client.sdk.knows_1_1 else "ClientException"
     name = client.create()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Updating: a whole definition takes the place of the old one, within the rules."""
+"""Updates: which definitions may replace the current one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOMY: Json = {"maxSize": 1 << 20, "streamSegmentSize": 4096}
 
 
 def kinesis(*identifiers: str, **fields: object) -> Json:
-    # Disabled, so that no test depends on whether something is exported meanwhile.
+    # Disabled, so that no message is exported during a test.
     return {
         "kinesis": [
             {"identifier": identifier, "kinesisStreamName": "k", "disabled": True, **fields}
@@ -38,7 +38,7 @@ def exported(client: Client, name: str) -> list[str]:
     return sorted(status["exportConfigIdentifier"] for status in statuses)
 
 
-def test_a_new_definition_takes_the_place_of_the_old(client: Client) -> None:
+def test_update_replaces_the_definition(client: Client) -> None:
     name = client.create()
     wanted: Json = {
         "maxSize": 1 << 22,
@@ -54,7 +54,7 @@ def test_a_new_definition_takes_the_place_of_the_old(client: Client) -> None:
     assert contains(client.describe(name)["definition"], {"name": name, **wanted})
 
 
-def test_what_describe_gave_can_be_changed_and_sent_back(client: Client) -> None:
+def test_described_definition_can_be_changed_and_sent_back(client: Client) -> None:
     name = client.create(exportDefinition=kinesis("one"))
     described = client.describe(name)["definition"]
     described["maxSize"] *= 2
@@ -67,7 +67,7 @@ def test_what_describe_gave_can_be_changed_and_sent_back(client: Client) -> None
 
 
 @pytest.mark.parametrize("persistence", [FILE, MEMORY], ids=["file", "memory"])
-def test_an_update_keeps_messages_and_numbers(client: Client, persistence: int) -> None:
+def test_update_keeps_messages_and_numbers(client: Client, persistence: int) -> None:
     name = client.create(persistence=persistence)
     for payload in (b"a", b"b"):
         client.append(name, payload)
@@ -82,7 +82,7 @@ def test_an_update_keeps_messages_and_numbers(client: Client, persistence: int) 
 @pytest.mark.parametrize(
     ("before", "after"), [(FILE, MEMORY), (MEMORY, FILE)], ids=["to-memory", "to-file"]
 )
-def test_persistence_cannot_change(client: Client, before: int, after: int) -> None:
+def test_update_rejects_another_persistence(client: Client, before: int, after: int) -> None:
     name = client.create(persistence=before)
 
     with refused("UpdateNotAllowedException", "persistence"):
@@ -91,7 +91,7 @@ def test_persistence_cannot_change(client: Client, before: int, after: int) -> N
     assert client.describe(name)["definition"].get("persistence", FILE) == before
 
 
-def test_the_maximum_size_cannot_go_below_the_current_size(client: Client) -> None:
+def test_update_rejects_a_max_size_below_the_current_size(client: Client) -> None:
     name = client.create(**ROOMY)
     for _ in range(8):
         client.append(name, b"x" * 1000)
@@ -103,7 +103,7 @@ def test_the_maximum_size_cannot_go_below_the_current_size(client: Client) -> No
     assert client.storage(name) == (0, 7, 8000)
 
 
-def test_the_maximum_size_can_go_down_to_what_still_holds_the_data(client: Client) -> None:
+def test_update_accepts_a_smaller_max_size_that_holds_the_data(client: Client) -> None:
     name = client.create(**ROOMY)
     for _ in range(8):
         client.append(name, b"x" * 1000)
@@ -113,7 +113,7 @@ def test_the_maximum_size_can_go_down_to_what_still_holds_the_data(client: Clien
     assert client.storage(name) == (0, 7, 8000)
 
 
-def test_the_maximum_size_cannot_go_below_the_segment_size(client: Client) -> None:
+def test_update_rejects_a_max_size_below_the_segment_size(client: Client) -> None:
     name = client.create(**ROOMY)
 
     with refused("InvalidRequestException"):
@@ -122,7 +122,7 @@ def test_the_maximum_size_cannot_go_below_the_segment_size(client: Client) -> No
     assert contains(client.describe(name)["definition"], ROOMY)
 
 
-def test_the_segment_size_cannot_go_above_the_maximum_size(client: Client) -> None:
+def test_update_rejects_a_segment_size_above_the_max_size(client: Client) -> None:
     name = client.create(**ROOMY)
 
     with refused("InvalidRequestException", "streamSegmentSize"):
@@ -131,7 +131,7 @@ def test_the_segment_size_cannot_go_above_the_maximum_size(client: Client) -> No
     assert contains(client.describe(name)["definition"], ROOMY)
 
 
-def test_a_full_stream_takes_messages_again_once_it_may_be_larger(client: Client) -> None:
+def test_full_stream_accepts_messages_after_its_max_size_grew(client: Client) -> None:
     name = client.create(maxSize=2048, streamSegmentSize=1024)
     client.append(name, b"x" * 1500)
     with refused("InvalidRequestException", "is full"):
@@ -142,7 +142,7 @@ def test_a_full_stream_takes_messages_again_once_it_may_be_larger(client: Client
     assert client.append(name, b"x" * 1500) == 1
 
 
-def test_a_full_stream_takes_messages_again_once_it_overwrites(client: Client) -> None:
+def test_full_stream_accepts_messages_after_an_update_to_overwrite(client: Client) -> None:
     size: Json = {"maxSize": 4096, "streamSegmentSize": 1024}
     name = client.create(**size)
     client.append(name, b"x" * 3000)
@@ -155,7 +155,7 @@ def test_a_full_stream_takes_messages_again_once_it_overwrites(client: Client) -
     assert client.storage(name) == (1, 1, 3000)
 
 
-def test_a_stream_that_overwrote_rejects_after_the_update(client: Client) -> None:
+def test_overwriting_stream_rejects_messages_after_an_update_to_reject(client: Client) -> None:
     size: Json = {"maxSize": 4096, "streamSegmentSize": 1024}
     name = client.create(strategyOnFull=OVERWRITE_OLDEST_DATA, **size)
     client.append(name, b"x" * 3000)
@@ -166,7 +166,7 @@ def test_a_stream_that_overwrote_rejects_after_the_update(client: Client) -> Non
         client.append(name, b"y" * 3000)
 
 
-def test_an_export_that_is_new_is_added(client: Client) -> None:
+def test_update_adds_a_new_export(client: Client) -> None:
     name = client.create(exportDefinition=kinesis("old"))
 
     client.update(name, exportDefinition=kinesis("old", "new"))
@@ -174,7 +174,7 @@ def test_an_export_that_is_new_is_added(client: Client) -> None:
     assert exported(client, name) == ["new", "old"]
 
 
-def test_an_export_that_is_missing_is_deleted(client: Client) -> None:
+def test_update_deletes_a_missing_export(client: Client) -> None:
     name = client.create(exportDefinition=kinesis("stays", "goes"))
 
     client.update(name, exportDefinition=kinesis("stays"))
@@ -184,7 +184,7 @@ def test_an_export_that_is_missing_is_deleted(client: Client) -> None:
     assert [export["identifier"] for export in exports] == ["stays"]
 
 
-def test_an_export_keeps_its_identifier_and_takes_its_new_settings(client: Client) -> None:
+def test_update_changes_the_settings_of_an_export(client: Client) -> None:
     name = client.create(exportDefinition=kinesis("k", batchSize=10))
 
     client.update(name, exportDefinition=kinesis("k", batchSize=20))
@@ -194,7 +194,7 @@ def test_an_export_keeps_its_identifier_and_takes_its_new_settings(client: Clien
     assert export["batchSize"] == 20
 
 
-def test_an_export_can_be_paused_and_resumed(client: Client) -> None:
+def test_export_can_be_paused_and_resumed(client: Client) -> None:
     name = client.create(exportDefinition=kinesis("k"))
 
     for disabled in (False, True):
@@ -203,7 +203,7 @@ def test_an_export_can_be_paused_and_resumed(client: Client) -> None:
         assert export.get("disabled", False) is disabled
 
 
-def test_exports_of_every_type_can_be_added_at_once(client: Client) -> None:
+def test_update_adds_exports_of_every_type(client: Client) -> None:
     name = client.create()
     wanted: Json = {
         "http": [{"identifier": "h", "uri": "http://127.0.0.1:9/", "exportFormat": 0}],
@@ -220,7 +220,9 @@ def test_exports_of_every_type_can_be_added_at_once(client: Client) -> None:
 
 
 @pytest.mark.parametrize("start", [2, 3])
-def test_an_export_cannot_start_at_or_beyond_the_newest_message(client: Client, start: int) -> None:
+def test_update_rejects_an_export_start_at_or_beyond_the_newest_message(
+    client: Client, start: int
+) -> None:
     name = client.create()
     for _ in range(3):
         client.append(name, b"x")
@@ -231,7 +233,7 @@ def test_an_export_cannot_start_at_or_beyond_the_newest_message(client: Client, 
     assert exported(client, name) == []
 
 
-def test_an_export_can_start_before_the_newest_message(client: Client) -> None:
+def test_update_accepts_an_export_start_before_the_newest_message(client: Client) -> None:
     name = client.create()
     for _ in range(3):
         client.append(name, b"x")
@@ -242,7 +244,7 @@ def test_an_export_can_start_before_the_newest_message(client: Client) -> None:
     assert export["startSequenceNumber"] == 1
 
 
-def test_what_the_update_leaves_out_goes_back_to_its_default(client: Client) -> None:
+def test_update_resets_omitted_fields_to_their_defaults(client: Client) -> None:
     name = client.create(
         timeToLiveMillis=120000, flushOnWrite=True, exportDefinition=kinesis("k"), **ROOMY
     )
@@ -257,7 +259,7 @@ def test_what_the_update_leaves_out_goes_back_to_its_default(client: Client) -> 
     assert exported(client, name) == []
 
 
-def test_an_s3_export_needs_its_status_stream_to_exist(client: Client) -> None:
+def test_s3_export_requires_an_existing_status_stream(client: Client) -> None:
     name, status_stream = client.create(), unique_name()
     s3 = {"identifier": "s3", "statusConfig": {"statusStreamName": status_stream}}
 
@@ -267,7 +269,7 @@ def test_an_s3_export_needs_its_status_stream_to_exist(client: Client) -> None:
     assert exported(client, name) == []
 
 
-def test_an_unknown_stream_cannot_be_updated(client: Client) -> None:
+def test_update_of_an_unknown_stream_is_not_found(client: Client) -> None:
     name = unique_name()
 
     with refused("ResourceNotFoundException"):

@@ -1,6 +1,6 @@
-"""A nucleus that knows four operations: what Greengrass' own says over its socket, in a thread.
+"""A Greengrass nucleus with four operations, which listens on a Unix socket in a thread.
 
-A message of the event-stream format, all numbers big-endian:
+The layout of a message in the event-stream format, all numbers big-endian:
 
     0   4  length of the whole message
     4   4  length of the headers
@@ -32,12 +32,12 @@ _INT32, _STRING = 4, 7
 _APPLICATION_MESSAGE, _APPLICATION_ERROR, _CONNECT, _CONNECT_ACK = 0, 1, 4, 5
 _CONNECTION_ACCEPTED, _TERMINATE_STREAM = 1, 2
 
-# The name of the component that may have tokens validated, and of no other.
+# The only component that may validate tokens.
 STREAM_MANAGER = "aws.greengrass.StreamManager"
 
 
 class IpcError(Exception):
-    """An error of the model, sent to the client."""
+    """An error of the service model, sent to the client."""
 
     def __init__(self, shape: str, message: str) -> None:
         super().__init__(message)
@@ -53,11 +53,11 @@ class NucleusServer:
         self.configurations: dict[str, Json] = {}
         self.states: list[tuple[str, str]] = []
         self.validated: list[str] = []
-        # Set to let no operation be answered.
+        # Whether to answer no operation.
         self.is_silent = False
-        # How many connections there were.
+        # Number of accepted connections.
         self.accepted = 0
-        # Refuse this many of the next operations.
+        # Number of operations that fail next.
         self.failures = 0
         self._connections: list[socket.socket] = []
         self._listener: socket.socket | None = None
@@ -73,15 +73,15 @@ class NucleusServer:
         self.stop()
 
     def stop(self) -> None:
-        """It is gone, with all its connections."""
+        """Closes the listener and all connections."""
         if self._listener is not None:
-            # A close alone does not end an accept that waits.
+            # A close alone does not end a pending accept.
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
             self.path.unlink()
         for connection in self._connections:
-            with contextlib.suppress(OSError):  # the client was faster
+            with contextlib.suppress(OSError):  # the client has closed it
                 connection.shutdown(socket.SHUT_RDWR)
         self._connections.clear()
 
@@ -177,7 +177,7 @@ class Message(NamedTuple):
 
 
 def _read(reader: Any) -> Message | None:
-    """The next message; None when the client is gone."""
+    """Reads the next message; None after the client closed the connection."""
     try:
         start = reader.read(12)
     except OSError:
@@ -220,7 +220,7 @@ def _write(connection: socket.socket, headers: Headers, payload: bytes = b"") ->
     try:
         connection.sendall(message + _NUMBER.pack(zlib.crc32(message)))
     except OSError:
-        return  # the client is gone
+        return  # the client closed the connection
 
 
 def _encode_header(name: str, value: int | str) -> bytes:

@@ -1,4 +1,4 @@
-"""The broker as a component: the tokens of others, its port, its state, a nucleus that is away."""
+"""The broker as a component: tokens, port, state, and an unavailable nucleus."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def component(path: Path, root: Path, token: str = "svcuid") -> Iterator[LocalBroker]:
-    """A broker of which the nucleus knows."""
+    """Runs a broker as a component of the nucleus."""
     with LocalBroker(root) as broker:
         service = find_component({SOCKET_VARIABLE: str(path), TOKEN_VARIABLE: token})
         assert service is not None
@@ -52,15 +52,13 @@ def component(path: Path, root: Path, token: str = "svcuid") -> Iterator[LocalBr
 @pytest.mark.parametrize(
     "environment", [{}, {SOCKET_VARIABLE: "/s"}, {TOKEN_VARIABLE: "t", SOCKET_VARIABLE: ""}]
 )
-def test_a_process_that_greengrass_did_not_start_is_no_component(
+def test_process_without_greengrass_variables_is_no_component(
     environment: dict[str, str],
 ) -> None:
     assert find_component(environment) is None
 
 
-def test_a_component_gets_in_with_its_token_and_so_does_who_has_one_of_ours(
-    path: Path, tmp_path: Path
-) -> None:
+def test_tokens_of_components_and_of_the_broker_are_accepted(path: Path, tmp_path: Path) -> None:
     with (
         NucleusServer(path, press="press-token") as server,
         component(path, tmp_path / "root") as broker,
@@ -74,7 +72,7 @@ def test_a_component_gets_in_with_its_token_and_so_does_who_has_one_of_ours(
         assert server.validated == ["press-token"]
 
 
-def test_the_port_and_the_state_are_told(path: Path, tmp_path: Path) -> None:
+def test_port_and_state_are_announced(path: Path, tmp_path: Path) -> None:
     with NucleusServer(path) as server, component(path, tmp_path / "root") as broker:
         wait_until(lambda: server.states)
 
@@ -82,7 +80,7 @@ def test_the_port_and_the_state_are_told(path: Path, tmp_path: Path) -> None:
         assert server.configurations == {STREAM_MANAGER: {"port": broker.port}}
 
 
-def test_what_could_not_be_told_is_told_later_and_the_rest_at_once(
+def test_failed_announcement_is_retried_and_does_not_delay_the_others(
     path: Path, tmp_path: Path
 ) -> None:
     with NucleusServer(path) as server:
@@ -94,7 +92,7 @@ def test_what_could_not_be_told_is_told_later_and_the_rest_at_once(
             assert server.configurations == {STREAM_MANAGER: {"port": broker.port}}
 
 
-def test_a_token_that_nobody_knows_is_refused(path: Path, tmp_path: Path) -> None:
+def test_unknown_token_is_rejected(path: Path, tmp_path: Path) -> None:
     with NucleusServer(path), component(path, tmp_path / "root") as broker:
         with broker.reach() as peer:
             answer = peer.introduce("wrong")
@@ -105,15 +103,13 @@ def test_a_token_that_nobody_knows_is_refused(path: Path, tmp_path: Path) -> Non
             assert "a token is required" in peer.introduce()["errorMessage"]
 
 
-def test_without_a_nucleus_components_are_refused_and_others_are_served(
-    path: Path, tmp_path: Path
-) -> None:
+def test_unavailable_nucleus_rejects_only_components(path: Path, tmp_path: Path) -> None:
     server = NucleusServer(path, press="press-token")
     with component(path, tmp_path / "root") as broker:
         with broker.reach() as peer:
             answer = peer.introduce("press-token")
             assert answer["status"] == ResponseStatusCode.FailedToConnect
-            assert "cannot be checked with the Greengrass nucleus" in answer["errorMessage"]
+            assert "cannot verify the token with the Greengrass nucleus" in answer["errorMessage"]
         broker.connect()
         broker.connect("svcuid")
         with server:
@@ -121,7 +117,7 @@ def test_without_a_nucleus_components_are_refused_and_others_are_served(
             wait_until(lambda: server.states)
 
 
-def test_while_the_nucleus_is_asked_others_are_served(path: Path, tmp_path: Path) -> None:
+def test_pending_verification_does_not_block_other_clients(path: Path, tmp_path: Path) -> None:
     with (
         NucleusServer(path, press="press-token") as server,
         component(path, tmp_path / "root") as broker,
@@ -134,7 +130,7 @@ def test_while_the_nucleus_is_asked_others_are_served(path: Path, tmp_path: Path
             peer.close()
 
 
-def test_a_component_stays_connected_when_a_token_is_revoked(path: Path, tmp_path: Path) -> None:
+def test_component_stays_connected_when_tokens_change(path: Path, tmp_path: Path) -> None:
     with (
         NucleusServer(path, press="press-token"),
         component(path, tmp_path / "root") as broker,
@@ -146,7 +142,7 @@ def test_a_component_stays_connected_when_a_token_is_revoked(path: Path, tmp_pat
         create(connection, "s")
 
 
-def test_without_the_client_of_aws_the_broker_runs_with_its_own_tokens(
+def test_broker_runs_without_the_aws_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "awscrt.io", None)
@@ -160,9 +156,7 @@ def test_without_the_client_of_aws_the_broker_runs_with_its_own_tokens(
     assert "pip install 'penstock[greengrass]'" in caplog.text
 
 
-def test_a_broker_that_greengrass_started_serves_the_other_components(
-    path: Path, tmp_path: Path
-) -> None:
+def test_broker_started_by_greengrass_serves_other_components(path: Path, tmp_path: Path) -> None:
     with NucleusServer(path, press="press-token") as server:
         variables = {SOCKET_VARIABLE: str(path), TOKEN_VARIABLE: "svcuid"}
         with BrokerProcess(tmp_path / "root", LOG_LEVEL="TRACE", **variables) as broker:
@@ -180,7 +174,7 @@ def test_a_broker_that_greengrass_started_serves_the_other_components(
         assert "press-token" not in broker.log
 
 
-def test_the_client_of_aws_is_not_loaded_where_greengrass_is_not() -> None:
+def test_aws_client_is_not_imported_without_greengrass() -> None:
     program = (
         "import sys; from penstock.cli.main import main; import penstock.greengrass.component; "
         "sys.exit(any(name.startswith('aws') for name in sys.modules))"

@@ -1,4 +1,4 @@
-"""The calls to the nucleus: AWS' own client against a server that speaks its protocol."""
+"""Calls to the nucleus with the AWS client, against a server with its protocol."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ipc.socket"
 
 
-def test_the_token_of_a_component_is_good_and_another_is_not(path: Path) -> None:
+def test_only_tokens_of_components_are_valid(path: Path) -> None:
     async def ask() -> list[bool]:
         async with reach(server) as nucleus:
             return [await nucleus.validate(token) for token in ("press-token", "other", "")]
@@ -40,7 +40,7 @@ def test_the_token_of_a_component_is_good_and_another_is_not(path: Path) -> None
         assert asyncio.run(ask()) == [True, False, False]
 
 
-def test_questions_at_once_share_a_connection(path: Path) -> None:
+def test_concurrent_validations_share_a_connection(path: Path) -> None:
     async def ask() -> list[bool]:
         async with reach(server) as nucleus:
             return await asyncio.gather(*(nucleus.validate("press-token") for _ in range(10)))
@@ -51,19 +51,19 @@ def test_questions_at_once_share_a_connection(path: Path) -> None:
 
 
 def test_values_are_published_and_the_state_is_reported(path: Path) -> None:
-    async def tell() -> None:
+    async def send() -> None:
         async with reach(server) as nucleus:
             await nucleus.publish({"port": 18088})
             await nucleus.report_running()
 
     with NucleusServer(path) as server:
-        asyncio.run(tell())
+        asyncio.run(send())
 
     assert server.configurations == {STREAM_MANAGER: {"port": 18088}}
     assert server.states == [(STREAM_MANAGER, "RUNNING")]
 
 
-def test_a_nucleus_that_is_away_is_an_error_and_is_found_when_it_is_back(path: Path) -> None:
+def test_nucleus_is_reconnected_after_it_was_unavailable(path: Path) -> None:
     async def ask() -> None:
         async with reach(server) as nucleus:
             with server:
@@ -78,7 +78,7 @@ def test_a_nucleus_that_is_away_is_an_error_and_is_found_when_it_is_back(path: P
     asyncio.run(ask())
 
 
-def test_a_nucleus_that_does_not_answer_is_not_waited_for(path: Path) -> None:
+def test_validation_times_out(path: Path) -> None:
     async def ask() -> None:
         async with reach(server, timeout=0.05) as nucleus:
             with pytest.raises(NucleusError, match=r"no answer in 0\.05 s"):
@@ -89,25 +89,25 @@ def test_a_nucleus_that_does_not_answer_is_not_waited_for(path: Path) -> None:
         asyncio.run(ask())
 
 
-def test_one_that_does_not_know_this_component_or_lets_it_not_ask_is_an_error(path: Path) -> None:
+def test_denied_component_is_an_error(path: Path) -> None:
     async def ask() -> None:
-        async with reach(server, "nobody") as nucleus:
+        async with reach(server, "unknown-token") as nucleus:
             with pytest.raises(NucleusError, match="denied"):
                 await nucleus.validate("svcuid")
         async with reach(server, "press-token") as nucleus:
-            with pytest.raises(NucleusError, match="does not let this component ask: press is not"):
+            with pytest.raises(NucleusError, match="not authorized: press is not"):
                 await nucleus.validate("svcuid")
 
     with NucleusServer(path, press="press-token") as server:
         asyncio.run(ask())
 
 
-def test_an_error_of_the_nucleus_is_told(path: Path) -> None:
-    async def tell() -> None:
+def test_error_of_the_nucleus_is_raised(path: Path) -> None:
+    async def send() -> None:
         async with reach(server) as nucleus:
             with pytest.raises(NucleusError, match="not now"):
                 await nucleus.publish({"port": 1})
 
     with NucleusServer(path) as server:
         server.failures = 1
-        asyncio.run(tell())
+        asyncio.run(send())

@@ -6,13 +6,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock import (
-    ExportDefinition,
-    HTTPConfig,
-    MessageStreamDefinition,
-    StrategyOnFull,
-    StreamManagerClient,
-)
+from penstock import ExportDefinition, HTTPConfig, MessageStreamDefinition, StrategyOnFull
+from penstock.client.internal import InternalClient
 from penstock.model.export_definition import CONFIG_OF_KIND, ExportConfig
 from penstock.model.exporting import (
     AnyWork,
@@ -24,7 +19,7 @@ from penstock.model.exporting import (
 from penstock.pipeline.destinations.destination import DestinationSettings
 
 
-class RecordingClient(StreamManagerClient):
+class RecordingClient(InternalClient):
     """A client that keeps the reports that it has sent."""
 
     def _begin(self) -> None:
@@ -53,7 +48,7 @@ def new_name() -> str:
     return f"stream-{next(_numbers)}"
 
 
-def create(client: StreamManagerClient, config: ExportConfig, **fields: Any) -> str:
+def create(client: InternalClient, config: ExportConfig, **fields: Any) -> str:
     """Creates a stream with one export, and returns its name."""
     name = new_name()
     configs: dict[str, Any] = {_KINDS[type(config)]: [config]}
@@ -69,7 +64,7 @@ def create(client: StreamManagerClient, config: ExportConfig, **fields: Any) -> 
 
 
 def create_http(
-    client: StreamManagerClient, uri: str, payloads: Sequence[bytes] = (), **fields: Any
+    client: InternalClient, uri: str, payloads: Sequence[bytes] = (), **fields: Any
 ) -> str:
     """Creates a stream with one export over HTTP and these messages."""
     name = create(client, HTTPConfig("to-http", uri, **fields))
@@ -79,36 +74,36 @@ def create_http(
 
 
 def plan(
-    client: StreamManagerClient, task: str = "1", pipeline: str = PIPELINE, **options: Any
+    client: InternalClient, task: str = "1", pipeline: str = PIPELINE, **options: Any
 ) -> list[AnyWork]:
     """Leases work for a task that holds no other leases."""
     return client.plan_exports(pipeline, task, lease_millis=60_000, **options).work
 
 
-def plan_slice(client: StreamManagerClient, task: str = "1", **options: Any) -> MessageSlice:
+def plan_slice(client: InternalClient, task: str = "1", **options: Any) -> MessageSlice:
     (work,) = plan(client, task, wait_millis=20_000, **options)
     assert isinstance(work, MessageSlice)
     return work
 
 
-def plan_tasks(client: StreamManagerClient, task: str = "1") -> TaskSlice:
+def plan_tasks(client: InternalClient, task: str = "1") -> TaskSlice:
     found = plan_slice(client, task)
     assert isinstance(found, TaskSlice)
     return found
 
 
-def lost_messages(client: StreamManagerClient, name: str) -> int:
+def lost_messages(client: InternalClient, name: str) -> int:
     """The number of messages that the only export of a stream could not read."""
     (stream,) = [each for each in client.statistics().streams if each.name == name]
     (export,) = stream.exports
     return export.lost_messages
 
 
-def last_exported(client: StreamManagerClient, name: str) -> int:
+def last_exported(client: InternalClient, name: str) -> int:
     (status,) = client.describe_message_stream(name).export_statuses
     return status.last_exported_sequence_number
 
 
-def error_of(client: StreamManagerClient, name: str) -> str:
+def error_of(client: InternalClient, name: str) -> str:
     (status,) = client.describe_message_stream(name).export_statuses
     return status.error_message or ""

@@ -22,8 +22,8 @@ from penstock import (
     IoTAnalyticsConfig,
     IoTSiteWiseConfig,
     S3ExportTaskExecutorConfig,
-    StreamManagerClient,
 )
+from penstock.client.internal import InternalClient
 from penstock.model.exporting import (
     AnyWork,
     DeliveryReport,
@@ -80,7 +80,7 @@ def reports_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(
     work: AnyWork,
-    client: StreamManagerClient,
+    client: InternalClient,
     root: Path | None = None,
     settings: DestinationSettings = NO_PAUSE,
 ) -> Job:
@@ -347,7 +347,7 @@ def test_refused_report_stops_the_delivery(
 def test_unavailable_broker_is_logged_without_a_traceback(
     broker: LocalBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with StreamManagerClient(root=broker.root, reconnect_timeout=0) as client:
+    with InternalClient(root=broker.root, reconnect_timeout=0) as client:
         name = create_http(client, "http://127.0.0.1:1", numbered(2))
         work = plan_slice(client)
         broker.stop()
@@ -441,7 +441,7 @@ def test_lease_is_confirmed_by_a_restarted_broker(
 # S3 tasks
 
 
-def create_tasks(client: StreamManagerClient, bucket: str, paths: Sequence[Path]) -> str:
+def create_tasks(client: InternalClient, bucket: str, paths: Sequence[Path]) -> str:
     name = create(client, S3ExportTaskExecutorConfig("to-s3"))
     for path in paths:
         task = {"inputUrl": path.as_uri(), "bucket": bucket, "key": path.name}

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock import HTTPConfig, Persistence, StreamManagerClient
+from penstock import HTTPConfig, Persistence
+from penstock.client.internal import InternalClient
 from penstock.errors import MessageStoreReadErrorException
 from penstock.model.exporting import MessageSlice
 from penstock.model.storage import StoredRun
@@ -34,7 +35,7 @@ def payload(number: int) -> bytes:
     return b"%d" % number * (SIZE // len(b"%d" % number)) + b"x" * (SIZE % len(b"%d" % number))
 
 
-def fill(client: StreamManagerClient, count: int = 25, **fields: Any) -> MessageSlice:
+def fill(client: InternalClient, count: int = 25, **fields: Any) -> MessageSlice:
     """A slice of a stream with `count` messages of 100 bytes, ten in each segment."""
     config = HTTPConfig("to-http", "http://127.0.0.1:1")
     name = create(client, config, stream_segment_size=1024, **fields)
@@ -60,7 +61,7 @@ def overwrite(path: Path, position: int, data: bytes) -> None:
         file.write(data)
 
 
-def test_slice_has_several_segments(client: StreamManagerClient, root: str | None) -> None:
+def test_slice_has_several_segments(client: InternalClient, root: str | None) -> None:
     found = fill(client)
     assert [segment.first for segment in found.segments] == [0, 10, 20]
     assert (found.first, found.end, found.size) == (0, 25, 25 * SIZE)
@@ -71,7 +72,7 @@ def test_slice_has_several_segments(client: StreamManagerClient, root: str | Non
 
 @pytest.mark.parametrize("bounds", [(0, 1), (3, 7), (9, 11), (10, 20), (19, 25), (24, 25)])
 def test_slice_begins_and_ends_anywhere(
-    client: StreamManagerClient, root: str | None, bounds: tuple[int, int]
+    client: InternalClient, root: str | None, bounds: tuple[int, int]
 ) -> None:
     first, end = bounds
     found = msgspec.structs.replace(fill(client), first=first, end=end)
@@ -80,31 +81,27 @@ def test_slice_begins_and_ends_anywhere(
     check(messages, list(range(first, end)))
 
 
-def test_arrived_messages_are_excluded(client: StreamManagerClient, root: str | None) -> None:
+def test_arrived_messages_are_excluded(client: InternalClient, root: str | None) -> None:
     found = msgspec.structs.replace(fill(client), first=5, arrived=[6, 9, 10, 24])
     messages = read_slice(found, root, client)
     assert messages.first == 5
     check(messages, [number for number in range(5, 24) if number not in (6, 9, 10)])
 
 
-def test_files_are_read_without_the_broker(
-    client: StreamManagerClient, broker: LocalBroker
-) -> None:
-    with StreamManagerClient(root=broker.root) as closed:
+def test_files_are_read_without_the_broker(client: InternalClient, broker: LocalBroker) -> None:
+    with InternalClient(root=broker.root) as closed:
         pass
     found = fill(client)
     check(read_slice(found, str(broker.root), closed), list(range(25)))
 
 
-def test_memory_stream_is_read_over_the_wire(client: StreamManagerClient, root: str | None) -> None:
+def test_memory_stream_is_read_over_the_wire(client: InternalClient, root: str | None) -> None:
     found = fill(client, persistence=Persistence.Memory)
     assert not found.has_files
     check(read_slice(found, root, client), list(range(25)))
 
 
-def test_wire_answers_are_limited(
-    client: StreamManagerClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wire_answers_are_limited(client: InternalClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_MAX_ANSWER_BYTES", 3 * SIZE)
     check(read_slice(fill(client), None, client), list(range(25)))
 
@@ -112,7 +109,7 @@ def test_wire_answers_are_limited(
 def test_messages_beside_unreadable_ones_are_read(broker: LocalBroker) -> None:
     unreadable = {7, 8, 13}
 
-    class Client(StreamManagerClient):
+    class Client(InternalClient):
         def read_stored(
             self, name: str, stream_id: str, first: int, end: int, max_bytes: int
         ) -> StoredRun:
@@ -126,7 +123,7 @@ def test_messages_beside_unreadable_ones_are_read(broker: LocalBroker) -> None:
 
 
 def test_damaged_messages_are_excluded(
-    client: StreamManagerClient, broker: LocalBroker, root: str | None
+    client: InternalClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = fill(client)
     data = data_path(directory_of(broker, found), 10)
@@ -137,7 +134,7 @@ def test_damaged_messages_are_excluded(
 
 
 def test_arrived_messages_are_excluded_beside_damaged_ones(
-    client: StreamManagerClient, broker: LocalBroker, root: str | None
+    client: InternalClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = msgspec.structs.replace(fill(client), arrived=[11])
     overwrite(data_path(directory_of(broker, found), 10), 50, b"?")
@@ -147,7 +144,7 @@ def test_arrived_messages_are_excluded_beside_damaged_ones(
 
 @pytest.mark.parametrize("end", [0, 1, 150, 350, 999, 5000, 2**32 - 1])
 def test_wrong_position_in_the_index_affects_no_other_message(
-    client: StreamManagerClient, broker: LocalBroker, root: str | None, end: int
+    client: InternalClient, broker: LocalBroker, root: str | None, end: int
 ) -> None:
     found = fill(client)
     index = index_path(directory_of(broker, found), 10)
@@ -158,7 +155,7 @@ def test_wrong_position_in_the_index_affects_no_other_message(
 
 
 def test_many_damaged_messages_take_no_longer(
-    client: StreamManagerClient, broker: LocalBroker, root: str | None
+    client: InternalClient, broker: LocalBroker, root: str | None
 ) -> None:
     config = HTTPConfig("to-http", "http://127.0.0.1:1")
     name = create(client, config)
@@ -171,7 +168,7 @@ def test_many_damaged_messages_take_no_longer(
 
 
 def test_messages_of_removed_files_are_excluded(
-    client: StreamManagerClient, broker: LocalBroker, root: str | None
+    client: InternalClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = fill(client)
     directory = directory_of(broker, found)
@@ -181,7 +178,7 @@ def test_messages_of_removed_files_are_excluded(
 
 
 def test_messages_of_truncated_files_are_excluded(
-    client: StreamManagerClient, broker: LocalBroker, root: str | None
+    client: InternalClient, broker: LocalBroker, root: str | None
 ) -> None:
     found = fill(client)
     with data_path(directory_of(broker, found), 0).open("r+b") as file:
@@ -189,7 +186,7 @@ def test_messages_of_truncated_files_are_excluded(
     check(read_slice(found, root, client), [0, 1, 2, 3, *range(10, 25)])
 
 
-def test_dropped_messages_are_excluded(client: StreamManagerClient, root: str | None) -> None:
+def test_dropped_messages_are_excluded(client: InternalClient, root: str | None) -> None:
     found = fill(client, max_size=4096)
     client.append_messages(found.stream, [bytes(SIZE)] * 20)
     (position,) = client.watch_streams([found.stream])
@@ -200,7 +197,7 @@ def test_dropped_messages_are_excluded(client: StreamManagerClient, root: str | 
     check(messages, list(range(messages.numbers[0], 25)))
 
 
-def test_deleted_stream_has_no_messages(client: StreamManagerClient) -> None:
+def test_deleted_stream_has_no_messages(client: InternalClient) -> None:
     found = fill(client)
     client.delete_message_stream(found.stream)
     assert read_slice(found, None, client).numbers == []

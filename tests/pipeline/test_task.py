@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock import ExportFormat, HTTPConfig, IoTAnalyticsConfig, StreamManagerClient
+from penstock import ExportFormat, HTTPConfig, IoTAnalyticsConfig
+from penstock.client.internal import InternalClient
 from penstock.errors import UnknownFailureException
 from penstock.model.exporting import (
     CommittedReports,
@@ -105,12 +106,12 @@ class Running:
         return self.count
 
 
-def stop_pipeline(client: StreamManagerClient, pipeline: str = PIPELINE) -> None:
+def stop_pipeline(client: InternalClient, pipeline: str = PIPELINE) -> None:
     client.plan_exports(pipeline, "driver", lease_millis=1000, max_slices=0, stops=True)
 
 
 @contextmanager
-def serving(broker: Reachable, client: StreamManagerClient, **fields: Any) -> Iterator[Running]:
+def serving(broker: Reachable, client: InternalClient, **fields: Any) -> Iterator[Running]:
     """A task that runs until the pipeline stops."""
     task = Running(make(broker, **fields))
     yield task
@@ -123,7 +124,7 @@ def meets_fault(cloud: Sandbox, count: int = 1) -> bool:
     return sum(calls) >= count
 
 
-def wait_for(client: StreamManagerClient, name: str, last: int) -> None:
+def wait_for(client: InternalClient, name: str, last: int) -> None:
     """Waits until the export of a stream has exported this message."""
     wait_until(lambda: last_exported(client, name) == last)
 
@@ -132,7 +133,7 @@ def wait_for(client: StreamManagerClient, name: str, last: int) -> None:
 
 
 def test_task_delivers_messages_as_they_are_appended(
-    cloud: Sandbox, broker: LocalBroker, client: StreamManagerClient
+    cloud: Sandbox, broker: LocalBroker, client: InternalClient
 ) -> None:
     sink = new_name()
     name = create_http(client, cloud.http_url(sink))
@@ -145,7 +146,7 @@ def test_task_delivers_messages_as_they_are_appended(
 
 
 def test_files_are_read_only_on_the_machine_of_the_broker(
-    cloud: Sandbox, broker: LocalBroker, client: StreamManagerClient
+    cloud: Sandbox, broker: LocalBroker, client: InternalClient
 ) -> None:
     name = create_http(client, cloud.http_url(new_name()), [b"x"])
     with serving(broker, client) as task:
@@ -155,7 +156,7 @@ def test_files_are_read_only_on_the_machine_of_the_broker(
 
 def test_quick_deliveries_are_reported_with_the_next_request(
     broker: LocalBroker,
-    client: StreamManagerClient,
+    client: InternalClient,
     cloud: Sandbox,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -170,7 +171,7 @@ def test_quick_deliveries_are_reported_with_the_next_request(
 
 def test_long_deliveries_are_reported_while_a_request_is_pending(
     broker: LocalBroker,
-    client: StreamManagerClient,
+    client: InternalClient,
     cloud: Sandbox,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,22 +191,22 @@ def test_long_deliveries_are_reported_while_a_request_is_pending(
 
 def test_reports_are_kept_until_the_broker_answers(
     broker: LocalBroker,
-    client: StreamManagerClient,
+    client: InternalClient,
     cloud: Sandbox,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(task_module, "_GATHER_SECONDS", TIMEOUT_S)
     monkeypatch.setattr(task_module, "_RETRY_SECONDS", 0.01)
-    plan_exports = StreamManagerClient.plan_exports
+    plan_exports = InternalClient.plan_exports
     failures: list[Sequence[DeliveryReport]] = []
 
-    def fail_once(client: StreamManagerClient, *names: str, **fields: Any) -> ExportPlan:
+    def fail_once(client: InternalClient, *names: str, **fields: Any) -> ExportPlan:
         if fields.get("reports") and not failures:
             failures.append(fields["reports"])
             raise UnknownFailureException("once")
         return plan_exports(client, *names, **fields)
 
-    monkeypatch.setattr(StreamManagerClient, "plan_exports", fail_once)
+    monkeypatch.setattr(InternalClient, "plan_exports", fail_once)
     sink = new_name()
     name = create_http(client, cloud.http_url(sink))
     with serving(broker, client):
@@ -218,18 +219,18 @@ def test_reports_are_kept_until_the_broker_answers(
 def count_commits(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[DeliveryReport]]:
     """The reports of each CommitExports request from now on."""
     commits = []
-    commit_exports = StreamManagerClient.commit_exports
+    commit_exports = InternalClient.commit_exports
 
-    def commit(client: StreamManagerClient, reports: Sequence[DeliveryReport]) -> CommittedReports:
+    def commit(client: InternalClient, reports: Sequence[DeliveryReport]) -> CommittedReports:
         commits.append(reports)
         return commit_exports(client, reports)
 
-    monkeypatch.setattr(StreamManagerClient, "commit_exports", commit)
+    monkeypatch.setattr(InternalClient, "commit_exports", commit)
     return commits
 
 
 def test_hanging_destination_does_not_delay_others(
-    cloud: Sandbox, broker: LocalBroker, client: StreamManagerClient
+    cloud: Sandbox, broker: LocalBroker, client: InternalClient
 ) -> None:
     hangs, works = new_name(), new_name()
     cloud.set_fault("http", name=hangs, hang=True)
@@ -248,7 +249,7 @@ def test_hanging_destination_does_not_delay_others(
 def test_urgent_export_is_served_while_all_threads_are_busy(
     cloud: Sandbox,
     broker: LocalBroker,
-    client: StreamManagerClient,
+    client: InternalClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(task_module, "_SLOW_SECONDS", 2 * TIMEOUT_S)
@@ -268,7 +269,7 @@ def test_urgent_export_is_served_while_all_threads_are_busy(
 def test_more_urgent_exports_are_delivered_first(
     cloud: Sandbox,
     broker: LocalBroker,
-    client: StreamManagerClient,
+    client: InternalClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(task_module, "_SLOW_SECONDS", 2 * TIMEOUT_S)
@@ -287,7 +288,7 @@ def test_more_urgent_exports_are_delivered_first(
 def test_jobs_have_a_limited_number_of_bytes(
     cloud: Sandbox,
     broker: LocalBroker,
-    client: StreamManagerClient,
+    client: InternalClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(task_module, "_MAX_BYTES", 100_000)
@@ -311,7 +312,7 @@ def test_jobs_have_a_limited_number_of_bytes(
 
 
 def test_job_of_a_deleted_stream_is_stopped(
-    cloud: Sandbox, broker: LocalBroker, client: StreamManagerClient
+    cloud: Sandbox, broker: LocalBroker, client: InternalClient
 ) -> None:
     sink = new_name()
     name = create_http(client, cloud.http_url(sink), [b"%d" % number for number in range(1000)])
@@ -324,7 +325,7 @@ def test_job_of_a_deleted_stream_is_stopped(
 
 
 def test_job_of_a_paused_export_ends_after_its_call(
-    cloud: Sandbox, broker: LocalBroker, client: StreamManagerClient
+    cloud: Sandbox, broker: LocalBroker, client: InternalClient
 ) -> None:
     sink = new_name()
     name = create_http(client, cloud.http_url(sink), [b"%d" % number for number in range(1000)])
@@ -350,7 +351,7 @@ def test_job_of_a_paused_export_ends_after_its_call(
 def test_failed_import_of_a_destination_is_reported(
     cloud: Sandbox,
     broker: LocalBroker,
-    client: StreamManagerClient,
+    client: InternalClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(destinations._DESTINATIONS, "http", ("no_such_module", "X"))
@@ -373,7 +374,7 @@ def test_task_ends_after_its_life(broker: LocalBroker, monkeypatch: pytest.Monke
 
 
 def test_task_with_a_long_job_ends_later(
-    cloud: Sandbox, broker: LocalBroker, client: StreamManagerClient
+    cloud: Sandbox, broker: LocalBroker, client: InternalClient
 ) -> None:
     sink = new_name()
     name = create_http(client, cloud.http_url(sink), [b"x"])
@@ -397,7 +398,7 @@ def test_idle_task_ends(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) ->
 def test_task_is_not_idle_while_work_waits(
     cloud: Sandbox,
     broker: LocalBroker,
-    client: StreamManagerClient,
+    client: InternalClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(task_module, "_WAIT_MILLIS", 100)
@@ -422,7 +423,7 @@ def test_task_is_not_idle_while_work_waits(
 
 
 def test_calls_in_flight_finish_when_the_pipeline_stops(
-    cloud: Sandbox, broker: LocalBroker, client: StreamManagerClient
+    cloud: Sandbox, broker: LocalBroker, client: InternalClient
 ) -> None:
     sink = new_name()
     name = create_http(client, cloud.http_url(sink), [b"%d" % number for number in range(100)])
@@ -437,13 +438,13 @@ def test_calls_in_flight_finish_when_the_pipeline_stops(
     # All arrived messages are reported, so none is repeated.
     assert last_exported(client, name) == arrived - 1
     cloud.clear_faults()
-    with StreamManagerClient(root=broker.root) as other, serving(broker, other, pipeline="another"):
+    with InternalClient(root=broker.root) as other, serving(broker, other, pipeline="another"):
         wait_for(client, name, 99)
     assert cloud.payloads("http", sink) == [b"%d" % number for number in range(100)]
 
 
 def test_hanging_call_is_abandoned_at_the_end(
-    cloud: Sandbox, broker: LocalBroker, client: StreamManagerClient
+    cloud: Sandbox, broker: LocalBroker, client: InternalClient
 ) -> None:
     sink = new_name()
     name = create_http(client, cloud.http_url(sink), [b"x"])
@@ -470,7 +471,7 @@ def test_task_continues_after_the_broker_was_killed(
     caplog.set_level(logging.WARNING, "penstock.pipeline")
     with (
         BrokerProcess(tmp_path / "root") as broker,
-        StreamManagerClient(root=broker.root, reconnect_timeout=TIMEOUT_S) as client,
+        InternalClient(root=broker.root, reconnect_timeout=TIMEOUT_S) as client,
     ):
         name = create_http(client, cloud.http_url(sink), payloads, priority=1)
         cloud.set_fault("http", name=sink, delay_millis=30)
@@ -505,7 +506,7 @@ def test_unavailable_broker_is_logged_once(
     began = time.monotonic()
     # Meanwhile the task sends about ten requests.
     wait_until(lambda: time.monotonic() - began > 0.3)
-    with LocalBroker(broker.root), StreamManagerClient(root=broker.root) as client:
+    with LocalBroker(broker.root), InternalClient(root=broker.root) as client:
         stop_pipeline(client)
         assert task.join() == 0
     assert len(messages()) == 1
@@ -514,7 +515,7 @@ def test_unavailable_broker_is_logged_once(
 
 def test_refused_report_blocks_no_other_export(
     broker: LocalBroker,
-    client: StreamManagerClient,
+    client: InternalClient,
     cloud: Sandbox,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -537,7 +538,7 @@ def test_refused_report_blocks_no_other_export(
 
 
 def test_several_tasks_share_the_work(
-    cloud: Sandbox, broker: LocalBroker, client: StreamManagerClient
+    cloud: Sandbox, broker: LocalBroker, client: InternalClient
 ) -> None:
     sinks = [new_name() for _ in range(6)]
     names = []
@@ -553,7 +554,7 @@ def test_several_tasks_share_the_work(
 
 
 def test_settings_reach_destinations(
-    broker: LocalBroker, client: StreamManagerClient, tmp_path: Path
+    broker: LocalBroker, client: InternalClient, tmp_path: Path
 ) -> None:
     name = create(client, IoTAnalyticsConfig("to-channel", "farm"))
     client.append_message(name, b"x")

@@ -1,4 +1,4 @@
-"""What `from penstock import …` gives, to programs and to type checkers."""
+"""The names of `from penstock import …`, for programs and for type checkers."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ client.list_streams().missing
 
 
 def run_python(source: str) -> Any:
-    """What a fresh interpreter prints as JSON."""
+    """Runs a program in a new interpreter, and decodes the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, check=False
     )
@@ -119,7 +119,7 @@ def run_python(source: str) -> Any:
 
 
 def check_types(request: pytest.FixtureRequest, path: Path, source: str) -> tuple[int, str]:
-    """What mypy says of a program that somebody else wrote, with its strictest rules."""
+    """Checks a program with `mypy --strict`; returns the exit code and the output."""
     path.write_text(source)
     assert request.config.cache is not None
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary"]
@@ -134,13 +134,13 @@ def check_types(request: pytest.FixtureRequest, path: Path, source: str) -> tupl
     return done.returncode, done.stdout + done.stderr
 
 
-def test_every_name_of_the_api_can_be_imported_from_the_package() -> None:
+def test_every_public_name_can_be_imported_from_the_package() -> None:
     for name in sdk.__all__:
         assert getattr(penstock, name) is getattr(sdk, name)
     assert set(sdk.__all__) <= set(dir(penstock))
 
 
-def test_the_api_names_all_that_it_imports() -> None:
+def test_all_lists_every_public_name() -> None:
     public = {
         name
         for name, value in vars(sdk).items()
@@ -150,7 +150,7 @@ def test_the_api_names_all_that_it_imports() -> None:
     assert public == set(sdk.__all__)
 
 
-def test_star_gives_the_api_and_nothing_else() -> None:
+def test_star_import_gives_exactly_the_public_names() -> None:
     names: dict[str, Any] = {}
 
     exec("from penstock import *", names)
@@ -174,7 +174,7 @@ def test_importing_the_package_loads_nothing_until_a_name_is_used() -> None:
     assert "penstock.client.blocking" in after
 
 
-def test_a_program_needs_neither_the_broker_nor_the_command_line() -> None:
+def test_programs_import_neither_broker_nor_command_line() -> None:
     loaded = run_python(
         "import json, sys\nfrom penstock import *\nprint(json.dumps(list(sys.modules)))\n"
     )
@@ -184,23 +184,25 @@ def test_a_program_needs_neither_the_broker_nor_the_command_line() -> None:
     assert parts.isdisjoint({"penstock.broker", "penstock.store", "penstock.cli", "click", "yaml"})
 
 
-def test_a_name_that_is_not_there_is_told_as_python_does() -> None:
+def test_missing_name_raises_the_usual_errors() -> None:
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'Nothing'"):
         exec("penstock.Nothing", {"penstock": penstock})
     with pytest.raises(ImportError, match="cannot import name 'Nothing' from 'penstock'"):
         exec("from penstock import Nothing", {})
 
 
-def test_the_version_is_there_under_the_name_of_the_sdk() -> None:
+def test_sdk_version_is_the_version() -> None:
     assert penstock.__version__ == penstock.SDK_VERSION
 
 
-def test_a_type_checker_sees_all_of_it(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_type_checker_accepts_a_correct_program(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     assert check_types(request, tmp_path / "program.py", PROGRAM) == (0, "")
 
 
-def test_a_type_checker_finds_what_is_wrong(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    code, said = check_types(request, tmp_path / "wrong.py", WRONG_PROGRAM)
+def test_type_checker_finds_wrong_arguments(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    code, output = check_types(request, tmp_path / "wrong.py", WRONG_PROGRAM)
 
     assert code == 1
     for problem in (
@@ -209,13 +211,11 @@ def test_a_type_checker_finds_what_is_wrong(request: pytest.FixtureRequest, tmp_
         'has incompatible type "str"; expected "StrategyOnFull"',
         '"list[str]" has no attribute "missing"',
     ):
-        assert problem in said, said
+        assert problem in output, output
 
 
-def test_a_type_checker_finds_a_name_that_is_not_there(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    code, said = check_types(request, tmp_path / "missing.py", "from penstock import Nothing\n")
+def test_type_checker_finds_a_missing_name(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    code, output = check_types(request, tmp_path / "missing.py", "from penstock import Nothing\n")
 
     assert code == 1
-    assert 'has no attribute "Nothing"' in said, said
+    assert 'has no attribute "Nothing"' in output, output

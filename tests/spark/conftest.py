@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 import penstock.spark
-from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
+from penstock import MessageStreamDefinition, StrategyOnFull
+from penstock.client.internal import InternalClient
 from tests.support import QUICK_JAVA, BrokerProcess
 
 _numbers = count()
@@ -32,13 +33,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture(scope="package")
-def client(broker: BrokerProcess) -> Iterator[StreamManagerClient]:
-    with StreamManagerClient(root=broker.root) as stream_manager_client:
+def client(broker: BrokerProcess) -> Iterator[InternalClient]:
+    with InternalClient(root=broker.root) as stream_manager_client:
         yield stream_manager_client
 
 
 @pytest.fixture
-def create(client: StreamManagerClient) -> Callable[..., str]:
+def create(client: InternalClient) -> Callable[..., str]:
     """Makes a stream with a name of its own, and gives the name."""
 
     def create_stream(prefix: str = "stream", **fields: Any) -> str:

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import penstock.spark
 from penstock import Persistence, StreamManagerClient
+from penstock.client.internal import InternalClient
 from tests.spark.rows import count_scanned, messages_of, numbers_of, rows_of
 from tests.support import MEBIBYTE, BrokerProcess
 
@@ -34,7 +35,7 @@ def sealed(create: Create, client: StreamManagerClient) -> str:
     return name
 
 
-def segment_files(broker: BrokerProcess, client: StreamManagerClient, stream: str) -> list[Path]:
+def segment_files(broker: BrokerProcess, client: InternalClient, stream: str) -> list[Path]:
     """The data files of a stream, oldest first."""
     (position,) = client.watch_streams([stream])
     return sorted((broker.root / "streams" / position.stream_id).glob("*.data"))
@@ -180,7 +181,7 @@ def test_positions_read_no_other_messages(via: str, sealed: str, read: Read) -> 
 
 
 def test_segments_outside_the_positions_are_not_opened(
-    sealed: str, read: Read, broker: BrokerProcess, client: StreamManagerClient
+    sealed: str, read: Read, broker: BrokerProcess, client: InternalClient
 ) -> None:
     files = segment_files(broker, client, sealed)
     for path in (*files[:2], *files[5:]):
@@ -263,7 +264,7 @@ def test_a_schema_of_the_users_own_is_refused(
 
 @pytest.mark.parametrize("via", WAYS)
 def test_damaged_messages_fail_a_query_or_are_left_out(
-    via: str, sealed: str, read: Read, broker: BrokerProcess, client: StreamManagerClient
+    via: str, sealed: str, read: Read, broker: BrokerProcess, client: InternalClient
 ) -> None:
     path = segment_files(broker, client, sealed)[2]
     first = int(path.stem)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock import StreamManagerClient
+from penstock.client.internal import InternalClient
 from penstock.model.storage import StreamPosition
 from penstock.spark.locating import Locator
 from penstock.spark.losses import DataLossError
@@ -15,7 +15,7 @@ Create = Callable[..., str]
 
 
 @pytest.fixture
-def stream(create: Create, client: StreamManagerClient) -> StreamPosition:
+def stream(create: Create, client: InternalClient) -> StreamPosition:
     """Fifty messages of 1 KiB in segments of four, of which the oldest are gone."""
     name = create("located", stream_segment_size=4096, max_size=20 * 4096)
     for number in range(100):
@@ -30,14 +30,14 @@ def numbers(locator: Locator, stream: StreamPosition, first: int, end: int) -> l
     return [number for piece in pieces for number in range(piece.first, piece.end)]
 
 
-def test_a_slice_is_planned_whole(client: StreamManagerClient, stream: StreamPosition) -> None:
+def test_a_slice_is_planned_whole(client: InternalClient, stream: StreamPosition) -> None:
     locator = Locator(client, fails_on_loss=True)
     assert numbers(locator, stream, 50, 99) == list(range(50, 99))
     assert numbers(locator, stream, 70, 70) == []
 
 
 def test_segments_of_other_times_are_left_out(
-    client: StreamManagerClient, stream: StreamPosition
+    client: InternalClient, stream: StreamPosition
 ) -> None:
     locator = Locator(client, fails_on_loss=True)
     segment = locator.plan(stream, 60, 61)[0].segment
@@ -48,7 +48,7 @@ def test_segments_of_other_times_are_left_out(
 
 
 def test_the_end_is_where_the_bytes_no_longer_fit(
-    client: StreamManagerClient, stream: StreamPosition
+    client: InternalClient, stream: StreamPosition
 ) -> None:
     locator = Locator(client, fails_on_loss=True)
     assert locator.find_end(stream, 50, 99, 10 * 1024) == 60
@@ -57,7 +57,7 @@ def test_the_end_is_where_the_bytes_no_longer_fit(
 
 
 def test_messages_that_are_gone_are_a_loss(
-    client: StreamManagerClient, stream: StreamPosition, caplog: pytest.LogCaptureFixture
+    client: InternalClient, stream: StreamPosition, caplog: pytest.LogCaptureFixture
 ) -> None:
     oldest = stream.oldest_sequence_number
     with pytest.raises(DataLossError, match=f"messages 0 to {oldest - 1} were removed"):
@@ -69,7 +69,7 @@ def test_messages_that_are_gone_are_a_loss(
 
 
 def test_numbers_that_were_there_and_are_not_are_a_loss(
-    client: StreamManagerClient, stream: StreamPosition
+    client: InternalClient, stream: StreamPosition
 ) -> None:
     with pytest.raises(DataLossError, match="messages 100 to 104 are no longer there"):
         Locator(client, fails_on_loss=True).plan(stream, 90, 105)
@@ -77,7 +77,7 @@ def test_numbers_that_were_there_and_are_not_are_a_loss(
 
 
 def test_a_stream_that_was_deleted_is_a_loss(
-    client: StreamManagerClient, stream: StreamPosition
+    client: InternalClient, stream: StreamPosition
 ) -> None:
     client.delete_message_stream(stream.name)
     with pytest.raises(DataLossError, match="it was deleted before it was read"):

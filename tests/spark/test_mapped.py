@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock import MessageStreamDefinition, Persistence, StrategyOnFull, StreamManagerClient
+from penstock import MessageStreamDefinition, Persistence, StrategyOnFull
+from penstock.client.internal import InternalClient
 from penstock.discovery import ADDRESS_FILE, Address, write_address
 from penstock.spark.mapped import has_files, map_piece
 from penstock.spark.planning import Piece, plan_pieces
@@ -181,7 +182,7 @@ def test_a_root_that_is_not_on_this_machine_has_no_files(premises: Premises) -> 
 # With a broker
 
 
-def pieces_of(client: StreamManagerClient, name: str) -> list[Piece]:
+def pieces_of(client: InternalClient, name: str) -> list[Piece]:
     (position,) = client.watch_streams([name])
     first, end = position.oldest_sequence_number, position.end_sequence_number
     location = client.locate_messages(name, position.stream_id, first, end)
@@ -189,7 +190,7 @@ def pieces_of(client: StreamManagerClient, name: str) -> list[Piece]:
 
 
 def test_every_segment_of_a_stream_is_found(
-    client: StreamManagerClient, create: Callable[..., str]
+    client: InternalClient, create: Callable[..., str]
 ) -> None:
     name = create(stream_segment_size=2048)
     written = [b"%05d" % number * 20 for number in range(200)]
@@ -205,7 +206,7 @@ def test_every_segment_of_a_stream_is_found(
 
 
 def test_the_segment_that_is_written_to_is_read_up_to_where_it_was_planned(
-    client: StreamManagerClient, create: Callable[..., str]
+    client: InternalClient, create: Callable[..., str]
 ) -> None:
     name = create()
     client.append_messages(name, [b"one", b"two"])
@@ -215,7 +216,7 @@ def test_the_segment_that_is_written_to_is_read_up_to_where_it_was_planned(
 
 
 def test_a_stream_in_memory_has_no_files(
-    client: StreamManagerClient, create: Callable[..., str]
+    client: InternalClient, create: Callable[..., str]
 ) -> None:
     name = create(persistence=Persistence.Memory)
     client.append_message(name, b"one")
@@ -225,7 +226,7 @@ def test_a_stream_in_memory_has_no_files(
 
 
 def test_a_stream_that_was_made_again_is_not_taken_for_the_first(
-    client: StreamManagerClient, create: Callable[..., str]
+    client: InternalClient, create: Callable[..., str]
 ) -> None:
     name = create()
     client.append_message(name, b"old")
@@ -246,7 +247,7 @@ def test_a_broker_that_was_started_again_is_another_run(tmp_path: Path) -> None:
     )
     with (
         BrokerProcess(tmp_path / "root") as broker,
-        StreamManagerClient(root=broker.root) as client,
+        InternalClient(root=broker.root) as client,
     ):
         client.create_message_stream(definition)
         client.append_message("s", b"one")

@@ -153,9 +153,9 @@ def test_a_bad_value_of_a_write_too(option: str, value: str, expected: str) -> N
     [(None, None), ("true", True), ("False", False), ("ca.pem", "ca.pem"), ("", "")],
 )
 def test_tls_is_a_switch_or_a_file(value: str | None, tls: object) -> None:
-    assert BrokerOptions(tls=value).search().tls == tls
+    assert BrokerOptions(tls=value).endpoint_options().tls == tls
 
 
 def test_where_the_broker_is_goes_to_the_search() -> None:
-    search = BrokerOptions(host="h", port="1", token="t", root="r").search()
+    search = BrokerOptions(host="h", port="1", token="t", root="r").endpoint_options()
     assert (search.host, search.port, search.token, search.root) == ("h", "1", "t", "r")

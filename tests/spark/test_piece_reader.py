@@ -14,8 +14,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pytest
 
-from penstock import MessageStreamDefinition, Persistence, StrategyOnFull, StreamManagerClient
-from penstock.client.endpoint import Search
+from penstock import MessageStreamDefinition, Persistence, StrategyOnFull
+from penstock.client.endpoint import EndpointOptions
+from penstock.client.internal import InternalClient
 from penstock.spark import piece_reader as reading
 from penstock.spark.losses import DataLossError
 from penstock.spark.mapped import map_piece
@@ -39,7 +40,7 @@ class Row(NamedTuple):
 class Reader:
     """Plans and reads as a query does, in this process."""
 
-    def __init__(self, broker: BrokerProcess, client: StreamManagerClient) -> None:
+    def __init__(self, broker: BrokerProcess, client: InternalClient) -> None:
         self.broker = broker
         self.client = client
         self.place = Place.find(BrokerOptions(root=str(broker.root)))
@@ -78,7 +79,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 
 @pytest.fixture
-def reader(broker: BrokerProcess, client: StreamManagerClient) -> Reader:
+def reader(broker: BrokerProcess, client: InternalClient) -> Reader:
     return Reader(broker, client)
 
 
@@ -99,7 +100,7 @@ def numbered(count: int, size: int = 100) -> list[bytes]:
     return [b"%08d" % number + bytes([number % 256]) * (size - 8) for number in range(count)]
 
 
-def append(client: StreamManagerClient, name: str, payloads: list[bytes]) -> list[Row]:
+def append(client: InternalClient, name: str, payloads: list[bytes]) -> list[Row]:
     """In small batches: one batch is never shared by two segments."""
     rows = []
     for place in range(0, len(payloads), 10):
@@ -225,7 +226,7 @@ def test_who_has_the_files_needs_no_connection(reader: Reader, create: Callable[
     name = create()
     written = append(reader.client, name, numbered(20))
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        nowhere = Search("127.0.0.1", silent.getsockname()[1])
+        nowhere = EndpointOptions("127.0.0.1", silent.getsockname()[1])
         reader.place = reader.place._replace(nearby=nowhere, remote=nowhere)
         assert reader.read(reader.plan(name), "auto") == written
 
@@ -458,7 +459,7 @@ def own(tmp_path: Path) -> Iterator[Reader]:
     """A broker that may be stopped, with a stream `s`."""
     with (
         BrokerProcess(tmp_path / "root") as process,
-        StreamManagerClient(root=process.root) as client,
+        InternalClient(root=process.root) as client,
     ):
         client.create_message_stream(
             MessageStreamDefinition(
@@ -595,6 +596,6 @@ def test_nothing_is_mixed_up_while_messages_come_and_go(
             is_over.set()
 
 
-def oldest_number(client: StreamManagerClient, name: str) -> int:
+def oldest_number(client: InternalClient, name: str) -> int:
     (position,) = client.watch_streams([name])
     return position.oldest_sequence_number

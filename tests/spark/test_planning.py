@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.client.endpoint import Search
+from penstock.client.endpoint import EndpointOptions
 from penstock.model.storage import Location, SegmentSummary
 from penstock.spark.place import Place
 from penstock.spark.planning import Piece, ReadTask, plan_pieces, plan_tasks
 from penstock.spark.times import ALL_TIMES, TimeRange
 
 MEBIBYTE = 1024 * 1024
-PLACE = Place(Search(), Search(), "here", 1.0)
+PLACE = Place(EndpointOptions(), EndpointOptions(), "here", 1.0)
 
 
 def segment(first: int, end: int, size: int, oldest: int = 0, newest: int = 0) -> SegmentSummary:

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock import MessageStreamDefinition, Persistence, StrategyOnFull, StreamManagerClient
+from penstock.client.internal import InternalClient
 from penstock.errors import SettingError
 from penstock.spark.batch import PenstockReader
 from penstock.spark.losses import DataLossError
@@ -65,7 +66,7 @@ def messages(clock_broker: BrokerProcess) -> list[Row]:
 @pytest.fixture
 def segment_files(clock_broker: BrokerProcess) -> list[Path]:
     """The data files of `back`, oldest first."""
-    with StreamManagerClient(root=clock_broker.root) as client:
+    with InternalClient(root=clock_broker.root) as client:
         (position,) = client.watch_streams(["back"])
     files = sorted((clock_broker.root / "streams" / position.stream_id).glob("*.data"))
     assert [int(path.stem) for path in files] == list(range(0, len(TIMES), 4))

@@ -1,4 +1,4 @@
-"""Frames that the AWS clients sent, one a line in `golden/`, and cutting bytes into pieces."""
+"""Recorded frames of the AWS clients, from `golden/`, and helpers that split bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def one_of(client: str, operation: str) -> Captured:
 
 
 def connected(max_frame_bytes: int | None = None) -> ServerProtocol:
-    """A state machine behind its handshake."""
+    """Returns a state machine after its handshake."""
     protocol = ServerProtocol() if max_frame_bytes is None else ServerProtocol(max_frame_bytes)
     protocol.receive(b"\x01" + one_of("javascript", "Connect").frame)
     assert isinstance(protocol.next_event(), Frame)
@@ -49,7 +49,7 @@ def connected(max_frame_bytes: int | None = None) -> ServerProtocol:
 
 
 def events_of(protocol: ServerProtocol, pieces: Iterable[bytes]) -> list[Event]:
-    """All events, each as soon as it is complete; the first frame is accepted as the handshake."""
+    """Returns all events of the pieces; accepts the first frame as the handshake."""
     events: list[Event] = []
     for piece in pieces:
         protocol.receive(piece)
@@ -60,8 +60,8 @@ def events_of(protocol: ServerProtocol, pieces: Iterable[bytes]) -> list[Event]:
     return events
 
 
-def one_by_one(events: Iterable[Event]) -> Iterator[Event]:
-    """The same events with runs of appends taken apart: how they are cut depends on the pieces."""
+def without_runs(events: Iterable[Event]) -> Iterator[Event]:
+    """Yields runs of appends as single appends, because runs depend on the pieces."""
     for event in events:
         if isinstance(event, AppendRun):
             for request_id, payload in zip(event.request_ids, event.payloads, strict=True):
@@ -70,7 +70,7 @@ def one_by_one(events: Iterable[Event]) -> Iterator[Event]:
             yield event
 
 
-def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
-    """The data in pieces that end at these places."""
+def split(data: bytes, places: Sequence[int]) -> list[bytes]:
+    """Splits the data at these positions."""
     ends = [*sorted(place % (len(data) + 1) for place in places), len(data)]
     return [data[start:end] for start, end in zip([0, *ends], ends, strict=False) if start < end]

@@ -1,4 +1,4 @@
-"""Requests from bytes and answers to bytes, both written out."""
+"""Decoding of requests and encoding of answers, on literal bytes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def decode_frames(data: bytes) -> list[tuple[int, dict[str, Any]]]:
 # Answers
 
 
-def test_the_answer_to_a_handshake_is_these_bytes() -> None:
+def test_bytes_of_a_connect_response() -> None:
     answer = encode_response(
         Operation.ConnectResponse,
         "f302e309-47ca-45e0-b0a3-8971310db434",
@@ -89,7 +89,7 @@ def test_the_answer_to_a_handshake_is_these_bytes() -> None:
     assert answer == CONNECT_ANSWER
 
 
-def test_the_answer_to_an_append_is_these_bytes() -> None:
+def test_bytes_of_an_append_response() -> None:
     request_id = b"x$96f47384-38ec-415e-90a0-42bd2e1b8b5b"
 
     assert encode_append_responses([request_id], 0) == APPEND_ANSWER
@@ -99,13 +99,13 @@ def test_the_answer_to_an_append_is_these_bytes() -> None:
     assert generic == APPEND_ANSWER
 
 
-def test_the_answer_to_a_read_is_these_bytes() -> None:
+def test_bytes_of_a_read_response() -> None:
     messages = encode_messages("S", MessageRun(42, [1_700_000_000_000], [b"hello"]))
 
     assert b"".join(encode_read_response(" ", 1, [messages])) == READ_ANSWER
 
 
-def test_an_error_is_answered_with_its_status_and_its_message() -> None:
+def test_error_response_has_status_and_message() -> None:
     answer = encode_response(
         Operation.CreateMessageStreamResponse, " ", ResponseStatusCode.InvalidRequest, "no"
     )
@@ -121,7 +121,7 @@ def test_an_error_is_answered_with_its_status_and_its_message() -> None:
     st.sampled_from([0, 20, 23, 250, 65_530, 65_536, 2**32 - 10, 2**32, 2**53, 2**63 - 30])
     | st.integers(0, 2**62),
 )
-def test_answers_to_a_run_of_appends_are_those_to_each(request_ids: list[str], first: int) -> None:
+def test_append_responses_equal_single_responses(request_ids: list[str], first: int) -> None:
     run = encode_append_responses([cbor2.dumps(request_id) for request_id in request_ids], first)
 
     assert run == b"".join(
@@ -131,7 +131,7 @@ def test_answers_to_a_run_of_appends_are_those_to_each(request_ids: list[str], f
 
 
 @given(st.integers(2, 40), st.integers(1, 255), st.integers(60_000, 70_000) | st.just(2**32 - 20))
-def test_ids_of_one_size_are_answered_with_the_same_bytes(
+def test_append_responses_to_ids_of_one_size_equal_single_responses(
     count: int, size: int, first: int
 ) -> None:
     request_ids = [chr(ord("a") + number % 26) * size for number in range(count)]
@@ -154,7 +154,7 @@ def test_ids_of_one_size_are_answered_with_the_same_bytes(
     ),
     st.integers(1, 12),
 )
-def test_the_answer_to_a_read_says_what_was_read(
+def test_read_response_has_the_messages(
     request_id: str, name: str, first: int, stored: list[tuple[int, bytes]], per_step: int
 ) -> None:
     steps = [
@@ -187,36 +187,36 @@ def test_the_answer_to_a_read_says_what_was_read(
 
 
 @given(st.integers(0, 2**64 - 1) | st.sampled_from([23, 24, 255, 256, 65535, 65536, 2**32 - 1]))
-def test_numbers_take_the_smallest_width(value: int) -> None:
+def test_numbers_have_the_smallest_width(value: int) -> None:
     assert encode_uint(value) == cbor2.dumps(value)
     assert encode_head(0x60, value)[0] >> 5 == 3
 
 
 @given(st.text(max_size=400))
-def test_texts_are_counted_in_bytes(text: str) -> None:
+def test_text_length_is_in_bytes(text: str) -> None:
     assert encode_text(text) == cbor2.dumps(text)
 
 
 @pytest.mark.parametrize("status", ResponseStatusCode)
-def test_a_1_0_0_client_never_sees_a_status_that_it_does_not_know(
+def test_status_for_1_0_0_is_known_in_1_0_0(
     status: ResponseStatusCode,
 ) -> None:
-    seen = status_for_version(status, "1.0.0")
+    mapped = status_for_version(status, "1.0.0")
 
-    assert seen <= ResponseStatusCode.MessageStoreReadError
-    assert (seen == status) == (status <= 14)
+    assert mapped <= ResponseStatusCode.MessageStoreReadError
+    assert (mapped == status) == (status <= 14)
     assert status_for_version(status, "1.1.0") is status
 
 
-@pytest.mark.parametrize(("status", "seen"), [(15, 1), (16, 3), (17, 3), (18, 3)])
-def test_each_newer_status_has_its_stand_in(status: int, seen: int) -> None:
-    assert status_for_version(ResponseStatusCode(status), "1.0.0") == seen
+@pytest.mark.parametrize(("status", "mapped"), [(15, 1), (16, 3), (17, 3), (18, 3)])
+def test_each_newer_status_is_mapped_for_1_0_0(status: int, mapped: int) -> None:
+    assert status_for_version(ResponseStatusCode(status), "1.0.0") == mapped
 
 
-# What the client writes and reads by hand
+# The client's fast path for appends
 
 
-def test_the_request_of_an_append_is_these_bytes() -> None:
+def test_bytes_of_an_append_request() -> None:
     assert encode_append_request("00000001", "S", b"hello") == bytes.fromhex(
         "0000002a 04 a3 69 726571756573744964 68 3030303030303031"
         " 64 6e616d65 61 53 67 7061796c6f6164 45 68656c6c6f"
@@ -228,7 +228,7 @@ def test_the_request_of_an_append_is_these_bytes() -> None:
     st.text(min_size=1, max_size=300),
     st.binary(min_size=1, max_size=40) | st.sampled_from([23, 24, 255, 256, 65_535, 65_536]),
 )
-def test_the_request_of_an_append_is_as_the_real_encoder_writes_it(
+def test_append_request_equals_the_general_encoding(
     request_id: str, name: str, payload: bytes | int
 ) -> None:
     payload = bytes(payload)
@@ -237,7 +237,7 @@ def test_the_request_of_an_append_is_as_the_real_encoder_writes_it(
     assert encode_append_request(request_id, name, payload) == HEADER.pack(len(body) + 1, 4) + body
 
 
-def test_the_answer_to_an_append_is_read_from_these_bytes() -> None:
+def test_append_response_is_decoded_from_literal_bytes() -> None:
     body = bytes.fromhex(
         "a4 69 726571756573744964 68 3030303030303031 66 737461747573 00"
         " 6c 6572726f724d657373616765 60 6e 73657175656e63654e756d626572 1a 00010000"
@@ -251,9 +251,7 @@ def test_the_answer_to_an_append_is_read_from_these_bytes() -> None:
     st.sampled_from([0, 23, 24, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63 - 1])
     | st.integers(0, 2**63 - 1),
 )
-def test_the_answer_to_an_append_is_read_as_the_real_decoder_reads_it(
-    request_id: str, number: int
-) -> None:
+def test_append_response_is_decoded_like_the_general_decoder(request_id: str, number: int) -> None:
     frame = encode_append_responses([cbor2.dumps(request_id)], number)
 
     assert decode_append_response(frame[HEADER.size :]) == (request_id, number)
@@ -280,12 +278,12 @@ APPENDED = {"requestId": "r", "status": 0, "errorMessage": "", "sequenceNumber":
         [],
     ],
 )
-def test_an_answer_of_another_shape_is_left_to_the_real_decoder(answer: Any) -> None:
+def test_append_response_of_another_shape_is_not_decoded(answer: Any) -> None:
     assert decode_append_response(cbor2.dumps(answer)) is None
 
 
 @given(st.integers(0, 80), st.integers(0, 255))
-def test_a_damaged_answer_is_read_as_the_real_decoder_reads_it_or_not_at_all(
+def test_damaged_append_response_is_decoded_like_the_general_decoder_or_not_at_all(
     place: int, value: int
 ) -> None:
     body = bytearray(encode_append_responses([b"hrequest1"], 70_000)[HEADER.size :])
@@ -299,7 +297,7 @@ def test_a_damaged_answer_is_read_as_the_real_decoder_reads_it_or_not_at_all(
         assert answer["status"] == 0
 
 
-def test_an_id_with_a_longer_head_than_it_needs_is_left_to_the_real_decoder() -> None:
+def test_id_with_a_long_head_is_not_decoded() -> None:
     request_id = "r" * 23
     body = encode_append_responses([b"x\x17" + request_id.encode()], 5)[HEADER.size :]
 
@@ -308,7 +306,7 @@ def test_an_id_with_a_longer_head_than_it_needs_is_left_to_the_real_decoder() ->
 
 
 @given(st.integers(0, 80))
-def test_an_answer_that_is_cut_off_is_not_read(place: int) -> None:
+def test_truncated_append_response_is_not_decoded(place: int) -> None:
     body = encode_append_responses([b"hrequest1"], 70_000)[HEADER.size :]
 
     assert decode_append_response(body[: place % len(body)]) is None
@@ -318,24 +316,24 @@ def test_an_answer_that_is_cut_off_is_not_read(place: int) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xa0", b"\x80", b"garbage", cbor2.dumps({"name": "s"})])
-def test_a_request_without_a_readable_id_is_unreadable(body: bytes) -> None:
+def test_request_without_a_readable_id_is_unreadable(body: bytes) -> None:
     with pytest.raises(UnreadableRequestError):
         decode_request(Operation.ListStreams, body, EVERYTHING)
 
 
 @pytest.mark.parametrize("request_id", [None, "", 5, b"r", ["r"], {}])
-def test_an_id_that_is_no_text_is_unreadable(request_id: Any) -> None:
+def test_request_whose_id_is_not_a_text_is_unreadable(request_id: Any) -> None:
     with pytest.raises(UnreadableRequestError, match="no requestId"):
         decode_request(Operation.ListStreams, cbor2.dumps({"requestId": request_id}), EVERYTHING)
 
 
-def test_the_id_may_stand_anywhere_in_a_sound_request() -> None:
+def test_id_may_be_anywhere_in_a_valid_request() -> None:
     body = cbor2.dumps({"name": "s", "requestId": "behind"})
 
     assert decode_request(Operation.DescribeMessageStream, body, EVERYTHING).request_id == "behind"
 
 
-def test_a_broken_request_is_answered_by_the_id_in_front() -> None:
+def test_malformed_request_error_has_the_leading_id() -> None:
     body = cbor2.dumps({"requestId": "r", "name": "s"})
 
     for broken in (body[:-1], body + b"\0", body[:-2] + b"\xc1\x00"):
@@ -360,7 +358,7 @@ def test_only_appends_may_be_large(operation: int, is_allowed: bool) -> None:
     with pytest.raises(InvalidRequestException) as caught:
         decode_request(operation, body, EVERYTHING)
 
-    assert ("4194304 are allowed" in caught.value.message) is not is_allowed
+    assert ("max 4194304 for this operation" in caught.value.message) is not is_allowed
     assert caught.value.request_id == "r"
 
 
@@ -377,7 +375,7 @@ def test_integral_floats_are_integers(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [0.5, float("inf"), float("-inf"), float("nan"), 2.0**63, 1e300])
-def test_other_floats_are_not(value: float) -> None:
+def test_other_floats_are_rejected(value: float) -> None:
     body = cbor2.dumps(
         {"requestId": "r", "name": "s", "firstSequenceNumber": value, "endSequenceNumber": 1}
     )
@@ -386,11 +384,11 @@ def test_other_floats_are_not(value: float) -> None:
         decode_request(Operation.ReadColumns, body, EVERYTHING)
 
 
-# Whatever comes
+# Arbitrary bytes
 
 
-def survive(operation: int, body: bytes) -> None:
-    """A request, or one of the two errors that a session knows what to do with."""
+def check_decodes(operation: int, body: bytes) -> None:
+    """Decodes a request; only the two errors that a session handles may be raised."""
     failure: StreamManagerException | None = None
     try:
         decode_request(operation, body, EVERYTHING)
@@ -406,8 +404,8 @@ operations = st.sampled_from(sorted(EVERYTHING)) | st.integers(-128, 127)
 
 @given(operations, st.binary(max_size=100))
 def test_arbitrary_bytes_are_a_request_or_a_known_error(operation: int, body: bytes) -> None:
-    survive(operation, body)
-    survive(operation, b"\xa2irequestIdar" + body)
+    check_decodes(operation, body)
+    check_decodes(operation, b"\xa2irequestIdar" + body)
 
 
 scalars: st.SearchStrategy[Any] = (
@@ -435,10 +433,10 @@ values: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(operations, st.dictionaries(field_names, values, max_size=5))
-def test_anything_in_any_field_is_a_request_or_a_known_error(
+def test_any_value_in_any_field_is_a_request_or_a_known_error(
     operation: int, fields: dict[str, Any]
 ) -> None:
-    survive(operation, cbor2.dumps({"requestId": "r", **fields}))
+    check_decodes(operation, cbor2.dumps({"requestId": "r", **fields}))
 
 
 @given(st.data())
@@ -449,17 +447,17 @@ def test_damaged_frames_of_the_aws_clients_are_requests_or_known_errors(
     body = bytearray(frame.body)
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(body) - 1))
-        match data.draw(st.sampled_from(["change", "cut", "insert", "repeat"])):
+        match data.draw(st.sampled_from(["change", "truncate", "insert", "repeat"])):
             case "change":
                 body[place] = data.draw(st.integers(0, 255))
-            case "cut":
+            case "truncate":
                 del body[place + 1 :]
             case "insert":
                 body[place:place] = data.draw(st.binary(min_size=1, max_size=9))
             case "repeat":
                 body += body[place:]
 
-    survive(frame.frame[4], bytes(body))
+    check_decodes(frame.frame[4], bytes(body))
 
 
 def test_malformed_errors_do_not_leave_the_decoder() -> None:

@@ -1,4 +1,4 @@
-"""Frames: five bytes of head, then the payload."""
+"""Frames: a header of 5 bytes and a payload."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from penstock.wire.frames import HEADER, LENGTH, MAX_FRAME_BYTES, encode_frame
         (-1, b"\xa0", "00000002 ff a0"),
     ],
 )
-def test_the_length_counts_the_operation_and_the_payload(
-    operation: int, payload: bytes, frame: str
-) -> None:
+def test_length_includes_operation_and_payload(operation: int, payload: bytes, frame: str) -> None:
     assert encode_frame(operation, payload) == bytes.fromhex(frame)
 
 
@@ -27,5 +25,5 @@ def test_lengths_and_operations_are_signed_and_big_endian() -> None:
     assert HEADER.unpack(bytes.fromhex("00000100 80")) == (256, -128)
 
 
-def test_the_largest_frame_is_that_of_the_aws_clients() -> None:
+def test_max_frame_size_is_that_of_the_aws_clients() -> None:
     assert MAX_FRAME_BYTES == 1 << 30

@@ -1,4 +1,4 @@
-"""The choice of a protocol version."""
+"""Choosing the protocol version."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def request(preferred: str, *others: str) -> ConnectRequest:
         ("9.9.9", ["0.9.0", "1.0.0"], "1.0.0"),
     ],
 )
-def test_the_clients_favourite_is_taken_or_else_the_best_that_both_know(
+def test_preferred_or_highest_common_version_is_chosen(
     preferred: str, others: list[str], chosen: str
 ) -> None:
     assert choose_version(request(preferred, *others)) == chosen
 
 
 @pytest.mark.parametrize(("preferred", "others"), [("2.0.0", []), ("1.0.1", ["1.1.1"])])
-def test_no_common_version_is_told_what_the_server_speaks(
+def test_error_without_a_common_version_names_the_supported_ones(
     preferred: str, others: list[str]
 ) -> None:
     with pytest.raises(ConnectFailedException, match=r"1\.0\.0 and 1\.1\.0") as caught:
@@ -46,7 +46,7 @@ def test_no_common_version_is_told_what_the_server_speaks(
 @pytest.mark.parametrize(
     "version", ["", "1", "1.1", "1.1.0.0", "v1.1.0", "1.1.x", " 1.1.0", "1.1.0\n", "1..0", "-1.0.0"]
 )
-def test_what_is_no_version_is_called_invalid(version: str) -> None:
+def test_malformed_version_is_rejected(version: str) -> None:
     for offer in (request(version), request("1.1.0", version)):
         with pytest.raises(ConnectFailedException, match=r"form 1\.1\.0") as caught:
             choose_version(offer)

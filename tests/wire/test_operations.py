@@ -1,4 +1,4 @@
-"""Operation numbers, as they are on the wire."""
+"""Operation numbers on the wire."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock.wire.operations import RESPONSE_TO, Operation
 from penstock.wire.requests import EXTENDED_REQUESTS, HANDSHAKE
 
 
-def test_the_protocols_own_operations_have_their_numbers() -> None:
+def test_operations_of_stream_manager_have_their_numbers() -> None:
     names = {number: Operation(number).name for number in range(18)}
 
     assert names == {
@@ -37,5 +37,5 @@ def test_every_request_has_the_response_of_its_name() -> None:
         assert response.name == f"{Operation(request).name}Response"
 
 
-def test_extensions_keep_away_from_the_numbers_of_the_protocol() -> None:
+def test_extensions_use_numbers_from_64_on() -> None:
     assert all(number < 18 or number >= 64 for number in Operation)

@@ -1,4 +1,4 @@
-"""Requests: what the AWS clients really sent, and how else each may be written."""
+"""Requests: recorded frames of the AWS clients, and other encodings of each request."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ JAVA_DEFINITION = MessageStreamDefinition(
     ),
 )
 
-# In the order in which they were captured.
+# In the order of the recording.
 MEANT: dict[str, list[Request]] = {
     "python": [
         ConnectRequest(
@@ -142,7 +142,7 @@ MEANT: dict[str, list[Request]] = {
             request_id="8da7f4d1-ab8d-4942-aa8e-7f637fa22e9d", name="SomeStream"
         ),
     ],
-    # This client has one request id for everything.
+    # This client uses one request id for all requests.
     "javascript": [
         ConnectRequest(
             request_id=" ",
@@ -163,7 +163,7 @@ MEANT: dict[str, list[Request]] = {
         AppendMessageRequest(request_id=" ", name="S", payload=b"b"),
         AppendMessageRequest(request_id=" ", name="S", payload=b"c"),
     ],
-    # This one has indefinite maps, and an empty token where none is set.
+    # This client sends indefinite maps, and an empty token if none is set.
     "java": [
         ConnectRequest(
             request_id="04af63da-64e3-4605-a157-0f3abaa9aa34",
@@ -195,13 +195,13 @@ MEANT: dict[str, list[Request]] = {
 
 
 @pytest.mark.parametrize(
-    ("frame", "meant"),
+    ("frame", "expected"),
     [pair for client in CLIENTS for pair in zip(captured_from(client), MEANT[client], strict=True)],
     ids=lambda value: f"{value.client}-{value.operation}" if isinstance(value, Captured) else "",
 )
-def test_the_frames_of_the_aws_clients_mean_what_was_meant(frame: Captured, meant: Request) -> None:
-    assert frame.frame[4] == meant.operation == Operation[frame.operation]
-    assert decode_request(frame.frame[4], frame.body, EVERYTHING) == meant
+def test_frames_of_the_aws_clients_are_decoded(frame: Captured, expected: Request) -> None:
+    assert frame.frame[4] == expected.operation == Operation[frame.operation]
+    assert decode_request(frame.frame[4], frame.body, EVERYTHING) == expected
 
 
 DEFINITION = {"name": "s", "strategyOnFull": 0}
@@ -215,7 +215,7 @@ REPORT = {
     "settledEnd": 1,
 }
 
-# A complete request of every kind: (fields, those that may be absent).
+# A complete request of each type: (fields, optional fields).
 COMPLETE: dict[type[Request], tuple[dict[str, Any], set[str]]] = {
     ConnectRequest: (
         {
@@ -304,7 +304,7 @@ def decode(kind: type[Request], **fields: Any) -> Request:
     return decode_request(kind.operation, body, EVERYTHING)
 
 
-def test_every_request_of_the_tables_is_tested_here() -> None:
+def test_every_request_is_covered() -> None:
     assert set(COMPLETE) == set(EVERYTHING.values())
 
 
@@ -322,7 +322,7 @@ def test_null_is_the_same_as_absent(kind: type[Request], name: str) -> None:
     def outcome(body: dict[str, Any]) -> object:
         try:
             return decode_request(kind.operation, cbor2.dumps(body), EVERYTHING)
-        except Exception as error:  # noqa: BLE001 - compared, whatever it is
+        except Exception as error:  # noqa: BLE001 - any error is compared
             return type(error), str(error)
 
     assert outcome({**body, name: None}) == outcome(body)
@@ -330,7 +330,7 @@ def test_null_is_the_same_as_absent(kind: type[Request], name: str) -> None:
 
 
 @by_kind_and_field
-def test_a_missing_field_is_named(kind: type[Request], name: str) -> None:
+def test_missing_field_is_named(kind: type[Request], name: str) -> None:
     fields, optional = COMPLETE[kind]
     if name == "requestId" or name in optional:
         return
@@ -353,7 +353,7 @@ WRONG_VALUES: dict[type, list[Any]] = {
 
 
 @by_kind_and_field
-def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(
+def test_value_of_another_type_is_rejected_and_its_field_named(
     kind: type[Request], name: str
 ) -> None:
     right = COMPLETE[kind][0].get(name)
@@ -367,12 +367,12 @@ def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(
 
 
 @pytest.mark.parametrize("request_id", [" ", "a", "1-2_3.4, 5", "x" * 1024])
-def test_a_request_id_may_be_anything_that_the_clients_could_send(request_id: str) -> None:
+def test_request_id_of_the_clients_is_accepted(request_id: str) -> None:
     assert decode(ListStreamsRequest, requestId=request_id).request_id == request_id
 
 
 @pytest.mark.parametrize("request_id", ["a/b", "ü", "a\n", "x" * 1025])
-def test_a_request_id_of_another_kind_is_refused_and_echoed(request_id: str) -> None:
+def test_invalid_request_id_is_rejected_and_echoed(request_id: str) -> None:
     with pytest.raises(InvalidRequestException, match="requestId is ") as caught:
         decode(ListStreamsRequest, requestId=request_id)
 
@@ -380,7 +380,7 @@ def test_a_request_id_of_another_kind_is_refused_and_echoed(request_id: str) -> 
 
 
 @pytest.mark.parametrize("operation", [0, 6, 17, 18, 63, 71, 81, 127, -1, -128])
-def test_an_operation_that_is_no_request_is_unknown(operation: int) -> None:
+def test_response_operation_is_unknown(operation: int) -> None:
     with pytest.raises(StreamManagerException, match=f"operation {operation} is not known") as c:
         decode_request(operation, cbor2.dumps({"requestId": "r"}), EVERYTHING)
 
@@ -388,14 +388,14 @@ def test_an_operation_that_is_no_request_is_unknown(operation: int) -> None:
 
 
 @pytest.mark.parametrize("operation", sorted(EXTENDED_REQUESTS.keys() - REQUESTS.keys()))
-def test_an_extension_is_unknown_to_those_who_did_not_offer_any(operation: int) -> None:
-    # Also where its fields are wrong: the answer must be one that the client knows.
+def test_extension_is_unknown_to_clients_without_extensions(operation: int) -> None:
+    # Also with invalid fields: the client must know the answer's status.
     for fields in ({}, {"name": "s"}, {"name": 5, "sizes": "x"}):
         with pytest.raises(StreamManagerException, match="not known"):
             decode_request(operation, cbor2.dumps({"requestId": "r", **fields}), REQUESTS)
 
 
-def test_nobody_shakes_hands_twice() -> None:
+def test_second_handshake_is_unknown() -> None:
     body = cbor2.dumps({"requestId": "r", "protocolVersion": "1.1.0"})
 
     with pytest.raises(StreamManagerException, match="operation 1 is not known"):
@@ -430,7 +430,7 @@ def test_nobody_shakes_hands_twice() -> None:
         (ReadStoredRequest, {"maxBytes": (1 << 29) + 1}, "maxBytes is 536870913: .* <= 536870912"),
     ],
 )
-def test_the_limits_of_requests_are_told(
+def test_limits_of_requests_are_named(
     kind: type[Request], fields: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(InvalidRequestException, match=problem):

@@ -14,7 +14,7 @@ from penstock.cli.display import Display, Printer, display_options
 from penstock.cli.main import INTERRUPTED
 from penstock.cli.target import BrokerTarget, target_options
 from penstock.client.blocking import StreamManagerClient
-from penstock.client.failures import may_pass
+from penstock.client.failures import is_retryable
 from penstock.client.read_cursor import first_number
 from penstock.errors import ConnectFailedException, NotEnoughMessagesException
 from penstock.model import Message, ReadMessagesOptions
@@ -127,7 +127,7 @@ def follow_stream(client: StreamManagerClient, stream: str, first: int, printer:
         try:
             messages = _wait_for_messages(client, stream, first)
         except (ConnectionError, TimeoutError, ConnectFailedException) as error:
-            if not may_pass(error):
+            if not is_retryable(error):
                 raise
             # The client has given up its retries. The next call starts them again.
             if is_connected:

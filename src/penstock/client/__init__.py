@@ -1,1 +1,1 @@
-"""Programs that talk to a broker."""
+"""The Python client, blocking and for asyncio."""

@@ -1,11 +1,11 @@
-"""The client for asyncio: the same methods, to be awaited."""
+"""The client for asyncio: the methods of the blocking client as coroutines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -15,8 +15,8 @@ from penstock.client.backoff import delays
 from penstock.client.calls import ClientCall
 from penstock.client.client_base import ClientBase
 from penstock.client.client_protocol import ServerInfo
-from penstock.client.endpoint import explain
-from penstock.client.failures import NotSentError, may_pass
+from penstock.client.endpoint import connect_error
+from penstock.client.failures import NotSentError, is_retryable
 from penstock.client.read_cursor import ReadCursor, end_number, first_number
 from penstock.errors import (
     ClientException,
@@ -31,15 +31,7 @@ from penstock.model import (
     MessageStreamInfo,
     ReadMessagesOptions,
 )
-from penstock.model.exporting import (
-    CommittedReports,
-    DeliveryReport,
-    ExportPlan,
-    PipelineDescription,
-    ReservedBandwidth,
-)
 from penstock.model.statistics import Statistics
-from penstock.model.storage import Location, StoredRun, StreamPosition
 
 T = TypeVar("T")
 
@@ -48,11 +40,11 @@ class AsyncStreamManagerClient(ClientBase):
     """A client of Penstock, and of any other stream manager, for one event loop.
 
     It connects with `connect`, with `async with`, or with the first operation. Any number of
-    operations may be under way at once; what is sent in one turn of the loop leaves together.
+    operations may be in flight. Requests of one turn of the event loop leave in one write.
     """
 
     def _begin(self) -> None:
-        # What makes no sense is told now; whoever serves a root may come later.
+        # Raises SettingError for wrong options. A broker that is missing may start later.
         with contextlib.suppress(ConnectionError):
             self._endpoint = self._find_endpoint()
         self._connection: AsyncConnection | None = None
@@ -72,11 +64,11 @@ class AsyncStreamManagerClient(ClientBase):
         await self.close()
 
     async def connect(self) -> None:
-        """Connects now, with one attempt, as the blocking client does when it is made."""
+        """Connects now, with one attempt. The blocking client does so when it is created."""
         await self._connected(reconnect_timeout=0)
 
     async def close(self) -> None:
-        """Ends the connection; a client that is closed cannot be used again."""
+        """Closes the connection. A closed client cannot be used again."""
         self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -91,7 +83,7 @@ class AsyncStreamManagerClient(ClientBase):
 
     @property
     def server(self) -> ServerInfo:
-        """What the server said of itself; ClientException before the first connection."""
+        """The server's version and limits; ClientException before the first connection."""
         if self._connection is None:
             raise ClientException("the client has not connected yet")
         return self._connection.server
@@ -103,7 +95,7 @@ class AsyncStreamManagerClient(ClientBase):
         await self._call(calls.create_message_stream(definition))
 
     async def update_message_stream(self, definition: MessageStreamDefinition) -> None:
-        """Replaces the whole definition: what it leaves out goes back to its default."""
+        """Replaces the whole definition: fields that it omits get their defaults."""
         await self._call(calls.update_message_stream(definition))
 
     async def delete_message_stream(self, stream_name: str) -> None:
@@ -119,27 +111,32 @@ class AsyncStreamManagerClient(ClientBase):
         return await self._call(calls.describe_message_stream(stream_name))
 
     async def statistics(self) -> Statistics:
-        """How the broker is doing; UnknownOperationException where the server is another one."""
+        """Returns the broker's statistics; other servers raise UnknownOperationException."""
         return await self._call(calls.statistics())
+
+    async def rewind_export(self, stream_name: str, identifier: str, sequence_number: int) -> None:
+        """Moves an export back or forward; it continues with this message."""
+        await self._call(calls.rewind_export(stream_name, identifier, sequence_number))
 
     # Appends
 
     async def append_message(self, stream_name: str, data: bytes, *, retry: bool = False) -> int:
-        """Appends one message and answers its sequence number.
+        """Appends one message and returns its sequence number.
 
-        With `retry` a message whose answer was lost is sent again: it may then be stored twice.
+        With `retry`, a message whose answer was lost is sent again. It may be stored twice.
         """
         return await self._call(calls.append_message(stream_name, data), retry)
 
     async def append_messages(
         self, stream_name: str, messages: Iterable[bytes], *, retry: bool = False
     ) -> Sequence[int]:
-        """Appends all of them, in one round trip as far as they fit one request.
+        """Appends messages in one round trip, if they fit one request.
 
-        Up to 4 MiB and 16,384 messages are stored all or not at all; more goes in several
-        requests, one after the other. An error says in `appended` how many messages were stored
-        before it. A server without extensions gets the messages one by one, without waiting for
-        each answer; there a message may be refused and a later one be stored.
+        One request has up to 4 MiB and 16,384 messages, which are stored all or none. More
+        messages are sent in several requests, one after the other. The attribute `appended` of an
+        error is the number of messages stored before it. A server without extensions gets one
+        request for each message, without waiting for each answer; it may reject one message and
+        store a later one.
         """
         server = (await self._connected(self.reconnect_timeout)).server
         numbers: list[Sequence[int]] = []
@@ -149,12 +146,12 @@ class AsyncStreamManagerClient(ClientBase):
             ):
                 numbers += await self._call_together(group, retry)
         except (StreamManagerException, OSError) as error:
-            calls.tell_appended(error, sum(map(len, numbers)))
+            calls.add_appended_count(error, sum(map(len, numbers)))
             raise
         return calls.join_numbers(numbers)
 
     async def _call_together(self, group: Sequence[ClientCall[T]], retry: bool) -> list[T]:
-        """Sends all of them before the first answer is taken; the first error is raised."""
+        """Sends all calls before it waits for the first answer; raises the first error."""
         results: list[T] = []
         first_error: StreamManagerException | OSError | None = None
         for pending in await self._send(group):
@@ -163,9 +160,9 @@ class AsyncStreamManagerClient(ClientBase):
             except (StreamManagerException, OSError) as error:
                 first_error = first_error or error
                 if not self.connected:
-                    break  # each of the others would wait in vain, one after the other
+                    break  # each other call would run into the same timeout
         if first_error is not None:
-            calls.tell_appended(first_error, len(results))
+            calls.add_appended_count(first_error, len(results))
             raise first_error
         return results
 
@@ -174,15 +171,15 @@ class AsyncStreamManagerClient(ClientBase):
     async def read_messages(
         self, stream_name: str, options: ReadMessagesOptions | None = None
     ) -> list[Message]:
-        """One message from the beginning of the stream, or what the options ask for."""
+        """Reads the oldest message, or the messages that the options select."""
         return await self._call(calls.read_messages(stream_name, options, self.request_timeout))
 
     async def read_all(
         self, stream_name: str, start: int = 0, end: int | None = None
     ) -> AsyncIterator[Message]:
-        """The messages that are stored now, from `start` on and before `end`.
+        """Yields the messages that are stored now, of [start, end).
 
-        A negative start counts from the end: -10 begins with the last ten.
+        A negative start counts from the end: -10 begins with the last ten messages.
         """
         info = await self.describe_message_stream(stream_name)
         reading = ReadCursor(stream_name, first_number(start, info), end_number(end, info))
@@ -190,10 +187,11 @@ class AsyncStreamManagerClient(ClientBase):
             yield message
 
     async def tail(self, stream_name: str, start: int | None = None) -> AsyncIterator[Message]:
-        """The messages from `start` on, and then each one that comes, for ever.
+        """Yields the messages from `start` on, then each new message, without end.
 
-        Without a start only those that come once it is iterated; with a negative one the last few
-        before them. A lost connection is got back, and nothing is left out or repeated.
+        Without a start it yields only messages that are appended after the first iteration. A
+        negative start adds the last few messages before them. After a lost connection it
+        reconnects, and skips and repeats no message.
         """
         info = await self.describe_message_stream(stream_name)
         async for message in self._read(ReadCursor(stream_name, first_number(start, info))):
@@ -215,88 +213,6 @@ class AsyncStreamManagerClient(ClientBase):
             if pause:
                 await asyncio.sleep(pause)
 
-    # In bulk: what Spark asks for
-
-    async def watch_streams(
-        self,
-        patterns: Sequence[str],
-        next_numbers: Mapping[str, int] | None = None,
-        wait_millis: int = 0,
-    ) -> list[StreamPosition]:
-        """How the streams stand whose names match one of the patterns (`*`, `?`, `[…]`).
-
-        Waits until one of them has a message at its next number or behind it, or has no such
-        number, or until the time is up. UnknownOperationException where the server is another
-        one, as for all of these.
-        """
-        return await self._call(
-            calls.watch_streams(patterns, next_numbers or {}, wait_millis, self.request_timeout)
-        )
-
-    async def locate_messages(
-        self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int | None = None
-    ) -> Location:
-        """The segments that hold [start, end), and up to where they fit so many bytes."""
-        return await self._call(
-            calls.locate_messages(stream_name, stream_id, start, end, max_bytes)
-        )
-
-    async def plan_exports(
-        self,
-        pipeline: str,
-        task: str,
-        *,
-        lease_millis: int,
-        holding: Sequence[str] = (),
-        reports: Sequence[DeliveryReport] = (),
-        max_slices: int = 256,
-        max_bytes: int = 64 * 1024 * 1024,
-        max_priority: int | None = None,
-        wait_millis: int = 0,
-        about: PipelineDescription | None = None,
-        stops: bool = False,
-    ) -> ExportPlan:
-        """Work that is due, leased to a task of a pipeline; waits until something is due."""
-        return await self._call(
-            calls.plan_exports(
-                pipeline,
-                task,
-                lease_millis=lease_millis,
-                holding=holding,
-                reports=reports,
-                max_slices=max_slices,
-                max_bytes=max_bytes,
-                max_priority=max_priority,
-                wait_millis=wait_millis,
-                about=about,
-                stops=stops,
-                request_timeout=self.request_timeout,
-            )
-        )
-
-    async def commit_exports(self, reports: Sequence[DeliveryReport]) -> CommittedReports:
-        """Report about work; the answer names the leases whose reports were accepted."""
-        return await self._call(calls.commit_exports(reports))
-
-    async def reserve_bandwidth(
-        self, lease: str, size: int, *, wait_millis: int = 0
-    ) -> ReservedBandwidth:
-        """Reserve bytes of a file that are to be sent; waits until they may be."""
-        call = calls.reserve_bandwidth(
-            lease, size, wait_millis=wait_millis, request_timeout=self.request_timeout
-        )
-        return await self._call(call)
-
-    async def rewind_export(self, stream_name: str, identifier: str, sequence_number: int) -> None:
-        """Move an export, back or forward: it continues with this message."""
-        await self._call(calls.rewind_export(stream_name, identifier, sequence_number))
-
-    async def read_stored(
-        self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int
-    ) -> StoredRun:
-        """Messages as they are stored, unchecked; as many as fit one answer."""
-        return await self._call(calls.read_stored(stream_name, stream_id, start, end, max_bytes))
-
     # Connections
 
     async def _call(self, call: ClientCall[T], retry: bool = False) -> T:
@@ -304,55 +220,55 @@ class AsyncStreamManagerClient(ClientBase):
         return await self._finish(pending, retry)
 
     async def _send(self, group: Sequence[ClientCall[T]]) -> list[AsyncSentCall[T]]:
-        """Sends requests as soon as there is a connection: what has not left may leave later."""
-        give_up = time.monotonic() + self.request_timeout
+        """Sends requests as soon as there is a connection; retries while none has left."""
+        retry_until = time.monotonic() + self.request_timeout
         for pause in delays():
             connection = await self._connected(self.reconnect_timeout)
             try:
                 return await connection.send(group, self.request_timeout)
             except NotSentError:
-                if time.monotonic() > give_up:
+                if time.monotonic() > retry_until:
                     raise
             await asyncio.sleep(pause)
         raise AssertionError("delays do not end")
 
     async def _finish(self, pending: AsyncSentCall[T], retry: bool) -> T:
-        """Takes the answer; what was not sent, or may be repeated, is sent again."""
+        """Waits for the answer. Sends the request again if it was not sent or may be repeated."""
         try:
             return await pending.result()
         except (NotSentError, ConnectionLostException) as error:
             return await self._call_again(pending.call, retry or pending.call.may_repeat, error)
 
     async def _call_again(self, call: ClientCall[T], may_repeat: bool, error: ConnectionError) -> T:
-        give_up = time.monotonic() + self.request_timeout
+        retry_until = time.monotonic() + self.request_timeout
         for pause in delays():
             is_unanswered = isinstance(error, ConnectionLostException)
-            if (is_unanswered and not may_repeat) or time.monotonic() > give_up:
+            if (is_unanswered and not may_repeat) or time.monotonic() > retry_until:
                 raise error
             await asyncio.sleep(pause)
             try:
                 (pending,) = await self._send((call,))
                 return await pending.result()
             except NotSentError:
-                pass  # what was before that still holds
+                pass  # the earlier error still applies
             except ConnectionLostException as lost:
                 error = lost
             except (ClientException, OSError) as reason:
                 if is_unanswered:
-                    # It counts for more that it may have been carried out.
+                    # The server may have executed the request: the caller has to know that.
                     raise error from reason
                 raise
         raise AssertionError("delays do not end")
 
     async def _connected(self, reconnect_timeout: float) -> AsyncConnection:
-        """The connection, or another one if it was lost; all who need it wait for one task."""
+        """Returns the connection, or a new one if it was lost. All callers wait for one task."""
         if self._connection is not None and self._connection.is_usable:
             return self._connection
         if self._is_closed:
             raise ClientException("the client is closed: create a new one")
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._reconnect(reconnect_timeout))
-            # Those who wait for it may be gone before it fails.
+            # Retrieves the exception, in case all waiting callers were cancelled.
             self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
         connecting = self._connecting
         await asyncio.wait((connecting,))
@@ -361,14 +277,14 @@ class AsyncStreamManagerClient(ClientBase):
         return connecting.result()
 
     async def _reconnect(self, reconnect_timeout: float) -> AsyncConnection:
-        give_up = time.monotonic() + reconnect_timeout
+        retry_until = time.monotonic() + reconnect_timeout
         for pause in delays():
             try:
                 return await self._open()
             except (OSError, ConnectFailedException) as error:
-                if not may_pass(error) or time.monotonic() + pause > give_up:
+                if not is_retryable(error) or time.monotonic() + pause > retry_until:
                     raise
-                self.logger.debug("not connected, trying again: %s", error)
+                self.logger.debug("not connected, retrying: %s", error)
             await asyncio.sleep(pause)
         raise AssertionError("delays do not end")
 
@@ -379,7 +295,7 @@ class AsyncStreamManagerClient(ClientBase):
                 connection = await open_connection(endpoint)
             await connection.shake_hands(endpoint.token, self.request_timeout)
         except OSError as error:
-            raise explain(error, endpoint) from error
+            raise connect_error(error, endpoint) from error
         self._connection = connection
         self._note_endpoint(endpoint)
         self.logger.debug("connected to %s, %s", endpoint, connection.server)

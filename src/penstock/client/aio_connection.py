@@ -1,4 +1,4 @@
-"""One connection in an event loop, for any number of tasks."""
+"""One connection in an event loop, shared by any number of tasks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from penstock.client.failures import (
     NotSentError,
     closed_in_handshake,
     connection_lost,
-    not_in_time,
+    request_timed_out,
 )
 from penstock.errors import ConnectFailedException
 
 T = TypeVar("T")
-# An answer, or the error that there is instead.
+# An answer, or a function that makes the error for the call.
 Outcome = Answer | Callable[[ClientCall[Any]], Exception]
 
 logger = logging.getLogger(__name__)
 
-# What is sent in one turn of the loop; more waits for the next, and for the server to read.
+# Max bytes of one turn of the loop. More requests wait for the next turn and for the server.
 _MAX_TURN_BYTES = 1024 * 1024
 
 
 class AsyncSentCall(NamedTuple, Generic[T]):
-    """A request that was sent and not answered yet."""
+    """A request in flight."""
 
     call: ClientCall[T]
     outcome: asyncio.Future[Outcome]
@@ -45,7 +45,7 @@ class AsyncSentCall(NamedTuple, Generic[T]):
 
 
 class AsyncConnection(asyncio.Protocol):
-    """Open until it is lost or closed; then it stays so, and the client opens another one."""
+    """A connection that is usable until it is lost or closed. It never reopens."""
 
     server: ServerInfo
 
@@ -84,14 +84,14 @@ class AsyncConnection(asyncio.Protocol):
         if not self._has_room.is_set() or self._queue.locked():
             await self._wait_for_room(timeout)
         if not self.is_usable or self._is_hung_up():
-            raise NotSentError("the connection was lost")
+            raise NotSentError("connection lost")
         requests = [(call, *self._protocol.request(call)) for call in calls]
         return [self._send(*request, timeout) for request in requests]
 
     def _send(
         self, call: ClientCall[T], request_id: str, frame: bytes, timeout: float
     ) -> AsyncSentCall[T]:
-        # What is sent in one turn of the loop leaves in one write.
+        # All requests of one turn of the loop leave in one write.
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing[request_id] = frame
@@ -100,26 +100,26 @@ class AsyncConnection(asyncio.Protocol):
             self._has_room.clear()
         outcome: asyncio.Future[Outcome] = self._loop.create_future()
         self._pending[request_id] = outcome
-        timer = self._loop.call_later(timeout, self._finish, request_id, not_in_time)
+        timer = self._loop.call_later(timeout, self._finish, request_id, request_timed_out)
         return AsyncSentCall(call, outcome, timer)
 
     async def _wait_for_room(self, timeout: float) -> None:
         try:
-            # In order and one at a time, or all would find the same little room.
+            # One at a time and in order, otherwise all waiting tasks would use the same room.
             async with asyncio.timeout(timeout), self._queue:
                 await self._has_room.wait()
         except TimeoutError:
-            raise NotSentError("the server does not take the request in time") from None
+            raise NotSentError("the server did not accept the request in time") from None
 
     def _is_hung_up(self) -> bool:
-        """Whether the server went, and a loop that was busy has not noticed yet.
+        """Whether the server closed the connection, before the busy event loop noticed.
 
-        Looked at while nothing else is under way, so that a request is not sent to nobody.
+        Checked only while no request is in flight: then the next request uses a new connection.
         """
         return not self._pending and bool(self._hangup.poll(0))
 
     def _flush(self) -> None:
-        # If it ends, what is here was never sent, and those who wait are told so.
+        # Frames that remain after the connection ended were never sent: see `connection_lost`.
         if not self._transport.is_closing():
             data = b"".join(self._outgoing.values())
             self._outgoing.clear()
@@ -131,17 +131,17 @@ class AsyncConnection(asyncio.Protocol):
     def _finish(self, request_id: str, outcome: Outcome) -> None:
         future = self._pending.pop(request_id, None)
         if future is None or future.done():
-            logger.debug("nobody waits for an answer to %s", request_id)
+            logger.debug("ignored a late answer to %s", request_id)
         else:
             future.set_result(outcome)
 
     async def close(self) -> None:
         self.is_usable = False
-        # Not in order: that would wait for a server that does not read.
+        # An orderly close would wait for a server that does not read.
         self._transport.abort()
         await self._ended.wait()
 
-    # What the event loop calls
+    # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -151,7 +151,7 @@ class AsyncConnection(asyncio.Protocol):
         try:
             answers = self._protocol.receive(data)
         except (ConnectFailedException, ConnectionError) as error:
-            logger.debug("the connection makes no sense any more: %r", error)
+            logger.debug("the server violates the protocol: %r", error)
             self.is_usable = False
             if not self._hello.done():
                 self._hello.set_exception(error)
@@ -172,7 +172,7 @@ class AsyncConnection(asyncio.Protocol):
         self._has_room.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        logger.debug("the connection is lost: %r", error)
+        logger.debug("connection lost: %r", error)
         self.is_usable = False
         if not self._hello.done():
             self._hello.set_result(None)
@@ -184,11 +184,11 @@ class AsyncConnection(asyncio.Protocol):
 
 
 def _not_sent(call: ClientCall[Any]) -> NotSentError:
-    return NotSentError(f"the connection was lost before {call.operation.name} was sent")
+    return NotSentError(f"connection lost before {call.operation.name} was sent")
 
 
 async def open_connection(endpoint: Endpoint) -> AsyncConnection:
-    """A connection on which nothing was said yet; OSError if there is none."""
+    """Opens a connection, before the handshake; raises OSError if that fails."""
     loop = asyncio.get_running_loop()
     if endpoint.unix_socket:
         _, connection = await loop.create_unix_connection(AsyncConnection, endpoint.unix_socket)

@@ -1,4 +1,4 @@
-"""How long to wait before trying again."""
+"""Pauses between retries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _FIRST_SECONDS = 0.05
 _MAX_SECONDS = 5.0
 
 
-def delays(first: float = _FIRST_SECONDS, most: float = _MAX_SECONDS) -> Iterator[float]:
-    """Twice as long each time, up to a limit; never two clients in step."""
+def delays(first: float = _FIRST_SECONDS, max_seconds: float = _MAX_SECONDS) -> Iterator[float]:
+    """Yields endless pauses that double up to a maximum, with jitter between clients."""
     delay = first
     while True:
         yield delay * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-        delay = min(delay * 2, most)
+        delay = min(delay * 2, max_seconds)

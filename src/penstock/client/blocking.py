@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -15,8 +15,8 @@ from penstock.client.calls import ClientCall
 from penstock.client.client_base import ClientBase
 from penstock.client.client_protocol import ServerInfo
 from penstock.client.connection import RECENT_SECONDS, Connection, SentCall
-from penstock.client.endpoint import explain
-from penstock.client.failures import NotSentError, may_pass
+from penstock.client.endpoint import connect_error
+from penstock.client.failures import NotSentError, is_retryable
 from penstock.client.read_cursor import ReadCursor, end_number, first_number
 from penstock.errors import (
     ClientException,
@@ -31,15 +31,7 @@ from penstock.model import (
     MessageStreamInfo,
     ReadMessagesOptions,
 )
-from penstock.model.exporting import (
-    CommittedReports,
-    DeliveryReport,
-    ExportPlan,
-    PipelineDescription,
-    ReservedBandwidth,
-)
 from penstock.model.statistics import Statistics
-from penstock.model.storage import Location, StoredRun, StreamPosition
 
 T = TypeVar("T")
 
@@ -47,14 +39,14 @@ T = TypeVar("T")
 class StreamManagerClient(ClientBase):
     """A client of Penstock, and of any other stream manager.
 
-    It connects when it is made, and again when the connection was lost. Threads may share it.
-    What may have been carried out although no answer came raises UnansweredException, and is
-    never sent a second time unless `retry` asks for it.
+    It connects when it is created, and reconnects after the connection was lost. Threads may
+    share it. A request without an answer raises UnansweredException, because the server may have
+    executed it. It is not sent again without `retry`.
     """
 
     def _begin(self) -> None:
         self._connecting = threading.Lock()
-        # When the last attempt to connect again failed, and why.
+        # Time and error of the last failed reconnect.
         self._failure: tuple[float, Exception | None] = (0.0, None)
         self._is_closed = threading.Event()
         self._connection = self._open()
@@ -71,7 +63,7 @@ class StreamManagerClient(ClientBase):
         self.close()
 
     def close(self) -> None:
-        """Ends the connection; a client that is closed cannot be used again."""
+        """Closes the connection. A closed client cannot be used again."""
         self._is_closed.set()
         self._connection.close()
 
@@ -92,7 +84,7 @@ class StreamManagerClient(ClientBase):
         self._call(calls.create_message_stream(definition))
 
     def update_message_stream(self, definition: MessageStreamDefinition) -> None:
-        """Replaces the whole definition: what it leaves out goes back to its default."""
+        """Replaces the whole definition: fields that it omits get their defaults."""
         self._call(calls.update_message_stream(definition))
 
     def delete_message_stream(self, stream_name: str) -> None:
@@ -108,27 +100,32 @@ class StreamManagerClient(ClientBase):
         return self._call(calls.describe_message_stream(stream_name))
 
     def statistics(self) -> Statistics:
-        """How the broker is doing; UnknownOperationException where the server is another one."""
+        """Returns the broker's statistics; other servers raise UnknownOperationException."""
         return self._call(calls.statistics())
+
+    def rewind_export(self, stream_name: str, identifier: str, sequence_number: int) -> None:
+        """Moves an export back or forward; it continues with this message."""
+        self._call(calls.rewind_export(stream_name, identifier, sequence_number))
 
     # Appends
 
     def append_message(self, stream_name: str, data: bytes, *, retry: bool = False) -> int:
-        """Appends one message and answers its sequence number.
+        """Appends one message and returns its sequence number.
 
-        With `retry` a message whose answer was lost is sent again: it may then be stored twice.
+        With `retry`, a message whose answer was lost is sent again. It may be stored twice.
         """
         return self._call(calls.append_message(stream_name, data), retry)
 
     def append_messages(
         self, stream_name: str, messages: Iterable[bytes], *, retry: bool = False
     ) -> Sequence[int]:
-        """Appends all of them, in one round trip as far as they fit one request.
+        """Appends messages in one round trip, if they fit one request.
 
-        Up to 4 MiB and 16,384 messages are stored all or not at all; more goes in several
-        requests, one after the other. An error says in `appended` how many messages were stored
-        before it. A server without extensions gets the messages one by one, without waiting for
-        each answer; there a message may be refused and a later one be stored.
+        One request has up to 4 MiB and 16,384 messages, which are stored all or none. More
+        messages are sent in several requests, one after the other. The attribute `appended` of an
+        error is the number of messages stored before it. A server without extensions gets one
+        request for each message, without waiting for each answer; it may reject one message and
+        store a later one.
         """
         server = self._connected().server
         numbers: list[Sequence[int]] = []
@@ -138,12 +135,12 @@ class StreamManagerClient(ClientBase):
             ):
                 numbers += self._call_together(group, retry)
         except (StreamManagerException, OSError) as error:
-            calls.tell_appended(error, sum(map(len, numbers)))
+            calls.add_appended_count(error, sum(map(len, numbers)))
             raise
         return calls.join_numbers(numbers)
 
     def _call_together(self, group: Sequence[ClientCall[T]], retry: bool) -> list[T]:
-        """Sends all of them before the first answer is taken; the first error is raised."""
+        """Sends all calls before it waits for the first answer; raises the first error."""
         if len(group) == 1:
             return [self._call(group[0], retry)]
         connection, sent, deadline = self._send(group)
@@ -174,25 +171,26 @@ class StreamManagerClient(ClientBase):
     def read_messages(
         self, stream_name: str, options: ReadMessagesOptions | None = None
     ) -> list[Message]:
-        """One message from the beginning of the stream, or what the options ask for."""
+        """Reads the oldest message, or the messages that the options select."""
         return self._call(calls.read_messages(stream_name, options, self.request_timeout))
 
     def read_all(
         self, stream_name: str, start: int = 0, end: int | None = None
     ) -> Iterator[Message]:
-        """The messages that are stored now, from `start` on and before `end`.
+        """Yields the messages that are stored now, of [start, end).
 
-        A negative start counts from the end: -10 begins with the last ten.
+        A negative start counts from the end: -10 begins with the last ten messages.
         """
         info = self.describe_message_stream(stream_name)
         reading = ReadCursor(stream_name, first_number(start, info), end_number(end, info))
         return self._read(reading)
 
     def tail(self, stream_name: str, start: int | None = None) -> Iterator[Message]:
-        """The messages from `start` on, and then each one that comes, for ever.
+        """Yields the messages from `start` on, then each new message, without end.
 
-        Without a start only those that come from now on; with a negative one the last few before
-        them. A lost connection is got back, and nothing is left out or repeated.
+        Without a start it yields only messages that are appended after this call. A negative
+        start adds the last few messages before them. After a lost connection it reconnects, and
+        skips and repeats no message.
         """
         info = self.describe_message_stream(stream_name)
         return self._read(ReadCursor(stream_name, first_number(start, info)))
@@ -212,91 +210,11 @@ class StreamManagerClient(ClientBase):
             if pause:
                 self._is_closed.wait(pause)
 
-    # In bulk: what Spark asks for
-
-    def watch_streams(
-        self,
-        patterns: Sequence[str],
-        next_numbers: Mapping[str, int] | None = None,
-        wait_millis: int = 0,
-    ) -> list[StreamPosition]:
-        """How the streams stand whose names match one of the patterns (`*`, `?`, `[…]`).
-
-        Waits until one of them has a message at its next number or behind it, or has no such
-        number, or until the time is up. UnknownOperationException where the server is another
-        one, as for all of these.
-        """
-        return self._call(
-            calls.watch_streams(patterns, next_numbers or {}, wait_millis, self.request_timeout)
-        )
-
-    def locate_messages(
-        self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int | None = None
-    ) -> Location:
-        """The segments that hold [start, end), and up to where they fit so many bytes."""
-        return self._call(calls.locate_messages(stream_name, stream_id, start, end, max_bytes))
-
-    def plan_exports(
-        self,
-        pipeline: str,
-        task: str,
-        *,
-        lease_millis: int,
-        holding: Sequence[str] = (),
-        reports: Sequence[DeliveryReport] = (),
-        max_slices: int = 256,
-        max_bytes: int = 64 * 1024 * 1024,
-        max_priority: int | None = None,
-        wait_millis: int = 0,
-        about: PipelineDescription | None = None,
-        stops: bool = False,
-    ) -> ExportPlan:
-        """Work that is due, leased to a task of a pipeline; waits until something is due."""
-        return self._call(
-            calls.plan_exports(
-                pipeline,
-                task,
-                lease_millis=lease_millis,
-                holding=holding,
-                reports=reports,
-                max_slices=max_slices,
-                max_bytes=max_bytes,
-                max_priority=max_priority,
-                wait_millis=wait_millis,
-                about=about,
-                stops=stops,
-                request_timeout=self.request_timeout,
-            )
-        )
-
-    def commit_exports(self, reports: Sequence[DeliveryReport]) -> CommittedReports:
-        """Report about work; the answer names the leases whose reports were accepted."""
-        return self._call(calls.commit_exports(reports))
-
-    def reserve_bandwidth(
-        self, lease: str, size: int, *, wait_millis: int = 0
-    ) -> ReservedBandwidth:
-        """Reserve bytes of a file that are to be sent; waits until they may be."""
-        call = calls.reserve_bandwidth(
-            lease, size, wait_millis=wait_millis, request_timeout=self.request_timeout
-        )
-        return self._call(call)
-
-    def rewind_export(self, stream_name: str, identifier: str, sequence_number: int) -> None:
-        """Move an export, back or forward: it continues with this message."""
-        self._call(calls.rewind_export(stream_name, identifier, sequence_number))
-
-    def read_stored(
-        self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int
-    ) -> StoredRun:
-        """Messages as they are stored, unchecked; as many as fit one answer."""
-        return self._call(calls.read_stored(stream_name, stream_id, start, end, max_bytes))
-
     # Connections
 
     def _call(self, call: ClientCall[T], retry: bool = False) -> T:
         connection, now = self._connection, time.monotonic()
-        if connection.is_lost or now - connection.heard > RECENT_SECONDS:
+        if connection.is_lost or now - connection.last_received > RECENT_SECONDS:
             connection, now = self._connected(), time.monotonic()
         try:
             return connection.call(call, now + self.request_timeout)
@@ -304,19 +222,19 @@ class StreamManagerClient(ClientBase):
             return self._call_again(call, retry or call.may_repeat, error)
 
     def _call_again(self, call: ClientCall[T], may_repeat: bool, error: ConnectionError) -> T:
-        """After the connection was lost: what cannot have been carried out, or may be repeated."""
-        give_up = time.monotonic() + self.request_timeout
+        """Retries a call that was not sent, or that may be repeated, after a lost connection."""
+        retry_until = time.monotonic() + self.request_timeout
         for pause in delays():
             if isinstance(error, ConnectionLostException) and not may_repeat:
                 raise error
-            if time.monotonic() > give_up:
+            if time.monotonic() > retry_until:
                 raise error
             self._is_closed.wait(pause)
             try:
                 connection = self._connected()
                 return connection.call(call, time.monotonic() + self.request_timeout)
             except (NotSentError, ConnectionLostException) as next_error:
-                # Once it may have been carried out, it may have been.
+                # A request that was sent once may have been executed, despite later failures.
                 if isinstance(next_error, ConnectionLostException):
                     error = next_error
             except (ClientException, OSError) as reason:
@@ -326,21 +244,21 @@ class StreamManagerClient(ClientBase):
         raise AssertionError("delays do not end")
 
     def _send(self, group: Sequence[ClientCall[T]]) -> tuple[Connection, list[SentCall[T]], float]:
-        """Sends requests as soon as there is a connection; with it, and their deadline."""
-        give_up = time.monotonic() + self.request_timeout
+        """Sends requests as soon as there is a connection; returns it and their deadline."""
+        retry_until = time.monotonic() + self.request_timeout
         for pause in delays():
             connection = self._connected()
             deadline = time.monotonic() + self.request_timeout
             try:
                 return connection, connection.send(group, deadline), deadline
             except NotSentError:
-                if time.monotonic() > give_up:
+                if time.monotonic() > retry_until:
                     raise
             self._is_closed.wait(pause)
         raise AssertionError("delays do not end")
 
     def _connected(self) -> Connection:
-        """The connection, or another one if it was lost."""
+        """Returns the connection, or a new one if it was lost."""
         if self._connection.is_usable():
             return self._connection
         asked = time.monotonic()
@@ -349,26 +267,26 @@ class StreamManagerClient(ClientBase):
                 raise ClientException("the client is closed: create a new one")
             if self._connection.is_usable():
                 return self._connection
-            give_up = asked + self.reconnect_timeout
+            retry_until = asked + self.reconnect_timeout
             failed, error = self._failure
-            if failed > give_up and error is not None:
-                # Another thread has tried for as long as this one would have.
+            if failed > retry_until and error is not None:
+                # Another thread has retried until after this thread's deadline.
                 raise copy.copy(error)
             try:
-                return self._reconnect(give_up)
+                return self._reconnect(retry_until)
             except (OSError, ConnectFailedException) as failure:
                 self._failure = time.monotonic(), failure
                 raise
 
-    def _reconnect(self, give_up: float) -> Connection:
+    def _reconnect(self, retry_until: float) -> Connection:
         for pause in delays():
             try:
                 connection = self._open()
                 break
             except (OSError, ConnectFailedException) as error:
-                if not may_pass(error) or time.monotonic() + pause > give_up:
+                if not is_retryable(error) or time.monotonic() + pause > retry_until:
                     raise
-                self.logger.debug("not connected, trying again: %s", error)
+                self.logger.debug("not connected, retrying: %s", error)
             if self._is_closed.wait(pause):
                 raise ClientException("the client is closed: create a new one")
         self._connection.close()
@@ -376,7 +294,7 @@ class StreamManagerClient(ClientBase):
         if self._is_closed.is_set():
             connection.close()
             raise ClientException("the client is closed: create a new one")
-        self.logger.info("connected again to %s", self.address)
+        self.logger.info("reconnected to %s", self.address)
         return connection
 
     def _open(self) -> Connection:
@@ -386,7 +304,7 @@ class StreamManagerClient(ClientBase):
         except ConnectFailedException:
             raise
         except OSError as error:
-            raise explain(error, endpoint) from error
+            raise connect_error(error, endpoint) from error
         self._note_endpoint(endpoint)
         self.logger.debug("connected to %s, %s", endpoint, connection.server)
         return connection

@@ -1,6 +1,6 @@
-"""What a client can ask for, as plain values: the request, and how its answer is read.
+"""The operations of a client as plain values: a request, and a decoder for its answer.
 
-Everything here is pure. What a program passes is checked here, before anything leaves.
+All functions are pure. They check a program's arguments before anything is sent.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from penstock.wire.operations import RESPONSE_TO, Operation
 T = TypeVar("T")
 Response = dict[str, Any]
 
-# What one request carries at most: while the broker takes it, everybody else waits.
+# Max size of one request: other clients wait while the broker stores it.
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_BATCH_MESSAGES = 16_384
 
-# So many single appends wait for their answers at once. These fit the buffers between the two
-# ends, so that neither ever waits for the other to read.
+# Max single appends in flight. Their answers fit the socket buffers, so that client and server
+# never wait for each other to read.
 _MAX_UNANSWERED = 512
 _SIZE_BYTES = 4
 _MAX_NAME_LENGTH = 255
 _NAME = re.compile(NAME_PATTERN)
 
-# Operations as the numbers that they are: for each request the one of its answer.
+# The operation number of the answer, by the operation number of the request.
 _RESPONSES = [int(RESPONSE_TO.get(number, 0)) for number in range(max(RESPONSE_TO) + 1)]
 _UNKNOWN_OPERATION = int(Operation.UnknownOperationError)
 _APPEND_MESSAGE = Operation.AppendMessage
@@ -69,13 +69,13 @@ _STORED_FIELDS = ("firstSequenceNumber", "position", "entries", "payloads")
 class ClientCall(msgspec.Struct, Generic[T], frozen=True):
     operation: Operation
     fields: dict[str, Any]
-    # Gets every answer, also one that is an error.
+    # Called with every answer, errors included.
     decode: Callable[[Response], T]
-    # Whether asking twice does no more than asking once.
+    # Whether the operation is idempotent.
     may_repeat: bool = False
 
     def resolve(self, operation: int, response: Response) -> T:
-        """What the answer says; what it says has failed is raised."""
+        """Decodes the answer; raises the error that it contains."""
         if operation != _RESPONSES[self.operation] and operation != _UNKNOWN_OPERATION:
             raise ClientException(
                 f"the server answered {self.operation.name} with operation {operation}"
@@ -84,7 +84,7 @@ class ClientCall(msgspec.Struct, Generic[T], frozen=True):
             return self.decode(response)
         except (KeyError, TypeError, ValueError, struct.error) as error:
             raise ClientException(
-                f"the server's answer to {self.operation.name} cannot be understood: {error!r}"
+                f"cannot decode the server's answer to {self.operation.name}: {error!r}"
             ) from None
 
 
@@ -96,7 +96,7 @@ def raise_for_status(response: Response) -> None:
         status = ResponseStatusCode(status)
     except ValueError:
         raise StreamManagerException(
-            f"the server answered with status {status!r}, which is not known: "
+            f"the server answered with the unknown status {status!r}: "
             f"{response.get('errorMessage', '')}",
             status,
             response.get("requestId"),
@@ -139,6 +139,15 @@ def statistics() -> ClientCall[Statistics]:
     return ClientCall(Operation.Statistics, {}, _statistics, may_repeat=True)
 
 
+def rewind_export(stream_name: str, identifier: str, sequence_number: int) -> ClientCall[None]:
+    fields = {
+        "streamName": _checked_name(stream_name),
+        "identifier": identifier,
+        "sequenceNumber": sequence_number,
+    }
+    return ClientCall(Operation.RewindExport, fields, raise_for_status, may_repeat=True)
+
+
 # Appends
 
 
@@ -154,10 +163,10 @@ def append_message(stream_name: str, data: bytes) -> ClientCall[int]:
 def plan_appends(
     stream_name: str, messages: Iterable[bytes], has_extensions: bool, max_frame_bytes: int
 ) -> Iterator[list[ClientCall[Sequence[int]]]]:
-    """The requests for these messages, in groups that may be sent without waiting in between.
+    """Yields groups of requests; the requests of a group may be in flight together.
 
-    With extensions each group is one request, whose messages are all appended or none. Without
-    them it is an append for each message.
+    With extensions each group is one request, whose messages are stored all or none. Without
+    extensions a group has one append for each message.
     """
     name = _checked_name(stream_name)
     if isinstance(messages, (bytes, bytearray, memoryview, str)) or not isinstance(
@@ -176,7 +185,7 @@ def plan_appends(
 
 
 def _cut(messages: Iterable[bytes], max_messages: int, max_bytes: int) -> Iterator[list[bytes]]:
-    """As many as may go together, as they come; one that is too large goes alone."""
+    """Cuts messages into batches, in order; a message above `max_bytes` is a batch of its own."""
     batch: list[bytes] = []
     room = max_bytes
     for message in messages:
@@ -208,11 +217,11 @@ def _append_one_of_many(name: str, payload: bytes) -> ClientCall[Sequence[int]]:
 
 
 def join_numbers(groups: Sequence[Sequence[int]]) -> Sequence[int]:
-    """The sequence numbers of all groups; a range where there is one."""
+    """Joins the sequence numbers of all groups; a single group keeps its range."""
     return groups[0] if len(groups) == 1 else [number for group in groups for number in group]
 
 
-def tell_appended(error: StreamManagerException | OSError, count: int) -> None:
+def add_appended_count(error: StreamManagerException | OSError, count: int) -> None:
     """Adds to an error how many messages were stored before it."""
     if isinstance(error, StreamManagerException):
         error.appended += count
@@ -235,7 +244,7 @@ def read_messages(
 def read_messages_or_none(
     stream_name: str, start: int, max_count: int, timeout_millis: int
 ) -> ClientCall[list[Message]]:
-    """One message at least, or an empty list if there is none in time."""
+    """Reads at least one message; the result is empty after the timeout."""
     options = {
         "desiredStartSequenceNumber": start,
         "minMessageCount": 1,
@@ -249,7 +258,7 @@ def read_messages_or_none(
 def read_columns(
     stream_name: str, start: int, end: int, max_bytes: int, timeout_millis: int
 ) -> ClientCall[list[Message]]:
-    """The same from a server with extensions, which has less to write and we less to parse."""
+    """Reads the same messages as columns, an extension that is cheaper to encode and decode."""
     fields = {
         "name": stream_name,
         "firstSequenceNumber": start,
@@ -274,7 +283,7 @@ def read_columns(
     return ClientCall(Operation.ReadColumns, fields, decode, may_repeat=True)
 
 
-# In bulk: what Spark asks for
+# For the Spark connector
 
 
 def watch_streams(
@@ -283,7 +292,7 @@ def watch_streams(
     wait_millis: int,
     request_timeout: float,
 ) -> ClientCall[list[StreamPosition]]:
-    """How the streams stand that match; waits until one has a message at its number or behind."""
+    """Returns the positions of matching streams; waits for a message at its next number."""
     if isinstance(patterns, str):
         raise ValidationException("patterns is str: expected a list of names and patterns")
     _check_wait("wait_millis", wait_millis, request_timeout)
@@ -311,7 +320,16 @@ def read_stored(
     return ClientCall(Operation.ReadStored, fields, _stored_run, may_repeat=True)
 
 
-# Exports: what the pipeline asks for
+def _slice_of(stream_name: str, stream_id: str, start: int, end: int) -> dict[str, Any]:
+    return {
+        "name": _checked_name(stream_name),
+        "streamId": stream_id,
+        "firstSequenceNumber": start,
+        "endSequenceNumber": end,
+    }
+
+
+# For the export pipeline
 
 
 def plan_exports(
@@ -367,25 +385,7 @@ def reserve_bandwidth(
     return ClientCall(Operation.ReserveBandwidth, fields, _reserved, may_repeat=True)
 
 
-def rewind_export(stream_name: str, identifier: str, sequence_number: int) -> ClientCall[None]:
-    fields = {
-        "streamName": _checked_name(stream_name),
-        "identifier": identifier,
-        "sequenceNumber": sequence_number,
-    }
-    return ClientCall(Operation.RewindExport, fields, raise_for_status, may_repeat=True)
-
-
-def _slice_of(stream_name: str, stream_id: str, start: int, end: int) -> dict[str, Any]:
-    return {
-        "name": _checked_name(stream_name),
-        "streamId": stream_id,
-        "firstSequenceNumber": start,
-        "endSequenceNumber": end,
-    }
-
-
-# What programs pass
+# Checks of arguments
 
 
 def _checked_name(stream_name: object) -> str:
@@ -452,7 +452,7 @@ def _check_wait(name: str, millis: int, request_timeout: float) -> None:
         )
 
 
-# What servers answer
+# Decoders of answers
 
 
 def _nothing(response: Response) -> None:

@@ -1,4 +1,4 @@
-"""What both clients are made with, and say of where they are."""
+"""The base class of both clients: their options, and where they are connected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from penstock.client.client_protocol import ServerInfo
-from penstock.client.endpoint import DEFAULT_HOST, Endpoint, Search, Tls
+from penstock.client.endpoint import DEFAULT_HOST, Endpoint, EndpointOptions, Tls
 from penstock.client.failures import NO_LIMIT
 
 
@@ -28,48 +28,49 @@ class ClientBase(ABC):
         config: str | Path | None = None,
         reconnect_timeout: float = 10,
     ) -> None:
-        """Everything is optional; what is not passed is looked for.
+        """All arguments are optional.
 
-        host, port, unix_socket: where the server is. By default as STREAM_MANAGER_SERVER_HOST and
-            STREAM_MANAGER_SERVER_PORT say, or penstock.toml, or the broker of this machine.
+        host, port, unix_socket: the server's address. The default is STREAM_MANAGER_SERVER_HOST
+            and STREAM_MANAGER_SERVER_PORT, then penstock.toml, then the broker of this machine.
         connect_timeout, request_timeout: seconds for a connection, and for each operation; None
             for no limit.
-        token: by default AWS_CONTAINER_AUTHORIZATION_TOKEN, or the one in penstock.toml, or that
-            of the broker's root if it may be read.
-        tls: True, a PEM file with certificates to trust, or an SSLContext.
-        root: talk to the broker that serves this directory.
-        config: a penstock.toml; the one in this directory by default.
-        reconnect_timeout: seconds for which an operation tries to get a lost connection back;
-            0 for one attempt.
+        token: the default is AWS_CONTAINER_AUTHORIZATION_TOKEN, then penstock.toml, then the
+            token in the broker's root, if this user may read it.
+        tls: True, a PEM file with trusted certificates, or an SSLContext.
+        root: connect to the broker that serves this directory.
+        config: a penstock.toml; the default is the one in the current directory.
+        reconnect_timeout: seconds for which an operation retries to reconnect; 0 for one attempt.
         """
         self.connect_timeout = NO_LIMIT if connect_timeout is None else connect_timeout
         self.request_timeout = NO_LIMIT if request_timeout is None else request_timeout
         self.reconnect_timeout = reconnect_timeout
         self.logger = logger
-        self._search = Search(host, port, unix_socket, token, tls, root, config)
+        self._endpoint_options = EndpointOptions(host, port, unix_socket, token, tls, root, config)
         self._endpoint = Endpoint(DEFAULT_HOST, 0)
         self._begin()
 
     @abstractmethod
     def _begin(self) -> None:
-        """What a kind of client does when it is made."""
+        """Initializes the subclass."""
 
     def __repr__(self) -> str:
         state = "" if self.connected else ", not connected"
         return f"<{type(self).__name__} {self.address}{state}>"
 
     def _find_endpoint(self) -> Endpoint:
-        return self._search.find(os.environ)
+        return self._endpoint_options.find(os.environ)
 
     def _note_endpoint(self, endpoint: Endpoint) -> None:
-        """It is connected there now, and comes back to the same: no other is a substitute."""
+        """Remembers the connected endpoint: a reconnect must not go to another broker."""
         self._endpoint = endpoint
         if endpoint.root is not None:
-            # It may have another port then.
-            self._search = self._search._replace(root=endpoint.root)
+            # A restarted broker may listen on another port, so the root identifies it.
+            self._endpoint_options = self._endpoint_options._replace(root=endpoint.root)
         else:
             host, port, unix_socket = endpoint[:3]
-            self._search = self._search._replace(host=host, port=port, unix_socket=unix_socket)
+            self._endpoint_options = self._endpoint_options._replace(
+                host=host, port=port, unix_socket=unix_socket
+            )
 
     @property
     @abstractmethod
@@ -78,7 +79,7 @@ class ClientBase(ABC):
     @property
     @abstractmethod
     def server(self) -> ServerInfo:
-        """What the server said of itself."""
+        """The server's version and limits."""
 
     @property
     def address(self) -> str:

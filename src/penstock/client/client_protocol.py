@@ -1,9 +1,8 @@
-"""The client's side of a connection as a state machine: bytes in, answers out, never a socket.
+"""The client's side of a connection as a state machine: bytes in, answers out, without a socket.
 
     our version byte and Connect ──▶ theirs and ConnectResponse ──▶ answers, in any order
 
-What cannot be an answer to anything is passed over: a connection ends only where the bytes no
-longer make frames.
+A body that cannot be decoded is ignored. Only bytes that are not a frame end the connection.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _APPEND_RESPONSE = int(Operation.AppendMessageResponse)
 
 
 class ServerInfo(NamedTuple):
-    """What the server said of itself in the handshake."""
+    """The server's version and limits, from the handshake."""
 
     version: str
     protocol_version: str
@@ -52,11 +51,11 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class BrokenProtocolError(ConnectionError):
-    """Bytes that make no frames, or the end of them: there will be no answers any more."""
+    """The bytes are not a frame, or the stream ended: no further answer can be read."""
 
 
 class ClientProtocol:
-    """Gives the bytes to send, takes those that arrive with `receive`, and yields answers."""
+    """Encodes requests, and decodes received bytes into answers."""
 
     def __init__(self) -> None:
         self.server: ServerInfo | None = None
@@ -81,8 +80,8 @@ class ClientProtocol:
         return bytes((CONNECT_VERSION,)) + frame
 
     def request(self, call: ClientCall[Any]) -> tuple[str, bytes]:
-        """The id and the frame of a request."""
-        # Of one width: a server that sees frames of one shape takes them faster.
+        """Returns the id and the frame of a request."""
+        # Ids have a fixed width: the server decodes frames of one shape faster.
         request_id = f"{next(self._ids):08x}"
         if call.operation is _APPEND:
             frame = encode_append_request(request_id, call.fields["name"], call.fields["payload"])
@@ -96,15 +95,15 @@ class ClientProtocol:
         return request_id, frame
 
     def receive(self, data: bytes) -> list[Answer]:
-        """The answers that these bytes complete; BrokenProtocolError where there is no sense."""
+        """Returns the answers that these bytes complete; BrokenProtocolError if not a frame."""
         if not self._version_seen:
             if data[0] != CONNECT_VERSION:
                 raise ConnectFailedException(
-                    f"this is no stream manager: it answered with byte {data[0]}"
+                    f"not a stream manager: the server answered with byte {data[0]}"
                 )
             self._version_seen = True
             data = data[1:]
-        # A large answer comes in many pieces: they are joined once, when all are there.
+        # A large answer arrives in many pieces. They are joined once, when it is complete.
         if self._pieces:
             self._pieces.append(data)
             self._missing -= len(data)
@@ -138,7 +137,7 @@ class ClientProtocol:
         self._missing = missing
 
     def accept(self, answer: Answer) -> ServerInfo:
-        """Takes the answer to the handshake; ConnectFailedException if it is a refusal."""
+        """Accepts the answer to the handshake; ConnectFailedException if the server refused."""
         response = answer.response
         if answer.operation != Operation.ConnectResponse:
             raise ConnectFailedException(
@@ -155,7 +154,7 @@ class ClientProtocol:
             )
         except (TypeError, ValueError) as error:
             raise ConnectFailedException(
-                f"the server's answer to the handshake cannot be understood: {error}"
+                f"cannot decode the server's answer to the handshake: {error}"
             ) from None
         self._max_frame_bytes = self.server.max_frame_bytes
         return self.server
@@ -166,7 +165,7 @@ def _decode(operation: int, body: bytes) -> Answer | None:
         response = cbor.decode_answer(body)
         return Answer(operation, str(response.get("requestId", "")), response)
     except (cbor2.CBORDecodeError, ValueError, TypeError, AttributeError) as error:
-        logger.warning("an answer that cannot be read is passed over: %r", error)
+        logger.warning("ignored an answer that cannot be decoded: %r", error)
         return None
 
 

@@ -1,12 +1,12 @@
-"""One connection that threads share, without a thread of its own.
+"""One connection that threads share, without a background thread.
 
-Any thread sends its request at once and then waits for its answer. One of those who wait reads
-from the socket, for all of them: it hands each answer to whom it belongs, and when it has its own
-it leaves the reading to another. A thread alone so sends, receives and goes on, with no lock that
-anybody else could hold.
+A thread sends its request at once and then waits for its answer. One waiting thread, the reader,
+receives for all of them: it delivers each answer to its call. When the reader has its own answer,
+another waiting thread becomes the reader. A single thread therefore sends and receives without
+contention for a lock.
 
-An exception may strike a thread anywhere, from a signal's handler: the others go on. One that
-strikes a thread while it sends or receives ends the connection, because bytes may be missing.
+A signal handler may raise an exception anywhere in a thread. Other threads continue. An exception
+during a send or a receive ends the connection, because bytes may be missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.client.failures import (
     NotSentError,
     closed_in_handshake,
     connection_lost,
-    not_in_time,
+    request_timed_out,
 )
 from penstock.client.transport import DeadlineError, Transport, open_transport
 
@@ -38,38 +38,37 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-# Who answered so shortly ago is taken to be there still: to look takes as long as half a request.
+# A connection that received data this recently is not checked: a check costs half a request.
 RECENT_SECONDS = 0.02
-# One that sleeps looks so often whether anybody reads: an interrupt may have kept a thread from
-# waking it.
-_LOOK_SECONDS = 1.0
+# A waiting thread checks this often for a reader: a signal may have interrupted the wake-up.
+_CHECK_SECONDS = 1.0
 _READER = "reader"
 
 
 class SentCall(msgspec.Struct, Generic[T], weakref=True):
-    """A request that was sent and not answered yet. It belongs to the thread that sent it."""
+    """A request in flight. It belongs to the thread that sent it."""
 
     call: ClientCall[T]
     request_id: str
     answer: Answer | None = None
-    # Made by a thread that has to sleep: a thread alone does not.
+    # Created only when the thread has to wait for another reader.
     wake_up: threading.Lock | None = None
 
     def wake(self) -> None:
         assert self.wake_up is not None
-        # It may be awake already, and others may be waking it too.
+        # The thread may be awake, and several threads may wake it.
         with contextlib.suppress(RuntimeError):
             self.wake_up.release()
 
 
-class _Turn:
-    """That of a thread which reads without a call of its own."""
+class _ReaderTurn:
+    """Identifies a reader that has no call of its own."""
 
     __slots__ = ("__weakref__",)
 
 
 class Connection:
-    """Open until it is lost or closed; then it stays so, and the client opens another one."""
+    """A connection that is usable until it is lost or closed. It never reopens."""
 
     def __init__(self, transport: Transport, token: str, deadline: float) -> None:
         self._transport = transport
@@ -77,13 +76,13 @@ class Connection:
         self._pending: dict[str, SentCall[Any]] = {}
         self._sleepers: dict[str, SentCall[Any]] = {}
         self._sending = threading.Lock()
-        # Whose turn it is to read. It is taken with `setdefault`: one step, and whose it is can be
-        # seen even by one who was interrupted in it. One who was interrupted while giving it back
-        # is known by being gone.
-        self._reader: dict[str, weakref.ref[SentCall[Any]] | weakref.ref[_Turn]] = {}
+        # The current reader. `setdefault` sets it atomically, and an interrupted thread can still
+        # see whether it is the reader. A dead reference is a reader that was interrupted before
+        # it released its role.
+        self._reader: dict[str, weakref.ref[SentCall[Any]] | weakref.ref[_ReaderTurn]] = {}
         self._freeing = threading.Lock()
         self.is_lost = False
-        self.heard = 0.0
+        self.last_received = 0.0
         self.server = self._shake_hands(token, deadline)
         _connections.add(self)
 
@@ -103,7 +102,7 @@ class Connection:
             data = self._transport.receive(deadline)
             if not data:
                 raise closed_in_handshake()
-            # Nothing else was asked yet, so that there is one answer at most.
+            # The handshake is the only request in flight, so that there is at most one answer.
             for answer in self._protocol.receive(data):
                 return self._protocol.accept(answer)
 
@@ -116,7 +115,7 @@ class Connection:
         return self.finish(pending, deadline)
 
     def send(self, calls: Sequence[ClientCall[T]], deadline: float) -> list[SentCall[T]]:
-        """Sends requests together; the answer of each is to be taken with `finish`."""
+        """Sends requests together; `finish` waits for the answer of each."""
         requests = [self._protocol.request(call) for call in calls]
         sent = [
             SentCall(call, request_id)
@@ -126,14 +125,15 @@ class Connection:
         return sent
 
     def _send(self, sent: Sequence[SentCall[Any]], data: bytes, deadline: float) -> None:
-        """NotSentError if none can have been carried out.
+        """Sends frames; raises NotSentError if the server cannot have executed any of them.
 
-        One frame that is cut off cannot; of several some may have left, and all are lost then.
+        A single truncated frame was not executed. Of several frames some may have been sent, and
+        then all calls fail as lost.
         """
         try:
             with self._sending:
                 if self.is_lost:
-                    raise NotSentError("the connection was lost")
+                    raise NotSentError("connection lost")
                 for pending in sent:
                     self._pending[pending.request_id] = pending
                 try:
@@ -143,15 +143,15 @@ class Connection:
                     if not isinstance(error, OSError):
                         raise
                     if len(sent) == 1 and sent[0].answer is None:
-                        raise NotSentError(f"the request could not be sent: {error}") from error
+                        raise NotSentError(f"cannot send the request: {error}") from error
         finally:
             if self.is_lost:
                 self._dispose()
 
     def _end_sending(self, error: BaseException) -> None:
-        """Only for whoever has `_sending`: a frame that is cut off spoils all that follow."""
+        """Marks the connection as lost after a truncated frame. The caller holds `_sending`."""
         try:
-            # The server may have said why it takes no more.
+            # The server may have sent an answer before it closed the connection.
             self._take_answers()
         finally:
             self._lose(error)
@@ -166,17 +166,17 @@ class Connection:
                     self._sleep(pending, deadline)
         except DeadlineError:
             if pending.answer is None:
-                raise not_in_time(pending.call) from None
+                raise request_timed_out(pending.call) from None
         finally:
             if self._reader.get(_READER) is me:
                 del self._reader[_READER]
             if pending.answer is None:
-                # An answer that comes later is passed over.
+                # A later answer is ignored.
                 self._pending.pop(pending.request_id, None)
             if pending.wake_up is not None:
                 self._sleepers.pop(pending.request_id, None)
             if self._sleepers or self.is_lost:
-                self._hand_over()
+                self._wake_next_reader()
         if pending.answer is None:
             raise connection_lost(pending.call)
         return pending.call.resolve(pending.answer.operation, pending.answer.response)
@@ -184,8 +184,8 @@ class Connection:
     # Answers
 
     def _take_answers(self) -> bool:
-        """Hands out what has arrived already; False if another thread sees to that."""
-        turn = _Turn()
+        """Delivers answers that have arrived; False if another thread is the reader."""
+        turn = _ReaderTurn()
         me = weakref.ref(turn)
         try:
             if self._reader.setdefault(_READER, me) is not me:
@@ -194,24 +194,24 @@ class Connection:
                 self._receive(time.monotonic())
             return True
         except DeadlineError:
-            return True  # a part of something: TLS, say
+            return True  # for example a partial TLS record
         finally:
             if self._reader.get(_READER) is me:
                 del self._reader[_READER]
             if self._sleepers or self.is_lost:
-                self._hand_over()
+                self._wake_next_reader()
 
     def _receive(self, deadline: float) -> None:
-        """Only for the reader. What strikes it here may cost an answer, and so the connection."""
+        """Receives and delivers answers. Only the reader calls it. Any error may lose answers."""
         try:
             data = self._transport.receive(deadline)
             if not data:
                 raise BrokenProtocolError("the server closed the connection")
-            self.heard = time.monotonic()
+            self.last_received = time.monotonic()
             for answer in self._protocol.receive(data):
                 pending = self._pending.pop(answer.request_id, None)
                 if pending is None:
-                    logger.debug("an answer that nobody waits for: %s", answer.request_id)
+                    logger.debug("ignored a late answer to %s", answer.request_id)
                     continue
                 pending.answer = answer
                 if pending.wake_up is not None:
@@ -220,12 +220,12 @@ class Connection:
             raise
         except BaseException as error:
             self._lose(error)
-            # The system's errors have numbers; others, but ours, are of a signal's handler.
+            # System errors have an errno. Any other error is from a signal handler.
             if not isinstance(error, BrokenProtocolError) and not getattr(error, "errno", None):
                 raise
 
     def _sleep(self, pending: SentCall[Any], deadline: float) -> None:
-        """Until it is woken. The first time it only gets ready: look again whether to."""
+        """Waits until woken. The first call only registers, so that the caller checks again."""
         if pending.wake_up is None:
             wake_up = threading.Lock()
             wake_up.acquire()
@@ -235,20 +235,20 @@ class Connection:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise DeadlineError
-        pending.wake_up.acquire(timeout=min(remaining, _LOOK_SECONDS))
-        self._free_turn()
+        pending.wake_up.acquire(timeout=min(remaining, _CHECK_SECONDS))
+        self._release_dead_reader()
 
-    def _free_turn(self) -> None:
-        """Ends the turn of a reader that is gone."""
+    def _release_dead_reader(self) -> None:
+        """Removes a reader whose thread is gone."""
         with self._freeing:
             reader = self._reader.get(_READER)
-            # One that has ended its turn may be gone as well, and another thread may read now. So
-            # it is looked up again: once a reader is gone, its turn is ended only here.
+            # The dead reader may have released its role, and another thread may be the reader. So
+            # the reference is compared again. Only this method removes a dead reader.
             if reader is not None and reader() is None and self._reader.get(_READER) is reader:
                 del self._reader[_READER]
 
-    def _hand_over(self) -> None:
-        """One of those who sleep is to read now, unless somebody does already."""
+    def _wake_next_reader(self) -> None:
+        """Wakes a waiting thread to become the reader, unless there is a reader."""
         if self.is_lost:
             self._dispose()
         elif not self._reader:
@@ -257,15 +257,15 @@ class Connection:
                     sleeper.wake()
                     return
 
-    # The end
+    # Closing
 
     def is_usable(self) -> bool:
-        """Whether a request may be sent, as far as one can know.
+        """Whether a request may be sent.
 
-        A server that went while nothing was asked is noticed, so that the next request goes to
-        another connection instead of being lost.
+        Detects that the server closed an idle connection, so that the next request uses a new
+        connection instead of being lost.
         """
-        if time.monotonic() - self.heard > RECENT_SECONDS and not self.is_lost:
+        if time.monotonic() - self.last_received > RECENT_SECONDS and not self.is_lost:
             self._take_answers()
         return not self.is_lost
 
@@ -275,15 +275,15 @@ class Connection:
 
     def _lose(self, error: BaseException) -> None:
         self.is_lost = True
-        logger.debug("the connection is lost: %r", error)
-        self._transport.shut()
+        logger.debug("connection lost: %r", error)
+        self._transport.shut_down()
         for sleeper in list(self._sleepers.values()):
             sleeper.wake()
 
     def _dispose(self) -> None:
-        """Closes the socket, unless it is in use: those who use it come by here when they leave."""
-        # Not a wait for them: the handler of a signal that closes may have interrupted one.
-        turn = _Turn()
+        """Closes the socket, unless a thread uses it. That thread then calls this method."""
+        # It must not wait for that thread: a signal handler that closes may have interrupted it.
+        turn = _ReaderTurn()
         me = weakref.ref(turn)
         while not (self._reader or self._sending.locked()):
             if self._reader.setdefault(_READER, me) is me:
@@ -298,7 +298,7 @@ class Connection:
                     del self._reader[_READER]
 
     def forget(self) -> None:
-        """In a child process: the connection is its parent's, and so are those who hold locks."""
+        """Drops the connection in a forked child; the parent's threads may hold its locks."""
         self.is_lost = True
         self._sending, self._reader, self._freeing = threading.Lock(), {}, threading.Lock()
         self._transport.close()

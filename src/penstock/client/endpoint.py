@@ -1,8 +1,8 @@
-"""Where the server is and how to get in: found in what the program says, or around it.
+"""Finds the server's address, its token and its TLS settings.
 
-What is passed comes first, then a root that is passed, then the environment, then the table
-`[client]` of penstock.toml, then the broker that serves the root of this machine. It is looked up
-again for each connection: a broker that was restarted may listen elsewhere.
+An address that the program passes comes first, then a root that it passes, then the environment,
+then the table `[client]` of penstock.toml, then the broker of this machine's root. Each connection
+repeats the search, because a restarted broker may listen on another port.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.model.validation import convert, find_problem
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8088
 
-# True for the certificates that the system trusts, a PEM file with others, or all of it.
+# True for the system's trusted certificates, a PEM file with trusted certificates, or a context.
 Tls: TypeAlias = bool | str | Path | ssl.SSLContext
 
 _HOST_VARIABLE = "STREAM_MANAGER_SERVER_HOST"
@@ -49,7 +49,7 @@ class Endpoint(NamedTuple):
     unix_socket: str | None = None
     tls: ssl.SSLContext | None = None
     token: str = ""
-    # By which it was found, if it was.
+    # The broker's root, if the endpoint was found by it.
     root: Path | None = None
 
     def __str__(self) -> str:
@@ -66,8 +66,8 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_ca: str | None = None
 
 
-class Search(NamedTuple):
-    """What a program said of the server; None where it said nothing."""
+class EndpointOptions(NamedTuple):
+    """The options with which a program selects a server; None for an option that is not set."""
 
     host: str | None = None
     port: int | str | None = None
@@ -78,39 +78,44 @@ class Search(NamedTuple):
     config: str | Path | None = None
 
     def find(self, environment: Mapping[str, str]) -> Endpoint:
-        """SettingError if something that was said makes no sense.
+        """Finds the server; raises SettingError for an invalid setting.
 
-        ConnectionError if a root was named and nobody serves it: another broker is no substitute.
+        Raises ConnectionError if no broker serves a root that was set: it does not use another
+        broker instead.
         """
         config = find_config(environment, Path(self.config) if self.config else None)
         table = read_config(config)
         settings = _client_settings(table.get(CLIENT_TABLE, {}), config)
-        named = Path(self.root) if self.root else find_root(environment, table)
-        root = named or default_root()
+        configured_root = Path(self.root) if self.root else find_root(environment, table)
+        root = configured_root or default_root()
         address = _try_address(root)
         tls = self.tls
         if tls is None:
             tls = environment.get(_TLS_VARIABLE) or settings.tls_ca or None
-        place = self._place(environment, settings) or _place_of(root, address, bool(tls))
-        if place is None and named is not None:
+        endpoint = self._explicit(environment, settings) or _endpoint_of_root(
+            root, address, bool(tls)
+        )
+        if endpoint is None and configured_root is not None:
             raise ConnectionRefusedError(f"no stream manager serves {root}")
-        place = place or Endpoint(DEFAULT_HOST, DEFAULT_PORT)
-        is_local = address is not None and _is_of(address, place)
+        endpoint = endpoint or Endpoint(DEFAULT_HOST, DEFAULT_PORT)
+        is_local = address is not None and _listens_on(address, endpoint)
         token = self.token
         if token is None:
             token = environment.get(_TOKEN_VARIABLE) or settings.token
         if token is None:
-            # Only for the broker whose token it is: nobody else is to see it.
+            # The root's token is sent only to the broker of that root.
             token = try_token(root) if is_local else ""
         context = None
-        if tls and not place.unix_socket:
+        if tls and not endpoint.unix_socket:
             context = _make_context(tls)
-        elif tls is None and address is not None and is_local and _needs_tls(address, place):
+        elif tls is None and address is not None and is_local and _needs_tls(address, endpoint):
             context = _pinned_context(address)
-        return place._replace(tls=context, token=token)
+        return endpoint._replace(tls=context, token=token)
 
-    def _place(self, environment: Mapping[str, str], settings: ClientSettings) -> Endpoint | None:
-        """Where it was said to be; None if that of a root is meant."""
+    def _explicit(
+        self, environment: Mapping[str, str], settings: ClientSettings
+    ) -> Endpoint | None:
+        """Returns the address that is set; None if the root selects the broker."""
         if self.unix_socket:
             return Endpoint("", 0, self.unix_socket)
         if self.host or self.port is not None:
@@ -146,7 +151,7 @@ def _client_settings(table: object, config: Path | None) -> ClientSettings:
 
 
 def find_root(environment: Mapping[str, str], table: Mapping[str, object]) -> Path | None:
-    """The root that somebody has named; `table` is what the configuration file has."""
+    """Returns the root of the environment, or of the configuration file's `table`."""
     for variable in _ROOT_VARIABLES:
         if environment.get(variable):
             return Path(environment[variable])
@@ -155,8 +160,7 @@ def find_root(environment: Mapping[str, str], table: Mapping[str, object]) -> Pa
 
 
 def _port_from(environment: Mapping[str, str]) -> int | None:
-    # Empty is how many a deployment tool says that it is not set, and 0 is what a broker is told
-    # that may choose.
+    # Deployment tools set it to "" for no value, and a broker to 0 for any free port.
     text = environment.get(_PORT_VARIABLE, "").strip()
     if text in ("", "0"):
         return None
@@ -175,19 +179,19 @@ def _try_address(root: Path) -> Address | None:
     try:
         return read_address(root)
     except (OSError, ValueError):
-        return None  # it belongs to somebody else
+        return None  # the file is not readable for this user
 
 
 def try_token(root: Path) -> str:
-    """The token of the broker of this root; empty if it cannot be read."""
+    """Reads the token of the root's broker; empty if it is not readable."""
     try:
         return read_token(root)
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _place_of(root: Path, address: Address | None, wants_tls: bool) -> Endpoint | None:
-    """The simplest way to the broker of a root on this machine; None if nobody serves it."""
+def _endpoint_of_root(root: Path, address: Address | None, wants_tls: bool) -> Endpoint | None:
+    """Returns a local endpoint of the root's broker, preferably without TLS; None without one."""
     if address is None:
         return None
     if address.tls and not wants_tls:
@@ -198,21 +202,21 @@ def _place_of(root: Path, address: Address | None, wants_tls: bool) -> Endpoint 
     return Endpoint(address.local_host, address.port, root=root)
 
 
-def _is_of(address: Address, place: Endpoint) -> bool:
-    """Whether this broker listens there."""
-    if place.unix_socket:
-        return address.unix_socket is not None and Path(place.unix_socket).absolute() == Path(
+def _listens_on(address: Address, endpoint: Endpoint) -> bool:
+    """Whether the broker with this address listens on the endpoint."""
+    if endpoint.unix_socket:
+        return address.unix_socket is not None and Path(endpoint.unix_socket).absolute() == Path(
             address.unix_socket
         )
-    if place.port == address.local_port:
-        return place.host in (DEFAULT_HOST, "localhost")
-    here = {DEFAULT_HOST, "localhost"}
-    hosts = here if address.local_host in here else {address.local_host}
-    return place.port == address.port and place.host in hosts
+    if endpoint.port == address.local_port:
+        return endpoint.host in (DEFAULT_HOST, "localhost")
+    loopback = {DEFAULT_HOST, "localhost"}
+    hosts = loopback if address.local_host in loopback else {address.local_host}
+    return endpoint.port == address.port and endpoint.host in hosts
 
 
-def _needs_tls(address: Address, place: Endpoint) -> bool:
-    return address.tls and not place.unix_socket and place.port != address.local_port
+def _needs_tls(address: Address, endpoint: Endpoint) -> bool:
+    return address.tls and not endpoint.unix_socket and endpoint.port != address.local_port
 
 
 def _make_context(tls: Tls) -> ssl.SSLContext:
@@ -228,13 +232,13 @@ def _make_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _pinned_context(address: Address) -> ssl.SSLContext:
-    """Trusts the very certificate that the broker of this machine says it has, and no other."""
+    """Returns a context that trusts only the certificate of this machine's broker."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # The certificate itself is compared: the names in it are those that others know it by.
+    # The certificate is pinned, so that its host names do not matter.
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        # The first of the file is the broker's own, those behind it are of whoever signed it.
+        # The first certificate is the broker's own; the rest are its issuers'.
         first, end, _ = Path(address.tls_certificate or "").read_text().partition(_PEM_END)
         context.load_verify_locations(cadata=first + end)
     except (OSError, TypeError, ValueError):
@@ -242,14 +246,14 @@ def _pinned_context(address: Address) -> ssl.SSLContext:
     return context
 
 
-def explain(error: OSError, endpoint: Endpoint) -> OSError:
-    """An error of the system while connecting, as one that says what was tried."""
-    # The event loop says a lot of its own where the system says enough.
+def connect_error(error: OSError, endpoint: Endpoint) -> OSError:
+    """Converts a system error during a connect to an error that names the endpoint."""
+    # The event loop adds its own text to the system's.
     code = error.errno if isinstance(error, ConnectionError) else None
     reason = os.strerror(code) if code else error.strerror or str(error) or type(error).__name__
     if isinstance(error, TimeoutError):
-        return TimeoutError(f"no stream manager answers on {endpoint}: the time is up")
+        return TimeoutError(f"no stream manager answers on {endpoint}: timed out")
     if isinstance(error, ssl.SSLError):
-        return ConnectionError(f"no secure connection to {endpoint}: {reason}")
+        return ConnectionError(f"TLS connection to {endpoint} failed: {reason}")
     kind = ConnectionRefusedError if isinstance(error, ConnectionRefusedError) else ConnectionError
     return kind(f"no stream manager answers on {endpoint}: {reason}")

@@ -1,4 +1,4 @@
-"""What goes wrong between a client and its server, and what it means for the request."""
+"""Connection failures, and whether the server may have executed the request."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from penstock.errors import (
     ResponseStatusCode,
 )
 
-# Seconds that stand for no limit: as many as the system can wait for.
+# Seconds of "no timeout": the system cannot wait much longer.
 NO_LIMIT = 20 * 24 * 3600.0
 
 
 class NotSentError(ConnectionError):
-    """The connection ended before the request had left: it cannot have been carried out."""
+    """The connection ended before the request was sent: the server did not execute it."""
 
 
 def connection_lost(call: ClientCall[Any]) -> ConnectionLostException:
     return ConnectionLostException(
-        f"the connection was lost before {call.operation.name} was answered: it may have been "
-        "carried out, or not"
+        f"connection lost before {call.operation.name} was answered: the server may have "
+        "executed it"
     )
 
 
-def not_in_time(call: ClientCall[Any]) -> RequestTimeoutException:
+def request_timed_out(call: ClientCall[Any]) -> RequestTimeoutException:
     return RequestTimeoutException(
-        f"{call.operation.name} was not answered in time: it may have been carried out, or not"
+        f"{call.operation.name} timed out: the server may have executed it"
     )
 
 
@@ -40,8 +40,8 @@ def closed_in_handshake() -> ConnectFailedException:
     )
 
 
-def may_pass(error: Exception) -> bool:
-    """Whether to connect again: a refused token will be refused again, a broker may come back."""
+def is_retryable(error: Exception) -> bool:
+    """Whether to retry to connect. A rejected token stays rejected; a broker may restart."""
     return (
         not isinstance(error, ConnectFailedException)
         or error.status is ResponseStatusCode.FailedToConnect

@@ -1,4 +1,4 @@
-"""Reading on and on: which read comes next, and when there is nothing, how long to wait."""
+"""Continuous reads: the next request, and the pause after an empty one."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from penstock.errors import (
 )
 from penstock.model import Message, MessageStreamInfo
 
-# One read of columns, and of messages from a server that has no columns.
+# Max bytes of a read of columns; max messages of a read from a server without extensions.
 _MAX_BYTES = 1024 * 1024
 _MAX_MESSAGES = 1000
-# A read that finds nothing waits so long on the server.
+# The server waits this long for messages.
 _LONG_POLL_SECONDS = 20.0
 _MAX_PAUSE_SECONDS = 1.0
-_ENDLESS = (1 << 63) - 1
+_NO_END = (1 << 63) - 1
 
 
 class ReadCursor:
-    """The messages of a stream from one number on, up to another one or for ever.
+    """Reads the messages [start, end) of a stream; without an end it waits for new messages.
 
-    Pure: the caller makes the reads that `next_call` names and passes what they gave to `take`.
+    It does no I/O: the caller executes `next_call` and passes the result to `take`.
     """
 
     def __init__(self, stream_name: str, start: int, end: int | None = None) -> None:
         self._stream_name = stream_name
         self._next = start
-        self._end = _ENDLESS if end is None else end
+        self._end = _NO_END if end is None else end
         self._waits = end is None
         self._max_messages = _MAX_MESSAGES
-        self._pauses = delays(most=_MAX_PAUSE_SECONDS)
+        self._pauses = delays(max_seconds=_MAX_PAUSE_SECONDS)
 
     @property
     def is_over(self) -> bool:
@@ -51,39 +51,39 @@ class ReadCursor:
         return calls.read_messages_or_none(self._stream_name, self._next, self._count, millis)
 
     def poll_seconds(self, request_timeout: float) -> float:
-        # Well within the time after which the client itself gives up.
+        # Well below the client's own timeout.
         return min(_LONG_POLL_SECONDS, request_timeout / 2)
 
     def take(self, messages: list[Message]) -> list[Message]:
-        """What is to be handed on; a read that gave nothing ends one that does not wait."""
+        """Returns the messages below the end. An empty read ends a cursor that does not wait."""
         if messages:
             self._next = messages[-1].sequence_number + 1
-            self._pauses = delays(most=_MAX_PAUSE_SECONDS)
+            self._pauses = delays(max_seconds=_MAX_PAUSE_SECONDS)
             if self._next > self._end:
-                # What was wanted is gone, and the server began with what is left.
+                # The requested messages were evicted, and the server began with the oldest.
                 return [m for m in messages if m.sequence_number < self._end]
         elif not self._waits:
             self._end = self._next
         return messages
 
     def pause_after(self, messages: list[Message], seconds: float, request_timeout: float) -> float:
-        """How long to wait after a read that took so long.
+        """Returns the pause after a read that took `seconds`.
 
-        None at all, unless a server answers at once instead of waiting for messages.
+        It is 0 unless the server answered an empty read at once instead of waiting.
         """
         if messages or not self._waits or seconds > self.poll_seconds(request_timeout) / 2:
             return 0.0
         return next(self._pauses)
 
     def shrink(self, error: ResponsePayloadTooLargeException) -> None:
-        """Fewer messages at once; what is already one message cannot be read at all."""
+        """Halves the messages of a read; raises the error if a single message is too large."""
         if self._count == 1:
             raise error
         self._max_messages = self._count // 2
 
 
 def first_number(start: object, info: MessageStreamInfo) -> int:
-    """Where to begin: at a number, so many before the end, or with what comes next."""
+    """Returns the first number: `start`, -start before the end, or the next message for None."""
     oldest, end = _stored(info)
     if start is None:
         return end
@@ -95,7 +95,7 @@ def first_number(start: object, info: MessageStreamInfo) -> int:
 
 
 def end_number(end: object, info: MessageStreamInfo) -> int:
-    """Where to stop: at the number behind the newest that is stored now, or before it."""
+    """Returns the end number: `end`, at most one above the newest stored message."""
     _, newest_end = _stored(info)
     if end is None:
         return newest_end
@@ -105,9 +105,9 @@ def end_number(end: object, info: MessageStreamInfo) -> int:
 
 
 def _stored(info: MessageStreamInfo) -> tuple[int, int]:
-    """The numbers that a stream has: from the oldest one to before its end."""
+    """Returns the stored slice [oldest, end)."""
     try:
         storage = info.storage_status
         return storage.oldest_sequence_number, storage.newest_sequence_number + 1
     except (AttributeError, TypeError):
-        raise ClientException("the server does not say which messages are stored") from None
+        raise ClientException("the server's answer has no storage status") from None

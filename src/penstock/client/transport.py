@@ -1,7 +1,7 @@
-"""Bytes to and from a server over a blocking socket, each with a deadline.
+"""Sends and receives bytes over a blocking socket, with deadlines.
 
-One thread may send while another receives. TLS goes through buffers in memory: OpenSSL's own
-reads and writes may not run at the same time, and so each would wait for the other.
+One thread may send while another receives. TLS uses memory buffers, because OpenSSL does not
+allow a read and a write at the same time: one would wait for the other.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from collections.abc import Callable
 
 from penstock.client.endpoint import Endpoint
 
-# Room for what arrives: making it for a large answer takes longer than all of a small request, so
-# that there is much only while there is much to come.
-_LITTLE = 16 * 1024
-_MUCH = 256 * 1024
-_AT_ONCE = int(socket.MSG_DONTWAIT)
-# The kernel wakes a thread that waits so long, to look at its deadline: waiting in the call itself
-# costs half of what it does to wait first and then call.
+# Receive buffers. The allocation of a large one takes longer than a small request, so that it is
+# used only while a large answer arrives.
+_SMALL_BUFFER_BYTES = 16 * 1024
+_LARGE_BUFFER_BYTES = 256 * 1024
+_NONBLOCKING = int(socket.MSG_DONTWAIT)
+# The socket's receive timeout, after which a thread checks its deadline. A blocking receive costs
+# half as much as a poll and a receive.
 _TICK_SECONDS = 1
 _TICK = struct.pack("ll", _TICK_SECONDS, 0)
-# So often one that cannot send looks whether the answers are still being taken.
-_LOOK_SECONDS = 0.05
+# A blocked sender checks this often whether it has to receive answers.
+_CHECK_SECONDS = 0.05
 
 
 class DeadlineError(TimeoutError):
-    """The time is up."""
+    """The deadline has passed."""
 
 
-def _nobody_answers_yet() -> bool:
+def _take_no_answers() -> bool:
     return False
 
 
@@ -44,23 +44,23 @@ class Transport:
         stream_socket.settimeout(None)
         stream_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
         self._socket = stream_socket
-        self._room = _LITTLE
-        # Each is used by one thread at a time: the one that receives, the one that sends.
+        self._buffer_bytes = _SMALL_BUFFER_BYTES
+        # Each is used by one thread at a time, the receiver or the sender.
         self._input, self._output, self._either = select.poll(), select.poll(), select.poll()
         self._input.register(stream_socket, select.POLLIN)
         self._output.register(stream_socket, select.POLLOUT)
         self._either.register(stream_socket, select.POLLIN | select.POLLOUT)
 
     def send(
-        self, data: bytes, deadline: float, take_answers: Callable[[], bool] = _nobody_answers_yet
+        self, data: bytes, deadline: float, take_answers: Callable[[], bool] = _take_no_answers
     ) -> None:
-        """All of it, or an error: then a part of it may have left.
+        """Sends all bytes. After an error some of them may have been sent.
 
-        A server that cannot get rid of its answers takes no requests. So where it takes no more,
-        `take_answers` is called now and then; it says False if another thread sees to that.
+        A server that cannot send its answers accepts no requests. A blocked sender therefore
+        calls `take_answers` periodically; it returns False if another thread receives.
         """
         try:
-            sent = self._socket.send(data, _AT_ONCE)
+            sent = self._socket.send(data, _NONBLOCKING)
         except BlockingIOError:
             sent = 0
         if sent < len(data):
@@ -72,30 +72,31 @@ class Transport:
         while data:
             poll = self._either if take_answers() else self._output
             with contextlib.suppress(DeadlineError):
-                _wait(poll, min(deadline, time.monotonic() + _LOOK_SECONDS))
+                _wait(poll, min(deadline, time.monotonic() + _CHECK_SECONDS))
             with contextlib.suppress(BlockingIOError):
-                data = data[self._socket.send(data, _AT_ONCE) :]
+                data = data[self._socket.send(data, _NONBLOCKING) :]
             if data and time.monotonic() > deadline:
-                raise DeadlineError("the server takes no more in time")
+                raise DeadlineError("the server did not accept the request in time")
 
     def receive(self, deadline: float) -> bytes:
-        """What has arrived; nothing at the end. DeadlineError if nothing does in time."""
+        """Receives bytes; empty at the end of the stream, DeadlineError after the deadline."""
         while True:
             if deadline - time.monotonic() < _TICK_SECONDS:
                 _wait(self._input, deadline)
             try:
-                data = self._socket.recv(self._room)
-                self._room = _MUCH if len(data) == self._room else _LITTLE
+                data = self._socket.recv(self._buffer_bytes)
+                is_full = len(data) == self._buffer_bytes
+                self._buffer_bytes = _LARGE_BUFFER_BYTES if is_full else _SMALL_BUFFER_BYTES
                 return data
             except BlockingIOError:
-                pass  # a tick is over
+                pass  # check the deadline
 
     def has_input(self) -> bool:
-        """Whether something has arrived, be it the end."""
+        """Whether bytes or the end of the stream have arrived."""
         return bool(self._input.poll(0))
 
-    def shut(self) -> None:
-        """Wakes whoever waits here; the descriptor stays until nobody can be using it."""
+    def shut_down(self) -> None:
+        """Wakes waiting threads. The descriptor stays open until no thread uses it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -129,7 +130,7 @@ class TlsTransport(Transport):
                 return
 
     def send(
-        self, data: bytes, deadline: float, take_answers: Callable[[], bool] = _nobody_answers_yet
+        self, data: bytes, deadline: float, take_answers: Callable[[], bool] = _take_no_answers
     ) -> None:
         with self._lock:
             rest = memoryview(data)
@@ -146,7 +147,7 @@ class TlsTransport(Transport):
             with self._lock:
                 self._incoming.write(data)
                 plain = self._decrypt()
-            # What TLS itself has to say in return leaves with the next request.
+            # TLS protocol replies leave with the next request.
             if plain:
                 return plain
         return b""
@@ -154,7 +155,7 @@ class TlsTransport(Transport):
     def _decrypt(self) -> bytes:
         pieces: list[bytes] = []
         try:
-            while piece := self._tls.read(_MUCH):
+            while piece := self._tls.read(_LARGE_BUFFER_BYTES):
                 pieces.append(piece)
             self._is_over = True
         except ssl.SSLWantReadError:
@@ -164,12 +165,12 @@ class TlsTransport(Transport):
         return b"".join(pieces)
 
     def has_input(self) -> bool:
-        # The server may have said that it ends and keep the socket open, until we do so too.
+        # After a TLS close the server may keep the socket open until the client closes it.
         return self._is_over or super().has_input()
 
 
 def open_transport(endpoint: Endpoint, deadline: float) -> Transport:
-    """A connection on which nothing was said yet; OSError if there is none."""
+    """Opens a connection, before the handshake; raises OSError if that fails."""
     timeout = max(deadline - time.monotonic(), 0.001)
     if endpoint.unix_socket:
         stream_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

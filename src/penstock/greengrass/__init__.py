@@ -1,4 +1,4 @@
-"""Penstock as a component of AWS IoT Greengrass V2, in the place of its Stream Manager.
+"""Penstock as a component of AWS IoT Greengrass V2, instead of its Stream Manager.
 
-The nucleus says whose tokens are good, and is told which port clients find us on.
+The nucleus verifies the tokens of other components, and publishes the broker's port to them.
 """

@@ -1,4 +1,4 @@
-"""The broker as a component: what it tells the nucleus, and what it is told of it."""
+"""Runs the broker as a Greengrass component: verifies tokens and announces the port."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ logger = logging.getLogger(__name__)
 
 SOCKET_VARIABLE = "AWS_GG_NUCLEUS_DOMAIN_SOCKET_FILEPATH_FOR_COMPONENT"
 TOKEN_VARIABLE = "SVCUID"  # noqa: S105 - a variable's name
-# The key of the component's configuration in which others look for the port.
+# The key of the component's configuration that has the port for other components.
 PORT_KEY = "port"
 
-# Less than a handshake may take: who waits for a token to be checked is told what is wrong.
+# Less than the timeout of a handshake, so that the client gets the reason of a failure.
 _TIMEOUT_SECONDS = 5.0
 _MAX_PAUSE_SECONDS = 30.0
 
 
 class Component:
-    """Goes with a broker: has tokens checked by the nucleus, and tells it where the broker is."""
+    """Verifies a broker's tokens with the nucleus, and announces the broker's port to it."""
 
     ready_message = None
 
@@ -42,16 +42,16 @@ class Component:
         try:
             from penstock.greengrass.nucleus import Nucleus
         except ImportError as error:
-            # Any program that Greengrass starts has its variables, also one with tokens of its own.
+            # Greengrass sets its variables for every program, also for a broker with own tokens.
             logger.warning(
-                "the tokens of Greengrass components are not known here: that needs "
+                "cannot verify tokens of Greengrass components: "
                 "pip install 'penstock[greengrass]' (%s)",
                 error,
             )
             return
         self._nucleus = Nucleus(self._socket_path, self._token, _TIMEOUT_SECONDS)
         broker.authenticator.verifier = ComponentTokens(self._nucleus, self._token)
-        # A nucleus that is away does not keep the broker from its work.
+        # The broker works without a nucleus.
         self._announcement = asyncio.create_task(_announce(self._nucleus, broker.port))
 
     async def stop(self) -> None:
@@ -64,18 +64,18 @@ class Component:
 
 
 def find_component(environment: Mapping[str, str]) -> Component | None:
-    """The component that this process is; None if Greengrass did not start it."""
+    """Returns the component of this process; None if Greengrass did not start it."""
     socket_path, token = environment.get(SOCKET_VARIABLE), environment.get(TOKEN_VARIABLE)
     return Component(socket_path, token) if socket_path and token else None
 
 
 async def _announce(nucleus: Nucleus, port: int) -> None:
-    """Publishes the port, then says that it runs: who waits for that finds it. Until it is done."""
+    """Publishes the port, then reports the state RUNNING; retries until both succeed."""
     steps: list[_Step] = [
-        _Step(f"the port {port}", lambda: nucleus.publish({PORT_KEY: port})),
-        _Step("the state RUNNING", nucleus.report_running),
+        _Step(f"port {port}", lambda: nucleus.publish({PORT_KEY: port})),
+        _Step("state RUNNING", nucleus.report_running),
     ]
-    for pause in delays(most=_MAX_PAUSE_SECONDS):
+    for pause in delays(max_seconds=_MAX_PAUSE_SECONDS):
         steps = [step for step in steps if not await _succeeds(step)]
         if not steps:
             return
@@ -83,15 +83,15 @@ async def _announce(nucleus: Nucleus, port: int) -> None:
 
 
 class _Step(NamedTuple):
-    what: str
-    tell: Callable[[], Awaitable[None]]
+    name: str
+    send: Callable[[], Awaitable[None]]
 
 
 async def _succeeds(step: _Step) -> bool:
     try:
-        await step.tell()
+        await step.send()
     except NucleusError as error:
-        logger.warning("the Greengrass nucleus could not be told %s: %s", step.what, error)
+        logger.warning("cannot send %s to the Greengrass nucleus: %s", step.name, error)
         return False
-    logger.info("the Greengrass nucleus was told %s", step.what)
+    logger.info("sent %s to the Greengrass nucleus", step.name)
     return True

@@ -1,6 +1,6 @@
-"""What is asked of the nucleus: three operations over its socket, with AWS' own client.
+"""Three operations of the Greengrass nucleus over its socket, with the AWS client.
 
-Nothing else imports that client: it is only there where a broker runs in Greengrass.
+Only this module imports the AWS client, which is an optional dependency.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from awsiot.greengrasscoreipc.client import (  # type: ignore[import-untyped]
 
 from penstock.greengrass.tokens import NucleusError
 
-# Its debug messages have tokens in them, and what goes wrong is said by us.
+# The client's debug messages contain tokens. Errors are logged by the caller.
 logging.getLogger("awsiot").setLevel(logging.CRITICAL)
 
 
 class Nucleus:
-    """The nucleus that started this component. Every call ends in time.
+    """A client of the nucleus that started this component. Each call has a timeout.
 
-    The connection is made by the first call, and again by the first one after it was lost.
+    The first call connects, and so does the first call after the connection was lost.
     """
 
     def __init__(self, socket_path: str, token: str, timeout: float) -> None:
@@ -55,7 +55,7 @@ class Nucleus:
         self._client: Any = None
 
     async def validate(self, token: str) -> bool:
-        """Whether it is the token of a component of this nucleus."""
+        """Whether the token belongs to a component of this nucleus."""
         request = model.ValidateAuthorizationTokenRequest(token=token)
         try:
             response = await self._call("new_validate_authorization_token", request)
@@ -64,7 +64,7 @@ class Nucleus:
         return bool(response.is_valid)
 
     async def publish(self, values: Mapping[str, Any]) -> None:
-        """Puts values into the component's configuration, where other components read them."""
+        """Merges values into the component's configuration, which other components can read."""
         await self._call(
             "new_update_configuration",
             model.UpdateConfigurationRequest(
@@ -79,7 +79,7 @@ class Nucleus:
     async def close(self) -> None:
         closed = self._drop()
         if closed is not None:
-            # It may have been lost, in whatever way, before it was closed.
+            # The connection may have been lost before, with any error.
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(asyncio.wrap_future(closed), self._timeout)
 
@@ -94,17 +94,17 @@ class Nucleus:
         except model.InvalidTokenError:
             raise
         except model.UnauthorizedError as error:
-            raise NucleusError(f"it does not let this component ask: {error.message}") from None
+            raise NucleusError(f"this component is not authorized: {error.message}") from None
         except model.GreengrassCoreIPCError as error:
             raise NucleusError(error.message or type(error).__name__) from None
-        # What else the client raises has no common ground. It is about the connection: the next
-        # call shall have another.
+        # The client's other exceptions have no common base class. They concern the connection, so
+        # that the next call opens a new one.
         except Exception as error:  # noqa: BLE001
             self._drop()
             raise NucleusError(str(error) or type(error).__name__) from None
 
     async def _connect(self) -> Any:
-        # One at a time: all who wait for it share the connection.
+        # One task connects; waiting tasks share the connection.
         async with self._connecting:
             if self._client is None:
                 connection = Connection(
@@ -114,7 +114,7 @@ class Nucleus:
                     socket_options=self._options,
                     connect_message_amender=self._amend,
                 )
-                connected = connection.connect(_Departure(self, connection))
+                connected = connection.connect(_DisconnectHandler(self, connection))
                 try:
                     await asyncio.wrap_future(connected)
                 except BaseException:
@@ -125,7 +125,7 @@ class Nucleus:
             return self._client
 
     def _drop(self) -> Future[None] | None:
-        """What completes when the connection is closed; None if there is none."""
+        """Closes the connection and returns a future of that; None without a connection."""
         connection, self._connection, self._client = self._connection, None, None
         closed: Future[None] | None = connection.close() if connection is not None else None
         return closed
@@ -135,8 +135,8 @@ class Nucleus:
             self._connection = self._client = None
 
 
-class _Departure(LifecycleHandler):  # type: ignore[misc]
-    """Tells, from a thread of the client, that a connection is gone."""
+class _DisconnectHandler(LifecycleHandler):  # type: ignore[misc]
+    """Reports a lost connection from a thread of the AWS client to the event loop."""
 
     def __init__(self, nucleus: Nucleus, connection: Any) -> None:
         self._nucleus = nucleus
@@ -144,5 +144,5 @@ class _Departure(LifecycleHandler):  # type: ignore[misc]
         self._loop = asyncio.get_running_loop()
 
     def on_disconnect(self, reason: Exception | None) -> None:  # noqa: ARG002 - the client's
-        with contextlib.suppress(RuntimeError):  # the loop is closed: all is over
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._nucleus.lost, self._connection)

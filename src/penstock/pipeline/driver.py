@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pyspark import SparkContext
 
 from penstock.client.backoff import delays
-from penstock.client.blocking import StreamManagerClient
+from penstock.client.internal import InternalClient
 from penstock.errors import SettingError, StreamManagerException
 from penstock.model.exporting import ExportPlan, PipelineDescription
 from penstock.pipeline.destinations.destination import DestinationSettings
@@ -115,7 +115,7 @@ class _BrokerWatch:
         self._wakes.set()
 
     def _run(self) -> None:
-        client: StreamManagerClient | None = None
+        client: InternalClient | None = None
         while True:
             stops = self._stops
             try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from penstock.client.blocking import StreamManagerClient
+from penstock.client.internal import InternalClient
 from penstock.errors import StreamManagerException
 from penstock.model.export_definition import CONFIG_OF_KIND
 from penstock.model.exporting import (
@@ -56,7 +56,7 @@ class Job:
         work: AnyWork,
         # The broker's directory; None if the broker runs on another machine.
         root: str | None,
-        client: StreamManagerClient,
+        client: InternalClient,
         # Sends a report; False if the broker does not accept it.
         commit: Callable[[DeliveryReport], bool],
         settings: DestinationSettings,

@@ -6,7 +6,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
-from penstock.client.blocking import StreamManagerClient
+from penstock.client.internal import InternalClient
 from penstock.errors import MessageStoreReadErrorException, ResourceNotFoundException
 from penstock.model.exporting import MessageSlice
 from penstock.model.storage import SegmentSummary, StoredRun
@@ -16,7 +16,7 @@ from penstock.store.record import ENTRY, checksum, count_intact, data_path, inde
 _MAX_ANSWER_BYTES = 1024 * 1024
 
 
-def read_slice(found: MessageSlice, root: str | None, client: StreamManagerClient) -> Messages:
+def read_slice(found: MessageSlice, root: str | None, client: InternalClient) -> Messages:
     """Reads all intact messages that have not arrived. `root` is None on other machines."""
     columns = _Columns(frozenset(found.arrived))
     for segment in found.segments:
@@ -67,7 +67,7 @@ def _read(path: Path, position: int, size: int) -> bytes:
 
 
 def _fetch(
-    found: MessageSlice, first: int, end: int, client: StreamManagerClient, columns: _Columns
+    found: MessageSlice, first: int, end: int, client: InternalClient, columns: _Columns
 ) -> None:
     """Reads over the wire; the broker may have dropped messages at the end."""
     span = end - first

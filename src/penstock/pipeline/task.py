@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from penstock.broker.logs import set_up_worker_logs
-from penstock.client.blocking import StreamManagerClient
+from penstock.client.internal import InternalClient
 from penstock.discovery import is_root_of
 from penstock.errors import InvalidRequestException, StreamManagerException
 from penstock.model.export_definition import S3_TASK_EXECUTOR
@@ -110,8 +110,8 @@ class ResidentTask:
         # The next request waits for reports.
         self._is_gathering = False
         # Reports have a connection of their own, because requests for work wait for seconds.
-        self._client: StreamManagerClient
-        self._reporting: StreamManagerClient
+        self._client: InternalClient
+        self._reporting: InternalClient
 
     def run(self) -> int:
         connect = self._spec.place.connect

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.client.blocking import StreamManagerClient
+from penstock.client.internal import InternalClient
 from penstock.errors import ResourceNotFoundException
 from penstock.model.storage import Location, StreamPosition
 from penstock.spark.losses import ends_before, gone, report_loss
@@ -13,7 +13,7 @@ from penstock.spark.times import ALL_TIMES, TimeRange
 class Locator:
     """Plans slices of streams; what is lost is an error, or a warning where that is allowed."""
 
-    def __init__(self, client: StreamManagerClient, *, fails_on_loss: bool) -> None:
+    def __init__(self, client: InternalClient, *, fails_on_loss: bool) -> None:
         self._client = client
         self._fails = fails_on_loss
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from penstock.client.endpoint import Search
+from penstock.client.endpoint import EndpointOptions
 from penstock.errors import SettingError
 from penstock.model.limits import INT64_MAX, MaxSize, SegmentSize, TimeToLiveMillis
 from penstock.model.validation import find_problem
@@ -40,9 +40,9 @@ class BrokerOptions(Options, frozen=True, rename="camel", kw_only=True):
     # Seconds for which a query that runs waits for a broker that is away.
     reconnect_timeout: Annotated[float, Meta(ge=0)] = 60.0
 
-    def search(self) -> Search:
+    def endpoint_options(self) -> EndpointOptions:
         tls = {"true": True, "false": False}.get((self.tls or "").lower(), self.tls)
-        return Search(self.host, self.port, None, self.token, tls, self.root)
+        return EndpointOptions(self.host, self.port, None, self.token, tls, self.root)
 
 
 class ReadOptions(BrokerOptions, frozen=True, rename="camel", kw_only=True):

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from penstock.client.blocking import StreamManagerClient
+from penstock.client.internal import InternalClient
 from penstock.errors import MessageStoreReadErrorException, ResourceNotFoundException
 from penstock.model.storage import StoredRun
 from penstock.spark.losses import damaged, gone, report_loss
@@ -47,7 +47,7 @@ class PieceReader:
         self._place = place
         self._via = via
         self._fails = fails_on_loss
-        self._client: StreamManagerClient | None = None
+        self._client: InternalClient | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +121,7 @@ class PieceReader:
             report_loss(piece.stream, damaged(first, end, reason), fails=self._fails)
 
 
-def _gather(client: StreamManagerClient, piece: Piece, number: int) -> Stored:
+def _gather(client: InternalClient, piece: Piece, number: int) -> Stored:
     """Messages from `number` on, or from where they begin by now, up to the end of the piece."""
     runs = [_read(client, piece, number)]
     first = runs[0].first_sequence_number
@@ -142,5 +142,5 @@ def _gather(client: StreamManagerClient, piece: Piece, number: int) -> Stored:
     return Stored(first, entries, pa.py_buffer(payloads), runs[0].position)
 
 
-def _read(client: StreamManagerClient, piece: Piece, number: int) -> StoredRun:
+def _read(client: InternalClient, piece: Piece, number: int) -> StoredRun:
     return client.read_stored(piece.stream, piece.stream_id, number, piece.end, _ANSWER_BYTES)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
 from penstock.client.backoff import delays
-from penstock.client.blocking import StreamManagerClient
-from penstock.client.endpoint import Search, try_token
-from penstock.client.failures import may_pass
+from penstock.client.endpoint import EndpointOptions, try_token
+from penstock.client.failures import is_retryable
+from penstock.client.internal import InternalClient
 from penstock.errors import ConnectFailedException, SettingError
 from penstock.spark.options import BrokerOptions
 
@@ -37,9 +37,9 @@ class Place(NamedTuple):
 
     # From the machine on which it was found: with a root it leads to the broker also after a
     # restart on another port.
-    nearby: Search
+    nearby: EndpointOptions
     # From any other.
-    remote: Search
+    remote: EndpointOptions
     machine: str
     reconnect_timeout: float
 
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
     @classmethod
     def _find(cls, options: BrokerOptions) -> Self:
-        said = options.search()
+        said = options.endpoint_options()
         if said.tls is None:
             said = said._replace(tls=os.environ.get(_TLS_VARIABLE) or None)
         found = said.find(os.environ)
@@ -61,7 +61,7 @@ class Place(NamedTuple):
             )
         # No TLS is said as well, or a task would look for it in its own environment.
         tls = said.tls if found.tls else False
-        remote = Search(found.host, found.port, found.unix_socket, found.token, tls)
+        remote = EndpointOptions(found.host, found.port, found.unix_socket, found.token, tls)
         nearby = remote
         if said.root:
             root = Path(said.root).absolute()
@@ -74,12 +74,12 @@ class Place(NamedTuple):
         # Without the token: Spark writes what it hands around into logs.
         return f"<Place {self.remote.unix_socket or f'{self.remote.host}:{self.remote.port}'}>"
 
-    def connect(self, wait: bool = False) -> StreamManagerClient:
+    def connect(self, wait: bool = False) -> InternalClient:
         return _try_for(self.reconnect_timeout if wait else 0, self._connect)
 
-    def _connect(self) -> StreamManagerClient:
+    def _connect(self) -> InternalClient:
         way = self.nearby if socket.gethostname() == self.machine else self.remote
-        return StreamManagerClient(
+        return InternalClient(
             way.host,
             way.port,
             token=way.token,
@@ -98,7 +98,7 @@ def _try_for(seconds: float, attempt: Callable[[], T]) -> T:
             return attempt()
         except (OSError, ConnectFailedException) as error:
             waited = time.monotonic() - began
-            if not may_pass(error) or waited + pause > seconds:
+            if not is_retryable(error) or waited + pause > seconds:
                 raise
             # A wrong port would otherwise look like a query that does nothing. A short wait for a
             # broker that is starting is not worth a warning.

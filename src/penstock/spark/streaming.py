@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from penstock.client.blocking import StreamManagerClient
+from penstock.client.internal import InternalClient
 from penstock.errors import SettingError
 from penstock.model.storage import StreamPosition
 from penstock.spark.admission import share_out
@@ -59,7 +59,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         require_one_bound("starting", options.starting_position, options.starting_timestamp)
         self._times = TimeRange.parse(options.starting_timestamp, None)
         self._place: Place | None = None
-        self._client: StreamManagerClient | None = None
+        self._client: InternalClient | None = None
         self._initial: dict[str, Any] | None = None
         self._newest: Offsets | None = None
         # With the trigger availableNow: where the query ends.
@@ -246,7 +246,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lose(self, stream: str, what: str) -> None:
         report_loss(stream, what, fails=self._options.fail_on_data_loss)
 
-    def _connected(self) -> StreamManagerClient:
+    def _connected(self) -> InternalClient:
         if self._client is None:
             self._place = Place.find(self._options)
             self._client = self._place.connect()

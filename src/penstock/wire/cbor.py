@@ -1,8 +1,8 @@
 """CBOR as this protocol uses it: maps, arrays, texts, byte strings, numbers, booleans.
 
-The bytes come from outside, so their shape is checked before the library builds objects from
-them: no tags (they would construct dates, regular expressions, shared references), no deep
-nesting, no more items than any request needs, nothing cut off and nothing left over.
+The bytes are untrusted, so that their structure is checked before the library decodes them. Tags
+are rejected, because they construct dates, regular expressions and shared references. Also
+rejected: deep nesting, more items than any request needs, truncated and trailing bytes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import cbor2
 
 MAX_DEPTH = 16
 MAX_ITEMS = 100_000
-# The library takes twenty times as long as a copy for byte strings that are large.
+# For large byte strings the library takes 20 times as long as a copy.
 _LARGE_BYTES = 4096
-# Beyond so many fields it is the library that is quicker.
-_FEW_FIELDS = 32
+# With more fields the library is faster.
+_MAX_FLAT_FIELDS = 32
 
 _UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
 _BREAK = 0xFF
@@ -26,7 +26,7 @@ _FLOAT_SIZES = {25: 2, 26: 4, 27: 8}
 
 
 def _size_of(head: int) -> int:
-    """The size of an item if its first byte tells it, otherwise 0."""
+    """Returns the size of an item if its first byte determines it, otherwise 0."""
     major, info = head >> 5, head & 31
     if info < 24:
         sizes = {_UNSIGNED: 1, _NEGATIVE: 1, _BYTES: 1 + info, _TEXT: 1 + info}
@@ -37,12 +37,12 @@ def _size_of(head: int) -> int:
 
 
 _SIZES = [_size_of(head) for head in range(256)]
-# The first byte of a byte string and of a text whose length is in the second one.
-_LONGER = (_BYTES << 5 | 24, _TEXT << 5 | 24)
+# The first byte of a byte string and of a text whose length is the second byte.
+_ONE_BYTE_LENGTH = (_BYTES << 5 | 24, _TEXT << 5 | 24)
 
 
 class MalformedError(ValueError):
-    """Bytes that are not one plain CBOR item."""
+    """The bytes are not one CBOR item of the allowed types."""
 
 
 def encode(value: Any) -> bytes:
@@ -50,7 +50,7 @@ def encode(value: Any) -> bytes:
 
 
 def encode_parts(fields: dict[str, Any]) -> list[bytes]:
-    """The same for a map, in parts: large byte strings stay as they are, to be copied only once."""
+    """Encodes a map in parts; large byte strings are separate parts, which are copied once."""
     if not any(type(item) is bytes and len(item) >= _LARGE_BYTES for item in fields.values()):
         return [cbor2.dumps(fields)]
     parts = [_head(_MAP, len(fields))]
@@ -70,10 +70,10 @@ def _head(major: int, length: int) -> bytes:
 
 
 def decode_map(data: bytes) -> dict[str, Any]:
-    """The map that these bytes are, all of them and nothing else."""
+    """Decodes bytes that are exactly one map."""
     end = _skip(data, 0, 0, [MAX_ITEMS])
     if end != len(data):
-        raise MalformedError(f"{len(data) - end} bytes behind the end of the map")
+        raise MalformedError(f"{len(data) - end} bytes after the end of the map")
     try:
         value = _load(data)
     except (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError) as error:
@@ -84,7 +84,7 @@ def decode_map(data: bytes) -> dict[str, Any]:
 
 
 def decode_answer(data: bytes) -> dict[str, Any]:
-    """The map of a server's answer, which may hold more items than any request."""
+    """Decodes a server's answer, which may have more items than any request."""
     value: dict[str, Any] = _load(data)
     return value
 
@@ -94,18 +94,18 @@ def _load(data: bytes) -> Any:
         try:
             fields = _load_flat(data)
         except (ValueError, IndexError):
-            fields = None  # the library says what is wrong with it
+            fields = None  # the library raises the error
         if fields is not None:
             return fields
     return cbor2.loads(data)
 
 
 def _load_flat(data: bytes) -> dict[str, Any] | None:
-    """A map of texts to numbers, texts and byte strings, which are copied once; None for others."""
+    """Decodes a map without nested values, copying byte strings once; None for other items."""
     if data[0] >> 5 != _MAP or data[0] & 31 == _INDEFINITE:
         return None
     count, position = _argument(data, 0)
-    if count > _FEW_FIELDS:
+    if count > _MAX_FLAT_FIELDS:
         return None
     fields: dict[str, Any] = {}
     for _ in range(count):
@@ -127,9 +127,9 @@ def _load_flat(data: bytes) -> dict[str, Any] | None:
 
 
 def peek_request_id(data: bytes) -> str | None:
-    """The request id of a map that may be cut off or broken behind it.
+    """Returns the request id of a map that may be truncated or malformed after it.
 
-    All clients send it first, so it can nearly always be answered what was wrong.
+    All clients send the id first, so that most malformed requests can be answered.
     """
     if not data or data[0] >> 5 != _MAP:
         return None
@@ -149,7 +149,7 @@ def peek_request_id(data: bytes) -> str | None:
 
 
 def _argument(data: bytes, position: int) -> tuple[int, int]:
-    """The number in an item's head, and the position behind the head."""
+    """Returns the number in an item's head, and the position after the head."""
     info = data[position] & 31
     if info < 24:
         return info, position + 1
@@ -157,14 +157,14 @@ def _argument(data: bytes, position: int) -> tuple[int, int]:
         raise MalformedError(f"reserved length at {position}")
     end = position + 1 + (1 << (info - 24))
     if end > len(data):
-        raise MalformedError("cut off")
+        raise MalformedError("truncated")
     return int.from_bytes(data[position + 1 : end], "big"), end
 
 
 def _skip(data: bytes, position: int, depth: int, items_left: list[int]) -> int:
-    """The position behind the item that begins here; raises where it is not plain."""
+    """Returns the position after the item; raises MalformedError if it is not allowed."""
     if position >= len(data):
-        raise MalformedError("cut off")
+        raise MalformedError("truncated")
     items_left[0] -= 1
     if items_left[0] < 0:
         raise MalformedError(f"more than {MAX_ITEMS} items")
@@ -172,7 +172,7 @@ def _skip(data: bytes, position: int, depth: int, items_left: list[int]) -> int:
         raise MalformedError(f"nested deeper than {MAX_DEPTH}")
     major, info = data[position] >> 5, data[position] & 31
     if major == _TAG:
-        raise MalformedError(f"a tag at {position}: this protocol has none")
+        raise MalformedError(f"a tag at {position}: tags are not allowed")
     if major == _SIMPLE:
         return _skip_simple(data, position, info)
     if info == _INDEFINITE:
@@ -182,17 +182,17 @@ def _skip(data: bytes, position: int, depth: int, items_left: list[int]) -> int:
         return position
     if major in (_BYTES, _TEXT):
         if position + length > len(data):
-            raise MalformedError("cut off")
+            raise MalformedError("truncated")
         return position + length
-    # Each item takes a byte at least: a length beyond that is refused before it is walked.
+    # Each item has at least one byte, so that a larger count is rejected without a loop.
     count = length if major == _ARRAY else 2 * length
     if count > len(data) - position:
-        raise MalformedError("cut off")
+        raise MalformedError("truncated")
     return _skip_items(data, position, count, depth + 1, items_left)
 
 
 def _skip_items(data: bytes, position: int, count: int, depth: int, items_left: list[int]) -> int:
-    """The position behind so many items. Most are small ones, whose sizes are easily found."""
+    """Returns the position after `count` items. A table has the sizes of the common small ones."""
     end = len(data)
     small = 0
     for _ in range(count):
@@ -200,14 +200,14 @@ def _skip_items(data: bytes, position: int, count: int, depth: int, items_left: 
         if head >= 0 and _SIZES[head]:
             position += _SIZES[head]
             small += 1
-        elif head in _LONGER and position + 1 < end:
+        elif head in _ONE_BYTE_LENGTH and position + 1 < end:
             position += 2 + data[position + 1]
             small += 1
         else:
             position = _skip(data, position, depth, items_left)
     items_left[0] -= small
     if position > end:
-        raise MalformedError("cut off")
+        raise MalformedError("truncated")
     if small and depth > MAX_DEPTH:
         raise MalformedError(f"nested deeper than {MAX_DEPTH}")
     if items_left[0] < 0:
@@ -222,7 +222,7 @@ def _skip_simple(data: bytes, position: int, info: int) -> int:
         raise MalformedError(f"an unknown simple value at {position}")
     end = position + 1 + _FLOAT_SIZES[info]
     if end > len(data):
-        raise MalformedError("cut off")
+        raise MalformedError("truncated")
     return end
 
 
@@ -237,11 +237,11 @@ def _skip_indefinite(
         if major in (_BYTES, _TEXT) and (
             data[position] >> 5 != major or data[position] & 31 == _INDEFINITE
         ):
-            raise MalformedError(f"a foreign chunk in a string at {position}")
+            raise MalformedError(f"a chunk of another type in a string at {position}")
         position = _skip(data, position, depth + 1, items_left)
         count += 1
     if position >= len(data):
-        raise MalformedError("cut off")
+        raise MalformedError("truncated")
     if major == _MAP and count % 2:
         raise MalformedError("a key without a value")
     return position + 1

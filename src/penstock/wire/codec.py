@@ -1,4 +1,4 @@
-"""Requests from frames, and frames from answers."""
+"""Decodes requests from frames, and encodes answers as frames."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from penstock.wire.requests import Request, Requests
 
 SUCCESS = ResponseStatusCode.Success
 
-# Appends and batches may be large; nothing else that a client sends is.
+# Only appends and batches may be larger.
 MAX_CONTROL_BYTES = 4 * 1024 * 1024
-_LARGE = frozenset((Operation.AppendMessage, Operation.AppendMessages))
+_LARGE_OPERATIONS = frozenset((Operation.AppendMessage, Operation.AppendMessages))
 
 
 class UnreadableRequestError(Exception):
-    """A frame whose request id cannot be read, so that nobody could match an answer."""
+    """A frame without a readable request id, so that it cannot be answered."""
 
 
 def decode_request(operation: int, body: bytes, requests: Requests) -> Request:
-    """One of these requests, from a frame; what is wrong with it is an error that knows its id."""
+    """Decodes a frame to one of `requests`; errors have the request's id."""
     try:
-        if len(body) > MAX_CONTROL_BYTES and operation not in _LARGE:
+        if len(body) > MAX_CONTROL_BYTES and operation not in _LARGE_OPERATIONS:
             raise cbor.MalformedError(
-                f"{len(body)} bytes, where {MAX_CONTROL_BYTES} are allowed for this operation"
+                f"{len(body)} bytes, max {MAX_CONTROL_BYTES} for this operation"
             )
         fields = cbor.decode_map(body)
     except cbor.MalformedError as error:
@@ -80,17 +80,17 @@ def encode_response(
     )
 
 
-# Answers to appends. The request id is echoed as it came, CBOR head included, and never decoded;
-# the sequence number is what follows, in the smallest of CBOR's widths that holds it.
+# Answers to appends. The request id is echoed with its CBOR head, without decoding. The sequence
+# number follows, in the smallest CBOR width that holds it.
 _APPEND_HEAD = b"\xa4irequestId"
 _APPEND_TAIL = b"fstatus\x00lerrorMessage`nsequenceNumber"
 _RESPONSE_BYTES = 1 + len(_APPEND_HEAD) + len(_APPEND_TAIL)  # with the operation
 _APPEND_RESPONSE = int(Operation.AppendMessageResponse)
-# Where the text of an id of up to 23 bytes begins.
+# The position of the text of an id of up to 23 bytes.
 _ID_TEXT = len(_APPEND_HEAD) + 1
-# The beginning of a request with an id of so many bytes, up to its text.
+# The first bytes of a request up to the id's text, by the size of the id.
 _REQUEST_HEADS = [b"\xa3irequestId" + bytes((0x60 + size,)) for size in range(24)]
-_REQUEST_BYTES = 1 + len(_REQUEST_HEADS[0])  # the operation, and that
+_REQUEST_BYTES = 1 + len(_REQUEST_HEADS[0])  # with the operation
 
 _TEXT, _BYTES, _ARRAY = 0x60, 0x40, 0x80
 
@@ -108,7 +108,7 @@ def encode_uint(value: int) -> bytes:
 
 
 def encode_append_responses(request_ids: Sequence[bytes], first_sequence_number: int) -> bytes:
-    """The answers to a run of appends that got consecutive numbers, in one buffer."""
+    """Encodes the answers to appends with consecutive sequence numbers, in one buffer."""
     count = len(request_ids)
     if count == 1:
         return _encode_append_response(request_ids[0], first_sequence_number)
@@ -131,7 +131,7 @@ def _encode_append_response(request_id: bytes, sequence_number: int) -> bytes:
 def _encode_equal_append_responses(
     request_ids: Sequence[bytes], id_size: int, first_sequence_number: int
 ) -> bytes:
-    """The same bytes, for ids of one size: only they and the number differ between answers."""
+    """Encodes the same bytes faster, for ids of one size."""
     size = len(_APPEND_HEAD) + id_size + len(_APPEND_TAIL) + 5
     head = HEADER.pack(size + 1, Operation.AppendMessageResponse) + _APPEND_HEAD
     tail = _APPEND_TAIL + b"\x1a"
@@ -145,7 +145,7 @@ def _encode_equal_append_responses(
 
 
 def decode_append_response(body: bytes) -> tuple[str, int] | None:
-    """The request id and the sequence number of such an answer; None if it has another shape."""
+    """Returns the request id and the sequence number; None for an answer of another shape."""
     if not body.startswith(_APPEND_HEAD) or len(body) <= _ID_TEXT:
         return None
     id_size = body[_ID_TEXT - 1] - _TEXT
@@ -167,7 +167,7 @@ def decode_append_response(body: bytes) -> tuple[str, int] | None:
 
 
 def encode_append_request(request_id: str, name: str, payload: bytes) -> bytes:
-    """The frame of an append, as the real encoder would write it; for ids of up to 23 bytes."""
+    """Encodes an append, byte for byte like the general encoder; for ids of up to 23 bytes."""
     middle = _append_middle(name, len(payload))
     length = _REQUEST_BYTES + len(request_id) + len(middle) + len(payload)
     return b"".join(
@@ -186,7 +186,7 @@ def _append_middle(name: str, payload_bytes: int) -> bytes:
     return b"dname" + encode_text(name) + b"gpayload" + encode_head(_BYTES, payload_bytes)
 
 
-# Answers to reads: a thousand maps that differ in three values, eight times faster by hand.
+# Answers to reads: many maps that differ in three values, 8 times as fast as the library.
 _INGEST_TIME = b"jingestTime\x1b"
 _PAYLOAD = b"gpayload"
 
@@ -202,7 +202,7 @@ def encode_text(text: str) -> bytes:
     return encode_head(_TEXT, len(data)) + data
 
 
-# CBOR's widths of an unsigned number: below a limit, a prefix and a struct code.
+# CBOR's widths of an unsigned number: exclusive limit, prefix, struct code.
 _WIDTHS = (
     (24, b"", "B"),
     (1 << 8, b"\x18", "B"),
@@ -213,7 +213,7 @@ _WIDTHS = (
 
 
 def encode_messages(stream_name: str, run: MessageRun) -> bytes:
-    """The CBOR maps of these messages, one after the other."""
+    """Encodes messages as CBOR maps, one after the other."""
     head = b"\xa4jstreamName" + encode_text(stream_name) + b"nsequenceNumber"
     done, number, messages = 0, run.first_sequence_number, len(run.payloads)
     parts: list[bytes] = []
@@ -227,7 +227,7 @@ def encode_messages(stream_name: str, run: MessageRun) -> bytes:
 
 
 def _encode_same_width(head: bytes, code: str, run: MessageRun) -> bytes:
-    """Messages whose numbers have one width: no line of Python is run for a single one."""
+    """Encodes messages whose numbers have one width, without a Python loop."""
     layout = f">{len(head)}s{code}{len(_INGEST_TIME)}sq"
     columns = (
         repeat(head),
@@ -247,10 +247,10 @@ def _encode_same_width(head: bytes, code: str, run: MessageRun) -> bytes:
 
 
 def encode_read_response(request_id: str, count: int, messages: Sequence[bytes]) -> list[bytes]:
-    """A ReadMessagesResponse around `count` messages that `encode_messages` made, in parts.
+    """Encodes a ReadMessagesResponse in parts, from `count` messages of `encode_messages`.
 
-    Large messages are not copied. The frame's head and its first messages are one part: a client
-    may expect to receive the head at once.
+    Large messages are not copied. The frame's head and its first messages are one part, because
+    some clients expect to receive the head in one read.
     """
     head = b"".join(
         (

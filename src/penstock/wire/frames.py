@@ -17,7 +17,7 @@ HEADER = struct.Struct(">ib")
 
 
 def encode_frame(operation: int, *parts: bytes) -> bytes:
-    """A frame whose payload is these parts, one after the other."""
-    # One buffer, one write: the AWS Python client reads the length with a single read(4) and
-    # takes a short read for the whole of it.
+    """Encodes a frame whose payload is the concatenated parts."""
+    # One buffer and one write: the AWS Python client reads the length with a single read(4), and
+    # fails on a short read.
     return b"".join((HEADER.pack(sum(map(len, parts)) + 1, operation), *parts))

@@ -1,4 +1,4 @@
-"""The choice of a protocol version."""
+"""Chooses the protocol version of a connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VERSION = re.compile(r"\d{1,9}\.\d{1,9}\.\d{1,9}")
 
 
 def choose_version(request: ConnectRequest) -> str:
-    """The version that the client prefers, or else the best that both ends know."""
+    """Returns the client's preferred version, or the highest one that both ends support."""
     offered = (request.protocol_version, *request.other_supported_protocol_versions)
     for version in offered:
         if not _VERSION.fullmatch(version):
@@ -29,7 +29,7 @@ def choose_version(request: ConnectRequest) -> str:
     if not common:
         raise ConnectFailedException(
             f"protocol version {request.protocol_version} is not supported; "
-            f"this server speaks {' and '.join(SUPPORTED_VERSIONS)}",
+            f"this server supports {' and '.join(SUPPORTED_VERSIONS)}",
             ResponseStatusCode.UnsupportedProtocolVersion,
             request.request_id,
         )

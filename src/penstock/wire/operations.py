@@ -1,4 +1,4 @@
-"""Operation numbers: the protocol's own up to 17, Penstock's extensions from 64."""
+"""Operation numbers: up to 17 those of Stream Manager, from 64 on Penstock's extensions."""
 
 from __future__ import annotations
 

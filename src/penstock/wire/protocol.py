@@ -1,11 +1,11 @@
-"""The server's side of a connection as a state machine: bytes in, events out, never a socket.
+"""The server's side of a connection as a state machine: bytes in, events out, without a socket.
 
     version byte ──▶ Connect frame ──▶ requests …
-          └───────────────┴──────────────┴──▶ Violation: answer what can be answered, then close
+          └───────────────┴──────────────┴──▶ Violation: answer if there is a request id, then close
 
-Appends are the hot path. Frames that follow one another and append to the same stream leave as
-one `AppendRun`: their ids and payloads are cut out of the buffer without decoding anything, by
-comparing the bytes between them with those of the frame before.
+Appends are the hot path. Consecutive appends to one stream become one `AppendRun`. Their ids and
+payloads are cut out of the buffer without decoding: the other bytes of each frame are compared
+with those of the frame before.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from penstock.wire.cbor import peek_request_id
 from penstock.wire.frames import CONNECT_VERSION, LENGTH, MAX_FRAME_BYTES
 from penstock.wire.operations import RESPONSE_TO, Operation
 
-# A handshake fits this many times over, and it comes from somebody who is not known yet.
+# Much more than a handshake needs. The limit is low because the client is not authenticated yet.
 MAX_CONNECT_FRAME_BYTES = 64 * 1024
 # Frames above this are collected piece by piece instead of being joined to the buffer.
 _LARGE_FRAME_BYTES = 256 * 1024
-# Smaller pieces are joined, or their objects would take more memory than what they hold.
+# Smaller pieces are joined, otherwise their objects would take more memory than their bytes.
 _PIECE_BYTES = 16 * 1024
-# As much of a refused frame as is waited for to find its request id.
+# Max bytes of a rejected frame that are read to find its request id.
 _PEEK_BYTES = 512
 _MAX_SHAPES = 128
 
-# Members of an enum take long to find.
+# An enum member takes longer to look up.
 _APPEND = int(Operation.AppendMessage)
 
 _is_name = re.compile(NAME_PATTERN).match
-# The bytes of a request id, which has the characters of a name.
+# The bytes that a request id may have: those of a name.
 _ID_BYTES = bytes(byte for byte in range(128) if _is_name(chr(byte)))
 _INVALID = 0
 _ID_TABLE = bytes(byte if byte in _ID_BYTES else _INVALID for byte in range(256))
-# The first byte of a CBOR text of 24 to 255 bytes; the second one is its length.
+# The first byte of a CBOR text of 24 to 255 bytes; the second byte is its length.
 _LONG_TEXT = 0x78
 
 
@@ -51,7 +51,7 @@ class Frame(NamedTuple):
 
 
 class AppendRun(msgspec.Struct, frozen=True):
-    """Appends to one stream; the ids are CBOR texts as they came, to be echoed as they are."""
+    """Appends to one stream. The ids are undecoded CBOR texts, which the answers echo."""
 
     stream_name: str
     request_ids: list[bytes]
@@ -59,9 +59,9 @@ class AppendRun(msgspec.Struct, frozen=True):
 
 
 class Violation(NamedTuple):
-    """The peer broke the protocol: nothing that it sends from here on is read.
+    """The peer violated the protocol. Its further bytes are ignored.
 
-    `request_id` is None where it is not readable, so that nothing can be answered.
+    `request_id` is None if it is not readable, and then there is no answer.
     """
 
     reason: str
@@ -74,23 +74,23 @@ Event = Frame | AppendRun | Violation
 
 
 class _Shape(NamedTuple):
-    """An append frame of a certain length to a certain stream: all but its id and payload."""
+    """The fixed bytes of append frames of one length to one stream: all but id and payload."""
 
     stream_name: str
     frame: Struct  # head, text of the request id, middle, payload, tail
-    head: bytes  # the frame's length and all up to the text of the request id
-    middle: bytes  # from behind the request id up to the payload
-    tail: bytes  # what closes an indefinite map
-    id_start: int  # where the request id begins in the frame, with its CBOR head
+    head: bytes  # from the frame's length to the text of the request id
+    middle: bytes  # between the request id and the payload
+    tail: bytes  # the end of an indefinite map
+    id_start: int  # position of the request id in the frame, with its CBOR head
     middle_start: int
     payload_start: int
 
 
 class ServerProtocol:
-    """Takes what arrives with `receive` and gives it back, event by event, from `next_event`.
+    """Takes received bytes with `receive`, and returns events from `next_event`.
 
-    The buffer holds one chunk from the socket and one unfinished frame at most, whatever length
-    a frame claims to have.
+    The buffer holds at most one chunk from the socket and one incomplete frame, independent of the
+    length in the frame's header.
     """
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -112,12 +112,12 @@ class ServerProtocol:
 
     @property
     def is_inside_frame(self) -> bool:
-        """Whether a frame has begun to arrive that is not whole yet."""
+        """Whether an incomplete frame has arrived."""
         return bool(self._pieces) or self._position < len(self._buffer)
 
     @property
     def expected_bytes(self) -> int:
-        """The size of the large frame that is being collected, or 0."""
+        """The size of the incomplete large frame, or 0."""
         return self._pieces_bytes + self._pieces_missing if self._pieces else 0
 
     @property
@@ -125,7 +125,7 @@ class ServerProtocol:
         return self._pieces_bytes if self._pieces else len(self._buffer) - self._position
 
     def accept(self) -> None:
-        """The handshake was answered: requests may follow."""
+        """Completes the handshake: requests may follow."""
         self._connected = True
 
     def receive(self, data: bytes) -> None:
@@ -149,7 +149,7 @@ class ServerProtocol:
         self._position = 0
 
     def next_event(self) -> Event | None:
-        """The next thing that is complete in the buffer, or None until more arrives."""
+        """Returns the next complete event, or None until more bytes arrive."""
         if self._broken or self._pieces:
             return None
         buffer, position = self._buffer, self._position
@@ -158,7 +158,8 @@ class ServerProtocol:
                 return None
             if buffer[position] != CONNECT_VERSION:
                 return self._violation(
-                    f"connect version {buffer[position]}; this server speaks {CONNECT_VERSION}",
+                    f"connect version {buffer[position]} is not supported; "
+                    f"this server supports {CONNECT_VERSION}",
                     ResponseStatusCode.UnsupportedConnectVersion,
                     request_id="unknown",
                 )
@@ -205,15 +206,15 @@ class ServerProtocol:
         if length > limit and self._connected:
             request_id = peek_request_id(body[:_PEEK_BYTES])
             if request_id is None and len(body) < _PEEK_BYTES:
-                return None  # the id may still be on its way
+                return None  # the id may not have arrived yet
             return self._violation(
-                f"a frame of {length} bytes, where {limit} are allowed",
+                f"a frame of {length} bytes: expected at most {limit}",
                 ResponseStatusCode.RequestPayloadTooLarge,
                 operation=RESPONSE_TO.get(operation, Operation.UnknownOperationError),
                 request_id=request_id,
             )
         return self._violation(
-            f"a frame length of {length}, where 1 to {limit} are allowed",
+            f"a frame length of {length}: expected 1 to {limit}",
             ResponseStatusCode.InvalidRequest,
             request_id=None if self._connected else "unknown",
         )
@@ -231,7 +232,7 @@ class ServerProtocol:
         return Violation(reason, status, operation, request_id)
 
     def _cut_appends(self) -> AppendRun | None:
-        """The append frame here and those like it that follow; None if it has another shape."""
+        """Cuts out the append at the position and the appends after it; None for another shape."""
         buffer, position, shapes = self._buffer, self._position, self._shapes
         size, limit = len(buffer), self._max_frame_bytes
         stream_name: str | None = None
@@ -251,7 +252,7 @@ class ServerProtocol:
                 and buffer.startswith(middle, position + middle_start)
                 and (not tail or buffer.startswith(tail, stop - 1))
             ):
-                # Another stream, or another client's way to write it: look again.
+                # Another stream, or another client's encoding: learn the shape again.
                 del shapes[length]
                 continue
             if name != stream_name:
@@ -262,13 +263,13 @@ class ServerProtocol:
             payloads.append(buffer[position + payload_start : stop - len(tail)])
             position = stop
             if buffer.startswith(head, position):
-                # Frames of one length follow one another: they are cut out together.
+                # Consecutive frames of one length are cut out together.
                 position += self._cut_equal(shape, position, request_ids, payloads)
         if stream_name is None:
             return None
         if not _are_valid_ids(request_ids):
-            # The decoder answers each append of this connection from here on. To try again behind
-            # every invalid id would take time that is quadratic in the size of the buffer.
+            # The general decoder handles all further appends of this connection. To retry after
+            # each invalid id would take time quadratic in the size of the buffer.
             self._cuts_appends = False
             return None
         self._position = position
@@ -277,7 +278,7 @@ class ServerProtocol:
     def _cut_equal(
         self, shape: _Shape, position: int, request_ids: list[bytes], payloads: list[bytes]
     ) -> int:
-        """Cuts out frames as long as they have this very shape; how many bytes they take."""
+        """Cuts out consecutive frames of this shape; returns their size in bytes."""
         _, frame, head, middle, tail, id_start, _, _ = shape
         id_head = head[id_start:]
         count = (len(self._buffer) - position) // frame.size
@@ -300,11 +301,11 @@ class ServerProtocol:
 
 
 def _parse_append(buffer: bytes, start: int, stop: int) -> _Shape | None:
-    """The shape of an append frame as the three AWS clients write it, or None.
+    """Returns the shape of an append frame of one of the three AWS clients, or None.
 
-    Keys in the order requestId, name, payload; a map of definite length (Python, JavaScript)
-    or an indefinite one (Java). Everything else is left to the real decoder. The request id is
-    not checked here, since it is not a part of the shape.
+    The keys have the order requestId, name, payload. The map has a definite length (Python,
+    JavaScript) or an indefinite one (Java). The general decoder handles all other frames. The
+    request id is not checked here, because it is not part of the shape.
     """
     body = start + 5
     if buffer[start + 4] != _APPEND or stop - body < 24:
@@ -350,13 +351,13 @@ def _decode_name(data: bytes) -> str | None:
 
 
 def _are_valid_ids(request_ids: list[bytes]) -> bool:
-    """Whether all ids, which are CBOR texts of 1 to 255 bytes, have only allowed characters."""
+    """Whether all ids, CBOR texts of 1 to 255 bytes, have only allowed characters."""
     if len(request_ids) == 1:
         (request_id,) = request_ids
         text = request_id[2:] if request_id[0] == _LONG_TEXT else request_id[1:]
         return _INVALID not in text.translate(_ID_TABLE)
-    # The CBOR head of a text of up to 23 bytes is a letter. The length byte of a longer one may
-    # be invalid as a character, and all other invalid bytes stand in the texts.
+    # The CBOR head of a text of up to 23 bytes is a valid character. The length byte of a longer
+    # text may be an invalid one. All other invalid bytes are in the texts.
     joined = b"".join(request_ids)
     invalid = len(joined.translate(None, _ID_BYTES))
     if not invalid:
@@ -366,10 +367,10 @@ def _are_valid_ids(request_ids: list[bytes]) -> bool:
 
 
 def _length_bytes(joined: bytes, request_ids: list[bytes]) -> bytes:
-    """The second bytes of the heads of long texts."""
+    """Returns the length bytes of the long texts."""
     size, count = len(request_ids[0]), len(request_ids)
     lengths = joined[1::size]
-    # If all that would be heads are like the first head, all texts are as long as the first one.
+    # If each `size` bytes begin with the first text's head, all texts have the same length.
     head = request_ids[0][:2]
     if head[0] == _LONG_TEXT and joined[::size] + lengths == head[:1] * count + head[1:] * count:
         return lengths
@@ -377,7 +378,7 @@ def _length_bytes(joined: bytes, request_ids: list[bytes]) -> bytes:
 
 
 def _text_bounds(buffer: bytes, start: int) -> tuple[int, int]:
-    """Where a text of 1 to 255 bytes that begins here has its first byte and its end, or 0."""
+    """Returns the positions of the first byte and the end of a text of 1 to 255 bytes, or 0."""
     head = buffer[start]
     if 0x60 < head < 0x78:
         return start + 1, start + 1 + head - 0x60
@@ -387,7 +388,7 @@ def _text_bounds(buffer: bytes, start: int) -> tuple[int, int]:
 
 
 def _bytes_bounds(buffer: bytes, start: int) -> tuple[int, int]:
-    """Where a byte string that begins here has its first byte, and its size, or 0."""
+    """Returns the position of the first byte of a byte string and its size, or 0."""
     info = buffer[start] - 0x40
     if 0 < info < 24:
         return start + 1, info

@@ -1,4 +1,4 @@
-"""The requests of the protocol, as declared values with their limits."""
+"""The requests of the protocol, with their fields and limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ConnectRequest(Request):
     other_supported_protocol_versions: list[str] = []
     sdk_version: str = ""
     auth_token: str = ""
-    # Sent by Penstock's own client; other servers ignore the key.
+    # Sent by Penstock's client; other servers ignore it.
     penstock_extensions: int = 0
 
 
@@ -66,10 +66,10 @@ class ListStreamsRequest(Request):
 
 
 class AppendMessagesRequest(Request):
-    """Many messages in one round trip: all of them are appended, or none.
+    """Appends many messages, all or none.
 
-    `sizes` holds the size of each message as little-endian uint32, `payloads` the messages one
-    after the other.
+    `sizes` has the size of each message as little-endian uint32, `payloads` the concatenated
+    messages.
     """
 
     operation = Operation.AppendMessages
@@ -79,9 +79,9 @@ class AppendMessagesRequest(Request):
 
 
 class ReadColumnsRequest(Request):
-    """Messages as three byte strings that are Arrow columns as they stand.
+    """Reads messages as three byte strings in the layout of Arrow columns.
 
-    The answer holds `firstSequenceNumber`, `count`, `offsets` (count + 1 int32, little-endian),
+    The answer has `firstSequenceNumber`, `count`, `offsets` (count + 1 int32, little-endian),
     `ingestTimes` (int64, milliseconds) and `payloads`.
     """
 
@@ -93,15 +93,15 @@ class ReadColumnsRequest(Request):
     read_timeout_millis: ReadTimeoutMillis = 0
 
 
-# No name is longer; a pattern is compiled while everybody waits.
+# As long as a name can be. The event loop compiles the pattern.
 Pattern = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class WatchStreamsRequest(Request):
-    """Which streams match these patterns, and which messages they have.
+    """Lists the streams that match the patterns, with their oldest and next sequence numbers.
 
-    The answer comes when one of them has a message at or behind the number in `nextNumbers`, or is
-    not named there, or when the time is up.
+    The answer waits until a stream has a message at or above its number in `nextNumbers`, until a
+    stream without such a number matches, or until the timeout.
     """
 
     operation = Operation.WatchStreams
@@ -111,9 +111,9 @@ class WatchStreamsRequest(Request):
 
 
 class LocateMessagesRequest(Request):
-    """Where messages are: the segments that hold [first, end), and the root they are below.
+    """Locates the segments that hold [first, end), and the broker's root.
 
-    With `maxBytes` the answer also says up to which number the payloads fit so many bytes.
+    With `maxBytes` the answer has the number up to which the payloads fit these bytes.
     """
 
     operation = Operation.LocateMessages
@@ -121,12 +121,12 @@ class LocateMessagesRequest(Request):
     first_sequence_number: SequenceNumber
     end_sequence_number: SequenceNumber
     max_bytes: Annotated[int, Meta(ge=1)] | None = None
-    # Another stream of the same name is not the one that was meant.
+    # Rejects a stream that was deleted and created again under the same name.
     stream_id: str | None = None
 
 
 class ReadStoredRequest(Request):
-    """Messages as segments hold them, for whoever checks them: entries of the index, payloads."""
+    """Reads index entries and payloads in the format of a segment. The client checks them."""
 
     operation = Operation.ReadStored
     name: Name
@@ -137,14 +137,14 @@ class ReadStoredRequest(Request):
 
 
 class PlanExportsRequest(Request):
-    """Work for a task of a pipeline, which is leased to it, after its reports are settled.
+    """Leases work to a task of a pipeline, after its reports are processed.
 
-    Leases that the task holds are renewed, and its others end. The answer waits until something is
-    due, or the time is up. With `max_slices` 0 it tells only how much is due.
+    Leases in `holding` are renewed; the task's other leases end. The answer waits until work is
+    due, or until the timeout. With `max_slices` 0 it only says how much is due.
     """
 
     operation = Operation.PlanExports
-    # Of one run of a pipeline.
+    # Identifies one run of a pipeline.
     pipeline: Annotated[str, Meta(min_length=1, max_length=64)]
     task: Annotated[str, Meta(min_length=1, max_length=64)]
     lease_millis: Annotated[int, Meta(ge=100, le=3_600_000)]
@@ -154,25 +154,25 @@ class PlanExportsRequest(Request):
     reports: Annotated[list[DeliveryReport], Meta(max_length=4096)] = []
     max_slices: Annotated[int, Meta(ge=0, le=4096)] = 256
     max_bytes: Annotated[int, Meta(ge=0)] = 64 * 1024 * 1024
-    # Exports with larger priorities, which are less urgent, are left out.
+    # Skips exports with larger numbers, which are less urgent.
     max_priority: Annotated[int, Meta(ge=1)] | None = None
     wait_millis: ReadTimeoutMillis = 0
     about: PipelineDescription | None = None
-    # The pipeline stops: all of its tasks end.
+    # The pipeline stops, and all its tasks end.
     stops: bool = False
 
 
 class CommitExportsRequest(Request):
-    """Reports about work. Late reports are ignored, each by itself."""
+    """Reports deliveries. A late report is ignored without effect on the others."""
 
     operation = Operation.CommitExports
     reports: Annotated[list[DeliveryReport], Meta(max_length=4096)]
 
 
 class ReserveBandwidthRequest(Request):
-    """Bytes of a file that are to be sent; the answer waits until they may be.
+    """Reserves bandwidth for bytes of a file; the answer waits until it is available.
 
-    With `size` 0 it tells only whether the lease is still held.
+    With `size` 0 it only says whether the lease is still held.
     """
 
     operation = Operation.ReserveBandwidth
@@ -201,7 +201,7 @@ def _by_operation(*kinds: type[Request]) -> Requests:
     return {kind.operation: kind for kind in kinds}
 
 
-# What a client may ask for: first, then, and then if it offered extensions.
+# Allowed requests: before the handshake, after it, and after it with extensions.
 HANDSHAKE = _by_operation(ConnectRequest)
 REQUESTS = _by_operation(
     CreateMessageStreamRequest,

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from penstock.broker.access import Role, new_secret
-from penstock.client.blocking import StreamManagerClient
+from penstock.client.internal import InternalClient
 from penstock.errors import (
     InvalidRequestException,
     ResourceNotFoundException,
@@ -57,8 +57,8 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
 
 
 @pytest.fixture
-def client(process: BrokerProcess) -> Iterator[StreamManagerClient]:
-    with StreamManagerClient(root=process.root) as client:
+def client(process: BrokerProcess) -> Iterator[InternalClient]:
+    with InternalClient(root=process.root) as client:
         yield client
         for name in client.list_streams():
             client.delete_message_stream(name)
@@ -84,7 +84,7 @@ class Replay:
     """A stream and a task of a pipeline that exports it."""
 
     def __init__(
-        self, client: StreamManagerClient, definition: MessageStreamDefinition, messages: int = 10
+        self, client: InternalClient, definition: MessageStreamDefinition, messages: int = 10
     ) -> None:
         self.client = client
         self.definition = definition
@@ -160,7 +160,7 @@ def report(found: MessageSlice, **fields: object) -> DeliveryReport:
 
 @pytest.mark.parametrize(("before", "after", "first"), [(None, 4, 4), (6, 2, 2), (6, None, 0)])
 def test_update_with_another_start_moves_the_export_back(
-    client: StreamManagerClient, before: int | None, after: int | None, first: int
+    client: InternalClient, before: int | None, after: int | None, first: int
 ) -> None:
     replay = Replay(client, define(to_http(before)))
     replay.export_all()
@@ -171,7 +171,7 @@ def test_update_with_another_start_moves_the_export_back(
     assert (found.first, found.end) == (first, 10)
 
 
-def test_update_with_another_start_moves_the_export_forward(client: StreamManagerClient) -> None:
+def test_update_with_another_start_moves_the_export_forward(client: InternalClient) -> None:
     replay = Replay(client, define(to_http()))
     found = replay.lease_one()
     assert replay.commit(report(found, settled_end=2, exported_messages=2))
@@ -181,7 +181,7 @@ def test_update_with_another_start_moves_the_export_forward(client: StreamManage
 
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (None, 0), (0, None)])
 def test_update_that_repeats_the_start_does_not_move_the_export(
-    client: StreamManagerClient, before: int | None, after: int | None
+    client: InternalClient, before: int | None, after: int | None
 ) -> None:
     replay = Replay(client, define(to_http(before)))
     replay.export_all()
@@ -190,7 +190,7 @@ def test_update_that_repeats_the_start_does_not_move_the_export(
     assert replay.statistics().last_exported_sequence_number == 9
 
 
-def test_moved_start_is_not_applied_twice(client: StreamManagerClient) -> None:
+def test_moved_start_is_not_applied_twice(client: InternalClient) -> None:
     replay = Replay(client, define(to_http()))
     replay.export_all()
     replay.update(to_http(4))
@@ -199,7 +199,7 @@ def test_moved_start_is_not_applied_twice(client: StreamManagerClient) -> None:
     assert replay.lease() == []
 
 
-def test_other_exports_of_the_stream_are_not_moved(client: StreamManagerClient) -> None:
+def test_other_exports_of_the_stream_are_not_moved(client: InternalClient) -> None:
     other = to_http(identifier="other")
     replay = Replay(client, define(to_http(), other))
     replay.export_all()
@@ -210,7 +210,7 @@ def test_other_exports_of_the_stream_are_not_moved(client: StreamManagerClient) 
     assert replay.statistics("other").last_exported_sequence_number == 9
 
 
-def test_lease_of_another_export_survives_a_move(client: StreamManagerClient) -> None:
+def test_lease_of_another_export_survives_a_move(client: InternalClient) -> None:
     replay = Replay(client, define(to_http(), to_http(identifier="other")))
     leases = {each.identifier: each for each in replay.lease()}
     replay.rewind(2)
@@ -223,9 +223,7 @@ def test_lease_of_another_export_survives_a_move(client: StreamManagerClient) ->
 
 @pytest.mark.parametrize("number", [0, 3, 10])
 @pytest.mark.parametrize("start", [None, 5])
-def test_rewind_moves_the_export(
-    client: StreamManagerClient, number: int, start: int | None
-) -> None:
+def test_rewind_moves_the_export(client: InternalClient, number: int, start: int | None) -> None:
     replay = Replay(client, define(to_http(start)))
     replay.export_all()
     replay.rewind(number)
@@ -235,7 +233,7 @@ def test_rewind_moves_the_export(
     assert [each.first for each in replay.lease()] == ([number] if number < 10 else [])
 
 
-def test_rewind_to_the_same_number_resends_messages(client: StreamManagerClient) -> None:
+def test_rewind_to_the_same_number_resends_messages(client: InternalClient) -> None:
     replay = Replay(client, define(to_http()))
     for _ in range(3):
         replay.rewind(6)
@@ -244,7 +242,7 @@ def test_rewind_to_the_same_number_resends_messages(client: StreamManagerClient)
         assert replay.commit(report(found))
 
 
-def test_definition_can_be_repeated_after_a_rewind(client: StreamManagerClient) -> None:
+def test_definition_can_be_repeated_after_a_rewind(client: InternalClient) -> None:
     replay = Replay(client, define(to_http(3)))
     replay.export_all()
     replay.rewind(6)
@@ -254,7 +252,7 @@ def test_definition_can_be_repeated_after_a_rewind(client: StreamManagerClient) 
     assert replay.lease() == []
 
 
-def test_rewind_before_the_start_lowers_it(client: StreamManagerClient) -> None:
+def test_rewind_before_the_start_lowers_it(client: InternalClient) -> None:
     replay = Replay(client, define(to_http(8)))
     replay.rewind(2)
     assert getattr(replay.config, "start_sequence_number") == 2  # noqa: B009 - not of all kinds
@@ -262,7 +260,7 @@ def test_rewind_before_the_start_lowers_it(client: StreamManagerClient) -> None:
 
 
 def test_rewind_below_the_oldest_message_begins_with_the_oldest(
-    client: StreamManagerClient,
+    client: InternalClient,
 ) -> None:
     definition = msgspec.structs.replace(define(to_http()), max_size=4096, stream_segment_size=1024)
     replay = Replay(client, definition, messages=0)
@@ -280,7 +278,7 @@ def test_rewind_below_the_oldest_message_begins_with_the_oldest(
     assert replay.lease_one().first == oldest
 
 
-def test_rewind_of_an_export_whose_start_is_not_reached(client: StreamManagerClient) -> None:
+def test_rewind_of_an_export_whose_start_is_not_reached(client: InternalClient) -> None:
     replay = Replay(client, define(to_http(1000)))
     assert replay.lease() == []
     replay.rewind(10)
@@ -288,7 +286,7 @@ def test_rewind_of_an_export_whose_start_is_not_reached(client: StreamManagerCli
     assert replay.lease_one().first == 10
 
 
-def test_rewind_to_an_impossible_number_is_refused(client: StreamManagerClient) -> None:
+def test_rewind_to_an_impossible_number_is_refused(client: InternalClient) -> None:
     replay = Replay(client, define(to_http()))
     replay.export_all()
     with pytest.raises(InvalidRequestException, match="sequenceNumber is 11: expected 0 to 10"):
@@ -302,7 +300,7 @@ def test_rewind_to_an_impossible_number_is_refused(client: StreamManagerClient) 
     assert replay.lease() == []
 
 
-def test_counters_continue_after_a_rewind(client: StreamManagerClient) -> None:
+def test_counters_continue_after_a_rewind(client: InternalClient) -> None:
     replay = Replay(client, define(to_http()))
     replay.export_all()
     replay.rewind(4)
@@ -314,7 +312,7 @@ def test_counters_continue_after_a_rewind(client: StreamManagerClient) -> None:
     assert (export.last_exported_sequence_number, export.messages_behind) == (9, 0)
 
 
-def test_rewind_ends_the_pause_after_a_failure(client: StreamManagerClient) -> None:
+def test_rewind_ends_the_pause_after_a_failure(client: InternalClient) -> None:
     replay = Replay(client, define(to_http()))
     found = replay.lease_one()
     failed = report(
@@ -330,7 +328,7 @@ def test_rewind_ends_the_pause_after_a_failure(client: StreamManagerClient) -> N
     assert (found.first, found.arrived) == (1, [])
 
 
-def test_paused_export_is_moved_and_stays_paused(client: StreamManagerClient) -> None:
+def test_paused_export_is_moved_and_stays_paused(client: InternalClient) -> None:
     replay = Replay(client, define(to_http()))
     replay.export_all()
     replay.update(to_http(disabled=True))
@@ -341,7 +339,7 @@ def test_paused_export_is_moved_and_stays_paused(client: StreamManagerClient) ->
     assert replay.lease_one().first == 3
 
 
-def test_memory_stream_is_rewound(client: StreamManagerClient) -> None:
+def test_memory_stream_is_rewound(client: InternalClient) -> None:
     definition = msgspec.structs.replace(define(to_http()), persistence=Persistence.Memory)
     replay = Replay(client, definition)
     replay.export_all()
@@ -352,8 +350,8 @@ def test_memory_stream_is_rewound(client: StreamManagerClient) -> None:
 def test_rewind_wakes_pending_plans(tmp_path: Path) -> None:
     with (
         LocalBroker(tmp_path / "root") as broker,
-        StreamManagerClient(root=broker.root) as client,
-        StreamManagerClient(root=broker.root) as admin,
+        InternalClient(root=broker.root) as client,
+        InternalClient(root=broker.root) as admin,
     ):
         replay = Replay(client, define(to_http()))
         replay.export_all()
@@ -374,7 +372,7 @@ def test_rewind_wakes_pending_plans(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, 3, 6, 10])
 def test_report_of_a_slice_in_flight_is_refused_after_a_rewind(
-    client: StreamManagerClient, number: int
+    client: InternalClient, number: int
 ) -> None:
     replay = Replay(client, define(to_http()))
     found = replay.lease_one()
@@ -392,7 +390,7 @@ def test_report_of_a_slice_in_flight_is_refused_after_a_rewind(
     assert replay.statistics().last_exported_sequence_number == 9
 
 
-def test_plan_lists_the_lost_lease_after_a_rewind(client: StreamManagerClient) -> None:
+def test_plan_lists_the_lost_lease_after_a_rewind(client: InternalClient) -> None:
     replay = Replay(client, define(to_http()))
     found = replay.lease_one()
     replay.rewind(0)
@@ -401,9 +399,9 @@ def test_plan_lists_the_lost_lease_after_a_rewind(client: StreamManagerClient) -
 
 
 def test_moved_export_does_not_wait_for_a_disconnected_task(process: BrokerProcess) -> None:
-    with StreamManagerClient(root=process.root) as client:
+    with InternalClient(root=process.root) as client:
         replay = Replay(client, define(to_http()))
-        with StreamManagerClient(root=process.root) as gone:
+        with InternalClient(root=process.root) as gone:
             replay.client = gone
             replay.lease_one()
             replay.rewind(4)
@@ -415,7 +413,7 @@ def test_moved_export_does_not_wait_for_a_disconnected_task(process: BrokerProce
 
 
 def test_report_that_was_accepted_before_a_rewind_is_refused_after_it(
-    client: StreamManagerClient,
+    client: InternalClient,
 ) -> None:
     replay = Replay(client, define(to_http()))
     found = replay.lease_one()
@@ -427,7 +425,7 @@ def test_report_that_was_accepted_before_a_rewind_is_refused_after_it(
 
 def test_rewind_survives_kill_9(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as process:
-        with StreamManagerClient(root=process.root) as client:
+        with InternalClient(root=process.root) as client:
             replay = Replay(client, define(to_http(4)))
             found = replay.lease_one()
             assert replay.commit(report(found, settled_end=6, is_final=False))
@@ -435,7 +433,7 @@ def test_rewind_survives_kill_9(tmp_path: Path) -> None:
             replay.rewind(6)
         process.kill()
         process.start()
-        with StreamManagerClient(root=process.root) as client:
+        with InternalClient(root=process.root) as client:
             replay.client = client
             # A lease of the position before is not adopted, although its next message is the same.
             assert replay.hold(found.lease) == [found.lease]
@@ -444,7 +442,7 @@ def test_rewind_survives_kill_9(tmp_path: Path) -> None:
             replay.rewind(1)
         process.kill()
         process.start()
-        with StreamManagerClient(root=process.root) as client:
+        with InternalClient(root=process.root) as client:
             replay.client = client
             assert replay.lease_one().first == 1
             assert replay.statistics().exported_messages == 6
@@ -459,8 +457,8 @@ def _stored_messages(root: Path) -> int:
 def test_report_that_is_being_stored_does_not_undo_a_rewind(tmp_path: Path) -> None:
     with (
         LocalBroker(tmp_path / "root") as broker,
-        StreamManagerClient(root=broker.root) as client,
-        StreamManagerClient(root=broker.root) as admin,
+        InternalClient(root=broker.root) as client,
+        InternalClient(root=broker.root) as admin,
     ):
         replay = Replay(client, define(to_http()))
         catalog = broker.broker._store.catalog
@@ -502,7 +500,7 @@ def upload_of(number: int) -> Upload:
 
 
 @pytest.fixture
-def files(client: StreamManagerClient) -> Replay:
+def files(client: InternalClient) -> Replay:
     """Five tasks, and a status stream."""
     client.create_message_stream(
         MessageStreamDefinition(name="status", strategy_on_full=StrategyOnFull.OverwriteOldestData)
@@ -595,7 +593,7 @@ def test_tasks_that_a_move_skips_are_canceled(files: Replay) -> None:
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.admin])
 def test_rewind_requires_the_admin_role(
-    process: BrokerProcess, client: StreamManagerClient, role: Role
+    process: BrokerProcess, client: InternalClient, role: Role
 ) -> None:
     replay = Replay(client, define(to_http()))
     replay.export_all()
@@ -604,7 +602,7 @@ def test_rewind_requires_the_admin_role(
     catalog.add_token(TokenRow(role, role, ("*",), 0), token)
     catalog.close()
     with (
-        StreamManagerClient(port=process.port, token=token) as other,
+        InternalClient(port=process.port, token=token) as other,
         pytest.raises(UnauthorizedException, match="does not allow RewindExport"),
     ):
         other.rewind_export(replay.name, "e", 0)

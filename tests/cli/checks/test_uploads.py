@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cli.checks.check import State, run, skip
 from penstock.cli.checks.uploads import check_input_directories
-from tests.permissions import as_anybody, public_directory
+from tests.permissions import as_unprivileged_user, public_directory
 from tests.support import LocalBroker, Reachable, create
 
 from .examination import context, examine
@@ -74,7 +74,7 @@ def test_inaccessible_directory_is_a_warning(broker: Reachable) -> None:
             assert examined.settings.read_only_directories
             assert examined.contact.definitions
             assert examined.inventory.definitions
-            with as_anybody():
+            with as_unprivileged_user():
                 outcome = check_input_directories(examined)
 
     assert outcome.state is State.warn

@@ -21,7 +21,7 @@ from penstock.pipeline.uploads.input_files import (
     delete_files,
     find_path,
 )
-from tests.permissions import as_anybody, public_directory
+from tests.permissions import as_unprivileged_user, public_directory
 from tests.support import wait_until
 
 EVERYWHERE = AllowedDirectories((), None)
@@ -164,7 +164,7 @@ def test_file_without_permission_is_refused() -> None:
         (directory / "open").chmod(0o644)
         (directory / "closed").chmod(0)
 
-        with as_anybody():
+        with as_unprivileged_user():
             assert content(EVERYWHERE, directory / "open") == b"content"
             for name in ("file", "closed/file", "closed/missing"):
                 path = str(directory / name)
