@@ -9,7 +9,16 @@ import pytest
 
 from tests.support import BrokerProcess
 
-from .harness import ALL_SDKS, AVAILABLE_SDKS, JAVA, JAVA_SDK_VARIABLE, Client, Driver, Sdk
+from .harness import (
+    ALL_SDKS,
+    AVAILABLE_SDKS,
+    JAVA,
+    JAVA_SDK_VARIABLE,
+    Client,
+    Driver,
+    Sdk,
+    as_params,
+)
 
 Connect = Callable[..., Client]
 
@@ -27,7 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield broker
 
 
-@pytest.fixture(params=ALL_SDKS, ids=[sdk.name for sdk in ALL_SDKS])
+@pytest.fixture(params=as_params(ALL_SDKS))
 def sdk(request: pytest.FixtureRequest) -> Sdk:
     sdk: Sdk = request.param
     return sdk

@@ -4,8 +4,8 @@ A `Driver` is one SDK in its own environment; a `Client` is one client object of
 methods of `Client` take and return wire names and plain values. Bytes are base64 only on the pipe
 to the driver.
 
-AWS publishes the Java SDK as a jar in its repository: `install_sdks.py` does not install it. Its tests
-run when PENSTOCK_TEST_JAVA_SDK is the classpath of its jar, and are skipped otherwise. The frames
+AWS publishes the Java SDK as a jar in its repository: `install_sdks.py` does not install it. Its
+tests run when PENSTOCK_TEST_JAVA_SDK is the classpath of its jar, and are skipped otherwise. The frames
 that this SDK sends are tested in any case: `tests/wire/golden/java.jsonl` has a recording.
 """
 
@@ -18,7 +18,7 @@ import os
 import subprocess
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.support import TIMEOUT_S, Json
 
@@ -93,12 +94,21 @@ JAVA = Sdk(
     unauthorized_error="UnauthorizedException",
 )
 ALL_SDKS = [STREAM_MANAGER, GREENGRASSSDK_1_6, GREENGRASSSDK_1_5, NODE, JAVA]
+OLDER_SDKS = {GREENGRASSSDK_1_6, GREENGRASSSDK_1_5}
 AVAILABLE_SDKS = [sdk for sdk in ALL_SDKS if sdk is not JAVA or JAVA_SDK]
 
 
 def for_sdks(*sdks: Sdk) -> pytest.MarkDecorator:
     """Narrows the `sdk` fixture, and with it `client`, to some of the SDKs."""
-    return pytest.mark.parametrize("sdk", sdks, ids=[sdk.name for sdk in sdks], indirect=True)
+    return pytest.mark.parametrize("sdk", as_params(sdks), indirect=True)
+
+
+def as_params(sdks: Iterable[Sdk]) -> list[ParameterSet]:
+    """Parameters for SDKs. Only `make test-full` runs the versions that are not the newest."""
+    return [
+        pytest.param(sdk, id=sdk.name, marks=[pytest.mark.full] if sdk in OLDER_SDKS else [])
+        for sdk in sdks
+    ]
 
 
 for_1_1_sdks = for_sdks(*(sdk for sdk in ALL_SDKS if sdk.knows_1_1))
