@@ -22,10 +22,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.errors import SettingError
 from penstock.web import web_server as server
+from penstock.web.uvicorn_adapter import HttpConnection
 from penstock.web.web_server import PAGE
 from tests.support import MEBIBYTE, TIMEOUT_S, append, create, wait_until
 from tests.web.site import Site, ask
@@ -231,8 +231,7 @@ def test_a_body_that_is_none_is_not_taken_for_a_fault_of_the_server(
         answered.sendall(b"zz\r\n")
         take_rest(answered)
 
-    state = site.web._server.server_state
-    wait_until(lambda: not site.run(lambda: state.connections or state.tasks))
+    wait_until(lambda: site.run(lambda: site.web._server.is_idle))
     assert [each for each in caplog.records if each.levelno > logging.DEBUG] == []
     assert site._failures == []
 
@@ -313,7 +312,7 @@ def impatient(
 ) -> Iterator[Site]:
     """Waits for so many seconds."""
     seconds = getattr(request, "param", 1.5)
-    monkeypatch.setattr(server, "_KEEP_ALIVE_SECONDS", seconds)
+    monkeypatch.setattr(server, "_REQUEST_TIMEOUT_SECONDS", seconds)
     with Site(tmp_path / "root", unsent_response_timeout_ms=int(seconds * 1000)) as site:
         yield site
 
@@ -344,7 +343,7 @@ def test_client_that_takes_no_answer_makes_room(narrow: Site) -> None:
     hung = [reach(narrow) for _ in range(3)]
     for connection in hung:
         connection.sendall(question(narrow, path))
-    wait_until(lambda: all(each.flow.write_paused for each in connections_of(narrow)))
+    wait_until(lambda: all(each.is_writing_paused for each in connections_of(narrow)))
 
     assert narrow.get("/healthz").status == 200
 
@@ -460,7 +459,7 @@ def test_a_connection_that_leaves_a_little_of_its_answer_is_closed(impatient: Si
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         stuck.connect(address(impatient))
         (server_side,) = wait_until(lambda: connections_of(impatient))
-        kept = server_side.transport.get_extra_info("socket")
+        kept = server_side._transport.get_extra_info("socket")
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
         stuck.sendall(question(impatient, "/api/streams/s/messages/0"))
@@ -469,15 +468,8 @@ def test_a_connection_that_leaves_a_little_of_its_answer_is_closed(impatient: Si
         assert len(take_rest(stuck)) < 50_000
 
 
-def connections_of(site: Site) -> list[H11Protocol]:
-    def look() -> list[H11Protocol]:
-        return [
-            each
-            for each in site.web._server.server_state.connections
-            if isinstance(each, H11Protocol)
-        ]
-
-    return site.run(look)
+def connections_of(site: Site) -> list[HttpConnection]:
+    return site.run(lambda: list(site.web._server.connections))
 
 
 # Its beginning
