@@ -1,4 +1,4 @@
-"""The HTTP server in the broker's loop."""
+"""The HTTP server of the broker, in its event loop: dashboard, API, metrics and health."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.settings import is_loopback
 from penstock.web.api import Api, json_response
 from penstock.web.authorization import Authorizer
 from penstock.web.events import Events
-from penstock.web.presentation import look_at_disk
+from penstock.web.presentation import measure_disk
 from penstock.web.sampler import Sampler
 from penstock.web.uvicorn_adapter import HttpServer
 
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 PAGE = Path(__file__).with_name("page")
 
-# What starlette says where no route leads.
+# Starlette's message for an unknown path.
 _NOT_FOUND = "Not Found"
 _MAX_CONNECTIONS = 256
 # From the start of a connection, or the previous response, to the end of a request's head.
 _REQUEST_TIMEOUT_SECONDS = 15
 _STOP_TIMEOUT_SECONDS = 2
 
-# The page needs nothing from elsewhere, and nobody may put it into a page of his own.
+# The page loads nothing from other hosts, and other pages must not embed it.
 _HEADERS = [
     (
         b"content-security-policy",
@@ -51,19 +51,19 @@ _HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
-# The page is asked for again each time, but not sent if it is the same; what it shows is not kept.
-_OF_PAGE = (b"cache-control", b"no-cache")
-_OF_DATA = (b"cache-control", b"no-store")
+# Browsers revalidate the page on each use, and do not store data.
+_PAGE_CACHING = (b"cache-control", b"no-cache")
+_DATA_CACHING = (b"cache-control", b"no-store")
 
 
 class WebServer:
-    """A service of the broker."""
+    """A service of the broker that serves HTTP."""
 
     def __init__(self) -> None:
         self._url = ""
         self._listener: Listener | None = None
         self._events = Events()
-        # From now on: what the broker says while it starts is to be seen as well.
+        # Installed at once, to keep the events of the broker's start as well.
         logging.getLogger().addHandler(self._events)
 
     @property
@@ -108,7 +108,7 @@ class WebServer:
             connections=server.connections,
             max_connections=server.max_connections,
             handshake_seconds=broker.handshake_timeout,
-            on_refusal=lambda peer: logger.debug("%s: it makes room for others", peer),
+            on_refusal=lambda peer: logger.debug("%s: closed to make room for others", peer),
             on_shortage=broker.note_shortage,
         )
 
@@ -155,9 +155,12 @@ def make_application(broker: Broker, api: Api) -> ASGIApp:
             *api.routes(),
             Mount("/page", StaticFiles(directory=PAGE)),
         ],
-        exception_handlers={HTTPException: _refuse, Exception: _fail},
+        exception_handlers={
+            HTTPException: _answer_http_exception,
+            Exception: _answer_unexpected_error,
+        },
     )
-    # There is one address for each thing.
+    # A path with an additional slash is unknown, not a redirect.
     application.router.redirect_slashes = False
     return _with_headers(application)
 
@@ -166,9 +169,9 @@ def _why_not_ready(broker: Broker) -> str | None:
     if broker.is_stopping:
         return "stopping"
     try:
-        free, _ = look_at_disk(broker.settings.root_path)
+        free, _ = measure_disk(broker.settings.root_path)
     except OSError as error:
-        return f"the root cannot be looked at: {error.strerror}"
+        return f"the root directory cannot be read: {error.strerror}"
     if not free:
         return "the disk is full"
     disk = broker.statistics_of_disk()
@@ -177,11 +180,11 @@ def _why_not_ready(broker: Broker) -> str | None:
     return None
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = error.detail
     if error.status_code == 404 and detail == _NOT_FOUND:
-        detail = f"there is nothing at {request.url.path}"
+        detail = f"the path {request.url.path} does not exist"
     response = json_response({"error": detail}, error.status_code)
     response.headers.update(error.headers or {})
     if error.status_code == 401:
@@ -189,7 +192,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _fail(request: Request, error: Exception) -> Response:
+async def _answer_unexpected_error(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed: %r", request.method, request.url.path, error)
     return json_response({"error": "internal error; see the log of the server"}, 500)
 
@@ -197,12 +200,12 @@ async def _fail(request: Request, error: Exception) -> Response:
 def _with_headers(application: ASGIApp) -> ASGIApp:
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         is_page = scope["path"] == "/" or scope["path"].startswith("/page/")
-        keeping = _OF_PAGE if is_page else _OF_DATA
+        caching = _PAGE_CACHING if is_page else _DATA_CACHING
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 date = (b"date", formatdate(usegmt=True).encode())
-                message["headers"] = [date, *message["headers"], *_HEADERS, keeping]
+                message["headers"] = [date, *message["headers"], *_HEADERS, caching]
             await send(message)
 
         await application(scope, receive, send_with_headers)
