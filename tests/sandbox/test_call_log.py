@@ -1,31 +1,31 @@
-"""The ledger: the latest calls, and totals."""
+"""The latest calls, and totals."""
 
 from __future__ import annotations
 
-from penstock.sandbox.ledger import Ledger, LedgerEntry
+from penstock.sandbox.call_log import CallLog, LoggedCall
 
 
-def entry(service: str = "kinesis", name: str = "a", outcome: str = "ok") -> LedgerEntry:
-    return LedgerEntry(service, "PutRecords", name, 5, 3, 2, 100, 1.5, outcome)
+def entry(service: str = "kinesis", name: str = "a", outcome: str = "ok") -> LoggedCall:
+    return LoggedCall(service, "PutRecords", name, 5, 3, 2, 100, 1.5, outcome)
 
 
 def test_calls_are_found_by_service_and_name() -> None:
-    ledger = Ledger()
+    call_log = CallLog()
     for service, name in (("kinesis", "a"), ("kinesis", "b"), ("s3", "a")):
-        ledger.add(entry(service, name))
+        call_log.add(entry(service, name))
 
-    assert len(ledger.calls()) == 3
-    assert [call.name for call in ledger.calls("kinesis")] == ["a", "b"]
-    assert [call.service for call in ledger.calls(name="a")] == ["kinesis", "s3"]
+    assert len(call_log.calls()) == 3
+    assert [call.name for call in call_log.calls("kinesis")] == ["a", "b"]
+    assert [call.service for call in call_log.calls(name="a")] == ["kinesis", "s3"]
 
 
-def test_old_calls_are_forgotten_but_totals_go_on() -> None:
-    ledger = Ledger(calls_kept=2)
+def test_old_calls_are_evicted_and_totals_continue() -> None:
+    call_log = CallLog(max_calls=2)
     for outcome in ("ok", "partial", "InternalFailure"):
-        ledger.add(entry(outcome=outcome))
+        call_log.add(entry(outcome=outcome))
 
-    assert [call.outcome for call in ledger.calls()] == ["partial", "InternalFailure"]
-    assert ledger.totals() == {
+    assert [call.outcome for call in call_log.calls()] == ["partial", "InternalFailure"]
+    assert call_log.totals() == {
         "kinesis": {
             "calls": 3,
             "failedCalls": 1,
@@ -37,11 +37,11 @@ def test_old_calls_are_forgotten_but_totals_go_on() -> None:
     }
 
 
-def test_a_reset_forgets_everything() -> None:
-    ledger = Ledger()
-    ledger.add(entry())
+def test_reset_removes_calls_and_totals() -> None:
+    call_log = CallLog()
+    call_log.add(entry())
 
-    ledger.reset()
+    call_log.reset()
 
-    assert ledger.calls() == []
-    assert ledger.totals() == {}
+    assert call_log.calls() == []
+    assert call_log.totals() == {}
