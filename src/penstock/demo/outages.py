@@ -19,7 +19,7 @@ _UNAVAILABLE_ERRORS = (OSError, HTTPException, SandboxError)
 class OutageSchedule(NamedTuple):
     # From the start of the demo to the first outage.
     first_seconds: float = 90.0
-    # Of one outage.
+    # The duration of an outage.
     seconds: float = 25.0
     # From the end of an outage to the next.
     pause_seconds: float = 215.0

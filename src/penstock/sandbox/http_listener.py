@@ -19,7 +19,7 @@ from penstock.sandbox.dispatch import ConnectionDropped, Dispatcher
 from penstock.sandbox.service import ServiceRequest, ServiceResponse
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-# Of a line in a chunked body: the size of a chunk, and extensions.
+# The limit for a line with the size of a chunk and its extensions.
 _MAX_LINE_BYTES = 1024
 _NO_BODY = (204, 304)
 

@@ -39,10 +39,10 @@ from penstock.web.sampler import Sampler, SharedAnswers
 
 _MAX_MESSAGES = 100
 _DEFAULT_MESSAGES = 20
-# Of each payload in a page, and of all payloads that are read for it.
+# The limits for each payload in a page, and for all payloads of a page.
 _MAX_SHOWN_BYTES = 4096
 _MAX_PAGE_BYTES = 4 * 1024 * 1024
-# Of a message in JSON without its payload.
+# The size of a message in JSON without its payload.
 _MAX_FIELDS_BYTES = 256
 
 _STATUSES: dict[type[StreamManagerException], int] = {

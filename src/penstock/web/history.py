@@ -106,16 +106,16 @@ class History:
         seen = set()
         for name, counts in streams:
             seen.add(name)
-            track = self._streams.get(name)
-            if track is None:
+            ring = self._streams.get(name)
+            if ring is None:
                 if len(self._streams) >= _MAX_STREAMS:
                     self._untracked.add(name)
                     continue
-                track = self._streams[name] = CountRing()
+                ring = self._streams[name] = CountRing()
                 if self._samples_added > 1 and name not in self._untracked:
                     # The stream was created, empty, after the previous sample.
-                    track.put((slot - 1) % _SLOTS, Counts())
-            track.put(slot, counts)
+                    ring.put((slot - 1) % _SLOTS, Counts())
+            ring.put(slot, counts)
         # The other streams were deleted.
         for name in self._streams.keys() - seen:
             del self._streams[name]
@@ -123,11 +123,11 @@ class History:
 
     def rates(self, stream: str | None = None) -> Rates:
         """Returns rates over the last seconds, by the names of `Counts`."""
-        track = self._totals if stream is None else self._streams.get(stream)
-        if track is not None:
+        ring = self._totals if stream is None else self._streams.get(stream)
+        if ring is not None:
             last = self._samples_added - 1
             for first in range(max(last - _RATE_STEPS, 0), last):
-                before, after = track.get(first % _SLOTS), track.get(last % _SLOTS)
+                before, after = ring.get(first % _SLOTS), ring.get(last % _SLOTS)
                 if before is not None and after is not None:
                     times = self._times[first % _SLOTS], self._times[last % _SLOTS]
                     return _rates(before, after, _seconds_between(*times))
@@ -135,8 +135,8 @@ class History:
 
     def points(self, stream: str | None = None, since: int = 0) -> Points | None:
         """Returns the points after a time; None for an unknown stream."""
-        track = self._totals if stream is None else self._streams.get(stream)
-        if track is None:
+        ring = self._totals if stream is None else self._streams.get(stream)
+        if ring is None:
             return None
         times: list[int] = []
         series: dict[str, list[float | None]] = {name: [] for name in Counts._fields}
@@ -146,7 +146,7 @@ class History:
                 continue
             times.append(self._times[slot])
             step = _seconds_between(self._times[before], self._times[slot])
-            values = _point(track.get(before), track.get(slot), step)
+            values = _point(ring.get(before), ring.get(slot), step)
             for name, value in zip(Counts._fields, values, strict=True):
                 series[name].append(value)
         return Points(times, series)

@@ -12,7 +12,7 @@ from penstock.model.s3_task import find_task
 from penstock.model.status_message import Status
 from penstock.web.presentation import JsonObject
 
-# Of each export. The next pending tasks are shown when these have ended.
+# The limits for each export. Further pending tasks are shown when these have ended.
 _MAX_PENDING = 20
 _MAX_PENDING_BYTES = 256 * 1024
 
