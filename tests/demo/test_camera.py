@@ -1,4 +1,4 @@
-"""The camera: files come, are asked to be uploaded, and go. The test tells their statuses."""
+"""The camera: it writes files, appends tasks, and deletes files. The tests append statuses."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from penstock.model import (
 )
 from penstock.model.json_bytes import Util
 from penstock.sandbox.local_sandbox import Sandbox
-from tests.demo.beside import Lines, beside, newest
+from tests.demo.background import Lines, in_background, newest
 from tests.support import TIMEOUT_S, LocalBroker, wait_until
 
 OFTEN = 0.01
-# Only the one that is taken at the start.
+# Only the first picture is taken.
 SELDOM = 1000.0
 
 
@@ -45,7 +45,7 @@ def cloud() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    # What is in a URL by another spelling.
+    # A URL escapes the space.
     return tmp_path / "a root"
 
 
@@ -56,14 +56,14 @@ def client(root: Path) -> Iterator[StreamManagerClient]:
 
 
 @pytest.fixture
-def told() -> Lines:
+def lines() -> Lines:
     return queue.SimpleQueue()
 
 
 def camera(
-    root: Path, cloud: Sandbox, told: Lines, seconds_between: float
+    root: Path, cloud: Sandbox, lines: Lines, seconds_between: float
 ) -> Callable[[threading.Event], None]:
-    return lambda is_over: run_camera(root, is_over, cloud, told.put, seconds_between, OFTEN)
+    return lambda stopping: run_camera(root, stopping, cloud, lines.put, seconds_between, OFTEN)
 
 
 def tasks(client: StreamManagerClient) -> list[S3ExportTaskDefinition]:
@@ -75,7 +75,9 @@ def tasks(client: StreamManagerClient) -> list[S3ExportTaskDefinition]:
     ]
 
 
-def tell(client: StreamManagerClient, task: S3ExportTaskDefinition, status: Status) -> None:
+def append_status(
+    client: StreamManagerClient, task: S3ExportTaskDefinition, status: Status
+) -> None:
     message = StatusMessage(
         event_type=EventType.S3Task,
         status=status,
@@ -89,10 +91,10 @@ def files(root: Path) -> set[str]:
     return {path.name for path in camera_directory(root).glob("*")}
 
 
-def test_a_picture_is_there_until_it_is_uploaded(
-    root: Path, client: StreamManagerClient, cloud: Sandbox, told: Lines
+def test_picture_is_deleted_after_its_upload(
+    root: Path, client: StreamManagerClient, cloud: Sandbox, lines: Lines
 ) -> None:
-    with beside(camera(root, cloud, told, SELDOM)):
+    with in_background(camera(root, cloud, lines, SELDOM)):
         (task,) = wait_until(lambda: tasks(client))
         (path,) = camera_directory(root).iterdir()
         assert task.input_url == path.as_uri()
@@ -101,79 +103,81 @@ def test_a_picture_is_there_until_it_is_uploaded(
         assert "!{timestamp:" in task.key
         assert task.user_metadata == {"camera": "turbine-1", "file": path.name}
 
-        tell(client, task, Status.Warning)
+        append_status(client, task, Status.Warning)
         client.append_message(STATUSES, b"something else")
-        tell(client, task, Status.Success)
+        append_status(client, task, Status.Success)
         wait_until(lambda: not files(root))
 
     assert not camera_directory(root).exists()
-    assert told.empty()
+    assert lines.empty()
 
 
-def test_files_wait_in_no_great_number_and_some_of_them_are_large(
-    root: Path, client: StreamManagerClient, cloud: Sandbox, told: Lines
+def test_pending_files_are_limited_and_some_are_large(
+    root: Path, client: StreamManagerClient, cloud: Sandbox, lines: Lines
 ) -> None:
-    with beside(camera(root, cloud, told, OFTEN)):
+    with in_background(camera(root, cloud, lines, OFTEN)):
         wait_until(lambda: newest(client, TASKS) == 19)
         found = camera_directory(root).glob("video-*.bin")
         assert {path.stat().st_size for path in found} == {6 * 1024 * 1024}
-        tell(client, tasks(client)[0], Status.Canceled)
+        append_status(client, tasks(client)[0], Status.Canceled)
         wait_until(lambda: newest(client, TASKS) == 20)
 
     assert len(files(root)) == 20
 
 
-def test_what_cannot_be_uploaded_is_told_once_and_it_rests(
-    root: Path, client: StreamManagerClient, cloud: Sandbox, told: Lines
+def test_camera_pauses_after_failed_uploads(
+    root: Path, client: StreamManagerClient, cloud: Sandbox, lines: Lines
 ) -> None:
-    with beside(camera(root, cloud, told, OFTEN)):
+    with in_background(camera(root, cloud, lines, OFTEN)):
         wait_until(lambda: newest(client, TASKS) >= 3)
         for task in tasks(client)[:3]:
-            tell(client, task, Status.Failure)
+            append_status(client, task, Status.Failure)
 
-        assert told.get(timeout=TIMEOUT_S) == "no pictures for 600 s: because"
-    assert told.empty()
+        assert lines.get(timeout=TIMEOUT_S) == (
+            "the camera pauses for 600 s after failed uploads: because"
+        )
+    assert lines.empty()
 
 
-def test_the_next_run_keeps_what_waits_and_clears_away_the_rest(
-    root: Path, client: StreamManagerClient, cloud: Sandbox, told: Lines
+def test_next_run_keeps_pending_files_and_deletes_others(
+    root: Path, client: StreamManagerClient, cloud: Sandbox, lines: Lines
 ) -> None:
-    with beside(camera(root, cloud, told, SELDOM)):
+    with in_background(camera(root, cloud, lines, SELDOM)):
         wait_until(lambda: tasks(client))
-    (waits,) = files(root)
-    for name in ("picture-1.svg", "video-1.bin", "picture-2.svg.part", "of-somebody-else.svg"):
+    (pending,) = files(root)
+    for name in ("picture-1.svg", "video-1.bin", "picture-2.svg.part", "of-another-program.svg"):
         (camera_directory(root) / name).touch()
 
-    with beside(camera(root, cloud, told, SELDOM)):
+    with in_background(camera(root, cloud, lines, SELDOM)):
         wait_until(lambda: len(tasks(client)) == 2)
         assert len(files(root)) == 3
-        assert files(root) > {waits, "of-somebody-else.svg"}
-        tell(client, tasks(client)[0], Status.Success)
-        wait_until(lambda: waits not in files(root))
+        assert files(root) > {pending, "of-another-program.svg"}
+        append_status(client, tasks(client)[0], Status.Success)
+        wait_until(lambda: pending not in files(root))
 
     assert client.list_streams() == sorted(CAMERA_STREAMS)
 
 
-def test_a_bucket_that_is_gone_is_made_again(
-    root: Path, client: StreamManagerClient, cloud: Sandbox, told: Lines
+def test_deleted_bucket_is_created_again(
+    root: Path, client: StreamManagerClient, cloud: Sandbox, lines: Lines
 ) -> None:
     cloud.create_bucket(BUCKET)
     delete = urllib.request.Request(f"{cloud.url}/{BUCKET}", method="DELETE")
     urllib.request.urlopen(delete, timeout=TIMEOUT_S).close()
     cloud.reset_calls()
 
-    with beside(camera(root, cloud, told, SELDOM)):
+    with in_background(camera(root, cloud, lines, SELDOM)):
         wait_until(lambda: tasks(client))
 
     (call,) = cloud.calls("s3", BUCKET)
     assert (call["operation"], call["outcome"]) == ("CreateBucket", "ok")
 
 
-def test_pictures_are_taken_while_the_cloud_is_out_of_reach(
-    root: Path, client: StreamManagerClient, cloud: Sandbox, told: Lines
+def test_pictures_are_taken_while_the_cloud_is_unavailable(
+    root: Path, client: StreamManagerClient, cloud: Sandbox, lines: Lines
 ) -> None:
     cloud.set_fault("s3", status=503)
-    with beside(camera(root, cloud, told, OFTEN)):
+    with in_background(camera(root, cloud, lines, OFTEN)):
         wait_until(lambda: len(tasks(client)) >= 2)
         cloud.set_fault("s3", down=True)
         before = len(tasks(client))
@@ -181,11 +185,11 @@ def test_pictures_are_taken_while_the_cloud_is_out_of_reach(
     cloud.clear_faults()
 
 
-def test_without_a_directory_there_are_no_pictures(
-    root: Path, client: StreamManagerClient, cloud: Sandbox, told: Lines
+def test_missing_directory_is_reported(
+    root: Path, client: StreamManagerClient, cloud: Sandbox, lines: Lines
 ) -> None:
     camera_directory(root).touch()
 
-    run_camera(root, threading.Event(), cloud, told.put)
+    run_camera(root, threading.Event(), cloud, lines.put)
 
-    assert told.get_nowait() == (f"no pictures are taken: {camera_directory(root)}: File exists")
+    assert lines.get_nowait() == (f"the camera cannot create {camera_directory(root)}: File exists")

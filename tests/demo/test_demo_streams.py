@@ -1,4 +1,4 @@
-"""Streams that may be there from an earlier run, on a broker that goes and comes."""
+"""Connections to a broker that restarts, and streams that already exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.model import (
     MessageStreamDefinition,
     StrategyOnFull,
 )
-from tests.demo.beside import beside
+from tests.demo.background import in_background
 from tests.support import LocalBroker, wait_until
 
 MEBIBYTE = 1024 * 1024
@@ -37,7 +37,7 @@ def define(name: str, exports: ExportDefinition, mebibytes: int) -> MessageStrea
     )
 
 
-def test_exports_that_are_there_are_not_missing_whatever_their_state() -> None:
+def test_existing_exports_are_not_missing_in_any_state() -> None:
     found = ExportDefinition(kinesis=[kinesis("a", disabled=True)], http=[HTTPConfig("own", "x:")])
     wanted = ExportDefinition(kinesis=[kinesis("a"), kinesis("b")])
 
@@ -45,7 +45,7 @@ def test_exports_that_are_there_are_not_missing_whatever_their_state() -> None:
     assert find_missing_exports(found, ExportDefinition()) == []
 
 
-def test_a_stream_is_created_and_later_only_given_what_it_lacks(tmp_path: Path) -> None:
+def test_existing_stream_gets_only_missing_exports(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, StreamManagerClient(root=broker.root) as client:
         paused = kinesis("a", disabled=True)
         ensure_stream(client, define("s", ExportDefinition(kinesis=[paused]), 4))
@@ -61,7 +61,7 @@ def test_a_stream_is_created_and_later_only_given_what_it_lacks(tmp_path: Path) 
         assert (message.sequence_number, message.payload) == (number, b"kept")
 
 
-def test_a_broker_is_waited_for_and_reached_again_after_an_error(tmp_path: Path) -> None:
+def test_client_reconnects_after_an_error(tmp_path: Path) -> None:
     failures: list[str] = []
     reached: set[str] = set()
 
@@ -69,25 +69,25 @@ def test_a_broker_is_waited_for_and_reached_again_after_an_error(tmp_path: Path)
         if not failures:
             failures.append("the first time something goes wrong")
             raise InvalidRequestException(failures[0])
-        while client.connected and not is_over.wait(0.01):
-            # One that is back before anybody noticed is reached by the same client.
+        while client.connected and not stopping.wait(0.01):
+            # After a quick restart, the same client may still work.
             client.list_streams()
             reached.add(client.address)
 
-    is_over = threading.Event()
+    stopping = threading.Event()
 
     def keep(over: threading.Event) -> None:
         keep_connected(tmp_path / "root", over, work)
 
-    with beside(keep):
+    with in_background(keep):
         for _ in range(2):
             with LocalBroker(tmp_path / "root") as broker:
                 wait_until(lambda port=broker.port: f"127.0.0.1:{port}" in reached)  # type: ignore[misc]
-        is_over.set()
+        stopping.set()
     assert failures
 
 
-def test_what_nobody_expects_is_not_hidden(tmp_path: Path) -> None:
+def test_unexpected_errors_are_raised(tmp_path: Path) -> None:
     def work(_: StreamManagerClient) -> None:
         raise ZeroDivisionError
 

@@ -1,4 +1,4 @@
-"""What the sensors measure: plausible, and in the form that its destination expects."""
+"""The measurements of the sensors: plausible values, in the format of their destinations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEBIBYTE = 1024 * 1024
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_a_device_measures_plausible_numbers(name: str) -> None:
+def test_device_measures_plausible_numbers(name: str) -> None:
     for seconds in range(1, 3600, 60):
         (message,) = BY_STREAM[name].measure(float(seconds))
         reading = json.loads(message)
@@ -26,7 +26,7 @@ def test_a_device_measures_plausible_numbers(name: str) -> None:
         assert all(-50 <= value <= 2000 for value in reading.values())
 
 
-def test_vibrations_follow_each_other_at_their_rate() -> None:
+def test_vibrations_have_a_constant_rate() -> None:
     device = BY_STREAM["vibration"]
 
     first = [VIBRATION.unpack(message) for message in device.measure(1000.0)]
@@ -38,7 +38,7 @@ def test_vibrations_follow_each_other_at_their_rate() -> None:
     assert all(-5 < value < 5 for _, *values in first for value in values)
 
 
-def test_sitewise_takes_every_value() -> None:
+def test_values_are_valid_for_sitewise() -> None:
     entries = [json.loads(message) for message in BY_STREAM["asset-values"].measure(time.time())]
 
     with Sandbox() as cloud:
@@ -51,7 +51,7 @@ def test_sitewise_takes_every_value() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.stream)
-def test_a_stream_is_small_and_never_full(device: Device) -> None:
+def test_streams_are_small_and_overwrite(device: Device) -> None:
     definition = device.define(exports=True)
 
     assert definition.max_size <= 32 * MEBIBYTE
@@ -61,13 +61,13 @@ def test_a_stream_is_small_and_never_full(device: Device) -> None:
     assert not list(device.define(exports=False).exports())
 
 
-def test_turbines_differ_in_their_urgency() -> None:
+def test_turbines_have_different_priorities() -> None:
     kinesis = [BY_STREAM[name].exports.kinesis or [] for name in (*READINGS[:3], "vibration")]
 
     assert [config.priority for (config,) in kinesis] == [1, 5, 10, None]
     assert len(set(STREAMS)) == len(DEVICES)
 
 
-def test_the_wind_comes_later_to_the_other_turbines_and_the_rotor_turns() -> None:
+def test_wind_is_delayed_between_turbines_and_the_rotor_turns() -> None:
     assert wind_at(0.0, "turbine-2") == pytest.approx(wind_at(60.0, "turbine-1"))
     assert rotor_angle_at(2.0) > rotor_angle_at(1.0)

@@ -1,4 +1,4 @@
-"""The sensors on a broker that may have seen them before."""
+"""The sensors of the wind farm with a broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from penstock import StreamManagerClient
 from penstock.demo.devices import DEVICES, STREAMS
 from penstock.demo.farm import run_farm
-from tests.demo.beside import beside, newest
+from tests.demo.background import in_background, newest
 from tests.support import LocalBroker, wait_until
 
 
@@ -21,9 +21,9 @@ def farm(root: Path, *, exports: bool = False) -> Callable[[threading.Event], No
     return partial(run_farm, root, exports=exports)
 
 
-def test_devices_append_at_their_own_rates_until_it_is_over(tmp_path: Path) -> None:
+def test_devices_append_at_their_own_rates(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "root") as broker, StreamManagerClient(root=broker.root) as client:
-        with beside(farm(broker.root)):
+        with in_background(farm(broker.root)):
             wait_until(lambda: newest(client, "turbine-1") >= 5)
         assert newest(client, "vibration") > newest(client, "turbine-1")
         assert newest(client, "turbine-1") > newest(client, "weather-mast") >= 0
@@ -32,20 +32,20 @@ def test_devices_append_at_their_own_rates_until_it_is_over(tmp_path: Path) -> N
         assert [r["time"] for r in readings] == sorted(r["time"] for r in readings)
 
 
-def test_devices_wait_for_a_broker_and_come_back_to_one_that_was_away(tmp_path: Path) -> None:
+def test_devices_reconnect_to_a_restarted_broker(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    with beside(farm(root)):
+    with in_background(farm(root)):
         for _ in range(2):
             with LocalBroker(root), StreamManagerClient(root=root) as client:
                 before = newest(client, "turbine-1")
                 wait_until(lambda c=client, n=before: newest(c, "turbine-1") > n)  # type: ignore[misc]
 
 
-def test_a_stream_that_is_deleted_is_made_again(tmp_path: Path) -> None:
+def test_deleted_stream_is_created_again(tmp_path: Path) -> None:
     with (
         LocalBroker(tmp_path / "root") as broker,
         StreamManagerClient(root=broker.root) as client,
-        beside(farm(broker.root)),
+        in_background(farm(broker.root)),
     ):
         wait_until(lambda: newest(client, "turbine-2") >= 0)
         client.delete_message_stream("turbine-2")
@@ -53,9 +53,9 @@ def test_a_stream_that_is_deleted_is_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exports", [True, False])
-def test_devices_have_exports_where_there_is_a_cloud(tmp_path: Path, exports: bool) -> None:
+def test_devices_have_exports_with_a_cloud(tmp_path: Path, exports: bool) -> None:
     with LocalBroker(tmp_path / "root") as broker, StreamManagerClient(root=broker.root) as client:
-        with beside(farm(broker.root, exports=exports)):
+        with in_background(farm(broker.root, exports=exports)):
             wait_until(lambda: newest(client, STREAMS[-1]) >= 0)
         found = {
             name: list(client.describe_message_stream(name).definition.exports())

@@ -1,4 +1,4 @@
-"""Outages of the cloud: they come, they go, and none is left behind."""
+"""Outages of the cloud."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.demo.outages import Schedule, run_outages
+from penstock.demo.outages import OutageSchedule, run_outages
 from penstock.sandbox.local_sandbox import Sandbox
-from tests.demo.beside import Lines, beside
+from tests.demo.background import Lines, in_background
 from tests.support import TIMEOUT_S, wait_until
 
 FOR_EVER = 1000.0
-BEGIN = "the cloud is out of reach for"
-END = "the cloud is back"
+BEGIN = "the cloud is unavailable for"
+END = "the cloud is available again"
 
 
 @pytest.fixture
@@ -25,52 +25,54 @@ def cloud() -> Iterator[Sandbox]:
 
 
 @pytest.fixture
-def told() -> Lines:
+def lines() -> Lines:
     return queue.SimpleQueue()
 
 
-def outages(cloud: Sandbox, told: Lines, schedule: Schedule) -> Callable[[threading.Event], None]:
-    return lambda is_over: run_outages(cloud, is_over, told.put, schedule)
+def outages(
+    cloud: Sandbox, lines: Lines, schedule: OutageSchedule
+) -> Callable[[threading.Event], None]:
+    return lambda stopping: run_outages(cloud, stopping, lines.put, schedule)
 
 
-def test_one_comes_after_the_other_and_each_is_told(cloud: Sandbox, told: Lines) -> None:
-    with beside(outages(cloud, told, Schedule(0.01, 0.05, 0.01))):
-        lines = [told.get(timeout=TIMEOUT_S) for _ in range(4)]
+def test_outages_repeat_and_are_reported(cloud: Sandbox, lines: Lines) -> None:
+    with in_background(outages(cloud, lines, OutageSchedule(0.01, 0.05, 0.01))):
+        reported = [lines.get(timeout=TIMEOUT_S) for _ in range(4)]
 
-    assert lines == [f"{BEGIN} 0.05 s", END] * 2
+    assert reported == [f"{BEGIN} 0.05 s", END] * 2
     wait_until(lambda: not cloud.faults())
 
 
-def test_kinesis_sitewise_and_s3_fail_until_it_is_over(cloud: Sandbox, told: Lines) -> None:
-    with beside(outages(cloud, told, Schedule(0, FOR_EVER, 0))):
-        assert told.get(timeout=TIMEOUT_S) == f"{BEGIN} 1000 s"
+def test_kinesis_sitewise_and_s3_fail_until_the_end(cloud: Sandbox, lines: Lines) -> None:
+    with in_background(outages(cloud, lines, OutageSchedule(0, FOR_EVER, 0))):
+        assert lines.get(timeout=TIMEOUT_S) == f"{BEGIN} 1000 s"
         faults = {fault["service"]: fault["status"] for fault in cloud.faults()}
 
     assert faults == dict.fromkeys(("kinesis", "iotsitewise", "s3"), 503)
     wait_until(lambda: not cloud.faults())
-    assert told.get(timeout=TIMEOUT_S) == END
+    assert lines.get(timeout=TIMEOUT_S) == END
 
 
-def test_faults_of_somebody_else_are_left_alone(cloud: Sandbox, told: Lines) -> None:
+def test_faults_of_the_user_are_kept(cloud: Sandbox, lines: Lines) -> None:
     cloud.set_fault("kinesis", throttle=True)
-    with beside(outages(cloud, told, Schedule(0, FOR_EVER, 0.01))):
+    with in_background(outages(cloud, lines, OutageSchedule(0, FOR_EVER, 0.01))):
         cloud.set_fault("kinesis", name="own", refuse_every=2)
-        assert told.empty()
+        assert lines.empty()
         cloud.clear_faults()
-        told.get(timeout=TIMEOUT_S)
+        lines.get(timeout=TIMEOUT_S)
         cloud.set_fault("kinesis", throttle=True)
 
     wait_until(lambda: len(cloud.faults()) == 1)
     assert cloud.faults() == [{"service": "kinesis", "throttle": True, "callsMet": 0}]
 
 
-def test_a_cloud_that_is_away_is_waited_for(cloud: Sandbox, told: Lines) -> None:
-    with beside(outages(cloud, told, Schedule(0, 0.02, 0.01))):
-        told.get(timeout=TIMEOUT_S)
+def test_outages_continue_after_a_restart_of_the_cloud(cloud: Sandbox, lines: Lines) -> None:
+    with in_background(outages(cloud, lines, OutageSchedule(0, 0.02, 0.01))):
+        lines.get(timeout=TIMEOUT_S)
         cloud.stop()
         cloud.start()
-        while told.get(timeout=TIMEOUT_S) != END:
+        while lines.get(timeout=TIMEOUT_S) != END:
             pass
-        told.get(timeout=TIMEOUT_S)
+        lines.get(timeout=TIMEOUT_S)
 
     wait_until(lambda: not cloud.faults())

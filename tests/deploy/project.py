@@ -1,4 +1,4 @@
-"""What the tests of deployment files share: the files, and how to read a command in them."""
+"""Paths and helpers for the tests of deployment files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ DEPLOY = PROJECT / "deploy"
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
-    """The options of a `penstock` command, by their names; an error if there is no such command."""
-    # Each command inside its group, as the program does it: click keeps what a command was first
-    # asked with, `-h` for help among it, for all that ask it later in this process.
+    """Parses a `penstock` command and returns its options. Fails for an unknown command."""
+    # Each command gets the context of its group, as in the program: click caches the context
+    # settings of the first call, such as `-h` for help, for the whole process.
     context = click.Context(main, info_name="penstock", **main.context_settings)
     command: click.Command | None = main
     arguments = list(words)
     while isinstance(command, click.Group):
         name, *arguments = arguments
         command = command.get_command(context, name)
-        assert command is not None, f"there is no command {name}"
+        assert command is not None, f"unknown command {name}"
         if isinstance(command, click.Group):
             context = click.Context(command, info_name=name, parent=context)
     assert command is not None
@@ -33,6 +33,6 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
 
 
 def extras() -> set[str]:
-    """Those that the package can be installed with."""
+    """The extras of the package."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     return set(project["optional-dependencies"])

@@ -1,4 +1,4 @@
-"""The image and its compose file: commands, ports and directories agree with the code."""
+"""The Docker image and the compose file: commands, ports and directories match the code."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 
 def instruction(name: str) -> str:
-    """What stands behind the last one of that name."""
+    """The argument of the last instruction with this name."""
     found: list[str] = re.findall(rf"^{name} (.*)$", DOCKERFILE, re.MULTILINE)
     return found[-1]
 
 
-def test_the_image_runs_broker_and_exports_where_its_volume_is() -> None:
+def test_image_runs_broker_and_exports_in_its_volume() -> None:
     assert json.loads(instruction("ENTRYPOINT")) == ["penstock"]
-    # A flag would override what its user sets in the environment.
+    # A flag would override the environment.
     assert not any(parse(json.loads(instruction("CMD"))).values())
     variables = dict(word.split("=", 1) for word in instruction("ENV").split())
     (root,) = (variables[name] for name in variables_of("root") if name in variables)
@@ -34,14 +34,14 @@ def test_the_image_runs_broker_and_exports_where_its_volume_is() -> None:
     assert f"useradd --system --uid {instruction('USER')} " in DOCKERFILE
 
 
-def test_its_ports_are_those_that_it_listens_on_and_its_health_is_asked_for_there() -> None:
+def test_ports_and_health_check_match_the_defaults() -> None:
     assert instruction("EXPOSE").split() == [str(Settings().port), str(DEFAULT_HTTP_PORT)]
     *_, script = json.loads(instruction("HEALTHCHECK").partition(" CMD ")[2])
     assert f"'{variables_of('http_port')[0]}') or {DEFAULT_HTTP_PORT})" in script
     compile(script, "HEALTHCHECK", "exec")
 
 
-def test_what_is_copied_into_it_exists_and_is_not_ignored() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     ignored = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().split()
     sources = re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE)
     for name in {word for line in sources for word in line.split()[:-1]}:
@@ -49,7 +49,7 @@ def test_what_is_copied_into_it_exists_and_is_not_ignored() -> None:
         assert f"!{name}" in ignored
 
 
-def test_the_extras_that_it_installs_exist() -> None:
+def test_installed_extras_exist() -> None:
     chosen = [
         re.findall(r"^ARG EXTRAS=(.*)$", DOCKERFILE, re.MULTILINE)[0],
         SERVICES["sandbox"]["build"]["args"]["EXTRAS"],
@@ -58,7 +58,7 @@ def test_the_extras_that_it_installs_exist() -> None:
         assert set(names.split(",")) <= extras()
 
 
-def test_the_services_run_commands_of_ours_on_the_network_of_the_host() -> None:
+def test_services_run_valid_commands_on_the_network_of_the_host() -> None:
     for name in ("penstock", "sandbox"):
         service = SERVICES[name]
         words = service.get("command") or json.loads(instruction("CMD"))
@@ -66,13 +66,13 @@ def test_the_services_run_commands_of_ours_on_the_network_of_the_host() -> None:
         assert chosen == ({"sandbox", "demo"} if name == "sandbox" else set())
         assert service["network_mode"] == "host"
         assert service["build"]["dockerfile"] == "deploy/docker/Dockerfile"
-        # Pipeline, broker and sandbox, one after the other.
+        # Pipeline, broker and sandbox stop one after the other.
         assert int(service["stop_grace_period"].removesuffix("s")) >= 3 * _STOP_SECONDS
         (volume,) = service["volumes"]
         assert volume.endswith(f":{instruction('VOLUME')}")
 
 
-def test_what_is_mounted_exists() -> None:
+def test_mounted_files_exist() -> None:
     for service in SERVICES.values():
         for volume in service["volumes"]:
             source = volume.split(":")[0]

@@ -1,4 +1,4 @@
-"""The Greengrass component: its recipe fits the code, and what it starts tells the nucleus."""
+"""The Greengrass component: its recipe matches the code, and its startup works."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULTS: dict[str, str] = RECIPE["ComponentConfiguration"]["DefaultConfiguratio
 LIFECYCLE: dict[str, Any] = MANIFEST["Lifecycle"]
 SCRIPTS = [LIFECYCLE["install"]["Script"], LIFECYCLE["startup"]["Script"]]
 
-# What a deployment of the original may set.
+# The configuration keys of the original.
 ORIGINAL_KEYS = {
     "STREAM_MANAGER_STORE_ROOT_DIR",
     "STREAM_MANAGER_SERVER_PORT",
@@ -42,44 +42,44 @@ ORIGINAL_KEYS = {
 
 
 def interpolate(text: str, values: dict[str, str]) -> str:
-    """As the nucleus does it: what has no value is left as it is."""
+    """Replaces variables like the nucleus; unknown variables stay."""
     return re.sub(r"\{([.\w-]+:[^:}]*)\}", lambda found: values.get(found[1], found[0]), text)
 
 
-def test_the_component_takes_the_place_of_the_original() -> None:
+def test_component_replaces_the_original() -> None:
     assert RECIPE["ComponentName"] == STREAM_MANAGER
     version = tuple(map(int, RECIPE["ComponentVersion"].split(".")))
     assert (2, 3, 1) < version < (3, 0, 0)
     assert "aws.greengrass.TokenExchangeService" in RECIPE["ComponentDependencies"]
 
 
-def test_the_configuration_has_the_keys_of_the_original_as_text() -> None:
+def test_configuration_has_the_keys_of_the_original_as_text() -> None:
     assert set(DEFAULTS) >= ORIGINAL_KEYS
     assert all(isinstance(value, str) for value in DEFAULTS.values())
 
 
-def test_the_defaults_of_the_recipe_are_those_of_the_settings() -> None:
+def test_defaults_of_the_recipe_equal_those_of_the_settings() -> None:
     variables = {name: DEFAULTS[name] for name in LIFECYCLE["Setenv"]}
     assert int(variables.pop("PENSTOCK_HTTP_PORT")) == DEFAULT_HTTP_PORT
 
     assert load_settings(variables, {}) == load_settings({}, {})
 
 
-def test_every_variable_that_is_set_is_one_of_a_setting_and_has_the_value_of_its_key() -> None:
+def test_variables_belong_to_settings_and_have_the_values_of_their_keys() -> None:
     known = {variable for name in Settings.__struct_fields__ for variable in variables_of(name)}
     for variable, value in LIFECYCLE["Setenv"].items():
         assert variable in known
         assert value == f"{{configuration:/{variable}}}"
 
 
-def test_every_brace_begins_a_variable_that_has_a_value() -> None:
+def test_every_brace_starts_a_known_variable() -> None:
     known = {f"{{configuration:/{key}}}" for key in DEFAULTS} | {"{work:path}", "{artifacts:path}"}
     texts = [*SCRIPTS, *LIFECYCLE["Setenv"].values(), LIFECYCLE["startup"]["Timeout"]]
     for text in texts:
         assert set(re.findall(r"\{[^}]*\}?", text)) <= known
 
 
-def test_the_wheel_is_the_one_of_this_version_and_its_extras_exist() -> None:
+def test_wheel_has_this_version_and_its_extras_exist() -> None:
     (artifact,) = MANIFEST["Artifacts"]
     wheel = f"penstock-{__version__}-py3-none-any.whl"
     assert artifact["Uri"].endswith(f"/{wheel}")
@@ -88,18 +88,18 @@ def test_the_wheel_is_the_one_of_this_version_and_its_extras_exist() -> None:
     assert {"greengrass", *DEFAULTS["extras"].split(",")} <= extras()
 
 
-def test_the_steps_have_the_names_that_nucleus_lite_knows() -> None:
+def test_lifecycle_keys_are_valid_for_nucleus_lite() -> None:
     assert set(LIFECYCLE) == {"Setenv", "install", "startup"}
     assert set(LIFECYCLE["install"]) | set(LIFECYCLE["startup"]) == {"Script", "Timeout"}
     assert MANIFEST["Platform"]["runtime"] == "*"
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_scripts_are_those_of_a_shell(script: str) -> None:
+def test_scripts_are_valid_shell(script: str) -> None:
     subprocess.run(["sh", "-n", "-c", script], check=True)
 
 
-def test_what_the_component_starts_serves_other_components(tmp_path: Path) -> None:
+def test_started_component_serves_other_components(tmp_path: Path) -> None:
     work = tmp_path / "work"
     program = work / "venv" / "bin" / "penstock"
     program.parent.mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_what_the_component_starts_serves_other_components(tmp_path: Path) -> No
     assert parse(command.split())["root"] is None
     with NucleusServer(tmp_path / "ipc.socket", press="press-token") as server:
         process = subprocess.Popen(
-            # Exports, and with them Java, are tried elsewhere.
+            # Other tests cover exports, which need Java.
             ["sh", "-c", interpolate(f"{LIFECYCLE['startup']['Script']} --no-pipeline", values)],
             cwd=work,
             env=clean_environment(

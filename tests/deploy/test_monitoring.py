@@ -1,4 +1,4 @@
-"""Alert rules, dashboard and their page name metrics, labels and sections that there are."""
+"""Alert rules, dashboard and docs/monitoring.md use existing metrics, labels and sections."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ SUFFIXES = {
     Kind.gauge: ("",),
     Kind.histogram: ("_bucket", "_sum", "_count"),
 }
-# What Prometheus adds to whatever it reads.
+# Labels that Prometheus adds to every series.
 TARGET_LABELS = {"job", "instance"}
-# Of Prometheus itself.
+# Series of Prometheus itself.
 OWN_SERIES = {
     "up": set[str](),
     "ALERTS": {"alertname", "alertstate", "severity"},
 }
-# Of PromQL, those that are used here.
+# The keywords and functions of PromQL that are used.
 _WORDS = {
     *("and", "by", "ignoring", "offset", "on", "or", "unless", "without"),
     *("changes", "clamp_min", "count", "histogram_quantile", "increase", "max", "max_over_time"),
@@ -58,7 +58,7 @@ def _process_metrics() -> set[str]:
 
 
 def _series() -> dict[str, set[str]]:
-    """Everything that a scrape of a broker gives, with its labels."""
+    """All series of a scrape, with their labels."""
     found = {name: set[str]() for name in _process_metrics()}
     for each in DECLARED:
         for suffix in SUFFIXES[each.kind]:
@@ -70,12 +70,12 @@ def _series() -> dict[str, set[str]]:
 KNOWN = {name: labels | TARGET_LABELS for name, labels in (_series() | OWN_SERIES).items()}
 
 
-class Used(NamedTuple):
-    """What one expression names."""
+class ExpressionNames(NamedTuple):
+    """The metrics and labels of an expression."""
 
-    # Metrics, each with the labels that its selector has.
+    # Metrics, each with the labels of its selector.
     selectors: list[tuple[str, set[str]]]
-    # Labels that are grouped and matched by.
+    # Labels for grouping and matching.
     labels: set[str]
 
     @property
@@ -83,9 +83,9 @@ class Used(NamedTuple):
         return set[str]().union(*(KNOWN[name] for name, _ in self.selectors))
 
 
-def read_expression(expression: str) -> Used:
-    """No parser of PromQL: enough of one for expressions whose selectors begin with a name."""
-    # Words in strings are none, and neither are durations.
+def read_expression(expression: str) -> ExpressionNames:
+    """Finds names in a PromQL expression whose selectors start with the name of a metric."""
+    # Without strings and durations.
     plain = re.sub(r'"[^"]*"', '""', expression)
     plain = re.sub(r"\[[^\]]*\]", "", plain)
     labels = {
@@ -100,7 +100,7 @@ def read_expression(expression: str) -> Used:
         for name, inside in re.findall(r"\b([a-zA-Z_]\w*)\s*(?:\{([^}]*)\})?", plain)
         if name not in _WORDS
     ]
-    return Used(selectors, labels)
+    return ExpressionNames(selectors, labels)
 
 
 def alerts() -> list[Json]:
@@ -120,7 +120,7 @@ def panels() -> list[Json]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """All of them, each with where it stands."""
+    """Yields all expressions, each with its location."""
     for alert in alerts():
         yield alert["alert"], alert["expr"]
     for panel in panels():
@@ -133,22 +133,22 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield PAGE.name, line
 
 
-def test_an_expression_is_read_as_it_is_meant() -> None:
-    read = read_expression(
+def test_names_in_an_expression_are_found() -> None:
+    names = read_expression(
         'sum by (le) (rate(a_bucket{kind="b{c}", x=~"$y"}[5m] offset 30m)) > 1e3 '
         "unless on (z) d == 1"
     )
 
-    assert read == Used([("a_bucket", {"kind", "x"}), ("d", set())], {"le", "z"})
+    assert names == ExpressionNames([("a_bucket", {"kind", "x"}), ("d", set())], {"le", "z"})
 
 
-def test_every_metric_and_label_of_an_expression_is_there() -> None:
+def test_metrics_and_labels_of_expressions_exist() -> None:
     assert len(list(expressions())) > 80
     for where, expression in expressions():
         used = read_expression(expression)
         assert used.selectors, where
         for name, labels in used.selectors:
-            assert name in KNOWN, f"{where} uses {name}, which the broker does not have"
+            assert name in KNOWN, f"{where} uses {name}, which does not exist"
             assert labels <= KNOWN[name], f"{where}: {name} has no label {labels - KNOWN[name]}"
         assert used.labels <= used.known_labels, where
 
@@ -159,7 +159,7 @@ def test_expressions_select_kinds_that_exist() -> None:
         assert set(re.findall(r'kind!?="(\w+)"', expression)) <= kinds, where
 
 
-# Values of labels of which each metric has its own.
+# The allowed values of labels.
 CHOICES: dict[tuple[str, str], type[Enum]] = {
     ("penstock_requests_failed_total", "status"): ResponseStatusCode,
     ("penstock_s3_tasks_total", "status"): Status,
@@ -169,7 +169,7 @@ CHOICES: dict[tuple[str, str], type[Enum]] = {
 
 
 @pytest.mark.parametrize(("metric", "label"), CHOICES)
-def test_statuses_and_strategies_that_expressions_choose_are_there(metric: str, label: str) -> None:
+def test_statuses_and_strategies_in_expressions_exist(metric: str, label: str) -> None:
     chosen = {
         value
         for _, expression in expressions()
@@ -181,7 +181,7 @@ def test_statuses_and_strategies_that_expressions_choose_are_there(metric: str, 
     assert chosen <= set(CHOICES[metric, label].__members__)
 
 
-def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+def test_every_alert_has_severity_and_annotations() -> None:
     names = [alert["alert"] for alert in alerts()]
     assert len(names) == len(set(names)) > 15
     for alert in alerts():
@@ -190,7 +190,7 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
         assert set(alert["annotations"]) == {"summary", "description", "action", "runbook"}
 
 
-def test_the_section_that_an_alert_leads_to_is_there() -> None:
+def test_runbook_sections_of_alerts_exist() -> None:
     for alert in alerts():
         runbook = alert["annotations"]["runbook"]
         found = re.fullmatch(r'(docs/[\w-]+\.md), "(.+)"', runbook)
@@ -199,14 +199,14 @@ def test_the_section_that_an_alert_leads_to_is_there() -> None:
         assert f"\n## {found[2]}\n" in page, f"{alert['alert']}: no section {runbook}"
 
 
-def test_labels_that_an_alert_puts_into_words_are_those_it_has() -> None:
+def test_labels_in_annotations_exist() -> None:
     for alert in alerts():
         known = read_expression(alert["expr"]).known_labels
         named = set(re.findall(r"\$labels\.(\w+)", " ".join(alert["annotations"].values())))
         assert named <= known, alert["alert"]
 
 
-def test_the_page_has_every_alert_with_its_severity_and_time() -> None:
+def test_documentation_lists_every_alert_with_severity_and_duration() -> None:
     rows = re.findall(r"^\| `(Penstock\w+)` \| (\w+) \|([^|]*)\|", PAGE.read_text(), re.MULTILINE)
 
     assert sorted((name, severity, time.strip()) for name, severity, time in rows) == sorted(
@@ -214,7 +214,7 @@ def test_the_page_has_every_alert_with_its_severity_and_time() -> None:
     )
 
 
-def test_every_alert_is_tested_to_fire() -> None:
+def test_every_alert_has_a_test() -> None:
     tested = (PROMETHEUS / "alerts_test.yml").read_text()
     for alert in alerts():
         assert f'alertname="{alert["alert"]}"' in tested, alert["alert"]
@@ -229,14 +229,14 @@ def test_every_alert_is_tested_to_fire() -> None:
     ],
     ids=" ".join,
 )
-def test_promtool_takes_the_rules(words: tuple[str, ...]) -> None:
+def test_promtool_accepts_the_rules(words: tuple[str, ...]) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian has it in the package prometheus)")
     _run_promtool(promtool, *words)
 
 
-def test_promtool_takes_the_expressions_of_the_dashboard(tmp_path: Path) -> None:
+def test_promtool_accepts_the_expressions_of_the_dashboard(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian has it in the package prometheus)")
@@ -261,42 +261,42 @@ def _run_promtool(promtool: str, *words: str) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
-def test_prometheus_is_given_a_token_that_reads_no_messages() -> None:
+def test_prometheus_token_has_the_role_observer() -> None:
     words = f"penstock tokens create prometheus --role {Role.observer}"
     for path in (PROMETHEUS / "prometheus.yml", PAGE):
         assert words in path.read_text(), path.name
 
 
-def test_prometheus_reads_the_rules_and_the_usual_port() -> None:
+def test_prometheus_uses_the_rules_and_the_default_port() -> None:
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
 
     assert config["rule_files"] == [ALERTS.name]
     [job] = config["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["127.0.0.1:8089"]}]
-    # The alert for a broker that is down knows it by this name.
+    # The alert for an unreachable broker uses this name.
     assert f'up{{job="{job["job_name"]}"}}' in ALERTS.read_text()
 
 
-def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     ids = [panel["id"] for panel in panels()]
     assert len(set(ids)) == len(ids)
-    places = [(panel["title"], panel["gridPos"]) for panel in panels()]
-    for title, place in places:
-        assert place["x"] + place["w"] <= 24, title
-    for (one, here), (other, there) in combinations(places, 2):
+    positions = [(panel["title"], panel["gridPos"]) for panel in panels()]
+    for title, position in positions:
+        assert position["x"] + position["w"] <= 24, title
+    for (one, here), (other, there) in combinations(positions, 2):
         is_beside = here["x"] + here["w"] <= there["x"] or there["x"] + there["w"] <= here["x"]
         is_below = here["y"] + here["h"] <= there["y"] or there["y"] + there["h"] <= here["y"]
         assert is_beside or is_below, f"{one} and {other}"
 
 
-def test_panels_say_what_they_show_in_which_unit() -> None:
+def test_panels_have_description_and_unit() -> None:
     for panel in panels():
         if panel["type"] != "row":
             assert panel["description"], panel["title"]
             assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
 
 
-def test_everything_in_the_dashboard_follows_its_variables() -> None:
+def test_panels_use_the_variables_of_the_dashboard() -> None:
     board = dashboard()
     variables = {each["name"] for each in board["templating"]["list"]}
     assert variables == {"datasource", "instance", "stream"}
@@ -308,7 +308,7 @@ def test_everything_in_the_dashboard_follows_its_variables() -> None:
             assert named <= variables, panel["title"]
 
 
-def test_the_dashboard_has_the_telemetry_of_the_original() -> None:
+def test_dashboard_has_the_telemetry_of_stream_manager() -> None:
     shown = {
         target["legendFormat"]: target["expr"]
         for panel in panels()
@@ -316,13 +316,13 @@ def test_the_dashboard_has_the_telemetry_of_the_original() -> None:
         if "[1d]" in target["expr"]
     }
     for name, metric in TELEMETRY.items():
-        # The same number under another name.
+        # It equals BytesUploadedToS3.
         if name != "BytesUploadedToS3ExportTaskExecutor":
-            is_here = metric.removesuffix("}").replace("{", '{instance=~"$instance", ')
-            assert is_here in shown[name], name
+            expression = metric.removesuffix("}").replace("{", '{instance=~"$instance", ')
+            assert expression in shown[name], name
 
 
-def test_grafana_finds_the_dashboard_and_the_prometheus_of_these_files() -> None:
+def test_provisioning_matches_the_compose_file() -> None:
     [source] = yaml.safe_load(
         (GRAFANA / "provisioning" / "datasources" / "penstock.yml").read_text()
     )["datasources"]

@@ -1,4 +1,4 @@
-"""What docs/deployment.md and the files in deploy name is there."""
+"""Variables, commands and files in docs/deployment.md and deploy exist."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.deploy.project import DEPLOY, PROJECT, parse
 
 PAGE = PROJECT / "docs" / "deployment.md"
 FILES = [PAGE, *sorted(path for path in DEPLOY.rglob("*") if path.is_file())]
-# Those of clients and commands.
+# Variables of clients and commands.
 OTHER_VARIABLES = {"PENSTOCK_TLS_CA", "PENSTOCK_CONFIG", "STREAM_MANAGER_SERVER_HOST"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PROJECT)))
-def test_every_variable_that_is_named_is_read_by_somebody(path: Path) -> None:
+def test_variables_exist(path: Path) -> None:
     known = {variable for name in Settings.__struct_fields__ for variable in variables_of(name)}
     named = set(re.findall(r"\b(?:STREAM_MANAGER|PENSTOCK)_[A-Z0-9_]+\b", path.read_text()))
 
     assert named <= known | OTHER_VARIABLES
 
 
-def test_every_command_of_the_page_is_one_of_ours() -> None:
+def test_commands_of_the_page_are_valid() -> None:
     page = PAGE.read_text()
     blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     commands = [
@@ -37,9 +37,9 @@ def test_every_command_of_the_page_is_one_of_ours() -> None:
         parse(shlex.split(command))
 
 
-def test_every_file_that_the_page_names_is_there() -> None:
+def test_files_of_the_page_exist() -> None:
     names = set(re.findall(r"\bdeploy/[\w./-]*\w", PAGE.read_text()))
     assert len(names) > 3
     for name in names:
-        # Where settings go is for others to fill.
+        # The user creates files with settings.
         assert (PROJECT / name).exists() or name.endswith(".env"), name

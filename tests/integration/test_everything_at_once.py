@@ -117,7 +117,7 @@ def statistics_of(client: StreamManagerClient, name: str) -> ExportStatistics:
 def behind(export: Locator) -> int:
     """How many messages, as the page says."""
     text = export.locator(".lag-value").inner_text()
-    return 0 if text == "Nothing behind" else int(text.split()[0].replace(",", ""))
+    return 0 if text == "No messages behind" else int(text.split()[0].replace(",", ""))
 
 
 def is_above_zero(rate: Locator) -> bool:
@@ -141,7 +141,7 @@ def test_tasks_of_the_pipeline_are_shown_with_a_link_to_sparks_own_page(page: Pa
     go(page, "/pipeline")
     pipeline = page.get_by_test_id("pipeline")
     expect(pipeline.get_by_test_id("task").first).to_contain_text("deliveries")
-    link = pipeline.get_by_role("link", name="Spark's own page").get_attribute("href")
+    link = pipeline.get_by_role("link", name="Spark UI").get_attribute("href")
     assert link is not None
     assert link.startswith("http://127.0.0.1:")
     answer = page.context.request.get(link)

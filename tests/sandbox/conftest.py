@@ -1,4 +1,4 @@
-"""A sandbox in this process, and AWS clients that know nothing of it but its address."""
+"""A sandbox in this process, and AWS clients that use its URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mypy_boto3_s3.client import S3Client
 
 from penstock.sandbox.local_sandbox import Sandbox
 
-# A test that wants a second attempt makes it itself.
+# No retries: a test makes further attempts itself.
 CONFIG = Config(retries={"total_max_attempts": 1}, inject_host_prefix=False)
 
 
@@ -25,7 +25,7 @@ def running_sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def sandbox(running_sandbox: Sandbox) -> Iterator[Sandbox]:
-    """One without faults and without calls; names that earlier tests used are taken."""
+    """A sandbox without faults and logged calls. It keeps the names of earlier tests."""
     running_sandbox.reset_calls()
     yield running_sandbox
     running_sandbox.clear_faults()

@@ -1,4 +1,4 @@
-"""Requests of programs that have no AWS client."""
+"""HTTP requests without an AWS client."""
 
 from __future__ import annotations
 

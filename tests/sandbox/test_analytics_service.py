@@ -1,4 +1,4 @@
-"""IoT Analytics, for which there is no client any more."""
+"""IoT Analytics, without an AWS client: AWS has removed it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def put(sandbox: Sandbox, channel: str, *messages: Any) -> Posted:
     return post(f"{sandbox.url}/messages/batch", body.encode())
 
 
-def test_messages_are_kept_in_their_order(sandbox: Sandbox) -> None:
+def test_messages_are_stored_in_order(sandbox: Sandbox) -> None:
     posted = put(sandbox, "kept", message(1, b"one"), message(2, b"two"))
 
     assert posted.status == 200
@@ -31,7 +31,7 @@ def test_messages_are_kept_in_their_order(sandbox: Sandbox) -> None:
     assert sandbox.calls("iotanalytics")[0]["operation"] == "BatchPutMessage"
 
 
-def test_a_hundred_messages_fit_a_call(sandbox: Sandbox) -> None:
+def test_call_has_at_most_100_messages(sandbox: Sandbox) -> None:
     messages = [message(number) for number in range(101)]
 
     assert put(sandbox, "hundred", *messages[:100]).status == 200
@@ -49,7 +49,7 @@ def test_a_hundred_messages_fit_a_call(sandbox: Sandbox) -> None:
         ("__a", [message(1)]),
     ],
 )
-def test_what_is_malformed_fails_as_a_whole(
+def test_malformed_call_fails_as_a_whole(
     sandbox: Sandbox, channel: str, messages: list[Any]
 ) -> None:
     posted = put(sandbox, channel, *messages)
@@ -58,7 +58,7 @@ def test_what_is_malformed_fails_as_a_whole(
     assert posted.answer["__type"] == "InvalidRequestException"
 
 
-def test_a_message_that_is_too_large_fails_alone(sandbox: Sandbox) -> None:
+def test_only_the_oversized_message_fails(sandbox: Sandbox) -> None:
     posted = put(sandbox, "large", message(1, bytes(128 * 1024 + 1)), message(2))
 
     (error,) = posted.answer["batchPutMessageErrorEntries"]
@@ -66,7 +66,7 @@ def test_a_message_that_is_too_large_fails_alone(sandbox: Sandbox) -> None:
     assert len(sandbox.records("iotanalytics", "large")) == 1
 
 
-def test_messages_that_a_fault_refuses_fail_alone(sandbox: Sandbox) -> None:
+def test_only_messages_refused_by_a_fault_fail(sandbox: Sandbox) -> None:
     sandbox.set_fault("iotanalytics", refuse_every=2, refuse_with="InternalFailureException")
 
     posted = put(sandbox, "refused", message(1), message(2), message(3))
@@ -76,7 +76,7 @@ def test_messages_that_a_fault_refuses_fail_alone(sandbox: Sandbox) -> None:
     assert len(sandbox.records("iotanalytics", "refused")) == 2
 
 
-def test_a_fault_throttles_the_whole_call(sandbox: Sandbox) -> None:
+def test_fault_throttles_the_whole_call(sandbox: Sandbox) -> None:
     sandbox.set_fault("iotanalytics", name="throttled", throttle=True)
 
     posted = put(sandbox, "throttled", message(1))

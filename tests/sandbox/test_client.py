@@ -1,4 +1,4 @@
-"""The sandbox's client."""
+"""The client of the sandbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def client(sandbox: Sandbox) -> SandboxClient:
     return SandboxClient(sandbox.url + "/")
 
 
-def test_fields_of_faults_are_spelled_as_in_python_or_as_in_json(client: SandboxClient) -> None:
+def test_fields_of_faults_are_in_snake_case_or_camel_case(client: SandboxClient) -> None:
     client.set_fault("s3", refuse_every=2, refuse_with="InternalError")
     client.set_fault("http", delayMillis=1, forCalls=3)
 
@@ -33,25 +33,25 @@ def test_fields_of_faults_are_spelled_as_in_python_or_as_in_json(client: Sandbox
     assert client.faults() == []
 
 
-def test_what_the_sandbox_refuses_is_raised_in_its_words(client: SandboxClient) -> None:
-    with pytest.raises(SandboxError, match=r"^forCalls: has to be a whole number, 1 or more$"):
+def test_error_has_the_message_of_the_sandbox(client: SandboxClient) -> None:
+    with pytest.raises(SandboxError, match=r"^forCalls: must be a whole number, 1 or more$"):
         client.set_fault("s3", down=True, for_calls=0)
-    with pytest.raises(SandboxError, match="name: there is no such one"):
+    with pytest.raises(SandboxError, match="name: does not exist"):
         client.records("kinesis", "never made")
 
 
-def test_records_of_which_nothing_came_are_none(client: SandboxClient) -> None:
+def test_property_without_values_has_no_records(client: SandboxClient) -> None:
     assert client.records("iotsitewise", "/never/put") == []
 
 
-def test_all_records_come_however_many_there_are(
+def test_records_of_several_pages_are_read(
     client: SandboxClient, kinesis: KinesisClient, stream: str
 ) -> None:
     for call in range(21):
         kinesis.put_records(
             StreamName=stream,
             Records=[
-                {"Data": b"%d" % (call * 500 + place), "PartitionKey": "k"} for place in range(500)
+                {"Data": b"%d" % (call * 500 + index), "PartitionKey": "k"} for index in range(500)
             ],
         )
 
@@ -71,7 +71,7 @@ def test_calls_and_totals_are_counted_until_they_are_reset(client: SandboxClient
     assert client.totals() == {}
 
 
-def test_the_variables_lead_boto3_to_the_sandbox(
+def test_boto3_uses_the_sandbox_with_its_variables(
     client: SandboxClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in os.environ:
@@ -98,7 +98,7 @@ def test_the_variables_lead_boto3_to_the_sandbox(
     assert [call["service"] for call in client.calls()] == ["kinesis", "s3", "iotsitewise"]
 
 
-def test_a_bucket_is_made_unless_it_is_there(client: SandboxClient, s3: S3Client) -> None:
+def test_bucket_is_created_unless_it_exists(client: SandboxClient, s3: S3Client) -> None:
     client.create_bucket("made-by-the-client")
     client.create_bucket("made-by-the-client")
 
@@ -106,7 +106,7 @@ def test_a_bucket_is_made_unless_it_is_there(client: SandboxClient, s3: S3Client
     assert names.count("made-by-the-client") == 1
 
 
-def test_a_bucket_that_cannot_be_is_told_with_the_reason(client: SandboxClient) -> None:
+def test_error_of_bucket_creation_has_the_code_of_s3(client: SandboxClient) -> None:
     with pytest.raises(SandboxError, match=r"^bucket 'x': InvalidBucketName$"):
         client.create_bucket("x")
     client.set_fault("s3", status=503)
@@ -114,6 +114,6 @@ def test_a_bucket_that_cannot_be_is_told_with_the_reason(client: SandboxClient) 
         client.create_bucket("out-of-reach")
 
 
-def test_a_sandbox_that_is_not_there_is_not_healthy(client: SandboxClient) -> None:
+def test_unreachable_sandbox_is_not_healthy(client: SandboxClient) -> None:
     assert client.is_healthy()
     assert not SandboxClient("http://127.0.0.1:1").is_healthy()

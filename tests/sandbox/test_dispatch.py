@@ -1,4 +1,4 @@
-"""Whose a request is, and what faults do to it."""
+"""The service of a request, and the effects of faults on it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from botocore.exceptions import ClientError, ConnectionClosedError
 from mypy_boto3_kinesis.client import KinesisClient
 
 from penstock.sandbox.analytics_service import Analytics
-from penstock.sandbox.dispatch import Application, Dropped
+from penstock.sandbox.call_log import CallLog
+from penstock.sandbox.dispatch import ConnectionDropped, Dispatcher
 from penstock.sandbox.faults import Fault, Faults
 from penstock.sandbox.http_sink import HttpSink
 from penstock.sandbox.kinesis_service import Kinesis
-from penstock.sandbox.ledger import Ledger
 from penstock.sandbox.local_sandbox import Sandbox
 from penstock.sandbox.s3_service import S3
 from penstock.sandbox.service import ServiceRequest
@@ -34,17 +34,17 @@ def faults() -> Faults:
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    return Ledger()
+def call_log() -> CallLog:
+    return CallLog()
 
 
 @pytest.fixture
-def application(faults: Faults, ledger: Ledger) -> Application:
-    return Application(SERVICES, faults, ledger)
+def dispatcher(faults: Faults, call_log: CallLog) -> Dispatcher:
+    return Dispatcher(SERVICES, faults, call_log)
 
 
-def post(name: str = "a", is_gone: Callable[[], bool] = lambda: False) -> ServiceRequest:
-    return ServiceRequest("POST", f"/_sandbox/http/{name}", {}, b"x", is_gone)
+def post(name: str = "a", is_disconnected: Callable[[], bool] = lambda: False) -> ServiceRequest:
+    return ServiceRequest("POST", f"/_sandbox/http/{name}", {}, b"x", is_disconnected)
 
 
 @pytest.mark.parametrize(
@@ -62,72 +62,74 @@ def post(name: str = "a", is_gone: Callable[[], bool] = lambda: False) -> Servic
         ("POST", "/_sandbox/http/a", {}, "http"),
     ],
 )
-def test_a_request_is_for_the_service_that_its_signature_target_or_path_names(
-    application: Application,
-    ledger: Ledger,
+def test_service_is_found_by_signature_target_or_path(
+    dispatcher: Dispatcher,
+    call_log: CallLog,
     method: str,
     target: str,
     headers: dict[str, str],
     service: str,
 ) -> None:
-    application.answer(ServiceRequest(method, target, {"host": "127.0.0.1", **headers}, b""))
+    dispatcher.answer(ServiceRequest(method, target, {"host": "127.0.0.1", **headers}, b""))
 
-    assert [call.service for call in ledger.calls()] == [service]
-
-
-def test_the_control_api_is_no_call(application: Application, ledger: Ledger) -> None:
-    assert application.answer(ServiceRequest("GET", "/_sandbox/health", {}, b"")).status == 200
-    assert ledger.calls() == []
+    assert [call.service for call in call_log.calls()] == [service]
 
 
-def test_a_service_that_is_down_drops_the_connection(
-    application: Application, faults: Faults, ledger: Ledger
+def test_control_requests_are_not_logged_as_calls(
+    dispatcher: Dispatcher, call_log: CallLog
+) -> None:
+    assert dispatcher.answer(ServiceRequest("GET", "/_sandbox/health", {}, b"")).status == 200
+    assert call_log.calls() == []
+
+
+def test_service_that_is_down_drops_the_connection(
+    dispatcher: Dispatcher, faults: Faults, call_log: CallLog
 ) -> None:
     faults.put(Fault("http", down=True))
 
-    with pytest.raises(Dropped):
-        application.answer(post())
+    with pytest.raises(ConnectionDropped):
+        dispatcher.answer(post())
 
-    assert [call.outcome for call in ledger.calls()] == ["down"]
-    assert ledger.totals()["http"]["failedCalls"] == 1
+    assert [call.outcome for call in call_log.calls()] == ["down"]
+    assert call_log.totals()["http"]["failedCalls"] == 1
 
 
-def test_a_call_that_hangs_goes_on_when_the_switch_is_turned_off(
-    application: Application, faults: Faults, ledger: Ledger
+def test_hanging_call_continues_when_the_fault_is_cleared(
+    dispatcher: Dispatcher, faults: Faults, call_log: CallLog
 ) -> None:
     faults.put(Fault("http", name="held", hang=True))
-    with running(lambda: application.answer(post("held"))):
-        assert application.answer(post("other")).status == 200
-        assert [call.name for call in ledger.calls()] == ["other"]
+    with running(lambda: dispatcher.answer(post("held"))):
+        assert dispatcher.answer(post("other")).status == 200
+        assert [call.name for call in call_log.calls()] == ["other"]
         faults.clear()
 
-    assert [call.name for call in ledger.calls()] == ["other", "held"]
+    assert [call.name for call in call_log.calls()] == ["other", "held"]
 
 
 @pytest.mark.parametrize("fault", [Fault("http", hang=True), Fault("http", delay_millis=10**9)])
-def test_a_call_of_which_nobody_waits_for_the_answer_is_not_carried_out(
-    application: Application, faults: Faults, ledger: Ledger, fault: Fault
+def test_delayed_call_of_a_disconnected_client_is_not_performed(
+    dispatcher: Dispatcher, faults: Faults, call_log: CallLog, fault: Fault
 ) -> None:
     faults.put(fault)
 
-    with pytest.raises(Dropped):
-        application.answer(post("gone", is_gone=lambda: True))
+    with pytest.raises(ConnectionDropped):
+        dispatcher.answer(post("gone", is_disconnected=lambda: True))
 
-    assert [(call.outcome, call.stored) for call in ledger.calls()] == [("gone", 0)]
+    assert [(call.outcome, call.stored) for call in call_log.calls()] == [("gone", 0)]
 
 
-def test_a_delay_comes_before_the_answer(application: Application, faults: Faults) -> None:
-    looks = []
+def test_delay_precedes_the_response(dispatcher: Dispatcher, faults: Faults) -> None:
+    checks = []
 
-    def is_gone() -> bool:
-        looks.append(True)
+    def is_disconnected() -> bool:
+        checks.append(True)
         return False
 
-    assert application.answer(post(is_gone=is_gone)).status == 200
-    assert not looks
+    assert dispatcher.answer(post(is_disconnected=is_disconnected)).status == 200
+    assert not checks
     faults.put(Fault("http", delay_millis=500))
-    assert application.answer(post(is_gone=is_gone)).status == 200
-    assert looks
+    assert dispatcher.answer(post(is_disconnected=is_disconnected)).status == 200
+    assert checks
 
 
 def put(kinesis: KinesisClient, stream: str) -> None:
@@ -143,7 +145,7 @@ def put(kinesis: KinesisClient, stream: str) -> None:
         ({"status": 400, "code": "AccessDeniedException"}, "AccessDeniedException", 400),
     ],
 )
-def test_boto3_sees_the_fault_as_long_as_it_lasts(
+def test_boto3_gets_the_error_while_the_fault_lasts(
     sandbox: Sandbox,
     kinesis: KinesisClient,
     stream: str,
@@ -162,7 +164,7 @@ def test_boto3_sees_the_fault_as_long_as_it_lasts(
     assert [call["outcome"] for call in sandbox.calls("kinesis")] == [code, "ok"]
 
 
-def test_boto3_sees_a_service_that_is_down_as_a_connection_that_is_closed(
+def test_boto3_gets_a_closed_connection_from_a_service_that_is_down(
     sandbox: Sandbox, kinesis: KinesisClient, stream: str
 ) -> None:
     sandbox.set_fault("kinesis", name=stream, down=True, for_calls=1)

@@ -1,4 +1,4 @@
-"""HTTP between a client and the sandbox."""
+"""The HTTP server of the sandbox."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def peer(sandbox: Sandbox) -> Iterator[Peer]:
         yield peer
 
 
-def test_a_connection_stays_open_from_call_to_call(
+def test_connection_serves_several_calls(
     sandbox: Sandbox, connection: http.client.HTTPConnection
 ) -> None:
     connection.connect()
@@ -41,9 +41,7 @@ def test_a_connection_stays_open_from_call_to_call(
     assert len(sandbox.records("http", "kept-open")) == 3
 
 
-def test_a_body_may_come_in_chunks(
-    sandbox: Sandbox, connection: http.client.HTTPConnection
-) -> None:
+def test_chunked_body_is_read(sandbox: Sandbox, connection: http.client.HTTPConnection) -> None:
     for _ in range(2):
         connection.request("POST", "/_sandbox/http/chunks", iter([b"one", b"two" * 1000]))
         assert connection.getresponse().read() == b"{}"
@@ -51,7 +49,7 @@ def test_a_body_may_come_in_chunks(
     assert sandbox.payloads("http", "chunks") == [b"one" + b"two" * 1000] * 2
 
 
-def test_trailers_after_the_chunks_are_skipped(sandbox: Sandbox, peer: Peer) -> None:
+def test_trailers_are_skipped(sandbox: Sandbox, peer: Peer) -> None:
     peer.say(
         b"POST /_sandbox/http/trailers HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"3;extension=1\r\nabc\r\n0\r\nx-amz-checksum: 1\r\n\r\n"
@@ -62,7 +60,7 @@ def test_trailers_after_the_chunks_are_skipped(sandbox: Sandbox, peer: Peer) -> 
     assert sandbox.payloads("http", "trailers") == [b"abc"]
 
 
-def test_who_asks_first_may_send_the_body(sandbox: Sandbox, peer: Peer) -> None:
+def test_expect_100_continue_is_answered(sandbox: Sandbox, peer: Peer) -> None:
     peer.say(
         b"POST /_sandbox/http/asking HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
         b"Expect: 100-continue\r\n\r\n"
@@ -78,13 +76,13 @@ def test_who_asks_first_may_send_the_body(sandbox: Sandbox, peer: Peer) -> None:
 @pytest.mark.parametrize(
     "header", [b"Content-Length: x", b"Content-Length: -1", b"Transfer-Encoding: chunked"]
 )
-def test_a_body_of_no_length_is_told(peer: Peer, header: bytes) -> None:
+def test_invalid_length_of_body_is_rejected(peer: Peer, header: bytes) -> None:
     peer.say(b"POST /_sandbox/http/a HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n\r\nwhat?\r\n")
 
     assert peer.take_rest().startswith(b"HTTP/1.1 400 ")
 
 
-def test_half_a_body_is_no_call(sandbox: Sandbox, peer: Peer) -> None:
+def test_incomplete_body_is_not_a_call(sandbox: Sandbox, peer: Peer) -> None:
     peer.say(b"POST /_sandbox/http/half HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nab")
     peer.socket.shutdown(socket.SHUT_WR)
 
@@ -92,7 +90,7 @@ def test_half_a_body_is_no_call(sandbox: Sandbox, peer: Peer) -> None:
     assert sandbox.calls("http") == []
 
 
-def test_a_client_that_leaves_a_call_that_hangs_is_noticed(sandbox: Sandbox, peer: Peer) -> None:
+def test_disconnect_ends_a_hanging_call(sandbox: Sandbox, peer: Peer) -> None:
     sandbox.set_fault("http", name="left", hang=True)
     peer.say(b"POST /_sandbox/http/left HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
 
@@ -102,7 +100,7 @@ def test_a_client_that_leaves_a_call_that_hangs_is_noticed(sandbox: Sandbox, pee
     assert sandbox.records("http", "left") == []
 
 
-def test_a_head_has_the_length_and_no_body(connection: http.client.HTTPConnection) -> None:
+def test_head_response_has_length_and_no_body(connection: http.client.HTTPConnection) -> None:
     connection.request("HEAD", "/_sandbox/health")
     response = connection.getresponse()
 

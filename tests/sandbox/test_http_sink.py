@@ -1,4 +1,4 @@
-"""The HTTP sink: it keeps what is posted."""
+"""The HTTP sink."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock.sandbox.local_sandbox import Sandbox
 from tests.sandbox.posting import post
 
 
-def test_what_is_posted_is_kept_with_its_headers(sandbox: Sandbox) -> None:
+def test_requests_are_stored_with_headers(sandbox: Sandbox) -> None:
     assert post(sandbox.http_url("a sink"), b"\x00one").status == 200
     assert post(sandbox.http_url("a sink"), b"two", "PUT").status == 200
 
@@ -17,7 +17,7 @@ def test_what_is_posted_is_kept_with_its_headers(sandbox: Sandbox) -> None:
     assert "a sink" in sandbox.names("http")
 
 
-def test_a_fault_answers_with_its_status_and_when_to_come_back(sandbox: Sandbox) -> None:
+def test_fault_sets_status_and_retry_after(sandbox: Sandbox) -> None:
     sandbox.set_fault("http", name="busy", status=503, retry_after=7, for_calls=1)
 
     refused = post(sandbox.http_url("busy"), b"x")
@@ -33,5 +33,5 @@ def test_every_nth_post_is_refused(sandbox: Sandbox) -> None:
     assert [post(sandbox.http_url("often"), b"x").status for _ in range(4)] == [200, 429, 200, 429]
 
 
-def test_a_sink_needs_a_name(sandbox: Sandbox) -> None:
+def test_sink_needs_a_name(sandbox: Sandbox) -> None:
     assert post(sandbox.http_url(""), b"x").status == 405

@@ -1,10 +1,10 @@
-"""Requests to Kinesis, as their JSON has them."""
+"""Parsing of the requests of Kinesis."""
 
 from __future__ import annotations
 
 import pytest
 
-from penstock.sandbox.kinesis_requests import GetRecords, OfStream, PutRecord, PutRecords
+from penstock.sandbox.kinesis_requests import GetRecords, PutRecord, PutRecords, StreamRequest
 from penstock.sandbox.service import ServiceError, read_json
 
 
@@ -16,16 +16,16 @@ from penstock.sandbox.service import ServiceError, read_json
         b'{"StreamName": "turbines", "StreamARN": "ignored", "Unknown": 1}',
     ],
 )
-def test_a_stream_is_named_or_has_an_arn(body: bytes) -> None:
-    assert read_json(body, OfStream, "Wrong").stream == "turbines"
+def test_stream_is_given_by_name_or_arn(body: bytes) -> None:
+    assert read_json(body, StreamRequest, "Wrong").stream == "turbines"
 
 
-def test_without_either_it_is_an_error() -> None:
+def test_missing_stream_is_an_error() -> None:
     with pytest.raises(ServiceError, match="StreamName or StreamARN"):
-        _ = OfStream().stream
+        _ = StreamRequest().stream
 
 
-def test_one_record_is_read_as_one_of_many() -> None:
+def test_put_record_has_a_list_of_one_record() -> None:
     one = read_json(b'{"StreamName": "a", "Data": "aGk=", "PartitionKey": "k"}', PutRecord, "Wrong")
     many = read_json(
         b'{"StreamName": "a", "Records": [{"Data": "aGk=", "PartitionKey": "k"}]}',
@@ -48,11 +48,11 @@ def test_one_record_is_read_as_one_of_many() -> None:
         '{"PartitionKey": "k"}',
     ],
 )
-def test_a_record_that_is_none_is_an_error(record: str) -> None:
+def test_malformed_record_is_an_error(record: str) -> None:
     with pytest.raises(ServiceError):
         read_json(b'{"StreamName": "a", "Records": [%s]}' % record.encode(), PutRecords, "Wrong")
 
 
-def test_an_iterator_that_is_none_is_an_error() -> None:
+def test_malformed_iterator_is_an_error() -> None:
     with pytest.raises(ServiceError, match="Invalid ShardIterator"):
         _ = GetRecords("nonsense").stream

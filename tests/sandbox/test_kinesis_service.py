@@ -1,4 +1,4 @@
-"""Kinesis, as boto3 finds it."""
+"""Kinesis of the sandbox, with boto3."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def code_of(raised: pytest.ExceptionInfo[ClientError]) -> str:
     return str(raised.value.response["Error"]["Code"])
 
 
-def test_records_are_read_in_the_order_in_which_they_were_put(
-    kinesis: KinesisClient, stream: str
-) -> None:
+def test_records_are_read_in_order(kinesis: KinesisClient, stream: str) -> None:
     payloads = [os.urandom(20) for _ in range(500)]
 
     answer = kinesis.put_records(StreamName=stream, Records=records(*payloads))
@@ -49,7 +47,7 @@ def test_records_are_read_in_the_order_in_which_they_were_put(
     assert read_shard(kinesis, stream) == [*payloads, b"last"]
 
 
-def test_a_read_goes_on_where_the_last_one_ended(kinesis: KinesisClient, stream: str) -> None:
+def test_next_iterator_continues_after_the_last_read(kinesis: KinesisClient, stream: str) -> None:
     kinesis.put_records(StreamName=stream, Records=records(b"1", b"2", b"3"))
     iterator = kinesis.get_shard_iterator(
         StreamName=stream, ShardId=SHARD, ShardIteratorType="TRIM_HORIZON"
@@ -66,14 +64,14 @@ def test_a_read_goes_on_where_the_last_one_ended(kinesis: KinesisClient, stream:
     assert second["MillisBehindLatest"] == 0
 
 
-def test_a_read_has_no_more_than_ten_mebibytes(kinesis: KinesisClient, stream: str) -> None:
+def test_read_has_at_most_ten_mebibytes(kinesis: KinesisClient, stream: str) -> None:
     for _ in range(3):
         kinesis.put_records(StreamName=stream, Records=records(*[bytes(MEBIBYTE - 1)] * 4))
 
     assert len(read_shard(kinesis, stream)) == 10
 
 
-def test_a_read_begins_where_it_is_told(kinesis: KinesisClient, stream: str) -> None:
+def test_read_starts_at_the_position_of_the_iterator(kinesis: KinesisClient, stream: str) -> None:
     put = kinesis.put_records(StreamName=stream, Records=records(b"1", b"2", b"3"))
     second = put["Records"][1]["SequenceNumber"]
 
@@ -91,9 +89,7 @@ def test_a_read_begins_where_it_is_told(kinesis: KinesisClient, stream: str) -> 
             read_shard(kinesis, stream, **{"ShardIteratorType": "AT_SEQUENCE_NUMBER", **wrong})
 
 
-def test_streams_have_shards_that_are_read_one_by_one(
-    sandbox: Sandbox, kinesis: KinesisClient
-) -> None:
+def test_shards_are_read_separately(sandbox: Sandbox, kinesis: KinesisClient) -> None:
     kinesis.create_stream(StreamName="sharded", ShardCount=3)
     kinesis.get_waiter("stream_exists").wait(StreamName="sharded")
     sent = [(str(number), str(number).encode()) for number in range(100)]
@@ -132,7 +128,7 @@ def test_streams_are_listed_described_and_deleted(kinesis: KinesisClient, stream
     assert stream not in kinesis.list_streams()["StreamNames"]
 
 
-def test_an_on_demand_stream_has_four_shards(kinesis: KinesisClient) -> None:
+def test_on_demand_stream_has_four_shards(kinesis: KinesisClient) -> None:
     kinesis.create_stream(StreamName="on-demand", StreamModeDetails={"StreamMode": "ON_DEMAND"})
 
     described = kinesis.describe_stream(StreamName="on-demand")["StreamDescription"]
@@ -140,9 +136,7 @@ def test_an_on_demand_stream_has_four_shards(kinesis: KinesisClient) -> None:
     assert len(described["Shards"]) == 4
 
 
-def test_a_stream_or_shard_that_is_not_there_is_not_found(
-    kinesis: KinesisClient, stream: str
-) -> None:
+def test_unknown_stream_or_shard_is_not_found(kinesis: KinesisClient, stream: str) -> None:
     with pytest.raises(kinesis.exceptions.ResourceNotFoundException, match="Stream none under"):
         kinesis.put_records(StreamName="none", Records=records(b"x"))
     with pytest.raises(kinesis.exceptions.ResourceNotFoundException):
@@ -151,8 +145,10 @@ def test_a_stream_or_shard_that_is_not_there_is_not_found(
         read_shard(kinesis, stream, ShardId="other")
 
 
-def test_an_operation_that_the_sandbox_lacks_is_told(kinesis: KinesisClient) -> None:
-    with pytest.raises(ClientError, match="the sandbox has no operation 'DescribeLimits'") as error:
+def test_unsupported_operation_is_an_error(kinesis: KinesisClient) -> None:
+    with pytest.raises(
+        ClientError, match="does not support the operation 'DescribeLimits'"
+    ) as error:
         kinesis.describe_limits()
     assert code_of(error) == "UnknownOperationException"
 
@@ -161,11 +157,11 @@ def test_an_operation_that_the_sandbox_lacks_is_told(kinesis: KinesisClient) -> 
     ("payloads", "code"),
     [
         ([b"x"] * 501, "ValidationException"),
-        ([bytes(MEBIBYTE)], "ValidationException"),  # with its key a byte too much
+        ([bytes(MEBIBYTE)], "ValidationException"),  # one byte too large with its key
         ([bytes(MEBIBYTE - 1)] * 5 + [b""], "InvalidArgumentException"),
     ],
 )
-def test_limits_are_those_of_aws(
+def test_limits_equal_those_of_aws(
     kinesis: KinesisClient, stream: str, payloads: list[bytes], code: str
 ) -> None:
     with pytest.raises(ClientError) as raised:
@@ -186,21 +182,21 @@ def put_call(kinesis: Kinesis, count: int, payload: str = "eA==") -> ServiceCall
     return kinesis.read(ServiceRequest("POST", "/", headers, body.encode()))
 
 
-def test_records_may_be_large_where_that_is_turned_on() -> None:
+def test_large_records_are_accepted_if_enabled() -> None:
     kinesis = Kinesis(MEBIBYTE, lambda: 0.0, large_records=True)
     kinesis.create_stream("a")
 
     assert put_call(kinesis, 1, "AAAA" * (3 * MEBIBYTE)).perform({}).stored == 1
 
 
-def test_a_stream_is_made_when_it_is_first_used_where_that_is_turned_on() -> None:
+def test_stream_is_created_on_first_use_if_enabled() -> None:
     kinesis = Kinesis(MEBIBYTE, lambda: 0.0, create_streams=True)
 
     assert put_call(kinesis, 2).perform({}).stored == 2
     assert kinesis.names() == ["a"]
 
 
-def test_no_more_is_kept_than_fits() -> None:
+def test_oldest_records_are_evicted() -> None:
     kinesis = Kinesis(100 * (256 + 2), lambda: 0.0)
     kinesis.create_stream("a")
 
@@ -212,7 +208,7 @@ def test_no_more_is_kept_than_fits() -> None:
     assert (page.first, page.end) == (200, 300)
 
 
-def test_records_that_a_fault_refuses_fail_alone(
+def test_only_records_refused_by_a_fault_fail(
     sandbox: Sandbox, kinesis: KinesisClient, stream: str
 ) -> None:
     sandbox.set_fault("kinesis", name=stream, refuse_every=3)
@@ -230,7 +226,7 @@ def test_records_that_a_fault_refuses_fail_alone(
     assert put["outcome"] == "partial"
 
 
-def test_one_record_that_a_fault_refuses_is_an_error(
+def test_single_record_refused_by_a_fault_is_an_error(
     sandbox: Sandbox, kinesis: KinesisClient, stream: str
 ) -> None:
     sandbox.set_fault("kinesis", refuse_every=1, refuse_with="InternalFailure")
@@ -241,10 +237,10 @@ def test_one_record_that_a_fault_refuses_is_an_error(
     assert code_of(raised) == "InternalFailure"
 
 
-def test_other_clients_that_speak_cbor_are_told_so() -> None:
+def test_cbor_is_rejected() -> None:
     kinesis = Kinesis(MEBIBYTE, lambda: 0.0)
 
-    with pytest.raises(Exception, match="speaks JSON only"):
+    with pytest.raises(Exception, match="supports JSON, not CBOR"):
         kinesis.read(
             ServiceRequest("POST", "/", {"content-type": "application/x-amz-cbor-1.1"}, b"")
         )

@@ -1,4 +1,4 @@
-"""A sandbox in this process: it starts, stops, and says why it cannot."""
+"""Start and stop of a sandbox in this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sandbox.posting import post
 from tests.support import running, wait_until
 
 
-def test_what_is_wanted_from_the_start_is_there(session: boto3.Session) -> None:
+def test_streams_and_buckets_exist_after_the_start(session: boto3.Session) -> None:
     with Sandbox(kinesis_streams={"a": 2, "b": 1}, buckets=["from-the-start"]) as sandbox:
         kinesis = session.client("kinesis", endpoint_url=sandbox.url, config=CONFIG)
         s3 = session.client("s3", endpoint_url=sandbox.url, config=CONFIG)
@@ -25,7 +25,7 @@ def test_what_is_wanted_from_the_start_is_there(session: boto3.Session) -> None:
         s3.head_bucket(Bucket="from-the-start")
 
 
-def test_it_is_gone_when_it_was_stopped_and_its_port_is_free() -> None:
+def test_stopped_sandbox_closes_connections_and_frees_its_port() -> None:
     sandbox = Sandbox()
     sandbox.start()
     port = urllib.parse.urlsplit(sandbox.url).port
@@ -40,7 +40,7 @@ def test_it_is_gone_when_it_was_stopped_and_its_port_is_free() -> None:
         assert again.is_healthy()
 
 
-def test_started_again_it_has_its_port_and_what_it_had_kept() -> None:
+def test_restarted_sandbox_keeps_port_and_records() -> None:
     with Sandbox(kinesis_streams={"a": 1}) as sandbox:
         url = sandbox.url
         post(sandbox.http_url("kept"), b"before")
@@ -54,7 +54,7 @@ def test_started_again_it_has_its_port_and_what_it_had_kept() -> None:
         assert sandbox.payloads("http", "kept") == [b"before", b"after"]
 
 
-def test_a_call_that_hangs_does_not_keep_it_from_stopping() -> None:
+def test_hanging_call_does_not_block_the_stop() -> None:
     sandbox = Sandbox()
     sandbox.start()
     sandbox.set_fault("http", hang=True)
@@ -68,7 +68,7 @@ def test_a_call_that_hangs_does_not_keep_it_from_stopping() -> None:
         sandbox.stop()
 
 
-def test_a_port_that_is_taken_is_told(sandbox: Sandbox) -> None:
+def test_port_in_use_is_reported(sandbox: Sandbox) -> None:
     port = urllib.parse.urlsplit(sandbox.url).port
     assert port
 
@@ -76,12 +76,12 @@ def test_a_port_that_is_taken_is_told(sandbox: Sandbox) -> None:
         Sandbox(port).start()
 
 
-def test_a_bucket_that_cannot_be_is_told() -> None:
+def test_invalid_bucket_name_is_reported() -> None:
     with pytest.raises(SandboxError, match="bucket 'x': InvalidBucketName"):
         Sandbox(buckets=["x"]).start()
 
 
-def test_without_moto_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_moto_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     with pytest.raises(SandboxError, match=r"no module moto.*pip install 'penstock\[sandbox\]'"):

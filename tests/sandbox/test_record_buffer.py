@@ -1,4 +1,4 @@
-"""Shelves: records in order, the oldest dropped."""
+"""Buffers of records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def filled(count: int, limit_bytes: int = ROOMY, size: int = 1000) -> RecordBuff
     return buffer
 
 
-def test_records_are_read_in_their_order_from_any_number() -> None:
+def test_records_are_read_in_order_from_any_number() -> None:
     buffer = filled(5)
 
     assert [number for number, _, _ in buffer.read(0)] == [0, 1, 2, 3, 4]
@@ -22,20 +22,20 @@ def test_records_are_read_in_their_order_from_any_number() -> None:
     assert list(buffer.read(5)) == []
 
 
-def test_the_oldest_go_when_it_is_full_and_numbers_stay() -> None:
+def test_full_buffer_evicts_the_oldest_and_keeps_numbers() -> None:
     buffer = filled(20_000, limit_bytes=1256 * 100)
 
     assert (buffer.first, buffer.end) == (19_900, 20_000)
     assert [number for number, _, _ in buffer.read(0)] == list(range(19_900, 20_000))
 
 
-def test_places_of_dropped_records_are_given_up() -> None:
+def test_slots_of_evicted_records_are_freed() -> None:
     buffer = filled(100_000, limit_bytes=1256 * 100)
 
     assert len(buffer._items) < 10_000
 
 
-def test_a_record_that_is_too_large_stays_until_the_next() -> None:
+def test_oversized_record_stays_until_the_next() -> None:
     buffer = filled(1, limit_bytes=10)
 
     assert [record for _, record, _ in buffer.read(0)] == [0]
@@ -43,7 +43,7 @@ def test_a_record_that_is_too_large_stays_until_the_next() -> None:
     assert [record for _, record, _ in buffer.read(0)] == [1]
 
 
-def test_pages_follow_each_other() -> None:
+def test_pages_are_contiguous() -> None:
     buffer = filled(5)
 
     assert buffer.page(0, 2) == Page(0, 2, 5, [0, 1])
@@ -52,13 +52,13 @@ def test_pages_follow_each_other() -> None:
     assert buffer.page(7, 10) == Page(5, 5, 5, [])
 
 
-def test_a_page_is_not_larger_than_fits_but_has_one_record_at_least() -> None:
+def test_page_size_is_limited_but_has_at_least_one_record() -> None:
     buffer = filled(3, size=10 << 20)
 
     assert buffer.page(0, 10).records == [0]
 
 
-def test_each_name_has_a_shelf_of_its_own() -> None:
+def test_each_name_has_its_own_buffer() -> None:
     buffers: RecordBuffers[str] = RecordBuffers(ROOMY)
     buffers.add("b", "first", 1)
     buffers.add("a", "second", 1)

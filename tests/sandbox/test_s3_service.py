@@ -1,4 +1,4 @@
-"""S3, as boto3 finds it."""
+"""S3 of the sandbox, with boto3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bucket(sandbox: Sandbox, s3: S3Client) -> str:
     return "windfarm"
 
 
-def test_objects_are_read_as_they_were_written(s3: S3Client, bucket: str) -> None:
+def test_objects_are_written_and_read(s3: S3Client, bucket: str) -> None:
     key, data = "a b/ü+?&.bin", os.urandom(100_000)
 
     s3.put_object(Bucket=bucket, Key=key, Body=data, Metadata={"turbine": "7"})
@@ -40,7 +40,7 @@ def test_objects_are_read_as_they_were_written(s3: S3Client, bucket: str) -> Non
         s3.head_object(Bucket=bucket, Key=key)
 
 
-def test_large_objects_come_in_parts(sandbox: Sandbox, s3: S3Client, bucket: str) -> None:
+def test_multipart_upload(sandbox: Sandbox, s3: S3Client, bucket: str) -> None:
     data = os.urandom(11 * MEBIBYTE)
     parts = TransferConfig(multipart_threshold=5 * MEBIBYTE, multipart_chunksize=5 * MEBIBYTE)
 
@@ -57,7 +57,7 @@ def test_large_objects_come_in_parts(sandbox: Sandbox, s3: S3Client, bucket: str
     assert sandbox.records("s3", bucket)[-1]["key"] == "large"
 
 
-def test_an_upload_that_is_given_up_leaves_nothing(s3: S3Client, bucket: str) -> None:
+def test_aborted_upload_leaves_no_parts(s3: S3Client, bucket: str) -> None:
     upload = s3.create_multipart_upload(Bucket=bucket, Key="given-up")["UploadId"]
     s3.upload_part(Bucket=bucket, Key="given-up", UploadId=upload, PartNumber=1, Body=b"x")
 
@@ -66,7 +66,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(s3: S3Client, bucket: str) ->
     assert "Uploads" not in s3.list_multipart_uploads(Bucket=bucket)
 
 
-def test_a_bucket_that_is_not_there_is_told(sandbox: Sandbox, s3: S3Client) -> None:
+def test_unknown_bucket_is_an_error(sandbox: Sandbox, s3: S3Client) -> None:
     with pytest.raises(s3.exceptions.NoSuchBucket):
         s3.put_object(Bucket="not-there", Key="x", Body=b"")
 
@@ -74,7 +74,7 @@ def test_a_bucket_that_is_not_there_is_told(sandbox: Sandbox, s3: S3Client) -> N
     assert (call["operation"], call["outcome"], call["stored"]) == ("PutObject", "NoSuchBucket", 0)
 
 
-def test_a_bucket_can_be_made_before_anybody_asks() -> None:
+def test_bucket_is_created_without_a_request() -> None:
     s3 = S3(MEBIBYTE)
 
     s3.create_bucket("made-before")
@@ -101,7 +101,7 @@ def test_a_bucket_can_be_made_before_anybody_asks() -> None:
         ("PATCH", "/bucket/key", {}, "PATCH", ("bucket",)),
     ],
 )
-def test_operations_are_told_by_method_path_and_query(
+def test_operation_is_found_by_method_path_and_query(
     method: str, target: str, headers: dict[str, str], operation: str, names: tuple[str, ...]
 ) -> None:
     call = S3(1).read(ServiceRequest(method, target, {"host": "127.0.0.1:4566", **headers}, b""))
@@ -109,10 +109,8 @@ def test_operations_are_told_by_method_path_and_query(
     assert (call.operation, call.names) == (operation, names)
 
 
-def test_calls_for_an_upload_that_does_not_exist_get_the_error_of_s3(
-    s3: S3Client, bucket: str
-) -> None:
-    unknown: Any = {"Bucket": bucket, "Key": "parts", "UploadId": "none"}
+def test_unknown_upload_gives_the_error_of_s3(s3: S3Client, bucket: str) -> None:
+    unknown_upload: Any = {"Bucket": bucket, "Key": "parts", "UploadId": "none"}
     for call, fields in (
         (s3.upload_part, {"PartNumber": 1, "Body": b"x"}),
         (s3.list_parts, {}),
@@ -123,10 +121,10 @@ def test_calls_for_an_upload_that_does_not_exist_get_the_error_of_s3(
         ),
     ):
         with pytest.raises(ClientError, match="NoSuchUpload"):
-            call(**unknown, **fields)
+            call(**unknown_upload, **fields)
 
 
-def test_faults_are_told_in_the_words_of_s3(sandbox: Sandbox, s3: S3Client, bucket: str) -> None:
+def test_faults_have_the_error_codes_of_s3(sandbox: Sandbox, s3: S3Client, bucket: str) -> None:
     sandbox.set_fault("s3", name=bucket, throttle=True, for_calls=1)
     with pytest.raises(ClientError, match="SlowDown") as throttled:
         s3.put_object(Bucket=bucket, Key="x", Body=b"")

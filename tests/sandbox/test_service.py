@@ -1,4 +1,4 @@
-"""Requests, and errors in the words of a service."""
+"""Requests and errors of services."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def request(target: str = "/", **headers: str) -> ServiceRequest:
     return ServiceRequest("GET", target, headers, b"")
 
 
-def test_a_target_has_a_path_and_a_query() -> None:
-    asked = request("/a%20b/c?name=%2Fx%2By&empty=")
+def test_target_is_split_into_path_and_query() -> None:
+    parsed = request("/a%20b/c?name=%2Fx%2By&empty=")
 
-    assert asked.path == "/a b/c"
-    assert asked.query == {"name": "/x+y", "empty": ""}
+    assert parsed.path == "/a b/c"
+    assert parsed.query == {"name": "/x+y", "empty": ""}
 
 
 @pytest.mark.parametrize("key", ["AKID", "a/key/with/slashes"])
-def test_a_signature_names_its_service(key: str) -> None:
-    assert request(authorization=SIGNATURE.format(key)).signed_for == "kinesis"
+def test_signature_names_its_service(key: str) -> None:
+    assert request(authorization=SIGNATURE.format(key)).signed_service == "kinesis"
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer x", "AWS4-HMAC-SHA256 Credential=a/b"])
-def test_other_signatures_name_none(authorization: str) -> None:
-    assert request(authorization=authorization).signed_for == ""
+def test_malformed_signature_names_no_service(authorization: str) -> None:
+    assert request(authorization=authorization).signed_service == ""
 
 
-def test_a_fault_without_a_status_is_the_throttling_of_the_service() -> None:
+def test_fault_without_a_status_throttles() -> None:
     error = fault_error(Analytics(1), None, None, 3)
 
     assert (error.status, error.code) == (429, "ThrottlingException")
@@ -54,15 +54,13 @@ def test_a_fault_without_a_status_is_the_throttling_of_the_service() -> None:
         (400, "AccessDeniedException", "AccessDeniedException"),
     ],
 )
-def test_a_fault_with_a_status_has_a_code_that_fits(
-    status: int, code: str | None, expected: str
-) -> None:
+def test_status_of_a_fault_sets_its_code(status: int, code: str | None, expected: str) -> None:
     error = fault_error(Analytics(1), status, code, None)
 
     assert (error.status, error.code) == (status, expected)
 
 
-def test_an_error_is_told_in_json_by_most_services_and_in_xml_by_s3() -> None:
+def test_errors_are_json_or_xml_for_s3() -> None:
     error = ServiceError(400, "Wrong", "a < b", {"Retry-After": "1"})
 
     plain, xml = Analytics(1).render(error), S3(1).render(error)
@@ -74,7 +72,7 @@ def test_an_error_is_told_in_json_by_most_services_and_in_xml_by_s3() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"a": "text"}'])
-def test_a_body_of_another_kind_is_an_error(body: bytes) -> None:
+def test_body_of_another_type_is_an_error(body: bytes) -> None:
     with pytest.raises(ServiceError) as raised:
         read_json(body, dict[str, int], "Wrong")
 

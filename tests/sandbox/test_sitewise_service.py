@@ -1,4 +1,4 @@
-"""IoT SiteWise, as boto3 finds it."""
+"""IoT SiteWise of the sandbox, with boto3."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAY = 24 * 3600
 
 
 def value(number: float = 1.0, age: int = 0, nanos: int = 0, **more: Any) -> Any:
-    """A value some seconds old when this file was imported."""
+    """A value of this age in seconds, relative to the import of this file."""
     return {
         "value": {"doubleValue": number},
         "timestamp": {"timeInSeconds": NOW - age, "offsetInNanos": nanos},
@@ -35,7 +35,7 @@ def entry(alias: str, *values: Any, entry_id: str = "e") -> Any:
 
 
 def errors_of(answer: Any) -> dict[str, list[str]]:
-    """By entry, the codes of its errors."""
+    """Error codes by entry."""
     return {
         failed["entryId"]: [error["errorCode"] for error in failed["errors"]]
         for failed in answer["errorEntries"]
@@ -47,7 +47,7 @@ def history(sitewise: IoTSiteWiseClient, alias: str, **more: Any) -> list[float]
     return [found["value"]["doubleValue"] for found in answer["assetPropertyValueHistory"]]
 
 
-def test_values_are_read_back_in_the_order_of_their_times(
+def test_values_are_read_in_order_of_their_timestamps(
     sandbox: Sandbox, sitewise: IoTSiteWiseClient
 ) -> None:
     answer = sitewise.batch_put_asset_property_value(
@@ -68,7 +68,7 @@ def test_values_are_read_back_in_the_order_of_their_times(
     assert kept[1]["propertyValues"] == [value(2.0, age=2, nanos=7)]
 
 
-def test_a_history_has_pages_and_bounds(sitewise: IoTSiteWiseClient) -> None:
+def test_history_has_pages_and_bounds(sitewise: IoTSiteWiseClient) -> None:
     sitewise.batch_put_asset_property_value(
         entries=[entry("/paged", *(value(float(age), age=age) for age in range(5)))]
     )
@@ -77,13 +77,13 @@ def test_a_history_has_pages_and_bounds(sitewise: IoTSiteWiseClient) -> None:
         propertyAlias="/paged", PaginationConfig={"PageSize": 2}
     )
     assert [len(page["assetPropertyValueHistory"]) for page in pages] == [2, 2, 1]
-    # The start is not part of it, the end is.
+    # The start is exclusive, the end is inclusive.
     start, end = (datetime.fromtimestamp(NOW - age, UTC) for age in (3, 1))
     assert history(sitewise, "/paged", startDate=start, endDate=end) == [2.0, 1.0]
     assert history(sitewise, "/paged", qualities=["BAD"]) == []
 
 
-def test_a_value_replaces_the_one_of_the_same_time_and_quality(
+def test_value_replaces_one_of_the_same_time_and_quality(
     sitewise: IoTSiteWiseClient,
 ) -> None:
     for sent in (value(1.0), value(2.0), value(3.0, quality="BAD")):
@@ -92,7 +92,7 @@ def test_a_value_replaces_the_one_of_the_same_time_and_quality(
     assert sorted(history(sitewise, "/replaced")) == [2.0, 3.0]
 
 
-def test_a_property_may_have_identifiers_and_values_any_type(
+def test_property_with_identifiers_and_values_of_all_types(
     sandbox: Sandbox, sitewise: IoTSiteWiseClient
 ) -> None:
     values: list[Any] = [
@@ -132,17 +132,17 @@ def test_a_property_may_have_identifiers_and_values_any_type(
         (-3600, "TimestampOutOfRangeException"),
     ],
 )
-def test_times_are_neither_old_nor_far_ahead(
+def test_old_and_future_timestamps_are_rejected(
     sitewise: IoTSiteWiseClient, age: int, code: str | None
 ) -> None:
-    # By the clock of now: on a busy machine this file was imported long ago.
+    # Not relative to the import of this file, which may be long ago on a busy machine.
     sent = value(age=age - (int(time.time()) - NOW))
     answer = sitewise.batch_put_asset_property_value(entries=[entry("/times", sent)])
 
     assert errors_of(answer) == ({} if code is None else {"e": [code]})
 
 
-def test_a_bad_value_costs_its_entry_or_only_itself_if_wanted(
+def test_invalid_value_fails_its_entry_or_with_partial_processing_itself(
     sandbox: Sandbox, sitewise: IoTSiteWiseClient
 ) -> None:
     entries = [
@@ -162,7 +162,7 @@ def test_a_bad_value_costs_its_entry_or_only_itself_if_wanted(
     assert kept["propertyValues"] == [value(1.0)]
 
 
-def test_the_same_property_and_time_twice_in_a_call_is_a_conflict(
+def test_same_property_and_time_twice_in_a_call_is_a_conflict(
     sitewise: IoTSiteWiseClient,
 ) -> None:
     answer = sitewise.batch_put_asset_property_value(
@@ -193,7 +193,7 @@ def test_the_same_property_and_time_twice_in_a_call_is_a_conflict(
         [{"entryId": "e", "assetId": ASSET, "propertyValues": [value()]}],
     ],
 )
-def test_what_is_malformed_fails_as_a_whole(sitewise: IoTSiteWiseClient, entries: Any) -> None:
+def test_malformed_call_fails_as_a_whole(sitewise: IoTSiteWiseClient, entries: Any) -> None:
     with pytest.raises(ClientError) as raised:
         sitewise.batch_put_asset_property_value(entries=entries)
 
@@ -201,17 +201,17 @@ def test_what_is_malformed_fails_as_a_whole(sitewise: IoTSiteWiseClient, entries
     assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
 
 
-def test_a_property_of_which_nothing_arrived_is_not_found(sitewise: IoTSiteWiseClient) -> None:
+def test_property_without_values_is_not_found(sitewise: IoTSiteWiseClient) -> None:
     with pytest.raises(sitewise.exceptions.ResourceNotFoundException):
         sitewise.get_asset_property_value(propertyAlias="/nothing")
 
 
-def test_other_operations_are_told_to_be_missing(sitewise: IoTSiteWiseClient) -> None:
-    with pytest.raises(ClientError, match="the sandbox has no GET /assets"):
+def test_unsupported_operation_is_an_error(sitewise: IoTSiteWiseClient) -> None:
+    with pytest.raises(ClientError, match="the sandbox does not support GET /assets"):
         sitewise.list_assets()
 
 
-def test_a_fault_refuses_the_entries_of_one_property(
+def test_fault_refuses_the_entries_of_one_property(
     sandbox: Sandbox, sitewise: IoTSiteWiseClient
 ) -> None:
     sandbox.set_fault("iotsitewise", name="/refused", refuse_every=1)
@@ -225,7 +225,9 @@ def test_a_fault_refuses_the_entries_of_one_property(
     assert sandbox.records("iotsitewise", "/refused") == []
 
 
-def test_a_fault_throttles_as_sitewise_does(sandbox: Sandbox, sitewise: IoTSiteWiseClient) -> None:
+def test_fault_throttles_with_the_error_of_sitewise(
+    sandbox: Sandbox, sitewise: IoTSiteWiseClient
+) -> None:
     sandbox.set_fault("iotsitewise", throttle=True)
 
     with pytest.raises(sitewise.exceptions.ThrottlingException) as raised:

@@ -1,7 +1,7 @@
-"""A real browser for tests of the page: chromium as the system has it, driven by playwright.
+"""Chromium for tests of the dashboard, controlled by Playwright.
 
-A page that complains fails its test: an error on its console or in its code, something that its
-content security policy forbids, a request to another host.
+Unexpected errors on the console, exceptions, violations of the content security policy and requests
+to other hosts fail a test.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from playwright.sync_api import (
 from penstock.discovery import Address, read_address
 from tests.support import TIMEOUT_S, BrokerProcess
 
-# Where pictures of pages go, if anywhere: those in the documentation are made by tests.
+# The directory for screenshots, such as those in the documentation. Unset: take none.
 PICTURES_VARIABLE = "DASHBOARD_PICTURES"
 
-# What a browser writes on its console when nobody answers, and when a broker refuses.
+# Errors on the console when the broker is unavailable, and when it rejects a request.
 NO_ANSWER = r"ERR_(CONNECTION|EMPTY_RESPONSE|SOCKET)"
 NO_TOKEN = r"status of 401"
 NOT_FOUND = r"status of 404"
@@ -45,13 +45,13 @@ def find_chromium() -> str | None:
 
 @contextmanager
 def open_browser() -> Iterator[Browser]:
-    """A browser for as many pages as one likes; without chromium the tests are skipped."""
+    """Starts a browser; skips the tests if Chromium is not installed."""
     chromium = find_chromium()
     if chromium is None:
-        pytest.skip("the tests in a browser were left out: chromium is not installed")
-    # Chromium refuses to be shut in by root, who can do everything anyway.
+        pytest.skip("chromium is not installed")
+    # The sandbox of Chromium does not work as root.
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-    # What is expected of a page may take as long as anything else that is waited for.
+    # The same timeout as for other waits of the tests.
     expect.set_options(timeout=TIMEOUT_S * 1000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=flags)
@@ -62,7 +62,7 @@ def open_browser() -> Iterator[Browser]:
 
 
 class Dashboard(BrokerProcess):
-    """A broker with a page; it keeps both of its ports when it is started again."""
+    """A broker with a dashboard, which keeps both ports after a restart."""
 
     url: str
 
@@ -78,14 +78,14 @@ class Dashboard(BrokerProcess):
         self.set_variable("PENSTOCK_HTTP_PORT", str(urlsplit(self.url).port))
 
     def link(self, token: str | None = None) -> str:
-        """The link of somebody who has a token: the admin's if none is named."""
+        """A link with this token, or with the admin's."""
         return f"{self.url}#token={self.token if token is None else token}"
 
 
 class Tab:
-    """A page of a new visitor, that must not complain of anything but what is `expected`.
+    """A page in a new browser context that collects errors.
 
-    `expected` are patterns of complaints; `options` are those of a context of playwright, such as
+    `expected` are patterns of allowed errors; `options` are those of a Playwright context, such as
     `color_scheme="dark"` and `viewport={"width": 360, "height": 740}`.
     """
 
@@ -93,47 +93,45 @@ class Tab:
         self._host = urlsplit(url).netloc
         self._expected = expected
         self._expected_now: tuple[str, ...] = ()
-        self._complaints: list[str] = []
+        self._errors: list[str] = []
         self._context = browser.new_context(**options)
         self._context.set_default_timeout(TIMEOUT_S * 1000)
-        self._context.on("request", self._look)
+        self._context.on("request", self._check_request)
         self.page = self._context.new_page()
-        self.page.on("console", self._hear)
-        self.page.on("pageerror", self._fail)
+        self.page.on("console", self._add_console_error)
+        self.page.on("pageerror", self._add_page_error)
         self.page.goto(url)
 
-    def expect(self, *complaints: str) -> None:
-        """Until it is checked for the next time, the page may complain of these too."""
-        self._expected_now += complaints
+    def expect(self, *errors: str) -> None:
+        """Allows these errors as well, until the next check."""
+        self._expected_now += errors
 
     def check(self) -> None:
-        """Fails if the page has complained since this was asked for last."""
+        """Fails if there were unexpected errors since the last check."""
         expected = (*self._expected, *self._expected_now)
-        complaints, self._complaints, self._expected_now = self._complaints, [], ()
-        unexpected = [
-            each for each in complaints if not any(re.search(it, each) for it in expected)
-        ]
-        assert not unexpected, "the page complained:\n" + "\n".join(unexpected)
+        errors, self._errors, self._expected_now = self._errors, [], ()
+        unexpected = [each for each in errors if not any(re.search(it, each) for it in expected)]
+        assert not unexpected, "unexpected errors of the page:\n" + "\n".join(unexpected)
 
     def close(self) -> None:
         self._context.close()
 
-    def _hear(self, message: ConsoleMessage) -> None:
+    def _add_console_error(self, message: ConsoleMessage) -> None:
         if message.type == "error":
-            self._complaints.append(f"{message.text} ({message.location.get('url', '')})")
+            self._errors.append(f"{message.text} ({message.location.get('url', '')})")
 
-    def _fail(self, error: Error) -> None:
-        self._complaints.append(f"{error.message}\n{error.stack or ''}")
+    def _add_page_error(self, error: Error) -> None:
+        self._errors.append(f"{error.message}\n{error.stack or ''}")
 
-    def _look(self, request: Request) -> None:
-        asked = urlsplit(request.url)
-        if asked.scheme not in ("data", "blob") and asked.netloc != self._host:
-            self._complaints.append(f"it asked another host: {request.url}")
+    def _check_request(self, request: Request) -> None:
+        url = urlsplit(request.url)
+        if url.scheme not in ("data", "blob") and url.netloc != self._host:
+            self._errors.append(f"request to another host: {request.url}")
 
 
 @contextmanager
 def open_page(browser: Browser, url: str, *expected: str, **options: Any) -> Iterator[Page]:
-    """A tab for one test: as `Tab`, and checked at its end."""
+    """Opens a `Tab` for one test, and checks it at the end."""
     tab = Tab(browser, url, *expected, **options)
     try:
         yield tab.page
@@ -143,7 +141,7 @@ def open_page(browser: Browser, url: str, *expected: str, **options: Any) -> Ite
 
 
 def go(page: Page, route: str) -> None:
-    """Enters another page of the dashboard, such as `/streams`, as a link to it would."""
+    """Opens another page of the dashboard, such as `/streams`."""
     page.evaluate("route => { location.hash = `#${route}`; }", route)
 
 
@@ -152,7 +150,7 @@ def wants_pictures() -> bool:
 
 
 def take_picture(page: Page, name: str) -> None:
-    """Keeps what the page looks like now, if pictures are wanted."""
+    """Saves a screenshot, if screenshots are wanted."""
     if wants_pictures():
         path = Path(os.environ[PICTURES_VARIABLE], f"{name}.png")
         page.screenshot(path=path, animations="disabled")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs chromium with apt-get, where that is allowed. It always succeeds: tests that need a
-# browser are left out where there is none.
+# Installs chromium with apt-get, if that is allowed. It always succeeds: without a browser, the tests
+# of the dashboard are skipped.
 command -v chromium > /dev/null && exit 0
 
 install() {
@@ -11,7 +11,7 @@ if command -v apt-get > /dev/null; then
     as=""
     [ "$(id -u)" = 0 ] || as="sudo --non-interactive"
     log=$(mktemp)
-    # A new machine may not know yet what there is.
+    # A new machine may have no package lists.
     if { install "$as" || { $as apt-get update && install "$as"; }; } > "$log" 2>&1; then
         rm -f "$log"
         exit 0
@@ -19,4 +19,4 @@ if command -v apt-get > /dev/null; then
     tail -n 3 "$log"
     rm -f "$log"
 fi
-echo "chromium is not here and cannot be installed: the tests of the dashboard in a browser are left out"
+echo "cannot install chromium: the tests of the dashboard in a browser are skipped"

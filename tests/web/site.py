@@ -1,4 +1,4 @@
-"""A broker with its HTTP side in a thread of this process, and how to ask it."""
+"""A broker with its HTTP server in a thread of this process, and requests to it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.support import TIMEOUT_S, Json, LocalBroker
 _numbers = count()
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     status: int
-    # By their names in small letters.
+    # By lower-case name.
     headers: dict[str, str]
     body: bytes
 
@@ -34,14 +34,14 @@ class Answer(NamedTuple):
         return value
 
     @property
-    def refusal(self) -> tuple[int, str]:
-        """The status and the sentence of an error."""
+    def error(self) -> tuple[int, str]:
+        """The status and the message of an error."""
         assert self.json.keys() == {"error"}
         return self.status, self.json["error"]
 
 
 class Site(LocalBroker):
-    """A `LocalBroker` whose page is served."""
+    """A `LocalBroker` with an HTTP server."""
 
     def __init__(self, root: Path, **settings: Any) -> None:
         super().__init__(root, **settings)
@@ -70,27 +70,29 @@ class Site(LocalBroker):
     def open(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.netloc, timeout=TIMEOUT_S)
 
-    def ask(
+    def request(
         self, method: str, path: str, token: str = "", headers: Mapping[str, str] | None = None
-    ) -> Answer:
-        """Without a token, as a program on this machine."""
+    ) -> HttpResponse:
+        """Sends a request, by default without a token."""
         connection = self.open()
         try:
-            return ask(connection, method, path, token, headers)
+            return send_request(connection, method, path, token, headers)
         finally:
             connection.close()
 
-    def get(self, path: str, token: str = "", headers: Mapping[str, str] | None = None) -> Answer:
-        return self.ask("GET", path, token, headers)
+    def get(
+        self, path: str, token: str = "", headers: Mapping[str, str] | None = None
+    ) -> HttpResponse:
+        return self.request("GET", path, token, headers)
 
-    def see(self, path: str, token: str | None = None) -> Json:
-        """What the admin sees, or who else has this token."""
+    def get_json(self, path: str, token: str | None = None) -> Json:
+        """Gets JSON with this token, or with the admin's."""
         answer = self.get(path, self.token if token is None else token)
         assert answer.status == 200, answer.body
         return answer.json
 
-    def change(self, path: str, token: str | None = None) -> Answer:
-        return self.ask("POST", path, self.token if token is None else token)
+    def post(self, path: str, token: str | None = None) -> HttpResponse:
+        return self.request("POST", path, self.token if token is None else token)
 
     def make_token(self, role: Role, *patterns: str, name: str = "") -> str:
         secret = new_secret()
@@ -102,20 +104,20 @@ class Site(LocalBroker):
         assert self.run(lambda: self.broker._store.catalog.remove_token(name))
 
 
-def ask(
+def send_request(
     connection: http.client.HTTPConnection,
     method: str,
     path: str,
     token: str = "",
     headers: Mapping[str, str] | None = None,
-) -> Answer:
-    said = dict(headers or {})
+) -> HttpResponse:
+    sent = dict(headers or {})
     if token:
-        said["Authorization"] = f"Bearer {token}"
-    connection.request(method, path, headers=said)
+        sent["Authorization"] = f"Bearer {token}"
+    connection.request(method, path, headers=sent)
     answer = connection.getresponse()
     names = {name.lower(): value for name, value in answer.getheaders()}
-    return Answer(answer.status, names, answer.read())
+    return HttpResponse(answer.status, names, answer.read())
 
 
 def quoted(name: str) -> str:
@@ -123,7 +125,7 @@ def quoted(name: str) -> str:
 
 
 def plan(connection: RawConnection, **fields: Any) -> list[Json]:
-    """The work that a task is given, as soon as there is some."""
+    """Requests work for a task, and returns it as soon as there is some."""
     plain = {
         "pipeline": "p",
         "task": "1",
@@ -136,7 +138,7 @@ def plan(connection: RawConnection, **fields: Any) -> list[Json]:
 
 
 def commit(connection: RawConnection, found: Json, **fields: Any) -> None:
-    """Reports a slice as exported, except for the given fields of the report."""
+    """Reports a slice as exported, with the given fields of the report changed."""
     plain = {
         "lease": found["lease"],
         "stream": found["stream"],

@@ -1,4 +1,4 @@
-"""What the page asks for: each address, what it answers, and what it refuses."""
+"""The HTTP API: the answers and the errors of each path."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def name() -> str:
 
 
 def messages(site: Site, name: str, query: str = "") -> Json:
-    return site.see(f"/api/streams/{quoted(name)}/messages{query}")
+    return site.get_json(f"/api/streams/{quoted(name)}/messages{query}")
 
 
 def shown_numbers(site: Site, name: str, query: str = "") -> list[int]:
@@ -55,17 +55,16 @@ def shown_numbers(site: Site, name: str, query: str = "") -> list[int]:
 # The broker
 
 
-def test_the_overview_tells_how_the_broker_is_doing(tmp_path: Path) -> None:
+def test_overview_has_totals_streams_and_exports(tmp_path: Path) -> None:
     with Site(tmp_path / "root") as site, site.connect() as client:
         create(client, "a", exportDefinition=to_http(priority=3))
         create(client, "b", persistence=1, flushOnWrite=True, timeToLiveMillis=60_000)
         client.append_many("a", [b"1", b"22", b"333"])
         (found,) = plan(client)
         commit(client, found, settledEnd=2, exportedMessages=2, exportedBytes=3)
-        # Who looks is shown the same for a moment.
-        wait_until(lambda: site.see("/api/overview")["totals"]["messagesExported"])
+        wait_until(lambda: site.get_json("/api/overview")["totals"]["messagesExported"])
 
-        overview = site.see("/api/overview")
+        overview = site.get_json("/api/overview")
 
     streams = {stream["name"]: stream for stream in overview.pop("streams")}
     now = overview.pop("now")
@@ -121,13 +120,13 @@ def test_the_overview_tells_how_the_broker_is_doing(tmp_path: Path) -> None:
     assert export["priority"] == 3
 
 
-def test_one_who_is_connected_but_asks_for_nothing_changes_nothing(site: Site) -> None:
-    before = site.see("/api/overview")["totals"]
-    site.see("/api/overview")
-    assert site.see("/api/overview")["totals"] == before
+def test_overview_requests_do_not_change_the_totals(site: Site) -> None:
+    before = site.get_json("/api/overview")["totals"]
+    site.get_json("/api/overview")
+    assert site.get_json("/api/overview")["totals"] == before
 
 
-def test_the_past_is_told_of_the_broker_and_of_streams(site: Site, name: str) -> None:
+def test_history_of_the_broker_and_of_a_stream(site: Site, name: str) -> None:
     with site.connect() as client:
         append(client, create(client, name), b"xx")
     path = f"/api/history?stream={name}"
@@ -137,31 +136,31 @@ def test_the_past_is_told_of_the_broker_and_of_streams(site: Site, name: str) ->
     assert past["stepMillis"] == 1000
     assert past["series"].keys() == {*shared, "messagesBehind"}
     assert {len(values) for values in past["series"].values()} == {len(past["times"])}
-    totals = site.see("/api/history")
+    totals = site.get_json("/api/history")
     assert totals["series"].keys() == {*shared, "messagesBehind", "messagesRead"}
 
     last = totals["times"][-1]
-    assert all(time > last for time in site.see(f"/api/history?since={last}")["times"])
-    assert site.see(f"/api/history?since={2**63}")["times"] == []
+    assert all(time > last for time in site.get_json(f"/api/history?since={last}")["times"])
+    assert site.get_json(f"/api/history?since={2**63}")["times"] == []
 
 
 def any_points(site: Site, path: str) -> Json:
-    """Nothing as long as there is none."""
-    past = site.see(path)
+    """The history, or nothing while it has no points."""
+    past = site.get_json(path)
     return past if any(past["series"]["messagesAppended"]) else {}
 
 
-def test_events_are_what_was_logged(
+def test_events_are_log_records(
     site: Site, client: RawConnection, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
         create(client, name)
-    events = site.see("/api/events")["events"]
+    events = site.get_json("/api/events")["events"]
 
     created = next(event for event in events if event["message"] == f"stream {name!r} created")
     assert created.keys() == {"id", "time", "level", "source", "message"}
     assert (created["level"], created["source"]) == ("INFO", "broker.streams")
-    later = site.see(f"/api/events?since={created['id']}")["events"]
+    later = site.get_json(f"/api/events?since={created['id']}")["events"]
     assert all(event["id"] > created["id"] for event in later)
 
 
@@ -178,14 +177,14 @@ def pipeline_of(answer: Json, name: str) -> Json:
     return found
 
 
-def test_pipelines_show_their_tasks_and_what_each_is_doing(
+def test_pipelines_show_their_tasks_and_assignments(
     site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name, exportDefinition=to_http())
     client.append_many(name, [b"1", b"2"])
     (found,) = plan(client, pipeline=name, task="7", about=ABOUT)
 
-    pipeline = pipeline_of(site.see("/api/pipeline"), name)
+    pipeline = pipeline_of(site.get_json("/api/pipeline"), name)
 
     (task,) = pipeline.pop("tasks")
     assert pipeline.pop("lastSeen") == task.pop("lastSeen") > 0
@@ -213,7 +212,7 @@ def test_pipelines_show_their_tasks_and_what_each_is_doing(
         "messages": 0,
         "otherAssignments": 0,
     }
-    assert "tasks" not in pipeline_of(site.see("/api/overview"), name)
+    assert "tasks" not in pipeline_of(site.get_json("/api/overview"), name)
     client.call(Operation.DeleteMessageStream, name=name)
 
 
@@ -226,7 +225,7 @@ def test_deliveries_are_listed_with_their_results(
     commit(client, found, settledEnd=1, exportedMessages=1, isFinal=False)
     commit(client, found, first=1, exportedMessages=0, settledEnd=1, error="<b>down</b>")
 
-    answer = site.see("/api/pipeline")
+    answer = site.get_json("/api/pipeline")
 
     (delivery,) = [each for each in answer["deliveries"] if each["pipeline"] == name]
     assert delivery.pop("startedAt") > 0
@@ -252,10 +251,10 @@ def test_a_disconnected_task_is_shown_without_work(
     append(client, name, b"x")
     with site.connect() as other:
         plan(other, pipeline=name)
-        assert pipeline_of(site.see("/api/pipeline"), name)["tasks"][0]["assignments"]
+        assert pipeline_of(site.get_json("/api/pipeline"), name)["tasks"][0]["assignments"]
 
     def pipeline() -> Json:
-        return pipeline_of(site.see("/api/pipeline"), name)
+        return pipeline_of(site.get_json("/api/pipeline"), name)
 
     wait_until(lambda: not pipeline()["isConnected"])
     (task,) = pipeline()["tasks"]
@@ -274,15 +273,15 @@ def test_work_and_deliveries_of_unseen_streams_are_left_out(
     for found in plan(client, pipeline=name):
         commit(client, found, error=f"error of {found['stream']}", isFinal=True)
     with site.connect() as other:
-        # Nothing is waited for after these failures.
+        # Pausing and resuming clears the wait after these failures.
         for each in (mine, secret):
-            site.change(f"/api/streams/{quoted(each)}/exports/e/pause")
-            site.change(f"/api/streams/{quoted(each)}/exports/e/resume")
+            site.post(f"/api/streams/{quoted(each)}/exports/e/pause")
+            site.post(f"/api/streams/{quoted(each)}/exports/e/resume")
             append(client, each, b"2")
         assert len(plan(other, pipeline=name)) == 2
 
         token = site.make_token(Role.observer, mine)
-        answer = site.see("/api/pipeline", token)
+        answer = site.get_json("/api/pipeline", token)
 
         (task,) = pipeline_of(answer, name)["tasks"]
         assert [each["stream"] for each in task["assignments"]] == [mine]
@@ -329,22 +328,24 @@ def get_at_once(site: Site, path: str, tokens: list[str]) -> list[bytes]:
         return [body.result().body for body in bodies]
 
 
-def test_concurrent_overviews_with_the_same_rights_share_one_answer(
+def test_concurrent_overviews_with_equal_permissions_share_an_answer(
     own_site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: list[Json] = []
-    monkeypatch.setattr(presentation, "draw_overview", counted(presentation.draw_overview, drawn))
+    rendered: list[Json] = []
+    monkeypatch.setattr(
+        presentation, "render_overview", counted(presentation.render_overview, rendered)
+    )
     admin = own_site.token
 
     bodies = get_at_once(own_site, "/api/overview", [admin, "", admin, admin])
 
-    assert len(drawn) == 2
+    assert len(rendered) == 2
     assert len(set(bodies)) == 2
     roles = [json.loads(body)["access"]["role"] for body in bodies]
     assert roles == ["admin", None, "admin", "admin"]
 
 
-def test_concurrent_scrapes_with_the_same_sight_share_one_answer(
+def test_concurrent_scrapes_of_the_same_streams_share_an_answer(
     own_site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[bytes] = []
@@ -355,9 +356,7 @@ def test_concurrent_scrapes_with_the_same_sight_share_one_answer(
 
 
 @pytest.mark.parametrize("path", ["/api/overview", "/metrics"])
-def test_a_shared_answer_shows_no_stream_that_the_token_may_not_see(
-    own_site: Site, path: str
-) -> None:
+def test_shared_answer_has_only_streams_that_the_token_allows(own_site: Site, path: str) -> None:
     with own_site.connect() as client:
         create(client, "hidden")
     seeing = [own_site.make_token(role, "a*") for role in (Role.admin, Role.observer)]
@@ -373,7 +372,7 @@ def test_a_shared_answer_shows_no_stream_that_the_token_may_not_see(
     assert b'"a"' not in nothing
 
 
-def test_answers_are_never_older_than_what_the_caller_was_told_before(
+def test_answers_contain_all_changes_made_before_the_request(
     site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name, exportDefinition=to_http())
@@ -386,10 +385,10 @@ def test_answers_are_never_older_than_what_the_caller_was_told_before(
         append(client, name, b"x")
         (found,) = plan(client)
         commit(client, found)
-        overview = site.see("/api/overview")
+        overview = site.get_json("/api/overview")
         in_overview = next(each for each in overview["streams"] if each["name"] == name)
         assert shown_in(in_overview) == (number, number)
-        assert shown_in(site.see(f"/api/streams/{name}")) == (number, number)
+        assert shown_in(site.get_json(f"/api/streams/{name}")) == (number, number)
         appended = f'penstock_stream_appended_messages_total{{stream="{name}"}} {number + 1}.0\n'
         assert appended in site.get("/metrics").body.decode()
     client.call(Operation.DeleteMessageStream, name=name)
@@ -398,20 +397,20 @@ def test_answers_are_never_older_than_what_the_caller_was_told_before(
 # One stream
 
 
-def test_a_stream_is_told_with_its_definition(site: Site, client: RawConnection, name: str) -> None:
-    create(client, "status of it")
+def test_stream_is_shown_with_its_definition(site: Site, client: RawConnection, name: str) -> None:
+    create(client, "statuses of s")
     exports = {
         **to_http("h", exportFormat=1),
         "kinesis": [{"identifier": "k", "kinesisStreamName": "cloud", "batchSize": 3}],
-        "s3TaskExecutor": [{"identifier": "s", **status_config("status of it")}],
+        "s3TaskExecutor": [{"identifier": "s", **status_config("statuses of s")}],
     }
     create(client, name, exportDefinition=exports)
     append(client, name, b"x")
 
-    stream = site.see(f"/api/streams/{name}")
+    stream = site.get_json(f"/api/streams/{name}")
 
     definition = stream.pop("definition")
-    overview = site.see("/api/overview")
+    overview = site.get_json("/api/overview")
     shown = next(each for each in overview["streams"] if each["name"] == name)
     assert shown.keys() == stream.keys()
     assert definition["exportDefinition"]["kinesis"][0]["batchSize"] == 3
@@ -424,7 +423,7 @@ def test_a_stream_is_told_with_its_definition(site: Site, client: RawConnection,
 @pytest.mark.parametrize(
     "name", ["a b", " ", ",", "a.b,c-d_e", "..", ".", "messages", "exports", "pause", "x" * 255]
 )
-def test_any_name_that_a_stream_may_have_leads_to_it(
+def test_every_valid_stream_name_works_in_paths(
     site: Site, client: RawConnection, name: str
 ) -> None:
     identifier = "e e,.-_"
@@ -432,12 +431,12 @@ def test_any_name_that_a_stream_may_have_leads_to_it(
     append(client, name, b"x")
     path = f"/api/streams/{quoted(name)}".replace("..", "%2E%2E")
 
-    assert site.see(path)["name"] == name
-    assert len(site.see(f"{path}/messages")["messages"]) == 1
+    assert site.get_json(path)["name"] == name
+    assert len(site.get_json(f"{path}/messages")["messages"]) == 1
     assert site.get(f"{path}/messages/0", site.token).body == b"x"
-    assert site.see(f"/api/history?stream={quoted(name)}")["stepMillis"] == 1000
-    assert site.see(f"/api/tasks?stream={quoted(name)}")["tasks"] == []
-    assert site.change(f"{path}/exports/{quoted(identifier)}/pause").json == {"isPaused": True}
+    assert site.get_json(f"/api/history?stream={quoted(name)}")["stepMillis"] == 1000
+    assert site.get_json(f"/api/tasks?stream={quoted(name)}")["tasks"] == []
+    assert site.post(f"{path}/exports/{quoted(identifier)}/pause").json == {"isPaused": True}
     client.call(Operation.DeleteMessageStream, name=name)
 
 
@@ -453,22 +452,22 @@ def test_any_name_that_a_stream_may_have_leads_to_it(
         ("/api/streams/a%3Cb", 400, "name is 'a<b': expected 1 to 255 letters"),
         ("/api/streams/%C3%A9", 400, "name is 'é': expected 1 to 255 letters"),
         ("/api/streams/%ff%00", 400, "name is '"),
-        ("/api/streams/a%2Fmessages%2F", 404, "there is nothing at /api/streams/a/messages/"),
-        ("/api/streams/a/b/c", 404, "there is nothing at /api/streams/a/b/c"),
-        ("/api/streams/", 404, "there is nothing at /api/streams/"),
-        ("/api", 404, "there is nothing at /api"),
-        ("/nowhere", 404, "there is nothing at /nowhere"),
-        ("/API/overview", 404, "there is nothing at /API/overview"),
-        ("/api/streams/x/messages/5" + "0" * 5000, 400, "the number of the message is '500"),
-        ("/api/streams/x/messages/-1", 400, "the number of the message is '-1': expected a whole"),
-        ("/api/streams/x/messages/x", 400, "the number of the message is 'x': expected a whole"),
+        ("/api/streams/a%2Fmessages%2F", 404, "the path /api/streams/a/messages/ does not"),
+        ("/api/streams/a/b/c", 404, "the path /api/streams/a/b/c does not exist"),
+        ("/api/streams/", 404, "the path /api/streams/ does not exist"),
+        ("/api", 404, "the path /api does not exist"),
+        ("/nowhere", 404, "the path /nowhere does not exist"),
+        ("/API/overview", 404, "the path /API/overview does not exist"),
+        ("/api/streams/x/messages/5" + "0" * 5000, 400, "sequence number is '500"),
+        ("/api/streams/x/messages/-1", 400, "sequence number is '-1': expected a whole"),
+        ("/api/streams/x/messages/x", 400, "sequence number is 'x': expected a whole"),
     ],
 )
-def test_what_is_not_there_is_told(site: Site, path: str, status: int, sentence: str) -> None:
-    found, told = site.get(path, site.token).refusal
+def test_unknown_resource_is_reported(site: Site, path: str, status: int, sentence: str) -> None:
+    error = site.get(path, site.token).error
 
-    assert found == status
-    assert told.startswith(sentence)
+    assert error[0] == status
+    assert error[1].startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -489,17 +488,17 @@ def test_what_is_not_there_is_told(site: Site, path: str, status: int, sentence:
         ("from=0&count=101", "count is '101': expected a whole number, 1 to 100"),
     ],
 )
-def test_a_number_that_is_none_is_refused(
+def test_invalid_number_is_rejected(
     site: Site, client: RawConnection, query: str, sentence: str
 ) -> None:
     name = create(client, f"s{next(numbers)}")
-    assert site.get(f"/api/streams/{name}/messages?{query}", site.token).refusal == (400, sentence)
+    assert site.get(f"/api/streams/{name}/messages?{query}", site.token).error == (400, sentence)
 
 
 @pytest.mark.parametrize("path", ["/api/history", "/api/events"])
 @pytest.mark.parametrize("since", ["abc", "-1", "1e3", "", "0x1"])
-def test_a_moment_that_is_none_is_refused(site: Site, path: str, since: str) -> None:
-    assert site.get(f"{path}?since={since}").refusal == (
+def test_invalid_since_is_rejected(site: Site, path: str, since: str) -> None:
+    assert site.get(f"{path}?since={since}").error == (
         400,
         f"since is {since!r}: expected a whole number, 0 or more",
     )
@@ -521,15 +520,15 @@ def test_a_moment_that_is_none_is_refused(site: Site, path: str, since: str) -> 
         ("POST", "/page/index.html"),
     ],
 )
-def test_a_method_that_is_not_allowed_is_refused(site: Site, method: str, path: str) -> None:
-    answer = site.ask(method, path, site.token)
+def test_wrong_method_is_rejected(site: Site, method: str, path: str) -> None:
+    answer = site.request(method, path, site.token)
 
-    assert answer.refusal == (405, "Method Not Allowed")
+    assert answer.error == (405, "Method Not Allowed")
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_head_is_answered_without_a_body(site: Site) -> None:
-    answer = site.ask("HEAD", "/api/overview", site.token)
+def test_head_request_has_no_body(site: Site) -> None:
+    answer = site.request("HEAD", "/api/overview", site.token)
 
     assert (answer.status, answer.body) == (200, b"")
     assert int(answer.headers["content-length"]) > 100
@@ -538,7 +537,7 @@ def test_a_head_is_answered_without_a_body(site: Site) -> None:
 # Messages
 
 
-def test_the_newest_messages_are_shown_unless_others_are_asked_for(
+def test_query_selects_messages_and_defaults_to_the_newest(
     site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name)
@@ -558,9 +557,7 @@ def test_the_newest_messages_are_shown_unless_others_are_asked_for(
     assert shown_numbers(site, name, "?from=9999999999999999999&count=100") == []
 
 
-def test_of_a_stream_that_dropped_something_only_the_rest_is_shown(
-    site: Site, client: RawConnection, name: str
-) -> None:
+def test_evicted_messages_are_not_shown(site: Site, client: RawConnection, name: str) -> None:
     create(client, name, maxSize=4096, streamSegmentSize=1024)
     assert messages(site, name) == {
         "oldestSequenceNumber": 0,
@@ -576,7 +573,7 @@ def test_of_a_stream_that_dropped_something_only_the_rest_is_shown(
     oldest = answer["oldestSequenceNumber"]
     assert oldest > 0
     assert [each["sequenceNumber"] for each in answer["messages"]] == list(range(oldest, 20))
-    assert site.get(f"/api/streams/{name}/messages/0", site.token).refusal == (
+    assert site.get(f"/api/streams/{name}/messages/0", site.token).error == (
         404,
         f"the stream has no message 0: it has {oldest} to 19",
     )
@@ -593,7 +590,7 @@ HOSTILE = [
 ]
 
 
-def test_a_payload_is_shown_byte_for_byte_whatever_it_is(
+def test_hostile_payloads_are_shown_byte_for_byte(
     site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name)
@@ -615,7 +612,7 @@ def test_a_payload_is_shown_byte_for_byte_whatever_it_is(
         assert "set-cookie" not in whole.headers
 
 
-def test_a_large_payload_is_cut_where_it_is_listed_and_whole_by_itself(
+def test_large_payload_is_cut_in_a_page_but_not_as_a_single_message(
     site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name)
@@ -630,7 +627,7 @@ def test_a_large_payload_is_cut_where_it_is_listed_and_whole_by_itself(
     assert site.get(f"/api/streams/{name}/messages/1", site.token).body == large
 
 
-def test_of_very_large_messages_the_newest_are_shown(
+def test_page_of_very_large_messages_has_the_newest(
     site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name)
@@ -639,13 +636,13 @@ def test_of_very_large_messages_the_newest_are_shown(
 
     assert shown_numbers(site, name, "?last=6") == [4, 5]
     assert shown_numbers(site, name, "?from=0") == [0, 1, 2]
-    # Who goes back misses none.
+    # Paging back skips no message.
     assert shown_numbers(site, name, "?before=4") == [2, 3]
     append(client, name, bytes(6_000_000))
     assert shown_numbers(site, name) == [6]
 
 
-def test_the_file_of_a_message_is_named_after_it(site: Site, client: RawConnection) -> None:
+def test_downloaded_message_has_a_file_name(site: Site, client: RawConnection) -> None:
     name = create(client, "a, b.c")
     append(client, name, b"x")
 
@@ -655,7 +652,7 @@ def test_the_file_of_a_message_is_named_after_it(site: Site, client: RawConnecti
     assert disposition == "attachment; filename*=UTF-8''a%2C%20b.c-0.bin"
 
 
-def test_damage_is_told_beside_what_can_be_read(tmp_path: Path) -> None:
+def test_damage_is_reported_with_the_readable_messages(tmp_path: Path) -> None:
     with Site(tmp_path / "root") as site, site.connect() as client:
         create(client, "s")
         client.append_many("s", [b"first", b"second", b"third"])
@@ -671,10 +668,10 @@ def test_damage_is_told_beside_what_can_be_read(tmp_path: Path) -> None:
         nothing = messages(site, "s", "?from=1&count=1")
         assert (nothing["messages"], nothing["problem"]) == ([], answer["problem"])
         assert site.get("/api/streams/s/messages/0", site.token).body == b"first"
-        status, sentence = site.get("/api/streams/s/messages/1", site.token).refusal
+        status, sentence = site.get("/api/streams/s/messages/1", site.token).error
         assert status == 503
         assert "message 1 is damaged" in sentence
-        assert site.see("/api/overview")["streams"][0]["problem"] is None
+        assert site.get_json("/api/overview")["streams"][0]["problem"] is None
 
 
 # Changes
@@ -687,7 +684,7 @@ def definition_of(client: RawConnection, name: str) -> Json:
 
 
 def disabled(definition: Json, kind: str, identifier: str, value: bool) -> Json:
-    """The same definition, but for one field."""
+    """The definition with the export disabled or enabled."""
     changed: Json = json.loads(json.dumps(definition))
     for config in changed["exportDefinition"][kind]:
         if config["identifier"] == identifier:
@@ -721,27 +718,27 @@ def test_pausing_and_resuming_change_nothing_else(
     client.call(Operation.UpdateMessageStream, definition=definition)
     before = definition_of(client, name)
 
-    assert site.change(f"{path}/pause").json == {"isPaused": True}
+    assert site.post(f"{path}/pause").json == {"isPaused": True}
     assert definition_of(client, name) == disabled(before, kind, "e", True)
     assert {state["identifier"]: state["state"] for state in exports_of(site, name)} == {
         "e": "paused",
         "f": "waiting" if "batchIntervalMillis" in config else "due",
         "g": "due",
     }
-    assert site.change(f"{path}/pause").json == {"isPaused": True}
+    assert site.post(f"{path}/pause").json == {"isPaused": True}
 
-    assert site.change(f"{path}/resume").json == {"isPaused": False}
+    assert site.post(f"{path}/resume").json == {"isPaused": False}
     assert definition_of(client, name) == disabled(before, kind, "e", False)
     for created in (name, "statuses"):
         client.call(Operation.DeleteMessageStream, name=created)
 
 
 def exports_of(site: Site, name: str) -> list[Json]:
-    exports: list[Json] = site.see(f"/api/streams/{name}")["exports"]
+    exports: list[Json] = site.get_json(f"/api/streams/{name}")["exports"]
     return exports
 
 
-def test_an_export_goes_on_where_it_was_when_it_is_resumed(
+def test_resumed_export_continues_at_its_position(
     site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, name)
@@ -757,10 +754,10 @@ def test_an_export_goes_on_where_it_was_when_it_is_resumed(
     (before,) = exports_of(site, name)
     path = f"/api/streams/{name}/exports/e"
 
-    site.change(f"{path}/pause")
+    site.post(f"{path}/pause")
     assert plan(client, waitMillis=0) == []
     (paused,) = exports_of(site, name)
-    site.change(f"{path}/resume")
+    site.post(f"{path}/resume")
     (after,) = exports_of(site, name)
     (found,) = plan(client)
 
@@ -779,26 +776,26 @@ def test_an_export_goes_on_where_it_was_when_it_is_resumed(
         ("{name}/exports/%3Cb%3E", 404, "the stream '{name}' has no export '<b>': it has"),
     ],
 )
-def test_what_cannot_be_paused_is_told(
+def test_pausing_an_unknown_export_is_rejected(
     site: Site, client: RawConnection, name: str, path: str, status: int, sentence: str
 ) -> None:
     create(client, name, exportDefinition={"http": [*to_http()["http"], *to_http("f")["http"]]})
-    answer = site.change(f"/api/streams/{path.format(name=name)}/pause")
+    answer = site.post(f"/api/streams/{path.format(name=name)}/pause")
 
     assert answer.status == status
     assert answer.json["error"].startswith(sentence.format(name=name))
-    assert site.change(f"/api/streams/{name}/exports//pause").status == 404
+    assert site.post(f"/api/streams/{name}/exports//pause").status == 404
     client.call(Operation.DeleteMessageStream, name=name)
 
 
-def test_a_change_that_the_rules_forbid_is_told(
+def test_change_to_an_invalid_definition_is_rejected(
     site: Site, client: RawConnection, name: str
 ) -> None:
     create(client, f"{name} statuses")
     create(client, name, exportDefinition=to_s3(**status_config(f"{name} statuses")))
     client.call(Operation.DeleteMessageStream, name=f"{name} statuses")
 
-    status, sentence = site.change(f"/api/streams/{name}/exports/e/pause").refusal
+    status, sentence = site.post(f"/api/streams/{name}/exports/e/pause").error
 
     assert status == 400
     assert "does not exist; create it first" in sentence
@@ -812,7 +809,7 @@ def test_export_is_rewound(
     create(client, name, exportDefinition=to_http(startSequenceNumber=2))
     client.append_many(name, [b"x"] * 5)
 
-    answer = site.change(f"/api/streams/{name}/exports/e/rewind?to={to}")
+    answer = site.post(f"/api/streams/{name}/exports/e/rewind?to={to}")
 
     assert answer.json == {"nextSequenceNumber": number}
     (export,) = exports_of(site, name)
@@ -831,28 +828,31 @@ def test_export_is_rewound(
         ("nowhere/exports/e/rewind?to=0", 404, "does not exist"),
     ],
 )
-def test_impossible_rewind_is_refused(
+def test_invalid_rewind_is_rejected(
     site: Site, client: RawConnection, name: str, path: str, status: int, sentence: str
 ) -> None:
     create(client, name, exportDefinition=to_http(startSequenceNumber=2))
     client.append_many(name, [b"x"] * 5)
 
-    refusal = site.change(f"/api/streams/{path.format(name=name)}").refusal
+    error = site.post(f"/api/streams/{path.format(name=name)}").error
 
-    assert refusal[0] == status
-    assert sentence in refusal[1]
+    assert error[0] == status
+    assert sentence in error[1]
     (export,) = exports_of(site, name)
     assert export["messagesBehind"] == 3
 
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.admin])
-def test_rewinding_takes_an_admin(site: Site, client: RawConnection, name: str, role: Role) -> None:
+def test_rewind_needs_the_role_admin(
+    site: Site, client: RawConnection, name: str, role: Role
+) -> None:
     create(client, name, exportDefinition=to_http())
     append(client, name, b"x")
     token = site.make_token(role)
 
-    status, sentence = site.change(f"/api/streams/{name}/exports/e/rewind?to=1", token).refusal
+    status, sentence = site.post(f"/api/streams/{name}/exports/e/rewind?to=1", token).error
 
-    assert (status, sentence) == (403, f"the role {role} does not allow changes; it takes admin")
+    expected = f"the role {role} does not allow changes; they need the role admin"
+    assert (status, sentence) == (403, expected)
     (export,) = exports_of(site, name)
     assert export["messagesBehind"] == 1

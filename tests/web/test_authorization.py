@@ -1,4 +1,4 @@
-"""Who sees what: by a token, from this machine, through a proxy, from a page of somebody else."""
+"""Authorization: by token, by loopback, and of forwarded and cross-origin requests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.settings import LoopbackAccess
 from penstock.store.rows import TokenRow
 from tests.broker.exports.workbench import to_http, to_s3
 from tests.support import append, create
-from tests.web.site import Answer, Site
+from tests.web.site import HttpResponse, Site
 
-LOOKS = ("/api/overview", "/api/history", "/api/pipeline", "/api/events", "/metrics")
+STATISTICS = ("/api/overview", "/api/history", "/api/pipeline", "/api/events", "/metrics")
 MESSAGES = "/api/streams/mine/messages"
 TASKS = "/api/tasks?stream=tasks"
 PAUSE = "/api/streams/mine/exports/e/pause"
@@ -57,7 +57,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def unguarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A broker that asks nobody for a token."""
+    """A broker without authentication."""
     with make_site(tmp_path_factory, "open", authenticate_client=False) as site:
         fill(site)
         yield site
@@ -66,8 +66,8 @@ def unguarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 # Without a token
 
 
-@pytest.mark.parametrize("path", LOOKS)
-def test_a_program_on_this_machine_sees_numbers_without_a_token(site: Site, path: str) -> None:
+@pytest.mark.parametrize("path", STATISTICS)
+def test_local_programs_see_statistics_without_a_token(site: Site, path: str) -> None:
     assert site.get(path).status == 200
 
 
@@ -75,7 +75,7 @@ def test_a_program_on_this_machine_sees_numbers_without_a_token(site: Site, path
 def test_messages_and_tasks_need_a_token(site: Site, path: str) -> None:
     answer = site.get(path)
 
-    status, sentence = answer.refusal
+    status, sentence = answer.error
     assert status == 401
     assert "messages need a token: send `Authorization: Bearer` and a token" in sentence
     assert 'http_loopback_access = "messages"' in sentence
@@ -83,7 +83,9 @@ def test_messages_and_tasks_need_a_token(site: Site, path: str) -> None:
     assert b"secret" not in answer.body
 
 
-def test_who_has_no_token_is_told_what_he_may(site: Site, shown: Site, unguarded: Site) -> None:
+def test_overview_has_the_permissions_of_requests_without_a_token(
+    site: Site, shown: Site, unguarded: Site
+) -> None:
     def access(of: Site) -> object:
         return of.get("/api/overview").json["access"]
 
@@ -92,36 +94,36 @@ def test_who_has_no_token_is_told_what_he_may(site: Site, shown: Site, unguarded
     assert access(unguarded) == {"role": None, "mayReadMessages": True, "mayChange": True}
 
 
-@pytest.mark.parametrize("path", [*LOOKS, MESSAGES, TASKS, "/api/streams/mine"])
-def test_nothing_is_seen_without_a_token_where_that_is_set(closed: Site, path: str) -> None:
+@pytest.mark.parametrize("path", [*STATISTICS, MESSAGES, TASKS, "/api/streams/mine"])
+def test_loopback_access_none_requires_a_token(closed: Site, path: str) -> None:
     assert closed.get(path).status == 401
     assert closed.get(path, closed.token).status == 200
 
 
-def test_health_and_the_page_itself_are_for_everybody(closed: Site) -> None:
+def test_health_and_page_need_no_token(closed: Site) -> None:
     elsewhere = {"X-Forwarded-For": "203.0.113.9"}
     for path in ("/healthz", "/readyz", "/"):
         assert closed.get(path, headers=elsewhere).status == 200
 
 
 @pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/0", TASKS])
-def test_messages_are_seen_without_a_token_where_that_is_set(shown: Site, path: str) -> None:
+def test_loopback_access_messages_shows_messages_without_a_token(shown: Site, path: str) -> None:
     assert shown.get(path).status == 200
 
 
-def test_changes_need_a_token_also_where_everything_is_seen(shown: Site) -> None:
-    status, sentence = shown.ask("POST", PAUSE).refusal
+def test_changes_need_a_token_with_loopback_access_messages(shown: Site) -> None:
+    status, sentence = shown.request("POST", PAUSE).error
 
     assert status == 401
-    assert "changes need the token of an admin" in sentence
+    assert "changes need a token with the role admin" in sentence
 
 
-def test_everything_is_allowed_where_no_token_is_asked_for(unguarded: Site) -> None:
+def test_everything_is_allowed_without_authentication(unguarded: Site) -> None:
     assert unguarded.get(MESSAGES).status == 200
-    assert unguarded.ask("POST", PAUSE).json == {"isPaused": True}
+    assert unguarded.request("POST", PAUSE).json == {"isPaused": True}
 
 
-# From elsewhere, by way of this machine
+# Forwarded and cross-origin requests
 
 
 FORWARDED = [
@@ -144,7 +146,7 @@ FOREIGN_HOSTS = [
 FOREIGN_ORIGINS = [
     {"Origin": "https://evil.example"},
     {"Origin": "http://127.0.0.1.evil.example"},
-    # Another port is another page, and that of a frame in a sandbox is anybody's.
+    # Another port is another origin, and every sandboxed frame has the origin null.
     {"Origin": "http://127.0.0.1:1"},
     {"Origin": "null"},
     {"Origin": ""},
@@ -153,11 +155,11 @@ FOREIGN_ORIGINS = [
 
 
 @pytest.mark.parametrize("headers", [*FORWARDED, *FOREIGN_HOSTS, *FOREIGN_ORIGINS], ids=str)
-def test_what_somebody_else_asks_by_way_of_this_machine_needs_a_token(
+def test_forwarded_and_cross_origin_requests_need_a_token(
     shown: Site, headers: Mapping[str, str]
 ) -> None:
     for path in ("/api/overview", MESSAGES):
-        status, sentence = shown.get(path, headers=headers).refusal
+        status, sentence = shown.get(path, headers=headers).error
         assert status == 401
         assert "a token is needed" in sentence
         assert shown.get(path, shown.token, headers).status == 200
@@ -165,13 +167,13 @@ def test_what_somebody_else_asks_by_way_of_this_machine_needs_a_token(
 
 @pytest.mark.parametrize("token", ["", "made up"])
 @pytest.mark.parametrize("headers", [*FORWARDED, *FOREIGN_HOSTS, *FOREIGN_ORIGINS], ids=str)
-def test_a_foreign_page_changes_nothing_where_no_token_is_asked_for(
+def test_cross_origin_requests_are_rejected_without_authentication(
     unguarded: Site, headers: Mapping[str, str], token: str
 ) -> None:
-    unguarded.ask("POST", PAUSE.replace("pause", "resume"))
+    unguarded.request("POST", PAUSE.replace("pause", "resume"))
 
-    assert unguarded.ask("POST", PAUSE, token, headers).status == 401
-    assert unguarded.ask("POST", REWIND, token, headers).status == 401
+    assert unguarded.request("POST", PAUSE, token, headers).status == 401
+    assert unguarded.request("POST", REWIND, token, headers).status == 401
     assert unguarded.get(MESSAGES, token, headers).status == 401
     (export,) = unguarded.get("/api/streams/mine").json["exports"]
     assert not export["isPaused"]
@@ -179,7 +181,7 @@ def test_a_foreign_page_changes_nothing_where_no_token_is_asked_for(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST", "[::1]:5"])
-def test_the_names_of_this_machine_lead_to_it(site: Site, host: str) -> None:
+def test_loopback_names_are_accepted_as_host(site: Site, host: str) -> None:
     host = host.format(port=site.netloc.rpartition(":")[2])
 
     assert site.get("/api/overview", headers={"Host": host}).status == 200
@@ -191,24 +193,24 @@ def test_the_names_of_this_machine_lead_to_it(site: Site, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["Basic YTpi", "Bearer", "Bearer ", "bearer", "Bearer\t", "Token x", "secret", "\xff"]
+    "header", ["Basic YTpi", "Bearer", "Bearer ", "bearer", "Bearer\t", "Token x", "secret", "\xff"]
 )
-def test_a_header_that_is_no_token_is_refused(site: Site, said: str) -> None:
-    status, sentence = site.get("/api/overview", headers={"Authorization": said}).refusal
+def test_header_without_bearer_token_is_rejected(site: Site, header: str) -> None:
+    status, sentence = site.get("/api/overview", headers={"Authorization": header}).error
 
     assert status == 401
     assert "not a bearer token" in sentence
 
 
 @pytest.mark.parametrize("token", ["unknown", "x" * 4000, "' OR 1=1 --", "\xe9\xff"])
-def test_a_token_that_is_unknown_is_refused_and_not_taken_for_none(site: Site, token: str) -> None:
-    assert site.get("/api/overview", token).refusal == (
+def test_unknown_token_is_rejected(site: Site, token: str) -> None:
+    assert site.get("/api/overview", token).error == (
         401,
         "the token is not known to this server",
     )
 
 
-def test_the_word_bearer_may_be_written_as_one_likes(site: Site) -> None:
+def test_bearer_scheme_ignores_case_and_spaces(site: Site) -> None:
     for word in ("bearer", "BEARER", "Bearer  "):
         answer = site.get("/api/overview", headers={"Authorization": f"{word} {site.token}"})
         assert answer.json["access"]["role"] == "admin"
@@ -224,34 +226,34 @@ def test_the_word_bearer_may_be_written_as_one_likes(site: Site) -> None:
         (Role.observer, False, False),
     ],
 )
-def test_a_role_allows_what_it_allows_on_the_wire(
+def test_role_allows_the_same_as_in_the_protocol(
     site: Site, role: Role, may_read: bool, may_change: bool
 ) -> None:
     token = site.make_token(role)
 
-    access = site.see("/api/overview", token)["access"]
+    access = site.get_json("/api/overview", token)["access"]
     assert access == {"role": role, "mayReadMessages": may_read, "mayChange": may_change}
     for path in (MESSAGES, f"{MESSAGES}/0", TASKS):
         answer = site.get(path, token)
         assert answer.status == (200 if may_read else 403)
-    changed = site.change(PAUSE, token)
+    changed = site.post(PAUSE, token)
     assert changed.status == (200 if may_change else 403)
     if not may_read:
-        sentence = f"the role {role} does not allow to read messages"
-        assert site.get(MESSAGES, token).refusal == (403, sentence)
+        sentence = f"the role {role} does not allow reading messages"
+        assert site.get(MESSAGES, token).error == (403, sentence)
     if not may_change:
-        sentence = f"the role {role} does not allow changes; it takes admin"
-        assert changed.refusal == (403, sentence)
+        sentence = f"the role {role} does not allow changes; they need the role admin"
+        assert changed.error == (403, sentence)
 
 
-def test_a_token_shows_the_streams_that_it_is_for(site: Site) -> None:
+def test_token_sees_the_streams_that_it_allows(site: Site) -> None:
     token = site.make_token(Role.admin, "mi*")
 
-    overview = site.see("/api/overview", token)
+    overview = site.get_json("/api/overview", token)
     assert [stream["name"] for stream in overview["streams"]] == ["mine"]
     assert overview["store"]["segments"] == 1
     assert site.get("/api/streams/mine", token).status == 200
-    assert site.see("/api/tasks", token) == {"tasks": [], "waiting": 0}
+    assert site.get_json("/api/tasks", token) == {"tasks": [], "waiting": 0}
     assert 'stream="mine"' in site.get("/metrics", token).body.decode()
     assert 'stream="other"' not in site.get("/metrics", token).body.decode()
 
@@ -267,30 +269,30 @@ def test_a_token_shows_the_streams_that_it_is_for(site: Site) -> None:
         "/api/tasks?stream=tasks",
     ],
 )
-def test_a_token_does_not_show_others_nor_whether_they_exist(site: Site, path: str) -> None:
+def test_token_does_not_reveal_whether_other_streams_exist(site: Site, path: str) -> None:
     token = site.make_token(Role.admin, "mine")
 
-    status, sentence = site.get(path, token).refusal
+    status, sentence = site.get(path, token).error
     assert status == 403
     assert sentence.startswith("the token does not allow the stream ")
 
 
-def test_events_are_for_tokens_of_all_streams(site: Site) -> None:
+def test_events_need_a_token_for_all_streams(site: Site) -> None:
     token = site.make_token(Role.admin, "mine")
-    assert site.get("/api/events", token).refusal == (
+    assert site.get("/api/events", token).error == (
         403,
-        "events are about all streams, and the token is not",
+        "events need a token that allows all streams",
     )
 
 
-def test_a_token_for_some_streams_changes_those_only(site: Site) -> None:
+def test_token_changes_only_streams_that_it_allows(site: Site) -> None:
     token = site.make_token(Role.admin, "mine")
 
-    assert site.change(PAUSE, token).json == {"isPaused": True}
-    assert site.change("/api/streams/tasks/exports/e/pause", token).status == 403
+    assert site.post(PAUSE, token).json == {"isPaused": True}
+    assert site.post("/api/streams/tasks/exports/e/pause", token).status == 403
 
 
-def test_a_revoked_token_is_refused_at_once(site: Site) -> None:
+def test_revoked_token_is_rejected_at_once(site: Site) -> None:
     token = site.make_token(Role.consumer, name="leaked")
     assert site.get(MESSAGES, token).status == 200
 
@@ -299,7 +301,7 @@ def test_a_revoked_token_is_refused_at_once(site: Site) -> None:
     assert site.get(MESSAGES, token).status == 401
 
 
-def test_tokens_that_cannot_be_looked_up_are_no_reason_to_let_anybody_in(
+def test_request_is_rejected_when_tokens_cannot_be_looked_up(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: str) -> None:
@@ -307,22 +309,22 @@ def test_tokens_that_cannot_be_looked_up_are_no_reason_to_let_anybody_in(
 
     monkeypatch.setattr(site.broker._store.catalog, "find_token", fail)
 
-    answers: list[Answer] = [site.get(path, site.token) for path in ("/metrics", MESSAGES)]
+    answers: list[HttpResponse] = [site.get(path, site.token) for path in ("/metrics", MESSAGES)]
     for answer in answers:
-        assert answer.refusal == (503, "cannot look up the token: database is locked")
+        assert answer.error == (503, "cannot look up the token: database is locked")
 
 
-def test_tokens_that_others_know_are_good_here_too(site: Site) -> None:
-    class Elsewhere:
+def test_external_verifier_accepts_tokens(site: Site) -> None:
+    class ExternalVerifier:
         async def verify(self, secret: str) -> Access:
             if secret != "theirs":
-                raise UnauthorizedException("nobody knows it")
+                raise UnauthorizedException("unknown token")
             return Access(TokenRow("theirs", Role.admin, ("*",), 0))
 
     authenticator = site.broker.authenticator
-    authenticator.verifier = Elsewhere()
+    authenticator.verifier = ExternalVerifier()
     try:
-        assert site.see("/api/overview", "theirs")["access"]["role"] == "admin"
-        assert site.get("/api/overview", "wrong").refusal == (401, "nobody knows it")
+        assert site.get_json("/api/overview", "theirs")["access"]["role"] == "admin"
+        assert site.get("/api/overview", "wrong").error == (401, "unknown token")
     finally:
         authenticator.verifier = None

@@ -1,4 +1,4 @@
-"""What a broker logged of late."""
+"""The latest log records of a broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def events() -> Events:
 
 @pytest.fixture
 def logger(events: Events) -> Iterator[logging.Logger]:
-    """One whose records come to nobody else."""
+    """A logger whose records reach only `events`."""
     logger = logging.getLogger("penstock.broker.of_this_test")
     logger.propagate = False
     logger.setLevel(logging.DEBUG)
@@ -27,7 +27,7 @@ def logger(events: Events) -> Iterator[logging.Logger]:
     logger.removeHandler(events)
 
 
-def test_an_event_tells_who_said_what_and_when(events: Events, logger: logging.Logger) -> None:
+def test_event_has_level_source_message_and_time(events: Events, logger: logging.Logger) -> None:
     logger.warning("stream %r is %s", "s", "full")
 
     (event,) = events.since(0)
@@ -46,7 +46,7 @@ def test_an_event_tells_who_said_what_and_when(events: Events, logger: logging.L
         (logging.CRITICAL, "ERROR"),
     ],
 )
-def test_levels_are_the_three_that_people_know(
+def test_levels_are_mapped_to_info_warn_and_error(
     events: Events, logger: logging.Logger, number: int, level: str
 ) -> None:
     logger.log(number, "x")
@@ -55,14 +55,16 @@ def test_levels_are_the_three_that_people_know(
     assert events.counts == {"INFO": 0, "WARN": 0, "ERROR": 0} | {level: 1}
 
 
-def test_what_is_of_no_interest_is_not_kept(events: Events, logger: logging.Logger) -> None:
+def test_debug_records_are_ignored(events: Events, logger: logging.Logger) -> None:
     logger.debug("x")
 
     assert events.since(0) == []
     assert sum(events.counts.values()) == 0
 
 
-def test_the_latest_are_kept_and_all_are_counted(events: Events, logger: logging.Logger) -> None:
+def test_latest_500_events_are_kept_and_all_are_counted(
+    events: Events, logger: logging.Logger
+) -> None:
     for number in range(1, 701):
         logger.info("%d", number)
 
@@ -72,7 +74,7 @@ def test_the_latest_are_kept_and_all_are_counted(events: Events, logger: logging
     assert events.counts["INFO"] == 700
 
 
-def test_those_after_one_are_found_by_its_id(events: Events, logger: logging.Logger) -> None:
+def test_since_returns_later_events(events: Events, logger: logging.Logger) -> None:
     for number in range(5):
         logger.info("%d", number)
 
@@ -80,13 +82,13 @@ def test_those_after_one_are_found_by_its_id(events: Events, logger: logging.Log
     assert events.since(5) == events.since(2**70) == []
 
 
-def test_a_long_message_is_cut(events: Events, logger: logging.Logger) -> None:
+def test_long_message_is_cut(events: Events, logger: logging.Logger) -> None:
     logger.info("%s", "x" * 100_000)
 
     assert len(events.since(0)[0].message) == 1000
 
 
-def test_a_record_that_cannot_be_told_harms_nobody(
+def test_record_that_cannot_be_formatted_is_skipped(
     events: Events, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed: list[logging.LogRecord] = []
@@ -99,7 +101,7 @@ def test_a_record_that_cannot_be_told_harms_nobody(
     assert len(failed) == 1
 
 
-def test_any_thread_may_log_while_somebody_looks(events: Events, logger: logging.Logger) -> None:
+def test_threads_can_log_while_events_are_read(events: Events, logger: logging.Logger) -> None:
     def log() -> None:
         for _ in range(1000):
             logger.info("x")

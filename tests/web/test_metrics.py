@@ -27,7 +27,7 @@ STREAM = "a b,.-_"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One in which all that can happen has happened."""
+    """A site in which every metric has a value."""
     with Site(tmp_path_factory.mktemp("site") / "root") as site, site.connect() as client:
         create(client, STREAM, exportDefinition=to_http("to the cloud"), flushOnWrite=True)
         create(client, "tasks", exportDefinition=to_s3())
@@ -40,7 +40,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         (found,) = plan(client)
         failed = {"settledEnd": 1, "exportedMessages": 0, "sentBytes": 30, "error": "down"}
         commit(client, found, **failed, pauseMillis=300_000)
-        # Who looks is shown the same for a moment.
         wait_until(lambda: b"retry_in_seconds{" in site.get("/metrics").body)
         yield site
 
@@ -54,12 +53,12 @@ def text(site: Site) -> str:
 
 @pytest.fixture
 def families(text: str) -> dict[str, Metric]:
-    """By the names that are declared."""
+    """By declared name."""
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
 def value(families: dict[str, Metric], name: str, **labels: str) -> float:
-    """That of one sample, by the name that is shown."""
+    """The value of the sample with this name and these labels."""
     (found,) = [
         sample.value
         for family in families.values()
@@ -72,7 +71,7 @@ def value(families: dict[str, Metric], name: str, **labels: str) -> float:
 EXPORT = {"stream": STREAM, "export": "to the cloud", "kind": "http"}
 
 
-def test_every_metric_is_there_with_its_kind_and_its_help(families: dict[str, Metric]) -> None:
+def test_every_declared_metric_is_served_with_kind_and_help(families: dict[str, Metric]) -> None:
     for declared in DECLARED:
         family = families[declared.name]
         assert family.type == declared.kind
@@ -83,11 +82,11 @@ def test_every_metric_is_there_with_its_kind_and_its_help(families: dict[str, Me
     assert ours == {declared.name for declared in DECLARED}
 
 
-def test_every_metric_has_a_value_when_all_has_happened(families: dict[str, Metric]) -> None:
+def test_every_declared_metric_has_a_sample(families: dict[str, Metric]) -> None:
     assert [declared.name for declared in DECLARED if not families[declared.name].samples] == []
 
 
-def test_names_are_as_prometheus_wants_them() -> None:
+def test_names_follow_the_conventions_of_prometheus() -> None:
     names = [declared.name for declared in DECLARED]
     assert len(set(names)) == len(names)
     for declared in DECLARED:
@@ -97,12 +96,12 @@ def test_names_are_as_prometheus_wants_them() -> None:
         assert "|" not in declared.help
 
 
-def test_the_process_tells_of_itself(families: dict[str, Metric]) -> None:
+def test_process_metrics_are_served(families: dict[str, Metric]) -> None:
     assert value(families, "process_resident_memory_bytes") > 1_000_000
     assert value(families, "process_open_fds") > 5
 
 
-def test_what_clients_do_is_counted(families: dict[str, Metric]) -> None:
+def test_requests_of_clients_are_counted(families: dict[str, Metric]) -> None:
     assert value(families, "penstock_build_info", version=__version__) == 1
     assert value(families, "penstock_connections") == 1
     assert value(families, "penstock_appended_messages_total") == 3
@@ -115,7 +114,7 @@ def test_what_clients_do_is_counted(families: dict[str, Metric]) -> None:
     assert value(families, "penstock_log_records_total", level="ERROR") >= 0
 
 
-def test_streams_are_told_apart(families: dict[str, Metric]) -> None:
+def test_streams_have_their_own_samples(families: dict[str, Metric]) -> None:
     assert value(families, "penstock_stream_messages", stream=STREAM) == 3
     assert value(families, "penstock_stream_messages", stream="empty") == 0
     assert value(families, "penstock_stream_appended_bytes_total", stream=STREAM) == 15
@@ -125,7 +124,7 @@ def test_streams_are_told_apart(families: dict[str, Metric]) -> None:
     assert started <= newest.samples[0].value < started + 3600
 
 
-def test_exports_are_told_apart(families: dict[str, Metric]) -> None:
+def test_exports_have_their_own_samples(families: dict[str, Metric]) -> None:
     assert value(families, "penstock_export_lag_messages", **EXPORT) == 2
     assert value(families, "penstock_export_lag_seconds", **EXPORT) >= 0
     assert value(families, "penstock_export_paused", **EXPORT) == 0
@@ -135,14 +134,14 @@ def test_exports_are_told_apart(families: dict[str, Metric]) -> None:
     assert value(families, "penstock_export_bytes_total", **EXPORT) == 5
 
 
-def test_kinds_of_exports_are_counted_from_the_beginning(families: dict[str, Metric]) -> None:
+def test_unused_kinds_of_exports_start_at_zero(families: dict[str, Metric]) -> None:
     assert value(families, "penstock_deliveries_total", kind="http") == 2
     assert value(families, "penstock_delivery_failures_total", kind="http") == 1
     assert value(families, "penstock_sent_bytes_total", kind="http") == 100
     assert value(families, "penstock_sent_bytes_total", kind="kinesis") == 0
 
 
-def test_telemetry_of_the_original_is_found_where_it_is_said_to_be(text: str) -> None:
+def test_equivalents_of_telemetry_are_served(text: str) -> None:
     for ours in TELEMETRY.values():
         assert f"\n{ours} " in text
 
@@ -151,7 +150,7 @@ def test_telemetry_of_the_original_is_found_where_it_is_said_to_be(text: str) ->
 
 
 def test_histograms_are_cumulative(site: Site) -> None:
-    # The periodic sync comes of itself.
+    # Wait for a periodic sync.
     wait_until(lambda: "penstock_sync_seconds_count 0.0" not in site.get("/metrics").body.decode())
     found = text_string_to_metric_families(site.get("/metrics").body.decode())
     histograms = {each.name: each for each in found if each.type == Kind.histogram}
@@ -173,7 +172,7 @@ def test_histograms_are_cumulative(site: Site) -> None:
         assert total >= 0
 
 
-def test_the_buckets_of_a_histogram_add_up() -> None:
+def test_buckets_of_a_histogram_are_sums() -> None:
     durations = Durations((0.1, 1.0))
     for seconds in (0.05, 0.1, 0.5, 7.0):
         durations.note(seconds)
@@ -183,10 +182,10 @@ def test_the_buckets_of_a_histogram_add_up() -> None:
     assert metrics._buckets(found) == [("0.1", 2.0), ("1.0", 3.0), ("+Inf", 4.0)]
 
 
-# Who sees what
+# Tokens and format
 
 
-def test_a_token_is_shown_its_streams_and_what_is_of_none(site: Site) -> None:
+def test_token_sees_its_streams_and_the_totals(site: Site) -> None:
     token = site.make_token(Role.consumer, "tas*")
     text = site.get("/metrics", token).body.decode()
 
@@ -197,13 +196,15 @@ def test_a_token_is_shown_its_streams_and_what_is_of_none(site: Site) -> None:
 
 
 def test_labels_are_escaped() -> None:
-    declared = metrics.Declared("m", Kind.gauge, "help", lambda _: [(('a"b\\c\nd',), 1.0)], ("x",))
+    declared = metrics.DeclaredMetric(
+        "m", Kind.gauge, "help", lambda _: [(('a"b\\c\nd',), 1.0)], ("x",)
+    )
     family = metrics._family(declared, [(('a"b\\c\nd',), 1.0)])
 
     assert [sample.labels for sample in family.samples] == [{"x": 'a"b\\c\nd'}]
 
 
-def test_the_answer_is_in_the_format_that_prometheus_asks_for(site: Site) -> None:
+def test_response_has_the_text_format_of_prometheus(site: Site) -> None:
     answer = site.get("/metrics")
 
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -212,7 +213,7 @@ def test_the_answer_is_in_the_format_that_prometheus_asks_for(site: Site) -> Non
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_finds_nothing_wrong(text: str) -> None:
+def test_promtool_accepts_the_metrics(text: str) -> None:
     checked = subprocess.run(
         ["promtool", "check", "metrics"],
         input=text,

@@ -1,4 +1,4 @@
-"""The metrics as a page of the documentation."""
+"""The page of the documentation about metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock.web.metrics import DECLARED, TELEMETRY
 from penstock.web.metrics_reference import metrics_page
 
 
-def test_every_metric_is_explained_under_the_name_that_prometheus_shows() -> None:
+def test_every_metric_has_a_row_with_its_exported_name() -> None:
     rows = [line for line in metrics_page().splitlines() if line.startswith("| `")]
 
     assert len(rows) == len(DECLARED) + len(TELEMETRY)
@@ -16,7 +16,7 @@ def test_every_metric_is_explained_under_the_name_that_prometheus_shows() -> Non
         assert all(f"`{label}`" in row for label in declared.labels)
 
 
-def test_each_telemetry_of_the_original_is_one_of_the_metrics() -> None:
+def test_every_telemetry_metric_has_an_equivalent() -> None:
     shown = {declared.shown_name: declared for declared in DECLARED}
     for theirs, ours in TELEMETRY.items():
         name, _, labels = ours.partition("{")
@@ -25,7 +25,7 @@ def test_each_telemetry_of_the_original_is_one_of_the_metrics() -> None:
         assert f"| `{theirs}` | `{ours}` |" in metrics_page()
 
 
-def test_every_row_has_as_many_cells_as_its_head() -> None:
+def test_every_row_has_four_cells() -> None:
     for line in metrics_page().splitlines():
         if line.startswith("| `penstock"):
             assert line.count("|") == 5, line

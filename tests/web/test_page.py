@@ -1,4 +1,4 @@
-"""The page, in a real browser, on a real broker."""
+"""The dashboard, in a browser, with a broker process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ROUTES = {
 }
 
 
-# A stream that nobody makes.
+# A stream that does not exist.
 MISSING = "never-created"
 
 
@@ -77,7 +77,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def dashboard(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    """One for all tests; who kills it starts it again."""
+    """A broker for all tests. A test that kills it must restart it."""
     with Dashboard(tmp_path_factory.mktemp("broker") / "root") as started:
         yield started
 
@@ -111,8 +111,8 @@ def _definitions() -> Iterator[MessageStreamDefinition]:
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser, dashboard: Dashboard, client: StreamManagerClient) -> Iterator[Tab]:
-    """The tab of an admin, which he keeps open."""
-    # What a page complains of when it asks for a stream that is not there may come a little late.
+    """The open tab of an admin."""
+    # The error of a request for a missing stream may arrive in a later test.
     opened = Tab(browser, dashboard.link(), rf"{NOT_FOUND}.*{MISSING}")
     yield opened
     opened.close()
@@ -120,7 +120,7 @@ def tab(browser: Browser, dashboard: Dashboard, client: StreamManagerClient) -> 
 
 @pytest.fixture
 def page(tab: Tab) -> Iterator[Page]:
-    """The page of an admin: the overview, on a large screen, to begin with."""
+    """The overview of an admin, on a large screen."""
     tab.page.set_viewport_size(SCREEN)
     go(tab.page, "/")
     yield tab.page
@@ -136,12 +136,10 @@ def _payloads(page: Page) -> Any:
     return page.get_by_test_id("messages").locator("pre")
 
 
-# What it shows
+# Views
 
 
-def test_the_overview_is_live_and_the_token_left_the_address(
-    page: Page, dashboard: Dashboard
-) -> None:
+def test_overview_is_live_and_the_url_has_no_token(page: Page, dashboard: Dashboard) -> None:
     _heading(page, "Overview")
     expect(page.get_by_role("status").first).to_have_text("Live")
     expect(page.get_by_test_id("tile-streams")).to_contain_text("5")
@@ -165,12 +163,12 @@ def test_plots_move_when_messages_are_appended(page: Page, client: StreamManager
     expect(plot).not_to_have_attribute("data-newest", newest)
 
 
-def test_all_streams_are_listed_with_what_is_stored_of_them(page: Page) -> None:
+def test_streams_are_listed_with_their_sizes(page: Page) -> None:
     go(page, "/streams")
     _heading(page, "Streams")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="plain"))
     expect(row).to_contain_text("of 256 MiB")
-    expect(row).to_contain_text("drops oldest")
+    expect(row).to_contain_text("overwrites oldest")
     expect(row.locator(".cell-messages")).to_have_text("50")
     expect(row.get_by_role("meter")).to_have_attribute("aria-valuenow", "0")
     exported = page.get_by_role("row").filter(has=page.get_by_role("link", name="attacked"))
@@ -210,7 +208,7 @@ def test_streams_are_filtered_and_sorted(page: Page) -> None:
     expect(names.last).to_have_text("attacked")
 
 
-def test_a_row_keeps_its_element_while_its_numbers_change(
+def test_row_keeps_its_element_when_its_numbers_change(
     page: Page, client: StreamManagerClient
 ) -> None:
     go(page, "/streams")
@@ -241,7 +239,7 @@ def test_messages_are_shown_as_text_json_and_hex(page: Page) -> None:
         '  "empty": {}',
         "}",
     ]
-    # Line by line, and with numbers as they were written.
+    # Numbers keep their format.
     assert _payloads(page).first.inner_text() == "\n".join(lines)
     page.get_by_role("radio", name="Hex").check(force=True)
     first = _payloads(page).first.inner_text().splitlines()[0]
@@ -250,7 +248,7 @@ def test_messages_are_shown_as_text_json_and_hex(page: Page) -> None:
     expect(page.get_by_test_id("definition")).to_contain_text('"maxSize": 268435456')
 
 
-def test_one_goes_through_the_messages_from_any_number(page: Page) -> None:
+def test_messages_can_be_paged_from_any_number(page: Page) -> None:
     go(page, "/streams/plain")
     numbers = page.locator(".message-number")
     expect(numbers.first).to_have_text("49")
@@ -265,15 +263,15 @@ def test_one_goes_through_the_messages_from_any_number(page: Page) -> None:
     expect(numbers).to_have_text(["49", "48", "47", "46", "45"])
     page.get_by_label("From number").fill("1000")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("There is no message from 1,000 on.")).to_be_visible()
+    expect(page.get_by_text("No messages from number 1,000 on.")).to_be_visible()
     expect(numbers).to_have_text(["49", "48", "47", "46", "45"])
     page.get_by_role("button", name="Newest").click()
     expect(numbers.first).to_have_text("49")
 
 
-def test_one_who_follows_sees_what_comes(page: Page, client: StreamManagerClient) -> None:
+def test_follow_shows_new_messages(page: Page, client: StreamManagerClient) -> None:
     go(page, "/streams/hall B, press 4")
-    expect(page.get_by_text("No messages are stored.")).to_be_visible()
+    expect(page.get_by_text("No messages.")).to_be_visible()
     page.get_by_role("switch", name="Follow").check()
     client.append_message("hall B, press 4", b"first")
     expect(_payloads(page)).to_have_text(["first"])
@@ -285,22 +283,22 @@ def test_one_who_follows_sees_what_comes(page: Page, client: StreamManagerClient
     expect(_payloads(page).first).to_have_text("fourth")
 
 
-def test_a_large_payload_is_cut_and_can_be_had_whole(
+def test_large_payload_is_cut_and_can_be_downloaded(
     page: Page, client: StreamManagerClient
 ) -> None:
     payload = bytes(range(256)) * 30
     number = client.append_message("binary", payload)
     go(page, f"/streams/binary?from={number}")
     message = page.locator(f'[data-number="{number}"]')
-    # No text: shown as hex without being asked.
+    # Binary payloads start in hex.
     expect(message).to_contain_text("00 01 02 03")
     expect(message).to_contain_text("the first 4 KiB")
     with page.expect_download() as download:
-        message.get_by_role("button", name="Download all of it").click()
+        message.get_by_role("button", name="Download payload").click()
     assert download.value.path().read_bytes() == payload
 
 
-def test_what_strangers_wrote_is_text_and_nothing_else(page: Page) -> None:
+def test_untrusted_text_is_not_interpreted_as_html(page: Page) -> None:
     go(page, "/streams/attacked")
     _heading(page, "attacked")
     expect(_payloads(page)).to_have_text(["back<U+202E>ward", ATTACK])
@@ -312,27 +310,27 @@ def test_what_strangers_wrote_is_text_and_nothing_else(page: Page) -> None:
     assert page.locator("main img, main script").count() == 0
 
 
-def test_where_there_is_nothing_the_page_says_what_to_do(page: Page) -> None:
+def test_empty_pages_say_what_to_do(page: Page) -> None:
     go(page, "/tasks")
     expect(page.get_by_text("No tasks.")).to_be_visible()
     go(page, "/pipeline")
-    expect(page.get_by_text("No pipeline has connected.")).to_be_visible()
+    expect(page.get_by_text("No pipeline is connected.")).to_be_visible()
     go(page, "/streams/plain")
-    expect(page.get_by_text("This stream is not exported.")).to_be_visible()
+    expect(page.get_by_text("This stream has no exports.")).to_be_visible()
     go(page, "/nowhere")
-    _heading(page, "There is no such page")
+    _heading(page, "Page not found")
 
 
-def test_a_stream_that_does_not_exist_is_said_to_be_missing(page: Page) -> None:
+def test_missing_stream_is_reported(page: Page) -> None:
     go(page, f"/streams/{MISSING}")
     expect(page.get_by_role("alert").filter(has_text=MISSING)).to_be_visible()
 
 
-def test_events_are_listed_by_their_level(page: Page, dashboard: Dashboard) -> None:
+def test_events_are_filtered_by_level_and_text(page: Page, dashboard: Dashboard) -> None:
     go(page, "/events")
     expect(page.get_by_test_id("events")).to_contain_text(dashboard.url)
     page.get_by_role("radio", name="Errors").check(force=True)
-    expect(page.get_by_text("No event matches.")).to_be_visible()
+    expect(page.get_by_text("No event matches the filter.")).to_be_visible()
     page.get_by_role("radio", name="All").check(force=True)
     page.get_by_label("Filter events").fill("dashboard")
     expect(page.get_by_test_id("events").get_by_role("listitem")).to_have_count(1)
@@ -341,7 +339,7 @@ def test_events_are_listed_by_their_level(page: Page, dashboard: Dashboard) -> N
 # Changes and tokens
 
 
-def test_an_admin_pauses_and_resumes_an_export(page: Page, client: StreamManagerClient) -> None:
+def test_admin_pauses_and_resumes_an_export(page: Page, client: StreamManagerClient) -> None:
     def is_disabled() -> bool:
         definition = client.describe_message_stream("attacked").definition
         return bool((definition.export_definition.kinesis or [])[0].disabled)
@@ -352,7 +350,7 @@ def test_an_admin_pauses_and_resumes_an_export(page: Page, client: StreamManager
     export.get_by_role("button", name="Pause to-kinesis").click()
     expect(export).to_have_attribute("data-state", "paused")
     assert is_disabled()
-    # The button is still the same, and has the focus.
+    # The same button still has the focus.
     page.keyboard.press("Enter")
     expect(export.get_by_role("button", name="Pause to-kinesis")).to_be_visible()
     expect(export).not_to_have_attribute("data-state", "paused")
@@ -368,21 +366,23 @@ def test_admin_rewinds_an_export(page: Page, client: StreamManagerClient) -> Non
     client.rewind_export("attacked", "to-kinesis", 2)
     go(page, "/streams/attacked")
     export = page.locator('[data-identifier="to-kinesis"]')
-    expect(export).to_contain_text("Nothing behind")
+    expect(export).to_contain_text("No messages behind")
     export.get_by_role("button", name="Rewind to-kinesis").click()
     dialog = export.get_by_test_id("rewind-dialog")
     expect(dialog).to_be_visible()
     effect = dialog.get_by_test_id("rewind-effect")
-    expect(effect).to_have_text("It is there already: messages in flight are sent again.")
+    expect(effect).to_have_text(
+        "The export is at this message: only messages in flight are exported again."
+    )
     dialog.get_by_label("Continue with message").fill("1")
-    expect(effect).to_have_text("1 message is sent again.")
+    expect(effect).to_have_text("1 message is exported again.")
     dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_be_hidden()
     assert exported() == 1
 
     export.get_by_role("button", name="Rewind to-kinesis").click()
     dialog.get_by_role("button", name="Earliest").click()
-    expect(effect).to_have_text("2 messages are sent again.")
+    expect(effect).to_have_text("2 messages are exported again.")
     dialog.get_by_role("button", name="Rewind").click()
     expect(dialog).to_be_hidden()
     expect(export).to_contain_text("2 behind")
@@ -390,14 +390,14 @@ def test_admin_rewinds_an_export(page: Page, client: StreamManagerClient) -> Non
 
     export.get_by_role("button", name="Rewind to-kinesis").click()
     dialog.get_by_label("Continue with message").fill("7")
-    expect(effect).to_have_text("The stream has no such message: 2 is the next one.")
+    expect(effect).to_have_text("The stream has no message 7: the next one is 2.")
     dialog.get_by_role("button", name="Latest").click()
-    expect(effect).to_have_text("2 messages are not sent.")
+    expect(effect).to_have_text("2 messages are skipped.")
     page.keyboard.press("Escape")
     assert exported() == -1
 
 
-def test_who_has_no_token_sees_numbers_and_is_told_how_to_get_one(
+def test_statistics_need_no_token_and_messages_ask_for_one(
     browser: Browser, dashboard: Dashboard, client: StreamManagerClient
 ) -> None:
     with open_page(browser, f"{dashboard.url}#/streams/attacked") as page:
@@ -405,7 +405,7 @@ def test_who_has_no_token_sees_numbers_and_is_told_how_to_get_one(
         export = page.locator('[data-identifier="to-kinesis"]')
         export.get_by_role("button", name="Pause to-kinesis").click()
         dialog = page.get_by_role("dialog")
-        expect(dialog).to_contain_text("That needs a token with the role admin")
+        expect(dialog).to_contain_text("Pausing an export needs a token with the role admin")
         expect(dialog).to_contain_text("penstock env")
         expect(dialog).to_contain_text(str(dashboard.root / "token"))
         page.keyboard.press("Escape")
@@ -415,20 +415,20 @@ def test_who_has_no_token_sees_numbers_and_is_told_how_to_get_one(
         dialog.get_by_label("Token", exact=True).fill(dashboard.token)
         page.keyboard.press("Enter")
         expect(_payloads(page)).to_have_count(2)
-        # The tab keeps it.
+        # The tab keeps the token.
         page.reload()
         expect(_payloads(page)).to_have_count(2)
 
 
-def test_an_unknown_token_brings_up_a_form_for_another(
+def test_unknown_token_opens_the_token_page(
     browser: Browser, dashboard: Dashboard, client: StreamManagerClient
 ) -> None:
     with open_page(browser, dashboard.link("made-up"), NO_TOKEN) as page:
-        _heading(page, "A token is needed")
+        _heading(page, "Token required")
         expect(page.get_by_text("The broker does not know this token.")).to_be_visible()
-        expect(page.get_by_role("status").first).to_have_text("Token needed")
+        expect(page.get_by_role("status").first).to_have_text("Token required")
         page.get_by_test_id("access").get_by_label("Token", exact=True).fill(dashboard.token)
-        page.get_by_role("button", name="Use the token").click()
+        page.get_by_role("button", name="Use token").click()
         _heading(page, "Overview")
         expect(page.get_by_role("status").first).to_have_text("Live")
 
@@ -445,7 +445,7 @@ ABOUT = {
 
 
 class TaskPeer:
-    """A task of a pipeline that delivers when a test says so."""
+    """A task of a pipeline, controlled by a test."""
 
     _numbers = count(1)
 
@@ -453,25 +453,25 @@ class TaskPeer:
         self.connection = connection
         self.name = str(next(self._numbers))
 
-    def ask(self, **fields: Any) -> list[Json]:
+    def plan(self, **fields: Any) -> list[Json]:
         return plan(self.connection, pipeline="edge", task=self.name, about=ABOUT, **fields)
 
     def deliver(self, stream: str, **fields: Any) -> None:
-        """One message, with this result."""
+        """Appends a message and reports its delivery with these fields."""
         append(self.connection, stream, b"x")
-        (found,) = self.ask()
+        (found,) = self.plan()
         assert found["stream"] == stream
         commit(self.connection, found, **fields)
 
     def serve(self) -> None:
-        """Whatever is due next."""
-        for found in self.ask():
+        """Delivers the next work."""
+        for found in self.plan():
             commit(self.connection, found)
 
 
 @pytest.fixture(scope="module")
 def edge(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    """A broker with streams that are exported at once."""
+    """A broker whose exports do not gather batches."""
     root = tmp_path_factory.mktemp("edge") / "root"
     with Dashboard(root, PENSTOCK_EXPORT_GATHER_MS="0") as started:
         with started.connect() as connection:
@@ -499,16 +499,16 @@ def _deliveries(page: Page) -> Locator:
     return page.get_by_role("table", name="Latest deliveries").locator("tbody").get_by_role("row")
 
 
-def test_tasks_are_shown_with_their_current_work(
+def test_tasks_are_shown_with_their_assignments(
     pipeline_page: Page, task: TaskPeer, edge: Dashboard
 ) -> None:
     append(task.connection, "presses", b"1")
-    (found,) = task.ask()
+    (found,) = task.plan()
     pipeline = pipeline_page.get_by_test_id("pipeline")
     expect(pipeline).to_contain_text("connected")
     expect(pipeline).to_contain_text("local[3]")
-    # An address that is no page is no link.
-    expect(pipeline.get_by_text("Spark's own page")).to_be_hidden()
+    # An unsafe URL is not a link.
+    expect(pipeline.get_by_text("Spark UI")).to_be_hidden()
     shown = pipeline.get_by_test_id("task").filter(has_text=f"Task {task.name}")
     expect(shown).to_contain_text("started")
     work = shown.get_by_test_id("assignment")
@@ -528,7 +528,7 @@ def test_tasks_are_shown_with_their_current_work(
     expect(other).to_contain_text("ended")
 
 
-def test_deliveries_are_listed_and_drawn_by_kind(pipeline_page: Page, task: TaskPeer) -> None:
+def test_deliveries_are_listed_and_plotted_by_kind(pipeline_page: Page, task: TaskPeer) -> None:
     for _ in range(3):
         task.deliver("presses")
     task.deliver("camera")
@@ -539,10 +539,10 @@ def test_deliveries_are_listed_and_drawn_by_kind(pipeline_page: Page, task: Task
         expect(newest).to_contain_text(text)
     expect(newest).to_have_attribute("data-state", "bad")
     expect(rows.filter(has_text="camera")).to_contain_text("delivered")
-    drawn = pipeline_page.get_by_role("img", name="to HTTP")
-    expect(drawn).to_have_attribute("aria-label", re.compile("median .*, longest .*, 1 failed"))
-    assert drawn.locator("rect").count() >= 4
-    assert drawn.locator("rect[data-failed]").count() == 1
+    bars = pipeline_page.get_by_role("img", name="to HTTP")
+    expect(bars).to_have_attribute("aria-label", re.compile("median .*, longest .*, 1 failed"))
+    assert bars.locator("rect").count() >= 4
+    assert bars.locator("rect[data-failed]").count() == 1
     expect(
         pipeline_page.get_by_role("img", name="Durations of the last 1 delivery to S3")
     ).to_be_visible()
@@ -575,9 +575,9 @@ def test_deliveries_are_filtered_and_sorted_with_the_keyboard(
     _heading(pipeline_page, "camera")
 
 
-def test_on_a_phone_the_pipeline_fits_the_screen(pipeline_page: Page, task: TaskPeer) -> None:
+def test_pipeline_fits_the_screen_of_a_phone(pipeline_page: Page, task: TaskPeer) -> None:
     append(task.connection, "presses", b"1")
-    (found,) = task.ask()
+    (found,) = task.plan()
     pipeline_page.set_viewport_size(PHONE)
     expect(pipeline_page.get_by_test_id("assignment")).to_be_visible()
     failed = _deliveries(pipeline_page).filter(has_text="failed")
@@ -590,7 +590,7 @@ def test_on_a_phone_the_pipeline_fits_the_screen(pipeline_page: Page, task: Task
     commit(task.connection, found)
 
 
-def test_a_disconnected_pipeline_is_shown_as_such(pipeline_page: Page, edge: Dashboard) -> None:
+def test_pipeline_is_shown_as_disconnected(pipeline_page: Page, edge: Dashboard) -> None:
     pipeline = pipeline_page.get_by_test_id("pipeline")
     with edge.connect() as connection:
         TaskPeer(connection).deliver("presses")
@@ -601,7 +601,7 @@ def test_a_disconnected_pipeline_is_shown_as_such(pipeline_page: Page, edge: Das
     expect(pipeline.get_by_test_id("assignment")).to_have_count(0)
 
 
-def test_a_visitor_sees_no_work_of_unseen_streams(
+def test_token_sees_no_work_of_other_streams(
     browser: Browser, edge: Dashboard, task: TaskPeer
 ) -> None:
     made = run_program(
@@ -613,20 +613,20 @@ def test_a_visitor_sees_no_work_of_unseen_streams(
     )
     assert made.returncode == 0, made.stderr
     append(task.connection, "presses", b"1")
-    (found,) = task.ask()
-    # Events are about all streams.
+    (found,) = task.plan()
+    # Events need a token for all streams.
     no_events = r"status of 403.*/api/events"
     with open_page(browser, edge.link(made.stdout.strip()), no_events) as page:
         go(page, "/pipeline")
         shown = page.get_by_test_id("task").filter(has_text=f"Task {task.name}")
-        expect(shown).to_contain_text("Delivering 1 slice of streams that the token does not see")
+        expect(shown).to_contain_text("Delivering 1 slice of streams that the token does not allow")
         expect(_deliveries(page)).to_have_count(1)
         expect(_deliveries(page)).to_contain_text("camera")
         expect(page.get_by_role("main")).not_to_contain_text("presses")
     commit(task.connection, found)
 
 
-# However one looks at it
+# Accessibility
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -642,7 +642,7 @@ def test_text_has_enough_contrast(page: Page, scheme: Any) -> None:
 
 
 def _contrast(page: Page, one: str, other: str) -> float:
-    """How far two colours of the page are apart, by the formula of WCAG."""
+    """The contrast of two colors of the page, by the formula of WCAG."""
     light, dark = sorted((_luminance(page, one), _luminance(page, other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
@@ -663,7 +663,7 @@ def _luminance(page: Page, name: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_the_theme_is_the_systems_until_somebody_chooses(page: Page) -> None:
+def test_theme_follows_the_system_until_the_user_chooses(page: Page) -> None:
     page.emulate_media(color_scheme="dark")
     assert _luminance(page, "--ground") < 0.1
     page.get_by_role("button", name="Theme: system").click()
@@ -679,7 +679,7 @@ def test_the_theme_is_the_systems_until_somebody_chooses(page: Page) -> None:
     assert _luminance(page, "--ground") > 0.9
 
 
-def test_on_a_phone_no_page_is_wider_than_the_screen(page: Page) -> None:
+def test_pages_fit_the_screen_of_a_phone(page: Page) -> None:
     page.set_viewport_size(PHONE)
     for route, heading in ROUTES.items():
         go(page, route)
@@ -690,11 +690,11 @@ def test_on_a_phone_no_page_is_wider_than_the_screen(page: Page) -> None:
     expect(page.locator(".stream-name").first).to_have_text("plain")
 
 
-def test_every_page_can_be_reached_with_the_keyboard(page: Page) -> None:
+def test_pages_can_be_reached_with_the_keyboard(page: Page) -> None:
     page.reload()
     _heading(page, "Overview")
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.get_by_role("main")).to_be_focused()
     for name, heading in (("Streams", "Streams"), ("Events", "Events")):
@@ -707,24 +707,24 @@ def test_every_page_can_be_reached_with_the_keyboard(page: Page) -> None:
         assert outline == "solid"
 
 
-def test_a_page_that_is_hidden_asks_nothing_and_catches_up_when_it_is_seen(
+def test_hidden_page_sends_no_requests_and_catches_up_when_visible(
     browser: Browser, dashboard: Dashboard, client: StreamManagerClient
 ) -> None:
     with open_page(browser, dashboard.link()) as page:
         _heading(page, "Overview")
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
         page.clock.install()
-        # The clock stands still from here, and with it the pause between two rounds.
+        # The clock of the page stands still from here, and so does its poll timer.
         page.reload()
         _heading(page, "Overview")
         _show(page, is_hidden=True)
         page.clock.run_for(1000)
-        asked.clear()
+        requests.clear()
         page.clock.run_for(60_000)
-        assert asked == []
+        assert requests == []
         _show(page, is_hidden=False)
-        wait_until(lambda: page.evaluate("1") and asked)
+        wait_until(lambda: page.evaluate("1") and requests)
 
 
 def _show(page: Page, *, is_hidden: bool) -> None:
@@ -737,10 +737,10 @@ def _show(page: Page, *, is_hidden: bool) -> None:
     )
 
 
-# Its parts
+# Modules
 
 
-def test_no_text_is_ever_taken_for_html() -> None:
+def test_modules_never_parse_html() -> None:
     modules = [path for path in PAGE.rglob("*.js") if "vendor" not in path.parts]
     assert len(modules) > 20
     for path in modules:
@@ -748,7 +748,7 @@ def test_no_text_is_ever_taken_for_html() -> None:
         assert found is None, f"{path.name} has {found}"
 
 
-def test_numbers_are_readable(page: Page) -> None:
+def test_number_formats(page: Page) -> None:
     wanted: dict[str, dict[float, str]] = {
         "formatBytes": {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 2**28: "256 MiB"},
         "formatRate": {0: "0/s", 0.25: "0.25/s", 12.34: "12.3/s", 1500: "1.5 k/s", 2e6: "2 M/s"},
@@ -774,7 +774,7 @@ def test_numbers_are_readable(page: Page) -> None:
         assert [text.replace("\u00a0", " ") for text in got] == list(values.values()), function
 
 
-def test_the_history_has_gaps_where_nothing_is_known_and_forgets_what_is_old(page: Page) -> None:
+def test_history_has_gaps_and_drops_old_points(page: Page) -> None:
     columns = page.evaluate(
         """async () => {
             const { History } = await import("/page/history.js");
@@ -818,10 +818,10 @@ def test_the_history_has_gaps_where_nothing_is_known_and_forgets_what_is_old(pag
     assert columns["means"][-1] == 5
 
 
-# When the broker goes
+# Unavailable broker and streams
 
 
-def test_a_broker_that_dies_is_told_of_and_found_again(
+def test_unavailable_broker_is_reported_until_it_returns(
     page: Page, tab: Tab, dashboard: Dashboard, client: StreamManagerClient
 ) -> None:
     tab.expect(NO_ANSWER)
@@ -829,10 +829,10 @@ def test_a_broker_that_dies_is_told_of_and_found_again(
     _heading(page, "plain")
     expect(page.get_by_test_id("tile-messages")).to_contain_text("50")
     dashboard.kill()
-    banner = page.get_by_text("The broker does not answer; trying again")
+    banner = page.get_by_text("The broker is unavailable; retrying")
     expect(banner).to_be_visible()
-    expect(page.get_by_role("status").first).to_have_text("No answer")
-    # What was known is still there, and looks as old as it is.
+    expect(page.get_by_role("status").first).to_have_text("Unavailable")
+    # The old data stays, and is dimmed.
     expect(page.get_by_test_id("tile-messages")).to_contain_text("50")
     expect(page.get_by_role("main")).not_to_have_css("opacity", "1")
     dashboard.start()
@@ -843,7 +843,7 @@ def test_a_broker_that_dies_is_told_of_and_found_again(
     expect(page.get_by_test_id("tile-messages")).to_contain_text("51")
 
 
-def test_a_stream_that_cannot_be_read_is_listed_with_the_reason(
+def test_unreadable_stream_is_listed_with_the_reason(
     page: Page, tab: Tab, dashboard: Dashboard
 ) -> None:
     tab.expect(NO_ANSWER)

@@ -1,4 +1,4 @@
-"""A broker as its page shows it."""
+"""The state of the broker as JSON objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.web.presentation import look_at_disk
+from penstock.web.presentation import measure_disk
 from penstock.wire.operations import Operation
 from tests.broker.exports.workbench import to_http, to_s3
 from tests.raw_connection import RawConnection
@@ -27,18 +27,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def client(site: Site) -> Iterator[RawConnection]:
     with site.connect() as connection:
         yield connection
-        for stream in site.see("/api/overview")["streams"]:
+        for stream in site.get_json("/api/overview")["streams"]:
             connection.call(Operation.DeleteMessageStream, name=stream["name"])
 
 
-def picture_of(site: Site, name: str = "s") -> Json:
-    streams = site.see("/api/overview")["streams"]
-    picture: Json = next(stream for stream in streams if stream["name"] == name)
-    return picture
+def stream_json(site: Site, name: str = "s") -> Json:
+    streams = site.get_json("/api/overview")["streams"]
+    found: Json = next(stream for stream in streams if stream["name"] == name)
+    return found
 
 
-def export_of(site: Site) -> Json:
-    (export,) = picture_of(site)["exports"]
+def export_json(site: Site) -> Json:
+    (export,) = stream_json(site)["exports"]
     assert isinstance(export, dict)
     return export
 
@@ -46,10 +46,10 @@ def export_of(site: Site) -> Json:
 # Streams
 
 
-def test_a_stream_that_is_empty(site: Site, client: RawConnection) -> None:
+def test_empty_stream(site: Site, client: RawConnection) -> None:
     create(client, "s")
 
-    assert picture_of(site) == {
+    assert stream_json(site) == {
         "name": "s",
         "problem": None,
         "persistence": "File",
@@ -73,20 +73,20 @@ def test_a_stream_that_is_empty(site: Site, client: RawConnection) -> None:
     }
 
 
-def test_a_stream_with_messages(site: Site, client: RawConnection) -> None:
+def test_stream_with_messages(site: Site, client: RawConnection) -> None:
     create(client, "s", strategyOnFull=0, maxSize=4096, streamSegmentSize=1024)
     for _ in range(3):
         append(client, "s", bytes(700))
 
-    found = picture_of(site)
+    found = stream_json(site)
 
     assert found["strategyOnFull"] == "RejectNewData"
     assert [found[key] for key in ("messages", "totalBytes", "segments")] == [3, 2100, 3]
     assert 0 < found["oldestTime"] <= found["newestTime"]
-    wait_until(lambda: picture_of(site)["rates"]["messagesAppended"] > 0)
+    wait_until(lambda: stream_json(site)["rates"]["messagesAppended"] > 0)
 
 
-def test_who_waits_for_messages_is_counted(site: Site, client: RawConnection) -> None:
+def test_waiting_reads_are_counted(site: Site, client: RawConnection) -> None:
     create(client, "s")
     waits = {"readTimeoutMillis": 25_000, "minMessageCount": 1}
     with (
@@ -95,13 +95,13 @@ def test_who_waits_for_messages_is_counted(site: Site, client: RawConnection) ->
             lambda: reader.call(Operation.ReadMessages, streamName="s", readMessagesOptions=waits)
         ),
     ):
-        wait_until(lambda: picture_of(site)["waitingReads"] == 1)
-        assert site.see("/api/overview")["waitingReads"] == 1
+        wait_until(lambda: stream_json(site)["waitingReads"] == 1)
+        assert site.get_json("/api/overview")["waitingReads"] == 1
         append(client, "s", b"x")
-    wait_until(lambda: picture_of(site)["waitingReads"] == 0)
+    wait_until(lambda: stream_json(site)["waitingReads"] == 0)
 
 
-def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(tmp_path: Path) -> None:
+def test_unreadable_stream_is_shown_with_the_reason(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with Site(root) as site, site.connect() as client:
         create(client, "broken")
@@ -116,19 +116,19 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(tmp_path: Path) -
     (root / "catalog.backup.sqlite").unlink()
 
     with Site(root) as site:
-        broken = picture_of(site, "broken")
-        sound = picture_of(site, "sound")
+        broken = stream_json(site, "broken")
+        sound = stream_json(site, "sound")
         assert broken["problem"]
         assert broken.keys() == sound.keys()
         assert (broken["messages"], broken["newestSequenceNumber"]) == (0, -1)
         assert sound["messages"] == 1
         for path in ("", "/messages", "/messages/0"):
-            status, sentence = site.get(f"/api/streams/broken{path}", site.token).refusal
+            status, sentence = site.get(f"/api/streams/broken{path}", site.token).error
             assert status == 503
             assert "'broken' cannot be read" in sentence
         assert site.get("/api/history?stream=broken").status == 503
         assert "penstock_streams_unreadable 1.0" in site.get("/metrics").body.decode()
-        assert site.change("/api/streams/broken/exports/e/pause").status == 503
+        assert site.post("/api/streams/broken/exports/e/pause").status == 503
 
 
 # Exports
@@ -153,19 +153,19 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(tmp_path: Path) -
         ({"IotSitewise": [{"identifier": "e"}]}, "iot_sitewise", "SiteWise"),
     ],
 )
-def test_each_kind_of_export_tells_where_it_leads(
+def test_export_shows_its_kind_and_destination(
     site: Site, client: RawConnection, definition: dict[str, Any], kind: str, destination: str
 ) -> None:
     create(client, "s", exportDefinition=definition)
 
-    found = export_of(site)
+    found = export_json(site)
 
     assert (found["kind"], found["destination"]) == (kind, destination)
 
 
-def test_an_export_from_its_first_message_to_its_end(site: Site, client: RawConnection) -> None:
+def test_export_shows_its_progress(site: Site, client: RawConnection) -> None:
     create(client, "s", exportDefinition=to_http())
-    assert export_of(site) == {
+    assert export_json(site) == {
         "identifier": "e",
         "kind": "http",
         "destination": "HTTP http://127.0.0.1/",
@@ -186,54 +186,52 @@ def test_an_export_from_its_first_message_to_its_end(site: Site, client: RawConn
         "rates": {"messagesExported": 0.0},
     }
     client.append_many("s", [b"1", b"2"])
-    wait_until(lambda: export_of(site)["state"] == "due")
-    wait_until(lambda: export_of(site)["secondsBehind"] > 0)
+    wait_until(lambda: export_json(site)["state"] == "due")
+    wait_until(lambda: export_json(site)["secondsBehind"] > 0)
     (found,) = plan(client)
-    wait_until(lambda: export_of(site)["state"] == "exporting")
+    wait_until(lambda: export_json(site)["state"] == "exporting")
     skipped = [{"sequenceNumber": 1, "reason": "malformed"}]
     commit(client, found, exportedMessages=1, exportedBytes=1, skipped=skipped)
-    wait_until(lambda: export_of(site)["state"] == "up-to-date")
+    wait_until(lambda: export_json(site)["state"] == "up-to-date")
 
-    done = export_of(site)
+    done = export_json(site)
     assert (done["lastExportedSequenceNumber"], done["messagesBehind"]) == (1, 0)
     assert (done["exportedMessages"], done["exportedBytes"], done["skippedMessages"]) == (2, 1, 1)
     assert done["secondsBehind"] == 0.0
     assert done["lastExportTime"] > 1_700_000_000_000
 
 
-def test_an_export_that_fails_tells_why_and_when_it_is_tried_again(
-    site: Site, client: RawConnection
-) -> None:
+def test_failing_export_shows_error_and_next_retry(site: Site, client: RawConnection) -> None:
     create(client, "s", exportDefinition=to_http())
     append(client, "s", b"x")
     (found,) = plan(client)
     failure = {"settledEnd": 0, "exportedMessages": 0, "error": "<b>it is down</b>"}
     commit(client, found, **failure, pauseMillis=300_000)
-    wait_until(lambda: export_of(site)["state"] == "failing")
+    wait_until(lambda: export_json(site)["state"] == "failing")
 
-    failing = export_of(site)
+    failing = export_json(site)
     assert "<b>it is down</b>" in failing["errorMessage"]
     assert failing["failures"] == 1
     assert 0 < failing["retryInMillis"] <= 300_000
 
 
-def test_an_export_that_waits_for_its_batch_shows_it(site: Site, client: RawConnection) -> None:
+def test_export_that_gathers_a_batch_is_waiting(site: Site, client: RawConnection) -> None:
     create(client, "s", exportDefinition=to_http(batchSize=2, batchIntervalMillis=600_000))
     append(client, "s", b"x")
-    wait_until(lambda: export_of(site)["state"] == "waiting")
+    wait_until(lambda: export_json(site)["state"] == "waiting")
     append(client, "s", b"x")
-    wait_until(lambda: export_of(site)["state"] == "due")
+    wait_until(lambda: export_json(site)["state"] == "due")
 
 
-def test_a_paused_export_shows_it(site: Site, client: RawConnection) -> None:
+def test_disabled_export_is_paused(site: Site, client: RawConnection) -> None:
     create(client, "s", exportDefinition=to_http(disabled=True))
     append(client, "s", b"x")
 
-    found = export_of(site)
+    found = export_json(site)
     assert (found["state"], found["isPaused"]) == ("paused", True)
 
 
-def test_the_disk_is_that_of_the_root(tmp_path: Path) -> None:
-    free, size = look_at_disk(tmp_path)
+def test_disk_of_the_root_is_measured(tmp_path: Path) -> None:
+    free, size = measure_disk(tmp_path)
 
     assert 0 < free <= size

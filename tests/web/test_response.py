@@ -1,4 +1,4 @@
-"""Responses with messages, and the memory that they share with all large answers."""
+"""Responses with messages, and the memory limit for all large answers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from penstock.wire.operations import Operation
 from tests.support import TIMEOUT_S, append, create, wait_until
 from tests.web.site import Site
 
-# More than the system takes for a client that reads nothing.
+# Larger than the socket buffers of a client that reads nothing.
 LARGE = 16 * 1024 * 1024
 LIMIT = LARGE + LARGE // 2
 
 
 async def receive() -> Message:
-    raise AssertionError("a response does not read")
+    raise AssertionError("a response must not receive")
 
 
 SCOPE: Scope = {"type": "http"}
@@ -42,12 +42,12 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield running
 
 
-def ask_for_large(site: Site) -> socket.socket:
-    return ask(site, "messages/0")
+def request_large_message(site: Site) -> socket.socket:
+    return send_request(site, "messages/0")
 
 
-def ask(site: Site, path: str) -> socket.socket:
-    """A client that asks for messages and takes nothing yet."""
+def send_request(site: Site, path: str) -> socket.socket:
+    """Requests messages, and reads nothing yet."""
     host, _, port = site.netloc.partition(":")
     connection = socket.create_connection((host, int(port)))
     connection.sendall(
@@ -75,7 +75,7 @@ def waiting(site: Site) -> int:
 
 
 def test_unsent_messages_are_bounded_and_all_clients_are_served(site: Site) -> None:
-    connections = [ask_for_large(site) for _ in range(4)]
+    connections = [request_large_message(site) for _ in range(4)]
     wait_until(lambda: waiting(site) == 3)
     assert used(site) == LARGE
 
@@ -86,62 +86,64 @@ def test_unsent_messages_are_bounded_and_all_clients_are_served(site: Site) -> N
     assert waiting(site) == 0
 
 
-def test_client_that_disconnects_gives_back_its_room(site: Site) -> None:
-    with ask_for_large(site):
+def test_client_that_disconnects_releases_its_room(site: Site) -> None:
+    with request_large_message(site):
         wait_until(lambda: used(site) == LARGE)
     wait_until(lambda: used(site) == 0)
 
 
-def test_client_that_takes_nothing_is_closed_and_gives_back_its_room(tmp_path: Path) -> None:
+def test_client_that_reads_nothing_is_closed_and_releases_its_room(tmp_path: Path) -> None:
     with Site(tmp_path / "root", unsent_response_timeout_ms=4000) as site:
         with site.connect() as client:
             create(client, "s", maxSize=1 << 30)
             append(client, "s", bytes(LARGE))
-        with ask_for_large(site) as connection:
+        with request_large_message(site) as connection:
             wait_until(lambda: used(site) == LARGE)
             wait_until(lambda: used(site) == 0)
             assert take_all(connection) < LARGE
 
 
-def test_large_answers_are_refused_after_a_wait_and_small_ones_are_not(
+def test_large_answers_are_rejected_after_a_timeout_and_small_ones_are_not(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(response, "_WAIT_SECONDS", 0.1)
-    with ask_for_large(site):
+    with request_large_message(site):
         wait_until(lambda: used(site) == LARGE)
         site.run(lambda: site.broker.answers.hold(LIMIT - LARGE))
         for path in ("messages/0", "messages?from=2&count=100"):
-            status, reason = site.ask("GET", f"/api/streams/s/{path}", site.token).refusal
+            status, reason = site.request("GET", f"/api/streams/s/{path}", site.token).error
             assert status == 503
             assert "max_unsent_response_bytes" in reason
-        assert site.ask("GET", "/api/streams/s/messages/1", site.token).body == b"small"
-        assert site.ask("GET", "/api/streams/s/messages?from=1&count=2", site.token).status == 200
+        assert site.request("GET", "/api/streams/s/messages/1", site.token).body == b"small"
+        assert (
+            site.request("GET", "/api/streams/s/messages?from=1&count=2", site.token).status == 200
+        )
         assert waiting(site) == 0
 
 
-def test_page_gives_back_its_room(site: Site) -> None:
-    answer = site.ask("GET", "/api/streams/s/messages?from=2&count=100", site.token)
+def test_page_releases_its_room(site: Site) -> None:
+    answer = site.request("GET", "/api/streams/s/messages?from=2&count=100", site.token)
     assert len(answer.json["messages"]) == 100
     wait_until(lambda: used(site) == 0)
 
 
-def test_failed_read_gives_back_its_room(site: Site) -> None:
+def test_failed_read_releases_its_room(site: Site) -> None:
     with min(site.root.glob("streams/*/*.data")).open("r+b") as data:
         data.write(b"damaged")
 
-    assert site.ask("GET", "/api/streams/s/messages/0", site.token).status == 503
+    assert site.request("GET", "/api/streams/s/messages/0", site.token).status == 503
     assert used(site) == 0
 
 
-def test_room_is_kept_until_the_last_piece_is_taken() -> None:
+def test_room_is_kept_until_the_last_chunk_is_taken() -> None:
     async def run() -> None:
         memory = AnswerMemory(LIMIT)
         taken: list[int] = []
-        goes_on = asyncio.Event()
+        may_continue = asyncio.Event()
 
         async def send(message: Message) -> None:
             if not message.get("more_body", True):
-                await goes_on.wait()
+                await may_continue.wait()
             taken.append(len(message.get("body", b"")))
 
         room = await take_room(memory, LARGE)
@@ -150,14 +152,14 @@ def test_room_is_kept_until_the_last_piece_is_taken() -> None:
         while sum(taken) < LARGE // 2:
             await asyncio.sleep(0)
         assert memory.used == LARGE // 2
-        goes_on.set()
+        may_continue.set()
         await sending
         assert memory.used == 0
 
     asyncio.run(run())
 
 
-def test_client_that_is_lost_gives_back_its_room() -> None:
+def test_failed_send_releases_its_room() -> None:
     async def run() -> None:
         memory = AnswerMemory(LIMIT)
 
@@ -173,7 +175,9 @@ def test_client_that_is_lost_gives_back_its_room() -> None:
 
 
 @pytest.mark.parametrize("is_canceled", [True, False])
-def test_wait_that_ends_leaves_the_line(monkeypatch: pytest.MonkeyPatch, is_canceled: bool) -> None:
+def test_canceled_or_expired_wait_leaves_the_queue(
+    monkeypatch: pytest.MonkeyPatch, is_canceled: bool
+) -> None:
     monkeypatch.setattr(response, "_WAIT_SECONDS", 100 if is_canceled else 0.01)
 
     async def run() -> None:
@@ -194,13 +198,13 @@ def test_wait_that_ends_leaves_the_line(monkeypatch: pytest.MonkeyPatch, is_canc
 
 
 @pytest.mark.parametrize("path", ["messages/0", "messages?from=0&count=100"])
-def test_stream_that_is_deleted_during_the_wait_is_not_found(
+def test_stream_deleted_during_the_wait_is_not_found(
     site: Site, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(response, "_WAIT_SECONDS", TIMEOUT_S)
     site.run(lambda: site.broker.answers.hold(LIMIT))
     # A single large answer is always admitted.
-    with ask_for_large(site), ask(site, path) as connection:
+    with request_large_message(site), send_request(site, path) as connection:
         wait_until(lambda: waiting(site) == 1)
         with site.connect() as client:
             client.call(Operation.DeleteMessageStream, name="s")

@@ -1,4 +1,4 @@
-"""S3 tasks as the page shows them."""
+"""S3 tasks as JSON objects."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def client(site: Site) -> Iterator[RawConnection]:
     with site.connect() as connection:
         yield connection
-        for stream in site.see("/api/overview")["streams"]:
+        for stream in site.get_json("/api/overview")["streams"]:
             connection.call(Operation.DeleteMessageStream, name=stream["name"])
 
 
-def ask_for(client: RawConnection, name: str, *numbers: int) -> None:
-    """A stream of its own for each test: what became of tasks is known by the stream's name."""
+def create_tasks(client: RawConnection, name: str, *numbers: int) -> None:
+    """Creates a stream with tasks. Each test needs its own: statuses are kept by stream name."""
     create(client, name, exportDefinition=to_s3())
     for number in numbers:
         append(client, name, json.dumps(task(number)).encode())
@@ -43,15 +43,15 @@ def event(number: int, status: Status, message: str = "") -> Json:
 
 
 def states(site: Site, name: str) -> dict[int, str]:
-    tasks = site.see(f"/api/tasks?stream={name}")["tasks"]
+    tasks = site.get_json(f"/api/tasks?stream={name}")["tasks"]
     return {each["sequenceNumber"]: each["state"] for each in tasks}
 
 
-def test_tasks_that_wait_are_shown_the_newest_first(site: Site, client: RawConnection) -> None:
-    ask_for(client, "waiting", 0, 1)
+def test_pending_tasks_are_shown_newest_first(site: Site, client: RawConnection) -> None:
+    create_tasks(client, "waiting", 0, 1)
 
-    assert site.see("/api/tasks") == site.see("/api/tasks?stream=waiting")
-    assert site.see("/api/tasks") == {
+    assert site.get_json("/api/tasks") == site.get_json("/api/tasks?stream=waiting")
+    assert site.get_json("/api/tasks") == {
         "waiting": 2,
         "tasks": [
             {
@@ -73,8 +73,8 @@ def test_tasks_that_wait_are_shown_the_newest_first(site: Site, client: RawConne
     }
 
 
-def test_a_task_from_its_upload_to_its_end(site: Site, client: RawConnection) -> None:
-    ask_for(client, "whole", 0, 1)
+def test_task_shows_its_upload_and_its_status(site: Site, client: RawConnection) -> None:
+    create_tasks(client, "whole", 0, 1)
     (found,) = plan(client)
     upload = {
         "sequenceNumber": 0,
@@ -90,9 +90,9 @@ def test_a_task_from_its_upload_to_its_end(site: Site, client: RawConnection) ->
     underway = {"settledEnd": 0, "exportedMessages": 0, "isFinal": False, "uploads": [upload]}
     commit(client, found, **underway)
 
-    waits, goes_on = site.see("/api/tasks?stream=whole")["tasks"]
-    assert (waits["sequenceNumber"], waits["state"]) == (1, "Waiting")
-    assert goes_on == {
+    pending, in_progress = site.get_json("/api/tasks?stream=whole")["tasks"]
+    assert (pending["sequenceNumber"], pending["state"]) == (1, "Waiting")
+    assert in_progress == {
         "stream": "whole",
         "exportIdentifier": "e",
         "sequenceNumber": 0,
@@ -109,7 +109,7 @@ def test_a_task_from_its_upload_to_its_end(site: Site, client: RawConnection) ->
 
     events = [event(0, Status.Success, "done"), event(1, Status.Failure, "<i>no such file</i>")]
     commit(client, found, events=events)
-    answer = site.see("/api/tasks?stream=whole")
+    answer = site.get_json("/api/tasks?stream=whole")
     assert answer["waiting"] == 0
     assert [(each["sequenceNumber"], each["state"]) for each in answer["tasks"]] == [
         (1, "Failure"),
@@ -120,21 +120,21 @@ def test_a_task_from_its_upload_to_its_end(site: Site, client: RawConnection) ->
     assert answer["tasks"][0]["inputUrl"] == "file:/data/1"
 
 
-def test_of_many_that_wait_the_first_are_shown_and_all_are_counted(
+def test_first_20_pending_tasks_are_shown_and_all_are_counted(
     site: Site, client: RawConnection
 ) -> None:
-    ask_for(client, "many", *range(50))
+    create_tasks(client, "many", *range(50))
 
-    answer = site.see("/api/tasks?stream=many")
+    answer = site.get_json("/api/tasks?stream=many")
 
     assert answer["waiting"] == 50
     assert [each["sequenceNumber"] for each in answer["tasks"]] == list(range(19, -1, -1))
 
 
-def test_what_became_of_a_task_is_shown_also_if_many_before_it_wait(
+def test_status_is_shown_although_many_earlier_tasks_are_pending(
     site: Site, client: RawConnection
 ) -> None:
-    ask_for(client, "behind", *range(50))
+    create_tasks(client, "behind", *range(50))
     (found,) = plan(client)
     interim = {"settledEnd": 0, "exportedMessages": 0, "isFinal": False}
     commit(client, found, **interim, events=[event(40, Status.Success)])
@@ -144,14 +144,12 @@ def test_what_became_of_a_task_is_shown_also_if_many_before_it_wait(
     assert set(found_states.values()) == {"Waiting"}
 
 
-def test_a_message_that_is_no_task_is_shown_as_one_without_a_file(
-    site: Site, client: RawConnection
-) -> None:
-    ask_for(client, "odd")
+def test_malformed_task_is_shown_without_a_file(site: Site, client: RawConnection) -> None:
+    create_tasks(client, "odd")
     for payload in (b"\xff", b"[]", b'{"inputUrl": 5, "bucket": "b", "key": "k"}', b"[" * 10_000):
         append(client, "odd", payload)
 
-    tasks = site.see("/api/tasks?stream=odd")["tasks"]
+    tasks = site.get_json("/api/tasks?stream=odd")["tasks"]
 
     assert [each["state"] for each in tasks] == ["Waiting"] * 4
     assert {each["inputUrl"] for each in tasks} == {None}
@@ -161,27 +159,25 @@ def test_only_s3_exports_have_tasks(site: Site, client: RawConnection) -> None:
     create(client, "plain", exportDefinition=to_http())
     append(client, "plain", json.dumps(task(0)).encode())
 
-    assert site.see("/api/tasks?stream=plain") == {"tasks": [], "waiting": 0}
+    assert site.get_json("/api/tasks?stream=plain") == {"tasks": [], "waiting": 0}
     assert site.get("/api/tasks").json == {"tasks": [], "waiting": 0}
 
 
-def test_tasks_are_shown_to_those_who_may_read_their_stream(
-    site: Site, client: RawConnection
-) -> None:
-    ask_for(client, "mine", 0)
-    ask_for(client, "other", 0)
+def test_tasks_need_a_token_that_may_read_their_stream(site: Site, client: RawConnection) -> None:
+    create_tasks(client, "mine", 0)
+    create_tasks(client, "other", 0)
 
     reader = site.make_token(Role.consumer, "mine")
-    assert [each["stream"] for each in site.see("/api/tasks", reader)["tasks"]] == ["mine"]
+    assert [each["stream"] for each in site.get_json("/api/tasks", reader)["tasks"]] == ["mine"]
     assert site.get("/api/tasks", site.make_token(Role.producer)).status == 403
     assert site.get("/api/tasks").status == 401
 
 
-def test_damage_ends_the_list_and_not_the_page(site: Site, client: RawConnection) -> None:
-    ask_for(client, "damaged", 0, 1, 2)
+def test_damage_ends_the_list_of_pending_tasks(site: Site, client: RawConnection) -> None:
+    create_tasks(client, "damaged", 0, 1, 2)
     stream = site.broker.streams.find("damaged")
     data = next((site.root / "streams" / stream.stored.id).glob("*.data"))
     data.write_bytes(data.read_bytes().replace(b"/data/1", b"/DATA/1"))
 
     assert states(site, "damaged") == {0: "Waiting"}
-    assert site.see("/api/tasks?stream=damaged")["waiting"] == 3
+    assert site.get_json("/api/tasks?stream=damaged")["waiting"] == 3

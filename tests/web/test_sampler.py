@@ -1,4 +1,4 @@
-"""Samples of the broker's statistics, and answers that are made from them."""
+"""Samples of the broker's statistics, and answers written from them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def series(broker: LocalBroker, sampler: Sampler, stream: str | None, name: str)
     return points.series[name] if points is not None else []
 
 
-def test_what_happens_is_seen_in_the_next_step(
+def test_counts_are_in_the_next_sample(
     broker: LocalBroker, sampler: Sampler, client: RawConnection
 ) -> None:
     create(client, "s", exportDefinition=to_http())
@@ -136,7 +136,7 @@ def writer(broker: LocalBroker) -> Writer:
 def request(
     broker: LocalBroker, answers: SharedAnswers, writer: Writer, *keys: str
 ) -> asyncio.Future[list[bytes]]:
-    """Concurrent requests."""
+    """Sends concurrent requests with these keys."""
     return broker.run(lambda: asyncio.gather(*(answers.get(key, writer.write) for key in keys)))
 
 
@@ -167,7 +167,7 @@ def test_answers_of_different_keys_are_written_one_at_a_time(
     assert writer.written == 3
 
 
-def test_a_request_never_gets_an_answer_begun_before_it(
+def test_request_never_gets_an_answer_from_an_earlier_sample(
     broker: LocalBroker, answers: SharedAnswers, writer: Writer, client: RawConnection
 ) -> None:
     early = request(broker, answers, writer, "a")
@@ -188,7 +188,7 @@ def test_answers_take_a_bounded_share_of_time(broker: LocalBroker, answers: Shar
     async def write(_: Statistics) -> bytes:
         began = broker.loop.time()
         while broker.loop.time() < began + 0.01:
-            pass  # keeps the event loop busy, as drawing thousands of streams does
+            pass  # keeps the event loop busy, as rendering thousands of streams does
         return b""
 
     async def two_answers() -> float:
@@ -200,7 +200,7 @@ def test_answers_take_a_bounded_share_of_time(broker: LocalBroker, answers: Shar
     assert broker.finish(two_answers()) > 0.09
 
 
-def test_no_answer_is_kept_when_no_request_waits(
+def test_no_answer_is_cached_without_pending_requests(
     broker: LocalBroker, answers: SharedAnswers, writer: Writer
 ) -> None:
     broker.run(writer.may_write.set)
@@ -208,7 +208,7 @@ def test_no_answer_is_kept_when_no_request_waits(
     assert answers._answers == {}
 
 
-def test_a_failed_answer_is_written_again_for_the_next_request(
+def test_next_request_after_a_failure_gets_an_answer(
     broker: LocalBroker, answers: SharedAnswers, writer: Writer
 ) -> None:
     async def fail(_: Statistics) -> bytes:

@@ -1,4 +1,4 @@
-"""The HTTP server: the page and its files, what it refuses, its beginning and its end."""
+"""The HTTP server: static files, headers, malformed requests, health, connections, start, stop."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.errors import SettingError
 from penstock.web import web_server as server
+from penstock.web.uvicorn_adapter import HttpConnection
 from penstock.web.web_server import PAGE
 from tests.support import MEBIBYTE, TIMEOUT_S, append, create, wait_until
-from tests.web.site import Site, ask
+from tests.web.site import Site, send_request
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +42,19 @@ def address(site: Site) -> tuple[str, int]:
     return host, int(port)
 
 
-def reach(site: Site) -> socket.socket:
+def open_socket(site: Site) -> socket.socket:
     return socket.create_connection(address(site), TIMEOUT_S)
 
 
-def say(site: Site, request: bytes) -> bytes:
-    """Everything that is answered to these bytes, until the connection ends."""
-    with reach(site) as connection:
+def send_raw(site: Site, request: bytes) -> bytes:
+    """Sends these bytes, and returns all bytes that the server sends until it closes."""
+    with open_socket(site) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(request)
-        return take_rest(connection)
+        return receive_all(connection)
 
 
-def take_rest(connection: socket.socket) -> bytes:
+def receive_all(connection: socket.socket) -> bytes:
     answer = b""
     try:
         while piece := connection.recv(65536):
@@ -65,21 +65,21 @@ def take_rest(connection: socket.socket) -> bytes:
 
 
 def get_raw(site: Site, path: str) -> bytes:
-    """For paths that a client would tidy up."""
-    return say(site, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    """For paths that an HTTP client would normalize."""
+    return send_raw(site, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
 
 
 # The page
 
 
-def test_the_page_and_all_that_it_asks_for_are_served(site: Site) -> None:
+def test_page_and_its_files_are_served(site: Site) -> None:
     page = site.get("/")
     assert page.status == 200
     assert page.headers["content-type"].startswith("text/html")
     assert page.body == (PAGE / "index.html").read_bytes()
-    wanted = re.findall(r'(?:src|href)="([^"#]+)"', page.body.decode())
-    assert wanted
-    for address in wanted:
+    linked = re.findall(r'(?:src|href)="([^"#]+)"', page.body.decode())
+    assert linked
+    for address in linked:
         path = address if address.startswith("/") else f"/{address}"
         assert site.get(path).status == 200, address
 
@@ -88,7 +88,7 @@ def test_the_page_and_all_that_it_asks_for_are_served(site: Site) -> None:
     ("name", "kind"),
     [("app.js", "javascript"), ("style/base.css", "text/css"), ("mark.svg", "image/svg+xml")],
 )
-def test_files_have_the_types_that_a_browser_insists_on(site: Site, name: str, kind: str) -> None:
+def test_files_have_correct_content_types(site: Site, name: str, kind: str) -> None:
     answer = site.get(f"/page/{name}")
 
     assert answer.status == 200
@@ -96,7 +96,7 @@ def test_files_have_the_types_that_a_browser_insists_on(site: Site, name: str, k
     assert answer.body == (PAGE / name).read_bytes()
 
 
-def test_a_file_that_a_browser_has_is_not_sent_again(site: Site) -> None:
+def test_unchanged_file_is_not_sent_again(site: Site) -> None:
     first = site.get("/page/app.js")
     again = site.get("/page/app.js", headers={"If-None-Match": first.headers["etag"]})
 
@@ -126,7 +126,7 @@ def test_a_file_that_a_browser_has_is_not_sent_again(site: Site) -> None:
         "/../../etc/passwd",
     ],
 )
-def test_nothing_beside_the_page_is_served(site: Site, path: str) -> None:
+def test_paths_outside_of_the_page_directory_are_not_served(site: Site, path: str) -> None:
     head, _, body = get_raw(site, path).partition(b"\r\n\r\n")
 
     assert head.split(b" ")[1] == b"404", head
@@ -139,7 +139,7 @@ def test_nothing_beside_the_page_is_served(site: Site, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/page/app.js", "/api/overview", "/nowhere", "/healthz"])
-def test_every_answer_forbids_what_the_page_does_not_need(site: Site, path: str) -> None:
+def test_every_response_has_security_headers(site: Site, path: str) -> None:
     for headers in ({}, {"Host": "rebound.example"}):
         found = site.get(path, headers=headers).headers
 
@@ -158,7 +158,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(site: Site, path: str)
         assert "access-control-allow-origin" not in found
 
 
-# What is no request
+# Malformed requests
 
 
 @pytest.mark.parametrize(
@@ -175,20 +175,22 @@ def test_every_answer_forbids_what_the_page_does_not_need(site: Site, path: str)
     ],
     ids=range(8),
 )
-def test_what_is_no_request_is_refused_and_harms_nobody(site: Site, request_bytes: bytes) -> None:
-    answer = say(site, request_bytes)
+def test_malformed_request_is_rejected_and_the_server_continues(
+    site: Site, request_bytes: bytes
+) -> None:
+    answer = send_raw(site, request_bytes)
 
     assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
     assert site.get("/healthz").status == 200
 
 
-def test_one_of_the_old_protocol_without_a_host_is_not_taken_for_a_program_here(site: Site) -> None:
-    answer = say(site, b"GET /api/overview HTTP/1.0\r\n\r\n")
+def test_http_1_0_request_without_host_needs_a_token(site: Site) -> None:
+    answer = send_raw(site, b"GET /api/overview HTTP/1.0\r\n\r\n")
 
     assert answer.split(b" ")[1] == b"401"
 
 
-def test_a_body_that_nobody_asked_for_is_not_waited_for(site: Site) -> None:
+def test_unneeded_body_does_not_delay_the_response(site: Site) -> None:
     with site.connect() as client:
         create(client, "s", exportDefinition={"http": [{"identifier": "e", "uri": "http://x"}]})
     connection = site.open()
@@ -198,21 +200,20 @@ def test_a_body_that_nobody_asked_for_is_not_waited_for(site: Site) -> None:
     connection.close()
 
 
-def test_a_fault_of_the_server_is_told_without_its_inside(
+def test_internal_error_does_not_expose_details(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("the inside")
+        raise RuntimeError("details")
 
-    monkeypatch.setattr("penstock.web.presentation.draw_overview", fail)
+    monkeypatch.setattr("penstock.web.presentation.render_overview", fail)
     with site.connect() as client:
-        # What was drawn before is not shown any more.
         create(client, "another")
 
     answer = site.get("/api/overview")
 
-    assert answer.refusal == (500, "internal error; see the log of the server")
-    assert "GET /api/overview failed: RuntimeError('the inside')" in caplog.text
+    assert answer.error == (500, "internal error; see the log of the server")
+    assert "GET /api/overview failed: RuntimeError('details')" in caplog.text
     assert answer.headers["x-content-type-options"] == "nosniff"
     monkeypatch.undo()
     assert site.get("/api/overview").status == 200
@@ -221,18 +222,17 @@ def test_a_fault_of_the_server_is_told_without_its_inside(
 CHUNKED = b"GET /api/overview HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def test_a_body_that_is_none_is_not_taken_for_a_fault_of_the_server(
+def test_malformed_body_is_not_logged_as_internal_error(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert say(site, CHUNKED + b"zz\r\n").startswith(b"HTTP/1.1 400 ")
-    with reach(site) as answered:
+    assert send_raw(site, CHUNKED + b"zz\r\n").startswith(b"HTTP/1.1 400 ")
+    with open_socket(site) as answered:
         answered.sendall(CHUNKED)
         assert answered.recv(12) == b"HTTP/1.1 401"
         answered.sendall(b"zz\r\n")
-        take_rest(answered)
+        receive_all(answered)
 
-    state = site.web._server.server_state
-    wait_until(lambda: not site.run(lambda: state.connections or state.tasks))
+    wait_until(lambda: site.run(lambda: site.web._server.is_idle))
     assert [each for each in caplog.records if each.levelno > logging.DEBUG] == []
     assert site._failures == []
 
@@ -240,12 +240,12 @@ def test_a_body_that_is_none_is_not_taken_for_a_fault_of_the_server(
 # Health
 
 
-def test_health_is_told_to_everybody(site: Site) -> None:
+def test_health_needs_no_token(site: Site) -> None:
     assert site.get("/healthz").json == {"status": "ok"}
     assert site.get("/readyz").json == {"status": "ready"}
 
 
-def test_one_that_stops_is_healthy_but_not_ready(tmp_path: Path) -> None:
+def test_stopping_broker_is_healthy_but_not_ready(tmp_path: Path) -> None:
     with Site(tmp_path / "root") as site:
         site.broker._is_stopping.set()
 
@@ -254,18 +254,22 @@ def test_one_that_stops_is_healthy_but_not_ready(tmp_path: Path) -> None:
         assert site.get("/healthz").status == 200
 
 
-def test_one_whose_root_is_gone_is_not_ready(tmp_path: Path) -> None:
+def test_broker_without_root_directory_is_not_ready(tmp_path: Path) -> None:
     with Site(tmp_path / "root") as site:
         site.root.rename(tmp_path / "elsewhere")
         answer = site.get("/readyz")
         (tmp_path / "elsewhere").rename(site.root)
 
         assert answer.status == 503
-        assert answer.json == {"status": "the root cannot be looked at: No such file or directory"}
+        assert answer.json == {
+            "status": "the root directory cannot be read: No such file or directory"
+        }
         assert site.get("/readyz").status == 200
 
 
-def test_one_that_has_no_room_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_with_full_disk_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = SimpleNamespace(f_bavail=0, f_frsize=4096, f_blocks=1000)
     with Site(tmp_path / "root") as site:
         monkeypatch.setattr(os, "statvfs", lambda _: full)
@@ -275,8 +279,8 @@ def test_one_that_has_no_room_is_not_ready(tmp_path: Path, monkeypatch: pytest.M
         assert site.get("/healthz").status == 200
 
 
-def test_broker_that_refuses_appends_is_not_ready(tmp_path: Path) -> None:
-    # More than any disk has.
+def test_broker_below_min_free_disk_is_not_ready(tmp_path: Path) -> None:
+    # Larger than any disk.
     with Site(tmp_path / "root", min_free_disk=1 << 50) as site:
         answer = site.get("/readyz")
         metrics = site.get("/metrics").body.decode()
@@ -292,68 +296,72 @@ def test_broker_that_refuses_appends_is_not_ready(tmp_path: Path) -> None:
 # Connections
 
 
-def test_a_connection_takes_one_request_after_another(site: Site) -> None:
+def test_connection_serves_several_requests(site: Site) -> None:
     connection = site.open()
     for _ in range(3):
-        assert ask(connection, "GET", "/healthz").status == 200
+        assert send_request(connection, "GET", "/healthz").status == 200
     connection.close()
 
 
 @pytest.fixture
-def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """One that has room for few."""
+def site_with_three_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A site with at most three connections."""
     monkeypatch.setattr(server, "_MAX_CONNECTIONS", 3)
     with Site(tmp_path / "root") as site:
         yield site
 
 
 @pytest.fixture
-def impatient(
+def site_with_short_timeouts(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Site]:
-    """Waits for so many seconds."""
+    """A site with short timeouts."""
     seconds = getattr(request, "param", 1.5)
-    monkeypatch.setattr(server, "_KEEP_ALIVE_SECONDS", seconds)
+    monkeypatch.setattr(server, "_REQUEST_TIMEOUT_SECONDS", seconds)
     with Site(tmp_path / "root", unsent_response_timeout_ms=int(seconds * 1000)) as site:
         yield site
 
 
-def test_oldest_half_open_request_makes_room(narrow: Site) -> None:
-    held = [reach(narrow) for _ in range(3)]
+def test_oldest_incomplete_request_is_evicted(site_with_three_connections: Site) -> None:
+    held = [open_socket(site_with_three_connections) for _ in range(3)]
     for connection in held:
         connection.sendall(b"GET /healthz HTTP/1.1\r\n")
-    wait_until(lambda: len(connections_of(narrow)) == 3)
+    wait_until(lambda: len(connections_of(site_with_three_connections)) == 3)
 
-    with reach(narrow) as another:
+    with open_socket(site_with_three_connections) as another:
         another.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        assert take_rest(another).startswith(b"HTTP/1.1 200 ")
+        assert receive_all(another).startswith(b"HTTP/1.1 200 ")
 
-    assert take_rest(held[0]) == b""
+    assert receive_all(held[0]) == b""
     for connection in held[1:]:
         connection.sendall(b"Host: x\r\nConnection: close\r\n\r\n")
-        assert take_rest(connection).startswith(b"HTTP/1.1 200 ")
+        assert receive_all(connection).startswith(b"HTTP/1.1 200 ")
     for connection in held:
         connection.close()
 
 
-def test_client_that_takes_no_answer_makes_room(narrow: Site) -> None:
-    with narrow.connect() as client:
+def test_client_that_does_not_read_its_response_is_evicted(
+    site_with_three_connections: Site,
+) -> None:
+    with site_with_three_connections.connect() as client:
         create(client, "large")
         append(client, "large", bytes(24 * MEBIBYTE))
     path = "/api/streams/large/messages/0"
-    hung = [reach(narrow) for _ in range(3)]
+    hung = [open_socket(site_with_three_connections) for _ in range(3)]
     for connection in hung:
-        connection.sendall(question(narrow, path))
-    wait_until(lambda: all(each.flow.write_paused for each in connections_of(narrow)))
+        connection.sendall(message_request(site_with_three_connections, path))
+    wait_until(
+        lambda: all(each.is_writing_paused for each in connections_of(site_with_three_connections))
+    )
 
-    assert narrow.get("/healthz").status == 200
+    assert site_with_three_connections.get("/healthz").status == 200
 
     for connection in hung:
         connection.close()
 
 
 @pytest.mark.parametrize("uses_tls", [False, True], ids=["plain", "tls"])
-def test_health_is_answered_beside_400_half_open_requests(
+def test_health_is_answered_despite_400_incomplete_requests(
     tmp_path: Path, certificate: Certificate, uses_tls: bool
 ) -> None:
     context = ssl.create_default_context(cafile=certificate.certificate)
@@ -368,7 +376,7 @@ def test_health_is_answered_beside_400_half_open_requests(
     ):
 
         def begin() -> socket.socket:
-            connection = reach(site)
+            connection = open_socket(site)
             if uses_tls:
                 connection = context.wrap_socket(connection, server_hostname=address(site)[0])
             opened.enter_context(connection)
@@ -379,24 +387,28 @@ def test_health_is_answered_beside_400_half_open_requests(
 
         with begin() as connection:
             connection.sendall(b"Connection: close\r\n\r\n")
-            assert take_rest(connection).startswith(b"HTTP/1.1 200 ")
+            assert receive_all(connection).startswith(b"HTTP/1.1 200 ")
 
-        assert take_rest(half_open[0]) == b""
+        assert receive_all(half_open[0]) == b""
         assert len(connections_of(site)) <= 256
 
 
 PART_OF_A_HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 
 
-@pytest.mark.parametrize("part", [b"", b"G", PART_OF_A_HEAD], ids=range(3))
-def test_a_connection_that_asks_nothing_is_closed(impatient: Site, part: bytes) -> None:
-    with reach(impatient) as new:
+@pytest.mark.parametrize(
+    "part", [b"", b"G", PART_OF_A_HEAD], ids=["no byte", "one byte", "part of head"]
+)
+def test_connection_without_complete_request_is_closed(
+    site_with_short_timeouts: Site, part: bytes
+) -> None:
+    with open_socket(site_with_short_timeouts) as new:
         new.sendall(part)
-        assert take_rest(new) == b""
-    kept = impatient.open()
-    assert ask(kept, "GET", "/healthz").status == 200
+        assert receive_all(new) == b""
+    kept = site_with_short_timeouts.open()
+    assert send_request(kept, "GET", "/healthz").status == 200
     kept.sock.sendall(part)
-    assert take_rest(kept.sock) == b""
+    assert receive_all(kept.sock) == b""
     kept.close()
 
 
@@ -405,15 +417,15 @@ def test_a_connection_that_asks_nothing_is_closed(impatient: Site, part: bytes) 
     [
         b"GET /",
         PART_OF_A_HEAD + b"\r\n" + PART_OF_A_HEAD + b"X: ",
-        # A body that nobody waited for with the answer.
+        # A body that the response does not wait for.
         b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n",
     ],
-    ids=range(3),
+    ids=["head", "second head", "body"],
 )
-def test_a_connection_that_never_comes_to_an_end_is_closed(
-    impatient: Site, beginning: bytes
+def test_request_that_never_ends_is_closed(
+    site_with_short_timeouts: Site, beginning: bytes
 ) -> None:
-    with reach(impatient) as connection:
+    with open_socket(site_with_short_timeouts) as connection:
         connection.sendall(beginning)
 
         def is_closed() -> bool:
@@ -426,64 +438,62 @@ def test_a_connection_that_never_comes_to_an_end_is_closed(
         wait_until(is_closed)
 
 
-def question(site: Site, path: str) -> bytes:
-    """That of the admin, after whose answer the connection ends."""
+def message_request(site: Site, path: str) -> bytes:
+    """A request with the admin's token that closes the connection after its response."""
     return (
         f"GET {path} HTTP/1.1\r\nHost: {site.netloc}\r\n"
         f"Authorization: Bearer {site.token}\r\nConnection: close\r\n\r\n"
     ).encode()
 
 
-# Longer than usual: one that reads on a busy machine is waited for.
-@pytest.mark.parametrize("impatient", [4], indirect=True)
-def test_a_connection_that_takes_nothing_of_its_answer_is_closed(impatient: Site) -> None:
-    with impatient.connect() as client:
+# A longer timeout, because the slow reader must not be closed on a busy machine.
+@pytest.mark.parametrize("site_with_short_timeouts", [4], indirect=True)
+def test_connection_whose_client_reads_nothing_is_closed(site_with_short_timeouts: Site) -> None:
+    with site_with_short_timeouts.connect() as client:
         create(client, "s")
         append(client, "s", bytes(16_000_000))
-    with reach(impatient) as stuck, reach(impatient) as slow:
+    with (
+        open_socket(site_with_short_timeouts) as stuck,
+        open_socket(site_with_short_timeouts) as slow,
+    ):
         for connection in (stuck, slow):
-            connection.sendall(question(impatient, "/api/streams/s/messages/0"))
+            connection.sendall(
+                message_request(site_with_short_timeouts, "/api/streams/s/messages/0")
+            )
 
-        # Whoever goes on reading gets all of it, however little at a time.
-        assert len(take_rest(slow)) > 16_000_000
+        # A client that continues to read gets the whole response.
+        assert len(receive_all(slow)) > 16_000_000
 
-        wait_until(lambda: not connections_of(impatient))
-        assert len(take_rest(stuck)) < 16_000_000
+        wait_until(lambda: not connections_of(site_with_short_timeouts))
+        assert len(receive_all(stuck)) < 16_000_000
 
 
-def test_a_connection_that_leaves_a_little_of_its_answer_is_closed(impatient: Site) -> None:
-    with impatient.connect() as client:
+def test_connection_with_a_small_unread_rest_is_closed(site_with_short_timeouts: Site) -> None:
+    with site_with_short_timeouts.connect() as client:
         create(client, "s")
         append(client, "s", bytes(50_000))
     with socket.socket() as stuck:
-        # The system keeps next to nothing for either side.
+        # The smallest buffers that the system allows.
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        stuck.connect(address(impatient))
-        (server_side,) = wait_until(lambda: connections_of(impatient))
-        kept = server_side.transport.get_extra_info("socket")
+        stuck.connect(address(site_with_short_timeouts))
+        (server_side,) = wait_until(lambda: connections_of(site_with_short_timeouts))
+        kept = server_side._transport.get_extra_info("socket")
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
-        stuck.sendall(question(impatient, "/api/streams/s/messages/0"))
+        stuck.sendall(message_request(site_with_short_timeouts, "/api/streams/s/messages/0"))
 
-        wait_until(lambda: not connections_of(impatient))
-        assert len(take_rest(stuck)) < 50_000
-
-
-def connections_of(site: Site) -> list[H11Protocol]:
-    def look() -> list[H11Protocol]:
-        return [
-            each
-            for each in site.web._server.server_state.connections
-            if isinstance(each, H11Protocol)
-        ]
-
-    return site.run(look)
+        wait_until(lambda: not connections_of(site_with_short_timeouts))
+        assert len(receive_all(stuck)) < 50_000
 
 
-# Its beginning
+def connections_of(site: Site) -> list[HttpConnection]:
+    return site.run(lambda: list(site.web._server.connections))
 
 
-def test_the_address_is_written_down_and_told(site: Site) -> None:
+# Start
+
+
+def test_url_is_published_and_printed(site: Site) -> None:
     written = json.loads((site.root / "broker.json").read_text())
 
     assert written["httpUrl"] == site.url
@@ -491,7 +501,7 @@ def test_the_address_is_written_down_and_told(site: Site) -> None:
     assert site.web.ready_message == f"penstock dashboard {site.url}"
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = (
@@ -503,16 +513,16 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "203.0.113.1", "a b"])
-def test_a_host_that_cannot_be_listened_on_is_told(tmp_path: Path, host: str) -> None:
+def test_host_without_local_address_is_reported(tmp_path: Path, host: str) -> None:
     with pytest.raises(SettingError, match=f"cannot listen on {host}:0 for the dashboard: [A-Z]"):
         Site(tmp_path / "root", http_host=host).__enter__()
 
 
-def test_it_listens_on_the_other_loopback_as_well(tmp_path: Path) -> None:
+def test_server_listens_on_ipv6_loopback(tmp_path: Path) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
-        pytest.skip("there is no IPv6 here")
+        pytest.skip("the system has no IPv6")
     with Site(tmp_path / "root", http_host="::1") as site:
         assert site.url.startswith("http://[::1]:")
         assert site.get("/api/overview").status == 200
@@ -525,7 +535,7 @@ class Certificate(NamedTuple):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """One for 127.0.0.1, signed by itself."""
+    """A self-signed certificate for 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock test")])
     now = dt.datetime.now(dt.UTC)
@@ -553,23 +563,28 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return Certificate(directory / "tls.crt", directory / "tls.key")
 
 
-def test_beyond_loopback_it_speaks_tls(tmp_path: Path, certificate: Certificate) -> None:
+def test_server_uses_tls_on_other_addresses_than_loopback(
+    tmp_path: Path, certificate: Certificate
+) -> None:
     files = {"tls_certificate": str(certificate.certificate), "tls_key": str(certificate.key)}
-    # Nobody takes this for loopback, and yet no other machine can reach it.
+    # The settings do not recognize this loopback address, and no other machine can open_socket it.
     with Site(tmp_path / "root", http_host="127.1", **files) as site:
         assert site.url == f"https://{site.netloc}/"
         context = ssl.create_default_context(cafile=certificate.certificate)
         connection = http.client.HTTPSConnection(site.netloc, timeout=TIMEOUT_S, context=context)
-        assert ask(connection, "GET", "/healthz").status == 200
-        assert ask(connection, "GET", "/api/overview", site.token).json["access"]["role"] == "admin"
+        assert send_request(connection, "GET", "/healthz").status == 200
+        assert (
+            send_request(connection, "GET", "/api/overview", site.token).json["access"]["role"]
+            == "admin"
+        )
         assert isinstance(connection.sock, ssl.SSLSocket)
         assert connection.sock.version() == "TLSv1.3"
         connection.close()
-        assert not say(site, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP")
+        assert not send_raw(site, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP")
         old = ssl.create_default_context(cafile=certificate.certificate)
         old.maximum_version = ssl.TLSVersion.TLSv1_2
         older = http.client.HTTPSConnection(site.netloc, timeout=TIMEOUT_S, context=old)
-        assert ask(older, "GET", "/healthz").status == 200
+        assert send_request(older, "GET", "/healthz").status == 200
         assert isinstance(older.sock, ssl.SSLSocket)
         name = older.sock.cipher()
         assert name is not None
@@ -577,32 +592,32 @@ def test_beyond_loopback_it_speaks_tls(tmp_path: Path, certificate: Certificate)
         older.close()
 
 
-def test_with_tls_those_who_say_nothing_keep_nobody_out(
+def test_silent_tls_connections_do_not_block_other_clients(
     tmp_path: Path, certificate: Certificate
 ) -> None:
     files = {"tls_certificate": str(certificate.certificate), "tls_key": str(certificate.key)}
     with Site(tmp_path / "root", http_host="127.1", **files) as site:
-        silent = [reach(site) for _ in range(300)]
+        silent = [open_socket(site) for _ in range(300)]
         context = ssl.create_default_context(cafile=certificate.certificate)
         connection = http.client.HTTPSConnection(site.netloc, timeout=TIMEOUT_S, context=context)
 
-        assert ask(connection, "GET", "/healthz").status == 200
+        assert send_request(connection, "GET", "/healthz").status == 200
 
-        # The first have made room.
-        assert take_rest(silent[0]) == b""
+        # The oldest connections were closed.
+        assert receive_all(silent[0]) == b""
         connection.close()
         for each in silent:
             each.close()
 
 
-# Its end
+# Stop
 
 
-def test_it_stops_with_clients_that_stay_connected(tmp_path: Path) -> None:
+def test_server_stops_while_clients_are_connected(tmp_path: Path) -> None:
     with Site(tmp_path / "root") as site:
         kept = site.open()
-        assert ask(kept, "GET", "/api/overview").status == 200
-        silent, slow = reach(site), reach(site)
+        assert send_request(kept, "GET", "/api/overview").status == 200
+        silent, slow = open_socket(site), open_socket(site)
         slow.sendall(b"GET /healthz HTTP/1.1\r\nHost:")
         with site.connect() as client:
             append(client, create(client, "s"), b"x")
@@ -610,13 +625,13 @@ def test_it_stops_with_clients_that_stay_connected(tmp_path: Path) -> None:
         site.stop()
 
         for connection in (kept.sock, silent, slow):
-            assert take_rest(connection) == b""
+            assert receive_all(connection) == b""
             connection.close()
         with pytest.raises(ConnectionRefusedError):
-            reach(site)
+            open_socket(site)
 
 
-def test_it_leaves_nothing_behind_in_the_log_of_the_process(tmp_path: Path) -> None:
+def test_stopped_server_removes_its_log_handler(tmp_path: Path) -> None:
     before = list(logging.getLogger().handlers)
     with Site(tmp_path / "root"):
         assert len(logging.getLogger().handlers) == len(before) + 1

@@ -1,1 +1,1 @@
-"""Devices to try things out with: a small wind farm, with a cloud that fails now and then."""
+"""The demo: the devices of a small wind farm, and a cloud with outages."""

@@ -1,4 +1,4 @@
-"""The demo: all that happens at the wind farm, side by side."""
+"""Runs the parts of the demo in parallel."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from pathlib import Path
 
 from penstock.demo.camera import run_camera
 from penstock.demo.farm import run_farm
-from penstock.demo.outages import USUAL, Schedule, run_outages
+from penstock.demo.outages import DEFAULT_SCHEDULE, OutageSchedule, run_outages
 from penstock.sandbox.client import SandboxClient
 
 logger = logging.getLogger("penstock.demo")
 
-_END_SECONDS = 2.0
+_STOP_TIMEOUT_SECONDS = 2.0
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     logger.info("%s", line)
 
 
 def run_demo(
     root: Path,
-    is_over: threading.Event,
+    stopping: threading.Event,
     cloud: SandboxClient | None,
     *,
-    tell: Callable[[str], None] = _tell,
+    report: Callable[[str], None] = _report,
     seconds_between_pictures: float = 20.0,
-    outages: Schedule = USUAL,
+    outages: OutageSchedule = DEFAULT_SCHEDULE,
 ) -> None:
-    """Runs until it is over. Without a cloud there are sensors only, and nothing is exported."""
-    works: list[Callable[[], None]] = [
-        partial(run_farm, root, is_over, exports=cloud is not None),
+    """Runs until the event is set. Without a cloud there are only sensors, without exports."""
+    jobs: list[Callable[[], None]] = [
+        partial(run_farm, root, stopping, exports=cloud is not None),
     ]
     if cloud is not None:
-        works += [
-            partial(run_camera, root, is_over, cloud, tell, seconds_between_pictures),
-            partial(run_outages, cloud, is_over, tell, outages),
+        jobs += [
+            partial(run_camera, root, stopping, cloud, report, seconds_between_pictures),
+            partial(run_outages, cloud, stopping, report, outages),
         ]
-    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
-    is_over.wait()
+    stopping.wait()
     for thread in threads:
-        # One that waits for a cloud that hangs ends with the program.
-        thread.join(_END_SECONDS)
+        # A thread that waits for a hanging cloud ends with the program.
+        thread.join(_STOP_TIMEOUT_SECONDS)

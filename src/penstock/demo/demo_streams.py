@@ -1,4 +1,4 @@
-"""A broker that may go away and come back, and streams that may be there from an earlier run."""
+"""Connects to a broker that may restart, and creates streams that may already exist."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from penstock.client.blocking import StreamManagerClient
 from penstock.errors import StreamManagerException
 from penstock.model import ExportConfig, ExportDefinition, MessageStreamDefinition
 
-# Before the first attempt to reach the broker, and between two.
+# Before each attempt to connect.
 _PAUSE_SECONDS = 0.2
-# A broker that does not answer is given up, and tried again.
 _TIMEOUT_SECONDS = 5.0
 
 
 def keep_connected(
-    root: Path, is_over: threading.Event, work: Callable[[StreamManagerClient], None]
+    root: Path, stopping: threading.Event, work: Callable[[StreamManagerClient], None]
 ) -> None:
-    """Calls `work` with a client of the broker, each time that one is reached, until it is over."""
-    while not is_over.wait(_PAUSE_SECONDS):
+    """Calls `work` with a client, again after each disconnect, until the event is set."""
+    while not stopping.wait(_PAUSE_SECONDS):
         with (
             contextlib.suppress(OSError, StreamManagerException),
             StreamManagerClient(
@@ -32,9 +31,9 @@ def keep_connected(
 
 
 def ensure_stream(client: StreamManagerClient, wanted: MessageStreamDefinition) -> None:
-    """Creates the stream, or gives one that is there the exports that it lacks.
+    """Creates the stream, or adds missing exports to an existing one.
 
-    All else stays as it is found: somebody may have changed it, or paused an export.
+    Other fields stay unchanged: the user may have changed them, or paused an export.
     """
     if wanted.name not in client.list_streams():
         client.create_message_stream(wanted)
@@ -51,6 +50,6 @@ def ensure_stream(client: StreamManagerClient, wanted: MessageStreamDefinition) 
 def find_missing_exports(
     found: ExportDefinition, wanted: ExportDefinition
 ) -> list[tuple[str, ExportConfig]]:
-    """Of the wanted ones those whose identifier is not there, each with its kind."""
+    """Returns the wanted exports with new identifiers, each with its kind."""
     known = {config.identifier for config in found.configs()}
     return [it for it in wanted.configs_by_kind() if it[1].identifier not in known]

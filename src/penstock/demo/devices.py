@@ -1,7 +1,6 @@
-"""The sensors of the wind farm: what they measure, how often, and where it goes.
+"""The sensors of the wind farm: measurements, intervals and exports.
 
-The wind is the same for all of them, a little later at each turbine, so that what they say fits
-together.
+All turbines have the same wind with a delay, so that their measurements are consistent.
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ from penstock.model.json_bytes import Util
 _MEBIBYTE = 1024 * 1024
 _HOUR_MILLIS = 3600 * 1000
 
-# A moment in seconds since 1970, and its acceleration along and across the shaft, in m/s².
+# A time in seconds since 1970, and accelerations along and across the shaft in m/s².
 VIBRATION = struct.Struct(">dff")
-_VIBRATIONS_AT_ONCE = 20
+_VIBRATIONS_PER_APPEND = 20
 _VIBRATIONS_PER_SECOND = 100
 
 _RATED_KW = 2000.0
 _TURNS_PER_METRE = 1.4
-# A turbine stands still below this, in m/s.
+# Below this wind speed in m/s, a turbine does not run.
 _CUT_IN = 4.0
-# By turbine, how far the wind there is behind that of the first, as an angle of its slow waves.
+# The phase of the wind at each turbine, in radians.
 _PHASES = {"turbine-1": 0.0, "turbine-2": 1.0, "turbine-3": 2.0}
 
 
 class Device(NamedTuple):
     stream: str
     seconds_between: float
-    # What it appends at a moment in seconds since 1970.
+    # Returns messages for a time in seconds since 1970.
     measure: Callable[[float], list[bytes]]
-    # Where its stream goes, if there is a cloud.
+    # The exports of its stream, if there is a cloud.
     exports: ExportDefinition
-    # Small, all together: the demo may run for weeks.
+    # Small, because the demo may run for weeks.
     max_size: int = 32 * _MEBIBYTE
     time_to_live_millis: int | None = None
 
@@ -68,12 +67,12 @@ class Device(NamedTuple):
 
 
 def wind_at(seconds: float, turbine: str) -> float:
-    """In metres a second, without the gusts."""
+    """The wind in meters per second, without gusts."""
     return 8 + 3 * math.sin(seconds / 60 + _PHASES[turbine])
 
 
 def rotor_angle_at(seconds: float) -> float:
-    """Of the first turbine, in radians; it turns at the pace of the mean wind."""
+    """The angle of the first turbine's rotor in radians, at the mean wind."""
     return seconds * math.tau * _TURNS_PER_METRE * 8 / 60
 
 
@@ -107,20 +106,20 @@ def _weather(seconds: float) -> list[bytes]:
 
 
 def _vibrations(seconds: float) -> list[bytes]:
-    """Those since the last time, in the sensor's own bytes."""
-    moments = (seconds - back / _VIBRATIONS_PER_SECOND for back in range(_VIBRATIONS_AT_ONCE))
+    """The measurements since the last append, in binary format."""
+    times = (seconds - back / _VIBRATIONS_PER_SECOND for back in range(_VIBRATIONS_PER_APPEND))
     return [
         VIBRATION.pack(
-            moment,
-            0.8 * math.sin(math.tau * 7 * moment) + random.gauss(0, 0.1),
-            0.3 * math.sin(math.tau * 11 * moment) + random.gauss(0, 0.1),
+            time,
+            0.8 * math.sin(math.tau * 7 * time) + random.gauss(0, 0.1),
+            0.3 * math.sin(math.tau * 11 * time) + random.gauss(0, 0.1),
         )
-        for moment in reversed(list(moments))
+        for time in reversed(list(times))
     ]
 
 
 def _asset_values(seconds: float) -> list[bytes]:
-    """Entries for SiteWise: what each turbine gives, and whether it runs."""
+    """Entries for SiteWise: the power of each turbine, and whether it runs."""
     entries = []
     for name in _PHASES:
         wind = wind_at(seconds, name)
@@ -166,7 +165,7 @@ DEVICES = (
     ),
     Device(
         "vibration",
-        _VIBRATIONS_AT_ONCE / _VIBRATIONS_PER_SECOND,
+        _VIBRATIONS_PER_APPEND / _VIBRATIONS_PER_SECOND,
         _vibrations,
         _to_kinesis("vibration", None),
         16 * _MEBIBYTE,

@@ -1,4 +1,4 @@
-"""An outage of the cloud now and then: its services answer that they cannot."""
+"""Outages of the cloud at intervals: its services answer with errors."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ from penstock.sandbox.client import SandboxClient, SandboxError
 
 _SERVICES = ("kinesis", "iotsitewise", "s3")
 _STATUS = 503
-# What a sandbox raises that is away, or goes away in the middle of an answer.
-_AWAY = (OSError, HTTPException, SandboxError)
+# Errors of a sandbox that is unavailable, or stops within a response.
+_UNAVAILABLE_ERRORS = (OSError, HTTPException, SandboxError)
 
 
-class Schedule(NamedTuple):
+class OutageSchedule(NamedTuple):
     # From the start of the demo to the first outage.
     first_seconds: float = 90.0
-    # How long one lasts.
+    # The duration of an outage.
     seconds: float = 25.0
-    # From the end of one to the next.
+    # From the end of an outage to the next.
     pause_seconds: float = 215.0
 
 
-USUAL = Schedule()
+DEFAULT_SCHEDULE = OutageSchedule()
 
 
 def run_outages(
     cloud: SandboxClient,
-    is_over: threading.Event,
-    tell: Callable[[str], None],
-    schedule: Schedule = USUAL,
+    stopping: threading.Event,
+    report: Callable[[str], None],
+    schedule: OutageSchedule = DEFAULT_SCHEDULE,
 ) -> None:
-    """Cuts the cloud off again and again; it is never left so."""
+    """Starts outages until the event is set, and ends the last one."""
     pause = schedule.first_seconds
-    while not is_over.wait(pause):
+    while not stopping.wait(pause):
         pause = schedule.pause_seconds
         try:
-            # Somebody else is trying something out: that is not to be mixed up.
+            # Do not interfere with faults that the user has set.
             if not cloud.faults():
-                _cut_off(cloud, is_over, tell, schedule.seconds)
-        except _AWAY:
+                _run_outage(cloud, stopping, report, schedule.seconds)
+        except _UNAVAILABLE_ERRORS:
             continue
 
 
-def _cut_off(
-    cloud: SandboxClient, is_over: threading.Event, tell: Callable[[str], None], seconds: float
+def _run_outage(
+    cloud: SandboxClient, stopping: threading.Event, report: Callable[[str], None], seconds: float
 ) -> None:
-    # It ends by itself as well, should this program be killed.
+    # With an expiry, in case this program is killed.
     millis = max(int(seconds * 1000), 1)
     try:
         for service in _SERVICES:
             cloud.set_fault(service, status=_STATUS, for_millis=millis)
-        tell(f"the cloud is out of reach for {seconds:g} s")
-        is_over.wait(seconds)
+        report(f"the cloud is unavailable for {seconds:g} s")
+        stopping.wait(seconds)
     finally:
-        with contextlib.suppress(*_AWAY):
-            _lift(cloud, millis)
-    tell("the cloud is back")
+        with contextlib.suppress(*_UNAVAILABLE_ERRORS):
+            _end_outage(cloud, millis)
+    report("the cloud is available again")
 
 
-def _lift(cloud: SandboxClient, millis: int) -> None:
+def _end_outage(cloud: SandboxClient, millis: int) -> None:
     for fault in cloud.faults():
         service = fault.pop("service")
         fault.pop("callsMet")
-        # Not what somebody has set in its place in the meantime.
+        # Keep faults that the user has set in the meantime.
         if service in _SERVICES and fault == {"status": _STATUS, "forMillis": millis}:
             cloud.set_fault(service, status=_STATUS, for_millis=1)

@@ -1,7 +1,7 @@
 """IoT Analytics: messages put into channels.
 
-AWS ended the service, and its clients with it: this is what its last model said. A channel is there
-once something was put into it.
+AWS ended the service and removed its clients. This module follows the last published model. A
+channel exists once a message was put into it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.sandbox.service import (
     ServiceResponse,
     json_answer,
     read_json,
-    unknown,
+    unknown_operation,
 )
 
-_MESSAGES_PER_CALL = 100
-_MESSAGE_BYTES = 128 * 1024
+_MAX_MESSAGES_PER_CALL = 100
+_MAX_MESSAGE_BYTES = 128 * 1024
 _INVALID = "InvalidRequestException"
 
 
@@ -37,15 +37,15 @@ class _PutMessages(msgspec.Struct, rename="camel"):
     channel_name: Annotated[
         str, Meta(min_length=1, max_length=128, pattern=r"\A(?!_{2})[a-zA-Z0-9_]+\Z")
     ]
-    messages: Annotated[list[_PutMessage], Meta(min_length=1, max_length=_MESSAGES_PER_CALL)]
+    messages: Annotated[list[_PutMessage], Meta(min_length=1, max_length=_MAX_MESSAGES_PER_CALL)]
 
 
 class ChannelMessage(msgspec.Struct, rename="camel"):
-    """A message as it is kept; in JSON its data is base64."""
+    """A stored message. In JSON its data is base64."""
 
     data: bytes
     message_id: str
-    # When it came, in milliseconds since 1970.
+    # Arrival, in milliseconds since 1970.
     time: float
 
 
@@ -56,11 +56,11 @@ class Analytics(RecordingService[ChannelMessage]):
 
     def read(self, request: ServiceRequest) -> ServiceCall:
         if (request.method, request.path) != ("POST", "/messages/batch"):
-            raise unknown(request)
+            raise unknown_operation(request)
         put = read_json(request.body, _PutMessages, _INVALID)
         ids = [message.message_id for message in put.messages]
         if len(set(ids)) < len(ids):
-            raise ServiceError(400, _INVALID, "messageId: has to be unique within a call")
+            raise ServiceError(400, _INVALID, "messageId: must be unique within a call")
         return ServiceCall(
             "BatchPutMessage",
             (put.channel_name,),
@@ -71,14 +71,14 @@ class Analytics(RecordingService[ChannelMessage]):
     def _put(self, put: _PutMessages, refused: Mapping[int, str]) -> ServiceResponse:
         now = self.clock() * 1000
         errors = []
-        for place, message in enumerate(put.messages):
-            if place in refused:
-                code, text = refused[place] or self.refusal, "a fault of the sandbox"
-            elif len(message.payload) > _MESSAGE_BYTES:
-                code, text = _INVALID, f"payload: {_MESSAGE_BYTES} bytes at most"
+        for index, message in enumerate(put.messages):
+            if index in refused:
+                code, text = refused[index] or self.refusal, "injected fault"
+            elif len(message.payload) > _MAX_MESSAGE_BYTES:
+                code, text = _INVALID, f"payload: must have at most {_MAX_MESSAGE_BYTES} bytes"
             else:
-                kept = ChannelMessage(message.payload, message.message_id, now)
-                self.buffers.add(put.channel_name, kept, len(message.payload))
+                stored = ChannelMessage(message.payload, message.message_id, now)
+                self.buffers.add(put.channel_name, stored, len(message.payload))
                 continue
             errors.append(
                 {"messageId": message.message_id, "errorCode": code, "errorMessage": text}

@@ -1,4 +1,4 @@
-"""What a test or a demo asks of a sandbox that runs: faults, calls, records."""
+"""A client of a running sandbox, for tests and the demo: faults, calls, records."""
 
 from __future__ import annotations
 
@@ -17,89 +17,91 @@ Json = dict[str, Any]
 
 _TIMEOUT_S = 30.0
 
-# Whatever proxy is set up is not for this machine.
+# Without a proxy: the sandbox is on this machine.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class SandboxError(Exception):
-    """What a sandbox cannot do, in one line."""
+    """An error of a sandbox, in one line."""
 
 
 class SandboxClient:
-    """The control API of the sandbox at a URL, for any number of threads; and its buckets."""
+    """The control API and the buckets of the sandbox at a URL. Thread-safe."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the AWS SDKs need in their environment to find this sandbox."""
+        """The environment variables with which the AWS SDKs use this sandbox."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": "sandbox",
             "AWS_SECRET_ACCESS_KEY": "sandbox",
             "AWS_REGION": REGION,
             "AWS_DEFAULT_REGION": REGION,
-            # SiteWise would be looked for at a host whose name begins with `data.`.
+            # SDKs would prefix the host of SiteWise with `data.`.
             "AWS_DISABLE_HOST_PREFIX_INJECTION": "true",
         }
 
     def http_url(self, name: str) -> str:
-        """Where the sandbox keeps what is posted, under a name."""
+        """The URL of the HTTP sink with this name."""
         return f"{self.url}/_sandbox/http/{urllib.parse.quote(name)}"
 
     def set_fault(self, service: str, **switches: Any) -> None:
         """Turns on a fault: `set_fault("kinesis", throttle=True, for_calls=3)`.
 
-        The fields are those of the control API, in its spelling or in Python's.
+        The fields are those of the control API, in camel case or in snake case.
         """
         fault = {_camel(field): value for field, value in switches.items()}
-        self._ask("PUT", "faults", body={"service": service, **fault})
+        self._request("PUT", "faults", body={"service": service, **fault})
 
     def clear_faults(self, service: str | None = None, name: str | None = None) -> None:
-        self._ask("DELETE", "faults", {"service": service, "name": name})
+        self._request("DELETE", "faults", {"service": service, "name": name})
 
     def faults(self) -> list[Json]:
-        faults: list[Json] = self._ask("GET", "faults")["faults"]
+        faults: list[Json] = self._request("GET", "faults")["faults"]
         return faults
 
     def calls(self, service: str | None = None, name: str | None = None) -> list[Json]:
-        """The latest calls, the oldest of them first."""
-        calls: list[Json] = self._ask("GET", "calls", {"service": service, "name": name})["calls"]
+        """Returns the latest calls, oldest first."""
+        calls: list[Json] = self._request("GET", "calls", {"service": service, "name": name})[
+            "calls"
+        ]
         return calls
 
     def totals(self) -> dict[str, Json]:
-        """Of all calls since the start or the last reset, by service."""
-        totals: dict[str, Json] = self._ask("GET", "calls", {"service": "none"})["totals"]
+        """Returns totals of all calls since the start or the last reset, by service."""
+        totals: dict[str, Json] = self._request("GET", "calls", {"service": "none"})["totals"]
         return totals
 
     def reset_calls(self) -> None:
-        self._ask("DELETE", "calls")
+        self._request("DELETE", "calls")
 
     def names(self, service: str) -> list[str]:
-        """The streams, channels, properties or HTTP sinks under which records may have come."""
-        names: list[str] = self._ask("GET", "records", {"service": service})["names"]
+        """Returns the streams, channels, properties or HTTP sinks of a service."""
+        names: list[str] = self._request("GET", "records", {"service": service})["names"]
         return names
 
     def records(self, service: str, name: str, first: int = 0) -> list[Json]:
-        """All that arrived and is still there, in the order in which it came."""
+        """Returns all stored records from the number `first` on, in order of arrival."""
         records: list[Json] = []
         while True:
             query = {"service": service, "name": name, "from": str(first)}
-            page = self._ask("GET", "records", query)
+            page = self._request("GET", "records", query)
             records += page["records"]
             first = page["next"]
             if first == page["end"]:
                 return records
 
     def payloads(self, service: str, name: str, first: int = 0) -> list[bytes]:
-        """The data alone, of services whose records have data."""
+        """Returns the data of the records, for services whose records have data."""
         records = self.records(service, name, first)
         return [base64.b64decode(record["data"]) for record in records]
 
     def create_bucket(self, name: str) -> None:
-        """Makes an S3 bucket unless it is there; SandboxError with S3's code if it cannot be."""
-        request = urllib.request.Request(  # noqa: S310 - whoever made this object chose the URL
+        """Creates an S3 bucket unless it exists. Raises SandboxError with the code of S3."""
+        request = urllib.request.Request(  # noqa: S310 - the caller chose the URL
             f"{self.url}/{urllib.parse.quote(name)}", method="PUT"
         )
         try:
@@ -113,20 +115,20 @@ class SandboxClient:
 
     def is_healthy(self) -> bool:
         try:
-            return bool(self._ask("GET", "health")["status"] == "ok")
+            return bool(self._request("GET", "health")["status"] == "ok")
         except OSError:
             return False
 
-    def _ask(
+    def _request(
         self,
         method: str,
-        what: str,
+        resource: str,
         query: Mapping[str, str | None] | None = None,
         body: Json | None = None,
     ) -> Json:
         fields = {name: value for name, value in (query or {}).items() if value is not None}
-        request = urllib.request.Request(  # noqa: S310 - whoever made this object chose the URL
-            f"{self.url}/_sandbox/{what}?{urllib.parse.urlencode(fields)}",
+        request = urllib.request.Request(  # noqa: S310 - the caller chose the URL
+            f"{self.url}/_sandbox/{resource}?{urllib.parse.urlencode(fields)}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
         )

@@ -1,12 +1,12 @@
-"""The sandbox's own API below /_sandbox/: faults, what was asked, what arrived."""
+"""The control API of the sandbox below /_sandbox/: faults, calls, records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from penstock import __version__
+from penstock.sandbox.call_log import CallLog
 from penstock.sandbox.faults import FaultError, Faults, read_fault
-from penstock.sandbox.ledger import Ledger
 from penstock.sandbox.service import (
     Service,
     ServiceError,
@@ -16,16 +16,16 @@ from penstock.sandbox.service import (
 )
 
 PREFIX = "/_sandbox/"
-_PAGE_RECORDS = 10_000
+_MAX_PAGE_RECORDS = 10_000
 
 
 class Control:
-    """Answers requests to the sandbox itself; called from many threads."""
+    """Answers requests of the control API. Thread-safe."""
 
-    def __init__(self, services: Mapping[str, Service], faults: Faults, ledger: Ledger) -> None:
+    def __init__(self, services: Mapping[str, Service], faults: Faults, call_log: CallLog) -> None:
         self._services = services
         self._faults = faults
-        self._ledger = ledger
+        self._call_log = call_log
         self._routes: dict[tuple[str, str], Callable[[ServiceRequest], ServiceResponse]] = {
             ("GET", "health"): self._health,
             ("GET", "faults"): self._list_faults,
@@ -41,7 +41,7 @@ class Control:
         try:
             if route is None:
                 known = ", ".join(f"{method} {PREFIX}{name}" for method, name in self._routes)
-                raise ServiceError(404, "NotFound", f"there is no such thing here, but {known}")
+                raise ServiceError(404, "NotFound", f"unknown path or method; allowed: {known}")
             return route(request)
         except ServiceError as error:
             return json_answer({"error": error.message}, error.status)
@@ -70,13 +70,13 @@ class Control:
         query = request.query
         return json_answer(
             {
-                "calls": self._ledger.calls(query.get("service"), query.get("name")),
-                "totals": self._ledger.totals(),
+                "calls": self._call_log.calls(query.get("service"), query.get("name")),
+                "totals": self._call_log.totals(),
             }
         )
 
     def _reset_calls(self, _: ServiceRequest) -> ServiceResponse:
-        self._ledger.reset()
+        self._call_log.reset()
         return json_answer({})
 
     def _list_records(self, request: ServiceRequest) -> ServiceResponse:
@@ -84,21 +84,23 @@ class Control:
         service = self._services.get(query.get("service", ""))
         if service is None:
             raise ServiceError(
-                400, "BadRequest", f"service: has to be one of {', '.join(self._services)}"
+                400, "BadRequest", f"service: must be one of {', '.join(self._services)}"
             )
         if "name" not in query:
             return json_answer({"names": service.names()})
         page = service.page(
-            query["name"], _number(query, "from", 0), _number(query, "limit", _PAGE_RECORDS)
+            query["name"],
+            _parse_number(query, "from", 0),
+            _parse_number(query, "limit", _MAX_PAGE_RECORDS),
         )
         if page is None:
-            names = ", ".join(service.names()) or "nothing yet"
-            raise ServiceError(404, "NotFound", f"name: there is no such one, but {names}")
+            names = ", ".join(service.names()) or "none"
+            raise ServiceError(404, "NotFound", f"name: does not exist; existing names: {names}")
         return json_answer(page._asdict())
 
 
-def _number(query: Mapping[str, str], field: str, default: int) -> int:
+def _parse_number(query: Mapping[str, str], field: str, default: int) -> int:
     text = query.get(field, str(default))
     if not text.isascii() or not text.isdigit():
-        raise ServiceError(400, "BadRequest", f"{field}: has to be a whole number, 0 or more")
+        raise ServiceError(400, "BadRequest", f"{field}: must be a whole number, 0 or more")
     return int(text)

@@ -1,14 +1,14 @@
-"""What becomes of a request: whose it is, which faults meet it, how it is answered."""
+"""Dispatches requests to services, applies faults, and logs calls."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 
+from penstock.sandbox.call_log import CallLog, LoggedCall
 from penstock.sandbox.control import PREFIX, Control
-from penstock.sandbox.faults import Faults, Verdict
+from penstock.sandbox.faults import FaultEffects, Faults
 from penstock.sandbox.http_sink import PREFIX as SINK_PREFIX
-from penstock.sandbox.ledger import Ledger, LedgerEntry
 from penstock.sandbox.service import (
     Service,
     ServiceError,
@@ -17,10 +17,10 @@ from penstock.sandbox.service import (
     fault_error,
 )
 
-# How often a call that hangs looks whether anybody still waits for it.
-_LOOK_SECONDS = 0.02
+# Interval of the checks whether the client of a delayed call has disconnected.
+_POLL_SECONDS = 0.02
 
-# Whose a request is that nobody signed, by how it begins.
+# Services of unsigned requests, by method and path.
 _UNSIGNED = {
     ("POST", "/properties"): "iotsitewise",
     ("GET", "/properties/history"): "iotsitewise",
@@ -29,24 +29,24 @@ _UNSIGNED = {
 }
 
 
-class Dropped(Exception):
-    """The connection is to be closed without an answer."""
+class ConnectionDropped(Exception):
+    """The connection must be closed without a response."""
 
 
-class Application:
-    """All services behind one door; called from the thread of each connection."""
+class Dispatcher:
+    """Answers requests for all services. Called from the threads of the connections."""
 
-    def __init__(self, services: Mapping[str, Service], faults: Faults, ledger: Ledger) -> None:
+    def __init__(self, services: Mapping[str, Service], faults: Faults, call_log: CallLog) -> None:
         self._services = services
         self._faults = faults
-        self._ledger = ledger
-        self._control = Control(services, faults, ledger)
+        self._call_log = call_log
+        self._control = Control(services, faults, call_log)
 
     def answer(self, request: ServiceRequest) -> ServiceResponse:
         path = request.path
         if path.startswith(PREFIX) and not path.startswith(SINK_PREFIX):
             return self._control.answer(request)
-        service = self._services[self._whose(request)]
+        service = self._services[self._find_service(request)]
         arrived = time.time() * 1000
         operation, name, records = "", "", 0
         outcome = "gone"
@@ -55,22 +55,22 @@ class Application:
             call = service.read(request)
             operation, records = call.operation, len(call.records)
             name = call.names[0] if call.names else ""
-            verdict = self._faults.decide(service.name, operation, call.names, call.records)
-            self._wait(verdict, request)
-            if verdict.is_down:
+            effects = self._faults.decide(service.name, operation, call.names, call.records)
+            self._wait(effects, request)
+            if effects.is_down:
                 outcome = "down"
-                raise Dropped
-            if verdict.failure is not None:
-                fault = verdict.failure
+                raise ConnectionDropped
+            if effects.failure is not None:
+                fault = effects.failure
                 raise fault_error(service, fault.status, fault.code, fault.retry_after)
-            answer = call.perform(verdict.refused)
+            answer = call.perform(effects.refused)
             outcome = answer.outcome
         except ServiceError as error:
             answer = service.render(error)
             outcome = answer.outcome
         finally:
-            self._ledger.add(
-                LedgerEntry(
+            self._call_log.add(
+                LoggedCall(
                     service.name,
                     operation,
                     name,
@@ -84,25 +84,25 @@ class Application:
             )
         return answer
 
-    def _whose(self, request: ServiceRequest) -> str:
+    def _find_service(self, request: ServiceRequest) -> str:
         if request.path.startswith(SINK_PREFIX):
             return "http"
-        if request.signed_for in self._services:
-            return request.signed_for
+        if request.signed_service in self._services:
+            return request.signed_service
         if request.headers.get("x-amz-target", "").startswith("Kinesis_"):
             return "kinesis"
         return _UNSIGNED.get((request.method, request.path), "s3")
 
-    def _wait(self, verdict: Verdict, request: ServiceRequest) -> None:
-        deadline = time.monotonic() + verdict.delay_millis / 1000
+    def _wait(self, effects: FaultEffects, request: ServiceRequest) -> None:
+        deadline = time.monotonic() + effects.delay_millis / 1000
         while (left := deadline - time.monotonic()) > 0:
-            if request.is_gone():
-                raise Dropped
-            time.sleep(min(left, _LOOK_SECONDS))
-        for switch in verdict.held_by:
-            while self._faults.is_held(switch):
-                if request.is_gone():
-                    raise Dropped
-                switch.released.wait(_LOOK_SECONDS)
-        if verdict.held_by and request.is_gone():
-            raise Dropped
+            if request.is_disconnected():
+                raise ConnectionDropped
+            time.sleep(min(left, _POLL_SECONDS))
+        for fault in effects.held_by:
+            while self._faults.is_held(fault):
+                if request.is_disconnected():
+                    raise ConnectionDropped
+                fault.released.wait(_POLL_SECONDS)
+        if effects.held_by and request.is_disconnected():
+            raise ConnectionDropped

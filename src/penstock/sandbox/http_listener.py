@@ -1,7 +1,7 @@
-"""HTTP/1.1 between a client and the sandbox: a thread for each connection, kept open.
+"""The HTTP/1.1 server of the sandbox: one thread per connection, with keep-alive.
 
-Not werkzeug's server, which comes with moto: it closes the connection after every answer, and waits
-10 ms before it does.
+It replaces werkzeug's server, which moto uses: that server closes the connection after every
+response, with a delay of 10 ms.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from penstock.sandbox.dispatch import Application, Dropped
+from penstock.sandbox.dispatch import ConnectionDropped, Dispatcher
 from penstock.sandbox.service import ServiceRequest, ServiceResponse
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-# The most that a line of a chunked body has: its length, and extensions that nobody uses.
-_LINE_BYTES = 1024
+# The limit for a line with the size of a chunk and its extensions.
+_MAX_LINE_BYTES = 1024
 _NO_BODY = (204, 304)
 
 
 class HttpListener(ThreadingHTTPServer):
-    """Listens on a port of this machine; 0 picks one."""
+    """Listens on a loopback port; 0 picks a free one."""
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, application: Application, port: int) -> None:
-        self.application = application
+    def __init__(self, dispatcher: Dispatcher, port: int) -> None:
+        self.dispatcher = dispatcher
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         super().__init__(("127.0.0.1", port), _HttpConnection)
@@ -42,7 +42,7 @@ class HttpListener(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def server_bind(self) -> None:
-        # Not that of HTTPServer, which asks DNS for the name of this machine.
+        # HTTPServer.server_bind would look up the name of this machine in DNS.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -64,7 +64,7 @@ class HttpListener(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # A client that is gone is nothing to tell of.
+        # A disconnected client is not an error.
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -73,7 +73,7 @@ class _HttpConnection(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "penstock-sandbox"
     sys_version = ""
-    # An answer has two writes; with Nagle's algorithm the second waits for the client.
+    # A response has two writes. Nagle's algorithm would delay the second one.
     disable_nagle_algorithm = True
     server: HttpListener
 
@@ -89,12 +89,12 @@ class _HttpConnection(BaseHTTPRequestHandler):
             self.path,
             {name.lower(): value for name, value in self.headers.items()},
             body,
-            self._is_gone,
+            self._is_disconnected,
         )
         try:
-            self._send(self.server.application.answer(request))
-        except Dropped:
-            # Reset rather than ended, as if nobody had listened.
+            self._send(self.server.dispatcher.answer(request))
+        except ConnectionDropped:
+            # A reset looks like a server that does not listen.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             self.close_connection = True
 
@@ -105,22 +105,22 @@ class _HttpConnection(BaseHTTPRequestHandler):
             return b"".join(iter(self._read_chunk, b""))
         text = self.headers.get("Content-Length", "0")
         if not text.isascii() or not text.isdigit():
-            raise ValueError("Content-Length: has to be a number")
+            raise ValueError("Content-Length: must be a number")
         body = self.rfile.read(int(text))
         if len(body) < int(text):
-            raise ConnectionAbortedError("the client is gone in the middle of a request")
+            raise ConnectionAbortedError("the client disconnected within a request")
         return body
 
     def _read_chunk(self) -> bytes:
-        size = int(self.rfile.readline(_LINE_BYTES).partition(b";")[0], 16)
+        size = int(self.rfile.readline(_MAX_LINE_BYTES).partition(b";")[0], 16)
         chunk = self.rfile.read(size)
-        # After the last chunk there may be trailers, up to an empty line.
-        while self.rfile.readline(_LINE_BYTES).strip() and not size:
+        # Trailers may follow the last chunk, up to an empty line.
+        while self.rfile.readline(_MAX_LINE_BYTES).strip() and not size:
             pass
         return chunk
 
-    def _is_gone(self) -> bool:
-        # Not `select`, which knows no descriptors above 1024.
+    def _is_disconnected(self) -> bool:
+        # `select` does not support descriptors above 1024.
         poll = select.poll()
         poll.register(self.connection, select.POLLIN)
         readable = poll.poll(0)
@@ -136,7 +136,7 @@ class _HttpConnection(BaseHTTPRequestHandler):
                 self.send_header(name, value)
         length = str(len(answer.body))
         if self.command == "HEAD":
-            # That of what a GET would bring.
+            # The length of the response to a GET.
             given = {name.lower(): value for name, value in answer.headers.items()}
             length = given.get("content-length", length)
         if answer.status not in _NO_BODY:
@@ -146,4 +146,4 @@ class _HttpConnection(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing: what was asked is in the ledger."""
+        """Logs nothing: the call log has all requests."""

@@ -1,4 +1,4 @@
-"""An HTTP endpoint that keeps what is posted to it."""
+"""An HTTP endpoint that stores the requests it receives."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from penstock.sandbox.service import (
 PREFIX = "/_sandbox/http/"
 
 
-class Post(msgspec.Struct, rename="camel"):
-    """A request as it is kept; in JSON its data is base64."""
+class PostedRequest(msgspec.Struct, rename="camel"):
+    """A stored request. In JSON its data is base64."""
 
     data: bytes
     method: str
     headers: dict[str, str]
-    # When it came, in milliseconds since 1970.
+    # Arrival, in milliseconds since 1970.
     time: float
 
 
-class HttpSink(RecordingService[Post]):
+class HttpSink(RecordingService[PostedRequest]):
     name = "http"
     throttled = (429, "TooManyRequests")
     refusal = "TooManyRequests"
@@ -36,14 +36,16 @@ class HttpSink(RecordingService[Post]):
     def read(self, request: ServiceRequest) -> ServiceCall:
         name = request.path.removeprefix(PREFIX)
         if request.method not in ("POST", "PUT") or not name:
-            raise ServiceError(405, "MethodNotAllowed", f"POST or PUT to {PREFIX}NAME")
+            raise ServiceError(405, "MethodNotAllowed", f"use POST or PUT with {PREFIX}NAME")
         return ServiceCall(
-            request.method, (name,), (name,), lambda refused: self._keep(request, refused)
+            request.method, (name,), (name,), lambda refused: self._store(request, refused)
         )
 
-    def _keep(self, request: ServiceRequest, refused: Mapping[int, str]) -> ServiceResponse:
+    def _store(self, request: ServiceRequest, refused: Mapping[int, str]) -> ServiceResponse:
         if refused:
-            raise ServiceError(429, refused[0] or self.refusal, "a fault of the sandbox")
-        post = Post(request.body, request.method, dict(request.headers), self.clock() * 1000)
+            raise ServiceError(429, refused[0] or self.refusal, "injected fault")
+        post = PostedRequest(
+            request.body, request.method, dict(request.headers), self.clock() * 1000
+        )
         self.buffers.add(request.path.removeprefix(PREFIX), post, len(request.body))
         return json_answer({}, stored=1)

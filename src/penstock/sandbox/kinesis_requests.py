@@ -1,4 +1,4 @@
-"""What may be asked of Kinesis: the requests, as their JSON has them."""
+"""The requests of Kinesis, parsed from JSON."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from msgspec import Meta, field
 from penstock.sandbox.kinesis_stream import ShardIterator
 from penstock.sandbox.service import ServiceError
 
-RECORD_KIB, LARGE_RECORD_KIB = 1024, 10_240
-READ_RECORDS = 10_000
+MAX_RECORD_KIB, MAX_LARGE_RECORD_KIB = 1024, 10_240
+MAX_READ_RECORDS = 10_000
 
 _Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"\A[a-zA-Z0-9_.-]+\Z")]
 _PartitionKey = Annotated[str, Meta(min_length=1, max_length=256)]
 _HashKey = Annotated[str, Meta(pattern=r"\A(0|[1-9]\d{0,38})\Z")]
 
 
-class OfStream(msgspec.Struct, rename="pascal", kw_only=True):
+class StreamRequest(msgspec.Struct, rename="pascal", kw_only=True):
     """A request about one stream, by its name or its ARN."""
 
     stream_name: _Name | None = None
@@ -37,13 +37,13 @@ class _Mode(msgspec.Struct, rename="pascal"):
     stream_mode: Literal["PROVISIONED", "ON_DEMAND"]
 
 
-class CreateStream(OfStream, rename="pascal", kw_only=True):
+class CreateStream(StreamRequest, rename="pascal", kw_only=True):
     stream_name: _Name
     shard_count: Annotated[int, Meta(ge=1, le=500)] | None = None
     stream_mode_details: _Mode = msgspec.field(default_factory=lambda: _Mode("PROVISIONED"))
-    max_record_size_in_kib: Annotated[int, Meta(ge=RECORD_KIB, le=LARGE_RECORD_KIB)] | None = field(
-        default=None, name="MaxRecordSizeInKiB"
-    )
+    max_record_size_in_kib: (
+        Annotated[int, Meta(ge=MAX_RECORD_KIB, le=MAX_LARGE_RECORD_KIB)] | None
+    ) = field(default=None, name="MaxRecordSizeInKiB")
 
 
 class NewRecord(msgspec.Struct, rename="pascal", kw_only=True):
@@ -53,15 +53,15 @@ class NewRecord(msgspec.Struct, rename="pascal", kw_only=True):
 
     @property
     def size(self) -> int:
-        """What the limits are for."""
+        """The size that counts for limits: data and partition key."""
         return len(self.data) + len(self.partition_key.encode())
 
 
-class PutRecords(OfStream, rename="pascal", kw_only=True):
+class PutRecords(StreamRequest, rename="pascal", kw_only=True):
     records: Annotated[list[NewRecord], Meta(min_length=1)]
 
 
-class PutRecord(OfStream, rename="pascal", kw_only=True):
+class PutRecord(StreamRequest, rename="pascal", kw_only=True):
     data: bytes
     partition_key: _PartitionKey
     explicit_hash_key: _HashKey | None = None
@@ -77,7 +77,7 @@ class PutRecord(OfStream, rename="pascal", kw_only=True):
         ]
 
 
-class GetShardIterator(OfStream, rename="pascal", kw_only=True):
+class GetShardIterator(StreamRequest, rename="pascal", kw_only=True):
     shard_id: str
     shard_iterator_type: Literal[
         "TRIM_HORIZON", "LATEST", "AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "AT_TIMESTAMP"
@@ -89,7 +89,7 @@ class GetShardIterator(OfStream, rename="pascal", kw_only=True):
 
 class GetRecords(msgspec.Struct, rename="pascal"):
     shard_iterator: str
-    limit: Annotated[int, Meta(ge=1, le=READ_RECORDS)] = READ_RECORDS
+    limit: Annotated[int, Meta(ge=1, le=MAX_READ_RECORDS)] = MAX_READ_RECORDS
 
     @property
     def start(self) -> ShardIterator:
@@ -104,6 +104,6 @@ class GetRecords(msgspec.Struct, rename="pascal"):
 
 
 class ListStreams(msgspec.Struct):
-    """All of them: the sandbox has never so many that it would need pages."""
+    """Lists all streams, without pages: a sandbox has few streams."""
 
     stream: str = ""

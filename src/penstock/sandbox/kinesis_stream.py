@@ -13,24 +13,25 @@ from penstock.sandbox.service import ACCOUNT, REGION
 
 _HASHES = 2**128
 
-# As long as those of AWS are, so that nobody takes them for numbers of 64 bits.
+# As long as the sequence numbers of AWS, to find clients that parse them as 64-bit numbers.
 _SEQUENCE_PREFIX, _SEQUENCE_DIGITS = "4966", 52
 
 
 class KinesisRecord(msgspec.Struct, rename="camel"):
-    """A record as it is kept; in JSON its data is base64."""
+    """A stored record. In JSON its data is base64."""
 
     data: bytes
     partition_key: str
     shard_id: str
-    # When it came, in milliseconds since 1970.
+    # Arrival, in milliseconds since 1970.
     time: float
 
 
 class KinesisStream:
-    """Records of all shards in the one order in which they came.
+    """A stream whose shards share one buffer of records, in order of arrival.
 
-    A record's number on the buffer makes its sequence number, so those of a shard have gaps.
+    A sequence number is made from a record's number in the buffer, so the sequence numbers of a
+    shard have gaps.
     """
 
     def __init__(
@@ -57,36 +58,36 @@ class KinesisStream:
 
     def describe_shards(self) -> list[dict[str, Any]]:
         step = _HASHES // len(self.shards)
-        starts = [step * place for place in range(len(self.shards))]
+        starts = [step * index for index in range(len(self.shards))]
         ends = [start - 1 for start in starts[1:]] + [_HASHES - 1]
         return [
             {
                 "ShardId": shard,
                 "HashKeyRange": {"StartingHashKey": str(start), "EndingHashKey": str(end)},
-                "SequenceNumberRange": {"StartingSequenceNumber": sequence_number(0)},
+                "SequenceNumberRange": {"StartingSequenceNumber": format_sequence_number(0)},
             }
             for shard, start, end in zip(self.shards, starts, ends, strict=True)
         ]
 
-    def number_at_time(self, millis: float) -> int:
-        """The first that came at this time or later."""
+    def find_number_at_time(self, millis: float) -> int:
+        """Returns the number of the first record that arrived at this time or later."""
         numbers = (number for number, record, _ in self.buffer.read(0) if record.time >= millis)
         return next(numbers, self.buffer.end)
 
 
-def sequence_number(number: int) -> str:
+def format_sequence_number(number: int) -> str:
     return f"{_SEQUENCE_PREFIX}{number:0{_SEQUENCE_DIGITS}d}"
 
 
-def number_of(sequence_number: str) -> int:
-    """Raises ValueError if no stream of the sandbox has such a one."""
-    if not sequence_number.startswith(_SEQUENCE_PREFIX):
-        raise ValueError(f"{sequence_number} is not a sequence number")
-    return int(sequence_number.removeprefix(_SEQUENCE_PREFIX))
+def parse_sequence_number(text: str) -> int:
+    """Raises ValueError if the text is not a sequence number of the sandbox."""
+    if not text.startswith(_SEQUENCE_PREFIX):
+        raise ValueError(f"{text} is not a sequence number")
+    return int(text.removeprefix(_SEQUENCE_PREFIX))
 
 
 class ShardIterator(NamedTuple):
-    """Where the next read of a shard begins."""
+    """The position of the next read of a shard."""
 
     stream: str
     shard: str
@@ -97,6 +98,6 @@ class ShardIterator(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> ShardIterator:
-        """Raises ValueError if it was not made by `encode`."""
+        """Raises ValueError if `encode` did not create the text."""
         stream, shard, number = base64.b64decode(text, validate=True).decode().split("/")
         return cls(stream, shard, int(number))

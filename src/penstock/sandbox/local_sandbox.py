@@ -1,4 +1,4 @@
-"""A sandbox in this process."""
+"""A sandbox in the current process."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Iterable, Mapping
 from typing import Self
 
 from penstock.sandbox.analytics_service import Analytics
+from penstock.sandbox.call_log import CallLog
 from penstock.sandbox.client import SandboxClient, SandboxError
-from penstock.sandbox.dispatch import Application
+from penstock.sandbox.dispatch import Dispatcher
 from penstock.sandbox.faults import Faults
 from penstock.sandbox.http_listener import HttpListener
 from penstock.sandbox.http_sink import HttpSink
 from penstock.sandbox.kinesis_service import Kinesis
-from penstock.sandbox.ledger import Ledger
 from penstock.sandbox.s3_service import S3
 from penstock.sandbox.service import Service, ServiceError
 from penstock.sandbox.sitewise_service import SiteWise
 
-_KEEP_BYTES = 256 * 1024 * 1024
-_LOOK_SECONDS = 0.05
+_DEFAULT_KEEP_BYTES = 256 * 1024 * 1024
+_POLL_SECONDS = 0.05
 
 
 class Sandbox(SandboxClient):
-    """The services on one port of this machine, in threads of this process, and their client.
+    """The services on one loopback port, in threads of this process, and a client for them.
 
-    It listens from `start` to `stop`, or as long as a `with` lasts. Started again, it has the same
-    port and what it had kept: whoever connects in between is refused, as by a cloud out of reach.
-    `keep_bytes` is how much is kept of each stream, channel, property and HTTP sink.
+    It listens from `start` to `stop`, or within a `with` statement. After a restart it has the same
+    port and the same records; while it is stopped, connections are refused. `keep_bytes` limits the
+    bytes that are stored for each stream, channel, property and HTTP sink.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Sandbox(SandboxClient):
         buckets: Iterable[str] = (),
         create_streams: bool = False,
         large_records: bool = False,
-        keep_bytes: int = _KEEP_BYTES,
+        keep_bytes: int = _DEFAULT_KEEP_BYTES,
     ) -> None:
         super().__init__("")
         self._port = port
@@ -49,7 +49,7 @@ class Sandbox(SandboxClient):
         self._has_large_records = large_records
         self._keep_bytes = keep_bytes
         self._faults = Faults(time.monotonic)
-        self._application: Application | None = None
+        self._dispatcher: Dispatcher | None = None
         self._server: HttpListener | None = None
         self._thread: threading.Thread | None = None
 
@@ -61,21 +61,21 @@ class Sandbox(SandboxClient):
         self.stop()
 
     def start(self) -> None:
-        """Answers from now on. Raises SandboxError if that cannot be."""
-        if self._application is None:
-            self._application = self._make_application()
+        """Starts to listen. Raises SandboxError if that is not possible."""
+        if self._dispatcher is None:
+            self._dispatcher = self._make_dispatcher()
         try:
-            self._server = HttpListener(self._application, self._port)
+            self._server = HttpListener(self._dispatcher, self._port)
         except OSError as error:
             raise SandboxError(f"cannot listen on port {self._port}: {error.strerror}") from None
         self._port = self._server.port
         self.url = f"http://127.0.0.1:{self._port}"
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_LOOK_SECONDS,), daemon=True
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), daemon=True
         )
         self._thread.start()
 
-    def _make_application(self) -> Application:
+    def _make_dispatcher(self) -> Dispatcher:
         kinesis = Kinesis(
             self._keep_bytes,
             time.time,
@@ -96,12 +96,12 @@ class Sandbox(SandboxClient):
             raise SandboxError(error.message) from None
         services: list[Service] = [kinesis, s3]
         services += [kind(self._keep_bytes) for kind in (SiteWise, Analytics, HttpSink)]
-        return Application({service.name: service for service in services}, self._faults, Ledger())
+        return Dispatcher({service.name: service for service in services}, self._faults, CallLog())
 
     def stop(self) -> None:
         """Closes the port and every connection, and turns all faults off.
 
-        Calls that hang end without an answer.
+        Hanging calls end without a response.
         """
         if self._server is None or self._thread is None:
             return

@@ -1,4 +1,4 @@
-"""What arrived at the sandbox, kept in order for those who look."""
+"""Buffers of the records that arrived at the sandbox."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-# About what Python takes for a record beside the bytes in it.
+# The approximate memory of a record without its bytes.
 _OVERHEAD_BYTES = 256
-# Freed places are given up in runs: each time what stays has to be moved.
-_RUN = 4096
-_PAGE_BYTES = 16 * 1024 * 1024
+# Freed slots are removed in batches, because each removal moves all remaining records.
+_MIN_FREED_SLOTS = 4096
+_MAX_PAGE_BYTES = 16 * 1024 * 1024
 
 
 class _Item(NamedTuple, Generic[T]):
@@ -21,7 +21,7 @@ class _Item(NamedTuple, Generic[T]):
 
 
 class Page(NamedTuple):
-    """Records from `first` on, which go on with `next` unless that is the end."""
+    """Records `[first, next)` of a buffer that ends at `end`."""
 
     first: int
     next: int
@@ -30,15 +30,15 @@ class Page(NamedTuple):
 
 
 class RecordBuffer(Generic[T]):
-    """Records that arrived under one name, numbered from 0; the oldest go when it is full.
+    """The records of one name, numbered from 0. A full buffer evicts the oldest records.
 
-    Whoever uses it from several threads has a lock around it.
+    It is not thread-safe.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._items: list[_Item[T] | None] = []
-        # The number of the record at place 0, and the first place that is not freed.
+        # The number of the record at index 0, and the first index that is not freed.
         self._base = 0
         self._start = 0
         self._size = 0
@@ -52,38 +52,38 @@ class RecordBuffer(Generic[T]):
         return self._base + len(self._items)
 
     def add(self, record: T, size: int) -> int:
-        """Its number. A record that is larger than the buffer is there until the next one comes."""
+        """Adds a record and returns its number. The newest record stays even if it is too large."""
         self._items.append(_Item(record, size))
         self._size += size + _OVERHEAD_BYTES
         while self._size > self._limit_bytes and self._start < len(self._items) - 1:
-            self._drop_oldest()
+            self._evict_oldest()
         return self.end - 1
 
-    def _drop_oldest(self) -> None:
+    def _evict_oldest(self) -> None:
         oldest = self._items[self._start]
         assert oldest is not None
         self._items[self._start] = None
         self._size -= oldest.size + _OVERHEAD_BYTES
         self._start += 1
-        if self._start >= _RUN and self._start * 2 >= len(self._items):
+        if self._start >= _MIN_FREED_SLOTS and self._start * 2 >= len(self._items):
             del self._items[: self._start]
             self._base += self._start
             self._start = 0
 
     def read(self, number: int) -> Iterator[tuple[int, T, int]]:
-        """Number, record and size, from a number on or from the oldest that is there."""
-        for place in range(max(number - self._base, self._start), len(self._items)):
-            item = self._items[place]
+        """Yields number, record and size, from this number or from the oldest record on."""
+        for index in range(max(number - self._base, self._start), len(self._items)):
+            item = self._items[index]
             assert item is not None
-            yield self._base + place, item.record, item.size
+            yield self._base + index, item.record, item.size
 
     def page(self, number: int, limit: int) -> Page:
-        """So many records at most, and no more bytes than fit a page; but one at least."""
+        """Returns at most `limit` records that fit into a page, and at least one."""
         first = min(max(number, self.first), self.end)
         records: list[T] = []
         size = 0
         for _, record, record_size in self.read(first):
-            if len(records) == limit or (records and size + record_size > _PAGE_BYTES):
+            if len(records) == limit or (records and size + record_size > _MAX_PAGE_BYTES):
                 break
             records.append(record)
             size += record_size
@@ -91,7 +91,7 @@ class RecordBuffer(Generic[T]):
 
 
 class RecordBuffers(Generic[T]):
-    """A buffer for each name under which something arrived; used by many threads."""
+    """A buffer for each name that has records. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes

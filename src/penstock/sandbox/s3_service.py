@@ -1,6 +1,6 @@
-"""S3: the buckets and objects of moto, which this module alone imports.
+"""S3, with the buckets and objects of moto. Only this module imports moto.
 
-moto keeps them for the whole process, so that two sandboxes in one share their buckets.
+moto stores them per process, so two sandboxes in one process share their buckets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(r"[\d.]+|\[.*\]|localhost")
 
-# By method and what stands in the query, the operations on a bucket and on an object.
+# Operations on a bucket and on an object, by method and query parameter.
 _BUCKET_OPERATIONS = {
     ("PUT", ""): "CreateBucket",
     ("HEAD", ""): "HeadBucket",
@@ -51,52 +51,54 @@ _OBJECT_OPERATIONS = {
     ("HEAD", ""): "HeadObject",
     ("DELETE", ""): "DeleteObject",
 }
-# These bring data: each counts as a record.
+# Operations with data. Each counts as a record.
 _WRITES = {"PutObject", "UploadPart"}
-# After these there is an object.
+# Operations that create an object.
 _WRITE_OBJECTS = {"PutObject", "CopyObject", "CompleteMultipartUpload"}
 
 
-class Write(msgspec.Struct, rename="camel"):
-    """An object that was written; what is in it, S3 clients read."""
+class WrittenObject(msgspec.Struct, rename="camel"):
+    """The name of an object that was written. S3 clients read its content."""
 
     key: str
     operation: str
-    # When it was written, in milliseconds since 1970.
+    # Time of the write, in milliseconds since 1970.
     time: float
 
 
-class S3(RecordingService[Write]):
+class S3(RecordingService[WrittenObject]):
     name = "s3"
     throttled = (503, "SlowDown")
     refusal = "SlowDown"
 
     def __init__(self, limit_bytes: int) -> None:
-        """Raises ImportError if moto is not installed, or not all that it needs to be a server."""
+        """Raises ImportError if moto or a module that its server needs is not installed."""
         super().__init__(limit_bytes)
         for module in ("moto", "flask", "flask_cors"):
             if importlib.util.find_spec(module) is None:
-                raise ImportError(f"there is no module {module}")
+                raise ImportError(f"no module {module}")
         self._moto: Flask | None = None
         self._lock = threading.Lock()
 
     def create_bucket(self, name: str) -> None:
-        """Makes it unless it is there; raises ServiceError if S3 would have no such name."""
-        answer = self._ask(ServiceRequest("PUT", f"/{name}", {"host": "127.0.0.1"}, b""))
+        """Creates a bucket unless it exists. Raises ServiceError for an invalid name."""
+        answer = self._request(ServiceRequest("PUT", f"/{name}", {"host": "127.0.0.1"}, b""))
         if answer.outcome not in ("ok", "BucketAlreadyOwnedByYou"):
             raise ServiceError(answer.status, answer.outcome, f"bucket {name!r}: {answer.outcome}")
 
     def read(self, request: ServiceRequest) -> ServiceCall:
-        bucket, key = _place(request)
+        bucket, key = _locate(request)
         operation = _operation(request, bucket, key)
         is_write = operation in _WRITES
 
         def perform(refused: Mapping[int, str]) -> ServiceResponse:
             if refused:
-                raise ServiceError(503, refused[0] or self.refusal, "a fault of the sandbox")
-            answer = self._ask(request)
+                raise ServiceError(503, refused[0] or self.refusal, "injected fault")
+            answer = self._request(request)
             if answer.outcome == "ok" and operation in _WRITE_OBJECTS:
-                self.buffers.add(bucket, Write(key, operation, self.clock() * 1000), len(key))
+                self.buffers.add(
+                    bucket, WrittenObject(key, operation, self.clock() * 1000), len(key)
+                )
             return answer._replace(stored=int(is_write and answer.outcome == "ok"))
 
         names = (bucket,) if bucket else ()
@@ -112,7 +114,7 @@ class S3(RecordingService[Write]):
         return ServiceResponse(error.status, body.encode(), headers, outcome=error.code)
 
     def _load_moto(self) -> Flask:
-        # Only now: it takes longer than all the rest, and many a sandbox is for Kinesis alone.
+        # Imported on first use: it is slow, and many sandboxes are used for Kinesis only.
         with self._lock:
             if self._moto is None:
                 from moto.moto_server.werkzeug_app import create_backend_app
@@ -120,7 +122,7 @@ class S3(RecordingService[Write]):
                 self._moto = create_backend_app("s3")
             return self._moto
 
-    def _ask(self, request: ServiceRequest) -> ServiceResponse:
+    def _request(self, request: ServiceRequest) -> ServiceResponse:
         from werkzeug.test import run_wsgi_app
 
         moto = self._load_moto()
@@ -129,12 +131,12 @@ class S3(RecordingService[Write]):
         except KeyError as error:
             if error.args != (request.query.get("uploadId"),):
                 raise ServiceError(500, "InternalError", f"moto: {error!r}") from None
-            # moto has no error for it.
+            # moto raises KeyError for an unknown upload.
             raise ServiceError(404, "NoSuchUpload", "the upload does not exist") from None
-        except Exception as error:  # noqa: BLE001 - what moto cannot do ends in anything at all
+        except Exception as error:  # noqa: BLE001 - moto raises any exception for unsupported requests
             raise ServiceError(500, "InternalError", f"moto: {error!r}") from None
-        pieces, status_line, headers = given
-        status, body = int(status_line[:3]), b"".join(pieces)
+        chunks, status_line, headers = given
+        status, body = int(status_line[:3]), b"".join(chunks)
         outcome = "ok"
         if status >= 400:
             code = re.search(rb"<Code>(\w+)</Code>", body[:1000])
@@ -142,8 +144,8 @@ class S3(RecordingService[Write]):
         return ServiceResponse(status, body, dict(headers), outcome=outcome)
 
 
-def _place(request: ServiceRequest) -> tuple[str, str]:
-    """Bucket and key, from the path or, if the bucket stands there, from the host."""
+def _locate(request: ServiceRequest) -> tuple[str, str]:
+    """Returns bucket and key, from the path or with the bucket from the host name."""
     host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
     path = request.path.lstrip("/")
     if not _ADDRESS.fullmatch(host) and "." in host:
@@ -166,11 +168,11 @@ def _operation(request: ServiceRequest, bucket: str, key: str) -> str:
 
 
 def _environment(request: ServiceRequest) -> dict[str, Any]:
-    """The request as WSGI has it."""
+    """Returns the WSGI environment of the request."""
     environment: dict[str, Any] = {
         "REQUEST_METHOD": request.method,
         "SCRIPT_NAME": "",
-        # WSGI has bytes of UTF-8 as characters.
+        # WSGI represents each byte of UTF-8 as a character.
         "PATH_INFO": request.path.encode().decode("latin-1"),
         "QUERY_STRING": request.target.partition("?")[2],
         "RAW_URI": request.target,

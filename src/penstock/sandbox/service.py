@@ -1,7 +1,7 @@
-"""What a service of the sandbox is: it reads a request, and answers it unless a fault gets there.
+"""The interface of the services of the sandbox.
 
-Reading and carrying out are two steps, because a fault may be for one stream, bucket or channel
-only, and which one a call is for stands in its body.
+Parsing and performing a call are two steps: a fault may affect a single stream, bucket or channel,
+whose name is in the body of the call.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 REGION = "us-east-1"
-# The one that moto gives everybody, so that names of all services fit together.
+# The account of moto, so that the ARNs of all services are consistent.
 ACCOUNT = "123456789012"
 
-# The codes that AWS has for these, whatever the service.
+# Error codes that all AWS services share.
 _CODES = {
     500: "InternalFailure",
     503: "ServiceUnavailable",
@@ -35,13 +35,13 @@ _CODES = {
 
 class ServiceRequest(NamedTuple):
     method: str
-    # As it stands in the request line, with its query.
+    # From the request line, with the query.
     target: str
-    # By names in lower case.
+    # By lower-case name.
     headers: Mapping[str, str]
     body: bytes
-    # Whether nobody waits for the answer any more.
-    is_gone: Callable[[], bool] = lambda: False
+    # Whether the client has disconnected.
+    is_disconnected: Callable[[], bool] = lambda: False
 
     @property
     def path(self) -> str:
@@ -53,11 +53,11 @@ class ServiceRequest(NamedTuple):
         return dict(urllib.parse.parse_qsl(text, keep_blank_values=True))
 
     @property
-    def signed_for(self) -> str:
-        """The service that the signature names, or nothing: signatures are not checked."""
+    def signed_service(self) -> str:
+        """The service that the signature names, or "". Signatures are not verified."""
         _, _, scope = self.headers.get("authorization", "").partition("Credential=")
         parts = scope.split(",")[0].split("/")
-        # The key, the day, the region, the service, a constant; a key may have slashes in it.
+        # Key, day, region, service, and a constant. A key may contain slashes.
         return parts[-2].lower() if len(parts) >= 5 else ""
 
 
@@ -65,14 +65,14 @@ class ServiceResponse(NamedTuple):
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = {}
-    # How many records were kept, and how many refused.
+    # Numbers of records.
     stored: int = 0
     refused: int = 0
     outcome: str = "ok"
 
 
 class ServiceError(Exception):
-    """What a whole call is answered with if it is not carried out."""
+    """The error response to a whole call."""
 
     def __init__(
         self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None
@@ -84,40 +84,42 @@ class ServiceError(Exception):
         self.headers = headers or {}
 
 
-def unknown(request: ServiceRequest) -> ServiceError:
-    """What is answered to a call that the sandbox does not have."""
+def unknown_operation(request: ServiceRequest) -> ServiceError:
+    """The error for an operation that the sandbox does not support."""
     return ServiceError(
-        404, "UnknownOperationException", f"the sandbox has no {request.method} {request.path}"
+        404,
+        "UnknownOperationException",
+        f"the sandbox does not support {request.method} {request.path}",
     )
 
 
 class ServiceCall(NamedTuple):
-    """A call as it was read; nothing of it has been carried out."""
+    """A parsed call that was not performed yet."""
 
     operation: str
-    # The streams, buckets, channels or properties it is for.
+    # The streams, buckets, channels or properties that the call is for.
     names: tuple[str, ...]
-    # Which of them each of its records is for.
+    # The name that each of its records is for.
     records: tuple[str, ...]
-    # Carries it out but for records that are refused: by their place, the code they get.
+    # Performs the call. Takes the error codes of refused records by index.
     perform: Callable[[Mapping[int, str]], ServiceResponse]
 
 
 class Service(ABC):
-    """One service of the cloud, called from many threads at once."""
+    """A service of the cloud. Thread-safe."""
 
-    # As signatures have it.
+    # The name in signatures.
     name: ClassVar[str]
-    # What a call and what a record get when there are too many of them.
+    # Status and code of a throttled call, and the code of a throttled record.
     throttled: ClassVar[tuple[int, str]]
     refusal: ClassVar[str]
 
     @abstractmethod
     def read(self, request: ServiceRequest) -> ServiceCall:
-        """What a request asks for; raises ServiceError if that cannot be said."""
+        """Parses a request. Raises ServiceError if it is invalid."""
 
     def render(self, error: ServiceError) -> ServiceResponse:
-        """An error in the words of the service's protocol."""
+        """Returns an error in the format of the service."""
         body = {"__type": error.code, "message": error.message}
         return json_answer(
             body,
@@ -128,15 +130,15 @@ class Service(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Under which something arrived."""
+        """Returns the names that have records."""
 
     @abstractmethod
     def page(self, name: str, number: int, limit: int) -> Page | None:
-        """What arrived under a name, from a number on; None if there can be no such name."""
+        """Returns records of a name from a number on; None if the name does not exist."""
 
 
 class RecordingService(Service, Generic[R]):
-    """A service whose names are there once something arrived under them."""
+    """A service whose names exist once they have records."""
 
     def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
@@ -152,14 +154,12 @@ class RecordingService(Service, Generic[R]):
 def fault_error(
     service: Service, status: int | None, code: str | None, retry_after: int | None
 ) -> ServiceError:
-    """What a fault answers for the service: with no status, that there are too many calls."""
-    usual_status, usual_code = service.throttled
-    if status is not None and status != usual_status:
-        usual_code = _CODES.get(status, f"Status{status}")
+    """The error of a fault: without a status, the error of a throttled call."""
+    default_status, default_code = service.throttled
+    if status is not None and status != default_status:
+        default_code = _CODES.get(status, f"Status{status}")
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    return ServiceError(
-        status or usual_status, code or usual_code, "a fault of the sandbox", headers
-    )
+    return ServiceError(status or default_status, code or default_code, "injected fault", headers)
 
 
 def json_answer(
@@ -186,7 +186,7 @@ def json_answer(
 
 
 def read_json(body: bytes, kind: type[T], code: str) -> T:
-    """A body of a kind; raises ServiceError with the code if it is something else."""
+    """Parses a body. Raises ServiceError with this code if it does not have the type."""
     prepare(kind)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)

@@ -1,7 +1,7 @@
-"""IoT SiteWise: values of properties, put and read back.
+"""IoT SiteWise: puts and reads values of properties.
 
-What it checks stands here a second time, apart from the model: a sandbox that shared the checks of
-the exporter could not find out that they are wrong.
+The checks repeat those of the model on purpose: a sandbox that shared the exporter's code could not
+find errors in it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from penstock.sandbox.service import (
     ServiceResponse,
     json_answer,
     read_json,
-    unknown,
+    unknown_operation,
 )
 
-_ENTRIES_PER_CALL = 10
-_VALUES_PER_ENTRY = 10
-_PAST_SECONDS = 7 * 24 * 3600
-_FUTURE_SECONDS = 10 * 60
-_HISTORY_RESULTS = 100
+_MAX_ENTRIES_PER_CALL = 10
+_MAX_VALUES_PER_ENTRY = 10
+_MAX_PAST_SECONDS = 7 * 24 * 3600
+_MAX_FUTURE_SECONDS = 10 * 60
+_DEFAULT_HISTORY_RESULTS = 100
 _INVALID = "InvalidRequestException"
 
 _Id = Annotated[
@@ -61,10 +61,12 @@ class _StoredValue(msgspec.Struct, rename="camel"):
 
 
 class PropertyEntry(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Values of one property; when it is kept, those that were accepted, and when it came."""
+    """Values of one property. A stored entry has the accepted values and the time of arrival."""
 
     entry_id: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[a-zA-Z0-9_-]+\Z")]
-    property_values: Annotated[list[_StoredValue], Meta(min_length=1, max_length=_VALUES_PER_ENTRY)]
+    property_values: Annotated[
+        list[_StoredValue], Meta(min_length=1, max_length=_MAX_VALUES_PER_ENTRY)
+    ]
     asset_id: _Id | None = None
     property_id: _Id | None = None
     property_alias: (
@@ -78,7 +80,7 @@ class PropertyEntry(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class _PutValues(msgspec.Struct, rename="camel"):
-    entries: Annotated[list[PropertyEntry], Meta(min_length=1, max_length=_ENTRIES_PER_CALL)]
+    entries: Annotated[list[PropertyEntry], Meta(min_length=1, max_length=_MAX_ENTRIES_PER_CALL)]
     enable_partial_entry_processing: bool = False
 
 
@@ -99,7 +101,7 @@ class SiteWise(RecordingService[PropertyEntry]):
             return self._read_query("GetAssetPropertyValueHistory", request, self._history)
         if (request.method, request.path) == ("GET", "/properties/latest"):
             return self._read_query("GetAssetPropertyValue", request, self._latest)
-        raise unknown(request)
+        raise unknown_operation(request)
 
     def _read_put(self, body: bytes) -> ServiceCall:
         put = read_json(body, _PutValues, _INVALID)
@@ -117,20 +119,22 @@ class SiteWise(RecordingService[PropertyEntry]):
         seen: set[tuple[str, _Time]] = set()
         error_entries = []
         stored = 0
-        for place, entry in enumerate(put.entries):
-            if place in refused:
-                problem = _Problem(refused[place] or self.refusal, "a fault of the sandbox")
+        for index, entry in enumerate(put.entries):
+            if index in refused:
+                problem = _Problem(refused[index] or self.refusal, "injected fault")
                 problems = {problem: [value.timestamp for value in entry.property_values]}
                 accepted: list[_StoredValue] = []
             else:
-                problems, accepted = _judge(entry, seen, now)
+                problems, accepted = _validate_entry(entry, seen, now)
             if problems:
                 error_entries.append(_error_entry(entry, problems))
                 if not put.enable_partial_entry_processing:
                     accepted = []
             if accepted:
-                kept = msgspec.structs.replace(entry, property_values=accepted, time=now * 1000)
-                self.buffers.add(entry.name, kept, size // len(put.entries))
+                stored_entry = msgspec.structs.replace(
+                    entry, property_values=accepted, time=now * 1000
+                )
+                self.buffers.add(entry.name, stored_entry, size // len(put.entries))
                 stored += 1
         return json_answer(
             {"errorEntries": error_entries}, stored=stored, refused=len(error_entries)
@@ -149,11 +153,11 @@ class SiteWise(RecordingService[PropertyEntry]):
         return ServiceCall(operation, (name,), (), lambda _: json_answer(perform(name, query)))
 
     def _values(self, name: str) -> list[_StoredValue]:
-        """In the order of their timestamps; a later one replaces that of the same quality."""
+        """Returns values by timestamp. The latest of the same timestamp and quality wins."""
         entries = self.buffers.all(name)
         if not entries:
             raise ServiceError(
-                404, "ResourceNotFoundException", f"nothing arrived for property {name}"
+                404, "ResourceNotFoundException", f"the property {name} has no values"
             )
         values = {
             (_nanos(value.timestamp), value.quality): value
@@ -167,7 +171,9 @@ class SiteWise(RecordingService[PropertyEntry]):
 
     def _history(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
         after = _nanos_of_date(query.get("startDate"), 0)
-        until = _nanos_of_date(query.get("endDate"), int(self.clock() + _FUTURE_SECONDS) * 10**9)
+        until = _nanos_of_date(
+            query.get("endDate"), int(self.clock() + _MAX_FUTURE_SECONDS) * 10**9
+        )
         values = [v for v in self._values(name) if after < _nanos(v.timestamp) <= until]
         if "qualities" in query:
             values = [value for value in values if value.quality == query["qualities"]]
@@ -175,7 +181,7 @@ class SiteWise(RecordingService[PropertyEntry]):
             values.reverse()
         try:
             start = int(base64.b64decode(query.get("nextToken", ""), validate=True) or b"0")
-            end = start + int(query.get("maxResults", _HISTORY_RESULTS))
+            end = start + int(query.get("maxResults", _DEFAULT_HISTORY_RESULTS))
         except ValueError as error:
             raise ServiceError(400, _INVALID, str(error)) from None
         answer: dict[str, Any] = {"assetPropertyValueHistory": values[start:end]}
@@ -185,36 +191,38 @@ class SiteWise(RecordingService[PropertyEntry]):
 
 
 def _property_name(alias: str | None, asset: str | None, property_id: str | None) -> str:
-    """The alias, or both identifiers: what faults and records call the property."""
+    """The name of a property for faults and records: the alias, or both identifiers."""
     if alias is not None and asset is None and property_id is None:
         return alias
     if alias is None and asset is not None and property_id is not None:
         return f"{asset}/{property_id}"
-    raise ServiceError(
-        400, _INVALID, "a property is named by propertyAlias, or by assetId and propertyId"
-    )
+    raise ServiceError(400, _INVALID, "a property needs propertyAlias, or assetId and propertyId")
 
 
 def _check(put: _PutValues) -> None:
     ids = [entry.entry_id for entry in put.entries]
     if len(set(ids)) < len(ids):
-        raise ServiceError(400, _INVALID, "entryId: has to be unique within a call")
+        raise ServiceError(400, _INVALID, "entryId: must be unique within a call")
     for entry in put.entries:
         for value in entry.property_values:
             if len(msgspec.to_builtins(value.value)) != 1:
                 raise ServiceError(
-                    400, _INVALID, f"entry {entry.entry_id}: a value has exactly one type"
+                    400, _INVALID, f"entry {entry.entry_id}: a value must have exactly one type"
                 )
 
 
-def _judge(
+def _validate_entry(
     entry: PropertyEntry, seen: set[tuple[str, _Time]], now: float
 ) -> tuple[dict[_Problem, list[_Time]], list[_StoredValue]]:
     problems: dict[_Problem, list[_Time]] = {}
     accepted = []
     for value in entry.property_values:
         problem = None
-        if not now - _PAST_SECONDS <= value.timestamp.time_in_seconds <= now + _FUTURE_SECONDS:
+        if (
+            not now - _MAX_PAST_SECONDS
+            <= value.timestamp.time_in_seconds
+            <= now + _MAX_FUTURE_SECONDS
+        ):
             problem = _Problem(
                 "TimestampOutOfRangeException",
                 "Timestamps must not be more than 7 days in the past or 10 minutes in the future",

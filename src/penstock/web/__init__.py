@@ -1,1 +1,1 @@
-"""What the broker shows over HTTP: a page for people, metrics, its health."""
+"""The HTTP server of the broker: dashboard, API, metrics and health."""

@@ -1,4 +1,4 @@
-"""What the page asks for, as JSON; scripts may ask for it too."""
+"""The HTTP API: the broker as JSON, for the dashboard and for scripts."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from penstock.model.statistics import Statistics
 from penstock.store.log import Log
 from penstock.store.segment import DamagedError
 from penstock.web import metrics, presentation
-from penstock.web.authorization import Authorizer, Visitor
+from penstock.web.authorization import Authorizer, Permissions
 from penstock.web.events import Events
 from penstock.web.history import STEP_MILLIS
-from penstock.web.presentation import Plain
+from penstock.web.presentation import JsonObject
 from penstock.web.response import RoomResponse, take_room
-from penstock.web.s3_tasks import draw_tasks
+from penstock.web.s3_tasks import render_s3_tasks
 from penstock.web.sampler import Sampler, SharedAnswers
 
 _MAX_MESSAGES = 100
-_USUAL_MESSAGES = 20
-# Of a payload so much is shown, and of all so much is read.
-_SHOWN_BYTES = 4096
-_PEEKED_BYTES = 4 * 1024 * 1024
-# A message in JSON has so many bytes beside its payload, at most.
-_FIELDS_BYTES = 256
+_DEFAULT_MESSAGES = 20
+# The limits for each payload in a page, and for all payloads of a page.
+_MAX_SHOWN_BYTES = 4096
+_MAX_PAGE_BYTES = 4 * 1024 * 1024
+# The size of a message in JSON without its payload.
+_MAX_FIELDS_BYTES = 256
 
 _STATUSES: dict[type[StreamManagerException], int] = {
     ResourceNotFoundException: 404,
     InvalidRequestException: 400,
     UpdateNotAllowedException: 409,
 }
-# All else is the fault of this server: what is damaged, or has no room.
+# Other exceptions are failures of this server, such as damage or a full disk.
 _OTHER_STATUS = 503
 
-# By the names of `Counts`. Who reads a stream is not counted for each.
+# By the names of `Counts`. Reads are not counted per stream.
 _SERIES = {
     "messages_appended": "messagesAppended",
     "bytes_appended": "bytesAppended",
@@ -67,12 +67,12 @@ _STREAM_SERIES = {key: shown for key, shown in _SERIES.items() if key != "messag
 _JSON = "application/json"
 _encode = msgspec.json.encode
 
-Answer = Callable[[Request, Visitor], "Plain | Response"]
-AsyncAnswer = Callable[[Request, Visitor], "Awaitable[Plain | Response]"]
+Handler = Callable[[Request, Permissions], "JsonObject | Response"]
+AsyncHandler = Callable[[Request, Permissions], "Awaitable[JsonObject | Response]"]
 
 
 class Api:
-    """Answers requests; all of it in the broker's loop."""
+    """Answers requests in the event loop of the broker."""
 
     def __init__(
         self, broker: Broker, sampler: Sampler, events: Events, authorizer: Authorizer
@@ -86,7 +86,7 @@ class Api:
 
     def routes(self) -> list[BaseRoute]:
         stream = "/api/streams/{name}"
-        looks: dict[str, Answer | AsyncAnswer] = {
+        reads: dict[str, Handler | AsyncHandler] = {
             "/api/history": self._history,
             "/api/tasks": self._tasks,
             "/api/pipeline": self._pipeline,
@@ -95,25 +95,27 @@ class Api:
             f"{stream}/messages": self._messages,
             stream: self._stream,
         }
-        changes: dict[str, AsyncAnswer] = {
+        changes: dict[str, AsyncHandler] = {
             f"{stream}/exports/{{identifier}}/pause": self._pause,
             f"{stream}/exports/{{identifier}}/resume": self._resume,
             f"{stream}/exports/{{identifier}}/rewind": self._rewind,
         }
         return [
             *(
-                Route(path, self._answering(each), methods=["POST"])
+                Route(path, self._endpoint(each), methods=["POST"])
                 for path, each in changes.items()
             ),
-            *(Route(path, self._answering(each), methods=["GET"]) for path, each in looks.items()),
+            *(Route(path, self._endpoint(each), methods=["GET"]) for path, each in reads.items()),
             Route("/api/overview", self._overview, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
 
-    def _answering(self, answer: Answer | AsyncAnswer) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(
+        self, handler: Handler | AsyncHandler
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             try:
-                found = answer(request, await self._authorizer.admit(request))
+                found = handler(request, await self._authorizer.authorize(request))
                 if isawaitable(found):
                     found = await found
             except StreamManagerException as error:
@@ -126,21 +128,28 @@ class Api:
     # The broker
 
     async def _overview(self, request: Request) -> Response:
-        visitor = await self._authorizer.admit(request)
+        permissions = await self._authorizer.authorize(request)
 
-        async def draw(statistics: Statistics) -> bytes:
+        async def render(statistics: Statistics) -> bytes:
             history = self._sampler.history
-            return _encode(presentation.draw_overview(self._broker, statistics, history, visitor))
+            return _encode(
+                presentation.render_overview(self._broker, statistics, history, permissions)
+            )
 
-        # It tells as well what he may do.
-        sight = (_sight(visitor), visitor.role, visitor.may_read_messages, visitor.may_change)
-        text = await self._overviews.get(sight, draw)
+        # The overview also contains the permissions.
+        key = (
+            _visibility_key(permissions),
+            permissions.role,
+            permissions.may_read_messages,
+            permissions.may_change,
+        )
+        text = await self._overviews.get(key, render)
         return Response(text, media_type=_JSON)
 
-    def _history(self, request: Request, visitor: Visitor) -> Plain:
+    def _history(self, request: Request, permissions: Permissions) -> JsonObject:
         name = request.query_params.get("stream")
         if name is not None:
-            self._find(name, visitor)
+            self._find(name, permissions)
         since = _query_number(request, "since", 0)
         points = self._sampler.history.points(name, since)
         return {
@@ -152,87 +161,89 @@ class Api:
             },
         }
 
-    def _pipeline(self, request: Request, visitor: Visitor) -> Plain:  # noqa: ARG002 - of the route
+    def _pipeline(self, request: Request, permissions: Permissions) -> JsonObject:  # noqa: ARG002 - a handler takes it
         pipelines = self._broker.pipelines
         return {
             "pipelines": [
                 {
-                    **presentation.draw_pipeline(each),
+                    **presentation.render_pipeline(each),
                     "tasks": [
-                        presentation.draw_task(task, visitor) for task in each.tasks.values()
+                        presentation.render_task(task, permissions) for task in each.tasks.values()
                     ],
                 }
                 for each in pipelines
             ],
             "deliveries": [
-                presentation.draw_delivery(each)
+                presentation.render_delivery(each)
                 for each in pipelines.deliveries
-                if visitor.sees(each.stream)
+                if permissions.sees(each.stream)
             ],
         }
 
-    def _recent_events(self, request: Request, visitor: Visitor) -> Plain:
-        if not visitor.sees_all:
-            raise HTTPException(403, "events are about all streams, and the token is not")
+    def _recent_events(self, request: Request, permissions: Permissions) -> JsonObject:
+        if not permissions.sees_all:
+            raise HTTPException(403, "events need a token that allows all streams")
         events = self._events.since(_query_number(request, "since", 0))
         return {"events": [event._asdict() for event in events]}
 
     async def _metrics(self, request: Request) -> Response:
-        visitor = await self._authorizer.admit(request)
+        permissions = await self._authorizer.authorize(request)
 
         async def render(statistics: Statistics) -> bytes:
-            scene = metrics.look(self._broker, statistics, self._events.counts, visitor.sees)
-            # In a thread, so that others are served meanwhile.
-            return await asyncio.to_thread(metrics.render, scene)
+            snapshot = metrics.collect(
+                self._broker, statistics, self._events.counts, permissions.sees
+            )
+            # A thread, because rendering thousands of streams would block the event loop.
+            return await asyncio.to_thread(metrics.render, snapshot)
 
-        text = await self._metrics_texts.get(_sight(visitor), render)
+        text = await self._metrics_texts.get(_visibility_key(permissions), render)
         return Response(text, media_type=metrics.MEDIA_TYPE)
 
     # Streams
 
-    def _find(self, name: str, visitor: Visitor) -> Stream:
-        visitor.require_sight(name)
+    def _find(self, name: str, permissions: Permissions) -> Stream:
+        permissions.require_visible(name)
         return self._broker.streams.find(name)
 
-    def _stream(self, request: Request, visitor: Visitor) -> Plain:
-        stream = self._find(request.path_params["name"], visitor)
+    def _stream(self, request: Request, permissions: Permissions) -> JsonObject:
+        stream = self._find(request.path_params["name"], permissions)
         statistics = self._broker.statistics_of(stream)
         return {
-            **presentation.draw_stream(stream, statistics, self._sampler.history),
-            "definition": presentation.draw_definition(stream),
+            **presentation.render_stream(stream, statistics, self._sampler.history),
+            "definition": presentation.render_definition(stream),
         }
 
-    async def _messages(self, request: Request, visitor: Visitor) -> Response:
+    async def _messages(self, request: Request, permissions: Permissions) -> Response:
         name = request.path_params["name"]
-        stream = self._find(name, visitor)
-        visitor.require_reading(name)
-        first, stop = _select_messages(request, stream.log)
-        room = await take_room(self._broker.answers, _measure_page(stream.log, first, stop))
+        stream = self._find(name, permissions)
+        permissions.require_read(name)
+        first, end = _select_messages(request, stream.log)
+        room = await take_room(self._broker.answers, _measure_page(stream.log, first, end))
         try:
             # The stream may have changed during the wait.
-            stream = self._find(name, visitor)
-            peek = _peek(stream, max(first, stream.log.oldest), stop)
+            stream = self._find(name, permissions)
+            found = _read_page(stream, max(first, stream.log.oldest), end)
             page = {
                 "oldestSequenceNumber": stream.log.oldest,
                 "newestSequenceNumber": stream.log.end - 1,
-                "messages": peek.messages,
-                "problem": peek.problem,
+                "messages": found.messages,
+                "problem": found.problem,
             }
             return RoomResponse(_encode(page), room, _JSON)
         except BaseException:
             room.release()
             raise
 
-    async def _message(self, request: Request, visitor: Visitor) -> Response:
+    async def _message(self, request: Request, permissions: Permissions) -> Response:
         name = request.path_params["name"]
-        number = _number("the number of the message", request.path_params["number"])
-        stream = self._find(name, visitor)
-        visitor.require_reading(name)
+        number = _parse_number("sequence number", request.path_params["number"])
+        stream = self._find(name, permissions)
+        permissions.require_read(name)
         _require_message(stream.log, number)
         room = await take_room(self._broker.answers, stream.log.size_of(number, number + 1))
         try:
             # The stream may have changed during the wait.
-            stream = self._find(name, visitor)
+            stream = self._find(name, permissions)
             _require_message(stream.log, number)
             return RoomResponse(
                 stream.read(number, number + 1, 1).payloads[0],
@@ -244,33 +255,35 @@ class Api:
             room.release()
             raise
 
-    def _tasks(self, request: Request, visitor: Visitor) -> Plain:
+    def _tasks(self, request: Request, permissions: Permissions) -> JsonObject:
         name = request.query_params.get("stream")
-        streams = list(self._broker.streams) if name is None else [self._find(name, visitor)]
-        tasks: list[Plain] = []
+        streams = list(self._broker.streams) if name is None else [self._find(name, permissions)]
+        tasks: list[JsonObject] = []
         waiting = 0
         for stream in streams:
-            if not visitor.sees(stream.name):
+            if not permissions.sees(stream.name):
                 continue
             for export in self._broker.exports.of(stream).values():
                 if isinstance(export, TaskExport):
-                    visitor.require_reading(stream.name)
+                    permissions.require_read(stream.name)
                     waiting += max(stream.log.end - export.pending_from, 0)
-                    tasks += draw_tasks(export, self._broker.recent_tasks)
+                    tasks += render_s3_tasks(export, self._broker.recent_tasks)
         return {"tasks": tasks, "waiting": waiting}
 
     # Changes
 
-    async def _pause(self, request: Request, visitor: Visitor) -> Plain:
-        return await self._disable(request, visitor, is_disabled=True)
+    async def _pause(self, request: Request, permissions: Permissions) -> JsonObject:
+        return await self._disable(request, permissions, is_disabled=True)
 
-    async def _resume(self, request: Request, visitor: Visitor) -> Plain:
-        return await self._disable(request, visitor, is_disabled=False)
+    async def _resume(self, request: Request, permissions: Permissions) -> JsonObject:
+        return await self._disable(request, permissions, is_disabled=False)
 
-    async def _disable(self, request: Request, visitor: Visitor, *, is_disabled: bool) -> Plain:
+    async def _disable(
+        self, request: Request, permissions: Permissions, *, is_disabled: bool
+    ) -> JsonObject:
         name, identifier = request.path_params["name"], request.path_params["identifier"]
-        self._find(name, visitor)
-        visitor.require_change(name)
+        self._find(name, permissions)
+        permissions.require_change(name)
         await self._broker.streams.edit(
             name,
             lambda definition: change_export(
@@ -281,11 +294,11 @@ class Api:
         )
         return {"isPaused": is_disabled}
 
-    async def _rewind(self, request: Request, visitor: Visitor) -> Plain:
+    async def _rewind(self, request: Request, permissions: Permissions) -> JsonObject:
         name, identifier = request.path_params["name"], request.path_params["identifier"]
-        log = self._find(name, visitor).log
-        visitor.require_change(name)
-        number = _select_number(request, log)
+        log = self._find(name, permissions).log
+        permissions.require_change(name)
+        number = _parse_rewind_target(request, log)
         await self._broker.streams.rewind(name, identifier, number)
         return {"nextSequenceNumber": max(number, log.oldest)}
 
@@ -294,13 +307,13 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type=_JSON)
 
 
-def _sight(visitor: Visitor) -> Hashable:
-    """The same for all who see the same streams."""
-    return None if visitor.sees_all else visitor.access.token.patterns
+def _visibility_key(permissions: Permissions) -> Hashable:
+    """A key that is equal for requests that see the same streams."""
+    return None if permissions.sees_all else permissions.access.token.patterns
 
 
-def _select_number(request: Request, log: Log) -> int:
-    """The number that an export is moved to."""
+def _parse_rewind_target(request: Request, log: Log) -> int:
+    """The sequence number that an export continues with."""
     match request.query_params.get("to", ""):
         case "earliest":
             return log.oldest
@@ -317,26 +330,26 @@ def _select_number(request: Request, log: Log) -> int:
 
 
 def _select_messages(request: Request, log: Log) -> tuple[int, int]:
-    """The messages [first, stop) that a request is about."""
-    count = _query_number(request, "count", _USUAL_MESSAGES, _MAX_MESSAGES)
+    """The slice `[first, end)` of messages that a request selects."""
+    count = _query_number(request, "count", _DEFAULT_MESSAGES, _MAX_MESSAGES)
     if "from" in request.query_params:
         first = max(_query_number(request, "from", 0), log.oldest)
         return first, min(first + count, log.end)
     count = _query_number(request, "last", count, _MAX_MESSAGES)
-    stop = min(_query_number(request, "before", log.end), log.end)
-    first = max(stop - count, log.oldest)
-    # If not all of them can be shown, it is the newest that are wanted.
-    while stop - first > 1 and log.size_of(first, stop) > _PEEKED_BYTES:
+    end = min(_query_number(request, "before", log.end), log.end)
+    first = max(end - count, log.oldest)
+    # If they do not fit into a page, the newest messages are shown.
+    while end - first > 1 and log.size_of(first, end) > _MAX_PAGE_BYTES:
         first += 1
-    return first, stop
+    return first, end
 
 
-def _measure_page(log: Log, first: int, stop: int) -> int:
-    """About how many bytes the page of these messages has, at most."""
-    if first >= stop:
+def _measure_page(log: Log, first: int, end: int) -> int:
+    """An upper estimate of the size of the page with these messages."""
+    if first >= end:
         return 0
-    shown = min(log.size_of(first, stop), (stop - first) * _SHOWN_BYTES)
-    return shown * 4 // 3 + (stop - first) * _FIELDS_BYTES
+    shown = min(log.size_of(first, end), (end - first) * _MAX_SHOWN_BYTES)
+    return shown * 4 // 3 + (end - first) * _MAX_FIELDS_BYTES
 
 
 def _require_message(log: Log, number: int) -> None:
@@ -347,19 +360,19 @@ def _require_message(log: Log, number: int) -> None:
         )
 
 
-class _Peek(NamedTuple):
-    messages: list[Plain]
-    # Why some are missing among them.
+class _MessagePage(NamedTuple):
+    messages: list[JsonObject]
+    # Why messages are missing; None if none is missing.
     problem: str | None
 
 
-def _peek(stream: Stream, first: int, stop: int) -> _Peek:
-    messages: list[Plain] = []
+def _read_page(stream: Stream, first: int, end: int) -> _MessagePage:
+    messages: list[JsonObject] = []
     problem = None
-    room = _PEEKED_BYTES
-    while first < stop and room > 0:
+    room = _MAX_PAGE_BYTES
+    while first < end and room > 0:
         try:
-            run = stream.log.read(first, stop, room)
+            run = stream.log.read(first, end, room)
         except DamagedError as error:
             problem = problem or str(error)
             first = error.next_number
@@ -375,25 +388,25 @@ def _peek(stream: Stream, first: int, stop: int) -> _Peek:
                     "sequenceNumber": number,
                     "ingestTime": time,
                     "size": len(payload),
-                    "payload": base64.b64encode(payload[:_SHOWN_BYTES]).decode(),
-                    "isCut": len(payload) > _SHOWN_BYTES,
+                    "payload": base64.b64encode(payload[:_MAX_SHOWN_BYTES]).decode(),
+                    "isCut": len(payload) > _MAX_SHOWN_BYTES,
                 }
             )
         first = run.first_sequence_number + len(run.payloads)
-    return _Peek(messages, problem)
+    return _MessagePage(messages, problem)
 
 
-def _query_number(request: Request, name: str, default: int, most: int | None = None) -> int:
+def _query_number(request: Request, name: str, default: int, maximum: int | None = None) -> int:
     text = request.query_params.get(name)
-    return default if text is None else _number(name, text, most)
+    return default if text is None else _parse_number(name, text, maximum)
 
 
-def _number(name: str, text: str, most: int | None = None) -> int:
-    """0 or more, or 1 to so many."""
-    least = 0 if most is None else 1
-    # Longer ones are no sequence numbers, and take their time.
+def _parse_number(name: str, text: str, maximum: int | None = None) -> int:
+    """Parses a number from 0 on, or from 1 to the maximum."""
+    minimum = 0 if maximum is None else 1
+    # No sequence number is longer, and parsing thousands of digits is slow.
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else -1
-    if number < least or (most is not None and number > most):
-        allowed = "a whole number, 0 or more" if most is None else f"a whole number, 1 to {most}"
-        raise HTTPException(400, f"{name} is {text[:80]!r}: expected {allowed}")
+    if number < minimum or (maximum is not None and number > maximum):
+        allowed = "0 or more" if maximum is None else f"1 to {maximum}"
+        raise HTTPException(400, f"{name} is {text[:80]!r}: expected a whole number, {allowed}")
     return number

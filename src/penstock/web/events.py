@@ -1,4 +1,4 @@
-"""The log of late: what a broker has told, for people who look at its page."""
+"""The latest log records of the broker, for the dashboard."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 from collections import Counter, deque
 from typing import NamedTuple
 
-_MOST = 500
-_LONGEST = 1000
+_MAX_EVENTS = 500
+_MAX_MESSAGE_CHARACTERS = 1000
 
 
 class LoggedEvent(NamedTuple):
@@ -20,38 +20,38 @@ class LoggedEvent(NamedTuple):
 
 
 class Events(logging.Handler):
-    """A handler of the root logger. It may be told by any thread, and is asked by the loop."""
+    """A handler of the root logger that keeps records. Any thread may log and read."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._kept: deque[LoggedEvent] = deque(maxlen=_MOST)
+        self._events: deque[LoggedEvent] = deque(maxlen=_MAX_EVENTS)
         self._next_id = 1
         self.counts: Counter[str] = Counter(INFO=0, WARN=0, ERROR=0)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             message = record.getMessage()
-        except Exception:  # noqa: BLE001 - whoever logs is not to fail for it
+        except Exception:  # noqa: BLE001 - logging must not fail
             self.handleError(record)
             return
         level = _level(record.levelno)
         self.counts[level] += 1
-        self._kept.append(
+        self._events.append(
             LoggedEvent(
                 self._next_id,
                 int(record.created * 1000),
                 level,
                 record.name.removeprefix("penstock."),
-                message[:_LONGEST],
+                message[:_MAX_MESSAGE_CHARACTERS],
             )
         )
         self._next_id += 1
 
     def since(self, event_id: int) -> list[LoggedEvent]:
-        """Those after it, the oldest first."""
+        """Returns the events after this id, oldest first."""
         self.acquire()
         try:
-            return [event for event in self._kept if event.id > event_id]
+            return [event for event in self._events if event.id > event_id]
         finally:
             self.release()
 

@@ -1,7 +1,7 @@
-"""The last minutes, second by second: what plots are made of.
+"""The counts of the last five minutes, one sample a second, for plots.
 
-Numbers are kept as they are counted, in one flat array for each stream; rates are differences, and
-are worked out when somebody asks for them.
+Counts are stored as they are, in one flat array per stream. Rates are differences, and are computed
+on request.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 STEP_MILLIS = 1000
 _SLOTS = 301
-# With more streams than this the newest have no plot of their own: each takes 17 kB.
+# Each stream takes 17 kB. With more streams, the newest have no history.
 _MAX_STREAMS = 1000
-# A rate is shown as it was over so many steps: one alone jumps too much to be read.
+# A rate is the mean over these steps. A single step varies too much to be readable.
 _RATE_STEPS = 5
 
 
 class Counts(NamedTuple):
-    """What is counted, of one stream or of all."""
+    """The counts of one stream, or of all streams."""
 
     messages_appended: int = 0
     bytes_appended: int = 0
@@ -28,7 +28,7 @@ class Counts(NamedTuple):
     bytes_read: int = 0
     messages_exported: int = 0
     bytes_exported: int = 0
-    # Not a count: how many are to be exported at that moment.
+    # Not a count: the messages that are not exported at that moment.
     messages_behind: int = 0
 
 
@@ -43,15 +43,15 @@ _NO_RATES: Rates = dict.fromkeys(Counts._fields[:_BEHIND], 0.0)
 
 
 class Points(NamedTuple):
-    """What a plot shows. Where nobody counted there is None."""
+    """The points of a plot. A value is None where there is no sample."""
 
     times: list[int]
-    # By the names of `Counts`: rates a second, but for messages_behind.
+    # By the names of `Counts`: rates per second, except for messages_behind.
     series: dict[str, list[float | None]]
 
 
-class Track:
-    """One array of counts, in which the oldest are overwritten."""
+class CountRing:
+    """A ring buffer of counts."""
 
     def __init__(self) -> None:
         self._cells = array("q", [_ABSENT]) * (_SLOTS * _WIDTH)
@@ -67,17 +67,17 @@ class Track:
 
 
 class ExportRates:
-    """How fast single exports are. Called from the event loop only."""
+    """The rates of single exports. Used in the event loop only."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[int, dict[ExportKey, int]]] = deque(maxlen=_RATE_STEPS + 1)
 
     def add(self, time: int, exported: dict[ExportKey, int]) -> None:
-        """How many messages each has exported so far."""
+        """Adds the messages that each export has exported so far."""
         self._samples.append((time, exported))
 
     def rate(self, stream: str, identifier: str) -> float:
-        """Messages a second, in the last seconds."""
+        """Returns messages per second, over the last seconds."""
         key = stream, identifier
         known = [(time, counts[key]) for time, counts in self._samples if key in counts]
         if len(known) < 2:
@@ -87,74 +87,73 @@ class ExportRates:
 
 
 class History:
-    """Called from the event loop only."""
+    """The counts of the broker and of its streams. Used in the event loop only."""
 
     def __init__(self) -> None:
         self._times = array("q", [0]) * _SLOTS
-        # How many samples there were.
-        self._taken = 0
-        self._totals = Track()
-        self._streams: dict[str, Track] = {}
-        # Streams that were there when there was no room for a track.
+        self._samples_added = 0
+        self._totals = CountRing()
+        self._streams: dict[str, CountRing] = {}
+        # Streams that existed when there was no room for their counts.
         self._untracked: set[str] = set()
         self.exports = ExportRates()
 
     def add(self, time: int, totals: Counts, streams: Iterable[tuple[str, Counts]]) -> None:
-        slot = self._taken % _SLOTS
-        self._taken += 1
+        slot = self._samples_added % _SLOTS
+        self._samples_added += 1
         self._times[slot] = time
         self._totals.put(slot, totals)
         seen = set()
         for name, counts in streams:
             seen.add(name)
-            track = self._streams.get(name)
-            if track is None:
+            ring = self._streams.get(name)
+            if ring is None:
                 if len(self._streams) >= _MAX_STREAMS:
                     self._untracked.add(name)
                     continue
-                track = self._streams[name] = Track()
-                if self._taken > 1 and name not in self._untracked:
-                    # It was created since, with nothing in it.
-                    track.put((slot - 1) % _SLOTS, Counts())
-            track.put(slot, counts)
-        # Others were deleted.
+                ring = self._streams[name] = CountRing()
+                if self._samples_added > 1 and name not in self._untracked:
+                    # The stream was created, empty, after the previous sample.
+                    ring.put((slot - 1) % _SLOTS, Counts())
+            ring.put(slot, counts)
+        # The other streams were deleted.
         for name in self._streams.keys() - seen:
             del self._streams[name]
         self._untracked &= seen
 
     def rates(self, stream: str | None = None) -> Rates:
-        """Of the last seconds, by the names of `Counts`."""
-        track = self._totals if stream is None else self._streams.get(stream)
-        if track is not None:
-            last = self._taken - 1
+        """Returns rates over the last seconds, by the names of `Counts`."""
+        ring = self._totals if stream is None else self._streams.get(stream)
+        if ring is not None:
+            last = self._samples_added - 1
             for first in range(max(last - _RATE_STEPS, 0), last):
-                before, after = track.get(first % _SLOTS), track.get(last % _SLOTS)
+                before, after = ring.get(first % _SLOTS), ring.get(last % _SLOTS)
                 if before is not None and after is not None:
                     times = self._times[first % _SLOTS], self._times[last % _SLOTS]
                     return _rates(before, after, _seconds_between(*times))
         return dict(_NO_RATES)
 
     def points(self, stream: str | None = None, since: int = 0) -> Points | None:
-        """Those after a moment; None if there is no such stream."""
-        track = self._totals if stream is None else self._streams.get(stream)
-        if track is None:
+        """Returns the points after a time; None for an unknown stream."""
+        ring = self._totals if stream is None else self._streams.get(stream)
+        if ring is None:
             return None
         times: list[int] = []
         series: dict[str, list[float | None]] = {name: [] for name in Counts._fields}
-        for number in range(max(self._taken - _SLOTS, 0) + 1, self._taken):
+        for number in range(max(self._samples_added - _SLOTS, 0) + 1, self._samples_added):
             before, slot = (number - 1) % _SLOTS, number % _SLOTS
             if self._times[slot] <= since:
                 continue
             times.append(self._times[slot])
             step = _seconds_between(self._times[before], self._times[slot])
-            values = _point(track.get(before), track.get(slot), step)
+            values = _point(ring.get(before), ring.get(slot), step)
             for name, value in zip(Counts._fields, values, strict=True):
                 series[name].append(value)
         return Points(times, series)
 
 
 def _seconds_between(first: int, last: int) -> float:
-    # How long it was if the clock was set back nobody knows.
+    # If the clock was set back, the real duration is unknown: assume one step.
     return (last - first if last > first else STEP_MILLIS) / 1000
 
 
@@ -169,7 +168,7 @@ def _point(
 ) -> Sequence[float | None]:
     if before is None or after is None:
         return (None,) * _WIDTH
-    # A count that went back is one that began anew.
+    # A count that decreased was reset.
     rates = [round(max(new - old, 0) / seconds, 2) for old, new in zip(before, after, strict=True)]
     rates[_BEHIND] = after[_BEHIND]
     return rates

@@ -1,6 +1,6 @@
-"""Metrics for Prometheus: each of them declared once, read from the broker when it is asked for.
+"""Metrics for Prometheus. Each is declared once, and read from the broker for each scrape.
 
-Nothing is counted for their sake: what they tell is what the broker knows of itself anyway.
+The metrics need no counters of their own: they show the broker's statistics.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from penstock.model.statistics import (
     Statistics,
     StreamStatistics,
 )
-from penstock.web.presentation import look_at_disk
+from penstock.web.presentation import measure_disk
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 
-_NOTHING = ExportTotals()
+_NO_TOTALS = ExportTotals()
 
 
 Labels = tuple[str, ...]
 
 
-class Scene(NamedTuple):
-    """All that metrics are read from, at one moment."""
+class MetricsSnapshot(NamedTuple):
+    """The values that metrics are read from, at one time."""
 
     statistics: Statistics
     started: float
     unreadable_streams: int
-    # By name: strategy, persistence, whether it flushes.
+    # By name of the stream: strategy on full, persistence, flush on write.
     stream_labels: Mapping[str, Labels]
     failures: Mapping[str, int]
     tasks: Mapping[str, int]
@@ -73,13 +73,13 @@ class Kind(StrEnum):
 Samples = Iterable[tuple[Labels, "float | Distribution"]]
 
 
-class Declared(NamedTuple):
-    """One metric: its name without the suffixes of its kind, and where its values are."""
+class DeclaredMetric(NamedTuple):
+    """A metric: its name without the suffix of its kind, and a function that reads its values."""
 
     name: str
     kind: Kind
     help: str
-    read: Callable[[Scene], Samples]
+    read: Callable[[MetricsSnapshot], Samples]
     labels: Labels = ()
 
     @property
@@ -87,13 +87,17 @@ class Declared(NamedTuple):
         return f"{self.name}_total" if self.kind is Kind.counter else self.name
 
 
-def _one(read: Callable[[Scene], float | Distribution]) -> Callable[[Scene], Samples]:
-    return lambda scene: [((), read(scene))]
+def _single(
+    read: Callable[[MetricsSnapshot], float | Distribution],
+) -> Callable[[MetricsSnapshot], Samples]:
+    return lambda snapshot: [((), read(snapshot))]
 
 
-def _of_streams(read: Callable[[StreamStatistics], float | None]) -> Callable[[Scene], Samples]:
-    def samples(scene: Scene) -> Iterator[tuple[Labels, float]]:
-        for stream in scene.statistics.streams:
+def _per_stream(
+    read: Callable[[StreamStatistics], float | None],
+) -> Callable[[MetricsSnapshot], Samples]:
+    def samples(snapshot: MetricsSnapshot) -> Iterator[tuple[Labels, float]]:
+        for stream in snapshot.statistics.streams:
             value = read(stream)
             if value is not None:
                 yield (stream.name,), value
@@ -101,9 +105,11 @@ def _of_streams(read: Callable[[StreamStatistics], float | None]) -> Callable[[S
     return samples
 
 
-def _of_exports(read: Callable[[ExportStatistics], float | None]) -> Callable[[Scene], Samples]:
-    def samples(scene: Scene) -> Iterator[tuple[Labels, float]]:
-        for stream in scene.statistics.streams:
+def _per_export(
+    read: Callable[[ExportStatistics], float | None],
+) -> Callable[[MetricsSnapshot], Samples]:
+    def samples(snapshot: MetricsSnapshot) -> Iterator[tuple[Labels, float]]:
+        for stream in snapshot.statistics.streams:
             for export in stream.exports:
                 value = read(export)
                 if value is not None:
@@ -112,8 +118,10 @@ def _of_exports(read: Callable[[ExportStatistics], float | None]) -> Callable[[S
     return samples
 
 
-def _of_kinds(read: Callable[[ExportTotals], float]) -> Callable[[Scene], Samples]:
-    return lambda scene: [((kind,), read(totals)) for kind, totals in scene.export_totals.items()]
+def _per_kind(read: Callable[[ExportTotals], float]) -> Callable[[MetricsSnapshot], Samples]:
+    return lambda snapshot: [
+        ((kind,), read(totals)) for kind, totals in snapshot.export_totals.items()
+    ]
 
 
 def _seconds(millis: int | None) -> float | None:
@@ -125,347 +133,347 @@ _EXPORT: Labels = ("stream", "export", "kind")
 _counter, _gauge, _histogram = Kind.counter, Kind.gauge, Kind.histogram
 
 DECLARED = (
-    Declared(
+    DeclaredMetric(
         "penstock_build_info",
         _gauge,
-        "always 1; its label tells the version",
-        lambda scene: [((scene.statistics.version,), 1)],
+        "Always 1; the label has the version",
+        lambda snapshot: [((snapshot.statistics.version,), 1)],
         ("version",),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_start_time_seconds",
         _gauge,
-        "when the broker was started, in seconds since 1970",
-        _one(lambda scene: scene.started),
+        "Start time of the broker, in seconds since 1970",
+        _single(lambda snapshot: snapshot.started),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_connections",
         _gauge,
-        "clients that are connected",
-        _one(lambda scene: scene.statistics.connections),
+        "Connected clients",
+        _single(lambda snapshot: snapshot.statistics.connections),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_connections_accepted",
         _counter,
-        "connections that were accepted",
-        _one(lambda scene: scene.statistics.connections_accepted),
+        "Connections accepted",
+        _single(lambda snapshot: snapshot.statistics.connections_accepted),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_connections_refused",
         _counter,
-        "handshakes that were refused: a wrong token, a protocol that nobody knows, no room",
-        _one(lambda scene: scene.statistics.connections_refused),
+        "Handshakes refused: wrong token, unknown protocol version, or too many connections",
+        _single(lambda snapshot: snapshot.statistics.connections_refused),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_connections_dropped",
         _counter,
-        "connections that the broker ended: too slow, or not the protocol",
-        _one(lambda scene: scene.statistics.connections_dropped),
+        "Connections closed by the broker: the client was too slow or violated the protocol",
+        _single(lambda snapshot: snapshot.statistics.connections_dropped),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_descriptor_shortages",
         _counter,
-        "how often the system refused the broker a file descriptor",
-        _one(lambda scene: scene.statistics.descriptor_shortages),
+        "Failures to open a file or accept a connection for lack of file descriptors",
+        _single(lambda snapshot: snapshot.statistics.descriptor_shortages),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_requests_failed",
         _counter,
-        "requests that were answered with an error, by the name of its status; NotEnoughMessages "
-        "is normal: the read timed out before data arrived",
-        lambda scene: [((status,), count) for status, count in scene.failures.items()],
+        "Requests answered with an error, by status; NotEnoughMessages is normal: the read timed "
+        "out before data arrived",
+        lambda snapshot: [((status,), count) for status, count in snapshot.failures.items()],
         ("status",),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_appended_messages",
         _counter,
-        "messages that clients appended",
-        _one(lambda scene: scene.statistics.messages_appended),
+        "Messages appended by clients",
+        _single(lambda snapshot: snapshot.statistics.messages_appended),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_appended_bytes",
         _counter,
-        "their bytes",
-        _one(lambda scene: scene.statistics.bytes_appended),
+        "Bytes of the messages appended by clients",
+        _single(lambda snapshot: snapshot.statistics.bytes_appended),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_read_messages",
         _counter,
-        "messages that clients read over the wire",
-        _one(lambda scene: scene.statistics.messages_read),
+        "Messages read by clients over the protocol",
+        _single(lambda snapshot: snapshot.statistics.messages_read),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_read_bytes",
         _counter,
-        "their bytes",
-        _one(lambda scene: scene.statistics.bytes_read),
+        "Bytes of the messages read by clients over the protocol",
+        _single(lambda snapshot: snapshot.statistics.bytes_read),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_waiting_reads",
         _gauge,
-        "reads that wait for messages to come",
-        _one(lambda scene: sum(each.waiting_reads for each in scene.statistics.streams)),
+        "Reads that wait for new messages",
+        _single(lambda snapshot: sum(each.waiting_reads for each in snapshot.statistics.streams)),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_sync_seconds",
         _histogram,
-        "how long the periodic sync of all streams took",
-        _one(lambda scene: scene.syncs),
+        "Duration of the periodic sync of all streams",
+        _single(lambda snapshot: snapshot.syncs),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_flush_seconds",
         _histogram,
-        "how long appends to streams with flush on write waited for the disk, as groups",
-        _one(lambda scene: scene.flushes),
+        "Duration of flushes for streams with flush on write; concurrent appends share a flush",
+        _single(lambda snapshot: snapshot.flushes),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_disk_free_bytes",
         _gauge,
-        "what is free where the root is",
-        _one(lambda scene: scene.disk_free),
+        "Free bytes of the file system that holds the root directory",
+        _single(lambda snapshot: snapshot.disk_free),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_disk_size_bytes",
         _gauge,
-        "how large that file system is",
-        _one(lambda scene: scene.disk_size),
+        "Size of the file system that holds the root directory",
+        _single(lambda snapshot: snapshot.disk_size),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_disk_min_free_bytes",
         _gauge,
-        "min_free_disk: with less free, appends to streams in files are refused",
-        _one(lambda scene: scene.disk.min_free_bytes),
+        "The setting min_free_disk: with fewer free bytes, appends to streams on disk are refused",
+        _single(lambda snapshot: snapshot.disk.min_free_bytes),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_disk_low",
         _gauge,
-        "1 while appends are refused, because less than min_free_disk is free or the disk is full",
-        _one(lambda scene: scene.disk.is_low or scene.disk.is_full),
+        "1 while appends are refused because less than min_free_disk is free or the disk is full",
+        _single(lambda snapshot: snapshot.disk.is_low or snapshot.disk.is_full),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_disk_refused_messages",
         _counter,
-        "messages that were refused because the disk had no space for them",
-        _one(lambda scene: scene.disk.refused_messages),
+        "Messages refused for lack of disk space",
+        _single(lambda snapshot: snapshot.disk.refused_messages),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_exports_suspended",
         _gauge,
-        "1 while no export is carried out, because progress cannot be stored",
-        _one(lambda scene: bool(scene.statistics.exports_suspended)),
+        "1 while all exports are suspended because their progress cannot be stored",
+        _single(lambda snapshot: bool(snapshot.statistics.exports_suspended)),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_log_records",
         _counter,
-        "what the broker logged",
-        lambda scene: [((level,), count) for level, count in scene.log_records.items()],
+        "Log records of the broker, by level",
+        lambda snapshot: [((level,), count) for level, count in snapshot.log_records.items()],
         ("level",),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_streams",
         _gauge,
-        "streams that are served",
-        _one(lambda scene: len(scene.statistics.streams)),
+        "Streams served",
+        _single(lambda snapshot: len(snapshot.statistics.streams)),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_streams_unreadable",
         _gauge,
-        "streams that cannot be served, because their files are damaged",
-        _one(lambda scene: scene.unreadable_streams),
+        "Streams that cannot be served because their files are damaged",
+        _single(lambda snapshot: snapshot.unreadable_streams),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_stream_info",
         _gauge,
-        "always 1; its labels tell what a full stream does and where it is kept",
-        lambda scene: [((name, *told), 1) for name, told in scene.stream_labels.items()],
+        "Always 1; the labels have settings of the stream",
+        lambda snapshot: [((name, *labels), 1) for name, labels in snapshot.stream_labels.items()],
         ("stream", "strategy_on_full", "persistence", "flush_on_write"),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_stream_messages",
         _gauge,
-        "messages that the stream holds",
-        _of_streams(lambda it: it.newest_sequence_number - it.oldest_sequence_number + 1),
+        "Messages stored in the stream",
+        _per_stream(lambda it: it.newest_sequence_number - it.oldest_sequence_number + 1),
         _STREAM,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_stream_bytes",
         _gauge,
-        "their bytes",
-        _of_streams(lambda stream: stream.total_bytes),
+        "Bytes of the messages stored in the stream",
+        _per_stream(lambda stream: stream.total_bytes),
         _STREAM,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_stream_max_bytes",
         _gauge,
-        "the maximum size of the stream",
-        _of_streams(lambda stream: stream.max_size),
+        "Maximum size of the stream",
+        _per_stream(lambda stream: stream.max_size),
         _STREAM,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_stream_damaged_messages",
         _gauge,
-        "messages of the stream that are known to be damaged: found when the broker started, or by "
-        "a read since then",
-        _of_streams(lambda stream: stream.damaged_messages),
+        "Messages of the stream known to be damaged: found at the start of the broker or by a read",
+        _per_stream(lambda stream: stream.damaged_messages),
         _STREAM,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_stream_segments",
         _gauge,
-        "segments that the stream consists of",
-        _of_streams(lambda stream: stream.segments),
+        "Segments of the stream",
+        _per_stream(lambda stream: stream.segments),
         _STREAM,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_stream_appended_messages",
         _counter,
-        "messages that were appended since the broker was started",
-        _of_streams(lambda stream: stream.messages_appended),
+        "Messages appended to the stream",
+        _per_stream(lambda stream: stream.messages_appended),
         _STREAM,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_stream_appended_bytes",
         _counter,
-        "their bytes",
-        _of_streams(lambda stream: stream.bytes_appended),
+        "Bytes of the messages appended to the stream",
+        _per_stream(lambda stream: stream.bytes_appended),
         _STREAM,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_stream_oldest_message_time_seconds",
         _gauge,
-        "when the oldest message was appended, in seconds since 1970",
-        _of_streams(lambda stream: _seconds(stream.oldest_time)),
+        "Time when the oldest stored message was appended, in seconds since 1970",
+        _per_stream(lambda stream: _seconds(stream.oldest_time)),
         _STREAM,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_stream_newest_message_time_seconds",
         _gauge,
-        "when the newest message was appended",
-        _of_streams(lambda stream: _seconds(stream.newest_time)),
+        "Time when the newest message was appended, in seconds since 1970",
+        _per_stream(lambda stream: _seconds(stream.newest_time)),
         _STREAM,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_stream_waiting_reads",
         _gauge,
-        "reads that wait for messages of the stream",
-        _of_streams(lambda stream: stream.waiting_reads),
+        "Reads that wait for new messages of the stream",
+        _per_stream(lambda stream: stream.waiting_reads),
         _STREAM,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_export_lag_messages",
         _gauge,
-        "messages that the export has not sent yet",
-        _of_exports(lambda export: export.messages_behind),
+        "Messages that are not exported yet",
+        _per_export(lambda export: export.messages_behind),
         _EXPORT,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_export_lag_seconds",
         _gauge,
-        "how long the oldest of them has been waiting",
-        _of_exports(lambda export: export.seconds_behind),
+        "Age of the oldest message that is not exported yet",
+        _per_export(lambda export: export.seconds_behind),
         _EXPORT,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_export_paused",
         _gauge,
-        "1 if the export is disabled",
-        _of_exports(lambda export: export.is_paused),
+        "1 while the export is paused (disabled in its definition)",
+        _per_export(lambda export: export.is_paused),
         _EXPORT,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_export_failures_in_a_row",
         _gauge,
-        "deliveries that have failed since the last one that got anywhere",
-        _of_exports(lambda export: export.failures),
+        "Deliveries that failed since the last one that made progress",
+        _per_export(lambda export: export.failures),
         _EXPORT,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_export_retry_in_seconds",
         _gauge,
-        "in how long a failing export is tried again",
-        _of_exports(lambda export: _seconds(export.retry_in_millis)),
+        "Time until the next retry of a failing export",
+        _per_export(lambda export: _seconds(export.retry_in_millis)),
         _EXPORT,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_export_processed_messages",
         _counter,
-        "messages that the export has sent or skipped, since it was made",
-        _of_exports(lambda export: export.exported_messages),
+        "Messages exported or skipped since the export was created",
+        _per_export(lambda export: export.exported_messages),
         _EXPORT,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_export_skipped_messages",
         _counter,
-        "of these, those that the destination never takes",
-        _of_exports(lambda export: export.skipped_messages),
+        "Messages skipped because the destination rejects them permanently; since the export was "
+        "created",
+        _per_export(lambda export: export.skipped_messages),
         _EXPORT,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_export_lost_messages",
         _counter,
-        "messages that the stream dropped before they were exported, because it was full or they "
-        "were too old, and those that the disk has damaged; since the broker was started",
-        _of_exports(lambda export: export.lost_messages),
+        "Messages evicted by size or age, or damaged on disk, before they were exported; since the "
+        "broker started",
+        _per_export(lambda export: export.lost_messages),
         _EXPORT,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_export_bytes",
         _counter,
-        "bytes of messages that the export has sent, since it was made",
-        _of_exports(lambda export: export.exported_bytes),
+        "Bytes of the messages exported since the export was created",
+        _per_export(lambda export: export.exported_bytes),
         _EXPORT,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_export_last_delivery_time_seconds",
         _gauge,
-        "when a delivery was last tried, in seconds since 1970",
-        _of_exports(lambda export: _seconds(export.last_export_time)),
+        "Time of the latest delivery attempt, in seconds since 1970",
+        _per_export(lambda export: _seconds(export.last_export_time)),
         _EXPORT,
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_deliveries",
         _counter,
-        "deliveries, of all exports of a kind",
-        _of_kinds(lambda totals: totals.deliveries),
+        "Deliveries attempted, by kind of export",
+        _per_kind(lambda totals: totals.deliveries),
         ("kind",),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_delivery_failures",
         _counter,
-        "deliveries that failed",
-        _of_kinds(lambda totals: totals.failures),
+        "Deliveries that failed, by kind of export",
+        _per_kind(lambda totals: totals.failures),
         ("kind",),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_sent_bytes",
         _counter,
-        "bytes that were put on the wire, in vain or not; for S3 those of the files",
-        _of_kinds(lambda totals: totals.sent_bytes),
+        "Bytes sent to destinations, including failed deliveries; for S3 the bytes of files",
+        _per_kind(lambda totals: totals.sent_bytes),
         ("kind",),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_s3_tasks",
         _counter,
-        "what was told of S3 tasks, by status",
-        lambda scene: [((status,), count) for status, count in scene.tasks.items()],
+        "Status changes of S3 tasks, by status",
+        lambda snapshot: [((status,), count) for status, count in snapshot.tasks.items()],
         ("status",),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_pipelines",
         _gauge,
-        "pipelines that are connected: without one nothing is exported",
-        _one(lambda scene: scene.connected_pipelines),
+        "Connected pipelines; without a pipeline nothing is exported",
+        _single(lambda snapshot: snapshot.connected_pipelines),
     ),
-    Declared(
+    DeclaredMetric(
         "penstock_delivery_seconds",
         _histogram,
-        "how long deliveries took, from the lease of their messages to the last report",
-        lambda scene: [((kind,), found) for kind, found in scene.deliveries.items()],
+        "Duration of deliveries, from the lease of their messages to the final report",
+        lambda snapshot: [((kind,), found) for kind, found in snapshot.deliveries.items()],
         ("kind",),
     ),
 )
 
-# Of the original, in its namespace aws.greengrass.StreamManager.
+# Metrics of Stream Manager in the namespace aws.greengrass.StreamManager, and their equivalents.
 TELEMETRY = {
     "BytesAppended": "penstock_appended_bytes_total",
     "BytesUploadedToKinesis": 'penstock_sent_bytes_total{kind="kinesis"}',
@@ -477,22 +485,22 @@ TELEMETRY = {
 }
 
 
-def look(
+def collect(
     broker: Broker,
     statistics: Statistics,
     log_records: Mapping[str, int],
     sees: Callable[[str], bool],
-) -> Scene:
-    """From the event loop; what is made of it may be made in a thread."""
-    free, size = look_at_disk(broker.settings.root_path)
-    return Scene(
+) -> MetricsSnapshot:
+    """Takes a snapshot, in the event loop. Any thread may render it."""
+    free, size = measure_disk(broker.settings.root_path)
+    return MetricsSnapshot(
         statistics=msgspec.structs.replace(
             statistics, streams=[each for each in statistics.streams if sees(each.name)]
         ),
         started=broker.started_millis / 1000,
         unreadable_streams=len(broker.streams.unreadable),
         stream_labels={
-            stream.name: _labels_of(stream.definition)
+            stream.name: _stream_labels(stream.definition)
             for stream in broker.streams
             if sees(stream.name)
         },
@@ -504,9 +512,9 @@ def look(
         log_records=dict(log_records),
         syncs=broker.counters.syncs.snapshot(),
         flushes=broker.counters.flushes.snapshot(),
-        # Also those of which nothing was sent: a count is to begin with 0.
+        # All kinds, so that the counters of unused kinds start at 0.
         export_totals={
-            kind: broker.exports.totals.get(kind, _NOTHING)
+            kind: broker.exports.totals.get(kind, _NO_TOTALS)
             for kind in ExportDefinition.__struct_fields__
         },
         connected_pipelines=sum(each.is_connected for each in broker.pipelines),
@@ -516,7 +524,7 @@ def look(
     )
 
 
-def _labels_of(definition: MessageStreamDefinition) -> Labels:
+def _stream_labels(definition: MessageStreamDefinition) -> Labels:
     return (
         definition.strategy_on_full.name,
         definition.persistence.name,
@@ -524,16 +532,16 @@ def _labels_of(definition: MessageStreamDefinition) -> Labels:
     )
 
 
-class _Snapshot(Collector):
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+class _SnapshotCollector(Collector):
+    def __init__(self, snapshot: MetricsSnapshot) -> None:
+        self._scene = snapshot
 
     def collect(self) -> Iterator[Metric]:
         for declared in DECLARED:
             yield _family(declared, declared.read(self._scene))
 
 
-def _family(declared: Declared, samples: Samples) -> Metric:
+def _family(declared: DeclaredMetric, samples: Samples) -> Metric:
     named = declared.name, declared.help
     family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
     match declared.kind:
@@ -562,10 +570,10 @@ def _buckets(found: Distribution) -> list[tuple[str, float]]:
     return buckets
 
 
-def render(scene: Scene) -> bytes:
-    """The text that Prometheus reads."""
+def render(snapshot: MetricsSnapshot) -> bytes:
+    """Returns the text that Prometheus reads."""
     registry = CollectorRegistry()
-    registry.register(_Snapshot(scene))
-    # Its own: processor time, memory, open files.
+    registry.register(_SnapshotCollector(snapshot))
+    # Metrics of the process: processor time, memory, open files.
     ProcessCollector(registry=registry)
     return generate_latest(registry)

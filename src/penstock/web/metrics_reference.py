@@ -1,4 +1,4 @@
-"""The metrics as documentation: `python -m penstock.web.metrics_reference` writes the page."""
+"""Writes docs/metrics.md: `python -m penstock.web.metrics_reference`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from penstock.web.metrics import DECLARED, TELEMETRY
 
 _HEAD = """# Metrics
 
-Made from the code by `make docs`. They are at `/metrics` on the HTTP port, in the text format of
-Prometheus. Counters begin at 0 when the broker is started, but for those of single exports, which
-go on where they were. [monitoring.md](monitoring.md) says what to watch: it has alert rules and a
-dashboard for Grafana.
+`make docs` generates this page from the code. The broker serves the metrics at `/metrics` on its
+HTTP port, in the text format of Prometheus. Counters start at 0 when the broker starts, except
+those described as "since the export was created". [monitoring.md](monitoring.md) describes what to
+watch, with alert rules and a dashboard for Grafana.
 
-| name | kind | labels | what it is |
+| name | kind | labels | description |
 |---|---|---|---|
 """
 _TELEMETRY_HEAD = """
-Beside these are the usual ones of a process, such as `process_resident_memory_bytes` and
+The usual metrics of a process are served too, such as `process_resident_memory_bytes` and
 `process_cpu_seconds_total`.
 
-## Where the original's telemetry is
+## Equivalents of Stream Manager's telemetry
 
-Stream Manager sends these to AWS once a day, as sums. Here `increase(…[1d])` gives the same.
+Stream Manager sends these metrics to AWS once a day, as sums. `increase(…[1d])` gives the same.
 
-| telemetry of Stream Manager | here |
+| telemetry of Stream Manager | metric of Penstock |
 |---|---|
 """
 

@@ -1,4 +1,4 @@
-"""A broker as its page shows it: plain values under the names that the page knows."""
+"""The state of the broker as JSON objects, with the field names of the HTTP API."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.model import (
 from penstock.model.export_definition import S3_TASK_EXECUTOR
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 from penstock.model.validation import to_wire
-from penstock.web.authorization import Visitor
+from penstock.web.authorization import Permissions
 from penstock.web.history import History
 
-Plain = dict[str, Any]
+JsonObject = dict[str, Any]
 
 _SHOWN_RATES = {
     "messages_appended": "messagesAppended",
@@ -33,12 +33,12 @@ _SHOWN_RATES = {
 }
 
 
-def draw_overview(
-    broker: Broker, statistics: Statistics, history: History, visitor: Visitor
-) -> Plain:
+def render_overview(
+    broker: Broker, statistics: Statistics, history: History, permissions: Permissions
+) -> JsonObject:
     totals = broker.exports.totals.values()
-    seen = [stream for stream in statistics.streams if visitor.sees(stream.name)]
-    disk = look_at_disk(broker.settings.root_path)
+    seen = [stream for stream in statistics.streams if permissions.sees(stream.name)]
+    disk = measure_disk(broker.settings.root_path)
     space = broker.statistics_of_disk()
     return {
         "now": statistics.time,
@@ -46,9 +46,9 @@ def draw_overview(
         "startedAt": broker.started_millis,
         "root": broker.settings.root,
         "access": {
-            "role": visitor.role,
-            "mayReadMessages": visitor.may_read_messages,
-            "mayChange": visitor.may_change,
+            "role": permissions.role,
+            "mayReadMessages": permissions.may_read_messages,
+            "mayChange": permissions.may_change,
         },
         "connections": statistics.connections,
         "waitingReads": sum(stream.waiting_reads for stream in seen),
@@ -77,32 +77,32 @@ def draw_overview(
             "refusedMessages": space.refused_messages,
         },
         "exportsSuspended": broker.exports.suspension,
-        "pipelines": [draw_pipeline(each) for each in broker.pipelines],
+        "pipelines": [render_pipeline(each) for each in broker.pipelines],
         "streams": [
             *(
-                draw_stream(broker.streams.find(each.name), each, history)
+                render_stream(broker.streams.find(each.name), each, history)
                 for each in sorted(seen, key=lambda stream: stream.name)
             ),
             *(
-                _draw_unreadable(name, problem)
+                _render_unreadable_stream(name, problem)
                 for name, problem in broker.streams.unreadable.items()
-                if visitor.sees(name)
+                if permissions.sees(name)
             ),
         ],
     }
 
 
-def look_at_disk(root: Path) -> tuple[int, int]:
-    """What is free for the broker, and how large it is."""
+def measure_disk(root: Path) -> tuple[int, int]:
+    """Returns the free and the total bytes of the file system."""
     found = os.statvfs(root)
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
-def _rates(rates: dict[str, float], *names: str) -> Plain:
+def _rates(rates: dict[str, float], *names: str) -> JsonObject:
     return {_SHOWN_RATES[name]: round(rates[name], 2) for name in names}
 
 
-def draw_stream(stream: Stream, statistics: StreamStatistics, history: History) -> Plain:
+def render_stream(stream: Stream, statistics: StreamStatistics, history: History) -> JsonObject:
     definition, found = stream.definition, statistics
     configs = {config.identifier: config for config in definition.exports()}
     rates = history.rates(found.name)
@@ -127,7 +127,7 @@ def draw_stream(stream: Stream, statistics: StreamStatistics, history: History) 
         "newestTime": found.newest_time,
         "rates": _rates(rates, "messages_appended", "bytes_appended", "messages_exported"),
         "exports": [
-            _draw_export(
+            _render_export(
                 each, configs[each.identifier], history.exports.rate(found.name, each.identifier)
             )
             for each in found.exports
@@ -135,7 +135,7 @@ def draw_stream(stream: Stream, statistics: StreamStatistics, history: History) 
     }
 
 
-def _draw_unreadable(name: str, problem: str) -> Plain:
+def _render_unreadable_stream(name: str, problem: str) -> JsonObject:
     return {
         "name": name,
         "problem": problem,
@@ -160,7 +160,7 @@ def _draw_unreadable(name: str, problem: str) -> Plain:
     }
 
 
-def _draw_export(found: ExportStatistics, config: ExportConfig, rate: float) -> Plain:
+def _render_export(found: ExportStatistics, config: ExportConfig, rate: float) -> JsonObject:
     return {
         "identifier": found.identifier,
         "kind": found.kind,
@@ -194,23 +194,23 @@ def _destination(kind: str, config: ExportConfig) -> str:
     return "S3" if kind == S3_TASK_EXECUTOR else "SiteWise"
 
 
-def draw_definition(stream: Stream) -> Plain:
-    """As it would be sent by a client."""
-    plain: Plain = to_wire(stream.describe().definition)
+def render_definition(stream: Stream) -> JsonObject:
+    """The definition as a client would send it, without passwords."""
+    plain: JsonObject = to_wire(stream.describe().definition)
     for config in plain["exportDefinition"]["http"]:
         config["uri"] = _without_password(config["uri"])
     return plain
 
 
 def _without_password(uri: str) -> str:
-    """Not everybody who may see where messages go may send there himself."""
+    """Hides the user information: a token that shows a destination must not give access to it."""
     scheme, colon, rest = uri.partition("://")
     address, slash, path = rest.partition("/")
     user, at, host = address.rpartition("@")
     return f"{scheme}{colon}{'…' if user else ''}{at}{host}{slash}{path}"
 
 
-def draw_pipeline(pipeline: Pipeline) -> Plain:
+def render_pipeline(pipeline: Pipeline) -> JsonObject:
     about = pipeline.about
     return {
         "id": pipeline.name,
@@ -223,9 +223,9 @@ def draw_pipeline(pipeline: Pipeline) -> Plain:
     }
 
 
-def draw_task(task: PipelineTask, visitor: Visitor) -> Plain:
-    """A task and its current work, as far as the visitor sees the streams."""
-    # A task that is gone may come back to its work, but nothing is known of it now.
+def render_task(task: PipelineTask, permissions: Permissions) -> JsonObject:
+    """A task and its current work on visible streams."""
+    # A disconnected task may reconnect and continue, but its current state is unknown.
     assignments = task.assignments.values() if task.is_connected else ()
     return {
         "id": task.name,
@@ -235,13 +235,13 @@ def draw_task(task: PipelineTask, visitor: Visitor) -> Plain:
         "deliveries": task.deliveries,
         "messages": task.messages,
         "assignments": [
-            _draw_assignment(each) for each in assignments if visitor.sees(each.work.stream)
+            _render_assignment(each) for each in assignments if permissions.sees(each.work.stream)
         ],
-        "otherAssignments": sum(not visitor.sees(each.work.stream) for each in assignments),
+        "otherAssignments": sum(not permissions.sees(each.work.stream) for each in assignments),
     }
 
 
-def _draw_assignment(assignment: Assignment) -> Plain:
+def _render_assignment(assignment: Assignment) -> JsonObject:
     work = assignment.work
     return {
         "lease": work.lease,
@@ -253,7 +253,7 @@ def _draw_assignment(assignment: Assignment) -> Plain:
     }
 
 
-def draw_delivery(delivery: FinishedDelivery) -> Plain:
+def render_delivery(delivery: FinishedDelivery) -> JsonObject:
     return {
         "pipeline": delivery.holder.pipeline,
         "task": delivery.holder.task,

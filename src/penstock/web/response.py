@@ -1,4 +1,4 @@
-"""Responses with messages, within the memory that all large answers of the broker share."""
+"""Responses with messages, within the memory limit for all large answers of the broker."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from starlette.types import Receive, Scope, Send
 from penstock.broker.memory import AnswerMemory, AnswerRoom
 
 _WAIT_SECONDS = 10.0
-_PIECE_BYTES = 256 * 1024
+_CHUNK_BYTES = 256 * 1024
 
 
 async def take_room(memory: AnswerMemory, size: int) -> AnswerRoom:
-    """Room for an answer of this size; waits in line with all other large answers.
+    """Reserves room for an answer of this size. Waits in a queue with all other large answers.
 
-    The caller releases it, or hands it to a `RoomResponse`.
+    The caller must release the room or pass it to a `RoomResponse`.
     """
     room = memory.open()
     if room.grow(size, is_needed=True):
@@ -42,7 +42,7 @@ async def take_room(memory: AnswerMemory, size: int) -> AnswerRoom:
 
 
 class RoomResponse(Response):
-    """Keeps its room until the client has taken the body, or is gone."""
+    """Keeps its room until the client has taken the body or has disconnected."""
 
     def __init__(
         self,
@@ -65,10 +65,11 @@ class RoomResponse(Response):
                     "headers": self.raw_headers,
                 }
             )
-            # Each call waits until the client has taken the piece before, also the empty last one.
-            for start in range(0, len(body), _PIECE_BYTES):
-                piece = bytes(body[start : start + _PIECE_BYTES])
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            # Each call waits until the client has taken the previous chunk. The last one is empty,
+            # so that the room is kept for all chunks.
+            for start in range(0, len(body), _CHUNK_BYTES):
+                chunk = bytes(body[start : start + _CHUNK_BYTES])
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._room.release()

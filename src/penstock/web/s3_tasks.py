@@ -1,4 +1,4 @@
-"""S3 tasks as the page shows them: those that wait, those under way, and what became of others."""
+"""S3 tasks as JSON objects: pending, in progress, and ended."""
 
 from __future__ import annotations
 
@@ -10,46 +10,49 @@ from penstock.errors import StreamManagerException
 from penstock.model.exporting import TaskEvent, Upload
 from penstock.model.s3_task import find_task
 from penstock.model.status_message import Status
-from penstock.web.presentation import Plain
+from penstock.web.presentation import JsonObject
 
-# Of each export; others follow when these are done.
-_MAX_WAITING = 20
-_WAITING_BYTES = 256 * 1024
+# The limits for each export. Further pending tasks are shown when these have ended.
+_MAX_PENDING = 20
+_MAX_PENDING_BYTES = 256 * 1024
 
 
-def draw_tasks(export: TaskExport, recent: RecentTasks) -> Iterator[Plain]:
-    """The newest first, as far as they are known."""
-    events = list(recent.of(export.stream.name, export.identifier))
-    told = {event.sequence_number: event for event in events}
+def render_s3_tasks(export: TaskExport, recent: RecentTasks) -> Iterator[JsonObject]:
+    """Yields the known tasks of an export, newest first."""
+    events = {
+        event.sequence_number: event for event in recent.of(export.stream.name, export.identifier)
+    }
     uploads = {upload.sequence_number: upload for upload in export.uploads}
-    undone = dict(_waiting(export, export.pending_from))
-    for number in sorted(undone, reverse=True):
-        yield _draw(export, number, undone[number], told.get(number), uploads.get(number))
-    for number, event in told.items():
-        if number not in undone:
-            yield _draw(export, number, event.task, event, uploads.get(number))
+    pending = dict(_read_pending(export, export.pending_from))
+    for number in sorted(pending, reverse=True):
+        yield _render_s3_task(
+            export, number, pending[number], events.get(number), uploads.get(number)
+        )
+    for number, event in events.items():
+        if number not in pending:
+            yield _render_s3_task(export, number, event.task, event, uploads.get(number))
 
 
-def _waiting(export: TaskExport, first: int) -> Iterator[tuple[int, Plain | None]]:
-    stop = min(export.stream.log.end, first + _MAX_WAITING)
-    while first < stop:
+def _read_pending(export: TaskExport, first: int) -> Iterator[tuple[int, JsonObject | None]]:
+    end = min(export.stream.log.end, first + _MAX_PENDING)
+    while first < end:
         try:
-            run = export.stream.read(first, stop, _WAITING_BYTES)
+            run = export.stream.read(first, end, _MAX_PENDING_BYTES)
         except StreamManagerException:
-            # What cannot be read will not be uploaded either; its export tells so in time.
+            # The export reports the unreadable task when it reaches it.
             return
         for number, payload in enumerate(run.payloads, run.first_sequence_number):
             yield number, find_task(payload)
         first = run.first_sequence_number + len(run.payloads)
 
 
-def _draw(
+def _render_s3_task(
     export: TaskExport,
     number: int,
-    task: Plain | None,
+    task: JsonObject | None,
     event: TaskEvent | None,
     upload: Upload | None,
-) -> Plain:
+) -> JsonObject:
     task = task or {}
     return {
         "stream": export.stream.name,

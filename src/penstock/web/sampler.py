@@ -1,4 +1,4 @@
-"""Statistics of the broker: a sample each second for the history, and fresh ones for answers."""
+"""Samples of the broker's statistics: one a second for the history, and new ones for answers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from penstock.web.history import STEP_MILLIS, Counts, ExportKey, History
 
 logger = logging.getLogger(__name__)
 
-# Answers about all streams take at most this share of the event loop's time, and a request waits
-# for no longer than this: a broker of thousands of streams must not slow down for its scrapers.
+# Limits of answers about all streams: their share of the event loop's time, and the wait of a
+# request. Scrapes must not slow down a broker with thousands of streams.
 _MAX_SHARE = 0.1
 _MAX_PAUSE_SECONDS = 1.0
-# The same for samples of the history.
+# The same limit for samples of the history.
 _MAX_SAMPLE_SHARE = 0.05
 
 
 class Sampler:
+    """Adds a sample to the history once a second, until it is stopped."""
+
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._loop = asyncio.get_running_loop()
@@ -41,8 +43,8 @@ class Sampler:
             self.history.exports.add(statistics.time, _exported(statistics))
         except Exception:
             logger.exception("cannot sample the broker's statistics")
-        # By the clock, so that samples are a second apart although each takes a moment; further
-        # apart where they take too much time.
+        # Aligned to full steps, so that the time that a sample takes does not add up. Slow samples
+        # skip steps.
         seconds = STEP_MILLIS / 1000
         pause = max((time.thread_time() - began) / _MAX_SAMPLE_SHARE, seconds)
         steps = (self._loop.time() + pause) // seconds
@@ -61,10 +63,10 @@ class _Answer(NamedTuple):
 
 
 class SharedAnswers:
-    """Answers about all streams, which concurrent requests share. One is written at a time.
+    """Answers about all streams that concurrent requests share. One is written at a time.
 
     An answer is never older than its request: it is written from a sample that was taken after
-    the request arrived. So it contains everything that the caller knew when it asked.
+    the request arrived. So it contains every change that the caller knew of before.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -76,7 +78,7 @@ class SharedAnswers:
         self._next_write = 0.0
 
     async def get(self, key: Hashable, write: Callable[[Statistics], Awaitable[bytes]]) -> bytes:
-        """Requests with the same key get the same answer."""
+        """Returns an answer. Concurrent requests with the same key share it."""
         arrived_after = self._samples
         self._requests += 1
         try:

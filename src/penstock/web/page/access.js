@@ -1,10 +1,10 @@
-// Where a token is asked for: on a page of its own when the broker shows nothing without one, in a
-// dialog when only something more is wanted.
+// The forms for a token: a page if the broker requires a token for everything, a dialog if only a
+// single action needs one.
 
 import { element, setHidden, setText } from "./dom.js";
 import { readToken, storeToken } from "./token.js";
 
-/** A field for a token; `done` is called when there is another one, or none any more. */
+/** A field for a token; calls `done` when the token was changed or removed. */
 function tokenForm(id, done) {
   const field = element("input", {
     type: "password",
@@ -14,7 +14,7 @@ function tokenForm(id, done) {
     spellcheck: "false",
     required: true,
   });
-  const forget = element("button", { type: "button", onclick: () => use("") }, "Forget the token");
+  const forget = element("button", { type: "button", onclick: () => use("") }, "Remove token");
   const use = (text) => {
     storeToken(text);
     field.value = "";
@@ -34,42 +34,42 @@ function tokenForm(id, done) {
       "div",
       { class: "row" },
       field,
-      element("button", { type: "submit", class: "primary" }, "Use the token"),
+      element("button", { type: "submit", class: "primary" }, "Use token"),
       forget,
     ),
   );
   return { form, update: () => setHidden(forget, readToken() === "") };
 }
 
-function whereTokensAre(root) {
+function tokenHelp(root) {
   return element(
     "p",
     {},
-    "The first token, an admin's, lies in the file ",
+    "The first token has the role admin and is in the file ",
     element("code", {}, root ? `${root}/token` : "token"),
-    root ? "" : " of the broker's directory",
+    root ? "" : " in the root directory of the broker",
     "; ",
     element("code", {}, "penstock env"),
     " prints it, and ",
     element("code", {}, "penstock tokens create"),
-    " makes others. This tab keeps it until it is closed.",
+    " creates others. This tab keeps the token until it is closed.",
   );
 }
 
-/** Stands in place of a page that may not be seen. */
+/** Replaces a view that the token does not allow. */
 export function accessPage(error, done) {
   const { form, update } = tokenForm("token-of-page", done);
   update();
-  const unknown = readToken()
+  const reason = readToken()
     ? "The broker does not know this token."
-    : "The broker shows this page to those who have a token.";
+    : "This broker shows the dashboard only with a token.";
   return element(
     "section",
     { class: "panel access", "data-testid": "access" },
-    element("h1", { tabindex: "-1" }, "A token is needed"),
-    // What a token may not, the broker says best.
-    element("p", {}, error.status === 401 ? unknown : error.message),
-    whereTokensAre(null),
+    element("h1", { tabindex: "-1" }, "Token required"),
+    // The broker's message says what the token does not allow.
+    element("p", {}, error.status === 401 ? reason : error.message),
+    tokenHelp(null),
     form,
   );
 }
@@ -104,12 +104,12 @@ export class AccessDialog {
     document.body.append(this.#dialog);
   }
 
-  /** `reason` says what the token is needed for. */
+  /** `reason` is a sentence about the action that needs the token. */
   open(overview, reason = "") {
     setText(this.#reason, reason);
     setHidden(this.#reason, reason === "");
     setText(this.#role, roleSentence(overview?.access));
-    this.#where.replaceChildren(whereTokensAre(overview?.root));
+    this.#where.replaceChildren(tokenHelp(overview?.root));
     this.#form.update();
     this.#dialog.showModal();
   }
@@ -117,11 +117,11 @@ export class AccessDialog {
 
 function roleSentence(access) {
   if (!access) return "";
-  if (access.role === null) return "You are here without a token.";
+  if (access.role === null) return "You use the dashboard without a token.";
   return `Your token has the role ${access.role}.`;
 }
 
-export function needsAdmin(access, what) {
-  const have = access.role === null ? "" : `; yours has the role ${access.role}`;
-  return `${what} changes the stream's definition. That needs a token with the role admin${have}.`;
+export function needsAdmin(access, action) {
+  const own = access.role === null ? "" : `; yours has the role ${access.role}`;
+  return `${action} needs a token with the role admin${own}.`;
 }

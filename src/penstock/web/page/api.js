@@ -1,20 +1,19 @@
-// The broker's API: JSON over fetch, with the token if there is one.
+// Requests to the HTTP API of the broker, with the token if there is one.
 
 import { readToken } from "./token.js";
 
-// A broker that hangs is as good as away.
 const TIMEOUT_MILLIS = 5000;
 
-/** No answer, or one that says that the broker cannot give any now. It is worth asking again. */
-export class AwayError extends Error {
-  /** `said` is what it answered, if it did. */
-  constructor(said = "", options = {}) {
-    super(said || "the broker does not answer", options);
-    this.said = said;
+/** The broker did not answer, or answered with a server error. A retry may succeed. */
+export class UnavailableError extends Error {
+  /** `reply` is the error message of the broker, if it answered. */
+  constructor(reply = "", options = {}) {
+    super(reply || "the broker does not answer", options);
+    this.reply = reply;
   }
 }
 
-/** The broker wants a token (401), or another one (403). */
+/** The request needs a token (401), or a token with more rights (403). */
 export class AccessError extends Error {
   constructor(message, status) {
     super(message);
@@ -22,8 +21,8 @@ export class AccessError extends Error {
   }
 }
 
-/** What the broker refused, in its own words. */
-export class RefusedError extends Error {
+/** The broker rejected the request, with this message. */
+export class RejectedError extends Error {
   constructor(message, status) {
     super(message);
     this.status = status;
@@ -42,7 +41,7 @@ export function getBytes(path) {
   return request("GET", path, (response) => response.blob());
 }
 
-/** A path of which each part may hold anything. */
+/** A path of the API. The parts may contain any characters. */
 export function pathOf(...parts) {
   return `/api/${parts.map(encodeURIComponent).join("/")}`;
 }
@@ -60,23 +59,23 @@ async function request(method, path, read, parameters = {}, signal = undefined) 
       headers: token ? { Authorization: `Bearer ${token}` } : {},
       signal: signal ? AbortSignal.any([signal, timeout]) : timeout,
     });
-    if (!response.ok) throw await failure(response);
-    // An answer that breaks off in the middle is none.
+    if (!response.ok) throw await errorOf(response);
+    // Reading may fail if the connection breaks within the response.
     return await read(response);
   } catch (error) {
-    if (signal?.aborted || OURS.some((kind) => error instanceof kind)) throw error;
-    throw new AwayError("", { cause: error });
+    if (signal?.aborted || API_ERRORS.some((kind) => error instanceof kind)) throw error;
+    throw new UnavailableError("", { cause: error });
   }
 }
 
-const OURS = [AwayError, AccessError, RefusedError];
+const API_ERRORS = [UnavailableError, AccessError, RejectedError];
 
-async function failure(response) {
+async function errorOf(response) {
   const answer = await response.json().catch(() => ({}));
-  const message = answer.error ?? `The broker answered ${response.status}`;
+  const message = answer.error ?? `The broker answered with status ${response.status}`;
   if (response.status === 401 || response.status === 403) {
     return new AccessError(message, response.status);
   }
-  if (response.status >= 500) return new AwayError(message);
-  return new RefusedError(message, response.status);
+  if (response.status >= 500) return new UnavailableError(message);
+  return new RejectedError(message, response.status);
 }

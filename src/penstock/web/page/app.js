@@ -1,7 +1,7 @@
-// The page as a whole: which view is shown, and one round of questions a second for it.
+// The dashboard: shows the view of the current route, and refreshes it once a second.
 
 import { AccessDialog, accessPage } from "./access.js";
-import { AccessError, AwayError, get, RefusedError } from "./api.js";
+import { AccessError, get, RejectedError, UnavailableError } from "./api.js";
 import { Connection } from "./connection.js";
 import { element, setAttribute, setText } from "./dom.js";
 import { formatDuration } from "./format.js";
@@ -17,8 +17,8 @@ import { streamsView } from "./views/streams.js";
 import { tasksView } from "./views/tasks.js";
 
 /**
- * A view is `{ title, element, refresh(overview, signal), close() }`, made anew each time its page
- * is entered. `wantsOverview` if it shows what the overview tells, each second.
+ * A view is `{ title, element, refresh(overview, signal), close() }`, created each time its page is
+ * entered. `wantsOverview` is true if it shows the overview, which is then fetched every second.
  */
 const VIEWS = {
   overview: overviewView,
@@ -29,23 +29,23 @@ const VIEWS = {
   events: eventsView,
   missing: missingView,
 };
-// The page that is marked where one has no entry of its own.
+// The entry of the navigation that is marked for pages without an own entry.
 const PARENTS = { stream: "streams" };
-// Views that do not show the overview need it for access and restarts only.
+// Other views need the overview only for permissions and to detect restarts.
 const OVERVIEW_MILLIS = 5000;
 
 const main = document.getElementById("main");
 const connection = new Connection();
 const poll = new Poll(refresh);
-const dialog = new AccessDialog(begin);
+const dialog = new AccessDialog(restart);
 
 let overview = null;
 let overviewAt = -Infinity;
-// By how much the broker's clock is ahead of ours.
+// The clock of the broker minus the clock of the browser.
 let skewMillis = 0;
 let view = null;
 
-/** What views may use of the page. */
+/** The functions of the dashboard that views use. */
 const app = {
   now: () => Date.now() + skewMillis,
   refresh: () => poll.now(),
@@ -64,8 +64,8 @@ function show(route) {
   }
 }
 
-/** Begins anew, with another token: what another one saw is not shown any more. */
-function begin() {
+/** Shows the current route from the start, without data of a previous token. */
+function restart() {
   overviewAt = -Infinity;
   show(parseRoute(location.hash));
   poll.now();
@@ -77,7 +77,7 @@ async function refresh(signal) {
     if (isDue) await refreshOverview(signal);
     await view.refresh(overview, signal);
     main.setAttribute("aria-busy", "false");
-    // A broker that was away may be another one by now.
+    // The broker may have restarted while it was unavailable.
     if (connection.show("live")) overviewAt = -Infinity;
   } catch (error) {
     if (!signal.aborted) fail(error);
@@ -97,28 +97,28 @@ async function refreshOverview(signal) {
 }
 
 function fail(error) {
-  if (error instanceof AwayError) {
-    connection.show("away", error.said);
+  if (error instanceof UnavailableError) {
+    connection.show("unavailable", error.reply);
     return;
   }
-  // Asking again gives the same answer until somebody does something.
-  poll.hold();
+  // A retry gives the same error until the user acts.
+  poll.pause();
   if (error instanceof AccessError) {
-    connection.show("held");
-    replaceView(accessPage(error, begin));
+    connection.show("token-required");
+    replaceView(accessPage(error, restart));
     return;
   }
-  // Any other is a mistake of this page: it is said here, and told in full on the console.
-  if (!(error instanceof RefusedError)) reportError(error);
+  // Any other error is a bug of the dashboard: log its stack on the console as well.
+  if (!(error instanceof RejectedError)) reportError(error);
   connection.show("live");
-  const again = element("button", { type: "button", onclick: begin }, "Try again");
+  const retry = element("button", { type: "button", onclick: restart }, "Retry");
   replaceView(
     element(
       "section",
       { class: "stack" },
-      heading("That did not work"),
+      heading("The page cannot be shown"),
       element("p", { class: "note bad" }, error.message),
-      element("div", { class: "row" }, again),
+      element("div", { class: "row" }, retry),
     ),
   );
 }
@@ -133,12 +133,12 @@ function replaceView(node) {
 
 function missingView() {
   return {
-    title: "No such page",
+    title: "Page not found",
     element: element(
       "section",
       {},
-      heading("There is no such page"),
-      emptyPart("The pages are listed above."),
+      heading("Page not found"),
+      emptyPart("Choose a page in the navigation above."),
     ),
     refresh() {},
   };
@@ -149,10 +149,10 @@ function isTyping(target) {
 }
 
 addEventListener("hashchange", () => {
-  if (takeTokenFromAddress()) begin();
+  if (takeTokenFromAddress()) restart();
   else {
     show(parseRoute(location.hash));
-    // Whoever reads with their ears or their keyboard is on the new page now.
+    // Screen readers and keyboards continue on the new page.
     main.querySelector("h1")?.focus({ preventScroll: true });
     scrollTo(0, 0);
     poll.now();
@@ -170,7 +170,7 @@ addEventListener("keydown", (event) => {
 });
 
 document.getElementById("skip").addEventListener("click", (event) => {
-  // The address names a page here, and no place on it.
+  // The hash of the URL is a route, not an anchor.
   event.preventDefault();
   main.focus();
 });
@@ -178,4 +178,4 @@ document.getElementById("skip").addEventListener("click", (event) => {
 document.getElementById("token-button").addEventListener("click", () => dialog.open(overview));
 
 takeTokenFromAddress();
-begin();
+restart();

@@ -1,17 +1,22 @@
-// What an operator should look at, of all that an overview tells; the worst first.
+// The problems in an overview that need attention, most severe first.
 
 import { formatBytes, formatCount, formatDuration, formatShare, plural } from "./format.js";
 import { streamLink } from "./router.js";
 
 /** A list of `{ key, kind, subject, text, link }`. */
 export function attention(overview) {
-  const found = [...disk(overview), ...suspended(overview), ...overview.streams.flatMap(ofStream), ...pipeline(overview)];
+  const found = [
+    ...diskProblems(overview),
+    ...suspension(overview),
+    ...overview.streams.flatMap(streamProblems),
+    ...pipelineProblems(overview),
+  ];
   return found.sort((one, other) => RANKS[one.kind] - RANKS[other.kind]);
 }
 
 const RANKS = { bad: 0, warn: 1 };
 
-function* disk({ store }) {
+function* diskProblems({ store }) {
   if (store.refusesAppends) {
     const refused = plural(store.refusedMessages, "message");
     yield {
@@ -27,19 +32,19 @@ function* disk({ store }) {
       key: "disk",
       kind: "bad",
       subject: "Disk",
-      text: `${share} of the disk is free`,
+      text: `only ${share} of the disk is free`,
       link: null,
     };
   }
 }
 
-function* suspended({ exportsSuspended }) {
+function* suspension({ exportsSuspended }) {
   if (exportsSuspended === "") return;
-  const text = `suspended, because their progress cannot be stored: ${exportsSuspended}`;
+  const text = `suspended because their progress cannot be stored: ${exportsSuspended}`;
   yield { key: "suspended", kind: "bad", subject: "Exports", text, link: "#/pipeline" };
 }
 
-function ofStream(stream) {
+function streamProblems(stream) {
   const link = streamLink(stream.name);
   const about = (key, kind, text) => ({
     key: `${stream.name}/${key}`,
@@ -58,21 +63,21 @@ function ofStream(stream) {
   }
   if (stream.strategyOnFull === "RejectNewData" && stream.totalBytes >= 0.9 * stream.maxSize) {
     const share = formatShare(stream.totalBytes, stream.maxSize);
-    found.push(about("full", "warn", `${share} full; it will reject new messages`));
+    found.push(about("full", "warn", `${share} full; when full, it rejects new messages`));
   }
   return found;
 }
 
 function failing(it) {
   const times = it.failures > 1 ? `failed ${formatCount(it.failures)} times` : "failed";
-  const next = it.retryInMillis ? `, next try in ${formatDuration(it.retryInMillis)}` : "";
-  return `${it.identifier} ${times}${next}: ${it.errorMessage || "no reason was given"}`;
+  const next = it.retryInMillis ? `, next retry in ${formatDuration(it.retryInMillis)}` : "";
+  return `${it.identifier} ${times}${next}: ${it.errorMessage || "no reason given"}`;
 }
 
-function* pipeline({ pipelines, streams }) {
+function* pipelineProblems({ pipelines, streams }) {
   if (pipelines.some(({ isConnected }) => isConnected)) return;
   const waiting = streams.filter(({ exports }) => exports.some(({ isPaused }) => !isPaused)).length;
   if (waiting === 0) return;
-  const text = `none is connected, so ${plural(waiting, "stream")} with exports ${waiting === 1 ? "waits" : "wait"}`;
+  const text = `no pipeline is connected: exports of ${plural(waiting, "stream")} are waiting`;
   yield { key: "pipeline", kind: "warn", subject: "Pipeline", text, link: "#/pipeline" };
 }

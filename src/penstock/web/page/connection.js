@@ -1,38 +1,39 @@
-// Whether the broker answers: a word in the bar, and a banner while it does not.
+// The state of the connection to the broker: a word in the header, and a banner while it is
+// unavailable.
 
 import { element, setAttribute, setHidden, setText } from "./dom.js";
 import { formatDuration } from "./format.js";
 
-const WORDS = { live: "Live", away: "No answer", held: "Token needed" };
+const WORDS = { live: "Live", unavailable: "Unavailable", "token-required": "Token required" };
 
 export class Connection {
   #word = document.getElementById("connection");
   #banner = document.getElementById("banner");
-  // Seconds that count up are not read out again and again.
+  // Hidden from screen readers, which would read every change.
   #since = element("span", { "aria-hidden": "true" });
   #lostAt = null;
 
-  /** `state` is `live`, `away` or `held`; whether the broker was away until now. */
-  show(state, said = "") {
-    const wasAway = this.#lostAt !== null;
+  /** Shows a state of `WORDS`. Returns whether the broker was unavailable until now. */
+  show(state, reply = "") {
+    const wasUnavailable = this.#lostAt !== null;
     setAttribute(document.body, "data-connection", state);
     setAttribute(this.#word, "data-state", state);
     setText(this.#word, WORDS[state]);
-    this.#lostAt = state === "away" ? (this.#lostAt ?? Date.now()) : null;
-    if (state === "away" && !wasAway) {
-      const words = said === "" ? "" : ` It said: ${said}.`;
+    this.#lostAt = state === "unavailable" ? (this.#lostAt ?? Date.now()) : null;
+    if (state === "unavailable" && !wasUnavailable) {
+      const details = reply === "" ? "" : ` Its error: ${reply}.`;
       this.#banner.replaceChildren(
-        `The broker does not answer; trying again.${words} `,
+        `The broker is unavailable; retrying.${details} `,
         this.#since,
       );
     }
-    setHidden(this.#banner, state !== "away");
-    if (state === "away") setText(this.#since, this.#duration());
-    return wasAway;
+    setHidden(this.#banner, state !== "unavailable");
+    if (state === "unavailable") setText(this.#since, this.#duration());
+    return wasUnavailable;
   }
 
   #duration() {
     const millis = Date.now() - this.#lostAt;
-    return millis < 2000 ? "" : `What is shown is ${formatDuration(millis)} old.`;
+    return millis < 2000 ? "" : `The data is ${formatDuration(millis)} old.`;
   }
 }

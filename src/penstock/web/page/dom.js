@@ -1,15 +1,15 @@
-// Elements, made and changed without a line of HTML: what a broker tells (names, payloads, errors
-// of strangers) becomes text and nothing else.
+// Creates and changes elements without parsing HTML: names, payloads and errors are untrusted, and
+// are only shown as text.
 
 /**
- * An element. Properties that are functions are listeners (`onclick`), `true` is an attribute
- * without a value, and `false`, null and undefined leave one out.
+ * Creates an element. Functions in properties are listeners (`onclick`), `true` is an attribute
+ * without a value, and `false`, null and undefined omit the attribute.
  */
 export function element(tag, properties = {}, ...children) {
   return fill(document.createElement(tag), properties, children);
 }
 
-/** The same for the inside of an SVG picture. */
+/** Creates an SVG element. */
 export function shape(tag, properties = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
 }
@@ -23,8 +23,8 @@ function fill(node, properties, children) {
   return node;
 }
 
-// Each of these looks before it writes: a page that changes nothing lays nothing out again, and a
-// screen reader is told only what is new.
+// These functions write only changes: unchanged nodes cause no layout, and screen readers announce
+// only new text.
 
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
@@ -44,13 +44,13 @@ export function setHidden(node, isHidden) {
 }
 
 /**
- * Children of a node, one for each item. An item keeps its element for as long as its key is there,
- * so that focus, selection and scroll positions stay where they are.
+ * The children of a node, one per item. An item keeps its element while its key exists, so that
+ * focus, selection and scroll positions are kept.
  */
 export class KeyedList {
   #parts = new Map();
 
-  /** `make(item)` gives `{ element, update(item) }`. */
+  /** `make(item)` returns `{ element, update(item) }`. */
   constructor(parent, keyOf, make) {
     this.parent = parent;
     this.keyOf = keyOf;

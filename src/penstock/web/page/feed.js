@@ -1,15 +1,15 @@
-// The broker's log of events, as far as it was told since this page was entered.
+// The events of the broker, from its log.
 
 import { AccessError, get } from "./api.js";
 
-const KEPT = 500;
+const MAX_EVENTS = 500;
 const KINDS = { ERROR: "bad", WARN: "warn", INFO: "off" };
 const WORDS = { ERROR: "error", WARN: "warning", INFO: "info" };
 
 export class EventFeed {
   // Oldest first.
   events = [];
-  // Why there are none, where the token is for some streams only.
+  // The reason if the token does not allow events.
   refusal = "";
   #last = undefined;
   #startedAt = null;
@@ -25,14 +25,14 @@ export class EventFeed {
   }
 
   async #add(startedAt, signal) {
-    // Another run of the broker counts its events anew.
+    // Event ids start again after a restart of the broker.
     if (this.#startedAt !== startedAt) this.#last = undefined;
     this.#startedAt = startedAt;
     const { events } = await get("/api/events", { since: this.#last }, signal);
     if (events.length === 0) return;
     this.#last = events.at(-1).id;
     this.events = [...this.events, ...events.map((event) => describe(event, startedAt))].slice(
-      -KEPT,
+      -MAX_EVENTS,
     );
   }
 }

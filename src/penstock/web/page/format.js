@@ -1,15 +1,15 @@
-// Numbers, sizes and times as people read them. The sizes are those of the command line.
+// Formats numbers, sizes and times. Sizes have the same format as on the command line.
 
 const NO_BREAK = "\u00a0";
 const COUNT = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-// Sweden writes times as ISO 8601 does.
+// The Swedish locale formats times like ISO 8601.
 const EXACT_TIME = new Intl.DateTimeFormat("sv", {
   dateStyle: "short",
   timeStyle: "medium",
 });
 const CLOCK_TIME = new Intl.DateTimeFormat("sv", { timeStyle: "medium" });
 
-/** Every digit: `1,204,332`. */
+/** All digits: `1,204,332`. */
 export function formatCount(count) {
   return COUNT.format(count);
 }
@@ -62,7 +62,7 @@ export function formatDuration(millis) {
   return join(Math.floor(hours / 24), "d", hours % 24, "h");
 }
 
-/** For what took a moment: `240 ms`, `1.4 s`. */
+/** Short durations: `240 ms`, `1.4 s`. */
 export function formatElapsed(millis) {
   if (millis < 1000 || millis >= 60_000) return formatDuration(millis);
   return `${(millis / 1000).toFixed(1)}${NO_BREAK}s`;
@@ -73,7 +73,7 @@ function join(large, largeUnit, small = 0, smallUnit = "") {
   return small ? `${first} ${small}${NO_BREAK}${smallUnit}` : first;
 }
 
-/** `12 s ago`: the largest unit alone, which is enough for a glance. */
+/** The largest unit: `12 s ago`. */
 export function formatAgo(millis, now) {
   const seconds = Math.round((now - millis) / 1000);
   if (seconds < 1) return "now";
@@ -83,7 +83,7 @@ export function formatAgo(millis, now) {
   return `${Math.floor(seconds / 86_400)}${NO_BREAK}d ago`;
 }
 
-/** The exact time, where this browser is: `2026-11-16 14:03:11`. */
+/** The time in the time zone of the browser: `2026-11-16 14:03:11`. */
 export function formatTime(millis) {
   return EXACT_TIME.format(millis);
 }

@@ -1,17 +1,17 @@
-// The last minutes of the broker or of one stream: what the plots show. Only what is new is asked
-// for, so that a page that was hidden catches up with one answer.
+// The counts and rates of the last minutes, of the broker or of one stream, for plots. Each request
+// asks only for new points, so that a hidden page catches up with one request.
 
 import { get } from "./api.js";
 
-const POINTS = 300;
-// As many as the broker takes for the rates that it tells.
-const MEAN_OF = 5;
+const MAX_POINTS = 300;
+// The broker computes rates over as many points.
+const MEAN_POINTS = 5;
 
 export class History {
   times = [];
   series = {};
 
-  /** Of one stream, or of the whole broker. */
+  /** The history of a stream, or of the broker. */
   constructor(stream = undefined) {
     this.stream = stream;
   }
@@ -21,13 +21,13 @@ export class History {
     this.#add(await get("/api/history", { stream: this.stream, since }, signal));
   }
 
-  /** For uPlot: seconds, then a column for each name. */
+  /** Data for uPlot: times in seconds, then a column for each name. */
   columns(...names) {
     const seconds = this.times.map((millis) => millis / 1000);
     return [seconds, ...names.map((name) => this.series[name] ?? seconds.map(() => null))];
   }
 
-  /** The same for rates, each the mean of some seconds: exports come in batches, not evenly. */
+  /** Like `columns`, with moving averages: exports come in batches. */
   means(...names) {
     const [seconds, ...columns] = this.columns(...names);
     return [seconds, ...columns.map(mean)];
@@ -36,9 +36,9 @@ export class History {
   #add({ stepMillis, times, series }) {
     if (times.length === 0) return;
     const last = this.times.at(-1);
-    // A clock that was set back: what is known no longer fits.
+    // The clock was set back: earlier points do not fit.
     if (last !== undefined && times[0] <= last) this.#clear();
-    // Where the broker was away nothing is known, and no line is drawn.
+    // A gap in the line while the broker was unavailable.
     const isGap = this.times.length > 0 && times[0] - last > 2.5 * stepMillis;
     const known = this.times.length;
     const gap = isGap ? [null] : [];
@@ -56,14 +56,14 @@ export class History {
 }
 
 function mean(values) {
-  return values.map((value, place) => {
+  return values.map((value, index) => {
     if (value === null) return null;
-    const last = values.slice(Math.max(0, place + 1 - MEAN_OF), place + 1);
+    const last = values.slice(Math.max(0, index + 1 - MEAN_POINTS), index + 1);
     const known = last.slice(last.lastIndexOf(null) + 1);
     return known.reduce((total, each) => total + each, 0) / known.length;
   });
 }
 
 function trim(values) {
-  return values.slice(-POINTS);
+  return values.slice(-MAX_POINTS);
 }

@@ -1,9 +1,9 @@
-// The small parts that pages are made of. Each is made once and has an `update`.
+// Small components of views. Each is created once and has an `update`.
 
 import { element, setAttribute, setHidden, setText } from "./dom.js";
 import { formatAgo, formatBytes, formatShare, formatTime } from "./format.js";
 
-/** A time as it is long ago, with the exact one for whoever points at it. */
+/** A relative time, with the exact time as its tooltip. */
 export function agoPart() {
   const node = element("time", {});
   return {
@@ -17,7 +17,7 @@ export function agoPart() {
   };
 }
 
-/** How much of something is used, as a bar; from 90 % on it warns if `warns`. */
+/** A bar that shows a share. From 90 % on it has the warning color if `warns`. */
 export function meterPart(label) {
   const filling = element("span", { class: "meter-filling" });
   const node = element(
@@ -38,7 +38,7 @@ export function meterPart(label) {
       const percent = (100 * share).toFixed(1);
       if (filling.dataset.percent !== percent) {
         filling.dataset.percent = percent;
-        // Something is not nothing, however large the whole.
+        // A tiny share is visible too.
         filling.style.width = part > 0 ? `max(3px, ${percent}%)` : "0";
       }
       setAttribute(node, "aria-valuenow", Math.round(100 * share));
@@ -48,9 +48,9 @@ export function meterPart(label) {
   };
 }
 
-/** What is stored against what may be: a bar and `17 MiB of 256 MiB`. */
+/** The size and the maximum size of a stream: a bar and `17 MiB of 256 MiB`. */
 export function storedPart() {
-  const meter = meterPart("Stored, of the maximum");
+  const meter = meterPart("Share of the maximum size");
   const text = element("span", { class: "meter-text" });
   const share = element("span", { class: "meter-share" });
   return {
@@ -62,7 +62,7 @@ export function storedPart() {
     ),
     update(stream) {
       const words = `${formatBytes(stream.totalBytes)} of ${formatBytes(stream.maxSize)}`;
-      // One that drops its oldest messages is meant to be full.
+      // A stream that overwrites its oldest messages is usually full.
       const warns = stream.strategyOnFull === "RejectNewData";
       meter.update(stream.totalBytes, stream.maxSize, words, warns);
       setText(text, words);
@@ -71,7 +71,7 @@ export function storedPart() {
   };
 }
 
-/** A word for a state, with a dot in its colour: never the colour alone. */
+/** A state as a word with a colored dot: the color alone is not accessible. */
 export function statePart() {
   const node = element("span", { class: "state" });
   return {
@@ -109,12 +109,12 @@ const WORD_OF_KIND = {
   s3_task_executor: "S3",
 };
 
-/** A kind of exports. */
+/** The name of a kind of exports. */
 export function wordOfKind(kind) {
   return WORD_OF_KIND[kind] ?? kind;
 }
 
-/** A number with its name, and a line that says more. */
+/** A number with a label and a note. */
 export function tilePart(label, id = undefined) {
   const value = element("dd", { class: "tile-value" });
   const note = element("dd", { class: "tile-note" });
@@ -135,7 +135,7 @@ export function tilePart(label, id = undefined) {
   };
 }
 
-/** Facts as name and value; `update` takes `[name, value]` pairs, null leaving one out. */
+/** Names and values; `update` takes an object, in which null hides a value. */
 export function factsPart(...names) {
   const rows = new Map(
     names.map((name) => {
@@ -159,7 +159,7 @@ export function factsPart(...names) {
   };
 }
 
-/** What stands where there is nothing yet: what that means, and what to do. */
+/** A text in place of an empty list, with a command that helps. */
 export function emptyPart(sentence, command = null, rest = "") {
   return element(
     "p",
@@ -170,7 +170,7 @@ export function emptyPart(sentence, command = null, rest = "") {
   );
 }
 
-/** The head of a page: its heading takes the focus when the page is entered. */
+/** The heading of a page, which gets the focus when the page is entered. */
 export function heading(text, ...more) {
   return element("div", { class: "heading" }, element("h1", { tabindex: "-1" }, text), ...more);
 }
@@ -195,7 +195,7 @@ export function choicePart(label, name, choices, chosen, onchange) {
   return { element: node, choose };
 }
 
-/** A box that filters what is below it; `/` goes to it from anywhere. */
+/** A filter field; the key `/` focuses it. */
 export function filterPart(label, placeholder, oninput) {
   const input = element("input", {
     type: "search",
@@ -205,12 +205,12 @@ export function filterPart(label, placeholder, oninput) {
     placeholder,
     autocomplete: "off",
     spellcheck: "false",
-    oninput: () => oninput(wordsOf(input.value)),
+    oninput: () => oninput(splitWords(input.value)),
   });
-  return { element: input, set: (text) => ((input.value = text), oninput(wordsOf(text))) };
+  return { element: input, set: (text) => ((input.value = text), oninput(splitWords(text))) };
 }
 
-function wordsOf(text) {
+function splitWords(text) {
   return text.toLowerCase().split(/\s+/).filter(Boolean);
 }
 

@@ -1,20 +1,20 @@
-// Plots over time: uPlot, in the page's colours, with a legend that tells what the pointer is at,
-// and the newest values otherwise.
+// Plots over time with uPlot, in the colors of the theme. The legend shows the values at the
+// pointer, or the newest values.
 
 import { element, setText } from "./dom.js";
 import { formatClock } from "./format.js";
 
 const { uPlot } = globalThis;
 
-// Five minutes, the broker's memory of its rates.
+// The broker has a history of five minutes.
 const SPAN_SECONDS = 300;
 
-/** Steps of an axis of bytes, whose units are powers of two. */
+/** Steps of an axis of bytes: powers of two. */
 export const BYTE_INCREMENTS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
 /**
- * A figure with `series` of `{ label, color }`, colours being names of custom properties.
- * Plots with the same `group` share their pointer.
+ * A figure with `series` of `{ label, color }`. Colors are names of custom properties. Plots with
+ * the same `group` share their pointer.
  */
 export class TimePlot {
   #plot = null;
@@ -23,7 +23,7 @@ export class TimePlot {
   #when = element("span", { class: "legend-when" });
   #stage = element("div", { class: "plot-stage", "aria-hidden": "true" });
   #observer;
-  #repaint = () => this.#plot?.redraw();
+  #redraw = () => this.#plot?.redraw();
 
   constructor({ title, series, format, id, group = "", height = 200, increments = null }) {
     this.options = { series, format, group, height, increments };
@@ -49,22 +49,22 @@ export class TimePlot {
       this.#stage,
     );
     this.#stage.style.height = `${height}px`;
-    // The first size is known once the figure is on the page, and not before.
+    // The size is known only after the figure was inserted into the page.
     this.#observer = new ResizeObserver(() => this.#fit());
     this.#observer.observe(this.#stage);
-    addEventListener("themechange", this.#repaint);
+    addEventListener("themechange", this.#redraw);
   }
 
   update(columns) {
     this.#columns = columns;
     this.element.dataset.newest = String(columns[0].at(-1) ?? "");
     if (this.#plot) this.#plot.setData(columns);
-    this.#tell(this.#plot?.cursor.idx ?? null);
+    this.#showValues(this.#plot?.cursor.idx ?? null);
   }
 
   close() {
     this.#observer.disconnect();
-    removeEventListener("themechange", this.#repaint);
+    removeEventListener("themechange", this.#redraw);
     this.#plot?.destroy();
   }
 
@@ -76,7 +76,7 @@ export class TimePlot {
     else this.#plot = new uPlot(this.#settings(size), this.#columns, this.#stage);
   }
 
-  #tell(index) {
+  #showValues(index) {
     const isPointed = index !== null && index < this.#columns[0].length;
     const at = isPointed ? index : this.#columns[0].length - 1;
     this.#values.forEach((node, number) => {
@@ -126,13 +126,13 @@ export class TimePlot {
           values: (_, values) => values.map((value) => (value === 0 ? "0" : format(value))),
         },
       ],
-      series: [{}, ...series.map((line, index) => drawn(line, index === 0))],
-      hooks: { setCursor: [(plot) => this.#tell(plot.cursor.idx)] },
+      series: [{}, ...series.map((line, index) => seriesOptions(line, index === 0))],
+      hooks: { setCursor: [(plot) => this.#showValues(plot.cursor.idx)] },
     };
   }
 }
 
-function drawn({ label, color: name }, isFilled) {
+function seriesOptions({ label, color: name }, isFilled) {
   return {
     label,
     stroke: () => colorOf(name),
@@ -149,8 +149,7 @@ function swatch(name) {
   return node;
 }
 
-// A custom property holds what was written, `light-dark(…)`; as the colour of an element it is
-// what it comes to.
+// A custom property has the unresolved value `light-dark(…)`; the color of an element is resolved.
 function colorOf(name) {
   probe.style.color = `var(${name})`;
   return getComputedStyle(probe).color;

@@ -1,5 +1,4 @@
-// The page's heartbeat: asks once a second, never while an answer is still on its way, and not at
-// all while nobody looks.
+// Runs a function once a second, one call at a time, and pauses while the page is hidden.
 
 const INTERVAL_MILLIS = 1000;
 
@@ -7,9 +6,9 @@ export class Poll {
   #work;
   #timer = null;
   #abort = null;
-  #isHeld = false;
+  #isPaused = false;
 
-  /** `work(signal)` is one round; it handles its own errors. */
+  /** `work(signal)` is one round. It must not throw. */
   constructor(work) {
     this.#work = work;
     document.addEventListener("visibilitychange", () => {
@@ -17,17 +16,17 @@ export class Poll {
     });
   }
 
-  /** Begins a round at once; what is still under way belongs to another page or token. */
+  /** Starts a round at once, and aborts the current one, which may be for another page or token. */
   now() {
-    this.#isHeld = false;
+    this.#isPaused = false;
     this.#abort?.abort();
     clearTimeout(this.#timer);
     this.#round();
   }
 
-  /** No more rounds until somebody calls `now`. */
-  hold() {
-    this.#isHeld = true;
+  /** Stops until `now` is called. */
+  pause() {
+    this.#isPaused = true;
   }
 
   async #round() {
@@ -35,12 +34,12 @@ export class Poll {
     this.#abort = abort;
     const begun = performance.now();
     await this.#work(abort.signal);
-    if (abort.signal.aborted || this.#isHeld) return;
+    if (abort.signal.aborted || this.#isPaused) return;
     const rest = INTERVAL_MILLIS - (performance.now() - begun);
-    this.#timer = setTimeout(() => this.#goOn(), Math.max(0, rest));
+    this.#timer = setTimeout(() => this.#next(), Math.max(0, rest));
   }
 
-  #goOn() {
+  #next() {
     if (!document.hidden) this.#round();
   }
 }

@@ -1,8 +1,8 @@
-// Which page an address names. What follows the # never reaches the broker.
+// The routes of the dashboard. They are in the hash of the URL, which is not sent to the broker.
 
 const PAGES = new Set(["streams", "tasks", "pipeline", "events"]);
 
-/** `{ page, name?, query }`; `missing` where there is no such page. */
+/** Returns `{ page, name?, query }`; the page is `missing` for an unknown route. */
 export function parseRoute(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?", 2);
   const parts = path.split("/").filter((part) => part !== "");

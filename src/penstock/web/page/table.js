@@ -1,12 +1,12 @@
-// A table that lives: rows keep their elements, cells write only what changed, headers sort. On a
-// narrow screen its rows are cards, and a list of columns sorts them.
+// A table that updates in place: rows keep their elements, cells write only changes, headers sort.
+// On a narrow screen rows are cards, and a list of columns sorts them.
 
 import { element, KeyedList, setAttribute, setHidden, setText } from "./dom.js";
 
 /**
- * `columns` are `{ id, label, cell(row) }`, where `cell` is called once a row and gives
- * `{ element, update(row, now) }`. A column with `order(row)` can be sorted by; `descends` if its
- * largest values come first, `isNumber` if it is aligned as such.
+ * `columns` are `{ id, label, cell(row) }`. `cell` is called once per row and returns
+ * `{ element, update(row, now) }`. A column with `order(row)` is sortable, in descending order
+ * first if `descends`. Columns with `isNumber` are aligned as numbers.
  */
 export class LiveTable {
   #body = element("tbody", { role: "rowgroup" });
@@ -44,7 +44,7 @@ export class LiveTable {
     this.#showSorting();
   }
 
-  /** `whenEmpty` is said in place of rows. */
+  /** `whenEmpty` is shown if there are no rows. */
   update(rows, now, whenEmpty = "") {
     this.#rows = rows;
     this.#now = now;
@@ -53,14 +53,14 @@ export class LiveTable {
     this.#show();
   }
 
-  #show(isAsked = false) {
-    this.#list.update(this.sorting ? this.#sorted(isAsked) : this.#rows);
+  #show(isRequested = false) {
+    this.#list.update(this.sorting ? this.#sorted(isRequested) : this.#rows);
   }
 
-  #sorted(isAsked) {
-    // A row must not slip away from under a pointer or take the focus with it: while somebody is
-    // in the table, rows stay where they are and new ones come last.
-    if (!isAsked && this.#body.matches(":hover, :focus-within")) return this.#asBefore();
+  #sorted(isRequested) {
+    // Rows must not move under the pointer or the focus: while the table has one of them, rows keep
+    // their order, and new rows are appended.
+    if (!isRequested && this.#body.matches(":hover, :focus-within")) return this.#inPreviousOrder();
     const { id, descends } = this.sorting;
     const { order } = this.#column(id);
     const sorted = this.#rows
@@ -75,10 +75,10 @@ export class LiveTable {
     return sorted;
   }
 
-  #asBefore() {
-    const places = new Map(this.#order.map((key, place) => [key, place]));
-    const place = (row) => places.get(this.keyOf(row)) ?? Infinity;
-    return [...this.#rows].sort((one, other) => compare(place(one), place(other)));
+  #inPreviousOrder() {
+    const positions = new Map(this.#order.map((key, index) => [key, index]));
+    const position = (row) => positions.get(this.keyOf(row)) ?? Infinity;
+    return [...this.#rows].sort((one, other) => compare(position(one), position(other)));
   }
 
   #column(id) {
@@ -172,7 +172,7 @@ export class LiveTable {
   }
 }
 
-/** A cell of text alone. */
+/** A cell with text. */
 export function textCell(textOf, titleOf = () => null) {
   const node = element("span", {});
   return {

@@ -1,11 +1,11 @@
-// Light or dark: as the system has it, until somebody chooses. A plain script and no module, so
-// that the choice holds before the first paint.
+// The theme: that of the system unless the user chooses another. A classic script, because a module
+// would run after the first paint.
 (() => {
   const KEY = "penstock.theme";
   const CHOICES = ["system", "light", "dark"];
   const root = document.documentElement;
 
-  // Storage may be forbidden; a choice then lasts as long as the page.
+  // If storage is disabled, the choice lasts until the page is closed.
   let choice = "system";
   try {
     const stored = localStorage.getItem(KEY);
@@ -31,7 +31,7 @@
       } catch {}
       apply();
       show();
-      // Plots are painted, not styled: they have to be told.
+      // CSS does not affect plots: they redraw on this event.
       window.dispatchEvent(new Event("themechange"));
     });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {

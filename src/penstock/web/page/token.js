@@ -1,8 +1,8 @@
-// The token of this tab: it is gone with the tab, and never in the address bar for long.
+// The token of this tab. It is removed when the tab is closed.
 
 const KEY = "penstock.token";
 
-// Where storage is forbidden, it lasts as long as the page.
+// If storage is disabled, the token lasts until the page is closed.
 let token = "";
 try {
   token = sessionStorage.getItem(KEY) ?? "";
@@ -20,7 +20,7 @@ export function storeToken(text) {
   } catch {}
 }
 
-/** Takes the token out of a link such as `/#token=…`; whether there was one. */
+/** Moves the token out of a link such as `/#token=…`. Returns whether there was one. */
 export function takeTokenFromAddress() {
   const match = /^#token=([^&]*)$/.exec(location.hash);
   if (!match) return false;
@@ -29,7 +29,7 @@ export function takeTokenFromAddress() {
   } catch {
     storeToken(match[1]);
   }
-  // In place of the entry, so that neither the address bar nor the history keeps it.
+  // Replaces the entry, so that the token stays neither in the address bar nor in the history.
   history.replaceState(null, "", "#/");
   return true;
 }

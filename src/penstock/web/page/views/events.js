@@ -1,4 +1,4 @@
-// The log of events, the newest on top.
+// The page of events, newest first.
 
 import { element, KeyedList, setHidden, setText } from "../dom.js";
 import { EventFeed } from "../feed.js";
@@ -14,15 +14,15 @@ const RANKS = { INFO: 0, WARN: 1, ERROR: 2 };
 
 export function eventsView() {
   const feed = new EventFeed();
-  let least = "INFO";
+  let minLevel = "INFO";
   let words = [];
   const count = element("p", { class: "count" });
   const level = choicePart(
-    "Least level",
+    "Minimum level",
     "level",
     CHOICES,
-    least,
-    (chosen) => ((least = chosen), show()),
+    minLevel,
+    (chosen) => ((minLevel = chosen), show()),
   );
   const filter = filterPart(
     "Filter events",
@@ -36,7 +36,7 @@ export function eventsView() {
   function show() {
     const shown = feed.events.filter(
       (event) =>
-        (RANKS[event.level] ?? 0) >= RANKS[least] &&
+        (RANKS[event.level] ?? 0) >= RANKS[minLevel] &&
         matches(`${event.source} ${event.message}`, words),
     );
     rows.update([...shown].reverse());
@@ -49,7 +49,7 @@ export function eventsView() {
     setHidden(empty, shown.length > 0);
     setText(
       empty,
-      feed.refusal || (feed.events.length > 0 ? "No event matches." : "Nothing has happened yet."),
+      feed.refusal || (feed.events.length > 0 ? "No event matches the filter." : "No events yet."),
     );
   }
 

@@ -1,5 +1,4 @@
-// The exports of one stream: where they go, how far behind they are, what went wrong, and buttons
-// that pause and rewind them.
+// The exports of a stream: destination, lag, errors, and buttons that pause and rewind them.
 
 import { needsAdmin } from "../access.js";
 import { AccessError, pathOf, post } from "../api.js";
@@ -12,9 +11,9 @@ import { rewindButton } from "./rewind.js";
 export class ExportsPart {
   #rows;
   #empty = emptyPart(
-    "This stream is not exported. An export is part of its definition; ",
+    "This stream has no exports. Exports are part of its definition: ",
     "penstock streams update",
-    " adds one.",
+    " adds an export.",
   );
   #access = null;
   #stream = null;
@@ -51,11 +50,11 @@ function exportPart(app, name, { identifier, kind }, accessOf, streamOf) {
   const error = element("p", { class: "error-text" });
   const retry = element("p", { class: "retry" });
   const remark = element("p", { class: "note bad", role: "alert", hidden: true });
-  const facts = factsPart("Rate", "Last exported", "Last try", "Exported", "Skipped", "Lost", "Priority");
+  const facts = factsPart("Rate", "Last exported", "Last attempt", "Exported", "Skipped", "Lost", "Priority");
   const change = pauseButton(app, name, identifier, accessOf, remark);
   const rewind = rewindButton(app, name, identifier, accessOf);
   const tasks =
-    kind === "s3_task_executor" ? element("a", { href: tasksLink(name) }, "Its tasks") : null;
+    kind === "s3_task_executor" ? element("a", { href: tasksLink(name) }, "Show tasks") : null;
   const node = element(
     "li",
     { class: "export", "data-testid": "export", "data-identifier": identifier },
@@ -89,7 +88,7 @@ function exportPart(app, name, { identifier, kind }, accessOf, streamOf) {
       setText(destination, it.destination);
       setText(
         lag,
-        it.messagesBehind > 0 ? `${formatCount(it.messagesBehind)} behind` : "Nothing behind",
+        it.messagesBehind > 0 ? `${formatCount(it.messagesBehind)} behind` : "No messages behind",
       );
       setText(
         lagNote,
@@ -109,12 +108,12 @@ function exportPart(app, name, { identifier, kind }, accessOf, streamOf) {
 }
 
 function retrySentence({ retryInMillis, failures }) {
-  const times = failures > 1 ? ` It failed ${formatCount(failures)} times in a row.` : "";
-  // Rounded up: what is due in half a second is not due.
+  const times = failures > 1 ? ` Failed ${formatCount(failures)} times in a row.` : "";
+  // Rounded up: a retry in half a second is not due now.
   const next =
     retryInMillis > 0
-      ? `Next try in ${formatDuration(1000 * Math.ceil(retryInMillis / 1000))}.`
-      : "Next try now.";
+      ? `Next retry in ${formatDuration(1000 * Math.ceil(retryInMillis / 1000))}.`
+      : "Next retry now.";
   return next + times;
 }
 
@@ -122,16 +121,16 @@ function exportFacts(it, now) {
   const last = it.lastExportedSequenceNumber;
   return {
     Rate: formatRate(it.rates.messagesExported),
-    "Last exported": last < 0 ? "nothing yet" : `number ${formatCount(last)}`,
-    "Last try": it.lastExportTime === null ? null : formatAgo(it.lastExportTime, now),
+    "Last exported": last < 0 ? "none" : `message ${formatCount(last)}`,
+    "Last attempt": it.lastExportTime === null ? null : formatAgo(it.lastExportTime, now),
     Exported: `${formatCount(it.exportedMessages)} messages, ${formatBytes(it.exportedBytes)}`,
     Skipped:
       it.skippedMessages > 0
-        ? `${formatCount(it.skippedMessages)} that the destination never takes`
+        ? `${formatCount(it.skippedMessages)} rejected by the destination`
         : null,
     Lost:
       it.lostMessages > 0
-        ? `${formatCount(it.lostMessages)} dropped or damaged before`
+        ? `${formatCount(it.lostMessages)} evicted or damaged before export`
         : null,
     Priority: it.priority === null ? "none" : String(it.priority),
   };
@@ -142,7 +141,7 @@ function pauseButton(app, name, identifier, accessOf, remark) {
   const button = element("button", { type: "button", onclick: change });
 
   async function change() {
-    const what = isPaused ? "resume" : "pause";
+    const action = isPaused ? "resume" : "pause";
     const access = accessOf();
     setHidden(remark, true);
     if (!access.mayChange) {
@@ -151,11 +150,11 @@ function pauseButton(app, name, identifier, accessOf, remark) {
     }
     setAttribute(button, "aria-disabled", "true");
     try {
-      show((await post(pathOf("streams", name, "exports", identifier, what))).isPaused);
+      show((await post(pathOf("streams", name, "exports", identifier, action))).isPaused);
       app.refresh();
     } catch (error) {
       if (error instanceof AccessError) app.askForToken(error.message);
-      setText(remark, `It was not ${isPaused ? "resumed" : "paused"}: ${error.message}`);
+      setText(remark, `Cannot ${action} the export: ${error.message}`);
       setHidden(remark, false);
     } finally {
       setAttribute(button, "aria-disabled", null);

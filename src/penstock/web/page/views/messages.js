@@ -1,16 +1,17 @@
-// A peek at a stream's messages: the newest, or from a number on; as text, JSON or hex. What is
-// shown stays until somebody asks for more, unless it follows.
+// The messages of a stream, the newest or from a sequence number on, as text, JSON or hex. The list
+// is static unless it follows new messages.
 
-import { AccessError, get, getBytes, pathOf, RefusedError } from "../api.js";
+import { AccessError, get, getBytes, pathOf, RejectedError } from "../api.js";
 import { element, KeyedList, setAttribute, setHidden, setText } from "../dom.js";
 import { formatBytes, formatCount, plural } from "../format.js";
 import { agoPart, choicePart } from "../parts.js";
 import { asHex, asJson, asText, decodeBase64 } from "../payload.js";
 
-const PAGE = 20;
-// As many as one answer brings.
-const MOST = 100;
-// Hex in lines that fit a phone.
+const NEEDS_TOKEN = "Messages need a token that allows reading this stream.";
+const PAGE_SIZE = 20;
+// The limit of one request.
+const MAX_PAGE_SIZE = 100;
+// Narrow screens show fewer bytes per line of hex.
 const NARROW = matchMedia("(max-width: 640px)");
 
 export class MessagesPart {
@@ -20,18 +21,18 @@ export class MessagesPart {
   #messages = [];
   #format = null;
   #isFollowing = false;
-  // What to ask for in the next round; null for nothing.
-  #wanted = { last: PAGE };
+  // The request of the next round, or null.
+  #pending = { last: PAGE_SIZE };
   #newest = -1;
   #oldest = 0;
   #nodes = messagesNodes();
   #list;
 
-  /** From the number `from` on, if it is given. */
+  /** Shows messages from the sequence number `from` on, or the newest. */
   constructor(app, name, from = null) {
     this.#app = app;
     this.#name = name;
-    if (/^\d+$/.test(from ?? "")) this.#wanted = { from, count: PAGE };
+    if (/^\d+$/.test(from ?? "")) this.#pending = { from, count: PAGE_SIZE };
     this.#list = new KeyedList(
       this.#nodes.list,
       (message) => message.sequenceNumber,
@@ -39,83 +40,83 @@ export class MessagesPart {
     );
     const { tools, choice, number } = this.#nodes;
     this.#nodes.choose = choicePart("Show payloads as", "format", FORMATS, "text", (format) =>
-      this.#show(format),
+      this.#setFormat(format),
     );
     choice.append(this.#nodes.choose.element);
-    tools.newest.onclick = () => this.#want({ last: PAGE });
-    tools.fresh.onclick = () => this.#want({ last: PAGE });
-    tools.older.onclick = () => this.#want({ before: this.#last(), count: PAGE });
-    tools.newer.onclick = () => this.#want({ from: this.#first() + 1, count: PAGE });
+    tools.newest.onclick = () => this.#request({ last: PAGE_SIZE });
+    tools.fresh.onclick = () => this.#request({ last: PAGE_SIZE });
+    tools.older.onclick = () => this.#request({ before: this.#last(), count: PAGE_SIZE });
+    tools.newer.onclick = () => this.#request({ from: this.#first() + 1, count: PAGE_SIZE });
     tools.from.onsubmit = (event) => {
       event.preventDefault();
-      this.#want({ from: Number(number.value), count: PAGE });
+      this.#request({ from: Number(number.value), count: PAGE_SIZE });
     };
     tools.follow.onchange = () => {
       this.#isFollowing = tools.follow.checked;
-      if (this.#isFollowing) this.#want({ last: PAGE });
+      if (this.#isFollowing) this.#request({ last: PAGE_SIZE });
     };
     tools.token.onclick = () =>
-      app.askForToken("Messages are shown to those whose token may read the stream.");
+      app.askForToken(NEEDS_TOKEN);
     this.element = this.#nodes.section;
   }
 
-  /** One round: asks for what is wanted, if anything is. */
+  /** Sends the pending request, if there is one. */
   async refresh(access, stream, signal) {
-    setHidden(this.#nodes.barred, access.mayReadMessages);
+    setHidden(this.#nodes.locked, access.mayReadMessages);
     setHidden(this.#nodes.inside, !access.mayReadMessages);
     if (!access.mayReadMessages) return;
-    // It was deleted and created again: what is shown is not of this stream.
+    // The stream was deleted and created again.
     if (stream.newestSequenceNumber < this.#first()) {
       this.#messages = [];
-      this.#wanted = { last: PAGE };
+      this.#pending = { last: PAGE_SIZE };
     }
-    if (this.#isFollowing && this.#wanted === null) this.#wanted = this.#next(stream);
-    const wanted = this.#wanted;
-    if (wanted !== null) {
+    if (this.#isFollowing && this.#pending === null) this.#pending = this.#next(stream);
+    const pending = this.#pending;
+    if (pending !== null) {
       try {
-        this.#take(await get(pathOf("streams", this.#name, "messages"), wanted, signal), wanted);
+        this.#show(await get(pathOf("streams", this.#name, "messages"), pending, signal), pending);
       } catch (error) {
-        if (!(error instanceof RefusedError || error instanceof AccessError)) throw error;
-        this.#say(error.message);
+        if (!(error instanceof RejectedError || error instanceof AccessError)) throw error;
+        this.#setNote(error.message);
       }
-      if (this.#wanted === wanted) this.#wanted = null;
+      if (this.#pending === pending) this.#pending = null;
     }
     this.#newest = stream.newestSequenceNumber;
     this.#oldest = stream.oldestSequenceNumber;
     this.#update(stream);
   }
 
-  #want(wanted) {
-    if (wanted.last === undefined) this.#nodes.tools.follow.checked = this.#isFollowing = false;
-    this.#wanted = wanted;
+  #request(pending) {
+    if (pending.last === undefined) this.#nodes.tools.follow.checked = this.#isFollowing = false;
+    this.#pending = pending;
     this.#app.refresh();
   }
 
   #next({ newestSequenceNumber }) {
     const shown = this.#first();
     if (newestSequenceNumber <= shown) return null;
-    // More than one answer brings: the newest are what somebody who follows wants to see.
-    if (newestSequenceNumber - shown > MOST) return { last: PAGE };
-    return { from: shown + 1, count: MOST };
+    // More than one request can return: skip to the newest.
+    if (newestSequenceNumber - shown > MAX_PAGE_SIZE) return { last: PAGE_SIZE };
+    return { from: shown + 1, count: MAX_PAGE_SIZE };
   }
 
-  #take({ messages, problem }, wanted) {
-    const taken = messages
+  #show({ messages, problem }, request) {
+    const received = messages
       .reverse()
       .map((message) => ({ ...message, bytes: decodeBase64(message.payload) }));
-    const goesOn = this.#isFollowing && taken.at(-1)?.sequenceNumber === this.#first() + 1;
-    // Where there is nothing to be seen, what was shown shows the way.
-    if (goesOn) this.#messages = [...taken, ...this.#messages].slice(0, MOST);
-    else if (taken.length > 0) this.#messages = taken;
-    this.#say(
+    const continues = this.#isFollowing && received.at(-1)?.sequenceNumber === this.#first() + 1;
+    // If the request found no messages, the previous ones stay.
+    if (continues) this.#messages = [...received, ...this.#messages].slice(0, MAX_PAGE_SIZE);
+    else if (received.length > 0) this.#messages = received;
+    this.#setNote(
       problem ??
-        (taken.length === 0 && wanted.from !== undefined
-          ? `There is no message from ${formatCount(wanted.from)} on.`
+        (received.length === 0 && request.from !== undefined
+          ? `No messages from number ${formatCount(request.from)} on.`
           : ""),
     );
-    if (this.#format === null && taken.length > 0) {
-      // Bytes that are no text are best looked at as bytes.
-      this.#format = taken.some(({ bytes, isCut }) => asText(bytes, isCut) !== null)
+    if (this.#format === null && received.length > 0) {
+      // Binary payloads start in hex.
+      this.#format = received.some(({ bytes, isCut }) => asText(bytes, isCut) !== null)
         ? "text"
         : "hex";
       this.#nodes.choose.choose(this.#format);
@@ -130,12 +131,12 @@ export class MessagesPart {
     return this.#messages.at(-1)?.sequenceNumber ?? 0;
   }
 
-  #say(sentence) {
+  #setNote(sentence) {
     setText(this.#nodes.note, sentence);
     setHidden(this.#nodes.note, sentence === "");
   }
 
-  #show(format) {
+  #setFormat(format) {
     this.#format = format;
     for (const message of this.#messages) message.render(format);
   }
@@ -148,7 +149,7 @@ export class MessagesPart {
     setText(shown, isEmpty ? "" : `${formatCount(this.#last())} to ${formatCount(this.#first())}`);
     const unseen = this.#newest - this.#first();
     setHidden(tools.fresh, isEmpty || this.#isFollowing || unseen <= 0);
-    setText(tools.fresh, `${plural(unseen, "newer message")}: show the newest`);
+    setText(tools.fresh, `${plural(unseen, "newer message")}: show newest`);
     tools.older.disabled = isEmpty || this.#last() <= this.#oldest;
     tools.newer.disabled = isEmpty || unseen <= 0;
   }
@@ -157,11 +158,11 @@ export class MessagesPart {
     const ago = agoPart();
     const payload = element("pre", { class: "payload" });
     const remark = element("span", { class: "remark" });
-    const whole = message.isCut
+    const download = message.isCut
       ? element(
           "button",
           { type: "button", class: "quiet", onclick: () => this.#download(message, remark) },
-          "Download all of it",
+          "Download payload",
         )
       : null;
     message.render = (format) => {
@@ -182,7 +183,7 @@ export class MessagesPart {
           ago.element,
           element("span", {}, formatBytes(message.size)),
           remark,
-          whole,
+          download,
         ),
         payload,
       ),
@@ -192,7 +193,7 @@ export class MessagesPart {
 
   async #download({ sequenceNumber }, remark) {
     try {
-      // A link could not carry the token.
+      // A link cannot send the token.
       const address = URL.createObjectURL(
         await getBytes(pathOf("streams", this.#name, "messages", sequenceNumber)),
       );
@@ -215,11 +216,11 @@ function render({ bytes, isCut }, format) {
   const hex = (note) => ({ text: asHex(bytes, NARROW.matches ? 8 : 16), note, isHex: true });
   if (format === "hex") return hex(cut);
   const text = asText(bytes, isCut);
-  if (text === null) return hex(join(cut, "no text, shown as hex"));
+  if (text === null) return hex(join(cut, "not text, shown as hex"));
   if (format === "text") return { text, note: cut };
   const json = asJson(bytes);
   if (json !== null) return { text: json, note: cut };
-  return { text, note: join(cut, isCut ? "shown as text" : "no JSON, shown as text") };
+  return { text, note: join(cut, isCut ? "shown as text" : "not JSON, shown as text") };
 }
 
 function join(...notes) {
@@ -254,12 +255,12 @@ function messagesNodes() {
   const choice = element("div", {});
   const list = element("ol", { class: "messages", "data-testid": "messages" });
   const note = element("p", { class: "note bad", hidden: true });
-  const empty = element("p", { class: "empty", hidden: true }, "No messages are stored.");
+  const empty = element("p", { class: "empty", hidden: true }, "No messages.");
   const shown = element("span", { class: "count" });
-  const barred = element(
+  const locked = element(
     "div",
-    { class: "barred", hidden: true },
-    element("p", {}, "Messages are shown to those whose token may read the stream."),
+    { class: "locked", hidden: true },
+    element("p", {}, NEEDS_TOKEN),
     tools.token,
   );
   const inside = element(
@@ -287,8 +288,8 @@ function messagesNodes() {
       element("h2", { id: "messages-title" }, "Messages"),
       shown,
     ),
-    barred,
+    locked,
     inside,
   );
-  return { section, tools, choice, number, list, note, empty, shown, barred, inside };
+  return { section, tools, choice, number, list, note, empty, shown, locked, inside };
 }

@@ -1,4 +1,4 @@
-// The overview: what goes in, what goes out, what is behind, and what needs looking at.
+// The overview: rates, lag, storage, problems, busiest streams and latest events.
 
 import { attention } from "../attention.js";
 import { element, KeyedList, setAttribute, setHidden, setText } from "../dom.js";
@@ -18,8 +18,8 @@ import { streamLink } from "../router.js";
 import { EventFeed } from "../feed.js";
 import { LiveTable, textCell } from "../table.js";
 
-const BUSIEST = 6;
-const LATEST = 6;
+const MAX_BUSIEST = 6;
+const MAX_LATEST = 6;
 const APPENDED = { label: "Appended", color: "--appended" };
 const EXPORTED = { label: "Exported", color: "--exported" };
 
@@ -27,7 +27,7 @@ export function overviewView(app) {
   const history = new History();
   const feed = new EventFeed();
   const tiles = tilesPart();
-  const alarms = alarmsPart();
+  const problems = problemsPart();
   const busiest = busiestPart();
   const latest = latestPart();
   const group = "overview";
@@ -49,7 +49,7 @@ export function overviewView(app) {
     height: 160,
   });
   const behind = new TimePlot({
-    title: "Messages behind, of all exports",
+    title: "Messages behind, all exports",
     id: "plot-behind",
     series: [{ label: "Behind", color: "--behind" }],
     format: formatShort,
@@ -64,14 +64,14 @@ export function overviewView(app) {
       "div",
       { class: "view" },
       heading("Overview"),
-      alarms.element,
+      problems.element,
       tiles.element,
       element("div", { class: "plots" }, messages.element, bytes.element, behind.element),
       element("div", { class: "columns" }, busiest.element, latest.element),
     ),
     async refresh(overview, signal) {
       tiles.update(overview);
-      alarms.update(attention(overview));
+      problems.update(attention(overview));
       busiest.update(overview.streams, app.now());
       await Promise.all([history.refresh(signal), feed.refresh(overview, signal)]);
       messages.update(history.means("messagesAppended", "messagesExported"));
@@ -106,11 +106,11 @@ function tilesPart() {
       const late = exports.filter((it) => it.messagesBehind > 0);
       appended.update(
         formatRate(rates.messagesAppended),
-        `${formatByteRate(rates.bytesAppended)} · ${formatShort(totals.messagesAppended)} since its start`,
+        `${formatByteRate(rates.bytesAppended)} · ${formatShort(totals.messagesAppended)} since start`,
       );
       exported.update(
         formatRate(rates.messagesExported),
-        `${formatByteRate(rates.bytesExported)} · ${formatShort(totals.messagesExported)} since its start`,
+        `${formatByteRate(rates.bytesExported)} · ${formatShort(totals.messagesExported)} since start`,
       );
       behind.update(
         formatShort(sum(exports, (it) => it.messagesBehind)),
@@ -118,18 +118,18 @@ function tilesPart() {
       );
       stored.update(
         formatBytes(store.totalBytes),
-        `${formatBytes(store.diskFreeBytes)} of the disk free`,
+        `${formatBytes(store.diskFreeBytes)} free on disk`,
       );
       const used = store.diskTotalBytes - store.diskFreeBytes;
       disk.update(used, store.diskTotalBytes, formatShare(used, store.diskTotalBytes), true);
       const broken = list.filter((stream) => stream.problem !== null).length;
       streams.update(
         formatCount(list.length),
-        broken ? `${broken} cannot be read` : plural(store.segments, "segment"),
+        broken ? `${broken} unreadable` : plural(store.segments, "segment"),
       );
       clients.update(
         formatCount(connections),
-        `${plural(waitingReads, "read")} waiting · ${plural(totals.requestsFailed, "refused request")}`,
+        `${plural(waitingReads, "read")} waiting · ${plural(totals.requestsFailed, "failed request")}`,
       );
     },
   };
@@ -139,31 +139,31 @@ function sum(items, of) {
   return items.reduce((total, item) => total + of(item), 0);
 }
 
-function alarmsPart() {
-  const list = element("ul", { class: "alarms" });
+function problemsPart() {
+  const list = element("ul", { class: "problems" });
   const node = element(
     "section",
     { class: "panel attention", "aria-label": "Needs attention", hidden: true },
     element("h2", {}, "Needs attention"),
     list,
   );
-  const rows = new KeyedList(list, (alarm) => alarm.key, alarmPart);
+  const rows = new KeyedList(list, (problem) => problem.key, problemPart);
   return {
     element: node,
-    update(alarms) {
-      setHidden(node, alarms.length === 0);
-      rows.update(alarms);
+    update(problems) {
+      setHidden(node, problems.length === 0);
+      rows.update(problems);
     },
   };
 }
 
-function alarmPart(alarm) {
+function problemPart(problem) {
   const subject = element(
-    alarm.link ? "a" : "strong",
-    { class: "subject", href: alarm.link },
-    alarm.subject,
+    problem.link ? "a" : "strong",
+    { class: "subject", href: problem.link },
+    problem.subject,
   );
-  const text = element("span", { class: "alarm-text" });
+  const text = element("span", { class: "problem-text" });
   const node = element(
     "li",
     {},
@@ -184,7 +184,7 @@ function busiestPart() {
   const empty = emptyPart(
     "No streams yet. ",
     "penstock append notes --create hello",
-    " makes one.",
+    " creates one.",
   );
   const table = new LiveTable({
     label: "Busiest streams",
@@ -240,7 +240,7 @@ function busiestPart() {
         [...streams]
           .filter((stream) => stream.problem === null)
           .sort((one, other) => rate(other) - rate(one))
-          .slice(0, BUSIEST),
+          .slice(0, MAX_BUSIEST),
         now,
       );
     },
@@ -280,9 +280,9 @@ function latestPart() {
       element("p", { class: "more" }, element("a", { href: "#/events" }, "All events")),
     ),
     update({ events: all, refusal }, at) {
-      const events = all.slice(-LATEST).reverse();
+      const events = all.slice(-MAX_LATEST).reverse();
       now = at;
-      setText(empty, refusal || "Nothing has happened yet.");
+      setText(empty, refusal || "No events yet.");
       setHidden(empty, events.length > 0);
       rows.update(events);
     },

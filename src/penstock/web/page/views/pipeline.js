@@ -1,4 +1,4 @@
-// Spark: the pipelines that export, their tasks, and the latest deliveries.
+// The pipelines, their tasks, and the latest deliveries.
 
 import { get } from "../api.js";
 import { element, KeyedList, setAttribute, setHidden, setText, shape } from "../dom.js";
@@ -15,12 +15,10 @@ import {
 import { streamLink } from "../router.js";
 import { LiveTable, textCell } from "../table.js";
 
-const BARS = 60;
+const MAX_BARS = 60;
 const BAR_HEIGHT = 56;
-// Rows of the table.
-const LISTED = 50;
-// Tasks that have ended are shown as well, so many of them.
-const ENDED_TASKS = 3;
+const MAX_LISTED = 50;
+const MAX_ENDED_TASKS = 3;
 
 export function pipelineView(app) {
   const list = element("div", { class: "stack" });
@@ -30,9 +28,9 @@ export function pipelineView(app) {
     () => pipelinePart(app),
   );
   const empty = emptyPart(
-    "No pipeline has connected. ",
+    "No pipeline is connected. ",
     "penstock pipeline",
-    " starts one; penstock up starts one beside the broker.",
+    " starts one; penstock up starts one with the broker.",
   );
   const deliveries = deliveriesPart(app);
   return {
@@ -63,7 +61,7 @@ export function pipelineView(app) {
 function pipelinePart(app) {
   const title = element("h2", {});
   const state = statePart();
-  const link = element("a", { target: "_blank", rel: "noopener noreferrer" }, "Spark's own page ↗");
+  const link = element("a", { target: "_blank", rel: "noopener noreferrer" }, "Spark UI ↗");
   const facts = factsPart("Spark", "Master", "Started", "Last seen");
   const taskList = element("ul", { class: "pipeline-tasks" });
   const tasks = new KeyedList(
@@ -109,12 +107,12 @@ function pipelinePart(app) {
   };
 }
 
-// The address is what a pipeline said: it must not be a script.
+// The URL comes from a pipeline and is untrusted: it must not be a script.
 function safeLink(address) {
   return address !== null && /^https?:\/\//i.test(address) ? address : null;
 }
 
-/** All connected tasks in the order in which they started, then the last ones that ended. */
+/** All connected tasks by start time, then the latest ended tasks. */
 function shownTasks(tasks) {
   const ended = tasks
     .filter(({ isConnected }) => !isConnected)
@@ -123,7 +121,7 @@ function shownTasks(tasks) {
     ...tasks
       .filter(({ isConnected }) => isConnected)
       .sort((one, other) => one.startedAt - other.startedAt),
-    ...ended.slice(0, ENDED_TASKS),
+    ...ended.slice(0, MAX_ENDED_TASKS),
   ];
 }
 
@@ -131,7 +129,7 @@ function byKind(deliveries) {
   const kinds = [...new Set(deliveries.map(({ kind }) => kind))].sort();
   return kinds.map((kind) => ({
     kind,
-    deliveries: deliveries.filter((it) => it.kind === kind).slice(-BARS),
+    deliveries: deliveries.filter((it) => it.kind === kind).slice(-MAX_BARS),
   }));
 }
 
@@ -175,18 +173,18 @@ function taskPart(app) {
       );
       assignments.update(task.assignments);
       setHidden(list, task.assignments.length === 0);
-      const words = restOfWork(task);
+      const words = unlistedWork(task);
       setHidden(rest, words === "");
       setText(rest, words);
     },
   };
 }
 
-/** What a task is doing that is not listed. */
-function restOfWork({ isConnected, assignments, otherAssignments }) {
+/** The work of a task that is not listed. */
+function unlistedWork({ isConnected, assignments, otherAssignments }) {
   if (!isConnected) return "";
   if (otherAssignments > 0) {
-    return `Delivering ${plural(otherAssignments, "slice")} of streams that the token does not see`;
+    return `Delivering ${plural(otherAssignments, "slice")} of streams that the token does not allow`;
   }
   return assignments.length === 0 ? "Waiting for work" : "";
 }
@@ -222,7 +220,7 @@ function durationsPart() {
     class: "bars",
     role: "img",
     preserveAspectRatio: "none",
-    viewBox: `0 0 ${BARS} ${BAR_HEIGHT}`,
+    viewBox: `0 0 ${MAX_BARS} ${BAR_HEIGHT}`,
   });
   const scale = element("span", { class: "muted bars-scale" });
   const bars = new KeyedList(picture, keyOfDelivery, barPart);
@@ -249,9 +247,9 @@ function durationsPart() {
         `Durations of the last ${plural(deliveries.length, "delivery", "deliveries")} to ${wordOfKind(kind)}: median ${median}, longest ${longest}, ${failed} failed`,
       );
       bars.update(
-        deliveries.map((it, place) => ({
+        deliveries.map((it, index) => ({
           ...it,
-          x: BARS - deliveries.length + place,
+          x: MAX_BARS - deliveries.length + index,
           longest: sorted.at(-1),
         })),
       );
@@ -292,7 +290,7 @@ function deliveriesPart(app) {
   let choice = "all";
   const table = deliveriesTable();
   const choices = choicePart(
-    "Which deliveries",
+    "Deliveries to show",
     "deliveries",
     [
       ["all", "All"],
@@ -309,9 +307,9 @@ function deliveriesPart(app) {
     const isFailed = choice === "failed";
     const shown = isFailed ? deliveries.filter(({ error }) => error !== "") : deliveries;
     table.update(
-      shown.slice(-LISTED),
+      shown.slice(-MAX_LISTED),
       app.now(),
-      isFailed ? "None of the latest deliveries failed." : "Nothing has been delivered yet.",
+      isFailed ? "No failed deliveries." : "No deliveries yet.",
     );
   }
 

@@ -1,11 +1,11 @@
-// The button that moves an export, and the dialog that asks where to.
+// The button that rewinds an export, and its dialog.
 
 import { needsAdmin } from "../access.js";
 import { AccessError, pathOf, post } from "../api.js";
 import { element, setAttribute, setHidden, setText } from "../dom.js";
 import { formatCount } from "../format.js";
 
-/** `update(export, stream)` follows the positions, also while the dialog is open. */
+/** `update(export, stream)` updates the positions, also while the dialog is open. */
 export function rewindButton(app, name, identifier, accessOf) {
   let bounds = { position: 0, oldest: 0, end: 0 };
   const input = element("input", {
@@ -38,7 +38,7 @@ export function rewindButton(app, name, identifier, accessOf) {
     "dialog",
     { class: "panel access", "aria-label": `Rewind ${identifier}`, "data-testid": "rewind-dialog" },
     element("h2", {}, `Rewind ${identifier}`),
-    element("p", {}, "The export continues with the message of this number, back or forward."),
+    element("p", {}, "The export continues with this message. It can move back or forward."),
     form,
   );
   const button = element(
@@ -78,7 +78,7 @@ export function rewindButton(app, name, identifier, accessOf) {
       app.refresh();
     } catch (error) {
       if (error instanceof AccessError) app.askForToken(error.message);
-      setText(remark, `It was not moved: ${error.message}`);
+      setText(remark, `Cannot rewind the export: ${error.message}`);
       setHidden(remark, false);
     } finally {
       setAttribute(confirm, "aria-disabled", null);
@@ -98,10 +98,10 @@ export function rewindButton(app, name, identifier, accessOf) {
 
 function effectSentence(number, { position, oldest, end }) {
   const target = Math.min(Math.max(number, oldest), end);
-  if (number > end) return `The stream has no such message: ${formatCount(end)} is the next one.`;
-  if (target < position) return `${messages(position - target)} sent again.`;
-  if (target > position) return `${messages(target - position)} not sent.`;
-  return "It is there already: messages in flight are sent again.";
+  if (number > end) return `The stream has no message ${formatCount(number)}: the next one is ${formatCount(end)}.`;
+  if (target < position) return `${messages(position - target)} exported again.`;
+  if (target > position) return `${messages(target - position)} skipped.`;
+  return "The export is at this message: only messages in flight are exported again.";
 }
 
 function messages(count) {

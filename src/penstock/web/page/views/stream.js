@@ -1,6 +1,6 @@
-// The page of one stream: how it stands, its exports, its messages, its definition.
+// The page of a stream: statistics, exports, messages, definition.
 
-import { get, pathOf, RefusedError } from "../api.js";
+import { get, pathOf, RejectedError } from "../api.js";
 import { element, setHidden, setText } from "../dom.js";
 import {
   formatByteRate,
@@ -65,8 +65,8 @@ export function streamView(app, { name, query }) {
     behind.update(history.columns("messagesBehind"));
   }
 
-  /** Says why there is nothing to show; "" if there is. */
-  function say(sentence) {
+  /** Shows a notice in place of the stream; "" shows the stream. */
+  function setNotice(sentence) {
     setText(notice, sentence);
     setHidden(notice, sentence === "");
     setHidden(body, sentence !== "");
@@ -79,7 +79,7 @@ export function streamView(app, { name, query }) {
       { class: "view" },
       element(
         "nav",
-        { class: "crumbs", "aria-label": "Where you are" },
+        { class: "crumbs", "aria-label": "Breadcrumb" },
         element("a", { href: "#/streams" }, "Streams"),
       ),
       heading(name),
@@ -87,21 +87,21 @@ export function streamView(app, { name, query }) {
       body,
     ),
     async refresh(overview, signal) {
-      // Of one that is damaged the broker knows nothing but that.
+      // The broker has no details of an unreadable stream.
       const problem = overview.streams.find((stream) => stream.name === name)?.problem ?? null;
-      if (problem !== null) return say(`This stream cannot be read: ${problem}`);
+      if (problem !== null) return setNotice(`This stream cannot be read: ${problem}`);
       try {
         const [stream] = await Promise.all([
           get(pathOf("streams", name), {}, signal),
           history.refresh(signal),
         ]);
-        say("");
+        setNotice("");
         update(overview, stream);
         await messages.refresh(overview.access, stream, signal);
       } catch (error) {
-        if (!(error instanceof RefusedError && error.status === 404)) throw error;
-        // It may come yet, or have been deleted a moment ago.
-        say(error.message);
+        if (!(error instanceof RejectedError && error.status === 404)) throw error;
+        // The stream was deleted, or is not created yet.
+        setNotice(error.message);
       }
     },
     close() {
@@ -114,13 +114,13 @@ export function streamView(app, { name, query }) {
 function tilesPart(app) {
   const rate = tilePart("Appended", "tile-appended");
   const stored = tilePart("Stored", "tile-stored");
-  const meter = meterPart("Stored, of the maximum");
+  const meter = meterPart("Share of the maximum size");
   stored.element.append(element("dd", {}, meter.element));
   const messages = tilePart("Messages", "tile-messages");
   const oldest = agoTile("Oldest");
   const newest = agoTile("Newest");
-  const kept = tilePart("When full");
-  const all = [rate, stored, messages, oldest, newest, kept];
+  const retention = tilePart("When full");
+  const all = [rate, stored, messages, oldest, newest, retention];
   return {
     element: element(
       "dl",
@@ -156,9 +156,9 @@ function tilesPart(app) {
         app.now(),
       );
       const ttl = stream.timeToLiveMillis;
-      kept.update(
-        stream.strategyOnFull === "OverwriteOldestData" ? "Drops oldest" : "Rejects new",
-        ttl ? `kept for ${formatDuration(ttl)}` : "kept until it is full",
+      retention.update(
+        stream.strategyOnFull === "OverwriteOldestData" ? "Overwrites oldest" : "Rejects new",
+        ttl ? `time to live ${formatDuration(ttl)}` : "no time to live",
       );
     },
   };
@@ -172,7 +172,7 @@ function agoTile(label) {
     element: tile.element,
     update(millis, number, now) {
       ago.update(millis, now);
-      setText(tile.note, number === null ? "" : `number ${formatCount(number)}`);
+      setText(tile.note, number === null ? "" : `message ${formatCount(number)}`);
     },
   };
 }

@@ -1,4 +1,4 @@
-// The list of streams: how full, how old, how fast, and how their exports are doing.
+// The list of streams: size, rates, times, and the state of their exports.
 
 import { element, KeyedList, setAttribute, setHidden, setText } from "../dom.js";
 import { formatCount, formatDuration, formatRate, formatShort, plural } from "../format.js";
@@ -16,8 +16,8 @@ import {
 import { streamLink } from "../router.js";
 import { LiveTable, textCell } from "../table.js";
 
-// More exports than this are a number.
-const SHOWN_EXPORTS = 3;
+// Further exports are counted.
+const MAX_EXPORTS = 3;
 
 export function streamsView(app) {
   let words = [];
@@ -30,13 +30,13 @@ export function streamsView(app) {
   const empty = emptyPart(
     "No streams yet. ",
     "penstock append notes --create hello",
-    " makes one.",
+    " creates one.",
   );
   const table = streamsTable();
 
   function show() {
     const shown = words.length
-      ? streams.filter((stream) => matches(searched(stream), words))
+      ? streams.filter((stream) => matches(searchText(stream), words))
       : streams;
     setText(
       count,
@@ -65,7 +65,7 @@ export function streamsView(app) {
   };
 }
 
-function searched({ name, problem, exports }) {
+function searchText({ name, problem, exports }) {
   const ofExports = exports.map(
     (it) => `${it.identifier} ${it.destination} ${it.kind} ${wordOfExport(it.state)}`,
   );
@@ -156,16 +156,16 @@ function timeCell(field) {
   return { element: part.element, update: (stream, now) => part.update(stream[field], now) };
 }
 
-/** What becomes of old messages: `drops oldest · 7 d`. */
+/** The retention of messages: `overwrites oldest · 7 d`. */
 function retention({ problem, strategyOnFull, timeToLiveMillis }) {
   if (problem !== null) return "–";
-  const full = strategyOnFull === "OverwriteOldestData" ? "drops oldest" : "rejects new";
-  return timeToLiveMillis ? `${full} · kept ${formatDuration(timeToLiveMillis)}` : full;
+  const full = strategyOnFull === "OverwriteOldestData" ? "overwrites oldest" : "rejects new";
+  return timeToLiveMillis ? `${full} · ${formatDuration(timeToLiveMillis)}` : full;
 }
 
 const URGENCIES = { failing: 4, paused: 3, due: 2, waiting: 2, exporting: 2, "up-to-date": 1 };
 
-/** By the worst export, then by how far it is behind. */
+/** The worst state of the exports, then their lag. */
 function urgency({ exports }) {
   return Math.max(0, ...exports.map((it) => (URGENCIES[it.state] ?? 0) + it.messagesBehind / 1e15));
 }
@@ -177,9 +177,9 @@ function exportsCell() {
   return {
     element: element("div", {}, list, more),
     update({ exports }) {
-      rows.update(exports.slice(0, SHOWN_EXPORTS));
-      const rest = exports.length - SHOWN_EXPORTS;
-      setText(more, rest > 0 ? `and ${plural(rest, "other")}` : exports.length === 0 ? "–" : "");
+      rows.update(exports.slice(0, MAX_EXPORTS));
+      const rest = exports.length - MAX_EXPORTS;
+      setText(more, rest > 0 ? `and ${formatCount(rest)} more` : exports.length === 0 ? "–" : "");
     },
   };
 }

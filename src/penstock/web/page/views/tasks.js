@@ -1,4 +1,4 @@
-// S3 tasks: files on their way to a bucket, with what has arrived of them.
+// The page of S3 tasks: files and the progress of their uploads.
 
 import { get } from "../api.js";
 import { element, setHidden, setText } from "../dom.js";
@@ -25,6 +25,7 @@ const STATES = {
   Canceled: { kind: "off", word: "canceled" },
 };
 const OPEN = new Set(["Waiting", "InProgress", "Warning"]);
+const NEEDS_TOKEN = "S3 tasks are messages: they need a token that allows reading their streams.";
 const CHOICES = [
   ["all", "All"],
   ["open", "Open"],
@@ -44,7 +45,7 @@ export function tasksView(app, { query }) {
     (given) => ((words = given), show()),
   );
   const choices = choicePart(
-    "Which tasks",
+    "Tasks to show",
     "tasks",
     CHOICES,
     choice,
@@ -52,9 +53,9 @@ export function tasksView(app, { query }) {
   );
   const table = tasksTable();
   const empty = emptyPart(
-    "No tasks. A message of a stream with an S3 export is one: ",
+    "No tasks. Each message of a stream with an S3 export is a task: see ",
     "docs/files.md",
-    " says how.",
+    ".",
   );
   const token = element(
     "button",
@@ -62,21 +63,21 @@ export function tasksView(app, { query }) {
       type: "button",
       class: "primary",
       onclick: () =>
-        app.askForToken("Tasks are messages: they are shown to those whose token may read them."),
+        app.askForToken(NEEDS_TOKEN),
     },
     "Enter a token",
   );
-  const barred = element(
+  const locked = element(
     "div",
-    { class: "barred", hidden: true },
-    element("p", {}, "Tasks are messages: they are shown to those whose token may read them."),
+    { class: "locked", hidden: true },
+    element("p", {}, NEEDS_TOKEN),
     token,
   );
   const inside = element("div", {}, table.element, empty);
 
   function show() {
     const shown = tasks.filter(
-      (task) => isChosen(task, choice) && (words.length === 0 || matches(searched(task), words)),
+      (task) => isChosen(task, choice) && (words.length === 0 || matches(searchText(task), words)),
     );
     const more = waiting > 0 ? ` · ${formatCount(waiting)} waiting` : "";
     setText(
@@ -94,7 +95,7 @@ export function tasksView(app, { query }) {
       : element(
           "p",
           { class: "muted" },
-          "Of the stream ",
+          "Tasks of the stream ",
           element("a", { href: streamLink(stream) }, stream),
           " · ",
           element("a", { href: "#/tasks" }, "all tasks"),
@@ -106,10 +107,10 @@ export function tasksView(app, { query }) {
       { class: "view" },
       heading("S3 tasks", count, choices.element, filter.element),
       ofStream,
-      element("section", { class: "panel flush", "aria-label": "S3 tasks" }, barred, inside),
+      element("section", { class: "panel flush", "aria-label": "S3 tasks" }, locked, inside),
     ),
     async refresh({ access }, signal) {
-      setHidden(barred, access.mayReadMessages);
+      setHidden(locked, access.mayReadMessages);
       setHidden(inside, !access.mayReadMessages);
       if (!access.mayReadMessages) return;
       ({ tasks, waiting } = await get("/api/tasks", { stream }, signal));
@@ -122,7 +123,7 @@ function isChosen({ state }, choice) {
   return choice === "all" || OPEN.has(state) === (choice === "open");
 }
 
-function searched({ stream, exportIdentifier, inputUrl, bucket, key, message, state }) {
+function searchText({ stream, exportIdentifier, inputUrl, bucket, key, message, state }) {
   return `${stream} ${exportIdentifier} ${inputUrl} ${bucket}/${key} ${message} ${STATES[state]?.word}`;
 }
 
@@ -166,7 +167,7 @@ function fileCell() {
 }
 
 function progressCell() {
-  const meter = meterPart("Parts that have arrived");
+  const meter = meterPart("Uploaded parts");
   const text = element("span", { class: "meter-text" });
   return {
     element: element(
@@ -201,7 +202,7 @@ function streamCell({ stream, exportIdentifier, sequenceNumber }) {
         element(
           "a",
           { href: messageLink(stream, sequenceNumber) },
-          `number ${formatCount(sequenceNumber)}`,
+          `message ${formatCount(sequenceNumber)}`,
         ),
       ),
     ),

@@ -1,4 +1,4 @@
-"""What was asked of the sandbox: the latest calls, and totals of all."""
+"""The latest calls to the sandbox, and totals of all calls."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 
 import msgspec
 
-_CALLS_KEPT = 10_000
+_MAX_CALLS = 10_000
 
 
-class LedgerEntry(msgspec.Struct, rename="camel"):
-    """A call and what became of it."""
+class LoggedCall(msgspec.Struct, rename="camel"):
+    """A call and its outcome."""
 
     service: str
     operation: str
-    # Where it was for several, the first of them.
+    # The first name, if the call has several.
     name: str
     records: int
     stored: int
     refused: int
     body_bytes: int
-    # When it came, in milliseconds since 1970.
+    # Arrival, in milliseconds since 1970.
     time: float
-    # `ok`, `partial`, the code of an error, `down`, or `gone` if its caller did not wait.
+    # `ok`, `partial`, an error code, `down`, or `gone` if the client disconnected.
     outcome: str
 
 
-class Totals(msgspec.Struct, rename="camel"):
+class CallTotals(msgspec.Struct, rename="camel"):
     calls: int = 0
     failed_calls: int = 0
     records: int = 0
@@ -37,18 +37,18 @@ class Totals(msgspec.Struct, rename="camel"):
     body_bytes: int = 0
 
 
-class Ledger:
-    """Calls of all services in the order in which they ended; used by many threads."""
+class CallLog:
+    """The calls of all services in the order of their ends. Thread-safe."""
 
-    def __init__(self, calls_kept: int = _CALLS_KEPT) -> None:
-        self._entries: deque[LedgerEntry] = deque(maxlen=calls_kept)
-        self._totals: dict[str, Totals] = {}
+    def __init__(self, max_calls: int = _MAX_CALLS) -> None:
+        self._entries: deque[LoggedCall] = deque(maxlen=max_calls)
+        self._totals: dict[str, CallTotals] = {}
         self._lock = threading.Lock()
 
-    def add(self, entry: LedgerEntry) -> None:
+    def add(self, entry: LoggedCall) -> None:
         with self._lock:
             self._entries.append(entry)
-            totals = self._totals.setdefault(entry.service, Totals())
+            totals = self._totals.setdefault(entry.service, CallTotals())
             totals.calls += 1
             totals.failed_calls += entry.outcome not in ("ok", "partial")
             totals.records += entry.records
@@ -56,7 +56,7 @@ class Ledger:
             totals.refused += entry.refused
             totals.body_bytes += entry.body_bytes
 
-    def calls(self, service: str | None = None, name: str | None = None) -> list[LedgerEntry]:
+    def calls(self, service: str | None = None, name: str | None = None) -> list[LoggedCall]:
         with self._lock:
             return [
                 entry
@@ -65,7 +65,7 @@ class Ledger:
             ]
 
     def totals(self) -> dict[str, Any]:
-        """By service; one that was never called has none."""
+        """Returns totals by service, without services that were never called."""
         with self._lock:
             plain: dict[str, Any] = msgspec.to_builtins(self._totals)
             return plain

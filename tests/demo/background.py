@@ -1,4 +1,4 @@
-"""Parts of the demo that run beside a test."""
+"""Runs parts of the demo in the background of a test."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Lines = queue.SimpleQueue[str]
 
 
 @contextmanager
-def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Runs it for as long as the block lasts; it has to end soon after."""
-    is_over = threading.Event()
-    with running(lambda: work(is_over)):
+def in_background(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Runs `work` until the end of the block. It must end when its event is set."""
+    stopping = threading.Event()
+    with running(lambda: work(stopping)):
         try:
             yield
         finally:
-            is_over.set()
+            stopping.set()
 
 
 def newest(client: StreamManagerClient, name: str) -> int:
-    """The newest number of a stream; -1 if it has none, or is not there."""
+    """The newest sequence number of a stream; -1 if it is empty or does not exist."""
     streams = client.statistics().streams
     return max((it.newest_sequence_number for it in streams if it.name == name), default=-1)
