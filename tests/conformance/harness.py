@@ -5,8 +5,8 @@ methods of `Client` take and return wire names and plain values. Bytes are base6
 to the driver.
 
 AWS publishes the Java SDK as a jar in its repository: `install_sdks.py` does not install it. Its
-tests run when PENSTOCK_TEST_JAVA_SDK is the classpath of its jar, and are skipped otherwise. The frames
-that this SDK sends are tested in any case: `tests/wire/golden/java.jsonl` has a recording.
+tests run when PENSTOCK_TEST_JAVA_SDK is the classpath of its jar, and are skipped otherwise. The
+frames that this SDK sends are tested in any case: `tests/wire/golden/java.jsonl` has a recording.
 """
 
 from __future__ import annotations
