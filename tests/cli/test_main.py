@@ -192,7 +192,7 @@ def test_missing_dashboard_packages_fail_with_a_hint(tmp_path: Path) -> None:
     assert finished.output == ""
     assert len(finished.error_lines) == 1
     assert finished.error.startswith(
-        "penstock: the dashboard needs more packages: pip install 'penstock[web]' ("
+        "penstock: the dashboard needs more packages: pip install 'penstock-streams[web]' ("
     )
     assert "starlette" in finished.error
     assert not (tmp_path / "root").exists()

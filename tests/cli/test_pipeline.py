@@ -66,7 +66,7 @@ def test_missing_spark_fails_with_a_hint(tmp_path: Path) -> None:
 
     assert finished.code == FAILED
     (line,) = finished.error_lines
-    assert line.startswith("penstock: exports need Spark: pip install 'penstock[spark]' (")
+    assert line.startswith("penstock: exports need Spark: pip install 'penstock-streams[spark]' (")
 
 
 def test_wrong_token_fails_before_spark_starts(broker: BrokerProcess) -> None:

@@ -309,7 +309,7 @@ def test_sandbox_that_does_not_start_fails_with_the_reason(
 
     assert code == 1
     reason, last = errors.splitlines()
-    assert "pip install 'penstock[sandbox]'" in reason
+    assert "pip install 'penstock-streams[sandbox]'" in reason
     assert last == "penstock: the sandbox did not start (exit code 1)"
 
 
@@ -345,7 +345,7 @@ def test_missing_spark_runs_without_exports(start: Callable[..., Up], tmp_path: 
     code, errors = up.end()
     assert code == 0
     assert errors.splitlines()[0].endswith(
-        " WARN  cli.up: no exports: Spark is missing, pip install 'penstock[spark]'"
+        " WARN  cli.up: no exports: Spark is missing, pip install 'penstock-streams[spark]'"
     )
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from penstock import __version__
 from penstock.cli.main import DEFAULT_HTTP_PORT
+from penstock.distribution import DISTRIBUTION
 from penstock.greengrass.component import SOCKET_VARIABLE, TOKEN_VARIABLE
 from penstock.settings import Settings, load_settings, variables_of
 from tests.deploy.project import DEPLOY, extras, parse
@@ -81,10 +82,10 @@ def test_every_brace_starts_a_known_variable() -> None:
 
 def test_wheel_has_this_version_and_its_extras_exist() -> None:
     (artifact,) = MANIFEST["Artifacts"]
-    wheel = f"penstock-{__version__}-py3-none-any.whl"
+    wheel = f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"
     assert artifact["Uri"].endswith(f"/{wheel}")
     assert wheel in LIFECYCLE["install"]["Script"]
-    assert f'"penstock-{__version__} {{' in LIFECYCLE["install"]["Script"]
+    assert f'"{DISTRIBUTION}-{__version__} {{' in LIFECYCLE["install"]["Script"]
     assert {"greengrass", *DEFAULTS["extras"].split(",")} <= extras()
 
 

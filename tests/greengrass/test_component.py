@@ -153,7 +153,7 @@ def test_broker_runs_without_the_aws_client(
         broker.connect()
         broker.finish(service.stop())
 
-    assert "pip install 'penstock[greengrass]'" in caplog.text
+    assert "pip install 'penstock-streams[greengrass]'" in caplog.text
 
 
 def test_broker_started_by_greengrass_serves_other_components(path: Path, tmp_path: Path) -> None:

@@ -414,5 +414,5 @@ def test_a_package_that_workers_lack_is_named_in_one_line(
 
     (line,) = [line for line in second.log_lines if "no cores" not in line]
     assert line.startswith("penstock: Spark failed: ModuleNotFoundError: No module named '")
-    assert "pip install 'penstock[spark]'" in line
+    assert "pip install 'penstock-streams[spark]'" in line
     assert list(second.temporary.iterdir()) == []

@@ -84,5 +84,5 @@ def test_invalid_bucket_name_is_reported() -> None:
 def test_missing_moto_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
-    with pytest.raises(SandboxError, match=r"no module moto.*pip install 'penstock\[sandbox\]'"):
+    with pytest.raises(SandboxError, match=r"no module moto.*'penstock-streams\[sandbox\]'"):
         Sandbox().start()

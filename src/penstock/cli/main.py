@@ -12,6 +12,7 @@ import click
 
 from penstock import __version__
 from penstock.cli.output import echo_json
+from penstock.distribution import how_to_install
 from penstock.errors import (
     ConnectFailedException,
     ResourceNotFoundException,
@@ -225,7 +226,7 @@ def _services(settings: Settings) -> list[BrokerService]:
             from penstock.web.web_server import WebServer
         except ImportError as error:
             raise Failure(
-                f"the dashboard needs more packages: pip install 'penstock[web]' ({error})"
+                f"the dashboard needs more packages: {how_to_install('web')} ({error})"
             ) from None
         services.append(WebServer())
     return services

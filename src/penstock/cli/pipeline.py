@@ -11,6 +11,7 @@ import click
 
 from penstock.cli.main import WRONG_USAGE, Failure, config_option, root_option, settings_from
 from penstock.cli.signals import call_at_signal
+from penstock.distribution import how_to_install
 
 
 @click.command()
@@ -67,7 +68,7 @@ def pipeline(
         from penstock.spark.options import BrokerOptions
         from penstock.spark.place import Place
     except ImportError as error:
-        raise Failure(f"exports need Spark: pip install 'penstock[spark]' ({error})") from None
+        raise Failure(f"exports need Spark: {how_to_install('spark')} ({error})") from None
     from penstock.broker.logs import log_uncaught, pass_format_on, set_up_logs
 
     set_up_logs(settings.log_level, settings.log_format)

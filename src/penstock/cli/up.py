@@ -34,6 +34,7 @@ from penstock.cli.supervision import SupervisedProgram
 from penstock.demo.camera import CAMERA_STREAMS
 from penstock.demo.demo import run_demo
 from penstock.demo.devices import STREAMS
+from penstock.distribution import how_to_install
 from penstock.sandbox.client import SandboxClient
 from penstock.settings import LoopbackAccess, Settings, variables_of
 
@@ -178,7 +179,7 @@ class _SandboxProgram:
 
 def _choose_http_port(settings: Settings) -> int | None:
     if importlib.util.find_spec("starlette") is None:
-        logger.warning("no dashboard: its packages are missing, pip install 'penstock[web]'")
+        logger.warning("no dashboard: its packages are missing, %s", how_to_install("web"))
         return None
     if settings.http_port is not None:
         return settings.http_port
@@ -276,7 +277,7 @@ def _penstock(*arguments: str) -> list[str]:
 def _has_spark() -> bool:
     if importlib.util.find_spec("pyspark") is not None:
         return True
-    logger.warning("no exports: Spark is missing, pip install 'penstock[spark]'")
+    logger.warning("no exports: Spark is missing, %s", how_to_install("spark"))
     return False
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.broker.server import Broker
 from penstock.client.backoff import delays
+from penstock.distribution import how_to_install
 from penstock.greengrass.tokens import ComponentTokens, NucleusError
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ class Component:
         except ImportError as error:
             # Greengrass sets its variables for every program, also for a broker with own tokens.
             logger.warning(
-                "cannot verify tokens of Greengrass components: "
-                "pip install 'penstock[greengrass]' (%s)",
+                "cannot verify tokens of Greengrass components: %s (%s)",
+                how_to_install("greengrass"),
                 error,
             )
             return

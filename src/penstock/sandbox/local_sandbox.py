@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Self
 
+from penstock.distribution import how_to_install
 from penstock.sandbox.analytics_service import Analytics
 from penstock.sandbox.call_log import CallLog
 from penstock.sandbox.client import SandboxClient, SandboxError
@@ -90,7 +91,7 @@ class Sandbox(SandboxClient):
                 s3.create_bucket(bucket)
         except ImportError as error:
             raise SandboxError(
-                f"the sandbox needs moto ({error}): pip install 'penstock[sandbox]'"
+                f"the sandbox needs moto ({error}): {how_to_install('sandbox')}"
             ) from None
         except ServiceError as error:
             raise SandboxError(error.message) from None

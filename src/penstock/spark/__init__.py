@@ -1,14 +1,16 @@
 """Streams as DataFrames: format("penstock") for Spark, and a session that is set up right.
 
-Needs PySpark, which the extra `penstock[spark]` brings.
+Needs PySpark, which the extra `spark` brings.
 """
 
 from __future__ import annotations
 
 import importlib.util
 
+from penstock.distribution import how_to_install
+
 if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
-    raise ImportError("Spark is not installed: pip install 'penstock[spark]'")
+    raise ImportError(f"Spark is not installed: {how_to_install('spark')}")
 
 from penstock.spark.spark_session import register, session
 

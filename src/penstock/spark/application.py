@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untype
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
+from penstock.distribution import how_to_install
 from penstock.spark.class_archive import ClassArchive
 from penstock.spark.scratch import make_scratch
 from penstock.spark.spark_session import start_context
@@ -207,7 +208,7 @@ def describe_error(error: BaseException) -> str:
     if (problem := find_unfit_python(error)) is not None:
         found = (
             f"{problem}: workers need the same version of Python as the driver, with the same "
-            "packages (pip install 'penstock[spark]'); --conf spark.pyspark.python=PATH names it"
+            f"packages ({how_to_install('spark')}); --conf spark.pyspark.python=PATH names it"
         )
     return found[:500]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.distribution import how_to_install
 from penstock.errors import SettingError
 from penstock.spark.cache import cached_directory, write_program
 
@@ -59,7 +60,7 @@ def find_java(
     found = f"; found: {', '.join(rejected)}" if rejected else ", and none was found"
     raise SettingError(
         f"Spark needs Java {OLDEST_VERSION} or newer{found}. Install one, or set JAVA_HOME to one, "
-        "or: pip install 'penstock[java]'"
+        f"or: {how_to_install('java')}"
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.cli.checks.check import Check, Outcome, fail, ok, skip, warn
 from penstock.cli.checks.context import CheckContext
+from penstock.distribution import DISTRIBUTION, requirement
 from penstock.errors import SettingError
 
 _MIN_YEAR = 2024
@@ -22,7 +23,7 @@ _MIN_YEAR = 2024
 def check_python(_: CheckContext) -> Outcome:
     version = platform.python_version()
     try:
-        needed = metadata.metadata("penstock")["Requires-Python"]
+        needed = metadata.metadata(DISTRIBUTION)["Requires-Python"]
     except metadata.PackageNotFoundError:
         return skip(f"{version}; not checked: penstock is not installed as a package")
     found = f"{version} at {sys.executable}"
@@ -35,14 +36,16 @@ def check_python(_: CheckContext) -> Outcome:
 def check_packages(_: CheckContext) -> Outcome:
     found, wrong = _packages(extra=None)
     if wrong:
-        return fail(", ".join(wrong), _install_line("penstock"))
+        return fail(", ".join(wrong), _install_line(requirement()))
     return _found_all(found)
 
 
 def check_fast_packages(_: CheckContext) -> Outcome:
     found, wrong = _packages(extra="fast")
     if wrong:
-        return warn(f"{', '.join(wrong)}: only needed for speed", _install_line("penstock[fast]"))
+        return warn(
+            f"{', '.join(wrong)}: only needed for speed", _install_line(requirement("fast"))
+        )
     return _found_all(found)
 
 
@@ -52,7 +55,8 @@ def check_pyspark(_: CheckContext) -> Outcome:
     except metadata.PackageNotFoundError:
         return warn(
             "pyspark is missing",
-            "only the pipeline needs it, the broker does not: " + _install_line("pyspark"),
+            "only the pipeline needs it, the broker does not: "
+            + _install_line(requirement("spark")),
         )
 
 
@@ -67,17 +71,17 @@ def _install_line(what: str) -> str:
 def _packages(extra: str | None) -> tuple[list[str], list[str]]:
     """The packages that Penstock requires, always or with an extra: found ones and problems."""
     try:
-        requirements = metadata.requires("penstock") or []
+        requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return [], []
     found, wrong = [], []
-    for requirement in requirements:
-        wanted, _, condition = requirement.partition(";")
+    for line in requirements:
+        wanted, _, condition = line.partition(";")
         named = re.search(r"extra == ['\"](\w+)['\"]", condition)
         if (named[1] if named else None) != extra:
             continue
         parts = re.match(r"\s*([\w.-]+)\s*(.*)", wanted)
-        assert parts is not None, requirement
+        assert parts is not None, line
         name, specifier = parts[1], parts[2].strip()
         try:
             version = metadata.version(name)

@@ -1,0 +1,41 @@
+"""The distribution's name: messages have the one that the project is built with."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from penstock.distribution import DISTRIBUTION, how_to_install, requirement
+
+PROJECT = Path(__file__).resolve().parents[1]
+SOURCE = PROJECT / "src" / "penstock"
+NAMED_EXTRA = re.compile(r"(?:how_to_install|requirement)\([\"'](\w+)[\"']\)")
+CONFIGURATION = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_distribution_is_the_one_that_is_built() -> None:
+    assert CONFIGURATION["name"] == DISTRIBUTION
+
+
+def test_install_commands_name_the_distribution_and_the_extra() -> None:
+    assert requirement() == "penstock-streams"
+    assert how_to_install("spark") == "pip install 'penstock-streams[spark]'"
+
+
+def test_only_one_module_spells_the_distribution_out() -> None:
+    named = {path.name for path in SOURCE.rglob("*.py") if DISTRIBUTION in path.read_text()}
+
+    assert named == {"distribution.py"}
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    extras = set()
+    for path in SOURCE.rglob("*.py"):
+        extras |= set(NAMED_EXTRA.findall(path.read_text()))
+    for page in [PROJECT / "README.md", *PROJECT.glob("docs/**/*.md")]:
+        for group in re.findall(rf"{DISTRIBUTION}\[([\w,]+)\]", page.read_text()):
+            extras |= set(group.split(","))
+
+    assert "spark" in extras
+    assert extras <= set(CONFIGURATION["optional-dependencies"])
