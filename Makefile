@@ -5,6 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 SDKS := .sdks/.installed
 CLASSES := $(VENV)/spark.jsa
@@ -20,19 +21,26 @@ PYTEST := $(BIN)/pytest --durations 15 --numprocesses 3 --dist loadfile --no-loa
 TEST := -m "not full" --hypothesis-profile test
 TEST_FULL := --hypothesis-profile full
 
-.PHONY: help install run test test-full lint style types coverage bench soak docs reference pictures clean
+.PHONY: help install lock run test test-full lint style types coverage bench soak docs reference pictures clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 install: $(INSTALLED) ## Create .venv with the penstock command in it
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Penstock needs Python 3.11 or newer; choose one with make PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,web,spark,sandbox,java,docs,dev]'
+	$(PIP) --require-hashes --requirement requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# UPGRADE=1 moves to the newest versions that pyproject.toml allows; otherwise versions change only as needed.
+lock: $(INSTALLED) ## Lock the dependencies in requirements.lock; UPGRADE=1 for newer versions
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
+		--all-extras --generate-hashes --no-emit-index-url $(if $(UPGRADE),--upgrade) \
+		--output-file requirements.lock pyproject.toml
 
 # The unmodified AWS clients, each in its own environment: they pin different versions of cbor2.
 $(SDKS): tests/conformance/install_sdks.py $(INSTALLED)
