@@ -21,7 +21,7 @@ PYTEST := $(BIN)/pytest --durations 15 --numprocesses 3 --dist loadfile --no-loa
 TEST := -m "not full" --hypothesis-profile test
 TEST_FULL := --hypothesis-profile full
 
-.PHONY: help install lock run test test-full lint style types coverage bench soak docs reference pictures clean
+.PHONY: help install lock dist run test test-full lint style types coverage bench soak docs reference pictures clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -104,8 +104,14 @@ reference: $(INSTALLED) ## Generate docs/settings.md, docs/cli.md and docs/metri
 	$(BIN)/python -m penstock.cli.cli_reference > docs/cli.md
 	$(BIN)/python -m penstock.web.metrics_reference > docs/metrics.md
 
+# The wheel is built from the unpacked source distribution, with the locked build backend.
+dist: $(INSTALLED) ## Build and check the wheel and the source distribution in dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	DIST=dist $(BIN)/pytest -q tests/packaging/test_archives.py
+
 pictures: $(BROWSER) $(CLASSES) ## Take the screenshots of the dashboard for the documentation
 	DASHBOARD_PICTURES=docs/images $(BIN)/pytest tests/integration/test_everything_at_once.py
 
 clean: ## Remove installed files and data of runs
-	rm -rf $(VENV) .sdks .run .run-camera wind-farm spark-warehouse site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .sdks dist .run .run-camera wind-farm spark-warehouse site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
