@@ -16,10 +16,12 @@ from tests.support import PENSTOCK, TIMEOUT_S, clean_environment, drain
 class Up:
     """A running `penstock up`."""
 
-    def __init__(self, root: Path, *flags: str, **environment: str) -> None:
+    def __init__(
+        self, root: Path, *flags: str, program: Path = PENSTOCK, **environment: str
+    ) -> None:
         self.root = root
         self.process = subprocess.Popen(
-            [str(PENSTOCK), "up", "--root", str(root), *flags],
+            [str(program), "up", "--root", str(root), *flags],
             env=clean_environment(PYTHONUNBUFFERED="1", **environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
