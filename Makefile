@@ -21,7 +21,7 @@ PYTEST := $(BIN)/pytest --durations 15 --numprocesses 3 --dist loadfile --no-loa
 TEST := -m "not full" --hypothesis-profile test
 TEST_FULL := --hypothesis-profile full
 
-.PHONY: help install lock dist run test test-full lint style types coverage bench soak docs reference pictures clean
+.PHONY: help install lock dist run test test-pythons test-full lint style types coverage bench soak docs reference pictures clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -84,6 +84,17 @@ coverage: $(SDKS) $(CLASSES) $(BROWSER) ## Measure the branch coverage of src by
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
+# The versions of Python on the PATH, each with its own environment.
+PYTHONS ?= $(foreach version,3.11 3.12 3.13 3.14,$(if $(shell python$(version) --version 2>/dev/null),$(version)))
+FAST_TESTS := tests/model tests/wire tests/store tests/client tests/broker
+
+test-pythons: ## Run the fast tests with each of Python 3.11 to 3.14 on the PATH
+	@for version in $(PYTHONS); do \
+		echo "Python $$version"; \
+		$(MAKE) --no-print-directory install VENV=.pythons/$$version PYTHON=python$$version && \
+		.pythons/$$version/bin/pytest -q $(TEST) --numprocesses 3 --dist loadgroup $(FAST_TESTS) || exit; \
+	done
+
 test-full: lint $(SDKS) $(CLASSES) $(BROWSER) ## Run all checks and tests, with repetitions, older SDKs and more examples
 	$(PYTEST) $(TEST_FULL)
 
@@ -114,4 +125,4 @@ pictures: $(BROWSER) $(CLASSES) ## Take the screenshots of the dashboard for the
 	DASHBOARD_PICTURES=docs/images $(BIN)/pytest tests/integration/test_everything_at_once.py
 
 clean: ## Remove installed files and data of runs
-	rm -rf $(VENV) .sdks dist .run .run-camera wind-farm spark-warehouse site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pythons .sdks dist .run .run-camera wind-farm spark-warehouse site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -35,7 +36,8 @@ from tests.raw_connection import RawConnection
 T = TypeVar("T")
 Json = dict[str, Any]
 
-VENV = Path(__file__).resolve().parents[1] / ".venv"
+# The environment that runs the tests: `make test-pythons` has one for each version of Python.
+VENV = Path(sys.prefix)
 PENSTOCK = VENV / "bin" / "penstock"
 
 # Far more than any test needs on a busy machine.
