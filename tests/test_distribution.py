@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+from penstock import __version__
 from penstock.distribution import DISTRIBUTION, how_to_install, requirement
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -39,3 +40,9 @@ def test_every_extra_that_is_named_exists() -> None:
 
     assert "spark" in extras
     assert extras <= set(CONFIGURATION["optional-dependencies"])
+
+
+def test_the_changelog_has_a_dated_section_of_this_version() -> None:
+    changelog = (PROJECT / "CHANGELOG.md").read_text()
+
+    assert re.search(rf"^## \[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.M)
