@@ -326,7 +326,7 @@ class Certificates(NamedTuple):
 
 
 # Strict verifiers require that an authority's certificate allows signing.
-_KEY_USAGE = x509.KeyUsage(
+KEY_USAGE = x509.KeyUsage(
     digital_signature=True,
     content_commitment=False,
     key_encipherment=False,
@@ -346,7 +346,7 @@ def make_certificates(directory: Path) -> Certificates:
         _certificate(authority_name, authority_key)
         .issuer_name(authority_name)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_KEY_USAGE, critical=True)
+        .add_extension(KEY_USAGE, critical=True)
         .add_extension(_key_identifier(authority_key), critical=False)
         .sign(authority_key, hashes.SHA256())
     )

@@ -22,6 +22,7 @@ from cryptography.x509.oid import NameOID
 from penstock.client.endpoint import Endpoint, EndpointOptions, connect_error
 from penstock.discovery import LOCK_FILE, Address, write_address
 from penstock.errors import SettingError
+from tests.client.servers import KEY_USAGE
 from tests.support import BrokerProcess, LocalBroker
 
 HOST = "STREAM_MANAGER_SERVER_HOST"
@@ -442,7 +443,14 @@ class CertificateChain:
         )
         if subject != issuer:
             address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+            authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
             builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+            # Python 3.13 and newer refuse a certificate that does not name its issuer's key.
+            builder = builder.add_extension(authority, critical=False)
+        else:
+            builder = builder.add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key), critical=False
+            ).add_extension(KEY_USAGE, critical=True)
         return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     @staticmethod
