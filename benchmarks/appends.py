@@ -17,13 +17,13 @@ from benchmarks.systems import (
     connected,
     make_payloads,
 )
-from benchmarks.timing import Contender, Scale, measure_rates
+from benchmarks.timing import Scale, Workload, measure_rates
 
-ONE_AT_A_TIME = {REDIS: 1.2, REDIS_HIREDIS: 1.2, NATS: 2.0}
+MIN_RATIOS_ONE_AT_A_TIME = {REDIS: 1.2, REDIS_HIREDIS: 1.2, NATS: 2.0}
 # The AWS client appends one in so many of the messages.
-SHARE_OF_AWS = 40
+AWS_DIVISOR = 40
 
-MANY = {REDIS: 1.5, REDIS_HIREDIS: 1.5, NATS: 5.0}
+MIN_RATIOS_MANY = {REDIS: 1.5, REDIS_HIREDIS: 1.5, NATS: 5.0}
 
 
 def measure_unflushed(directory: Path, scale: Scale) -> Iterator[Comparison]:
@@ -44,37 +44,37 @@ def _one_at_a_time(
     systems: Systems, messages: int, repetitions: int, *, flushed: bool
 ) -> Comparison:
     payloads = make_payloads(messages)
-    contenders = [
-        Contender(name, partial(client.append_one_at_a_time, payloads), client.empty)
+    workloads = [
+        Workload(name, partial(client.append_one_at_a_time, payloads), client.empty)
         for name, client in systems.clients()
     ]
-    with systems.held_to_one_core():
-        figures = measure_rates(contenders, messages, repetitions)
+    with systems.pinned_to_one_core():
+        figures = measure_rates(workloads, messages, repetitions)
     return Comparison.of_rates(
         "one-at-a-time-flushed" if flushed else "one-at-a-time",
         f"Appends of {MESSAGE_BYTES} bytes, one at a time{_flushed(flushed)}",
         figures,
-        ONE_AT_A_TIME,
+        MIN_RATIOS_ONE_AT_A_TIME,
         systems.notes,
     )
 
 
 def _many(systems: Systems, messages: int, repetitions: int, *, flushed: bool) -> Comparison:
     payloads = make_payloads(messages)
-    contenders = [
-        Contender(name, partial(client.append_many, payloads), client.empty)
+    workloads = [
+        Workload(name, partial(client.append_many, payloads), client.empty)
         for name, client in systems.clients()
         if name != AWS
     ]
     if systems.aws is not None:
         # It is slower by orders of magnitude: a part of the messages gives the same figure.
-        few = payloads[: messages // SHARE_OF_AWS]
-        contenders.append(Contender(AWS, partial(systems.aws.append_many, few), share=SHARE_OF_AWS))
+        few = payloads[: messages // AWS_DIVISOR]
+        workloads.append(Workload(AWS, partial(systems.aws.append_many, few), divisor=AWS_DIVISOR))
     return Comparison.of_rates(
         "many-flushed" if flushed else "many",
         f"Appends of {MESSAGE_BYTES} bytes, many at a time{_flushed(flushed)}",
-        measure_rates(contenders, messages, repetitions),
-        MANY,
+        measure_rates(workloads, messages, repetitions),
+        MIN_RATIOS_MANY,
         systems.notes,
     )
 

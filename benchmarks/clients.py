@@ -110,21 +110,21 @@ class AwsPy:
     def empty(self) -> None:
         """Nothing: how much is stored makes no difference."""
 
-    def hold_to(self, cores: set[int]) -> None:
+    def pin_to(self, cores: set[int]) -> None:
         for task in Path(f"/proc/{self._process.pid}/task").iterdir():
             os.sched_setaffinity(int(task.name), cores)
 
     def append_one_at_a_time(self, payloads: Sequence[bytes]) -> None:
-        self._tell(work="append", count=len(payloads), size=len(payloads[0]))
+        self._execute(work="append", count=len(payloads), size=len(payloads[0]))
 
     def append_many(self, payloads: Sequence[bytes]) -> None:
         """From eight threads that share the client: it has no other way to send ahead."""
-        self._tell(work="append", count=len(payloads), size=len(payloads[0]), threads=8)
+        self._execute(work="append", count=len(payloads), size=len(payloads[0]), threads=8)
 
     def read(self, total: int, count: int) -> None:
-        self._tell(work="read", total=total, count=count)
+        self._execute(work="read", total=total, count=count)
 
-    def _tell(self, **task: Any) -> None:
+    def _execute(self, **task: Any) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(task) + "\n")

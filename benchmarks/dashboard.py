@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.report import Comparison, Target, Unit
 from benchmarks.servers import Penstock, running
 from benchmarks.systems import MESSAGE_BYTES, make_payloads
-from benchmarks.timing import Contender, Figure, Scale, measure_rates
+from benchmarks.timing import Figure, Scale, Workload, measure_rates
 from penstock import (
     ExportDefinition,
     KinesisConfig,
@@ -27,11 +27,11 @@ from penstock import (
 from penstock.discovery import read_address
 
 STREAMS = 200
-MESSAGES_A_MINUTE = 1_000_000
+MESSAGES_PER_MINUTE = 1_000_000
 # Slower by at most so much.
 MAX_COST = 0.05
 
-_A_STREAM_AT_ONCE = 100
+_BATCH_SIZE = 100
 _PACED_ROUNDS = 3
 _MAX_SIZE = 4 * 1024 * 1024
 
@@ -76,19 +76,19 @@ class Devices:
 
     def append(self, payloads: list[bytes]) -> None:
         """As fast as it gets."""
-        for place, start in enumerate(range(0, len(payloads), _A_STREAM_AT_ONCE)):
+        for place, start in enumerate(range(0, len(payloads), _BATCH_SIZE)):
             name = self._names[place % STREAMS]
-            self._client.append_messages(name, payloads[start : start + _A_STREAM_AT_ONCE])
+            self._client.append_messages(name, payloads[start : start + _BATCH_SIZE])
 
     def append_for(self, seconds: float, payloads: list[bytes]) -> float:
         """A million messages a minute; the seconds of processor time that the server took."""
         began, used = time.perf_counter(), self._processor_seconds()
         sent = 0
         while (passed := time.perf_counter() - began) < seconds:
-            if sent < passed * MESSAGES_A_MINUTE / 60:
-                name = self._names[sent // _A_STREAM_AT_ONCE % STREAMS]
-                self._client.append_messages(name, payloads[:_A_STREAM_AT_ONCE])
-                sent += _A_STREAM_AT_ONCE
+            if sent < passed * MESSAGES_PER_MINUTE / 60:
+                name = self._names[sent // _BATCH_SIZE % STREAMS]
+                self._client.append_messages(name, payloads[:_BATCH_SIZE])
+                sent += _BATCH_SIZE
             else:
                 time.sleep(0.001)
         return self._processor_seconds() - used
@@ -154,11 +154,11 @@ def _at_full_speed(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale)
     def watched() -> None:
         ours.append(payloads)
 
-    contenders = [
-        Contender(ours.server.name, watched, viewer.begin),
-        Contender(theirs.server.name, partial(theirs.append, payloads), viewer.end),
+    workloads = [
+        Workload(ours.server.name, watched, viewer.begin),
+        Workload(theirs.server.name, partial(theirs.append, payloads), viewer.end),
     ]
-    figures = measure_rates(contenders, len(payloads), scale.repetitions)
+    figures = measure_rates(workloads, len(payloads), scale.repetitions)
     return Comparison.of_rates(
         "dashboard",
         f"Appends of {MESSAGE_BYTES} bytes to {STREAMS} streams, in batches",
@@ -168,7 +168,7 @@ def _at_full_speed(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale)
 
 
 def _at_a_pace(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale) -> Comparison:
-    payloads = make_payloads(_A_STREAM_AT_ONCE)
+    payloads = make_payloads(_BATCH_SIZE)
     shares: dict[str, list[float]] = {ours.server.name: [], theirs.server.name: []}
     seconds = scale.idle_seconds
     for _ in range(_PACED_ROUNDS):
@@ -180,7 +180,7 @@ def _at_a_pace(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale) -> 
     added = figures[ours.server.name].median - figures[theirs.server.name].median
     return Comparison(
         "dashboard processor",
-        f"A broker at {MESSAGES_A_MINUTE:,} messages a minute in {STREAMS} streams",
+        f"A broker at {MESSAGES_PER_MINUTE:,} messages a minute in {STREAMS} streams",
         Unit.CORE_SHARE,
         figures,
         {

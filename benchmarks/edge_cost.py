@@ -96,7 +96,7 @@ class Up(Server):
         return sum(each["stored"] for service, each in totals.items() if service != "s3")
 
 
-class Loop(Server):
+class ExportLoop(Server):
     """The peer, on the broker and the sandbox of `up`."""
 
     name = LOOP
@@ -154,7 +154,7 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
             if is_last:
                 busy = _measure(up, up, scale.edge_seconds, is_busy=True)
         began, peer = time.time(), Up(directory / f"loop-{number}", "--demo", "--no-pipeline")
-        with running(peer), running(loop := Loop(peer)):
+        with running(peer), running(loop := ExportLoop(peer)):
             first_exports[LOOP].append(peer.wait_for_export() - began)
             if is_last:
                 peer_busy = _measure(peer, loop, scale.edge_seconds, is_busy=True)
@@ -162,7 +162,7 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
     up, peer = Up(up.root), Up(peer.root, "--no-pipeline")
     with running(up):
         idle = _measure(up, up, scale.edge_seconds / 2, is_busy=False)
-    with running(peer), running(loop := Loop(peer)):
+    with running(peer), running(loop := ExportLoop(peer)):
         peer_idle = _measure(peer, loop, scale.edge_seconds / 2, is_busy=False)
 
     yield from _compare_shares("processor", f"Processor time, {_LOAD}", busy, peer_busy)
@@ -206,7 +206,7 @@ def _at_most(wanted: float, got: float) -> Target:
     return Target(wanted, got, is_maximum=True, is_ratio=False)
 
 
-def _measure(up: Up, measured: Up | Loop, seconds: float, *, is_busy: bool) -> Cost:
+def _measure(up: Up, measured: Up | ExportLoop, seconds: float, *, is_busy: bool) -> Cost:
     time.sleep(_SETTLE_SECONDS if is_busy else _IDLE_SETTLE_SECONDS)
     before = up.count_arrived()
     shares = measure_shares(measured.groups, seconds)

@@ -26,7 +26,7 @@ from benchmarks.clients import WrongAnswerError
 from benchmarks.processes import memory_bytes
 from benchmarks.report import Comparison, Target, Unit
 from benchmarks.servers import Penstock, Server, running
-from benchmarks.timing import Contender, Figure, Scale, measure_rates
+from benchmarks.timing import Figure, Scale, Workload, measure_rates
 from penstock import (
     ExportDefinition,
     KinesisConfig,
@@ -39,7 +39,7 @@ LOOP = "boto3, put_records in a loop"
 ONE_BY_ONE = "boto3, put_record"
 
 _MESSAGE = bytes(256)
-_CALL = 500
+_RECORDS_PER_CALL = 500
 _TIMEOUT_SECONDS = 300.0
 _PAUSE_SECONDS = 0.05
 _STREAMS = 10
@@ -55,7 +55,7 @@ _MAX_BEHIND_BACKLOG_SECONDS = 0.3
 _MAX_AFTER_IDLING_SECONDS = 1.0
 
 
-class Kinesis(Server):
+class KinesisEndpoint(Server):
     name = "Kinesis"
     ready_line = re.compile(r"^kinesis ready ")
     port_line = re.compile(r"^kinesis ready .*:(\d+)$")
@@ -89,7 +89,7 @@ class Kinesis(Server):
             time.sleep(0.01)
 
 
-class Pipeline(Server):
+class PipelineServer(Server):
     name = "Penstock pipeline"
     ready_line = re.compile(r"^penstock pipeline ready")
     port_line = re.compile(r"(?!)")
@@ -113,10 +113,12 @@ class Pipeline(Server):
         return [driver, *driver.children(recursive=True)]
 
 
-class Bench:
+class ExportBench:
     """A broker, a pipeline and a Kinesis that run."""
 
-    def __init__(self, broker: Penstock, pipeline: Pipeline, kinesis: Kinesis) -> None:
+    def __init__(
+        self, broker: Penstock, pipeline: PipelineServer, kinesis: KinesisEndpoint
+    ) -> None:
         self.broker = broker
         self.pipeline = pipeline
         self.kinesis = kinesis
@@ -169,12 +171,12 @@ class Bench:
 
 
 def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
-    kinesis = Kinesis(directory / "kinesis")
+    kinesis = KinesisEndpoint(directory / "kinesis")
     broker = Penstock(directory / "penstock")
     with running(kinesis), running(broker):
-        pipeline = Pipeline(directory / "pipeline", broker, kinesis.aws_variables)
+        pipeline = PipelineServer(directory / "pipeline", broker, kinesis.aws_variables)
         with running(pipeline):
-            bench = Bench(broker, pipeline, kinesis)
+            bench = ExportBench(broker, pipeline, kinesis)
             try:
                 yield _compare_rates(bench, scale)
                 yield _compare_many(bench, scale)
@@ -186,29 +188,29 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
                 bench.client.close()
 
 
-def _loop(bench: Bench, records: int) -> None:
-    for _ in range(records // _CALL):
+def _loop(bench: ExportBench, records: int) -> None:
+    for _ in range(records // _RECORDS_PER_CALL):
         bench.boto3.put_records(
             StreamName="loop",
             Records=[
                 {"Data": _MESSAGE, "PartitionKey": f"{random.getrandbits(128):032x}"}
-                for _ in range(_CALL)
+                for _ in range(_RECORDS_PER_CALL)
             ],
         )
 
 
-def _compare_rates(bench: Bench, scale: Scale) -> Comparison:
+def _compare_rates(bench: ExportBench, scale: Scale) -> Comparison:
     names: list[str] = []
 
     def prepare() -> None:
         bench.drop(*names)
         names[:] = [bench.create(scale.exported)]
 
-    contenders = [
-        Contender("Penstock", lambda: bench.export(names, scale.exported), prepare),
-        Contender(LOOP, lambda: _loop(bench, scale.exported // 4), share=4),
+    workloads = [
+        Workload("Penstock", lambda: bench.export(names, scale.exported), prepare),
+        Workload(LOOP, lambda: _loop(bench, scale.exported // 4), divisor=4),
     ]
-    figures = measure_rates(contenders, scale.exported, scale.repetitions)
+    figures = measure_rates(workloads, scale.exported, scale.repetitions)
     bench.drop(*names)
     return Comparison.of_rates(
         "exports",
@@ -218,7 +220,7 @@ def _compare_rates(bench: Bench, scale: Scale) -> Comparison:
     )
 
 
-def _compare_many(bench: Bench, scale: Scale) -> Comparison:
+def _compare_many(bench: ExportBench, scale: Scale) -> Comparison:
     names: list[str] = []
     each = scale.exported // _STREAMS // _EXPORTS
 
@@ -227,11 +229,11 @@ def _compare_many(bench: Bench, scale: Scale) -> Comparison:
         names[:] = [bench.create(each, _EXPORTS) for _ in range(_STREAMS)]
 
     records = each * _STREAMS * _EXPORTS
-    contenders = [
-        Contender("Penstock", lambda: bench.export(names, records), prepare),
-        Contender(LOOP, lambda: _loop(bench, records // 4), share=4),
+    workloads = [
+        Workload("Penstock", lambda: bench.export(names, records), prepare),
+        Workload(LOOP, lambda: _loop(bench, records // 4), divisor=4),
     ]
-    figures = measure_rates(contenders, records, scale.repetitions)
+    figures = measure_rates(workloads, records, scale.repetitions)
     bench.drop(*names)
     return Comparison.of_rates(
         "exports-many",
@@ -241,7 +243,7 @@ def _compare_many(bench: Bench, scale: Scale) -> Comparison:
     )
 
 
-def _compare_latencies(bench: Bench, scale: Scale) -> Comparison:
+def _compare_latencies(bench: ExportBench, scale: Scale) -> Comparison:
     urgent, usual = bench.create(0, priority=_URGENT), bench.create(0)
     bench.resume(urgent, usual)
     streams = {"Penstock, priority 1": urgent, "Penstock, gathered": usual, ONE_BY_ONE: None}
@@ -266,11 +268,11 @@ def _compare_latencies(bench: Bench, scale: Scale) -> Comparison:
     )
 
 
-def _latencies(bench: Bench, messages: int, stream: str | None) -> list[float]:
+def _latencies(bench: ExportBench, messages: int, stream: str | None) -> list[float]:
     return _wait_for_latencies(bench, [_send(bench, stream) for _ in range(messages + 20)][20:])
 
 
-def _wait_for_latencies(bench: Bench, sent: list[str]) -> list[float]:
+def _wait_for_latencies(bench: ExportBench, sent: list[str]) -> list[float]:
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while not (found := bench.kinesis.counts()["latencies"]).keys() >= set(sent):
         if time.monotonic() > deadline:
@@ -279,7 +281,7 @@ def _wait_for_latencies(bench: Bench, sent: list[str]) -> list[float]:
     return [found[moment] for moment in sent]
 
 
-def _send(bench: Bench, stream: str | None) -> str:
+def _send(bench: ExportBench, stream: str | None) -> str:
     """A message that says when it was sent, through a stream or at once."""
     time.sleep(random.uniform(0.5, 1.5) * _PAUSE_SECONDS)
     moment = str(time.monotonic_ns())
@@ -290,7 +292,7 @@ def _send(bench: Bench, stream: str | None) -> str:
     return moment
 
 
-def _measure_urgent(bench: Bench, scale: Scale) -> Comparison:
+def _measure_urgent(bench: ExportBench, scale: Scale) -> Comparison:
     """Urgent messages while a backlog is exported."""
     worst = []
     for _ in range(scale.latency_rounds):
@@ -316,7 +318,7 @@ def _measure_urgent(bench: Bench, scale: Scale) -> Comparison:
     )
 
 
-def _measure_after_idling(bench: Bench, scale: Scale) -> Comparison:
+def _measure_after_idling(bench: ExportBench, scale: Scale) -> Comparison:
     """The first message of an export whose stream had none for a while; it is not gathered."""
     name = bench.create(0)
     bench.resume(name)
@@ -339,7 +341,7 @@ def _measure_after_idling(bench: Bench, scale: Scale) -> Comparison:
     )
 
 
-def _measure_memory(bench: Bench) -> Comparison:
+def _measure_memory(bench: ExportBench) -> Comparison:
     pipeline = bench.pipeline.processes()
     groups = {
         "Penstock broker": [bench.broker.process()],

@@ -16,11 +16,11 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.clients import WrongAnswerError
-from benchmarks.exports import Pipeline
+from benchmarks.exports import PipelineServer
 from benchmarks.processes import memory_bytes
 from benchmarks.report import Comparison, Unit
 from benchmarks.servers import Penstock, running
-from benchmarks.timing import Contender, Figure, Scale, measure_rates
+from benchmarks.timing import Figure, Scale, Workload, measure_rates
 from penstock import (
     ExportDefinition,
     MessageStreamDefinition,
@@ -40,18 +40,18 @@ UPLOAD_FILE = "boto3, upload_file"
 _BUCKET = "benchmark"
 _SMALL_BYTES = 20_000
 _PIECE = bytes(1_000_000)
-_WANTED = 0.9
+_MIN_RATIO = 0.9
 _STREAMS = 4
 _TIMEOUT_SECONDS = 600.0
 _WAIT_MILLIS = 30_000
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
-class Bench:
+class FileBench:
     """A broker, a pipeline and an object store that run, and files to upload."""
 
     def __init__(
-        self, directory: Path, broker: Penstock, pipeline: Pipeline, store: ObjectStore
+        self, directory: Path, broker: Penstock, pipeline: PipelineServer, store: ObjectStore
     ) -> None:
         self.broker = broker
         self.pipeline = pipeline
@@ -145,9 +145,9 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
     store = ObjectStore(directory / "store")
     broker = Penstock(directory / "penstock")
     with store, running(broker):
-        pipeline = Pipeline(directory / "pipeline", broker, store.variables)
+        pipeline = PipelineServer(directory / "pipeline", broker, store.variables)
         with running(pipeline):
-            bench = Bench(directory, broker, pipeline, store)
+            bench = FileBench(directory, broker, pipeline, store)
             try:
                 yield _compare_small(bench, scale)
                 yield _compare_large(bench, scale)
@@ -156,7 +156,7 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
                 bench.client.close()
 
 
-def _compare_small(bench: Bench, scale: Scale) -> Comparison:
+def _compare_small(bench: FileBench, scale: Scale) -> Comparison:
     paths = [bench.write(f"small-{number}", _SMALL_BYTES) for number in range(scale.files)]
     one: list[str] = []
     many: list[str] = []
@@ -175,9 +175,9 @@ def _compare_small(bench: Bench, scale: Scale) -> Comparison:
 
     figures = measure_rates(
         [
-            Contender("Penstock, one stream", lambda: bench.upload(*one), prepare_one),
-            Contender(f"Penstock, {_STREAMS} streams", lambda: bench.upload(*many), prepare_many),
-            Contender(UPLOAD_FILE, loop),
+            Workload("Penstock, one stream", lambda: bench.upload(*one), prepare_one),
+            Workload(f"Penstock, {_STREAMS} streams", lambda: bench.upload(*many), prepare_many),
+            Workload(UPLOAD_FILE, loop),
         ],
         len(paths),
         scale.repetitions,
@@ -187,12 +187,12 @@ def _compare_small(bench: Bench, scale: Scale) -> Comparison:
         "files-small",
         f"Files of {_SMALL_BYTES // 1000} kB to S3, one after the other",
         figures,
-        {UPLOAD_FILE: _WANTED},
+        {UPLOAD_FILE: _MIN_RATIO},
         unit=Unit.FILE_RATE,
     )
 
 
-def _compare_large(bench: Bench, scale: Scale) -> Comparison:
+def _compare_large(bench: FileBench, scale: Scale) -> Comparison:
     path = bench.write("large", scale.file_megabytes * 1_000_000)
     names: list[str] = []
 
@@ -202,8 +202,8 @@ def _compare_large(bench: Bench, scale: Scale) -> Comparison:
 
     figures = measure_rates(
         [
-            Contender("Penstock", lambda: bench.upload(*names), prepare),
-            Contender(UPLOAD_FILE, lambda: bench.s3.upload_file(str(path), _BUCKET, "loop/large")),
+            Workload("Penstock", lambda: bench.upload(*names), prepare),
+            Workload(UPLOAD_FILE, lambda: bench.s3.upload_file(str(path), _BUCKET, "loop/large")),
         ],
         scale.file_megabytes,
         scale.repetitions,
@@ -213,12 +213,12 @@ def _compare_large(bench: Bench, scale: Scale) -> Comparison:
         "files-large",
         f"One file of {scale.file_megabytes} MB to S3",
         figures,
-        {UPLOAD_FILE: _WANTED},
+        {UPLOAD_FILE: _MIN_RATIO},
         unit=Unit.BYTE_RATE,
     )
 
 
-def _measure_memory(bench: Bench, scale: Scale) -> Comparison:
+def _measure_memory(bench: FileBench, scale: Scale) -> Comparison:
     """The pipeline and the broker, at most, while a file is uploaded that has twice the size."""
     path = bench.write("larger", 2 * scale.file_megabytes * 1_000_000)
     name = bench.plan([path])
@@ -227,7 +227,7 @@ def _measure_memory(bench: Bench, scale: Scale) -> Comparison:
     is_over = threading.Event()
 
     def watch() -> None:
-        while not is_over.wait(_LOOK_SECONDS):
+        while not is_over.wait(_POLL_SECONDS):
             most.append(_memory(bench))
 
     watcher = threading.Thread(target=watch)
@@ -249,5 +249,5 @@ def _measure_memory(bench: Bench, scale: Scale) -> Comparison:
     )
 
 
-def _memory(bench: Bench) -> float:
+def _memory(bench: FileBench) -> float:
     return memory_bytes((*bench.pipeline.processes(), bench.broker.process()))

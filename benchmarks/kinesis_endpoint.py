@@ -29,7 +29,7 @@ _ANSWER = (
 )
 
 
-class Counts:
+class RecordCounter:
     def __init__(self) -> None:
         self.records = 0
         self.latencies: dict[str, float] = {}
@@ -51,8 +51,8 @@ def _stored(count: int) -> bytes:
     return b'{"FailedRecordCount":0,"Records":[' + records + b"]}"
 
 
-class Connection(asyncio.Protocol):
-    def __init__(self, counts: Counts) -> None:
+class KinesisConnection(asyncio.Protocol):
+    def __init__(self, counts: RecordCounter) -> None:
         self._counts = counts
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -89,9 +89,9 @@ class Connection(asyncio.Protocol):
 
 
 async def _serve() -> None:
-    counts = Counts()
+    counts = RecordCounter()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(counts), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: KinesisConnection(counts), "127.0.0.1", 0)
     print(f"kinesis ready 127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 

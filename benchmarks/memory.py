@@ -13,7 +13,7 @@ from benchmarks.servers import Nats, Penstock, Redis, Server, is_installed, runn
 from benchmarks.systems import make_payloads
 from benchmarks.timing import Figure, Scale
 
-WANTED_MEGABYTES = 45
+MAX_IDLE_MEGABYTES = 45
 
 _SETTLE_SECONDS = 2.0
 
@@ -33,7 +33,7 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
             idle,
             {
                 broker.name: Target(
-                    WANTED_MEGABYTES, idle[broker.name].median, is_maximum=True, is_ratio=False
+                    MAX_IDLE_MEGABYTES, idle[broker.name].median, is_maximum=True, is_ratio=False
                 )
             },
         )

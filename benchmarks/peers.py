@@ -18,7 +18,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, StorageType
 from redis._parsers import _RESP2Parser
 from redis.connection import Connection, PythonRespSerializer
 
-COMMANDS_A_PIPELINE = 1000
+COMMANDS_PER_PIPELINE = 1000
 
 _STREAM = "measured"
 _FIELD = b"p"
@@ -28,7 +28,7 @@ class PeerError(Exception):
     """A peer answered something else than was expected."""
 
 
-class Peer(Protocol):
+class BenchmarkClient(Protocol):
     """What is asked of both."""
 
     def empty(self) -> None: ...
@@ -70,8 +70,8 @@ class RedisPy:
                 raise PeerError("Redis answered no id")
 
     def append_many(self, payloads: Sequence[bytes]) -> None:
-        for start in range(0, len(payloads), COMMANDS_A_PIPELINE):
-            batch = payloads[start : start + COMMANDS_A_PIPELINE]
+        for start in range(0, len(payloads), COMMANDS_PER_PIPELINE):
+            batch = payloads[start : start + COMMANDS_PER_PIPELINE]
             pipeline = self._redis.pipeline(transaction=False)
             for payload in batch:
                 pipeline.xadd(_STREAM, {_FIELD: payload})
@@ -92,19 +92,19 @@ class NatsPy:
 
     def __init__(self, port: int) -> None:
         self._runner = asyncio.Runner()
-        self._wait: Callable[[Coroutine[Any, Any, Any]], Any] = self._runner.run
-        self._client = self._wait(nats.connect(f"nats://127.0.0.1:{port}"))
+        self._run: Callable[[Coroutine[Any, Any, Any]], Any] = self._runner.run
+        self._client = self._run(nats.connect(f"nats://127.0.0.1:{port}"))
         self._stream: JetStreamContext = self._client.jetstream()
-        self._wait(
+        self._run(
             self._stream.add_stream(name=_STREAM, subjects=[_STREAM], storage=StorageType.FILE)
         )
 
     def close(self) -> None:
-        self._wait(self._client.close())
+        self._run(self._client.close())
         self._runner.close()
 
     def empty(self) -> None:
-        self._wait(self._stream.purge_stream(_STREAM))
+        self._run(self._stream.purge_stream(_STREAM))
 
     def append_one_at_a_time(self, payloads: Sequence[bytes]) -> None:
         async def publish() -> None:
@@ -115,7 +115,7 @@ class NatsPy:
                     raise PeerError("NATS answered numbers that do not increase")
                 last = answer.seq
 
-        self._wait(publish())
+        self._run(publish())
 
     def append_many(self, payloads: Sequence[bytes]) -> None:
         """As many outstanding as nats-py allows unless told otherwise: 4,000."""
@@ -126,7 +126,7 @@ class NatsPy:
             if not all(before.seq < after.seq for before, after in pairwise(answers)):
                 raise PeerError("NATS answered numbers that do not increase")
 
-        self._wait(publish())
+        self._run(publish())
 
     def fill(self, payloads: Sequence[bytes]) -> None:
         """Appends that nobody waits for: not measured, only many."""
@@ -136,10 +136,10 @@ class NatsPy:
                 await self._client.publish(_STREAM, payload)
             await self._client.flush(timeout=60)
 
-        self._wait(publish())
+        self._run(publish())
 
     def count(self) -> int:
-        info = self._wait(self._stream.stream_info(_STREAM))
+        info = self._run(self._stream.stream_info(_STREAM))
         return int(info.state.messages)
 
     def read(self, total: int, count: int) -> None:
@@ -154,4 +154,4 @@ class NatsPy:
                     raise PeerError(f"NATS answered {len(messages)} of {count} messages")
             await subscription.unsubscribe()
 
-        self._wait(fetch())
+        self._run(fetch())

@@ -15,11 +15,11 @@ from benchmarks.systems import (
     connected,
     make_payloads,
 )
-from benchmarks.timing import Contender, Scale, measure_rates
+from benchmarks.timing import Scale, Workload, measure_rates
 
-MESSAGES_A_READ = 1000
+MESSAGES_PER_READ = 1000
 READ_ALL = "Penstock, read_all"
-WANTED = {REDIS: 2.0, REDIS_HIREDIS: 2.0}
+MIN_RATIOS = {REDIS: 2.0, REDIS_HIREDIS: 2.0}
 
 
 def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
@@ -28,15 +28,15 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
         for name, client in systems.clients():
             if name not in (AWS, REDIS_HIREDIS):  # they read what others have appended
                 client.append_many(payloads)
-        contenders = [
-            Contender(name, partial(client.read, scale.read, MESSAGES_A_READ))
+        workloads = [
+            Workload(name, partial(client.read, scale.read, MESSAGES_PER_READ))
             for name, client in systems.clients()
         ]
-        contenders.insert(1, Contender(READ_ALL, partial(systems.penstock.read_all, scale.read)))
+        workloads.insert(1, Workload(READ_ALL, partial(systems.penstock.read_all, scale.read)))
         yield Comparison.of_rates(
             "reads",
-            f"Reads of {MESSAGES_A_READ:,} messages of {MESSAGE_BYTES} bytes at a time",
-            measure_rates(contenders, scale.read, scale.repetitions),
-            WANTED,
+            f"Reads of {MESSAGES_PER_READ:,} messages of {MESSAGE_BYTES} bytes at a time",
+            measure_rates(workloads, scale.read, scale.repetitions),
+            MIN_RATIOS,
             systems.notes,
         )

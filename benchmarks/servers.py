@@ -117,7 +117,7 @@ class Server(ABC):
             self._process.wait()
             self._process = None
 
-    def hold_to(self, cores: set[int]) -> None:
+    def pin_to(self, cores: set[int]) -> None:
         """Let all threads of the process run on these cores only."""
         assert self._process is not None
         for task in Path(f"/proc/{self._process.pid}/task").iterdir():

@@ -40,7 +40,7 @@ _WARM_UP_MESSAGES = 50
 _SETTLE_SECONDS = 2.0
 
 
-class Source(ABC):
+class MessageSource(ABC):
     """Where a query gets its messages from, new for each round."""
 
     name: ClassVar[str]
@@ -56,7 +56,7 @@ class Source(ABC):
         """Store a message."""
 
 
-class Stream(Source):
+class StreamSource(MessageSource):
     name = "Penstock"
     column = "payload"
 
@@ -74,7 +74,7 @@ class Stream(Source):
         self._client.append_message(STREAM, message.encode())
 
 
-class TextFiles(Source):
+class TextFileSource(MessageSource):
     name = "text files"
     column = "value"
 
@@ -100,7 +100,7 @@ class TextFiles(Source):
 
 
 @dataclass
-class Measured:
+class QueryMeasurements:
     """What the rounds of a source gave."""
 
     # Seconds, by round.
@@ -117,16 +117,19 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
         client = PenstockPy(broker.root)
         try:
             client.create_stream()
-            sources = [Stream(spark, broker, client), TextFiles(spark, directory / "texts")]
+            sources = [
+                StreamSource(spark, broker, client),
+                TextFileSource(spark, directory / "texts"),
+            ]
             yield from _compare(spark, sources, directory / "checkpoints", scale)
         finally:
             client.close()
 
 
 def _compare(
-    spark: SparkSession, sources: list[Source], checkpoints: Path, scale: Scale
+    spark: SparkSession, sources: list[MessageSource], checkpoints: Path, scale: Scale
 ) -> Iterator[Comparison]:
-    measured = {source.name: Measured() for source in sources}
+    measured = {source.name: QueryMeasurements() for source in sources}
     without = []
     for number in range(scale.latency_rounds + 1):
         for source in sources:
@@ -168,7 +171,7 @@ def _compare(
 class RunningQuery:
     """A query that notes when it has which message; a message is the moment it was sent."""
 
-    def __init__(self, source: Source, checkpoint: Path) -> None:
+    def __init__(self, source: MessageSource, checkpoint: Path) -> None:
         self._source = source
         self._arrivals: dict[int, int] = {}
         writer = source.open().writeStream.foreachBatch(self._take)

@@ -14,7 +14,7 @@ from benchmarks.report import Comparison, Target, Unit
 from benchmarks.servers import Penstock, running
 from benchmarks.spark_session import describe, started
 from benchmarks.systems import MESSAGE_BYTES, make_payloads
-from benchmarks.timing import Contender, Figure, Scale, measure_rates
+from benchmarks.timing import Figure, Scale, Workload, measure_rates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -25,13 +25,13 @@ PARQUET = "Parquet"
 WRITE = "Penstock, a stream"
 
 # Of the rate at which Spark reads the same rows from Parquet.
-WANTED = {FILES: 1.0, WIRE: 0.5}
+MIN_RATIOS = {FILES: 1.0, WIRE: 0.5}
 
 # Java compiles what runs often, and compiles it again when it knows more.
 _WARM_UPS = 5
 _WARM_UPS_OF_WRITES = 2
 
-_MESSAGES_A_FILL = 100_000
+_MESSAGES_PER_BATCH = 100_000
 _COPY = "copy"
 _COPY_BYTES = 1 << 34
 
@@ -86,8 +86,8 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
 
 def _fill(rows: Rows) -> None:
     rows.client.create_stream()
-    for start in range(0, rows.count, _MESSAGES_A_FILL):
-        rows.client.append_many(make_payloads(min(_MESSAGES_A_FILL, rows.count - start)))
+    for start in range(0, rows.count, _MESSAGES_PER_BATCH):
+        rows.client.append_many(make_payloads(min(_MESSAGES_PER_BATCH, rows.count - start)))
     rows.open_stream("auto").write.parquet(str(rows.parquet))
 
 
@@ -95,8 +95,8 @@ def _compare_scans(rows: Rows, repetitions: int) -> Comparison:
     def scan(open_rows: Callable[[], DataFrame]) -> None:
         open_rows().write.format("noop").mode("overwrite").save()
 
-    contenders = [Contender(name, partial(scan, way)) for name, way in rows.ways().items()]
-    figures = measure_rates(contenders, rows.count, repetitions, _WARM_UPS)
+    workloads = [Workload(name, partial(scan, way)) for name, way in rows.ways().items()]
+    figures = measure_rates(workloads, rows.count, repetitions, _WARM_UPS)
     return Comparison(
         "spark-scan",
         f"Spark reads {rows.count:,} messages of {MESSAGE_BYTES} bytes, all columns",
@@ -109,7 +109,9 @@ def _compare_scans(rows: Rows, repetitions: int) -> Comparison:
 
 def _targets(figures: Mapping[str, Figure]) -> dict[str, Target]:
     peer = figures[PARQUET].median
-    return {name: Target(wanted, figures[name].median / peer) for name, wanted in WANTED.items()}
+    return {
+        name: Target(wanted, figures[name].median / peer) for name, wanted in MIN_RATIOS.items()
+    }
 
 
 def _compare_aggregations(rows: Rows, repetitions: int) -> Comparison:
@@ -122,11 +124,11 @@ def _compare_aggregations(rows: Rows, repetitions: int) -> Comparison:
         if got != expected:
             raise WrongAnswerError(f"{got} instead of {expected}")
 
-    contenders = [Contender(name, partial(aggregate, way)) for name, way in rows.ways().items()]
+    workloads = [Workload(name, partial(aggregate, way)) for name, way in rows.ways().items()]
     return Comparison.of_rates(
         "spark-aggregation",
         f"Spark aggregates {rows.count:,} messages of {MESSAGE_BYTES} bytes over all columns",
-        measure_rates(contenders, rows.count, repetitions, _WARM_UPS),
+        measure_rates(workloads, rows.count, repetitions, _WARM_UPS),
         {},
     )
 
@@ -152,15 +154,15 @@ def _compare_writes(rows: Rows, copy: Path, repetitions: int) -> Comparison:
         writer = writer.option("stream", _COPY).option("createStream", True)
         writer.option("maxSize", _COPY_BYTES).mode("append").save()
 
-    contenders = [
-        Contender(WRITE, write_stream, delete_stream),
-        Contender(
+    workloads = [
+        Workload(WRITE, write_stream, delete_stream),
+        Workload(
             PARQUET,
             lambda: cached.write.parquet(str(copy)),
             lambda: shutil.rmtree(copy, ignore_errors=True),
         ),
     ]
-    figures = measure_rates(contenders, rows.count, repetitions, _WARM_UPS_OF_WRITES)
+    figures = measure_rates(workloads, rows.count, repetitions, _WARM_UPS_OF_WRITES)
     cached.unpersist()
     written = client.describe_message_stream(_COPY).storage_status
     if written.newest_sequence_number != rows.count - 1:

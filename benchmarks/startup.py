@@ -18,18 +18,18 @@ from benchmarks.systems import MESSAGE_BYTES, make_payloads
 from benchmarks.timing import Figure, Scale
 
 # Medians of the same start differ by up to this much on a machine that does other things as well.
-NOISE = 1.15
+MAX_RATIO = 1.15
 
 # Appended right before a kill, so that there is something to recover: more than the broker leaves
 # unverified between two checkpoints.
-_UNSETTLED = 20_000
-_MESSAGES_A_FILL = 10_000
+_UNVERIFIED_MESSAGES = 20_000
+_MESSAGES_PER_BATCH = 10_000
 
 _CLEAN, _KILLED = "after a stop", "after kill -9"
 
 
 @dataclass
-class Stored:
+class FilledServer:
     """A server with so many messages on its disk, and the starts that it made with them."""
 
     label: str
@@ -49,14 +49,14 @@ class Stored:
         """Start after a clean stop, be killed at work, start after that, stop."""
         self.after_stop.append(self.server.start())
         if self.messages:
-            self.append(_UNSETTLED)
+            self.append(_UNVERIFIED_MESSAGES)
         self.server.kill()
         self.after_kill.append(self.server.start())
         self.server.stop()
 
 
 def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
-    payloads = make_payloads(_MESSAGES_A_FILL)
+    payloads = make_payloads(_MESSAGES_PER_BATCH)
     brokers = [_broker(directory, total, payloads) for total in (0, *scale.stored)]
     everything = [*brokers, *_peers(directory, scale.stored[0], payloads)]
     for stored in everything:
@@ -71,9 +71,9 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
 
 def _compare(
     how: str,
-    everything: Sequence[Stored],
-    brokers: Sequence[Stored],
-    starts: Callable[[Stored], list[float]],
+    everything: Sequence[FilledServer],
+    brokers: Sequence[FilledServer],
+    starts: Callable[[FilledServer], list[float]],
 ) -> Comparison:
     figures = {stored.label: Figure(tuple(starts(stored)[1:])) for stored in everything}
     _, few, many = brokers
@@ -83,12 +83,12 @@ def _compare(
         f"Start-up {how}, with messages of {MESSAGE_BYTES} bytes stored",
         Unit.SECONDS,
         figures,
-        {many.label: Target(NOISE, ratio, is_maximum=True)},
+        {many.label: Target(MAX_RATIO, ratio, is_maximum=True)},
         (f"the ratio is that of {many.messages:,} to {few.messages:,} messages",),
     )
 
 
-def _broker(directory: Path, messages: int, payloads: Sequence[bytes]) -> Stored:
+def _broker(directory: Path, messages: int, payloads: Sequence[bytes]) -> FilledServer:
     broker = Penstock(directory / f"penstock-{messages}")
     is_created = False
 
@@ -102,10 +102,10 @@ def _broker(directory: Path, messages: int, payloads: Sequence[bytes]) -> Stored
             client.append_many(payloads)
         client.close()
 
-    return Stored(f"Penstock, {messages:,}", broker, messages, append)
+    return FilledServer(f"Penstock, {messages:,}", broker, messages, append)
 
 
-def _peers(directory: Path, messages: int, payloads: Sequence[bytes]) -> Iterator[Stored]:
+def _peers(directory: Path, messages: int, payloads: Sequence[bytes]) -> Iterator[FilledServer]:
     """For comparison, with the smaller number only: Redis would need gigabytes for the larger."""
     redis_server, nats_server = Redis(directory / "redis"), Nats(directory / "nats")
 
@@ -124,6 +124,6 @@ def _peers(directory: Path, messages: int, payloads: Sequence[bytes]) -> Iterato
         client.close()
 
     if is_installed("redis-server"):
-        yield Stored(f"Redis, {messages:,}", redis_server, messages, append_to_redis)
+        yield FilledServer(f"Redis, {messages:,}", redis_server, messages, append_to_redis)
     if is_installed("nats-server"):
-        yield Stored(f"NATS, {messages:,}", nats_server, messages, append_to_nats)
+        yield FilledServer(f"NATS, {messages:,}", nats_server, messages, append_to_nats)

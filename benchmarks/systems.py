@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.clients import AwsPy, PenstockPy, has_aws_client
-from benchmarks.peers import NatsPy, Peer, RedisPy, has_hiredis
+from benchmarks.peers import BenchmarkClient, NatsPy, RedisPy, has_hiredis
 from benchmarks.servers import Nats, Penstock, Redis, Server, is_installed, running
 
 MESSAGE_BYTES = 256
@@ -30,20 +30,20 @@ class Systems:
     nats: NatsPy | None = None
     notes: tuple[str, ...] = ()
 
-    def clients(self) -> Iterator[tuple[str, Peer]]:
+    def clients(self) -> Iterator[tuple[str, BenchmarkClient]]:
         """All of them, ours first."""
         yield PENSTOCK, self.penstock
         if self.aws is not None:
             yield AWS, self.aws
         yield from self.peers()
 
-    def peers(self) -> Iterator[tuple[str, Peer]]:
+    def peers(self) -> Iterator[tuple[str, BenchmarkClient]]:
         yield from self.redis.items()
         if self.nats is not None:
             yield NATS, self.nats
 
     @contextmanager
-    def held_to_one_core(self) -> Iterator[None]:
+    def pinned_to_one_core(self) -> Iterator[None]:
         """Clients and servers on one core.
 
         With one request at a time only one of the two ever has work. On cores of their own each
@@ -51,18 +51,18 @@ class Systems:
         whether they get cores of their own is the scheduler's mood, and the figure would be too.
         """
         cores = os.sched_getaffinity(0)
-        self._hold_to({min(cores)})
+        self._pin_to({min(cores)})
         try:
             yield
         finally:
-            self._hold_to(cores)
+            self._pin_to(cores)
 
-    def _hold_to(self, cores: set[int]) -> None:
+    def _pin_to(self, cores: set[int]) -> None:
         os.sched_setaffinity(0, cores)
         for server in self.servers:
-            server.hold_to(cores)
+            server.pin_to(cores)
         if self.aws is not None:
-            self.aws.hold_to(cores)
+            self.aws.pin_to(cores)
 
 
 @contextmanager

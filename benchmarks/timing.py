@@ -89,36 +89,36 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Contender:
+class Workload:
     """One system doing the measured work: `prepare` is not timed, `work` is."""
 
     name: str
     work: Callable[[], None]
     prepare: Callable[[], None] = lambda: None
     # Of the messages it does one in so many.
-    share: int = 1
+    divisor: int = 1
 
 
 def measure_rates(
-    contenders: list[Contender], messages: int, repetitions: int, warm_ups: int = 1
+    workloads: list[Workload], messages: int, repetitions: int, warm_ups: int = 1
 ) -> Mapping[str, Figure]:
     """Messages a second of each, measured in turn: A, B, C, A, B, C.
 
     What else happens on the machine so hits all of them alike.
     """
-    rates: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    rates: dict[str, list[float]] = {workload.name: [] for workload in workloads}
     for repetition in range(warm_ups + repetitions):
-        for contender in contenders:
-            seconds = _time(contender)
+        for workload in workloads:
+            seconds = _time(workload)
             if repetition >= warm_ups:
-                rates[contender.name].append(messages / contender.share / seconds)
+                rates[workload.name].append(messages / workload.divisor / seconds)
     return {name: Figure(tuple(runs)) for name, runs in rates.items()}
 
 
-def _time(contender: Contender) -> float:
-    contender.prepare()
+def _time(workload: Workload) -> float:
+    workload.prepare()
     # What others have left to write must not be written while this one is measured.
     os.sync()
     start = time.perf_counter()
-    contender.work()
+    workload.work()
     return time.perf_counter() - start
