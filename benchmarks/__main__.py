@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, print, keep; `--plot` draws what was kept."""
+"""`python -m benchmarks` runs benchmarks and stores results; `--plot` draws charts of them."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def main() -> None:
         type=Path,
         # Not /tmp, which is memory on many machines.
         default=Path("/var/tmp"),
-        help="where the servers keep their files while they are measured; %(default)s",
+        help="directory for the files of the servers (default: %(default)s)",
     )
     parser.add_argument(
         "--plot",
         nargs="?",
         const="",
         metavar="FILE",
-        help="draw the charts in docs from a file of results, the newest by default",
+        help="draw the charts in docs from a results file (default: the newest)",
     )
     options = parser.parse_args()
-    # So that the servers which it started are ended, however it ends.
+    # SIGTERM raises SystemExit, so that the started servers are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if options.plot is not None:
         print(*plot.write(load(Path(options.plot) if options.plot else None)), sep="\n")
@@ -84,7 +84,7 @@ def _measure(names: list[str], scale: Scale, parent: Path) -> None:
     for name, value in machine.items():
         print(f"{name:16} {value}")
     if os.getloadavg()[0] > 0.5:
-        print("\nThe machine does other things as well: expect noise.")
+        print("\nThe machine has other load: expect noise.")
     comparisons = []
     for name in names:
         directory = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=parent))

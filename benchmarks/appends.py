@@ -1,4 +1,4 @@
-"""Appends of 256 bytes: one at a time, many at a time; flushed or not."""
+"""Appends of 256 bytes, one at a time and many at a time, with and without flush on write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.systems import (
 from benchmarks.timing import Scale, Workload, measure_rates
 
 MIN_RATIOS_ONE_AT_A_TIME = {REDIS: 1.2, REDIS_HIREDIS: 1.2, NATS: 2.0}
-# The AWS client appends one in so many of the messages.
+# The AWS client appends this fraction of the messages: 1 / AWS_DIVISOR.
 AWS_DIVISOR = 40
 
 MIN_RATIOS_MANY = {REDIS: 1.5, REDIS_HIREDIS: 1.5, NATS: 5.0}
@@ -67,7 +67,7 @@ def _many(systems: Systems, messages: int, repetitions: int, *, flushed: bool) -
         if name != AWS
     ]
     if systems.aws is not None:
-        # It is slower by orders of magnitude: a part of the messages gives the same figure.
+        # It is slower by orders of magnitude, so it appends fewer messages.
         few = payloads[: messages // AWS_DIVISOR]
         workloads.append(Workload(AWS, partial(systems.aws.append_many, few), divisor=AWS_DIVISOR))
     return Comparison.of_rates(

@@ -1,4 +1,4 @@
-"""Run by the interpreter of the AWS SDK: appends and reads as told on standard input."""
+"""Executes commands from standard input with the AWS SDK, in its Python environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# In an environment of its own, without types.
+# It is installed in a separate environment and has no types.
 from stream_manager import (  # type: ignore[import-not-found]
     ReadMessagesOptions,
     StreamManagerClient,

@@ -1,6 +1,6 @@
-"""The clients of Penstock under measurement: our own, and the AWS client, unmodified.
+"""Benchmark clients of Penstock: its own Python client, and the unmodified AWS client.
 
-Each works on one stream through one connection, and looks at every answer.
+Each uses one stream and one connection, and checks every response.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _AWS_PROGRAM = Path(__file__).with_name("aws_client.py")
 
 
 class WrongAnswerError(Exception):
-    """An answer that is no success, or sequence numbers that do not increase."""
+    """A response has an error, or its sequence numbers do not increase."""
 
 
 class PenstockPy:
-    """Our client, in one thread."""
+    """Penstock's client, in one thread."""
 
     def __init__(self, root: Path) -> None:
         self.client = StreamManagerClient(root=root)
@@ -51,7 +51,7 @@ class PenstockPy:
         )
 
     def empty(self) -> None:
-        """Nothing: how much is stored makes no difference."""
+        """Does nothing: stored messages do not affect the measurement."""
 
     def append_one_at_a_time(self, payloads: Sequence[bytes]) -> None:
         last = -1
@@ -59,13 +59,13 @@ class PenstockPy:
         for payload in payloads:
             number = append(STREAM, payload)
             if number <= last:
-                raise WrongAnswerError(f"{number} behind {last}")
+                raise WrongAnswerError(f"sequence number {number} after {last}")
             last = number
 
     def append_many(self, payloads: Sequence[bytes]) -> None:
         numbers = self.client.append_messages(STREAM, payloads)
         if len(numbers) != len(payloads) or not all(a < b for a, b in pairwise(numbers)):
-            raise WrongAnswerError("not a number of its own for each message")
+            raise WrongAnswerError("sequence numbers are not unique and increasing")
 
     def read(self, total: int, count: int) -> None:
         for start in range(0, total, count):
@@ -77,16 +77,16 @@ class PenstockPy:
                 raise WrongAnswerError(f"{len(messages)} messages, {numbers}, from {start} on")
 
     def read_all(self, total: int) -> None:
-        """The same through the iterator."""
+        """Reads all messages with the iterator."""
         read = sum(1 for _ in self.client.read_all(STREAM, 0, total))
         if read != total:
             raise WrongAnswerError(f"{read} of {total} messages")
 
 
 class AwsPy:
-    """The AWS client in a process of its own, which does what it is told line by line.
+    """The AWS client in a separate process that executes commands line by line.
 
-    It needs another release of a library that we use as well.
+    It requires another version of a library that Penstock uses.
     """
 
     def __init__(self, port: int, token: str) -> None:
@@ -108,7 +108,7 @@ class AwsPy:
         self._process.wait()
 
     def empty(self) -> None:
-        """Nothing: how much is stored makes no difference."""
+        """Does nothing: stored messages do not affect the measurement."""
 
     def pin_to(self, cores: set[int]) -> None:
         for task in Path(f"/proc/{self._process.pid}/task").iterdir():
@@ -118,7 +118,7 @@ class AwsPy:
         self._execute(work="append", count=len(payloads), size=len(payloads[0]))
 
     def append_many(self, payloads: Sequence[bytes]) -> None:
-        """From eight threads that share the client: it has no other way to send ahead."""
+        """Appends from eight threads that share the client, because it cannot pipeline requests."""
         self._execute(work="append", count=len(payloads), size=len(payloads[0]), threads=8)
 
     def read(self, total: int, count: int) -> None:

@@ -1,4 +1,4 @@
-"""The cost of exports on a small machine: `penstock up` with the load of its demo, and without.
+"""Cost of exports on a small machine: `penstock up`, with the load of its demo and idle.
 
 The peer is a loop of forty lines, `benchmarks.export_loop`, that reads the same streams from the
 same broker and calls boto3's `put_records`.
@@ -35,11 +35,11 @@ MAX_FIRST_EXPORT_SECONDS = 6.0
 
 MESSAGES_PER_SECOND = sum(len(each.measure(1.0)) / each.seconds_between for each in DEVICES)
 _LOAD = f"{MESSAGES_PER_SECOND:.0f} messages a second, 7 exports"
-# The demo does not make up for delays.
+# The demo does not catch up after delays.
 _MIN_SHARE_OF_MESSAGES = 0.9
 # After the first export. The first outage of the demo begins after 90 s.
 _SETTLE_SECONDS = 10.0
-# Without messages nothing shows that the pipeline has started.
+# Without messages there is no sign that the pipeline has started.
 _IDLE_SETTLE_SECONDS = 20.0
 _TIMEOUT_SECONDS = 60.0
 
@@ -50,7 +50,7 @@ class Up(Server):
     """`penstock up` with a sandbox."""
 
     name = "penstock up"
-    # The line in JSON comes when the broker is ready.
+    # The JSON line is printed when the broker is ready.
     ready_line = port_line = re.compile(r'"AWS_ENDPOINT_URL": "http://127\.0\.0\.1:(\d+)"')
 
     def __init__(self, root: Path, *flags: str) -> None:
@@ -71,7 +71,7 @@ class Up(Server):
         return SandboxClient(f"http://127.0.0.1:{self.port}")
 
     def groups(self) -> Groups:
-        """The processes of the broker, and those of the pipeline if there is one."""
+        """Returns the processes of the broker and, if it runs, of the pipeline."""
         groups: Groups = {}
         for program in self.process().children():
             words = program.cmdline()
@@ -82,7 +82,7 @@ class Up(Server):
         return groups
 
     def wait_for_export(self) -> float:
-        """The time at which the first messages arrived, in seconds since 1970."""
+        """Returns the arrival time of the first messages, in seconds since 1970."""
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             for call in self.cloud.calls("kinesis"):
@@ -97,7 +97,7 @@ class Up(Server):
 
 
 class ExportLoop(Server):
-    """The peer, on the broker and the sandbox of `up`."""
+    """The peer: exports from the broker of `up` to its sandbox."""
 
     name = LOOP
     ready_line = re.compile(r"^exporting")
@@ -116,7 +116,7 @@ class ExportLoop(Server):
 
     def start(self) -> float:
         with StreamManagerClient(root=self._up.root) as client:
-            # The devices create them.
+            # The demo devices create the streams.
             while not set(STREAMS) <= set(client.list_streams()):
                 time.sleep(0.01)
         return super().start()
@@ -130,15 +130,16 @@ def cache_variables(directory: Path) -> dict[str, str]:
 
 
 def archive_classes(directory: Path) -> None:
-    """As the documentation advises for devices. A Java that cannot do it starts without."""
+    """Creates the class archive that the documentation recommends. Some Java versions cannot."""
     command = [sys.executable, "-m", "penstock", "pipeline", "--archive-classes"]
     environment = {**os.environ, **cache_variables(directory)}
     subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL)
 
 
 class Cost(NamedTuple):
-    # By group: percent of a core, and megabytes.
+    # Percent of a core, by group.
     shares: dict[str, float]
+    # Memory, by group.
     megabytes: dict[str, float]
 
 

@@ -1,7 +1,6 @@
-"""`python -m benchmarks.export_loop ROOT STREAM...`: exports to Kinesis without a pipeline.
+"""`python -m benchmarks.export_loop ROOT STREAM...` exports to Kinesis without a pipeline.
 
-The peer of `edge-cost`, as a programmer would write it. It stores no progress, retries nothing and
-knows no priorities.
+The peer of `edge-cost`: a simple program without stored progress, retries or priorities.
 """
 
 from __future__ import annotations

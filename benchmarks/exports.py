@@ -1,7 +1,7 @@
-"""Exports through Spark to a Kinesis endpoint that answers at once: rates and latencies.
+"""Throughput and latency of exports through Spark to a Kinesis endpoint that responds at once.
 
-The peer is what a program without a stream manager does: a loop around boto3's `put_records` with
-full calls, from one process.
+The peer is a program without a stream manager: a loop around boto3's `put_records` with full
+calls, in one process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _EXPORTS = 10
 _BACKLOG_FACTOR = 4
 _URGENT = 1
 
-# Wanted.
+# Targets.
 _MIN_RATIO = 2.0
 _MIN_RATIO_MANY = 3.0
 _MAX_URGENT_SECONDS = 0.02
@@ -85,7 +85,7 @@ class KinesisEndpoint(Server):
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while (got := self.counts()["records"]) < records:
             if time.monotonic() > deadline:
-                raise WrongAnswerError(f"{got} records have arrived, and {records} are wanted")
+                raise WrongAnswerError(f"timed out: {got} of {records} records have arrived")
             time.sleep(0.01)
 
 
@@ -97,7 +97,7 @@ class PipelineServer(Server):
     def __init__(self, directory: Path, broker: Penstock, variables: dict[str, str]) -> None:
         super().__init__(directory)
         self._broker = broker
-        # Where it exports to, and as whom.
+        # Endpoint and credentials of the destination.
         self._variables = variables
 
     def command(self) -> list[str]:
@@ -108,13 +108,13 @@ class PipelineServer(Server):
         return self._variables
 
     def processes(self) -> list[psutil.Process]:
-        """Its own, Java, and Python's workers."""
+        """Returns the driver, Java and the Python workers."""
         driver = self.process()
         return [driver, *driver.children(recursive=True)]
 
 
 class ExportBench:
-    """A broker, a pipeline and a Kinesis that run."""
+    """A running broker, pipeline and Kinesis endpoint."""
 
     def __init__(
         self, broker: Penstock, pipeline: PipelineServer, kinesis: KinesisEndpoint
@@ -134,7 +134,7 @@ class ExportBench:
         )
 
     def create(self, messages: int, exports: int = 1, priority: int | None = None) -> str:
-        """A stream with so many messages, whose exports are paused."""
+        """Creates a stream with messages and paused exports."""
         name = f"bench-{next(self._names)}"
         configs = [
             KinesisConfig(f"k{number}", kinesis_stream_name=name, priority=priority, disabled=True)
@@ -276,13 +276,13 @@ def _wait_for_latencies(bench: ExportBench, sent: list[str]) -> list[float]:
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while not (found := bench.kinesis.counts()["latencies"]).keys() >= set(sent):
         if time.monotonic() > deadline:
-            raise WrongAnswerError("messages do not arrive")
+            raise WrongAnswerError("timed out: messages do not arrive")
         time.sleep(_PAUSE_SECONDS)
     return [found[moment] for moment in sent]
 
 
 def _send(bench: ExportBench, stream: str | None) -> str:
-    """A message that says when it was sent, through a stream or at once."""
+    """Sends a message with its send time, through a stream or directly to Kinesis."""
     time.sleep(random.uniform(0.5, 1.5) * _PAUSE_SECONDS)
     moment = str(time.monotonic_ns())
     if stream is None:
@@ -293,7 +293,7 @@ def _send(bench: ExportBench, stream: str | None) -> str:
 
 
 def _measure_urgent(bench: ExportBench, scale: Scale) -> Comparison:
-    """Urgent messages while a backlog is exported."""
+    """Measures the latency of urgent messages while a backlog is exported."""
     worst = []
     for _ in range(scale.latency_rounds):
         backlog = bench.create(scale.exported * _BACKLOG_FACTOR, priority=10)
@@ -319,7 +319,7 @@ def _measure_urgent(bench: ExportBench, scale: Scale) -> Comparison:
 
 
 def _measure_after_idling(bench: ExportBench, scale: Scale) -> Comparison:
-    """The first message of an export whose stream had none for a while; it is not gathered."""
+    """Measures the latency of the first message after an idle time; it is not gathered."""
     name = bench.create(0)
     bench.resume(name)
     latencies = []
@@ -350,7 +350,7 @@ def _measure_memory(bench: ExportBench) -> Comparison:
     }
     return Comparison(
         "exports-memory",
-        "Memory of broker and pipeline after all of this",
+        "Memory of broker and pipeline after these runs",
         Unit.MEGABYTES,
         {name: Figure((memory_bytes(members) / 1e6,)) for name, members in groups.items()},
     )

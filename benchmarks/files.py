@@ -1,7 +1,7 @@
-"""Files through S3 tasks to an object store on this machine: how much, and with how much memory.
+"""Throughput and memory of S3 tasks that upload files to an object store on this machine.
 
-The peer is what a program without a stream manager does: boto3's `upload_file`, with the settings
-that it comes with, from one process.
+The peer is a program without a stream manager: boto3's `upload_file` with default settings, in one
+process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _POLL_SECONDS = 0.1
 
 
 class FileBench:
-    """A broker, a pipeline and an object store that run, and files to upload."""
+    """A running broker, pipeline and object store, and files to upload."""
 
     def __init__(
         self, directory: Path, broker: Penstock, pipeline: PipelineServer, store: ObjectStore
@@ -64,24 +64,24 @@ class FileBench:
     def write(self, name: str, size: int) -> Path:
         path = self._directory / name
         with path.open("wb") as file:
-            # Digests take as long for these as for others.
+            # Digests of zeros take as long as digests of other bytes.
             for _ in range(size // len(_PIECE)):
                 file.write(_PIECE)
             file.write(os.urandom(size % len(_PIECE)))
         return path
 
-    def plan(self, paths: list[Path]) -> str:
-        """A stream with a task for each file, which is paused."""
+    def create_tasks(self, paths: list[Path]) -> str:
+        """Creates a stream with a task for each file and a paused export."""
         name = f"files-{next(self._names)}"
         self.client.create_message_stream(
             MessageStreamDefinition(
-                name=_statuses_of(name),
+                name=_status_stream(name),
                 strategy_on_full=StrategyOnFull.OverwriteOldestData,
                 persistence=Persistence.Memory,
             )
         )
         config = S3ExportTaskExecutorConfig(
-            "s", disabled=True, status_config=StatusConfig(StatusLevel.INFO, _statuses_of(name))
+            "s", disabled=True, status_config=StatusConfig(StatusLevel.INFO, _status_stream(name))
         )
         self.client.create_message_stream(
             MessageStreamDefinition(
@@ -111,7 +111,7 @@ class FileBench:
             self._wait_for(name)
 
     def _wait_for(self, name: str) -> None:
-        """Until all is uploaded: there is a status for each, of which the last is waited for."""
+        """Waits until all files are uploaded, which the status of the last task shows."""
         last = self.client.describe_message_stream(name).storage_status.newest_sequence_number
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         options = ReadMessagesOptions(
@@ -119,25 +119,25 @@ class FileBench:
         )
         while time.monotonic() < deadline:
             with suppress(NotEnoughMessagesException):
-                self.client.read_messages(_statuses_of(name), options)
+                self.client.read_messages(_status_stream(name), options)
                 break
-        # The status comes first, and then it is stored that all is done.
+        # The status is written before the progress is stored.
         while time.monotonic() < deadline:
             status = self.client.describe_message_stream(name).export_statuses[0]
             if status.error_message:
                 raise WrongAnswerError(status.error_message)
             if status.last_exported_sequence_number == last:
                 return
-        raise WrongAnswerError("files do not arrive")
+        raise WrongAnswerError("timed out: files do not arrive")
 
     def drop(self, *names: str) -> None:
         for name in names:
             with suppress(Exception):
                 self.client.delete_message_stream(name)
-                self.client.delete_message_stream(_statuses_of(name))
+                self.client.delete_message_stream(_status_stream(name))
 
 
-def _statuses_of(name: str) -> str:
+def _status_stream(name: str) -> str:
     return f"{name}-statuses"
 
 
@@ -163,11 +163,11 @@ def _compare_small(bench: FileBench, scale: Scale) -> Comparison:
 
     def prepare_one() -> None:
         bench.drop(*one)
-        one[:] = [bench.plan(paths)]
+        one[:] = [bench.create_tasks(paths)]
 
     def prepare_many() -> None:
         bench.drop(*many)
-        many[:] = [bench.plan(paths[start::_STREAMS]) for start in range(_STREAMS)]
+        many[:] = [bench.create_tasks(paths[start::_STREAMS]) for start in range(_STREAMS)]
 
     def loop() -> None:
         for path in paths:
@@ -198,7 +198,7 @@ def _compare_large(bench: FileBench, scale: Scale) -> Comparison:
 
     def prepare() -> None:
         bench.drop(*names)
-        names[:] = [bench.plan([path])]
+        names[:] = [bench.create_tasks([path])]
 
     figures = measure_rates(
         [
@@ -219,24 +219,24 @@ def _compare_large(bench: FileBench, scale: Scale) -> Comparison:
 
 
 def _measure_memory(bench: FileBench, scale: Scale) -> Comparison:
-    """The pipeline and the broker, at most, while a file is uploaded that has twice the size."""
+    """Measures the peak memory of broker and pipeline during an upload of twice the size."""
     path = bench.write("larger", 2 * scale.file_megabytes * 1_000_000)
-    name = bench.plan([path])
+    name = bench.create_tasks([path])
     before = _memory(bench)
-    most = [before]
+    samples = [before]
     is_over = threading.Event()
 
-    def watch() -> None:
+    def sample() -> None:
         while not is_over.wait(_POLL_SECONDS):
-            most.append(_memory(bench))
+            samples.append(_memory(bench))
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    sampler = threading.Thread(target=sample)
+    sampler.start()
     try:
         bench.upload(name)
     finally:
         is_over.set()
-        watcher.join()
+        sampler.join()
     bench.drop(name)
     return Comparison(
         "files-memory",
@@ -244,7 +244,7 @@ def _measure_memory(bench: FileBench, scale: Scale) -> Comparison:
         Unit.MEGABYTES,
         {
             "Penstock, before": Figure((before / 1e6,)),
-            "Penstock, at most": Figure((max(most) / 1e6,)),
+            "Penstock, peak": Figure((max(samples) / 1e6,)),
         },
     )
 

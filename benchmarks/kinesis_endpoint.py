@@ -1,7 +1,7 @@
-"""`python -m benchmarks.kinesis_endpoint`: a Kinesis that answers at once, and counts.
+"""`python -m benchmarks.kinesis_endpoint` serves a Kinesis that responds at once.
 
-What it costs is the same for whoever sends: it looks for nothing in a call but how many records it
-has, and in small ones, which say when they were sent, how long they took.
+Its cost is the same for all clients: it counts the records of a call, and computes the latency of
+small records, which contain their send time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ _ANSWER = (
 
 
 class RecordCounter:
+    """Number of received records, and latencies by send time."""
+
     def __init__(self) -> None:
         self.records = 0
         self.latencies: dict[str, float] = {}
 
-    def take(self, body: bytes) -> int:
+    def add(self, body: bytes) -> int:
+        """Counts the records of a call, and returns their number."""
         count = body.count(b'"PartitionKey"')
         self.records += count
         if len(body) < 128 * count + 128:
@@ -46,7 +49,7 @@ class RecordCounter:
 
 
 @cache
-def _stored(count: int) -> bytes:
+def _response(count: int) -> bytes:
     records = b",".join([_RECORD] * count)
     return b'{"FailedRecordCount":0,"Records":[' + records + b"]}"
 
@@ -85,7 +88,7 @@ class KinesisConnection(asyncio.Protocol):
             return json.dumps(counts).encode()
         if b"ListShards" in head:
             return _SHARDS
-        return _stored(self._counts.take(body))
+        return _response(self._counts.add(body))
 
 
 async def _serve() -> None:

@@ -1,4 +1,4 @@
-"""Memory that is resident: of a server that has just started, and of one that has worked."""
+"""Resident memory of idle servers, and of servers after appends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The peers' clients, used as their documentation advises: redis-py and nats-py.
+"""Benchmark clients of the peers: redis-py and nats-py, used as their documentation recommends.
 
-Each works on one stream through one connection in one thread, and looks at every answer.
+Each uses one stream, one connection and one thread, and checks every response.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _FIELD = b"p"
 
 
 class PeerError(Exception):
-    """A peer answered something else than was expected."""
+    """A peer returned an unexpected response."""
 
 
 class BenchmarkClient(Protocol):
-    """What is asked of both."""
+    """The operations of every measured client."""
 
     def empty(self) -> None: ...
     def append_one_at_a_time(self, payloads: Sequence[bytes]) -> None: ...
@@ -42,10 +42,10 @@ def has_hiredis() -> bool:
 
 
 class PythonConnection(Connection):
-    """A connection of redis-py that stays in pure Python also where hiredis is installed."""
+    """A redis-py connection in pure Python, even if hiredis is installed."""
 
     def __init__(self, **options: Any) -> None:
-        # redis-py has no types here; it takes the parser of RESP3 by itself where it needs that.
+        # redis-py has no types here. It chooses the RESP3 parser itself if it needs that.
         super().__init__(parser_class=_RESP2Parser, **options)  # type: ignore[no-untyped-call]
 
     def _construct_command_packer(self, packer: Any) -> Any:  # noqa: ARG002 - redis-py's
@@ -67,7 +67,7 @@ class RedisPy:
     def append_one_at_a_time(self, payloads: Sequence[bytes]) -> None:
         for payload in payloads:
             if not self._redis.xadd(_STREAM, {_FIELD: payload}):
-                raise PeerError("Redis answered no id")
+                raise PeerError("Redis returned no id")
 
     def append_many(self, payloads: Sequence[bytes]) -> None:
         for start in range(0, len(payloads), COMMANDS_PER_PIPELINE):
@@ -76,19 +76,19 @@ class RedisPy:
             for payload in batch:
                 pipeline.xadd(_STREAM, {_FIELD: payload})
             if len(set(pipeline.execute())) != len(batch):
-                raise PeerError("Redis did not answer each append with an id of its own")
+                raise PeerError("Redis did not return a unique id for each append")
 
     def read(self, total: int, count: int) -> None:
         start = b"-"
         for _ in range(0, total, count):
             entries: Any = self._redis.xrange(_STREAM, min=start, count=count)
             if len(entries) != count:
-                raise PeerError(f"Redis answered {len(entries)} of {count} messages")
+                raise PeerError(f"Redis returned {len(entries)} of {count} messages")
             start = b"(" + entries[-1][0]
 
 
 class NatsPy:
-    """nats-py in an event loop that runs only while something is asked of it."""
+    """nats-py in an event loop that runs only during a call."""
 
     def __init__(self, port: int) -> None:
         self._runner = asyncio.Runner()
@@ -112,24 +112,24 @@ class NatsPy:
             for payload in payloads:
                 answer = await self._stream.publish(_STREAM, payload)
                 if answer.seq <= last:
-                    raise PeerError("NATS answered numbers that do not increase")
+                    raise PeerError("NATS returned sequence numbers that do not increase")
                 last = answer.seq
 
         self._run(publish())
 
     def append_many(self, payloads: Sequence[bytes]) -> None:
-        """As many outstanding as nats-py allows unless told otherwise: 4,000."""
+        """Publishes with the default limit of nats-py: 4,000 messages in flight."""
 
         async def publish() -> None:
             futures = [await self._stream.publish_async(_STREAM, payload) for payload in payloads]
             answers = await asyncio.gather(*futures)
             if not all(before.seq < after.seq for before, after in pairwise(answers)):
-                raise PeerError("NATS answered numbers that do not increase")
+                raise PeerError("NATS returned sequence numbers that do not increase")
 
         self._run(publish())
 
     def fill(self, payloads: Sequence[bytes]) -> None:
-        """Appends that nobody waits for: not measured, only many."""
+        """Appends without acknowledgements, to fill the stream before a measurement."""
 
         async def publish() -> None:
             for payload in payloads:
@@ -144,14 +144,14 @@ class NatsPy:
 
     def read(self, total: int, count: int) -> None:
         async def fetch() -> None:
-            # No acknowledgements: the others have none when they read.
+            # No acknowledgements, because reads of the other systems have none.
             subscription = await self._stream.pull_subscribe(
                 _STREAM, config=ConsumerConfig(ack_policy=AckPolicy.NONE)
             )
             for _ in range(0, total, count):
                 messages = await subscription.fetch(count, timeout=30)
                 if len(messages) != count:
-                    raise PeerError(f"NATS answered {len(messages)} of {count} messages")
+                    raise PeerError(f"NATS returned {len(messages)} of {count} messages")
             await subscription.unsubscribe()
 
         self._run(fetch())

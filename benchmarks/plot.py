@@ -1,4 +1,4 @@
-"""Bar charts as SVG, written by hand: readable on light and on dark pages."""
+"""Bar charts as SVG, readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _STYLE = """
 
 
 def write(comparisons: list[Comparison], directory: Path = DOCS) -> list[Path]:
-    """One chart of exports, and one of all other rates; none for what was not measured."""
+    """Writes a chart of exports and one of other rates, if there are such comparisons."""
     exports = [each for each in comparisons if each.name.startswith(("exports", "edge-cost"))]
     rates = [each for each in comparisons if each.unit is Unit.RATE and each not in exports]
     compared = [each for each in exports if _has_peer(each) and each.unit is not Unit.SECONDS]
@@ -63,7 +63,7 @@ def _has_peer(comparison: Comparison) -> bool:
 
 
 def draw(comparisons: list[Comparison], label: str) -> str:
-    """Within a group a bar is as long as its share of the group's largest figure."""
+    """Draws bars whose lengths are relative to the largest figure of their group."""
     parts: list[str] = []
     y = _TOP
     for comparison in comparisons:

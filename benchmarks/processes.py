@@ -8,20 +8,20 @@ from contextlib import suppress
 
 import psutil
 
-# Names of groups and the processes in each: they may start and end while they are measured.
+# Processes by group. They may start and end during a measurement.
 Groups = Mapping[str, Iterable[psutil.Process]]
 
 _SAMPLE_SECONDS = 1.0
 
 
 def measure_shares(find_groups: Callable[[], Groups], seconds: float) -> dict[str, float]:
-    """The percentage of one core that each group uses, over this many seconds."""
+    """Measures the percentage of one core that each group uses, for some seconds."""
     before = _processor_seconds(find_groups())
     used = {name: dict(times) for name, times in before.items()}
     start = time.monotonic()
     while (left := start + seconds - time.monotonic()) > 0:
         time.sleep(min(left, _SAMPLE_SECONDS))
-        # The last sample of a process that has ended is kept.
+        # Keeps the last sample of a process that has ended.
         for name, times in _processor_seconds(find_groups()).items():
             used.setdefault(name, {}).update(times)
     passed = time.monotonic() - start
@@ -43,7 +43,7 @@ def _processor_seconds(groups: Groups) -> dict[str, dict[int, float]]:
 
 
 def memory_bytes(processes: Iterable[psutil.Process]) -> float:
-    """The proportional set size: pages that processes share are counted once."""
+    """Returns the proportional set size, which counts shared pages once."""
     total = 0.0
     for process in processes:
         with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Reads of a thousand messages at a time, up to Python objects."""
+"""Reads of a thousand messages at a time, including decoding to Python objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
     payloads = make_payloads(scale.read)
     with connected(directory) as systems:
         for name, client in systems.clients():
-            if name not in (AWS, REDIS_HIREDIS):  # they read what others have appended
+            if name not in (AWS, REDIS_HIREDIS):  # they read the stream of another client
                 client.append_many(payloads)
         workloads = [
             Workload(name, partial(client.read, scale.read, MESSAGES_PER_READ))

@@ -1,4 +1,4 @@
-"""What was measured, as values: printed as a table, kept as JSON."""
+"""Results of benchmarks: printed as a table, stored as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.timing import Figure
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
-OURS = "Penstock"  # how the names of our own figures begin
+OURS = "Penstock"  # prefix of the names of our own figures
 
 _NAME_WIDTH = 34
 
@@ -28,13 +28,13 @@ class Unit(StrEnum):
     CORE_SHARE = "% of a core"
 
 
-# A peer's figure in one of these is compared with the first figure, which is ours.
+# Units in which figures of peers are compared with the first figure, which is ours.
 _COMPARED = (Unit.RATE, Unit.CORE_SHARE, Unit.MEGABYTES)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What was wanted of a figure: at least or at most so much, as a ratio or in its unit."""
+    """A minimum or maximum for a figure, as a ratio or in the unit of the figure."""
 
     wanted: float
     got: float
@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measurement of several systems; the targets stand beside the figures they belong to."""
+    """One measurement of several systems. Figures and targets have the same keys."""
 
     name: str
     title: str
@@ -67,7 +67,7 @@ class Comparison:
         notes: tuple[str, ...] = (),
         unit: Unit = Unit.RATE,
     ) -> Comparison:
-        """The first figure is ours; the others are peers, some with a ratio that is wanted."""
+        """Creates a comparison whose first figure is ours. Some peers have a target ratio."""
         ours = next(iter(figures.values())).median
         targets = {
             peer: Target(wanted, ours / figures[peer].median)
@@ -104,7 +104,7 @@ def _describe(target: Target) -> str:
     bound = "at most" if target.is_maximum else "at least"
     unit = " x" if target.is_ratio else ""
     verdict = "met" if target.is_met else "NOT MET"
-    return f"{got}wanted {bound} {target.wanted:g}{unit}: {verdict}"
+    return f"{got}target: {bound} {target.wanted:g}{unit}: {verdict}"
 
 
 def print_verdict(comparisons: list[Comparison]) -> None:
@@ -133,11 +133,11 @@ def save(machine: Mapping[str, str], comparisons: list[Comparison]) -> Path:
 
 
 def load(path: Path | None = None) -> list[Comparison]:
-    """The comparisons of a file, or of the newest one."""
+    """Loads the comparisons of a results file, by default the newest."""
     if path is None:
         paths = sorted(RESULTS.glob("*.json"))
         if not paths:
-            raise FileNotFoundError(f"there are no results in {RESULTS}: run the benchmarks first")
+            raise FileNotFoundError(f"no results in {RESULTS}: run the benchmarks first")
         path = paths[-1]
     return [_from_json(item) for item in json.loads(path.read_text())["comparisons"]]
 

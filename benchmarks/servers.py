@@ -1,6 +1,6 @@
-"""The servers under measurement: real processes on 127.0.0.1, each with a directory of its own.
+"""Measured servers: processes on 127.0.0.1, each with its own directory.
 
-Whoever starts one ends it; nothing else on the machine is touched.
+The code that starts a server stops it. Other servers on the machine are not affected.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ import psutil
 from penstock.discovery import read_token
 
 _TIMEOUT_SECONDS = 120.0
-# Debian installs servers where the path of an ordinary user does not lead.
+# Debian installs servers in a directory that is not on the PATH of an ordinary user.
 _SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
 
 
 class Server(ABC):
-    """A server on a directory that outlives its processes: it may be started again and again.
+    """A server with a directory that outlives its processes, so that it can be restarted.
 
-    A subclass says how it is started, by which line it can be known to be ready, and in which
-    line it tells its port.
+    A subclass defines the command, and patterns for the output lines with readiness and port.
     """
 
     name: ClassVar[str]
@@ -48,11 +47,11 @@ class Server(ABC):
 
     @abstractmethod
     def command(self) -> list[str]:
-        """How it is started."""
+        """Returns the command line of the server."""
 
     @property
     def variables(self) -> dict[str, str]:
-        """What it finds in its environment beside what this process has."""
+        """Returns additional environment variables of the server."""
         return {}
 
     def process(self) -> psutil.Process:
@@ -60,7 +59,7 @@ class Server(ABC):
         return psutil.Process(self._process.pid)
 
     def start(self) -> float:
-        """Seconds from the start of the process to the line that says it is ready."""
+        """Starts the process; returns the seconds until its ready line."""
         assert self._process is None
         lines: deque[str] = deque(maxlen=50)
         ready = threading.Event()
@@ -93,15 +92,15 @@ class Server(ABC):
         threading.Thread(target=follow, daemon=True).start()
         self._process = process
         deadline = started_at + _TIMEOUT_SECONDS
-        # The wait is short so that a server which ends at once is noticed at once.
+        # Short waits, so that a server that exits at once is detected.
         while not ready.wait(0.2):
             if process.poll() is not None or time.perf_counter() > deadline:
                 self.kill()
-                raise RuntimeError(f"{self.name} does not start:\n{''.join(lines)}")
+                raise RuntimeError(f"{self.name} did not start:\n{''.join(lines)}")
         return ready_at[0] - started_at
 
     def stop(self) -> None:
-        """The clean end."""
+        """Stops the server with SIGTERM."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -118,7 +117,7 @@ class Server(ABC):
             self._process = None
 
     def pin_to(self, cores: set[int]) -> None:
-        """Let all threads of the process run on these cores only."""
+        """Restricts all threads of the process to these cores."""
         assert self._process is not None
         for task in Path(f"/proc/{self._process.pid}/task").iterdir():
             os.sched_setaffinity(int(task.name), cores)
@@ -150,7 +149,7 @@ class Penstock(Server):
 
 
 class Redis(Server):
-    """Append-only file on; no snapshots and no rewrite of the file while something is measured."""
+    """Redis with an append-only file, without snapshots and rewrites of the file."""
 
     name = "Redis"
     ready_line = re.compile(r"Ready to accept connections")
@@ -195,7 +194,7 @@ class Nats(Server):
         return path
 
     def can_sync_always(self) -> bool:
-        """Whether this release can sync each message before it answers: 2.9 and older cannot."""
+        """Returns whether this version can sync each message before it responds: 2.9 cannot."""
         self._sync_always = True
         configuration = str(self.write_configuration())
         checked = subprocess.run(
@@ -216,7 +215,7 @@ def running(*servers: Server) -> Iterator[None]:
 
 
 def install_missing_peers() -> dict[str, str]:
-    """What of the peers is installed, by name: its version, or why there is none."""
+    """Installs missing peers if possible; returns the versions of all peers."""
     missing = [name for name in ("redis-server", "nats-server") if _find(name) is None]
     if missing and os.geteuid() == 0 and _find("apt-get"):
         print(f"installing {' and '.join(missing)} with apt-get")
@@ -236,10 +235,10 @@ def is_installed(name: str) -> bool:
 def _version(name: str) -> str:
     program = _find(name)
     if program is None:
-        return "not installed, and left out"
+        return "not installed, omitted"
     shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"v=?(\d+(?:\.\d+)+)", shown.stdout + shown.stderr)
-    return found[1] if found else "of unknown version"
+    return found[1] if found else "unknown version"
 
 
 def _find(name: str) -> str | None:
@@ -259,7 +258,7 @@ def _free_port() -> int:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Without what would change the settings of the broker."""
+    """Returns the environment without variables that change settings of the broker."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,7 +1,7 @@
-"""A streaming query: how soon it has a message, and what it costs while there is none.
+"""Latency of a streaming query, and its processor time while idle.
 
-The peer is what programs without a broker do: each message is a text file, moved into a directory
-that Spark watches.
+The peer works without a broker: each message is a text file, moved into a directory that Spark
+watches.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 NO_QUERY = "no query"
 
 _TIMEOUT_SECONDS = 60.0
-# Between two messages, on average; never the same twice, so that they do not march in step with the
-# batches.
+# The mean pause between two messages. Pauses are random, so that messages and batches are not in
+# step.
 _PAUSE_SECONDS = 0.05
-# Of a query: its first batches are slower.
+# The first batches of a query are slower.
 _WARM_UP_MESSAGES = 50
-# What the last batch leaves to do is done.
+# Time for background work after the last batch.
 _SETTLE_SECONDS = 2.0
 
 
 class MessageSource(ABC):
-    """Where a query gets its messages from, new for each round."""
+    """The source of a query's messages. Each round opens it again."""
 
     name: ClassVar[str]
-    # The column in which they are.
+    # The column with the messages.
     column: ClassVar[str]
 
     @abstractmethod
     def open(self) -> DataFrame:
-        """What comes from now on."""
+        """Returns a streaming DataFrame of the messages after this call."""
 
     @abstractmethod
     def send(self, message: str) -> None:
@@ -89,10 +89,10 @@ class TextFileSource(MessageSource):
         return self._spark.readStream.text(str(self._watched))
 
     def send(self, message: str) -> None:
-        # Moved when it is complete, or Spark might read a part of it.
-        beginning = self._directory / message
-        beginning.write_text(f"{message}\n")
-        beginning.rename(self._watched / message)
+        # Moved when it is complete, so that Spark does not read a part of it.
+        temporary = self._directory / message
+        temporary.write_text(f"{message}\n")
+        temporary.rename(self._watched / message)
 
     @property
     def _watched(self) -> Path:
@@ -101,7 +101,7 @@ class TextFileSource(MessageSource):
 
 @dataclass
 class QueryMeasurements:
-    """What the rounds of a source gave."""
+    """Latencies and idle processor shares of the rounds of a source."""
 
     # Seconds, by round.
     latencies: list[list[float]] = field(default_factory=list)
@@ -130,7 +130,7 @@ def _compare(
     spark: SparkSession, sources: list[MessageSource], checkpoints: Path, scale: Scale
 ) -> Iterator[Comparison]:
     measured = {source.name: QueryMeasurements() for source in sources}
-    without = []
+    idle_without_query = []
     for number in range(scale.latency_rounds + 1):
         for source in sources:
             query = RunningQuery(source, checkpoints / f"{source.name}-{number}")
@@ -143,7 +143,7 @@ def _compare(
             finally:
                 query.stop()
         if number > 0:
-            without.append(_measure_processor(scale.idle_seconds))
+            idle_without_query.append(_measure_processor(scale.idle_seconds))
     pause = f"{_PAUSE_SECONDS * 1000:.0f} ms"
     yield Comparison(
         "spark-latency",
@@ -164,12 +164,12 @@ def _compare(
         "spark-idle",
         "Processor time of an idle streaming query: Java, Python workers, broker",
         Unit.CORE_SHARE,
-        {**idle, NO_QUERY: Figure(tuple(without))},
+        {**idle, NO_QUERY: Figure(tuple(idle_without_query))},
     )
 
 
 class RunningQuery:
-    """A query that notes when it has which message; a message is the moment it was sent."""
+    """A query that records the arrival time of each message. A message is its send time."""
 
     def __init__(self, source: MessageSource, checkpoint: Path) -> None:
         self._source = source
@@ -181,7 +181,7 @@ class RunningQuery:
         self._query.stop()
 
     def measure_latencies(self, messages: int) -> list[float]:
-        """Seconds from before a message is sent until its row is in this process."""
+        """Returns the seconds from before each send until the row is in this process."""
         self._send_until(lambda: bool(self._arrivals))
         for _ in range(_WARM_UP_MESSAGES):
             self._send()
@@ -198,11 +198,11 @@ class RunningQuery:
         for row in rows:
             moment = int(row[self._source.column])
             if moment in self._arrivals:
-                raise WrongAnswerError(f"{self._source.name} gave a message twice")
+                raise WrongAnswerError(f"{self._source.name}: duplicate message")
             self._arrivals[moment] = now
 
     def _send_until(self, arrived: Callable[[], bool]) -> None:
-        """A query that starts with the latest message does not have those before its start."""
+        """Sends messages until one arrives: the query skips messages before its start."""
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while not arrived():
             self._check(deadline)
@@ -217,14 +217,14 @@ class RunningQuery:
     def _check(self, deadline: float) -> None:
         error = self._query.exception()
         if error is not None:
-            # Its text, which it asks Java for: that is gone when it is printed.
+            # The text is read now: it comes from Java, which has stopped when the error is printed.
             raise WrongAnswerError(str(error))
         if time.monotonic() > deadline:
-            raise WrongAnswerError(f"messages from {self._source.name} do not arrive")
+            raise WrongAnswerError(f"timed out: messages from {self._source.name} do not arrive")
 
 
 def _measure_processor(seconds: float) -> float:
-    """Percent of a core that all processes started from here use: Java, its Python, the broker."""
+    """Measures the percent of a core of all child processes: Java, Python workers, the broker."""
     time.sleep(_SETTLE_SECONDS)
     me = psutil.Process()
     return measure_shares(lambda: {"all": me.children(recursive=True)}, seconds)["all"]

@@ -1,4 +1,4 @@
-"""All messages of a stream through Spark, beside the same rows in Parquet: read, and written."""
+"""Spark scans, aggregations and writes of a stream, compared with the same rows in Parquet."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ WIRE = "Penstock, over the wire"
 PARQUET = "Parquet"
 WRITE = "Penstock, a stream"
 
-# Of the rate at which Spark reads the same rows from Parquet.
+# Relative to the rate of a Parquet scan of the same rows.
 MIN_RATIOS = {FILES: 1.0, WIRE: 0.5}
 
-# Java compiles what runs often, and compiles it again when it knows more.
+# Java compiles frequently executed code, in several stages.
 _WARM_UPS = 5
 _WARM_UPS_OF_WRITES = 2
 
@@ -35,7 +35,7 @@ _MESSAGES_PER_BATCH = 100_000
 _COPY = "copy"
 _COPY_BYTES = 1 << 34
 
-# It needs every column of every row, and its answer can be checked.
+# Reads every column of every row, and has a known result.
 _SUMMARY = (
     "sum(length(payload)) AS bytes",
     "max(sequence_number) AS newest",
@@ -46,7 +46,7 @@ _SUMMARY = (
 
 @dataclass(frozen=True)
 class Rows:
-    """The same rows, in a stream and in Parquet files."""
+    """The same rows in a stream and in Parquet files."""
 
     spark: SparkSession
     client: PenstockPy
@@ -61,8 +61,8 @@ class Rows:
     def open_parquet(self) -> DataFrame:
         return self.spark.read.parquet(str(self.parquet))
 
-    def ways(self) -> Mapping[str, Callable[[], DataFrame]]:
-        """How they are read: each run begins with opening them, as a program does."""
+    def readers(self) -> Mapping[str, Callable[[], DataFrame]]:
+        """Returns functions that open the rows. Every run calls one, and so includes planning."""
         return {
             FILES: partial(self.open_stream, "files"),
             WIRE: partial(self.open_stream, "wire"),
@@ -95,7 +95,7 @@ def _compare_scans(rows: Rows, repetitions: int) -> Comparison:
     def scan(open_rows: Callable[[], DataFrame]) -> None:
         open_rows().write.format("noop").mode("overwrite").save()
 
-    workloads = [Workload(name, partial(scan, way)) for name, way in rows.ways().items()]
+    workloads = [Workload(name, partial(scan, reader)) for name, reader in rows.readers().items()]
     figures = measure_rates(workloads, rows.count, repetitions, _WARM_UPS)
     return Comparison(
         "spark-scan",
@@ -117,14 +117,16 @@ def _targets(figures: Mapping[str, Figure]) -> dict[str, Target]:
 def _compare_aggregations(rows: Rows, repetitions: int) -> Comparison:
     expected = _summarize(rows.open_parquet)
     if (expected["messages"], expected["bytes"]) != (rows.count, rows.count * MESSAGE_BYTES):
-        raise WrongAnswerError(f"Parquet holds {expected}")
+        raise WrongAnswerError(f"unexpected result from Parquet: {expected}")
 
     def aggregate(open_rows: Callable[[], DataFrame]) -> None:
         got = _summarize(open_rows)
         if got != expected:
             raise WrongAnswerError(f"{got} instead of {expected}")
 
-    workloads = [Workload(name, partial(aggregate, way)) for name, way in rows.ways().items()]
+    workloads = [
+        Workload(name, partial(aggregate, reader)) for name, reader in rows.readers().items()
+    ]
     return Comparison.of_rates(
         "spark-aggregation",
         f"Spark aggregates {rows.count:,} messages of {MESSAGE_BYTES} bytes over all columns",
@@ -139,7 +141,7 @@ def _summarize(open_rows: Callable[[], DataFrame]) -> Row:
 
 
 def _compare_writes(rows: Rows, copy: Path, repetitions: int) -> Comparison:
-    """From Spark's own memory, so that reading costs both of them the same, and little."""
+    """Compares writes from a cached DataFrame, so that reading costs little and the same."""
     cached = rows.open_parquet().cache()
     if cached.count() != rows.count:
         raise WrongAnswerError(f"{cached.count()} of {rows.count} rows")

@@ -1,7 +1,7 @@
-"""Spark under measurement: one session with the settings that every user gets.
+"""The measured Spark session, with Penstock's default settings.
 
-Spark is imported where a session is started: it fills a process with objects, and what is
-measured before in the same process would be slower for it.
+Spark is imported when a session starts: its many objects would slow down earlier benchmarks in the
+same process.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _TIMEOUT_SECONDS = 60.0
 
 @contextmanager
 def started(directory: Path) -> Iterator[SparkSession]:
-    """A session in a Java of its own, which is gone with it."""
+    """Starts a session in a new Java process, and stops both at the end of the block."""
     from pyspark import SparkContext
 
     import penstock.spark
 
-    # Only where it leaves its files is said.
-    places = {
+    # Only the directories differ from the default settings.
+    directories = {
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.local.dir": str(directory / "local"),
     }
-    spark = penstock.spark.session("benchmarks", master="local[*]", config=places)
-    gateway = SparkContext._gateway  # noqa: SLF001 - a session has no end that ends Java too
+    spark = penstock.spark.session("benchmarks", master="local[*]", config=directories)
+    gateway = SparkContext._gateway  # noqa: SLF001 - stopping a session does not stop Java
     assert gateway is not None
     java = gateway.proc
     try:
@@ -41,7 +41,7 @@ def started(directory: Path) -> Iterator[SparkSession]:
             gateway.shutdown()
         finally:
             SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
-            # It ends with its input, also where it was asked in the middle of something.
+            # Java exits when its standard input is closed, even if it is busy.
             java.stdin.close()
             java.wait(_TIMEOUT_SECONDS)
 

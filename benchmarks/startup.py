@@ -1,6 +1,6 @@
-"""Start-up: from the start of a process to its line of readiness, by what is stored.
+"""Start-up time, from the start of the process to its ready line, by the number of stored messages.
 
-The files are in the page cache, as after a restart of the process and not of the machine.
+The files are in the page cache, as after a restart of the process without a reboot.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from benchmarks.servers import Nats, Penstock, Redis, Server, is_installed
 from benchmarks.systems import MESSAGE_BYTES, make_payloads
 from benchmarks.timing import Figure, Scale
 
-# Medians of the same start differ by up to this much on a machine that does other things as well.
+# Medians of equal starts differ by up to this factor on a machine with other load.
 MAX_RATIO = 1.15
 
-# Appended right before a kill, so that there is something to recover: more than the broker leaves
-# unverified between two checkpoints.
+# Appended before a kill, so that there is data to recover: more than the broker leaves unverified
+# between two checkpoints.
 _UNVERIFIED_MESSAGES = 20_000
 _MESSAGES_PER_BATCH = 10_000
 
@@ -30,7 +30,7 @@ _CLEAN, _KILLED = "after a stop", "after kill -9"
 
 @dataclass
 class FilledServer:
-    """A server with so many messages on its disk, and the starts that it made with them."""
+    """A server with stored messages, and its start-up times in seconds."""
 
     label: str
     server: Server
@@ -46,7 +46,7 @@ class FilledServer:
         self.server.stop()
 
     def cycle(self) -> None:
-        """Start after a clean stop, be killed at work, start after that, stop."""
+        """Starts after a clean stop, kills the server after appends, starts again, stops."""
         self.after_stop.append(self.server.start())
         if self.messages:
             self.append(_UNVERIFIED_MESSAGES)
@@ -84,7 +84,7 @@ def _compare(
         Unit.SECONDS,
         figures,
         {many.label: Target(MAX_RATIO, ratio, is_maximum=True)},
-        (f"the ratio is that of {many.messages:,} to {few.messages:,} messages",),
+        (f"the ratio compares {many.messages:,} with {few.messages:,} messages",),
     )
 
 
@@ -106,7 +106,7 @@ def _broker(directory: Path, messages: int, payloads: Sequence[bytes]) -> Filled
 
 
 def _peers(directory: Path, messages: int, payloads: Sequence[bytes]) -> Iterator[FilledServer]:
-    """For comparison, with the smaller number only: Redis would need gigabytes for the larger."""
+    """Yields the peers with the smaller number of messages: Redis holds them in memory."""
     redis_server, nats_server = Redis(directory / "redis"), Nats(directory / "nats")
 
     def append_to_redis(count: int) -> None:

@@ -1,4 +1,4 @@
-"""All systems under one measurement: servers that run, clients that are connected to them."""
+"""All measured systems: running servers and connected clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Systems:
     notes: tuple[str, ...] = ()
 
     def clients(self) -> Iterator[tuple[str, BenchmarkClient]]:
-        """All of them, ours first."""
+        """Yields all clients, ours first."""
         yield PENSTOCK, self.penstock
         if self.aws is not None:
             yield AWS, self.aws
@@ -44,11 +44,11 @@ class Systems:
 
     @contextmanager
     def pinned_to_one_core(self) -> Iterator[None]:
-        """Clients and servers on one core.
+        """Runs clients and servers on one core during the block.
 
-        With one request at a time only one of the two ever has work. On cores of their own each
-        request wakes an idle core twice, which in a virtual machine costs more than all the work;
-        whether they get cores of their own is the scheduler's mood, and the figure would be too.
+        With one request at a time, only one of client and server has work. On separate cores each
+        request wakes an idle core twice, which in a virtual machine costs more than the request.
+        The scheduler's choice of cores differs between runs and would dominate the figure.
         """
         cores = os.sched_getaffinity(0)
         self._pin_to({min(cores)})
@@ -67,22 +67,22 @@ class Systems:
 
 @contextmanager
 def connected(directory: Path, *, flush_on_write: bool = False) -> Iterator[Systems]:
-    """Each with an empty stream."""
+    """Starts the servers and connects the clients, each to an empty stream."""
     broker = Penstock(directory / "penstock")
     redis_server = Redis(directory / "redis", sync_always=flush_on_write)
     nats_server = Nats(directory / "nats", sync_always=flush_on_write)
     servers: list[Server] = [broker]
     notes = []
     if not has_aws_client():
-        notes.append("the AWS client is left out: it is not installed")
+        notes.append("the AWS client is omitted: it is not installed")
     if is_installed("redis-server"):
         servers.append(redis_server)
     else:
-        notes.append("Redis is left out: redis-server is not installed")
+        notes.append("Redis is omitted: redis-server is not installed")
     if not is_installed("nats-server"):
-        notes.append("NATS is left out: nats-server is not installed")
+        notes.append("NATS is omitted: nats-server is not installed")
     elif flush_on_write and not nats_server.can_sync_always():
-        notes.append("NATS is left out: this release cannot sync before it answers")
+        notes.append("NATS is omitted: this version cannot sync before it responds")
     else:
         servers.append(nats_server)
     with ExitStack() as stack:
@@ -107,6 +107,6 @@ def connected(directory: Path, *, flush_on_write: bool = False) -> Iterator[Syst
 
 
 def make_payloads(count: int) -> list[bytes]:
-    """Random bytes, and an object of its own for each message."""
+    """Returns random messages, each a separate object."""
     data = os.urandom(count * MESSAGE_BYTES)
     return [data[start : start + MESSAGE_BYTES] for start in range(0, len(data), MESSAGE_BYTES)]

@@ -1,4 +1,4 @@
-"""How figures come about: a warm-up, then runs of all systems in turn, and the median of each."""
+"""Timing: a warm-up, then runs of all systems in turn, and the median of each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured."""
+    """Sizes and repetitions of the measurements."""
 
     repetitions: int
-    # Where a run is short, many of them: the machine's speed changes within seconds, and each
-    # system is to have its share of the good and of the bad ones.
+    # For short runs: the machine's speed changes within seconds, and many runs average this out.
     short_repetitions: int
     one_at_a_time: int
     one_at_a_time_flushed: int
@@ -23,15 +22,15 @@ class Scale:
     read: int
     stored: tuple[int, ...]
     scanned: int
-    # Rounds with a query each, and the messages of a round.
+    # Rounds, each with a new query, and messages per round.
     latency_rounds: int
     latency_messages: int
     idle_seconds: float
-    # The demo's load; half of it without messages.
+    # Seconds with the demo's load. The idle measurement takes half as long.
     edge_seconds: float
-    # Messages of a run through the pipeline.
+    # Exported messages per run.
     exported: int
-    # Small files of a run, and the megabytes of a large one.
+    # Small files per run, and the size of the large file.
     files: int
     file_megabytes: int
 
@@ -74,7 +73,7 @@ QUICK = Scale(
 
 @dataclass(frozen=True)
 class Figure:
-    """The runs of one system, in the order in which they were made."""
+    """The results of the runs of one system, in order."""
 
     runs: tuple[float, ...]
 
@@ -90,21 +89,21 @@ class Figure:
 
 @dataclass(frozen=True)
 class Workload:
-    """One system doing the measured work: `prepare` is not timed, `work` is."""
+    """The work of one system: `prepare` is not timed, `work` is."""
 
     name: str
     work: Callable[[], None]
     prepare: Callable[[], None] = lambda: None
-    # Of the messages it does one in so many.
+    # `work` processes the number of messages divided by this.
     divisor: int = 1
 
 
 def measure_rates(
     workloads: list[Workload], messages: int, repetitions: int, warm_ups: int = 1
 ) -> Mapping[str, Figure]:
-    """Messages a second of each, measured in turn: A, B, C, A, B, C.
+    """Measures messages per second, in turn: A, B, C, A, B, C.
 
-    What else happens on the machine so hits all of them alike.
+    So other load on the machine affects all systems alike.
     """
     rates: dict[str, list[float]] = {workload.name: [] for workload in workloads}
     for repetition in range(warm_ups + repetitions):
@@ -117,7 +116,7 @@ def measure_rates(
 
 def _time(workload: Workload) -> float:
     workload.prepare()
-    # What others have left to write must not be written while this one is measured.
+    # Pending writes of other systems would slow down this run.
     os.sync()
     start = time.perf_counter()
     workload.work()

@@ -1,7 +1,7 @@
-"""Somebody who watches a broker: what a browser with the page asks for, and Prometheus.
+"""Simulates a browser that shows the dashboard, and Prometheus scrapes.
 
-A program of its own, `python -m benchmarks.viewer URL`: it must not take time from the client that
-is measured. It prints a line for each round, and ends when its standard input does.
+`python -m benchmarks.viewer URL` is a separate process, so that it takes no time from the measured
+client. It prints a line for each round, and exits when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import time
 from urllib.parse import urlsplit
 
 PAGE_SECONDS = 1.0
-# Prometheus asks every 15 seconds or so: this is a busy one.
+# Shorter than the usual scrape interval of 15 seconds.
 SCRAPE_SECONDS = 5.0
 
-# The overview, the plots of all, and a stream's page beside them.
+# The requests of the overview, its plots, and the page of a stream.
 _PAGE = (
     "/api/overview",
     "/api/history?since={since}",
