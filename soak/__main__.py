@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from soak.report import render
-from soak.run import ARENAS, Options, run_soak
+from soak.run import ARENAS, SoakOptions, run_soak
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     extent = f"{words.minutes:g} minutes" if words.rounds is None else f"{words.rounds} rounds"
     print(f"soak: {extent}, SEED={seed}", file=sys.stderr, flush=True)
     result = run_soak(
-        Options(
+        SoakOptions(
             words.minutes * 60,
             words.rounds,
             words.max_load_seconds,

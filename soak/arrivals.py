@@ -49,16 +49,16 @@ class Collector(ABC):
         records = self.cloud.records(self.service, self.name, self._next)
         for record in records:
             # OSError if the object of a record cannot be read just now: the next pull takes it.
-            self.take(record)
+            self.add(record)
             self._next += 1
         return len(records)
 
-    def begin_again(self) -> None:
+    def reset(self) -> None:
         """The sandbox was started again, and is empty."""
         self._next = 0
 
     @abstractmethod
-    def take(self, record: Json) -> None: ...
+    def add(self, record: Json) -> None: ...
 
 
 class Arrivals(Collector):
@@ -71,7 +71,7 @@ class Arrivals(Collector):
         )
         self.messages: list[MessageId | None] = []
 
-    def take(self, record: Json) -> None:
+    def add(self, record: Json) -> None:
         self.messages += [identify(payload) for payload in self._unpack(record)]
 
 
@@ -92,7 +92,7 @@ class Objects(Collector):
         )
         self.digests: dict[str, str] = {}
 
-    def take(self, record: Json) -> None:
+    def add(self, record: Json) -> None:
         key = record["key"]
         try:
             content = self._s3.get_object(Bucket=self.name, Key=key)["Body"].read()
@@ -108,7 +108,7 @@ class Entries(Collector):
         super().__init__(cloud, "iotsitewise", alias)
         self.messages: list[MessageId | None] = []
 
-    def take(self, record: Json) -> None:
+    def add(self, record: Json) -> None:
         self.messages.append(identify_entry(record))
 
 

@@ -184,7 +184,7 @@ class FuseFile:
         )
 
 
-def _obey(image: RecordedImage) -> None:
+def _serve_commands(image: RecordedImage) -> None:
     """Commands on standard input: `cut SEED FILE` writes what a power cut now would leave."""
     for line in sys.stdin:
         _, seed, path = line.rstrip("\n").split(" ", 2)
@@ -198,7 +198,7 @@ def main() -> None:
     contents = bytearray(Path(sys.argv[3]).read_bytes()) if len(sys.argv) > 3 else bytearray(size)
     image = RecordedImage(contents)
     device = FuseFile(image, path)
-    threading.Thread(target=_obey, args=(image,), daemon=True).start()
+    threading.Thread(target=_serve_commands, args=(image,), daemon=True).start()
     print("ready", flush=True)
     device.serve()
 

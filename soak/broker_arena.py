@@ -11,7 +11,7 @@ from random import Random
 
 from penstock.errors import MessageStoreReadErrorException, StreamManagerException
 from penstock.wire.operations import Operation
-from soak.checks import Fault, Finding, compare
+from soak.checks import Defect, Finding, compare
 from soak.churn import Churn
 from soak.damage import (
     SEGMENT_DAMAGE,
@@ -20,8 +20,8 @@ from soak.damage import (
     plan_catalog_damage,
     plan_damage,
 )
-from soak.hostile import DECOY, HostileClients
-from soak.ledger import Ledger, Source, StreamLedger
+from soak.hostile import HOSTILE_STREAM, HostileClients
+from soak.ledger import Ledger, SourceLedger, StreamLedger
 from soak.load import (
     SDK_PYTHON,
     ClientProducer,
@@ -31,7 +31,7 @@ from soak.load import (
     SdkProducer,
 )
 from soak.messages import make_payload
-from soak.plan import BrokerEvent, BrokerRound, Extent, plan_broker_rounds
+from soak.plan import BrokerEvent, BrokerRound, SoakLimits, plan_broker_rounds
 from soak.processes import BrokerProgram, SoakError
 from soak.reader import Reader
 from soak.reading import read_stream
@@ -65,16 +65,16 @@ _PROMPT_SECONDS = 10.0
 _FREE_BYTES = (0, 0, 4096, 300_000, 8 * 1024 * 1024 + 50_000)
 _BALLAST_MESSAGES = 16
 # Shares of its maximum size: a stream that overwrites is about to, and has dropped too much.
-_NEARLY_FULL, _TOO_EMPTY = 0.9, 0.6
+_NEARLY_FULL, _MIN_FILL = 0.9, 0.6
 
 
 class BrokerArena:
     def __init__(
-        self, scratch: Path, seed: int, tally: Tally, extent: Extent, disk: SmallDisk | None
+        self, scratch: Path, seed: int, tally: Tally, limits: SoakLimits, disk: SmallDisk | None
     ) -> None:
         self._seed = seed
         self._tally = tally
-        self._extent = extent
+        self._limits = limits
         self._disk = disk
         home = disk.directory if disk is not None else scratch
         # A stop waits so long for hostile clients that take no answers.
@@ -91,7 +91,7 @@ class BrokerArena:
         # By stream, the number up to which it was checked.
         self._checked: dict[str, int] = {}
         self._victims: list[StreamLedger] = []
-        self._victim_sources: list[Source] = []
+        self._victim_sources: list[SourceLedger] = []
         # By stream, the numbers that read as damaged at the last check.
         self._unreadable: dict[str, Sequence[range]] = {}
         # A stream that is deleted when the disk is full next.
@@ -106,9 +106,9 @@ class BrokerArena:
             rounds = plan_broker_rounds(
                 self._seed,
                 has_small_disk=self._disk is not None,
-                max_load_seconds=self._extent.max_load_seconds,
+                max_load_seconds=self._limits.max_load_seconds,
             )
-            for planned in self._extent.limit(rounds):
+            for planned in self._limits.bound(rounds):
                 self._run_round(planned)
             self._finish()
         finally:
@@ -118,7 +118,7 @@ class BrokerArena:
 
     def _begin(self) -> None:
         with self.broker.connect() as connection:
-            self._create(connection, DECOY, {"strategyOnFull": 1, "maxSize": 1 << 20})
+            self._create(connection, HOSTILE_STREAM, {"strategyOnFull": 1, "maxSize": 1 << 20})
             self._make_generation(connection)
             self._make_victim(connection, Random(self._seed))
         for name, producer in (
@@ -132,7 +132,7 @@ class BrokerArena:
         if SDK_PYTHON.exists():
             self._add_producer("sdk", SdkProducer(self.broker, [], 100))
         else:
-            self._tally.note("no load by an AWS SDK: none is installed below .sdks")
+            self._tally.add_note("no load by an AWS SDK: none is installed below .sdks")
         self._load.add_other(self._churn)
         self._load.add_other(self._reader)
 
@@ -174,7 +174,7 @@ class BrokerArena:
     def _append_to_victim(self, connection: RawConnection, place: int, count: int) -> None:
         self._append(connection, self._victim_sources[place], count)
 
-    def _append(self, connection: RawConnection, source: Source, count: int) -> None:
+    def _append(self, connection: RawConnection, source: SourceLedger, count: int) -> None:
         first = source.send(count)
         payloads = [make_payload(source.name, first + each) for each in range(count)]
         number = connection.append_many(source.stream, payloads)
@@ -197,7 +197,7 @@ class BrokerArena:
             self.broker.token,
             self._streams["small-segments"].name,
         )
-        self._load.go()
+        self._load.resume()
         began = time.monotonic()
         for kind in planned.hostile:
             hostile.attack(kind, random)
@@ -207,7 +207,7 @@ class BrokerArena:
         while time.monotonic() - began < planned.load_seconds:
             time.sleep(0.02)
         self._check_prompt()
-        self._tally.raise_to(
+        self._tally.record_max(
             "largest memory of the broker, MB", self.broker.resident_bytes() // 1_000_000
         )
         self._perform(planned.event, random)
@@ -228,9 +228,11 @@ class BrokerArena:
             url = f"http://127.0.0.1:{self.broker.http_port}/healthz"
             urllib.request.urlopen(url, timeout=_PROMPT_SECONDS).close()
         except (OSError, StreamManagerException) as error:
-            self._tally.find([Finding(Fault.WRONG, "broker", f"a client is not served: {error}")])
+            self._tally.add_findings(
+                [Finding(Defect.WRONG, "broker", f"a client is not served: {error}")]
+            )
         millis = int((time.monotonic() - began) * 1000)
-        self._tally.raise_to("longest answer to a new client, ms", millis)
+        self._tally.record_max("longest answer to a new client, ms", millis)
 
     def _perform(self, event: BrokerEvent, random: Random) -> None:
         match event:
@@ -256,7 +258,9 @@ class BrokerArena:
     def _terminate(self) -> None:
         code = self.broker.terminate()
         if code:
-            self._tally.find([Finding(Fault.WRONG, "broker", f"exit code {code} after SIGTERM")])
+            self._tally.add_findings(
+                [Finding(Defect.WRONG, "broker", f"exit code {code} after SIGTERM")]
+            )
 
     def _damage(self, random: Random) -> None:
         """The broker has ended cleanly: all that it answered is below its checkpoints."""
@@ -292,7 +296,7 @@ class BrokerArena:
         self._disk.fill(random.choice(_FREE_BYTES))
         self._tally.count("full-disk episodes")
         time.sleep(random.uniform(0.5, 2.0))
-        self._check_ways_out()
+        self._check_full_disk_operations()
         if is_killed:
             self.broker.kill()
             self._tally.count("kill -9 on a full disk")
@@ -301,7 +305,7 @@ class BrokerArena:
                 self.broker.start()
             except SoakError as error:
                 detail = f"does not start on a full disk: {error}"
-                self._tally.find([Finding(Fault.WRONG, "broker", detail)])
+                self._tally.add_findings([Finding(Defect.WRONG, "broker", detail)])
             else:
                 # What was stored can be read on a full disk.
                 self._check_all(tail_only=True)
@@ -311,7 +315,7 @@ class BrokerArena:
             self.broker.start()
         self._check_appends_work()
 
-    def _check_ways_out(self) -> None:
+    def _check_full_disk_operations(self) -> None:
         """On a full disk a stream can be deleted, and one that overwrites takes messages."""
         assert self._disk is not None
         self._disk.fill(0)
@@ -326,7 +330,7 @@ class BrokerArena:
                 connection.call(Operation.DeleteMessageStream, name=self._ballast)
             except StreamManagerException as error:
                 detail = f"no way out of a full disk: {error}"
-                self._tally.find([Finding(Fault.WRONG, "broker", detail)])
+                self._tally.add_findings([Finding(Defect.WRONG, "broker", detail)])
                 return
         self._tally.count("streams deleted on a full disk")
         self._ballast = ""
@@ -350,7 +354,7 @@ class BrokerArena:
                 except StreamManagerException as error:
                     if time.monotonic() > deadline:
                         detail = f"appends fail although there is room again: {error}"
-                        self._tally.find([Finding(Fault.WRONG, "broker", detail)])
+                        self._tally.add_findings([Finding(Defect.WRONG, "broker", detail)])
                         return
                     time.sleep(0.1)
 
@@ -372,14 +376,16 @@ class BrokerArena:
         stream = self._streams["overwriting"]
         stored = _stored_bytes(connection, stream)
         oldest = read_stream(connection, stream.name, first=self._checked["overwriting"]).oldest
-        if oldest > 0 and stored < _TOO_EMPTY * _OVERWRITING_BYTES:
+        if oldest > 0 and stored < _MIN_FILL * _OVERWRITING_BYTES:
             detail = f"{stored} of {_OVERWRITING_BYTES} bytes are left, from {oldest} on"
-            self._tally.find([Finding(Fault.LOST, stream.name, detail)])
+            self._tally.add_findings([Finding(Defect.LOST, stream.name, detail)])
 
     def _check_listed(self, connection: RawConnection) -> None:
         names = set(connection.call(Operation.ListStreams)["streams"])
         lost = [stream.name for stream in self._ledger.streams() if stream.name not in names]
-        self._tally.find(Finding(Fault.LOST, name, "the stream is not listed") for name in lost)
+        self._tally.add_findings(
+            Finding(Defect.LOST, name, "the stream is not listed") for name in lost
+        )
 
     def _check(self, connection: RawConnection, stream: StreamLedger, first: int = 0) -> int:
         """The number from which the next check goes on."""
@@ -388,9 +394,9 @@ class BrokerArena:
             found = read_stream(connection, stream.name, first)
         except (MessageStoreReadErrorException, StreamManagerException) as error:
             detail = f"the stream cannot be read: {error}"
-            self._tally.find([Finding(Fault.LOST, stream.name, detail)])
+            self._tally.add_findings([Finding(Defect.LOST, stream.name, detail)])
             return first
-        self._tally.add(compare(stream.name, expected, found))
+        self._tally.add_result(compare(stream.name, expected, found))
         self._unreadable[stream.name] = found.damaged
         return found.end
 
@@ -403,7 +409,7 @@ class BrokerArena:
         if "Traceback" in lines:
             place = lines.index("Traceback")
             detail = lines[place : place + 2000]
-            self._tally.find([Finding(Fault.WRONG, "broker.log", detail)])
+            self._tally.add_findings([Finding(Defect.WRONG, "broker.log", detail)])
 
     def _renew_if_large(self) -> None:
         is_large = sum(stream.answers for stream in self._streams.values()) > _MAX_ANSWERS

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from soak.messages import MessageId
 
 
-class Fault(StrEnum):
+class Defect(StrEnum):
     """What may be wrong with a message, a stream or an arrival."""
 
     LOST = "lost"
@@ -22,12 +22,12 @@ class Fault(StrEnum):
 
 
 class Finding(NamedTuple):
-    fault: Fault
+    defect: Defect
     where: str
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.fault}: {self.where}: {self.detail}"
+        return f"{self.defect}: {self.where}: {self.detail}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Found:
     damaged: Sequence[range] = field(default_factory=list)
 
 
-class Comparison(NamedTuple):
+class CheckResult(NamedTuple):
     findings: list[Finding]
     # Messages that were read back byte for byte.
     intact: int
@@ -72,20 +72,20 @@ class Comparison(NamedTuple):
     damaged: int
 
 
-def compare(name: str, expected: Expected, found: Found) -> Comparison:
+def compare(name: str, expected: Expected, found: Found) -> CheckResult:
     """Every answered message is there once, under its number, byte for byte, in order."""
     answered = _compare_answered(name, expected, found)
     findings = [
-        *_reused(name, expected.answered),
+        *_find_reused(name, expected.answered),
         *answered.findings,
         *_compare_stored(name, expected, found),
-        *_disorder(name, found),
-        *_gaps(name, expected, found),
+        *_find_disorder(name, found),
+        *_find_gaps(name, expected, found),
     ]
     return answered._replace(findings=findings)
 
 
-def _compare_answered(name: str, expected: Expected, found: Found) -> Comparison:
+def _compare_answered(name: str, expected: Expected, found: Found) -> CheckResult:
     """Every answered message against what is stored under its number."""
     findings = []
     intact = damaged = 0
@@ -97,13 +97,13 @@ def _compare_answered(name: str, expected: Expected, found: Found) -> Comparison
         if stored == message:
             intact += 1
         elif number in found.messages:
-            findings.append(Finding(Fault.WRONG, name, f"{number} is {stored}, not {message}"))
+            findings.append(Finding(Defect.WRONG, name, f"{number} is {stored}, not {message}"))
         elif number in expected.damaged and reads_as_damaged:
             damaged += 1
         elif number not in expected.volatile:
             how = "reads as damaged" if reads_as_damaged else "is not there"
-            findings.append(Finding(Fault.LOST, name, f"{number}, {message}, {how}"))
-    return Comparison(findings, intact, damaged)
+            findings.append(Finding(Defect.LOST, name, f"{number}, {message}, {how}"))
+    return CheckResult(findings, intact, damaged)
 
 
 def _compare_stored(name: str, expected: Expected, found: Found) -> list[Finding]:
@@ -113,38 +113,40 @@ def _compare_stored(name: str, expected: Expected, found: Found) -> list[Finding
     findings = []
     for number, stored in sorted(found.messages.items()):
         if stored is None:
-            findings.append(Finding(Fault.WRONG, name, f"{number} holds bytes that were not sent"))
+            findings.append(Finding(Defect.WRONG, name, f"{number} holds bytes that were not sent"))
             continue
         if number not in answered:
-            findings += _unanswered(name, number, stored, expected)
+            findings += _check_unanswered(name, number, stored, expected)
         if stored in numbers:
             both = f"{stored} is at {numbers[stored]} and at {number}"
-            findings.append(Finding(Fault.DUPLICATE, name, both))
+            findings.append(Finding(Defect.DUPLICATE, name, both))
         numbers[stored] = number
     return findings
 
 
-def _reused(name: str, answered: Iterable[tuple[int, MessageId]]) -> list[Finding]:
+def _find_reused(name: str, answered: Iterable[tuple[int, MessageId]]) -> list[Finding]:
     seen: dict[int, MessageId] = {}
     findings = []
     for number, message in answered:
         if number in seen:
             both = f"{number} was given to {seen[number]} and to {message}"
-            findings.append(Finding(Fault.REUSED, name, both))
+            findings.append(Finding(Defect.REUSED, name, both))
         seen[number] = message
     return findings
 
 
-def _unanswered(name: str, number: int, stored: MessageId, expected: Expected) -> list[Finding]:
+def _check_unanswered(
+    name: str, number: int, stored: MessageId, expected: Expected
+) -> list[Finding]:
     """An append without an answer may be stored, but only if it was sent."""
     if stored.counter >= expected.sent.get(stored.source, 0):
-        return [Finding(Fault.WRONG, name, f"{number} is {stored}, which was not sent there")]
+        return [Finding(Defect.WRONG, name, f"{number} is {stored}, which was not sent there")]
     if stored in expected.refused:
-        return [Finding(Fault.WRONG, name, f"{number} is {stored}, which was refused")]
+        return [Finding(Defect.WRONG, name, f"{number} is {stored}, which was refused")]
     return []
 
 
-def _disorder(name: str, found: Found) -> list[Finding]:
+def _find_disorder(name: str, found: Found) -> list[Finding]:
     """The messages of one source have growing numbers."""
     newest: dict[str, int] = {}
     findings = []
@@ -154,25 +156,25 @@ def _disorder(name: str, found: Found) -> list[Finding]:
         before = newest.get(stored.source, -1)
         if stored.counter < before:
             detail = f"{number} is {stored}, behind message {before} of the same source"
-            findings.append(Finding(Fault.DISORDER, name, detail))
+            findings.append(Finding(Defect.DISORDER, name, detail))
         newest[stored.source] = max(before, stored.counter)
     return findings
 
 
-def _gaps(name: str, expected: Expected, found: Found) -> list[Finding]:
+def _find_gaps(name: str, expected: Expected, found: Found) -> list[Finding]:
     """Every number from the oldest to the newest is a message, or damage that was done."""
     findings = []
     start = max(found.first, found.oldest)
     missing = (end := max(found.end - start, 0)) - len(found.messages)
     missing -= sum(len(numbers) for numbers in found.damaged)
     if missing:
-        findings.append(Finding(Fault.WRONG, name, f"{missing} of {end} numbers read as nothing"))
+        findings.append(Finding(Defect.WRONG, name, f"{missing} of {end} numbers read as nothing"))
     # Once a stream is damaged, its numbers may go on further behind.
     if found.damaged and not expected.damaged and not expected.is_after_power_cut:
         places = ", ".join(f"{each.start} to {each.stop - 1}" for each in found.damaged[:5])
-        findings.append(Finding(Fault.WRONG, name, f"{places} read as damaged, and were not"))
+        findings.append(Finding(Defect.WRONG, name, f"{places} read as damaged, and were not"))
     if not expected.drops and found.oldest > 0 and found.first == 0:
-        findings.append(Finding(Fault.LOST, name, f"the oldest number is {found.oldest}"))
+        findings.append(Finding(Defect.LOST, name, f"the oldest number is {found.oldest}"))
     return findings
 
 
@@ -198,22 +200,22 @@ def compare_arrivals(
     newest = -1
     for message in arrivals:
         if message is None:
-            findings.append(Finding(Fault.WRONG, name, "bytes arrived that were not sent"))
+            findings.append(Finding(Defect.WRONG, name, "bytes arrived that were not sent"))
             continue
         if message not in numbers:
-            findings.append(Finding(Fault.WRONG, name, f"{message} arrived, and is not stored"))
+            findings.append(Finding(Defect.WRONG, name, f"{message} arrived, and is not stored"))
             continue
         if message in seen:
             if exactly_once:
-                findings.append(Finding(Fault.DUPLICATE, name, f"{message} arrived twice"))
+                findings.append(Finding(Defect.DUPLICATE, name, f"{message} arrived twice"))
             continue
         seen.add(message)
         number = numbers[message]
         if number < newest - max_displacement:
             detail = f"{number} first arrived behind {newest}"
-            findings.append(Finding(Fault.DISORDER, name, detail))
+            findings.append(Finding(Defect.DISORDER, name, detail))
         newest = max(newest, number)
     for message, number in numbers.items():
         if message not in seen:
-            findings.append(Finding(Fault.LOST, name, f"{number}, {message}, never arrived"))
+            findings.append(Finding(Defect.LOST, name, f"{number}, {message}, never arrived"))
     return findings

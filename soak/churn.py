@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from penstock.errors import StreamManagerException
 from penstock.wire.operations import Operation
-from soak.actor import Actor
-from soak.checks import Fault, Finding, compare
-from soak.ledger import Ledger, Source, StreamLedger
+from soak.checks import Defect, Finding, compare
+from soak.ledger import Ledger, SourceLedger, StreamLedger
 from soak.load import is_refused
+from soak.load_threads import LoadThread
 from soak.messages import make_payload
 from soak.processes import BrokerAddress
 from soak.reading import read_stream
@@ -23,18 +23,18 @@ _MAX_STREAMS = 12
 
 class _Stream(NamedTuple):
     ledger: StreamLedger
-    source: Source
+    source: SourceLedger
     definition: dict[str, Any]
 
 
-class Certain(NamedTuple):
+class ConfirmedStreams(NamedTuple):
     """What is known for certain: streams that are there, and names of streams that are not."""
 
     present: dict[str, _Stream]
     absent: set[str]
 
 
-class Churn(Actor):
+class Churn(LoadThread):
     """One connection that changes definitions.
 
     A stream whose last change was not answered is left alone: it may be there or not.
@@ -147,7 +147,7 @@ class Churn(Actor):
     def _delete_stream(self, connection: RawConnection, name: str) -> None:
         stream = self.present[name]
         found = read_stream(connection, name)
-        self._tally.add(compare(name, stream.ledger.expected(), found))
+        self._tally.add_result(compare(name, stream.ledger.expected(), found))
         del self.present[name]
         try:
             connection.call(Operation.DeleteMessageStream, name=name)
@@ -160,28 +160,28 @@ class Churn(Actor):
 
     # What must hold
 
-    def certain(self) -> Certain:
+    def confirmed_streams(self) -> ConfirmedStreams:
         """What was answered until now; from any thread."""
-        return Certain(dict(self.present), set(self.absent))
+        return ConfirmedStreams(dict(self.present), set(self.absent))
 
-    def return_to(self, certain: Certain) -> None:
+    def restore(self, confirmed: ConfirmedStreams) -> None:
         """After a power cut: later changes may have been lost. The gate is closed."""
         self.present = {
             name: stream
-            for name, stream in certain.present.items()
+            for name, stream in confirmed.present.items()
             if self.present.get(name) is stream
         }
-        self.absent = certain.absent
+        self.absent = confirmed.absent
 
     def check(self, connection: RawConnection) -> None:
         """Every answered change is there. The gate is closed."""
         names = set(connection.call(Operation.ListStreams)["streams"])
         findings = [
-            Finding(Fault.LOST, name, "the stream is not there")
+            Finding(Defect.LOST, name, "the stream is not there")
             for name in self.present.keys() - names
         ]
         findings += [
-            Finding(Fault.WRONG, name, "the stream is there, and was deleted or refused")
+            Finding(Defect.WRONG, name, "the stream is there, and was deleted or refused")
             for name in self.absent & names
         ]
         for name in self.present.keys() & names:
@@ -191,9 +191,11 @@ class Churn(Actor):
             for field, value in stream.definition.items():
                 if definition[field] != value:
                     detail = f"{field} is {definition[field]!r}, not {value!r}"
-                    findings.append(Finding(Fault.WRONG, name, detail))
-            self._tally.add(compare(name, stream.ledger.expected(), read_stream(connection, name)))
-        self._tally.find(findings)
+                    findings.append(Finding(Defect.WRONG, name, detail))
+            self._tally.add_result(
+                compare(name, stream.ledger.expected(), read_stream(connection, name))
+            )
+        self._tally.add_findings(findings)
         # What was found once is not found again.
         self.absent -= names
         for name in self.present.keys() - names:

@@ -77,7 +77,7 @@ def plan_catalog_damage(root: Path, random: Random) -> Damage:
     return Damage(kind, catalog, position, replacement, frozenset())
 
 
-class Segment(NamedTuple):
+class SegmentPaths(NamedTuple):
     first: int
     data_path: Path
     index_path: Path
@@ -94,10 +94,10 @@ def find_stream_directory(root: Path, name: str) -> Path:
     raise FileNotFoundError(f"{root} has no stream {name!r}")
 
 
-def list_segments(directory: Path) -> list[Segment]:
+def list_segments(directory: Path) -> list[SegmentPaths]:
     """Those with messages in them, by their numbers."""
     segments = [
-        Segment(int(path.stem), path, path.with_suffix(".index"))
+        SegmentPaths(int(path.stem), path, path.with_suffix(".index"))
         for path in sorted(directory.glob("*.data"))
     ]
     return [
@@ -105,7 +105,7 @@ def list_segments(directory: Path) -> list[Segment]:
     ]
 
 
-def plan_damage(segment: Segment, kind: DamageKind, random: Random) -> Damage:
+def plan_damage(segment: SegmentPaths, kind: DamageKind, random: Random) -> Damage:
     """One place of a segment. Nothing is changed yet."""
     ends = segment.ends()
     numbers = range(segment.first, segment.first + len(ends))

@@ -19,7 +19,7 @@ from penstock import (
     Util,
 )
 from penstock.errors import StreamManagerException
-from soak.checks import Fault, Finding
+from soak.checks import Defect, Finding
 from soak.processes import BrokerAddress
 
 _ENDED = (Status.Success, Status.Failure, Status.Canceled)
@@ -114,14 +114,14 @@ def compare_tasks(
     for number, task in tasks.items():
         ends = [status for status in statuses.get(number, []) if status in _ENDED]
         if not ends:
-            findings.append(Finding(Fault.LOST, name, f"task {number}, {task.key}, did not end"))
+            findings.append(Finding(Defect.LOST, name, f"task {number}, {task.key}, did not end"))
         elif Status.Success not in ends:
             detail = f"task {number}, {task.key}, ended as {ends[-1].name}"
-            findings.append(Finding(Fault.WRONG, name, detail))
+            findings.append(Finding(Defect.WRONG, name, detail))
         elif task.key not in digests:
             detail = f"task {number}: there is no object {task.key}"
-            findings.append(Finding(Fault.LOST, name, detail))
+            findings.append(Finding(Defect.LOST, name, detail))
         elif digests[task.key] != task.digest:
             detail = f"task {number}: object {task.key} has other bytes than its file"
-            findings.append(Finding(Fault.WRONG, name, detail))
+            findings.append(Finding(Defect.WRONG, name, detail))
     return findings

@@ -11,11 +11,11 @@ from random import Random
 
 from penstock.wire.frames import HEADER
 from penstock.wire.operations import Operation
-from soak.plan import Hostility
+from soak.plan import HostileAction
 from tests.support import append_frame, connect_frame, frame
 
 # A stream that only hostile clients append to; its content is not checked.
-DECOY = "decoy"
+HOSTILE_STREAM = "decoy"
 
 _CONNECT_SECONDS = 5.0
 _FRAMES = 60
@@ -34,19 +34,19 @@ class HostileClients:
         self.connections = 0
         self.by_kind: dict[str, int] = {}
 
-    def attack(self, kind: Hostility, random: Random) -> None:
-        acts: dict[Hostility, Callable[[socket.socket, Random], None]] = {
-            Hostility.GARBAGE: _send_garbage,
-            Hostility.HALF_OPEN: _send_half_a_handshake,
-            Hostility.FUZZED_FRAMES: self._send_fuzzed_frames,
-            Hostility.MUTATED_APPENDS: self._send_mutated_appends,
-            Hostility.LARGE_FRAME: self._announce_large_frame,
-            Hostility.SLOW_WRITER: self._write_slowly,
-            Hostility.NO_READER: self._read_nothing,
-            Hostility.ABRUPT_CLOSE: self._close_abruptly,
-            Hostility.HALF_OPEN_HTTP: self._send_half_an_http_request,
+    def attack(self, kind: HostileAction, random: Random) -> None:
+        acts: dict[HostileAction, Callable[[socket.socket, Random], None]] = {
+            HostileAction.GARBAGE: _send_garbage,
+            HostileAction.HALF_OPEN: _send_half_a_handshake,
+            HostileAction.FUZZED_FRAMES: self._send_fuzzed_frames,
+            HostileAction.MUTATED_APPENDS: self._send_mutated_appends,
+            HostileAction.LARGE_FRAME: self._announce_large_frame,
+            HostileAction.SLOW_WRITER: self._write_slowly,
+            HostileAction.NO_READER: self._read_nothing,
+            HostileAction.ABRUPT_CLOSE: self._close_abruptly,
+            HostileAction.HALF_OPEN_HTTP: self._send_half_an_http_request,
         }
-        port = self._http_port if kind is Hostility.HALF_OPEN_HTTP else self._port
+        port = self._http_port if kind is HostileAction.HALF_OPEN_HTTP else self._port
         # A broker that closes the connection, or is gone, is an answer.
         with contextlib.suppress(OSError):
             peer = self._connect(port)
@@ -76,7 +76,7 @@ class HostileClients:
     def _send_mutated_appends(self, peer: socket.socket, random: Random) -> None:
         self._introduce(peer)
         for _ in range(_FRAMES):
-            valid = bytearray(append_frame(DECOY, random.randbytes(random.randint(1, 80))))
+            valid = bytearray(append_frame(HOSTILE_STREAM, random.randbytes(random.randint(1, 80))))
             # The length stays: a wrong one only makes the broker wait for more.
             for _ in range(random.randint(0, 3)):
                 valid[random.randrange(HEADER.size - 1, len(valid))] ^= 1 << random.randrange(8)
@@ -89,7 +89,7 @@ class HostileClients:
 
     def _write_slowly(self, peer: socket.socket, random: Random) -> None:
         self._introduce(peer)
-        request = append_frame(DECOY, random.randbytes(40))
+        request = append_frame(HOSTILE_STREAM, random.randbytes(40))
         for position in range(random.randint(1, len(request))):
             peer.sendall(request[position : position + 1])
             time.sleep(0.002)
@@ -113,7 +113,7 @@ class HostileClients:
 
     def _close_abruptly(self, peer: socket.socket, random: Random) -> None:
         self._introduce(peer)
-        request = append_frame(DECOY, random.randbytes(2000))
+        request = append_frame(HOSTILE_STREAM, random.randbytes(2000))
         peer.sendall(request[: random.randint(1, len(request) - 1)])
         # A reset instead of an orderly end.
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -37,13 +37,13 @@ class StreamLedger:
         """How the names of its sources begin: they hold no blanks."""
         return f"{self.name.replace(' ', '_')}/"
 
-    def add_source(self) -> Source:
+    def add_source(self) -> SourceLedger:
         """A new source, for one thread."""
         with self._lock:
             index = len(self._sources)
             self._sources.append(f"{self.source_prefix}{index}")
             self._sent.append(0)
-        return Source(self, index, self._sources[index])
+        return SourceLedger(self, index, self._sources[index])
 
     def sent(self, source: int, count: int) -> int:
         """Notes that `count` more messages leave, before they do; the first of their counters."""
@@ -98,7 +98,7 @@ class StreamLedger:
         return MessageId(self._sources[identity >> _COUNTER_BITS], identity & _COUNTER_MASK)
 
 
-class Source:
+class SourceLedger:
     """A thread that appends to a stream, as the ledger knows it."""
 
     def __init__(self, ledger: StreamLedger, index: int, name: str) -> None:

@@ -21,9 +21,9 @@ from penstock.errors import (
     UnansweredException,
 )
 from penstock.wire.operations import Operation
-from soak import actor
-from soak.actor import Actor
-from soak.ledger import Source
+from soak import load_threads
+from soak.ledger import SourceLedger
+from soak.load_threads import LoadThread
 from soak.messages import make_payload
 from soak.processes import BrokerAddress
 from tests.raw_connection import RawConnection
@@ -42,10 +42,10 @@ def is_refused(message: str) -> bool:
     return "cannot sync" not in message
 
 
-class Producer(Actor):
+class Producer(LoadThread):
     """Appends at a rate, each message once."""
 
-    def __init__(self, broker: BrokerAddress, sources: Sequence[Source], rate: float) -> None:
+    def __init__(self, broker: BrokerAddress, sources: Sequence[SourceLedger], rate: float) -> None:
         super().__init__()
         self.broker = broker
         self.sources = list(sources)
@@ -53,7 +53,7 @@ class Producer(Actor):
         self.answers = 0
         self.refusals = 0
 
-    def keep_pace(self, count: int) -> None:
+    def limit_rate(self, count: int) -> None:
         time.sleep(count / self._rate)
 
 
@@ -62,7 +62,7 @@ class PipelinedProducer(Producer):
 
     kind = "pipelined"
 
-    def __init__(self, broker: BrokerAddress, sources: Sequence[Source], rate: float) -> None:
+    def __init__(self, broker: BrokerAddress, sources: Sequence[SourceLedger], rate: float) -> None:
         super().__init__(broker, sources, rate)
         self._connection: RawConnection | None = None
 
@@ -70,7 +70,7 @@ class PipelinedProducer(Producer):
         if self._connection is None:
             self._connection = self.broker.connect()
         while self.may_work:
-            waiting: dict[str, tuple[Source, int]] = {}
+            waiting: dict[str, tuple[SourceLedger, int]] = {}
             for source in self.sources:
                 counter = source.send(_WINDOW)
                 for place in range(counter, counter + _WINDOW):
@@ -90,7 +90,7 @@ class PipelinedProducer(Producer):
                 elif is_refused(response.get("errorMessage", "")):
                     source.refuse(place)
                     self.refusals += 1
-            self.keep_pace(count)
+            self.limit_rate(count)
 
     def disconnect(self) -> None:
         if self._connection is not None:
@@ -104,7 +104,7 @@ class ClientProducer(Producer):
     kind = "own client"
 
     def __init__(
-        self, broker: BrokerAddress, sources: Sequence[Source], rate: float, seed: int
+        self, broker: BrokerAddress, sources: Sequence[SourceLedger], rate: float, seed: int
     ) -> None:
         super().__init__(broker, sources, rate)
         self._random = Random(seed)
@@ -138,7 +138,7 @@ class ClientProducer(Producer):
                 for place, number in enumerate(numbers):
                     source.answer(first + place, number)
                 self.answers += count
-            self.keep_pace(count)
+            self.limit_rate(count)
 
     def disconnect(self) -> None:
         if self._client is not None:
@@ -152,7 +152,7 @@ class SdkProducer(Producer):
     kind = "AWS SDK"
     _BATCH = 20
 
-    def __init__(self, broker: BrokerAddress, sources: Sequence[Source], rate: float) -> None:
+    def __init__(self, broker: BrokerAddress, sources: Sequence[SourceLedger], rate: float) -> None:
         super().__init__(broker, sources, rate)
         self._process: subprocess.Popen[str] | None = None
 
@@ -162,9 +162,9 @@ class SdkProducer(Producer):
         while self.may_work:
             for source in self.sources:
                 self._append(source, source.send(self._BATCH))
-            self.keep_pace(self._BATCH * len(self.sources))
+            self.limit_rate(self._BATCH * len(self.sources))
 
-    def _append(self, source: Source, first: int) -> None:
+    def _append(self, source: SourceLedger, first: int) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -222,29 +222,29 @@ class Load:
 
     def __init__(self) -> None:
         self.producers: list[Producer] = []
-        self._others: list[Actor] = []
+        self._others: list[LoadThread] = []
 
     def add(self, producer: Producer) -> None:
         self.producers.append(producer)
         producer.start()
 
-    def add_other(self, actor: Actor) -> None:
-        self._others.append(actor)
-        actor.start()
+    def add_other(self, thread: LoadThread) -> None:
+        self._others.append(thread)
+        thread.start()
 
     @property
-    def _actors(self) -> list[Actor]:
+    def _threads(self) -> list[LoadThread]:
         return [*self.producers, *self._others]
 
-    def go(self) -> None:
-        for each in self._actors:
-            each.open_gate()
+    def resume(self) -> None:
+        for each in self._threads:
+            each.resume()
 
     def pause(self) -> None:
-        actor.pause(self._actors)
+        load_threads.pause(self._threads)
 
     def end(self) -> None:
-        actor.end(self._actors)
+        load_threads.end(self._threads)
 
     def answers_by_kind(self) -> dict[str, int]:
         totals: dict[str, int] = {}

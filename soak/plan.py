@@ -19,7 +19,7 @@ T = TypeVar("T")
 _NEVER = threading.Event()
 
 
-class Extent(NamedTuple):
+class SoakLimits(NamedTuple):
     """How long a soak lasts: until a time of the monotonic clock, or for some rounds."""
 
     deadline: float
@@ -34,7 +34,7 @@ class Extent(NamedTuple):
         is_late = self.rounds is None and time.monotonic() >= self.deadline
         return is_late or self.is_stopped.is_set()
 
-    def limit(self, planned: Iterable[T]) -> Iterator[T]:
+    def bound(self, planned: Iterable[T]) -> Iterator[T]:
         """The planned rounds, until time or rounds are used up."""
         for each in islice(planned, self.rounds):
             if self.is_over:
@@ -65,7 +65,7 @@ _BROKER_WEIGHTS = {
 }
 
 
-class Hostility(StrEnum):
+class HostileAction(StrEnum):
     """What a hostile client does on its connection."""
 
     GARBAGE = "random bytes"
@@ -83,7 +83,7 @@ class BrokerRound(NamedTuple):
     number: int
     load_seconds: float
     event: BrokerEvent
-    hostile: tuple[Hostility, ...]
+    hostile: tuple[HostileAction, ...]
     # For everything that is drawn while the round runs.
     seed: int
 
@@ -100,7 +100,7 @@ def plan_broker_rounds(
     number = 0
     while True:
         event = first[number] if number < len(first) else random.choices(events, weights)[0]
-        hostile = tuple(random.choices(list(Hostility), k=random.randint(2, 12)))
+        hostile = tuple(random.choices(list(HostileAction), k=random.randint(2, 12)))
         yield BrokerRound(
             number,
             round(random.uniform(0.1, 1.0) * max_load_seconds, 2),

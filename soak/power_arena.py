@@ -9,11 +9,11 @@ from pathlib import Path
 from penstock.errors import StreamManagerException
 from penstock.wire.operations import Operation
 from soak.block_device import Ext4Disk
-from soak.checks import Expected, Fault, Finding, Found, compare
+from soak.checks import Defect, Expected, Finding, Found, compare
 from soak.churn import Churn
 from soak.ledger import Ledger, StreamLedger
 from soak.load import Load, PipelinedProducer
-from soak.plan import Extent, PowerRound, plan_power_rounds
+from soak.plan import PowerRound, SoakLimits, plan_power_rounds
 from soak.processes import BrokerProgram
 from soak.reading import read_stream
 from soak.report import Tally
@@ -34,7 +34,7 @@ _STREAMS: dict[str, dict[str, object]] = {
 }
 
 
-def take_cut(ledger: StreamLedger, expected: Expected, found: Found) -> int:
+def forget_lost_answers(ledger: StreamLedger, expected: Expected, found: Found) -> int:
     """Forgets what the cut was allowed to take, after it was compared; how many answers."""
     for damaged in found.damaged:
         ledger.damaged |= set(damaged)
@@ -42,10 +42,10 @@ def take_cut(ledger: StreamLedger, expected: Expected, found: Found) -> int:
 
 
 class PowerArena:
-    def __init__(self, scratch: Path, seed: int, tally: Tally, extent: Extent) -> None:
+    def __init__(self, scratch: Path, seed: int, tally: Tally, limits: SoakLimits) -> None:
         self._seed = seed
         self._tally = tally
-        self._extent = extent
+        self._limits = limits
         self._disk = Ext4Disk(scratch / "power", DISK_BYTES)
         self.broker = BrokerProgram(
             self._disk.directory / "root",
@@ -70,9 +70,9 @@ class PowerArena:
                 producer = PipelinedProducer(self.broker, [self._streams[kind].add_source()], rate)
                 producer.name = kind
                 self._load.add(producer)
-            rounds = plan_power_rounds(self._seed, self._extent.max_load_seconds)
+            rounds = plan_power_rounds(self._seed, self._limits.max_load_seconds)
             self._load.add_other(self._churn)
-            for planned in self._extent.limit(rounds):
+            for planned in self._limits.bound(rounds):
                 self._run_round(planned)
             self._tally.count("appends answered", self._ledger.answers)
             self._tally.count(
@@ -104,27 +104,27 @@ class PowerArena:
         self._samples = []
 
     def _run_round(self, planned: PowerRound) -> None:
-        self._load.go()
+        self._load.resume()
         synced = self._streams["synced"]
         end = time.monotonic() + planned.load_seconds
         while time.monotonic() < end:
             self._samples.append((time.monotonic(), synced.answers))
             time.sleep(0.05)
         # What was answered before the cut, and only then the cut.
-        promised = {kind: stream.answers for kind, stream in self._streams.items()}
-        promised["synced"] = self._synced_answers(time.monotonic() - _SYNCED_SECONDS)
-        certain = self._churn.certain()
+        durable = {kind: stream.answers for kind, stream in self._streams.items()}
+        durable["synced"] = self._synced_answers(time.monotonic() - _SYNCED_SECONDS)
+        confirmed = self._churn.confirmed_streams()
         self._disk.cut(planned.seed)
         self.broker.kill()
         self._load.pause()
         self._disk.unmount()
         self._disk.mount()
         self.broker.start()
-        self._churn.return_to(certain)
+        self._churn.restore(confirmed)
         with self.broker.connect() as connection:
             self._churn.check(connection)
             for kind, stream in self._streams.items():
-                self._check(connection, stream, promised[kind])
+                self._check(connection, stream, durable[kind])
         self._tally.count("power cuts")
         # All that is there now is on the disk, or was checked.
         self._samples = [(0.0, synced.answers)]
@@ -134,15 +134,15 @@ class PowerArena:
     def _synced_answers(self, before: float) -> int:
         return max((answers for at, answers in self._samples if at <= before), default=0)
 
-    def _check(self, connection: RawConnection, stream: StreamLedger, promised: int) -> None:
-        volatile = frozenset(stream.numbers_since(promised))
+    def _check(self, connection: RawConnection, stream: StreamLedger, durable: int) -> None:
+        volatile = frozenset(stream.numbers_since(durable))
         expected = replace(stream.expected(), volatile=volatile, is_after_power_cut=True)
         try:
             found = read_stream(connection, stream.name)
         except StreamManagerException as error:
             detail = f"after a power cut the stream cannot be read: {error}"
-            self._tally.find([Finding(Fault.LOST, stream.name, detail)])
+            self._tally.add_findings([Finding(Defect.LOST, stream.name, detail)])
             return
-        self._tally.add(compare(stream.name, expected, found))
-        taken = take_cut(stream, expected, found)
+        self._tally.add_result(compare(stream.name, expected, found))
+        taken = forget_lost_answers(stream, expected, found)
         self._tally.count("unsynced appends that power cuts took (allowed)", taken)

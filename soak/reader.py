@@ -7,8 +7,8 @@ from random import Random
 
 from penstock.errors import NotEnoughMessagesException
 from penstock.wire.operations import Operation
-from soak.actor import Actor
-from soak.checks import Fault, Finding
+from soak.checks import Defect, Finding
+from soak.load_threads import LoadThread
 from soak.messages import identify
 from soak.processes import BrokerAddress
 from soak.report import Tally
@@ -18,7 +18,7 @@ _MAX_MESSAGES = 200
 _MAX_TIMEOUT_MILLIS = 200
 
 
-class Reader(Actor):
+class Reader(LoadThread):
     """Every message that it gets was sent to the stream, and numbers have no gaps."""
 
     kind = "reader"
@@ -60,13 +60,13 @@ class Reader(Actor):
         numbers = [message["sequenceNumber"] for message in response["messages"]]
         findings = []
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
-            findings.append(Finding(Fault.WRONG, name, f"a read has gaps: {numbers[:50]}"))
+            findings.append(Finding(Defect.WRONG, name, f"a read has gaps: {numbers[:50]}"))
         for message in response["messages"]:
             found = identify(message["payload"])
             if found is None or not found.source.startswith(self.streams[name]):
                 detail = f"{message['sequenceNumber']} reads as {found}"
-                findings.append(Finding(Fault.WRONG, name, detail))
-        self._tally.find(findings)
+                findings.append(Finding(Defect.WRONG, name, detail))
+        self._tally.add_findings(findings)
         self._tally.count("messages read during load", len(numbers))
 
     def disconnect(self) -> None:

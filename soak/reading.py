@@ -35,10 +35,10 @@ def read_stream(connection: RawConnection, name: str, first: int = 0) -> Found:
         except NotEnoughMessagesException:
             break
         except MessageStoreReadErrorException as error:
-            goes_on = _NEXT_NUMBER.search(error.message)
-            if goes_on is None:
+            next_number = _NEXT_NUMBER.search(error.message)
+            if next_number is None:
                 raise
-            after = min(max(int(goes_on[1]), number + 1), end)
+            after = min(max(int(next_number[1]), number + 1), end)
             damaged.append(range(number, after))
             number = after
             continue

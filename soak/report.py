@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from soak.checks import Comparison, Fault, Finding
+from soak.checks import CheckResult, Defect, Finding
 
 # Findings that are printed one by one; all are counted.
 _MAX_FINDINGS = 40
 
 # How the rows of the table begin, in their order; others follow.
-_ROWS = (
+_ROW_ORDER = (
     "appends answered",
     "of these by",
     "appends refused",
@@ -53,38 +53,38 @@ class Tally:
         self._lock = threading.Lock()
         self._rows: dict[str, int] = {}
         self._notes: list[str] = []
-        self._faults = dict.fromkeys(Fault, 0)
+        self._defects = dict.fromkeys(Defect, 0)
         self._findings: list[Finding] = []
 
     def count(self, row: str, number: int = 1) -> None:
         with self._lock:
             self._rows[row] = self._rows.get(row, 0) + number
 
-    def raise_to(self, row: str, number: int) -> None:
+    def record_max(self, row: str, number: int) -> None:
         """For a maximum."""
         with self._lock:
             self._rows[row] = max(self._rows.get(row, 0), number)
 
-    def note(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         with self._lock:
             self._notes.append(text)
 
-    def find(self, findings: Iterable[Finding]) -> None:
+    def add_findings(self, findings: Iterable[Finding]) -> None:
         with self._lock:
             for finding in findings:
-                self._faults[finding.fault] += 1
+                self._defects[finding.defect] += 1
                 if len(self._findings) < _MAX_FINDINGS:
                     self._findings.append(finding)
 
-    def add(self, comparison: Comparison) -> None:
-        self.find(comparison.findings)
-        self.count("checks of intact messages, byte for byte", comparison.intact)
-        if comparison.damaged:
-            self.count("checks of damaged messages that read as damaged", comparison.damaged)
+    def add_result(self, result: CheckResult) -> None:
+        self.add_findings(result.findings)
+        self.count("checks of intact messages, byte for byte", result.intact)
+        if result.damaged:
+            self.count("checks of damaged messages that read as damaged", result.damaged)
 
     @property
     def is_clean(self) -> bool:
-        return not any(self._faults.values())
+        return not any(self._defects.values())
 
     @property
     def findings(self) -> list[Finding]:
@@ -95,7 +95,7 @@ class Tally:
         with self._lock:
             return {
                 "tried": dict(sorted(_with_others(self._rows), key=lambda row: _rank(row[0]))),
-                "found": {str(fault): count for fault, count in self._faults.items()},
+                "found": {str(defect): count for defect, count in self._defects.items()},
                 "findings": [str(finding) for finding in self._findings],
                 "notes": list(self._notes),
             }
@@ -109,8 +109,8 @@ def _with_others(rows: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def _rank(row: str) -> int:
-    places = (place for place, start in enumerate(_ROWS) if row.startswith(start))
-    return next(places, len(_ROWS))
+    places = (place for place, start in enumerate(_ROW_ORDER) if row.startswith(start))
+    return next(places, len(_ROW_ORDER))
 
 
 def render(result: dict[str, Any]) -> str:
@@ -120,7 +120,7 @@ def render(result: dict[str, Any]) -> str:
         f"| tried in {minutes:.1f} minutes, seed {result['seed']} | |",
         "|---|---:|",
         *(f"| {row} | {count:,} |" for row, count in result["tried"].items()),
-        *(f"| **{fault}** | **{count:,}** |" for fault, count in result["found"].items()),
+        *(f"| **{defect}** | **{count:,}** |" for defect, count in result["found"].items()),
     ]
     lines += ["", *(f"- {note}" for note in result["notes"])] if result["notes"] else []
     lines += ["", *(f"{finding}" for finding in result["findings"])] if result["findings"] else []

@@ -15,7 +15,7 @@ from typing import Any
 
 from soak import block_device, broker_arena, small_disk, system_arena
 from soak.broker_arena import BrokerArena
-from soak.plan import Extent
+from soak.plan import SoakLimits
 from soak.power_arena import PowerArena
 from soak.processes import SoakError
 from soak.report import Tally
@@ -27,7 +27,7 @@ ARENAS = ("broker", "power", "system")
 
 
 @dataclass(frozen=True)
-class Options:
+class SoakOptions:
     seconds: float
     # Instead of a time, so many rounds of each arena.
     rounds: int | None
@@ -40,20 +40,22 @@ class Options:
     keep: bool = False
 
 
-def run_soak(options: Options, is_stopped: threading.Event) -> dict[str, Any]:
+def run_soak(options: SoakOptions, is_stopped: threading.Event) -> dict[str, Any]:
     """What was tried and what was found, as JSON has it. The event ends it after a round."""
     tally = Tally()
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="penstock-soak-", dir=options.directory))
     failures: list[str] = []
-    extent = Extent(began + options.seconds, options.rounds, options.max_load_seconds, is_stopped)
+    limits = SoakLimits(
+        began + options.seconds, options.rounds, options.max_load_seconds, is_stopped
+    )
     # What the store logs in this process: simulated power cuts damage it all the time.
     log = logging.FileHandler(scratch / "soak.log")
     logging.getLogger("penstock").addHandler(log)
     try:
         threads = [
-            threading.Thread(target=_guard, args=(name, arena, failures), name=name)
-            for name, arena in _make_arenas(options, scratch, tally, extent).items()
+            threading.Thread(target=_run_guarded, args=(name, arena, failures), name=name)
+            for name, arena in _make_arenas(options, scratch, tally, limits).items()
         ]
         for thread in threads:
             thread.start()
@@ -63,7 +65,7 @@ def run_soak(options: Options, is_stopped: threading.Event) -> dict[str, Any]:
         logging.getLogger("penstock").removeHandler(log)
         log.close()
         if options.keep or failures or not tally.is_clean:
-            tally.note(f"logs and stores are in {scratch}")
+            tally.add_note(f"logs and stores are in {scratch}")
         else:
             shutil.rmtree(scratch, ignore_errors=True)
     return {
@@ -76,17 +78,17 @@ def run_soak(options: Options, is_stopped: threading.Event) -> dict[str, Any]:
 
 
 def _make_arenas(
-    options: Options, scratch: Path, tally: Tally, extent: Extent
+    options: SoakOptions, scratch: Path, tally: Tally, limits: SoakLimits
 ) -> dict[str, Callable[[], None]]:
     can_mount = small_disk.can_mount(scratch)
     if not can_mount:
-        tally.note("no full disks: this user may not mount a tmpfs")
+        tally.add_note("no full disks: this user may not mount a tmpfs")
 
     def run_broker(disk: SmallDisk | None) -> None:
-        BrokerArena(scratch, options.seed, tally, extent, disk).run()
+        BrokerArena(scratch, options.seed, tally, limits, disk).run()
 
     def run_system(disk: SmallDisk | None) -> None:
-        SystemArena(scratch, options.seed, tally, extent, disk).run()
+        SystemArena(scratch, options.seed, tally, limits, disk).run()
 
     def on_disk(run: Callable[[SmallDisk | None], None], size: int) -> Callable[[], None]:
         def run_on_disk() -> None:
@@ -108,7 +110,7 @@ def _make_arenas(
     if "broker" in options.arenas:
         arenas["broker"] = on_disk(run_broker, broker_arena.DISK_BYTES)
     if "power" in options.arenas:
-        arenas["power"] = _power_arena(options, scratch, tally, extent)
+        arenas["power"] = _power_arena(options, scratch, tally, limits)
     if "system" in options.arenas:
         arenas["system"] = on_disk(run_system, system_arena.DISK_BYTES)
     return arenas
@@ -122,17 +124,17 @@ def _keep(disk: SmallDisk) -> None:
 
 
 def _power_arena(
-    options: Options, scratch: Path, tally: Tally, extent: Extent
+    options: SoakOptions, scratch: Path, tally: Tally, limits: SoakLimits
 ) -> Callable[[], None]:
     reason = "asked for" if options.simulate_power else block_device.is_possible(scratch / "try")
     if reason:
-        tally.note(f"power cuts are simulated: {reason}")
-        return SimulatedPowerArena(scratch, options.seed, tally, extent).run
-    tally.note("power cuts: ext4 on a block device that loses what was not flushed")
-    return PowerArena(scratch, options.seed, tally, extent).run
+        tally.add_note(f"power cuts are simulated: {reason}")
+        return SimulatedPowerArena(scratch, options.seed, tally, limits).run
+    tally.add_note("power cuts: ext4 on a block device that loses what was not flushed")
+    return PowerArena(scratch, options.seed, tally, limits).run
 
 
-def _guard(name: str, arena: Callable[[], None], failures: list[str]) -> None:
+def _run_guarded(name: str, arena: Callable[[], None], failures: list[str]) -> None:
     try:
         arena()
     except SoakError as error:

@@ -20,7 +20,7 @@ from stream_manager.exceptions import (  # type: ignore[import-not-found]
 from soak.messages import make_payload
 
 
-def tell(**answer: Any) -> None:
+def send_answer(**answer: Any) -> None:
     print(json.dumps(answer), flush=True)
 
 
@@ -32,11 +32,11 @@ def append(client: Any, task: dict[str, Any]) -> bool:
         except (ClientException, ConnectFailedException):
             return False
         except StreamManagerException as error:
-            tell(counter=counter, refused=str(error))
+            send_answer(counter=counter, refused=str(error))
         except Exception:  # noqa: BLE001 - whatever a lost connection ends in
             return False
         else:
-            tell(counter=counter, number=number)
+            send_answer(counter=counter, number=number)
     return True
 
 
@@ -54,7 +54,7 @@ def main() -> None:
             with contextlib.suppress(Exception):
                 client.close()
             client = None
-        tell(done=True)
+        send_answer(done=True)
 
 
 main()

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from penstock import StreamManagerClient
 from penstock.errors import StreamManagerException, UnansweredException
-from soak.actor import Actor
-from soak.checks import Fault, Finding
+from soak.checks import Defect, Finding
+from soak.load_threads import LoadThread
 from soak.messages import MessageId
 from soak.processes import BrokerAddress
 
@@ -32,7 +32,7 @@ def identify_entry(entry: Mapping[str, object]) -> MessageId:
     return MessageId(_SOURCE, int(str(entry["entryId"])))
 
 
-class SensorProducer(Actor):
+class SensorProducer(LoadThread):
     """Appends an entry now and then."""
 
     kind = "sensor"
@@ -78,12 +78,12 @@ def compare_entries(
     """Every answered entry is stored under its number, which was given once."""
     findings = []
     if len(dict(answered)) < len(answered):
-        findings.append(Finding(Fault.REUSED, name, "a number was given to two entries"))
+        findings.append(Finding(Defect.REUSED, name, "a number was given to two entries"))
     for number, entry in answered:
         if number not in stored:
-            findings.append(Finding(Fault.LOST, name, f"{number}, {entry}, is not there"))
+            findings.append(Finding(Defect.LOST, name, f"{number}, {entry}, is not there"))
         elif stored[number] != entry:
             findings.append(
-                Finding(Fault.WRONG, name, f"{number} is {stored[number]}, not {entry}")
+                Finding(Defect.WRONG, name, f"{number} is {stored[number]}, not {entry}")
             )
     return findings

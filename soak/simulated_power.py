@@ -14,10 +14,10 @@ from penstock.store.log import FileLog
 from penstock.store.segment import DamagedError
 from penstock.store.store import Store
 from soak.checks import Found, compare
-from soak.ledger import Ledger, Source, StreamLedger
+from soak.ledger import Ledger, SourceLedger, StreamLedger
 from soak.messages import MessageId, identify, make_payload
-from soak.plan import Extent, plan_power_rounds
-from soak.power_arena import take_cut
+from soak.plan import SoakLimits, plan_power_rounds
+from soak.power_arena import forget_lost_answers
 from soak.report import Tally
 from tests.faulty_disk import FaultyDisk
 
@@ -28,11 +28,11 @@ _READ_BYTES = 1 << 20
 class SimulatedPowerArena:
     """A store in this process, which appends, flushes and syncs until its power is cut."""
 
-    def __init__(self, scratch: Path, seed: int, tally: Tally, extent: Extent) -> None:
+    def __init__(self, scratch: Path, seed: int, tally: Tally, limits: SoakLimits) -> None:
         self._root = scratch / "simulated"
         self._seed = seed
         self._tally = tally
-        self._extent = extent
+        self._limits = limits
         self._ledger = Ledger()
         self._begin()
 
@@ -41,10 +41,10 @@ class SimulatedPowerArena:
         shutil.rmtree(self._root, ignore_errors=True)
         self._disk = FaultyDisk()
         self._store = Store(self._root, self._disk)
-        self._sources: list[Source] = []
+        self._sources: list[SourceLedger] = []
         self._streams: list[StreamLedger] = []
         # By stream, the number of answers that are certain to survive.
-        self._promised: list[int] = []
+        self._durable: list[int] = []
         for name, flushes in (("flushed", True), ("synced", False)):
             self._store.create(
                 MessageStreamDefinition(
@@ -57,12 +57,12 @@ class SimulatedPowerArena:
             stream = self._ledger.add(name)
             self._streams.append(stream)
             self._sources.append(stream.add_source())
-            self._promised.append(0)
+            self._durable.append(0)
 
     def run(self) -> None:
         try:
-            rounds = plan_power_rounds(self._seed, self._extent.max_load_seconds)
-            for planned in self._extent.limit(rounds):
+            rounds = plan_power_rounds(self._seed, self._limits.max_load_seconds)
+            for planned in self._limits.bound(rounds):
                 self._run_round(Random(planned.seed), int(planned.load_seconds * 30))
                 if sum(stream.answers for stream in self._streams) > _MAX_ANSWERS:
                     self._end()
@@ -87,7 +87,7 @@ class SimulatedPowerArena:
             self._append(place, random.choice((1, 1, 3, 10)))
             if random.random() < 0.1:
                 self._store.sync()
-                self._promised = [stream.answers for stream in self._streams]
+                self._durable = [stream.answers for stream in self._streams]
             if random.random() < 0.1:
                 self._store.work()
         self._cut(random)
@@ -102,7 +102,7 @@ class SimulatedPowerArena:
         for each in range(count):
             source.answer(first + each, number + each)
         if self._store.streams[source.stream].definition.flush_on_write:
-            self._promised[place] = self._streams[place].answers
+            self._durable[place] = self._streams[place].answers
 
     def _cut(self, random: Random) -> None:
         self._store.catalog.close()
@@ -114,14 +114,14 @@ class SimulatedPowerArena:
         for place, stream in enumerate(self._streams):
             expected = replace(
                 stream.expected(),
-                volatile=frozenset(stream.numbers_since(self._promised[place])),
+                volatile=frozenset(stream.numbers_since(self._durable[place])),
                 is_after_power_cut=True,
             )
             found = self._read(place)
-            self._tally.add(compare(stream.name, expected, found))
-            taken = take_cut(stream, expected, found)
+            self._tally.add_result(compare(stream.name, expected, found))
+            taken = forget_lost_answers(stream, expected, found)
             self._tally.count("unsynced appends that power cuts took (allowed)", taken)
-            self._promised[place] = stream.answers
+            self._durable[place] = stream.answers
 
     def _read(self, place: int) -> Found:
         log = self._log(place)

@@ -31,12 +31,12 @@ from penstock import (
 from penstock.errors import StreamManagerException
 from penstock.sandbox.client import SandboxClient
 from soak.arrivals import Arrivals, Collector, Entries, Objects, read_channel
-from soak.checks import Fault, Finding, Found, compare, compare_arrivals
+from soak.checks import Defect, Finding, Found, compare, compare_arrivals
 from soak.files import FileProducer, compare_tasks, describe_failures, read_statuses
 from soak.ledger import Ledger, StreamLedger
 from soak.load import ClientProducer, Load
 from soak.messages import MessageId
-from soak.plan import Extent, SystemEvent, SystemStep, plan_system_steps
+from soak.plan import SoakLimits, SystemEvent, SystemStep, plan_system_steps
 from soak.processes import BrokerAddress, Program, SoakError, free_port, wait_for
 from soak.reading import read_stream
 from soak.report import Tally
@@ -66,11 +66,11 @@ _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
 
 class SystemArena:
     def __init__(
-        self, scratch: Path, seed: int, tally: Tally, extent: Extent, disk: SmallDisk | None
+        self, scratch: Path, seed: int, tally: Tally, limits: SoakLimits, disk: SmallDisk | None
     ) -> None:
         self._seed = seed
         self._tally = tally
-        self._extent = extent
+        self._limits = limits
         self._disk = disk
         self._root = (disk.directory if disk is not None else scratch) / "system"
         self._files_directory = scratch / "files"
@@ -123,10 +123,10 @@ class SystemArena:
             self._start_up()
             self._create_streams()
             self._files.start()
-            self._load.go()
+            self._load.resume()
             self._wait_for_pipeline()
             steps = plan_system_steps(self._seed, has_small_disk=self._disk is not None)
-            for step in self._extent.limit(steps):
+            for step in self._limits.bound(steps):
                 self._wait(step.pause_seconds)
                 self._perform(step)
                 self._pull()
@@ -195,7 +195,7 @@ class SystemArena:
 
     def _wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._extent.is_over:
+        while time.monotonic() < end and not self._limits.is_over:
             time.sleep(0.1)
 
     # Faults
@@ -280,12 +280,14 @@ class SystemArena:
         if is_killed:
             self._up.kill()
         elif code := self._up.terminate():
-            self._tally.find([Finding(Fault.WRONG, "up", f"exit code {code} after SIGTERM")])
+            self._tally.add_findings(
+                [Finding(Defect.WRONG, "up", f"exit code {code} after SIGTERM")]
+            )
         # What up has started ends with it.
         _, alive = psutil.wait_procs(children, _CHILD_SECONDS)
         if alive:
             names = ", ".join(str(child) for child in alive)
-            self._tally.find([Finding(Fault.WRONG, "up", f"outlived by {names}")])
+            self._tally.add_findings([Finding(Defect.WRONG, "up", f"outlived by {names}")])
             for child in alive:
                 with contextlib.suppress(psutil.Error):
                     child.kill()
@@ -295,7 +297,7 @@ class SystemArena:
         with self._no_arrivals():
             self._sandbox.kill()
         for collector in self._collectors():
-            collector.begin_again()
+            collector.reset()
         self._sandbox.start()
 
     @contextmanager
@@ -335,7 +337,9 @@ class SystemArena:
         self._check_tasks()
         self._check_entries()
         if code := self._up.terminate():
-            self._tally.find([Finding(Fault.WRONG, "up", f"exit code {code} after SIGTERM")])
+            self._tally.add_findings(
+                [Finding(Defect.WRONG, "up", f"exit code {code} after SIGTERM")]
+            )
         self._check_log()
         verify_store(self._root, {}, self._tally)
         self._tally.count("appends answered", self._ledger.answers)
@@ -357,7 +361,9 @@ class SystemArena:
                     break
                 time.sleep(0.5)
             else:
-                self._tally.find([Finding(Fault.WRONG, "exports", "they do not come to an end")])
+                self._tally.add_findings(
+                    [Finding(Defect.WRONG, "exports", "they do not come to an end")]
+                )
         self._pull()
 
     def _check_streams(self) -> dict[str, Found]:
@@ -365,7 +371,7 @@ class SystemArena:
         with self.address.connect() as connection:
             for name, ledger in self._streams.items():
                 stored[name] = read_stream(connection, name)
-                self._tally.add(compare(name, ledger.expected(), stored[name]))
+                self._tally.add_result(compare(name, ledger.expected(), stored[name]))
         return stored
 
     def _check_arrivals(self, stored: dict[str, Found]) -> None:
@@ -379,7 +385,7 @@ class SystemArena:
         ):
             is_channel = arrived is not None
             arrivals = self._arrivals[name].messages if arrived is None else arrived
-            self._tally.find(
+            self._tally.add_findings(
                 compare_arrivals(
                     name,
                     exported,
@@ -399,10 +405,10 @@ class SystemArena:
         statuses = read_statuses(payloads, _FILES)
         findings = compare_tasks(_FILES, self._files.tasks, statuses, self._objects.digests)
         if findings and (reasons := describe_failures(payloads)):
-            self._tally.note(f"failed tasks: {reasons}")
-        self._tally.find(findings)
-        self._tally.find(
-            Finding(Fault.REUSED, _FILES, f"{number} was given to two tasks")
+            self._tally.add_note(f"failed tasks: {reasons}")
+        self._tally.add_findings(findings)
+        self._tally.add_findings(
+            Finding(Defect.REUSED, _FILES, f"{number} was given to two tasks")
             for number in self._files.reused
         )
 
@@ -412,9 +418,9 @@ class SystemArena:
                 message.sequence_number: identify_entry(json.loads(message.payload))
                 for message in client.read_all(_SENSORS)
             }
-        self._tally.find(compare_entries(_SENSORS, self._sensor.answered, stored))
+        self._tally.add_findings(compare_entries(_SENSORS, self._sensor.answered, stored))
         # SiteWise may refuse single entries of a call.
-        self._tally.find(
+        self._tally.add_findings(
             compare_arrivals(
                 "sitewise", stored, self._entries.messages, max_displacement=_CALL_ENTRIES
             )

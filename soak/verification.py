@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from soak.checks import Fault, Finding
+from soak.checks import Defect, Finding
 from soak.report import Tally
 from tests.support import PENSTOCK, clean_environment
 
@@ -29,12 +29,12 @@ def verify_store(root: Path, damaged: Mapping[str, Sequence[range]], tally: Tall
     )
     if done.returncode not in (_INTACT, _DAMAGED):
         detail = f"exit code {done.returncode}: {done.stderr[-500:]}"
-        tally.find([Finding(Fault.WRONG, "penstock verify", detail)])
+        tally.add_findings([Finding(Defect.WRONG, "penstock verify", detail)])
         return
     report = json.loads(done.stdout)
     tally.count("messages that penstock verify found intact", report["intactMessages"])
     tally.count("messages that penstock verify found damaged", report["damagedMessages"])
-    tally.find(compare_verification(report, damaged))
+    tally.add_findings(compare_verification(report, damaged))
 
 
 def compare_verification(
@@ -55,5 +55,5 @@ def compare_verification(
                 f"penstock verify and reads differ in {len(unread)} numbers: {unread[:10]} "
                 f"(reported {len(reported)}, unreadable {len(unreadable)})"
             )
-            findings.append(Finding(Fault.WRONG, name, detail))
+            findings.append(Finding(Defect.WRONG, name, detail))
     return findings

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from penstock import Status
-from soak.checks import Fault
+from soak.checks import Defect
 from soak.files import Task, compare_tasks
 
 TASKS = {0: Task("a", "digest of a"), 1: Task("b", "digest of b")}
@@ -9,26 +9,26 @@ ENDED = {0: [Status.InProgress, Status.Success], 1: [Status.Success, Status.Succ
 OBJECTS = {"a": "digest of a", "b": "digest of b", "c": "of a task that was not answered"}
 
 
-def faults(
+def defects(
     statuses: dict[int, list[Status]] | None = None, objects: dict[str, str] | None = None
-) -> list[Fault]:
+) -> list[Defect]:
     findings = compare_tasks("files", TASKS, ENDED | (statuses or {}), objects or OBJECTS)
-    return [finding.fault for finding in findings]
+    return [finding.defect for finding in findings]
 
 
 def test_tasks_that_ended_well_have_no_findings() -> None:
-    assert faults() == []
+    assert defects() == []
 
 
 def test_task_without_an_end_is_lost() -> None:
-    assert faults({1: [Status.InProgress]}) == [Fault.LOST]
-    assert faults({1: []}) == [Fault.LOST]
+    assert defects({1: [Status.InProgress]}) == [Defect.LOST]
+    assert defects({1: []}) == [Defect.LOST]
 
 
 def test_failed_task_is_wrong() -> None:
-    assert faults({1: [Status.Failure]}) == [Fault.WRONG]
+    assert defects({1: [Status.Failure]}) == [Defect.WRONG]
 
 
 def test_missing_or_different_object_is_reported() -> None:
-    assert faults(objects={"a": "digest of a"}) == [Fault.LOST]
-    assert faults(objects={**OBJECTS, "b": "other"}) == [Fault.WRONG]
+    assert defects(objects={"a": "digest of a"}) == [Defect.LOST]
+    assert defects(objects={**OBJECTS, "b": "other"}) == [Defect.WRONG]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from soak.checks import Fault, Found, compare
+from soak.checks import Defect, Found, compare
 from soak.ledger import Ledger
 from soak.messages import MessageId
 
@@ -26,7 +26,7 @@ def test_number_that_two_sources_got_is_reported() -> None:
         source.answer(source.send(), 0)
     found = Found(0, 0, 1, {0: MessageId(sources[0].name, 0)})
     findings = compare(stream.name, stream.expected(), found).findings
-    assert Fault.REUSED in {finding.fault for finding in findings}
+    assert Defect.REUSED in {finding.defect for finding in findings}
 
 
 def test_forgotten_answers_are_not_expected() -> None:

@@ -4,7 +4,7 @@ from itertools import islice
 
 from soak.plan import (
     BrokerEvent,
-    Extent,
+    SoakLimits,
     SystemEvent,
     plan_broker_rounds,
     plan_power_rounds,
@@ -37,5 +37,5 @@ def test_disks_are_not_filled_where_there_is_no_small_one() -> None:
 
 
 def test_rounds_bound_a_soak_however_long_it_takes() -> None:
-    assert list(Extent(deadline=0.0, rounds=3).limit(range(10))) == [0, 1, 2]
-    assert list(Extent(deadline=0.0).limit(range(10))) == []
+    assert list(SoakLimits(deadline=0.0, rounds=3).bound(range(10))) == [0, 1, 2]
+    assert list(SoakLimits(deadline=0.0).bound(range(10))) == []

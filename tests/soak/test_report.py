@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from soak.checks import Comparison, Fault, Finding
+from soak.checks import CheckResult, Defect, Finding
 from soak.report import Tally, render
 from soak.verification import compare_verification
 
@@ -8,9 +8,9 @@ from soak.verification import compare_verification
 def test_one_finding_makes_a_soak_fail() -> None:
     tally = Tally()
     tally.count("kills", 3)
-    tally.add(Comparison([], intact=5, damaged=1))
+    tally.add_result(CheckResult([], intact=5, damaged=1))
     assert tally.is_clean
-    tally.find([Finding(Fault.LOST, "stream", "7 is not there")])
+    tally.add_findings([Finding(Defect.LOST, "stream", "7 is not there")])
     assert not tally.is_clean
     result = {"seed": 1, "seconds": 60.0, **tally.to_json()}
     assert result["found"]["lost"] == 1

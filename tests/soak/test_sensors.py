@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from soak.checks import Fault
+from soak.checks import Defect
 from soak.messages import MessageId
 from soak.sensors import compare_entries, identify_entry, make_entry
 
@@ -18,8 +18,8 @@ def test_lost_wrong_and_reused_entries_are_reported() -> None:
     (lost,) = compare_entries("s", answered, {0: first})
     (wrong,) = compare_entries("s", answered, {0: first, 1: first})
     (reused, *_) = compare_entries("s", [(0, first), (0, second)], {0: second})
-    assert [each.fault for each in (lost, wrong, reused)] == [
-        Fault.LOST,
-        Fault.WRONG,
-        Fault.REUSED,
+    assert [each.defect for each in (lost, wrong, reused)] == [
+        Defect.LOST,
+        Defect.WRONG,
+        Defect.REUSED,
     ]

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from penstock.errors import ClientException, StreamManagerException
 from soak.processes import SoakError
 
-_IDLE_SECONDS = 90.0
+_PAUSE_TIMEOUT_SECONDS = 90.0
 _RETRY_SECONDS = 0.05
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
-class Actor(threading.Thread, ABC):
+class LoadThread(threading.Thread, ABC):
     """Works while the gate is open. One whose broker is gone connects again until it is ended."""
 
     # What it is called in a failure.
@@ -23,8 +23,8 @@ class Actor(threading.Thread, ABC):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self._is_open = threading.Event()
-        self._is_idle = threading.Event()
+        self._may_run = threading.Event()
+        self._is_paused = threading.Event()
         self._is_over = threading.Event()
         self.error: BaseException | None = None
 
@@ -38,36 +38,36 @@ class Actor(threading.Thread, ABC):
 
     @property
     def may_work(self) -> bool:
-        return self._is_open.is_set() and not self._is_over.is_set()
+        return self._may_run.is_set() and not self._is_over.is_set()
 
     @property
     def is_over(self) -> bool:
         return self._is_over.is_set()
 
-    def open_gate(self) -> None:
-        self._is_idle.clear()
-        self._is_open.set()
+    def resume(self) -> None:
+        self._is_paused.clear()
+        self._may_run.set()
 
-    def close_gate(self) -> None:
-        self._is_open.clear()
+    def request_pause(self) -> None:
+        self._may_run.clear()
 
-    def wait_until_idle(self) -> None:
+    def wait_until_paused(self) -> None:
         """Until no request is under way. The gate is closed."""
-        if not self._is_idle.wait(_IDLE_SECONDS) and self.is_alive():
+        if not self._is_paused.wait(_PAUSE_TIMEOUT_SECONDS) and self.is_alive():
             raise SoakError(f"a thread ({self.kind}) does not pause")
         if self.error is not None:
             raise SoakError(f"a thread ({self.kind}) failed: {self.error!r}")
 
     def end(self) -> None:
         self._is_over.set()
-        self._is_open.set()
+        self._may_run.set()
 
     def run(self) -> None:
         try:
             while not self.is_over:
-                if not self._is_open.is_set():
-                    self._is_idle.set()
-                    self._is_open.wait(_LOOK_SECONDS)
+                if not self._may_run.is_set():
+                    self._is_paused.set()
+                    self._may_run.wait(_POLL_SECONDS)
                     continue
                 try:
                     self.work()
@@ -77,24 +77,24 @@ class Actor(threading.Thread, ABC):
                 except StreamManagerException:
                     # A refusal of the connection, or of a stream that is just being made.
                     time.sleep(_RETRY_SECONDS)
-        except BaseException as error:  # noqa: BLE001 - `wait_until_idle` raises it
+        except BaseException as error:  # noqa: BLE001 - `wait_until_paused` raises it
             self.error = error
         finally:
             self.disconnect()
-            self._is_idle.set()
+            self._is_paused.set()
 
 
-def pause(actors: Sequence[Actor]) -> None:
+def pause(threads: Sequence[LoadThread]) -> None:
     """Until all of them are idle. The broker serves, or is gone."""
-    for actor in actors:
-        actor.close_gate()
-    for actor in actors:
-        actor.wait_until_idle()
+    for thread in threads:
+        thread.request_pause()
+    for thread in threads:
+        thread.wait_until_paused()
 
 
-def end(actors: Sequence[Actor]) -> None:
-    for actor in actors:
-        actor.end()
-    for actor in actors:
-        if actor.is_alive():
-            actor.join(_IDLE_SECONDS)
+def end(threads: Sequence[LoadThread]) -> None:
+    for thread in threads:
+        thread.end()
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(_PAUSE_TIMEOUT_SECONDS)
