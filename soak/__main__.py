@@ -1,4 +1,4 @@
-"""`python -m soak`: load, kills, damage, full disks and power cuts; what is lost is reported."""
+"""`python -m soak` runs load with kills, damage, full disks and power cuts, and reports losses."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from soak.run import ARENAS, SoakOptions, run_soak
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0, help="how long; %(default)s")
     parser.add_argument(
-        "--rounds", type=int, help="run so many rounds of each arena, however long they take"
+        "--minutes", type=float, default=5.0, help="duration (default: %(default)s)"
     )
+    parser.add_argument("--rounds", type=int, help="rounds of each arena, instead of a duration")
     parser.add_argument(
         "--max-load-seconds",
         type=float,
         default=4.0,
-        help="the longest load between two faults; %(default)s",
+        help="max load between two faults (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, help="repeats the plan of a run; a random one")
+    parser.add_argument("--seed", type=int, help="repeat the plan of a run (default: random)")
     parser.add_argument(
         "--arena", action="append", choices=ARENAS, metavar="NAME", help=", ".join(ARENAS)
     )
@@ -35,13 +35,15 @@ def main() -> None:
         type=Path,
         # Not /tmp, which is memory on many machines.
         default=Path("/var/tmp"),
-        help="where stores and logs are kept while it runs; %(default)s",
+        help="directory for stores and logs (default: %(default)s)",
     )
-    parser.add_argument("--simulate-power", action="store_true", help="never mount ext4")
+    parser.add_argument(
+        "--simulate-power", action="store_true", help="simulate power cuts instead of mounting ext4"
+    )
     parser.add_argument("--keep", action="store_true", help="keep stores and logs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     words = parser.parse_args()
-    # A soak that is stopped checks what it did until then, and ends what it started and mounted.
+    # After a signal the soak still runs its checks, stops its processes and unmounts its disks.
     is_stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_stopped.set())
@@ -63,7 +65,7 @@ def main() -> None:
     )
     print(json.dumps(result, indent=2) if words.json else render(result))
     for failure in result["failures"]:
-        print(f"the soak broke: {failure}", file=sys.stderr)
+        print(f"soak failed: {failure}", file=sys.stderr)
     sys.exit(0 if result["isClean"] else 1)
 
 

@@ -1,4 +1,4 @@
-"""What arrived at the destinations: records of the sandbox, objects, channels."""
+"""Messages that arrived at the destinations: records of the sandbox, objects, channels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _batch_of_messages(record: Json) -> list[bytes]:
 
 
 class Collector(ABC):
-    """Takes what arrived under one name of a service, piece by piece."""
+    """Collects the records of one resource of a service, in several pulls."""
 
     def __init__(self, cloud: SandboxClient, service: str, name: str) -> None:
         self.cloud = cloud
@@ -45,16 +45,16 @@ class Collector(ABC):
         self._next = 0
 
     def pull(self) -> int:
-        """How many records are new."""
+        """Collects new records; returns their number."""
         records = self.cloud.records(self.service, self.name, self._next)
         for record in records:
-            # OSError if the object of a record cannot be read just now: the next pull takes it.
+            # Raises OSError if an object cannot be read. The next pull retries it.
             self.add(record)
             self._next += 1
         return len(records)
 
     def reset(self) -> None:
-        """The sandbox was started again, and is empty."""
+        """Starts from the first record, after a restart of the sandbox has emptied it."""
         self._next = 0
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Collector(ABC):
 
 
 class Arrivals(Collector):
-    """Messages that arrived under one name of a service, over restarts of the sandbox."""
+    """Messages that arrived at one resource of a service, across restarts of the sandbox."""
 
     def __init__(self, cloud: SandboxClient, service: str, name: str) -> None:
         super().__init__(cloud, service, name)
@@ -76,7 +76,7 @@ class Arrivals(Collector):
 
 
 class Objects(Collector):
-    """Digests of the objects that were written to a bucket, over restarts of the sandbox."""
+    """Digests of the objects that were written to a bucket, across restarts of the sandbox."""
 
     def __init__(self, cloud: SandboxClient, bucket: str) -> None:
         super().__init__(cloud, "s3", bucket)
@@ -113,7 +113,7 @@ class Entries(Collector):
 
 
 def read_channel(channels: Path, name: str) -> dict[str, list[MessageId | None]]:
-    """The messages of a channel in the order of its files, by stream."""
+    """Reads the messages of a channel in the order of its files, by stream."""
     found: dict[str, list[MessageId | None]] = {}
     for part in list_parts(channels, name):
         table = pq.read_table(part.path, columns=["stream", "payload"])

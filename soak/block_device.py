@@ -1,9 +1,9 @@
-"""A block device that loses what was not flushed, with an ext4 file system on it.
+"""A block device that loses unflushed writes in a power cut, with an ext4 file system on it.
 
 A FUSE file system with a single file is the device. The kernel's loop driver turns that file into
 a block device, and a flush of the block device into an fsync of the file. So this process sees
-every write and every flush in order, as dm-log-writes does, and needs no kernel module but FUSE
-and loop. A power cut keeps what was flushed, and of each later write any sectors or none.
+every write and every flush in order, like dm-log-writes, and needs only the kernel modules FUSE
+and loop. A power cut keeps all flushed writes, and a random subset of the sectors of later writes.
 
     python -m soak.block_device FILE SIZE [IMAGE]     serves until the file is unmounted
 """
@@ -29,7 +29,7 @@ _MAX_WRITE = 1 << 20
 _COMMAND_SECONDS = 60.0
 _CUT_SECONDS = 0.5
 
-# Of linux/fuse.h.
+# From linux/fuse.h.
 _IN_HEADER = struct.Struct("<IIQQIIIHH")
 _OUT_HEADER = struct.Struct("<IiQ")
 _IO = struct.Struct("<QQI")
@@ -47,7 +47,7 @@ class RecordedImage:
         self._flushed = bytearray(contents)
         self._pending: list[tuple[int, bytes]] = []
         self._changed = threading.Condition()
-        # The number of unflushed writes at which the power goes, and what was there then.
+        # The number of unflushed writes at which to cut, and the contents and writes at the cut.
         self._cut_at: int | None = None
         self._at_cut: tuple[bytearray, list[tuple[int, bytes]]] | None = None
 
@@ -71,16 +71,15 @@ class RecordedImage:
             self._pending.clear()
 
     def _cut_now(self) -> None:
-        """At once, in the thread that writes: the next request may be a flush."""
+        """Records the state in the writing thread, because the next request may be a flush."""
         self._cut_at = None
         self._at_cut = bytearray(self._flushed), list(self._pending)
         self._changed.notify_all()
 
     def cut(self, random: Random, wait_seconds: float = _CUT_SECONDS) -> tuple[bytearray, int, int]:
-        """What a power cut leaves, how many writes were not flushed, how many sectors are lost.
+        """Cuts the power; returns contents, number of unflushed writes, number of lost sectors.
 
-        Waits a little for some writes that are not flushed: cuts between two bursts of writes are
-        the harmless ones.
+        Waits briefly for unflushed writes, because a cut without them loses nothing.
         """
         with self._changed:
             self._cut_at = random.choice((1, 1, 2, 3, 5, 20))
@@ -89,7 +88,7 @@ class RecordedImage:
                 self._cut_now()
             assert self._at_cut is not None
             (survivor, pending), self._at_cut = self._at_cut, None
-        # A disk may have written all of it, none of it, or anything between.
+        # A disk may have written all sectors, none or some.
         share = random.choice((0.0, 0.3, 0.7, 0.95, 1.0))
         lost = 0
         for position, data in pending:
@@ -126,7 +125,7 @@ class FuseFile:
         mount("soak", path, "fuse", options)
 
     def serve(self) -> None:
-        """Until it is unmounted."""
+        """Serves requests until the file is unmounted."""
         while True:
             try:
                 request = os.read(self._device, _MAX_WRITE + 8192)
@@ -140,7 +139,7 @@ class FuseFile:
             if operation in (_FORGET, _BATCH_FORGET, _INTERRUPT):
                 continue
             code, answer = self._answer(operation, request[_IN_HEADER.size : size])
-            # The kernel may have given up on the request.
+            # The kernel may have cancelled the request.
             with contextlib.suppress(OSError):
                 header = _OUT_HEADER.pack(_OUT_HEADER.size + len(answer), code, unique)
                 os.write(self._device, header + answer)
@@ -185,7 +184,7 @@ class FuseFile:
 
 
 def _serve_commands(image: RecordedImage) -> None:
-    """Commands on standard input: `cut SEED FILE` writes what a power cut now would leave."""
+    """Executes commands from standard input: `cut SEED FILE` writes the contents after a cut."""
     for line in sys.stdin:
         _, seed, path = line.rstrip("\n").split(" ", 2)
         survivor, writes, lost = image.cut(Random(seed))
@@ -204,7 +203,7 @@ def main() -> None:
 
 
 class Ext4Disk:
-    """An ext4 file system on such a device, in a directory; its power can be cut."""
+    """An ext4 file system on a recorded block device, whose power can be cut."""
 
     def __init__(self, scratch: Path, size: int) -> None:
         self.directory = scratch / "ext4"
@@ -226,7 +225,7 @@ class Ext4Disk:
         self.mount()
 
     def mount(self) -> None:
-        """After a cut: replays the journal of ext4."""
+        """Starts the device and mounts it. After a cut, ext4 replays its journal."""
         self.directory.mkdir(exist_ok=True)
         self._device.touch()
         self._server = subprocess.Popen(
@@ -245,7 +244,7 @@ class Ext4Disk:
         self._is_mounted = True
 
     def cut(self, seed: int) -> None:
-        """The state at this moment is what will be found. Writes go on until `unmount`."""
+        """Saves the state for the next `mount`. Writes continue until `unmount`, and are lost."""
         assert self._server is not None
         assert self._server.stdin is not None
         self._server.stdin.write(f"cut {seed} {self._image}\n")
@@ -263,7 +262,7 @@ class Ext4Disk:
         return line
 
     def unmount(self) -> None:
-        """Nothing that was written since the cut is kept."""
+        """Unmounts and stops the device. Writes since the cut are lost."""
         if self._is_mounted:
             self._is_mounted = False
             unmount(self.directory)
@@ -304,8 +303,8 @@ def _run(*command: str) -> str:
         raise OSError(f"{command[0]}: {detail}") from None
 
 
-def is_possible(scratch: Path) -> str:
-    """Empty if power cuts on ext4 can be tried here; otherwise why not."""
+def find_obstacle(scratch: Path) -> str:
+    """Returns why power cuts on ext4 are not possible here, or an empty text if they are."""
     disk = Ext4Disk(scratch, 8 * 1024 * 1024)
     try:
         disk.create()

@@ -41,7 +41,7 @@ from soak.verification import verify_store
 from tests.raw_connection import RawConnection
 
 DISK_BYTES = 256 * 1024 * 1024
-# Streams are checked, deleted and replaced by new ones when less is free.
+# With less free space, streams are checked, deleted and replaced.
 _MIN_FREE_BYTES = 128 * 1024 * 1024
 _MAX_ANSWERS = 200_000
 
@@ -49,10 +49,10 @@ _OVERWRITING_BYTES = 256 * 1024
 _STREAMS: dict[str, dict[str, object]] = {
     "plain": {},
     "flushed": {"flushOnWrite": True},
-    # Segments that roll all the time, so that kills hit the moment between two of them.
+    # Segments roll often, so that kills hit the change of segments.
     "small-segments": {"streamSegmentSize": 16_384},
     "sdk": {"streamSegmentSize": 1 << 20},
-    # Drops its oldest messages.
+    # Evicts its oldest messages.
     "overwriting": {
         "strategyOnFull": 1,
         "maxSize": _OVERWRITING_BYTES,
@@ -61,10 +61,11 @@ _STREAMS: dict[str, dict[str, object]] = {
 }
 _PROMPT_SECONDS = 10.0
 
-# What is left when the disk is filled: nothing, a little, about the minimum that appends leave.
+# Free bytes of a filled disk: none, a few, and about the minimum that appends leave.
 _FREE_BYTES = (0, 0, 4096, 300_000, 8 * 1024 * 1024 + 50_000)
 _BALLAST_MESSAGES = 16
-# Shares of its maximum size: a stream that overwrites is about to, and has dropped too much.
+# Shares of the max size: above the first the next appends evict messages; a stream below the second
+# has evicted too many.
 _NEARLY_FULL, _MIN_FILL = 0.9, 0.6
 
 
@@ -77,7 +78,7 @@ class BrokerArena:
         self._limits = limits
         self._disk = disk
         home = disk.directory if disk is not None else scratch
-        # A stop waits so long for hostile clients that take no answers.
+        # The max wait for hostile clients that do not read their responses.
         self.broker = BrokerProgram(
             home / "root", scratch / "broker.log", PENSTOCK_STOP_TIMEOUT_MS="500"
         )
@@ -88,13 +89,13 @@ class BrokerArena:
         self._producers: dict[str, list[Producer]] = {}
         self._generation = 0
         self._streams: dict[str, StreamLedger] = {}
-        # By stream, the number up to which it was checked.
+        # By stream, the sequence number at which the next check starts.
         self._checked: dict[str, int] = {}
         self._victims: list[StreamLedger] = []
         self._victim_sources: list[SourceLedger] = []
-        # By stream, the numbers that read as damaged at the last check.
+        # By stream, the sequence numbers that read as damaged at the last check.
         self._unreadable: dict[str, Sequence[range]] = {}
-        # A stream that is deleted when the disk is full next.
+        # The stream to delete when the disk is full.
         self._ballast = ""
         self._ballasts = 0
         self._log_position = 0
@@ -132,7 +133,7 @@ class BrokerArena:
         if SDK_PYTHON.exists():
             self._add_producer("sdk", SdkProducer(self.broker, [], 100))
         else:
-            self._tally.add_note("no load by an AWS SDK: none is installed below .sdks")
+            self._tally.add_note("no load by the AWS SDK: it is not installed in .sdks")
         self._load.add_other(self._churn)
         self._load.add_other(self._reader)
 
@@ -149,7 +150,7 @@ class BrokerArena:
         self._tally.count("definition changes")
 
     def _make_generation(self, connection: RawConnection) -> None:
-        """New streams in place of those that were checked and deleted. The load is paused."""
+        """Creates new streams, also after the deletion of old ones. The load is paused."""
         self._generation += 1
         for kind, fields in _STREAMS.items():
             name = f"{kind}-{self._generation}"
@@ -161,6 +162,7 @@ class BrokerArena:
         self._reader.streams = {each.name: each.source_prefix for each in self._streams.values()}
 
     def _make_victim(self, connection: RawConnection, random: Random) -> None:
+        """Creates the next stream whose files are damaged."""
         name = f"victim-{len(self._victims) + 1}"
         fields: dict[str, object] = {
             "streamSegmentSize": random.choice((4096, 16_384, 65_536)),
@@ -220,7 +222,7 @@ class BrokerArena:
         self._renew_if_large()
 
     def _check_prompt(self) -> None:
-        """A well-behaved client is served while others misbehave."""
+        """Checks that a well-behaved client is served during hostile load."""
         began = time.monotonic()
         try:
             with self.broker.connect(_PROMPT_SECONDS) as connection:
@@ -263,12 +265,12 @@ class BrokerArena:
             )
 
     def _damage(self, random: Random) -> None:
-        """The broker has ended cleanly: all that it answered is below its checkpoints."""
+        """Damages a stream after a clean stop, when checkpoints cover all its messages."""
         victim = self._victims[-1]
         directory = find_stream_directory(self.broker.root, victim.name)
         segments = list_segments(directory)
         places = random.sample(segments, k=min(len(segments), random.randint(1, 3)))
-        # The active segment is the one that a start looks at.
+        # Recovery reads the active segment, so it is damaged more often.
         if segments[-1] not in places and random.random() < 0.5:
             places[0] = segments[-1]
         for segment in places:
@@ -279,13 +281,13 @@ class BrokerArena:
             self._tally.count(f"damage: {damage.kind}")
         self.broker.start()
         with self.broker.connect() as connection:
-            # Further messages get numbers of their own.
+            # New messages get new sequence numbers.
             self._append_to_victim(connection, -1, 50)
             self._check(connection, victim)
             self._make_victim(connection, random)
 
     def _damage_catalog(self, random: Random) -> None:
-        """Every message and every definition is still there: the round checks them."""
+        """Damages the catalog. The round checks that all messages and definitions remain."""
         damage = plan_catalog_damage(self.broker.root, random)
         damage.apply()
         self._tally.count("damaged places")
@@ -307,7 +309,7 @@ class BrokerArena:
                 detail = f"does not start on a full disk: {error}"
                 self._tally.add_findings([Finding(Defect.WRONG, "broker", detail)])
             else:
-                # What was stored can be read on a full disk.
+                # Stored messages can be read on a full disk.
                 self._check_all(tail_only=True)
         self._load.pause()
         self._disk.free()
@@ -316,7 +318,7 @@ class BrokerArena:
         self._check_appends_work()
 
     def _check_full_disk_operations(self) -> None:
-        """On a full disk a stream can be deleted, and one that overwrites takes messages."""
+        """Checks that a full disk allows deletion, and appends to an overwriting stream."""
         assert self._disk is not None
         self._disk.fill(0)
         with self.broker.connect() as connection:
@@ -329,14 +331,14 @@ class BrokerArena:
                     self._tally.count("appends to an overwriting stream on a full disk", 20)
                 connection.call(Operation.DeleteMessageStream, name=self._ballast)
             except StreamManagerException as error:
-                detail = f"no way out of a full disk: {error}"
+                detail = f"fails on a full disk: {error}"
                 self._tally.add_findings([Finding(Defect.WRONG, "broker", detail)])
                 return
         self._tally.count("streams deleted on a full disk")
         self._ballast = ""
 
     def _make_ballast(self, connection: RawConnection) -> None:
-        """A stream to delete when the disk is full."""
+        """Creates a stream to delete when the disk is full."""
         self._ballasts += 1
         self._ballast = f"ballast-{self._ballasts}"
         self._create(connection, self._ballast, {})
@@ -344,7 +346,7 @@ class BrokerArena:
             connection.append_many(self._ballast, [bytes(64 * 1024)])
 
     def _check_appends_work(self) -> None:
-        """Once there is room again, appends succeed without a restart."""
+        """Checks that appends succeed without a restart after space is freed."""
         deadline = time.monotonic() + _PROMPT_SECONDS
         with self.broker.connect() as connection:
             while True:
@@ -353,7 +355,7 @@ class BrokerArena:
                     return
                 except StreamManagerException as error:
                     if time.monotonic() > deadline:
-                        detail = f"appends fail although there is room again: {error}"
+                        detail = f"appends fail although space was freed: {error}"
                         self._tally.add_findings([Finding(Defect.WRONG, "broker", detail)])
                         return
                     time.sleep(0.1)
@@ -372,12 +374,12 @@ class BrokerArena:
             self._churn.check(connection)
 
     def _check_retention(self, connection: RawConnection) -> None:
-        """A stream that overwrites drops no more than it must."""
+        """Checks that an overwriting stream evicts no more messages than needed."""
         stream = self._streams["overwriting"]
         stored = _stored_bytes(connection, stream)
         oldest = read_stream(connection, stream.name, first=self._checked["overwriting"]).oldest
         if oldest > 0 and stored < _MIN_FILL * _OVERWRITING_BYTES:
-            detail = f"{stored} of {_OVERWRITING_BYTES} bytes are left, from {oldest} on"
+            detail = f"only {stored} of {_OVERWRITING_BYTES} bytes are left, from {oldest}"
             self._tally.add_findings([Finding(Defect.LOST, stream.name, detail)])
 
     def _check_listed(self, connection: RawConnection) -> None:
@@ -388,7 +390,7 @@ class BrokerArena:
         )
 
     def _check(self, connection: RawConnection, stream: StreamLedger, first: int = 0) -> int:
-        """The number from which the next check goes on."""
+        """Checks a stream; returns the sequence number at which the next check starts."""
         expected = stream.expected(first)
         try:
             found = read_stream(connection, stream.name, first)
@@ -401,7 +403,7 @@ class BrokerArena:
         return found.end
 
     def _check_log(self) -> None:
-        """A traceback in the log is a defect, whatever the broker answered."""
+        """Checks that the new part of the log has no traceback."""
         with self.broker.log.open() as log:
             log.seek(self._log_position)
             lines = log.read()
@@ -426,7 +428,7 @@ class BrokerArena:
             self._make_generation(connection)
 
     def _finish(self) -> None:
-        """A clean stop and a start, and then everything once more."""
+        """Restarts the broker cleanly, checks all messages, and runs `penstock verify`."""
         self._load.pause()
         self._terminate()
         self.broker.start()

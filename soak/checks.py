@@ -1,4 +1,4 @@
-"""What was found against what was answered. Pure: nothing here talks to a broker or a disk."""
+"""Compares stored messages with acknowledged messages. Does no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from soak.messages import MessageId
 
 
 class Defect(StrEnum):
-    """What may be wrong with a message, a stream or an arrival."""
+    """Kinds of defects of a message, a stream or an arrival."""
 
     LOST = "lost"
     WRONG = "wrong"
@@ -32,48 +32,48 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """What clients know of a stream."""
+    """The state of a stream according to its clients."""
 
-    # Sequence numbers and messages, in the order of the answers.
+    # Sequence numbers and messages, in the order of acknowledgements.
     answered: Sequence[tuple[int, MessageId]]
-    # By source, how many messages were sent.
+    # The number of sent messages by source.
     sent: Mapping[str, int]
-    # Messages that were answered with an error that says that they were not stored.
+    # Messages whose error response says that they were not stored.
     refused: AbstractSet[MessageId] = frozenset()
-    # Numbers of messages whose bytes on the disk were damaged on purpose.
+    # Sequence numbers of messages that the soak has damaged.
     damaged: AbstractSet[int] = frozenset()
-    # Numbers that a power cut may have taken: they were answered and not synced yet.
+    # Sequence numbers that a power cut may lose: acknowledged, but not synced.
     volatile: AbstractSet[int] = frozenset()
-    # Whether the power was cut: what was being written then may read as damaged.
+    # After a power cut, interrupted writes may read as damaged.
     is_after_power_cut: bool = False
-    # Whether the stream may drop its oldest messages.
+    # Whether the stream may evict its oldest messages.
     drops: bool = False
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a reader got from a stream, from number `first` on."""
+    """The contents of a stream from sequence number `first`, as a reader sees them."""
 
     first: int
     oldest: int
-    # The number after the newest.
+    # The sequence number after the newest.
     end: int
-    # By number; None where the bytes are no message of a soak.
+    # By sequence number; None if the bytes are not a message of a soak.
     messages: Mapping[int, MessageId | None]
-    # Numbers that are answered with MessageStoreReadError.
+    # Sequence numbers whose reads fail with MessageStoreReadError.
     damaged: Sequence[range] = field(default_factory=list)
 
 
 class CheckResult(NamedTuple):
     findings: list[Finding]
-    # Messages that were read back byte for byte.
+    # Messages with identical bytes.
     intact: int
-    # Messages that were damaged on purpose and read as damaged.
+    # Messages that the soak has damaged, and that read as damaged.
     damaged: int
 
 
 def compare(name: str, expected: Expected, found: Found) -> CheckResult:
-    """Every answered message is there once, under its number, byte for byte, in order."""
+    """Checks that each acknowledged message exists once, unchanged, at its number, in order."""
     answered = _compare_answered(name, expected, found)
     findings = [
         *_find_reused(name, expected.answered),
@@ -86,7 +86,7 @@ def compare(name: str, expected: Expected, found: Found) -> CheckResult:
 
 
 def _compare_answered(name: str, expected: Expected, found: Found) -> CheckResult:
-    """Every answered message against what is stored under its number."""
+    """Compares acknowledged messages with the stored messages at their sequence numbers."""
     findings = []
     intact = damaged = 0
     for number, message in expected.answered:
@@ -101,19 +101,21 @@ def _compare_answered(name: str, expected: Expected, found: Found) -> CheckResul
         elif number in expected.damaged and reads_as_damaged:
             damaged += 1
         elif number not in expected.volatile:
-            how = "reads as damaged" if reads_as_damaged else "is not there"
+            how = "reads as damaged" if reads_as_damaged else "is missing"
             findings.append(Finding(Defect.LOST, name, f"{number}, {message}, {how}"))
     return CheckResult(findings, intact, damaged)
 
 
 def _compare_stored(name: str, expected: Expected, found: Found) -> list[Finding]:
-    """Every stored message was sent, not refused, and is there once."""
+    """Checks that each stored message was sent, was not refused, and is stored once."""
     answered = {number for number, _ in expected.answered}
     numbers: dict[MessageId, int] = {}
     findings = []
     for number, stored in sorted(found.messages.items()):
         if stored is None:
-            findings.append(Finding(Defect.WRONG, name, f"{number} holds bytes that were not sent"))
+            findings.append(
+                Finding(Defect.WRONG, name, f"{number} contains bytes that were not sent")
+            )
             continue
         if number not in answered:
             findings += _check_unanswered(name, number, stored, expected)
@@ -129,7 +131,7 @@ def _find_reused(name: str, answered: Iterable[tuple[int, MessageId]]) -> list[F
     findings = []
     for number, message in answered:
         if number in seen:
-            both = f"{number} was given to {seen[number]} and to {message}"
+            both = f"{number} was assigned to {seen[number]} and to {message}"
             findings.append(Finding(Defect.REUSED, name, both))
         seen[number] = message
     return findings
@@ -138,16 +140,18 @@ def _find_reused(name: str, answered: Iterable[tuple[int, MessageId]]) -> list[F
 def _check_unanswered(
     name: str, number: int, stored: MessageId, expected: Expected
 ) -> list[Finding]:
-    """An append without an answer may be stored, but only if it was sent."""
+    """Checks that a stored message without an acknowledgement was sent and not refused."""
     if stored.counter >= expected.sent.get(stored.source, 0):
-        return [Finding(Defect.WRONG, name, f"{number} is {stored}, which was not sent there")]
+        return [
+            Finding(Defect.WRONG, name, f"{number} is {stored}, which was not sent to this stream")
+        ]
     if stored in expected.refused:
         return [Finding(Defect.WRONG, name, f"{number} is {stored}, which was refused")]
     return []
 
 
 def _find_disorder(name: str, found: Found) -> list[Finding]:
-    """The messages of one source have growing numbers."""
+    """Checks that the sequence numbers of a source's messages increase."""
     newest: dict[str, int] = {}
     findings = []
     for number, stored in sorted(found.messages.items()):
@@ -155,24 +159,24 @@ def _find_disorder(name: str, found: Found) -> list[Finding]:
             continue
         before = newest.get(stored.source, -1)
         if stored.counter < before:
-            detail = f"{number} is {stored}, behind message {before} of the same source"
+            detail = f"{number} is {stored}, after message {before} of the same source"
             findings.append(Finding(Defect.DISORDER, name, detail))
         newest[stored.source] = max(before, stored.counter)
     return findings
 
 
 def _find_gaps(name: str, expected: Expected, found: Found) -> list[Finding]:
-    """Every number from the oldest to the newest is a message, or damage that was done."""
+    """Checks that each number from the oldest to the newest is a message or expected damage."""
     findings = []
     start = max(found.first, found.oldest)
     missing = (end := max(found.end - start, 0)) - len(found.messages)
     missing -= sum(len(numbers) for numbers in found.damaged)
     if missing:
-        findings.append(Finding(Defect.WRONG, name, f"{missing} of {end} numbers read as nothing"))
-    # Once a stream is damaged, its numbers may go on further behind.
+        findings.append(Finding(Defect.WRONG, name, f"{missing} of {end} numbers have no message"))
+    # After damage a stream may continue at a higher sequence number.
     if found.damaged and not expected.damaged and not expected.is_after_power_cut:
         places = ", ".join(f"{each.start} to {each.stop - 1}" for each in found.damaged[:5])
-        findings.append(Finding(Defect.WRONG, name, f"{places} read as damaged, and were not"))
+        findings.append(Finding(Defect.WRONG, name, f"unexpected damage: {places}"))
     if not expected.drops and found.oldest > 0 and found.first == 0:
         findings.append(Finding(Defect.LOST, name, f"the oldest number is {found.oldest}"))
     return findings
@@ -190,9 +194,9 @@ def compare_arrivals(
     max_displacement: int = 0,
     exactly_once: bool = False,
 ) -> list[Finding]:
-    """Every message of an export arrived, the first arrivals in order.
+    """Checks that each message of an export arrived, first arrivals in order.
 
-    A destination that refuses single records of a call may get a message so many places late.
+    A retry of single refused records may arrive up to `max_displacement` messages late.
     """
     findings = []
     numbers = {message: number for number, message in exported.items()}
@@ -203,7 +207,7 @@ def compare_arrivals(
             findings.append(Finding(Defect.WRONG, name, "bytes arrived that were not sent"))
             continue
         if message not in numbers:
-            findings.append(Finding(Defect.WRONG, name, f"{message} arrived, and is not stored"))
+            findings.append(Finding(Defect.WRONG, name, f"{message} arrived, but is not stored"))
             continue
         if message in seen:
             if exactly_once:
@@ -212,7 +216,7 @@ def compare_arrivals(
         seen.add(message)
         number = numbers[message]
         if number < newest - max_displacement:
-            detail = f"{number} first arrived behind {newest}"
+            detail = f"{number} first arrived after {newest}"
             findings.append(Finding(Defect.DISORDER, name, detail))
         newest = max(newest, number)
     for message, number in numbers.items():

@@ -1,4 +1,4 @@
-"""Streams that are created, updated, filled and deleted all the time."""
+"""Continuous creation, update, filling and deletion of streams."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class _Stream(NamedTuple):
 
 
 class ConfirmedStreams(NamedTuple):
-    """What is known for certain: streams that are there, and names of streams that are not."""
+    """Streams that exist and names of streams that do not, according to responses."""
 
     present: dict[str, _Stream]
     absent: set[str]
 
 
 class Churn(LoadThread):
-    """One connection that changes definitions.
+    """Changes definitions over one connection.
 
-    A stream whose last change was not answered is left alone: it may be there or not.
+    Does not use a stream whose last change has no response: the stream may exist or not.
     """
 
     kind = "definition churn"
@@ -158,14 +158,14 @@ class Churn(LoadThread):
         self._ledger.remove(name)
         self.absent.add(name)
 
-    # What must hold
+    # Checks
 
     def confirmed_streams(self) -> ConfirmedStreams:
-        """What was answered until now; from any thread."""
+        """Returns the confirmed streams at this time. Any thread may call this."""
         return ConfirmedStreams(dict(self.present), set(self.absent))
 
     def restore(self, confirmed: ConfirmedStreams) -> None:
-        """After a power cut: later changes may have been lost. The gate is closed."""
+        """Returns to an earlier state after a power cut. The thread is paused."""
         self.present = {
             name: stream
             for name, stream in confirmed.present.items()
@@ -174,14 +174,14 @@ class Churn(LoadThread):
         self.absent = confirmed.absent
 
     def check(self, connection: RawConnection) -> None:
-        """Every answered change is there. The gate is closed."""
+        """Checks that each confirmed change is stored. The thread is paused."""
         names = set(connection.call(Operation.ListStreams)["streams"])
         findings = [
-            Finding(Defect.LOST, name, "the stream is not there")
+            Finding(Defect.LOST, name, "the stream is missing")
             for name in self.present.keys() - names
         ]
         findings += [
-            Finding(Defect.WRONG, name, "the stream is there, and was deleted or refused")
+            Finding(Defect.WRONG, name, "the stream exists, but was deleted or refused")
             for name in self.absent & names
         ]
         for name in self.present.keys() & names:
@@ -196,14 +196,14 @@ class Churn(LoadThread):
                 compare(name, stream.ledger.expected(), read_stream(connection, name))
             )
         self._tally.add_findings(findings)
-        # What was found once is not found again.
+        # Each finding is reported once.
         self.absent -= names
         for name in self.present.keys() - names:
             del self.present[name]
         self._clear_up(connection, names)
 
     def _clear_up(self, connection: RawConnection, names: set[str]) -> None:
-        """Delete streams whose creation or deletion was not answered."""
+        """Deletes streams whose creation or deletion has no response."""
         for name in names - self.present.keys() - self.absent:
             if name.startswith(f"{self._prefix}-"):
                 connection.call(Operation.DeleteMessageStream, name=name)

@@ -1,7 +1,7 @@
-"""Damage to the files of a stream, and which messages it hits.
+"""Damages the files of a stream, and computes the damaged messages. The broker is stopped.
 
-The layout is that of docs/file-format.md: `<first>.data` holds payloads, `<first>.index` an entry
-of 16 bytes for each. The broker does not run meanwhile.
+docs/file-format.md describes the files: `<first>.data` contains payloads, `<first>.index` an entry
+of 16 bytes for each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from random import Random
 from typing import NamedTuple
 
 _ENTRY = struct.Struct("<IIq")
-# Of an entry, where the end position of the payload stands: it is also where the next one begins.
+# The first bytes of an entry are the end of its payload, which is the start of the next payload.
 _END_BYTES = 4
 
 
@@ -36,7 +36,7 @@ SEGMENT_DAMAGE = (
     DamageKind.TRUNCATE_DATA,
     DamageKind.TRUNCATE_INDEX,
 )
-# How many bytes are replaced; none for a truncation.
+# The number of replaced bytes; 0 for a truncation.
 _CATALOG_DAMAGE = {
     DamageKind.FLIP_CATALOG: 1,
     DamageKind.ZERO_CATALOG: 4096,
@@ -48,9 +48,9 @@ class Damage(NamedTuple):
     kind: DamageKind
     path: Path
     position: int
-    # Bytes that replace those at the position; none for a truncation there.
+    # The new bytes at the position; None truncates the file there.
     replacement: bytes | None
-    # The sequence numbers of messages that cannot be read any more.
+    # The sequence numbers of unreadable messages.
     hits: frozenset[int]
 
     def apply(self) -> None:
@@ -63,7 +63,7 @@ class Damage(NamedTuple):
 
 
 def plan_catalog_damage(root: Path, random: Random) -> Damage:
-    """One place of the catalog. It hits no message: the files of streams are intact."""
+    """Plans damage of the catalog, which makes no message unreadable."""
     catalog = root / "catalog.sqlite"
     size = catalog.stat().st_size
     kind = random.choice(list(_CATALOG_DAMAGE))
@@ -83,7 +83,7 @@ class SegmentPaths(NamedTuple):
     index_path: Path
 
     def ends(self) -> list[int]:
-        """End positions of the payloads."""
+        """Returns the end positions of the payloads."""
         return [entry[0] for entry in _ENTRY.iter_unpack(self.index_path.read_bytes())]
 
 
@@ -95,7 +95,7 @@ def find_stream_directory(root: Path, name: str) -> Path:
 
 
 def list_segments(directory: Path) -> list[SegmentPaths]:
-    """Those with messages in them, by their numbers."""
+    """Returns the segments with messages, in order."""
     segments = [
         SegmentPaths(int(path.stem), path, path.with_suffix(".index"))
         for path in sorted(directory.glob("*.data"))
@@ -106,7 +106,7 @@ def list_segments(directory: Path) -> list[SegmentPaths]:
 
 
 def plan_damage(segment: SegmentPaths, kind: DamageKind, random: Random) -> Damage:
-    """One place of a segment. Nothing is changed yet."""
+    """Plans damage of a segment, without changing its files."""
     ends = segment.ends()
     numbers = range(segment.first, segment.first + len(ends))
     if kind is DamageKind.TRUNCATE_INDEX:
@@ -136,7 +136,7 @@ def plan_damage(segment: SegmentPaths, kind: DamageKind, random: Random) -> Dama
         )
     size = min(random.randint(64, 700), ends[-1] - position)
     before = _read(segment.data_path, position, size)
-    # Bytes that are zeros already are not damaged.
+    # Zeros over zeros are no damage.
     changed = [position + place for place, byte in enumerate(before) if byte]
     hits = frozenset[int]()
     if changed:

@@ -32,7 +32,7 @@ class Task(NamedTuple):
 
 
 class FileProducer(threading.Thread):
-    """Writes files and appends a task for each while the gate is open."""
+    """Writes files and appends a task for each until it is ended."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class FileProducer(threading.Thread):
         self._pause_seconds = pause_seconds
         self._is_over = threading.Event()
         self._made = 0
-        # By the sequence number of their messages.
+        # By sequence number.
         self.tasks: dict[int, Task] = {}
         self.reused: list[int] = []
 
@@ -75,7 +75,7 @@ class FileProducer(threading.Thread):
                 ) as client:
                     number = client.append_message(self._stream, payload)
             except (OSError, StreamManagerException):
-                # The task may be stored or not: its file stays.
+                # The task may be stored, so its file is kept.
                 time.sleep(0.2)
                 continue
             if number in self.tasks:
@@ -84,7 +84,7 @@ class FileProducer(threading.Thread):
 
 
 def read_statuses(payloads: list[bytes], stream: str) -> dict[int, list[Status]]:
-    """By the number of its task, the statuses in their order."""
+    """Returns the statuses in order, by the sequence number of their task."""
     statuses: dict[int, list[Status]] = {}
     for payload in payloads:
         message: StatusMessage = Util.deserialize_json_bytes_to_obj(payload, StatusMessage)
@@ -96,7 +96,7 @@ def read_statuses(payloads: list[bytes], stream: str) -> dict[int, list[Status]]
 
 
 def describe_failures(payloads: list[bytes]) -> str:
-    """Why tasks failed, for a finding."""
+    """Returns the messages of failed tasks."""
     texts = [json.loads(payload) for payload in payloads]
     return "; ".join(
         str(text.get("message")) for text in texts if text["status"] == Status.Failure.value
@@ -109,7 +109,7 @@ def compare_tasks(
     statuses: Mapping[int, list[Status]],
     digests: Mapping[str, str],
 ) -> list[Finding]:
-    """Every task ended well, and its object is there byte for byte."""
+    """Checks that each task succeeded and that its object has the bytes of its file."""
     findings = []
     for number, task in tasks.items():
         ends = [status for status in statuses.get(number, []) if status in _ENDED]
@@ -119,9 +119,9 @@ def compare_tasks(
             detail = f"task {number}, {task.key}, ended as {ends[-1].name}"
             findings.append(Finding(Defect.WRONG, name, detail))
         elif task.key not in digests:
-            detail = f"task {number}: there is no object {task.key}"
+            detail = f"task {number}: object {task.key} is missing"
             findings.append(Finding(Defect.LOST, name, detail))
         elif digests[task.key] != task.digest:
-            detail = f"task {number}: object {task.key} has other bytes than its file"
+            detail = f"task {number}: object {task.key} differs from its file"
             findings.append(Finding(Defect.WRONG, name, detail))
     return findings

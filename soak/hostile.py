@@ -1,4 +1,4 @@
-"""Clients that a broker must survive: garbage, fuzz, half-open connections, readers of nothing."""
+"""Hostile clients: garbage, fuzzed frames, half-open connections, clients that do not read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from penstock.wire.operations import Operation
 from soak.plan import HostileAction
 from tests.support import append_frame, connect_frame, frame
 
-# A stream that only hostile clients append to; its content is not checked.
-HOSTILE_STREAM = "decoy"
+# Only hostile clients append to this stream. Its contents are not checked.
+HOSTILE_STREAM = "hostile"
 
 _CONNECT_SECONDS = 5.0
 _FRAMES = 60
@@ -23,7 +23,7 @@ _HTTP_CONNECTIONS = 100
 
 
 class HostileClients:
-    """Opens hostile connections to one broker and keeps those that stay open."""
+    """Opens hostile connections to a broker, and closes them at the end of the round."""
 
     def __init__(self, port: int, http_port: int, token: str, large_stream: str) -> None:
         self._port = port
@@ -35,7 +35,7 @@ class HostileClients:
         self.by_kind: dict[str, int] = {}
 
     def attack(self, kind: HostileAction, random: Random) -> None:
-        acts: dict[HostileAction, Callable[[socket.socket, Random], None]] = {
+        actions: dict[HostileAction, Callable[[socket.socket, Random], None]] = {
             HostileAction.GARBAGE: _send_garbage,
             HostileAction.HALF_OPEN: _send_half_a_handshake,
             HostileAction.FUZZED_FRAMES: self._send_fuzzed_frames,
@@ -47,11 +47,11 @@ class HostileClients:
             HostileAction.HALF_OPEN_HTTP: self._send_half_an_http_request,
         }
         port = self._http_port if kind is HostileAction.HALF_OPEN_HTTP else self._port
-        # A broker that closes the connection, or is gone, is an answer.
+        # The broker may close the connection, or be stopped.
         with contextlib.suppress(OSError):
             peer = self._connect(port)
             self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
-            acts[kind](peer, random)
+            actions[kind](peer, random)
 
     def _connect(self, port: int) -> socket.socket:
         peer = socket.create_connection(("127.0.0.1", port), _CONNECT_SECONDS)
@@ -77,7 +77,7 @@ class HostileClients:
         self._introduce(peer)
         for _ in range(_FRAMES):
             valid = bytearray(append_frame(HOSTILE_STREAM, random.randbytes(random.randint(1, 80))))
-            # The length stays: a wrong one only makes the broker wait for more.
+            # The length is not changed: a wrong one only makes the broker wait for more bytes.
             for _ in range(random.randint(0, 3)):
                 valid[random.randrange(HEADER.size - 1, len(valid))] ^= 1 << random.randrange(8)
             peer.sendall(bytes(valid))
@@ -115,7 +115,7 @@ class HostileClients:
         self._introduce(peer)
         request = append_frame(HOSTILE_STREAM, random.randbytes(2000))
         peer.sendall(request[: random.randint(1, len(request) - 1)])
-        # A reset instead of an orderly end.
+        # Closing sends a reset.
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
 

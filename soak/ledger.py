@@ -1,7 +1,7 @@
-"""What clients sent to each stream and what the broker answered: the truth of a soak.
+"""The ledger of a soak: sent messages and their responses, by stream.
 
-Numbers and message ids are kept in arrays, 16 bytes a message, so that a long run fits memory.
-Producers write from many threads.
+Arrays hold sequence numbers and message ids, 16 bytes per message, so that a long run fits in
+memory. Producers write from many threads.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _COUNTER_MASK = (1 << _COUNTER_BITS) - 1
 
 
 class StreamLedger:
-    """One stream: messages sent, answered and refused, and the damage done to it."""
+    """Messages of a stream that were sent, acknowledged and refused, and its damage."""
 
     def __init__(self, name: str, drops: bool = False) -> None:
         self.name = name
-        # Whether the stream may drop its oldest messages.
+        # Whether the stream may evict its oldest messages.
         self.drops = drops
         self._lock = threading.Lock()
         self._sources: list[str] = []
@@ -34,11 +34,11 @@ class StreamLedger:
 
     @property
     def source_prefix(self) -> str:
-        """How the names of its sources begin: they hold no blanks."""
+        """The prefix of the names of its sources. It has no blanks."""
         return f"{self.name.replace(' ', '_')}/"
 
     def add_source(self) -> SourceLedger:
-        """A new source, for one thread."""
+        """Adds a source, for one thread."""
         with self._lock:
             index = len(self._sources)
             self._sources.append(f"{self.source_prefix}{index}")
@@ -46,7 +46,7 @@ class StreamLedger:
         return SourceLedger(self, index, self._sources[index])
 
     def sent(self, source: int, count: int) -> int:
-        """Notes that `count` more messages leave, before they do; the first of their counters."""
+        """Records messages before they are sent; returns the counter of the first."""
         first = self._sent[source]
         self._sent[source] = first + count
         return first
@@ -65,12 +65,12 @@ class StreamLedger:
         return len(self._numbers)
 
     def numbers_since(self, answers: int) -> set[int]:
-        """The numbers of all answers but the first so many."""
+        """Returns the sequence numbers of all acknowledgements except the first `answers`."""
         with self._lock:
             return set(self._numbers[answers:])
 
     def forget(self, numbers: Iterable[int]) -> int:
-        """Drops answers that a power cut was allowed to take; how many there were."""
+        """Removes acknowledgements that a power cut may lose; returns how many were removed."""
         gone = set(numbers)
         with self._lock:
             kept = [place for place, number in enumerate(self._numbers) if number not in gone]
@@ -80,7 +80,7 @@ class StreamLedger:
         return forgotten
 
     def expected(self, first: int = 0) -> Expected:
-        """What must be in the stream from this number on."""
+        """Returns the expected contents of the stream from a sequence number."""
         with self._lock:
             return Expected(
                 answered=[
@@ -99,7 +99,7 @@ class StreamLedger:
 
 
 class SourceLedger:
-    """A thread that appends to a stream, as the ledger knows it."""
+    """The ledger of a source: a thread that appends to a stream."""
 
     def __init__(self, ledger: StreamLedger, index: int, name: str) -> None:
         self._ledger = ledger
@@ -126,7 +126,7 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._streams: dict[str, StreamLedger] = {}
-        # Answers of streams that were deleted.
+        # Acknowledgements of deleted streams.
         self._past_answers = 0
 
     def add(self, name: str, *, drops: bool = False) -> StreamLedger:

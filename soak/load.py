@@ -1,6 +1,6 @@
-"""Clients that append: pipelined requests, Penstock's own client, an unmodified AWS SDK.
+"""Clients that append: pipelined requests, Penstock's client, the unmodified AWS SDK.
 
-Every message is noted in the ledger before it leaves and when it is answered.
+The ledger records each message before it is sent, and its response.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _WINDOW = 40
 
 
 def is_refused(message: str) -> bool:
-    """Whether an error says that the message was not stored.
+    """Returns whether an error says that the message was not stored.
 
-    One that cannot be synced is stored, and may be lost in a power cut.
+    A message that cannot be synced is stored, and may be lost in a power cut.
     """
     return "cannot sync" not in message
 
 
 class Producer(LoadThread):
-    """Appends at a rate, each message once."""
+    """Appends each message once, at a max rate."""
 
     def __init__(self, broker: BrokerAddress, sources: Sequence[SourceLedger], rate: float) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Producer(LoadThread):
 
 
 class PipelinedProducer(Producer):
-    """Several appends under way on one connection."""
+    """Pipelines appends on one connection."""
 
     kind = "pipelined"
 
@@ -99,7 +99,7 @@ class PipelinedProducer(Producer):
 
 
 class ClientProducer(Producer):
-    """Penstock's own client, one message or a batch at a time."""
+    """Appends with Penstock's client, one message or a batch at a time."""
 
     kind = "own client"
 
@@ -147,7 +147,7 @@ class ClientProducer(Producer):
 
 
 class SdkProducer(Producer):
-    """The AWS SDK for Python, unmodified, in a process and an environment of its own."""
+    """Appends with the unmodified AWS SDK for Python, in a separate process and environment."""
 
     kind = "AWS SDK"
     _BATCH = 20
@@ -180,7 +180,7 @@ class SdkProducer(Producer):
         while True:
             line = self._process.stdout.readline()
             if not line:
-                raise OSError("the process of the AWS SDK ended")
+                raise OSError("the process of the AWS SDK has ended")
             answer = json.loads(line)
             if "done" in answer:
                 return
@@ -207,7 +207,7 @@ class SdkProducer(Producer):
         )
 
     def disconnect(self) -> None:
-        # The process connects again by itself.
+        # The process reconnects by itself.
         if self.is_over and self._process is not None:
             process, self._process = self._process, None
             process.kill()
@@ -218,7 +218,7 @@ class SdkProducer(Producer):
 
 
 class Load:
-    """All producers of an arena, and other clients that run beside them."""
+    """All producers of an arena, and its other load threads."""
 
     def __init__(self) -> None:
         self.producers: list[Producer] = []

@@ -1,4 +1,4 @@
-"""Threads that use a broker while a gate is open, and are idle while it is closed."""
+"""Threads that put load on a broker, and can be paused."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _POLL_SECONDS = 0.2
 
 
 class LoadThread(threading.Thread, ABC):
-    """Works while the gate is open. One whose broker is gone connects again until it is ended."""
+    """Works unless it is paused. Reconnects when the connection is lost."""
 
-    # What it is called in a failure.
+    # The name in error messages.
     kind = ""
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class LoadThread(threading.Thread, ABC):
 
     @abstractmethod
     def work(self) -> None:
-        """Works until `may_work` is false. OSError or ClientException if the broker is gone."""
+        """Works until `may_work` is false. Raises OSError or ClientException without a broker."""
 
     @abstractmethod
     def disconnect(self) -> None:
-        """Closes what `work` has opened."""
+        """Closes the connections that `work` has opened."""
 
     @property
     def may_work(self) -> bool:
@@ -52,9 +52,9 @@ class LoadThread(threading.Thread, ABC):
         self._may_run.clear()
 
     def wait_until_paused(self) -> None:
-        """Until no request is under way. The gate is closed."""
+        """Waits until no request is in flight, after `request_pause`."""
         if not self._is_paused.wait(_PAUSE_TIMEOUT_SECONDS) and self.is_alive():
-            raise SoakError(f"a thread ({self.kind}) does not pause")
+            raise SoakError(f"a thread ({self.kind}) did not pause in time")
         if self.error is not None:
             raise SoakError(f"a thread ({self.kind}) failed: {self.error!r}")
 
@@ -75,7 +75,7 @@ class LoadThread(threading.Thread, ABC):
                     self.disconnect()
                     time.sleep(_RETRY_SECONDS)
                 except StreamManagerException:
-                    # A refusal of the connection, or of a stream that is just being made.
+                    # The connection is refused, or the stream is not created yet.
                     time.sleep(_RETRY_SECONDS)
         except BaseException as error:  # noqa: BLE001 - `wait_until_paused` raises it
             self.error = error
@@ -85,7 +85,7 @@ class LoadThread(threading.Thread, ABC):
 
 
 def pause(threads: Sequence[LoadThread]) -> None:
-    """Until all of them are idle. The broker serves, or is gone."""
+    """Pauses all threads. The broker serves or has ended, so that no request hangs."""
     for thread in threads:
         thread.request_pause()
     for thread in threads:

@@ -1,7 +1,7 @@
-"""Messages of a soak: each names its source and its number, and the rest of it follows from these.
+"""Messages of a soak: each contains its source and its counter, which determine its bytes.
 
-So a message that is read back is checked byte for byte without a copy of it. The interpreters of
-the AWS SDKs import this module too: it needs the standard library only.
+So messages can be checked byte for byte without copies of them. The Python of the AWS SDK imports
+this module too, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-# Most messages are small; one of so many is large.
+# One message in this many is large.
 _LARGE_EVERY = 97
 _SMALL_BYTES, _LARGE_BYTES = 400, 16_384
 
 
 class MessageId(NamedTuple):
-    """Which message it is: sources count their messages from 0."""
+    """The identity of a message. Each source counts its messages from 0."""
 
     source: str
     counter: int
 
 
 def make_payload(source: str, counter: int) -> bytes:
-    """The bytes of a message. `source` holds no blank."""
+    """Returns the bytes of a message. `source` has no blanks."""
     header = f"{source} {counter} ".encode()
     digest = hashlib.blake2b(header, digest_size=32).digest()
     limit = _LARGE_BYTES if digest[0] % _LARGE_EVERY == 0 else _SMALL_BYTES
@@ -31,7 +31,7 @@ def make_payload(source: str, counter: int) -> bytes:
 
 
 def identify(payload: bytes) -> MessageId | None:
-    """Which message these bytes are; None if they are not exactly one of a soak."""
+    """Returns the identity of a message; None if its bytes are not exactly those of a message."""
     parts = payload.split(b" ", 2)
     if len(parts) != 3 or not parts[1].isdigit() or len(parts[1]) > 18:
         return None

@@ -1,7 +1,7 @@
-"""What happens in a soak, from a seed: the same seed gives the same rounds.
+"""The plan of a soak. The same seed gives the same rounds.
 
-An arena runs rounds one after the other until its time is over, so that a faster machine runs
-more of the same rounds.
+An arena runs rounds one after the other until the deadline, so a faster machine runs more of the
+same rounds.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _NEVER = threading.Event()
 
 
 class SoakLimits(NamedTuple):
-    """How long a soak lasts: until a time of the monotonic clock, or for some rounds."""
+    """Limits of a soak: a deadline of the monotonic clock, or a number of rounds."""
 
     deadline: float
-    # Of each arena; None for as many as fit the time.
+    # Rounds of each arena; None for no limit but the deadline.
     rounds: int | None = None
     max_load_seconds: float = 4.0
-    # Set by a signal: the round that runs is the last.
+    # Set by a signal: the current round is the last.
     is_stopped: threading.Event = _NEVER
 
     @property
@@ -35,7 +35,7 @@ class SoakLimits(NamedTuple):
         return is_late or self.is_stopped.is_set()
 
     def bound(self, planned: Iterable[T]) -> Iterator[T]:
-        """The planned rounds, until time or rounds are used up."""
+        """Yields planned rounds until a limit is reached."""
         for each in islice(planned, self.rounds):
             if self.is_over:
                 return
@@ -43,7 +43,7 @@ class SoakLimits(NamedTuple):
 
 
 class BrokerEvent(StrEnum):
-    """What ends the load of a round of the broker arena."""
+    """The fault at the end of a round of the broker arena."""
 
     KILL = "kill -9 of the broker"
     TERMINATE = "SIGTERM to the broker"
@@ -66,7 +66,7 @@ _BROKER_WEIGHTS = {
 
 
 class HostileAction(StrEnum):
-    """What a hostile client does on its connection."""
+    """An action of a hostile client on its connection."""
 
     GARBAGE = "random bytes"
     HALF_OPEN = "half-open handshake"
@@ -74,7 +74,7 @@ class HostileAction(StrEnum):
     MUTATED_APPENDS = "mutated appends"
     LARGE_FRAME = "large frame that never ends"
     SLOW_WRITER = "request byte by byte"
-    NO_READER = "reads whose answers are not taken"
+    NO_READER = "responses that are not read"
     ABRUPT_CLOSE = "reset in the middle of a request"
     HALF_OPEN_HTTP = "half-open HTTP requests"
 
@@ -84,14 +84,14 @@ class BrokerRound(NamedTuple):
     load_seconds: float
     event: BrokerEvent
     hostile: tuple[HostileAction, ...]
-    # For everything that is drawn while the round runs.
+    # For random choices during the round.
     seed: int
 
 
 def plan_broker_rounds(
     seed: int, *, has_small_disk: bool, max_load_seconds: float = 4.0
 ) -> Iterator[BrokerRound]:
-    """The first rounds have each event once; all later ones are drawn."""
+    """Yields rounds. The first have each event once; later events are random."""
     random = Random(f"{seed} broker")
     events = [event for event in BrokerEvent if has_small_disk or "full disk" not in event]
     first = [event for event in events if event is not BrokerEvent.NOTHING]
@@ -127,7 +127,7 @@ def plan_power_rounds(seed: int, max_load_seconds: float = 4.0) -> Iterator[Powe
 
 
 class SystemEvent(StrEnum):
-    """What happens to broker, pipeline and cloud while they run."""
+    """A fault of the system arena, during load."""
 
     KILL_BROKER = "kill -9 of the broker under up"
     TERMINATE_BROKER = "SIGTERM to the broker under up"
@@ -158,7 +158,7 @@ _SYSTEM_WEIGHTS = {
     SystemEvent.PAUSE_EXPORTS: 2,
 }
 
-# What goes wrong at a destination, in the words of the sandbox's faults.
+# Faults of a destination, as fields of the sandbox's faults.
 OUTAGES: tuple[Mapping[str, object], ...] = (
     {"down": True},
     {"throttle": True},
@@ -173,7 +173,7 @@ OUTAGE_SERVICES = ("kinesis", "http", "s3", "iotsitewise", "*")
 
 class SystemStep(NamedTuple):
     number: int
-    # Since the step before.
+    # Since the previous step.
     pause_seconds: float
     event: SystemEvent
     service: str
@@ -182,7 +182,7 @@ class SystemStep(NamedTuple):
 
 
 def plan_system_steps(seed: int, *, has_small_disk: bool) -> Iterator[SystemStep]:
-    """The first steps have each event once; all later ones are drawn."""
+    """Yields steps. The first have each event once; later events are random."""
     random = Random(f"{seed} system")
     events = [it for it in SystemEvent if has_small_disk or it is not SystemEvent.FULL_DISK]
     first = [*events]

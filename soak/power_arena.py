@@ -1,4 +1,4 @@
-"""A broker on an ext4 file system whose power is cut: what was not flushed may be lost."""
+"""Power cuts of a broker on ext4, which may lose unflushed writes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DISK_BYTES = 96 * 1024 * 1024
 _MAX_ANSWERS = 60_000
 
 _SYNC_INTERVAL_MS = 200
-# Without flush on write, what was answered so long before a cut must be there. Far above the sync
-# interval: on a busy machine a sync takes its time.
+# Messages that were acknowledged this long before a cut must survive it without flush on write. Far
+# above the sync interval, because a sync may be slow on a busy machine.
 _SYNCED_SECONDS = 10.0
 
 _STREAMS: dict[str, dict[str, object]] = {
@@ -35,7 +35,7 @@ _STREAMS: dict[str, dict[str, object]] = {
 
 
 def forget_lost_answers(ledger: StreamLedger, expected: Expected, found: Found) -> int:
-    """Forgets what the cut was allowed to take, after it was compared; how many answers."""
+    """Removes acknowledgements that the cut has lost legitimately; returns how many."""
     for damaged in found.damaged:
         ledger.damaged |= set(damaged)
     return ledger.forget(expected.volatile - found.messages.keys())
@@ -54,11 +54,11 @@ class PowerArena:
         )
         self._ledger = Ledger()
         self._load = Load()
-        # Definitions are on the disk before they are answered.
+        # Definition changes are synced before the response.
         self._churn = Churn(self.broker, tally, "power-churn", seed, 0.1, appends=False)
         self._streams: dict[str, StreamLedger] = {}
         self._generation = 0
-        # Times and numbers of answers of the stream that is synced in the background.
+        # Times, and numbers of acknowledgements of the stream that is synced in the background.
         self._samples: list[tuple[float, int]] = []
 
     def run(self) -> None:
@@ -86,7 +86,7 @@ class PowerArena:
             self._disk.unmount()
 
     def _make_generation(self) -> None:
-        """New streams; those before, which were checked, are deleted. The load is paused."""
+        """Deletes the checked streams and creates new ones. The load is paused."""
         self._generation += 1
         with self.broker.connect() as connection:
             for stream in self._streams.values():
@@ -110,7 +110,7 @@ class PowerArena:
         while time.monotonic() < end:
             self._samples.append((time.monotonic(), synced.answers))
             time.sleep(0.05)
-        # What was answered before the cut, and only then the cut.
+        # Read before the cut: these acknowledged messages must survive it.
         durable = {kind: stream.answers for kind, stream in self._streams.items()}
         durable["synced"] = self._synced_answers(time.monotonic() - _SYNCED_SECONDS)
         confirmed = self._churn.confirmed_streams()
@@ -126,7 +126,7 @@ class PowerArena:
             for kind, stream in self._streams.items():
                 self._check(connection, stream, durable[kind])
         self._tally.count("power cuts")
-        # All that is there now is on the disk, or was checked.
+        # All current messages are durable.
         self._samples = [(0.0, synced.answers)]
         if sum(stream.answers for stream in self._streams.values()) > _MAX_ANSWERS:
             self._make_generation()
@@ -140,7 +140,7 @@ class PowerArena:
         try:
             found = read_stream(connection, stream.name)
         except StreamManagerException as error:
-            detail = f"after a power cut the stream cannot be read: {error}"
+            detail = f"the stream cannot be read after a power cut: {error}"
             self._tally.add_findings([Finding(Defect.LOST, stream.name, detail)])
             return
         self._tally.add_result(compare(stream.name, expected, found))

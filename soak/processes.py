@@ -1,4 +1,4 @@
-"""The programs of Penstock as processes that a soak starts, kills and starts again."""
+"""Processes of `penstock` commands that a soak starts, kills and restarts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import psutil
 from tests.raw_connection import RawConnection
 from tests.support import PENSTOCK, clean_environment, drain
 
-# Far above what a start takes on a busy machine.
+# Far longer than a start takes on a busy machine.
 READY_SECONDS = 90.0
 STOP_SECONDS = 60.0
 
 
 class SoakError(Exception):
-    """The soak itself cannot go on: a program does not start or does not end."""
+    """The soak cannot continue, for example because a program does not start."""
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = READY_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise SoakError(f"after {seconds:.0f} seconds: {what}")
+            raise SoakError(f"timed out after {seconds:.0f} seconds: {what}")
         time.sleep(0.02)
 
 
@@ -41,7 +41,7 @@ def free_port() -> int:
 
 
 class Program:
-    """A `penstock` command that says on standard output when it is ready."""
+    """A `penstock` command that prints a ready line."""
 
     def __init__(
         self, name: str, words: list[str], ready: str, log: Path, variables: Mapping[str, str]
@@ -76,7 +76,7 @@ class Program:
             while line := self._lines.get(timeout=max(deadline - time.monotonic(), 0.01)):
                 if line.startswith(self._ready):
                     return
-        raise SoakError(f"the {self.name} did not get ready; see {self.log}")
+        raise SoakError(f"the {self.name} did not become ready; see {self.log}")
 
     @property
     def pid(self) -> int:
@@ -105,7 +105,7 @@ class Program:
             self._process = None
 
     def terminate(self) -> int:
-        """SIGTERM, as a service manager ends it; its exit code."""
+        """Sends SIGTERM, like a service manager; returns the exit code."""
         if self._process is None:
             return 0
         process, self._process = self._process, None
@@ -119,7 +119,7 @@ class Program:
 
 
 class BrokerAddress:
-    """Where clients find a broker, whatever process it is just now."""
+    """The address and token of a broker, across restarts."""
 
     def __init__(self, root: Path, port: int) -> None:
         self.root = root
@@ -134,7 +134,7 @@ class BrokerAddress:
 
 
 class BrokerProgram(Program, BrokerAddress):
-    """`penstock serve` on a root, on a port that stays the same."""
+    """`penstock serve` on a fixed root and port."""
 
     def __init__(self, root: Path, log: Path, **variables: str) -> None:
         BrokerAddress.__init__(self, root, free_port())

@@ -1,4 +1,4 @@
-"""A client that reads anywhere in a stream while others append to it."""
+"""A client that reads at random positions of streams during appends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_TIMEOUT_MILLIS = 200
 
 
 class Reader(LoadThread):
-    """Every message that it gets was sent to the stream, and numbers have no gaps."""
+    """Checks that each message was sent to the stream, and that sequence numbers have no gaps."""
 
     kind = "reader"
 
@@ -29,7 +29,7 @@ class Reader(LoadThread):
         self._tally = tally
         self._random = Random(seed)
         self._connection: RawConnection | None = None
-        # By the name of the stream, how its sources are called.
+        # The prefixes of source names, by stream.
         self.streams: dict[str, str] = {}
 
     def work(self) -> None:

@@ -1,4 +1,4 @@
-"""Reading a whole stream, around damage."""
+"""Reads a whole stream and skips damage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _NEXT_NUMBER = re.compile(r"continue reading from (\d+)")
 
 
 def read_stream(connection: RawConnection, name: str, first: int = 0) -> Found:
-    """Everything from this number on. MessageStoreReadError if the stream cannot be read at all."""
+    """Reads all messages from a sequence number, and skips damage.
+
+    Raises MessageStoreReadError if the stream cannot be read at all.
+    """
     status = connection.call(Operation.DescribeMessageStream, name=name)
     storage = status["messageStreamInfo"]["storageStatus"]
     oldest, end = storage["oldestSequenceNumber"], storage["newestSequenceNumber"] + 1

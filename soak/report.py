@@ -1,4 +1,4 @@
-"""What a soak tried and what it found: counted from many threads, printed as a table or JSON."""
+"""Results of a soak: counters and findings, printed as a table or JSON. Thread-safe."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from soak.checks import CheckResult, Defect, Finding
 
-# Findings that are printed one by one; all are counted.
+# Further findings are counted, but not printed.
 _MAX_FINDINGS = 40
 
-# How the rows of the table begin, in their order; others follow.
+# Prefixes of the rows of the table, in order. Other rows follow.
 _ROW_ORDER = (
     "appends answered",
     "of these by",
@@ -47,7 +47,7 @@ _ROW_ORDER = (
 
 
 class Tally:
-    """Counters by row, and findings."""
+    """Counters by row of the table, findings and notes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class Tally:
             self._rows[row] = self._rows.get(row, 0) + number
 
     def record_max(self, row: str, number: int) -> None:
-        """For a maximum."""
+        """Sets a row to the max of its value and this number."""
         with self._lock:
             self._rows[row] = max(self._rows.get(row, 0), number)
 
@@ -102,7 +102,7 @@ class Tally:
 
 
 def _with_others(rows: Mapping[str, int]) -> list[tuple[str, int]]:
-    """All rows. If some count appends by their producers, another one counts the other appends."""
+    """Adds a row for appends that no producer has counted, if producers have counted appends."""
     counted = [count for row, count in rows.items() if row.startswith("of these by")]
     others = rows.get("appends answered", 0) - sum(counted)
     return [*rows.items(), *([("of these by others", others)] if counted and others > 0 else ())]
@@ -114,7 +114,7 @@ def _rank(row: str) -> int:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table of a finished soak, in Markdown."""
+    """Renders the result of a soak as a Markdown table."""
     minutes = result["seconds"] / 60
     lines = [
         f"| tried in {minutes:.1f} minutes, seed {result['seed']} | |",

@@ -1,4 +1,4 @@
-"""Runs the arenas of a soak side by side until their time is over."""
+"""Runs the arenas of a soak in parallel."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ ARENAS = ("broker", "power", "system")
 @dataclass(frozen=True)
 class SoakOptions:
     seconds: float
-    # Instead of a time, so many rounds of each arena.
+    # Rounds of each arena, instead of a duration.
     rounds: int | None
     max_load_seconds: float
     seed: int
     arenas: tuple[str, ...]
     directory: Path
-    # Power cuts on the simulated disk, also where ext4 could be mounted.
+    # Use the simulated disk, even if ext4 can be mounted.
     simulate_power: bool = False
     keep: bool = False
 
 
 def run_soak(options: SoakOptions, is_stopped: threading.Event) -> dict[str, Any]:
-    """What was tried and what was found, as JSON has it. The event ends it after a round."""
+    """Runs a soak; returns its results for JSON. `is_stopped` ends it after the current round."""
     tally = Tally()
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="penstock-soak-", dir=options.directory))
@@ -49,7 +49,7 @@ def run_soak(options: SoakOptions, is_stopped: threading.Event) -> dict[str, Any
     limits = SoakLimits(
         began + options.seconds, options.rounds, options.max_load_seconds, is_stopped
     )
-    # What the store logs in this process: simulated power cuts damage it all the time.
+    # Simulated power cuts run the store in this process, which logs each damage.
     log = logging.FileHandler(scratch / "soak.log")
     logging.getLogger("penstock").addHandler(log)
     try:
@@ -82,7 +82,7 @@ def _make_arenas(
 ) -> dict[str, Callable[[], None]]:
     can_mount = small_disk.can_mount(scratch)
     if not can_mount:
-        tally.add_note("no full disks: this user may not mount a tmpfs")
+        tally.add_note("full disks are omitted: this user may not mount a tmpfs")
 
     def run_broker(disk: SmallDisk | None) -> None:
         BrokerArena(scratch, options.seed, tally, limits, disk).run()
@@ -117,7 +117,7 @@ def _make_arenas(
 
 
 def _keep(disk: SmallDisk) -> None:
-    """Copies what is on a disk that is about to be unmounted."""
+    """Copies the files of a disk before it is unmounted."""
     disk.free()
     kept = disk.directory.with_name(f"{disk.directory.name}-kept")
     shutil.copytree(disk.directory, kept, ignore_dangling_symlinks=True)
@@ -126,11 +126,15 @@ def _keep(disk: SmallDisk) -> None:
 def _power_arena(
     options: SoakOptions, scratch: Path, tally: Tally, limits: SoakLimits
 ) -> Callable[[], None]:
-    reason = "asked for" if options.simulate_power else block_device.is_possible(scratch / "try")
+    reason = (
+        "--simulate-power"
+        if options.simulate_power
+        else block_device.find_obstacle(scratch / "try")
+    )
     if reason:
         tally.add_note(f"power cuts are simulated: {reason}")
         return SimulatedPowerArena(scratch, options.seed, tally, limits).run
-    tally.add_note("power cuts: ext4 on a block device that loses what was not flushed")
+    tally.add_note("power cuts: ext4 on a block device that loses unflushed writes")
     return PowerArena(scratch, options.seed, tally, limits).run
 
 
@@ -139,5 +143,5 @@ def _run_guarded(name: str, arena: Callable[[], None], failures: list[str]) -> N
         arena()
     except SoakError as error:
         failures.append(f"{name}: {error}")
-    except Exception:  # noqa: BLE001 - a soak that breaks must not look clean
+    except Exception:  # noqa: BLE001 - any error makes the soak fail
         failures.append(f"{name}: {traceback.format_exc()}")

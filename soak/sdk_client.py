@@ -1,4 +1,4 @@
-"""Run by the interpreter of the AWS SDK: appends messages as told on standard input."""
+"""Executes commands from standard input with the AWS SDK, in its Python environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-# In an environment of its own, without types.
+# It is installed in a separate environment and has no types.
 from stream_manager import (  # type: ignore[import-not-found]
     StreamManagerClient,
     StreamManagerException,
@@ -25,7 +25,7 @@ def send_answer(**answer: Any) -> None:
 
 
 def append(client: Any, task: dict[str, Any]) -> bool:
-    """Whether the client can still be used. What has no answer is not told."""
+    """Appends messages and reports responses; returns whether the client is still usable."""
     for counter in range(task["first"], task["first"] + task["count"]):
         try:
             number = client.append_message(task["stream"], make_payload(task["source"], counter))
@@ -33,7 +33,7 @@ def append(client: Any, task: dict[str, Any]) -> bool:
             return False
         except StreamManagerException as error:
             send_answer(counter=counter, refused=str(error))
-        except Exception:  # noqa: BLE001 - whatever a lost connection ends in
+        except Exception:  # noqa: BLE001 - a lost connection raises various errors
             return False
         else:
             send_answer(counter=counter, number=number)
@@ -48,7 +48,7 @@ def main() -> None:
             if client is None:
                 client = StreamManagerClient("127.0.0.1", task["port"], request_timeout=2)
             is_usable = append(client, task)
-        except Exception:  # noqa: BLE001 - there is no broker just now
+        except Exception:  # noqa: BLE001 - the broker is not running
             is_usable = False
         if not is_usable and client is not None:
             with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Measurements for IoT SiteWise: messages that are entries of its calls."""
+"""Measurements for IoT SiteWise. Each message is an entry of its calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOURCE = "sensor"
 
 
 def make_entry(counter: int, now: float) -> bytes:
-    """A value with a time of its own: SiteWise takes one for each time of a property."""
+    """Creates a value with a unique time, because SiteWise keeps one value per time."""
     seconds, fraction = divmod(now, 1)
     value = {
         "value": {"integerValue": counter},
@@ -33,7 +33,7 @@ def identify_entry(entry: Mapping[str, object]) -> MessageId:
 
 
 class SensorProducer(LoadThread):
-    """Appends an entry now and then."""
+    """Appends entries at a low rate."""
 
     kind = "sensor"
 
@@ -44,7 +44,7 @@ class SensorProducer(LoadThread):
         self._pause_seconds = pause_seconds
         self._client: StreamManagerClient | None = None
         self._made = 0
-        # Numbers and entries, in the order of the answers.
+        # Sequence numbers and entries, in the order of acknowledgements.
         self.answered: list[tuple[int, MessageId]] = []
 
     def work(self) -> None:
@@ -60,7 +60,7 @@ class SensorProducer(LoadThread):
             except (UnansweredException, OSError):
                 raise
             except StreamManagerException:
-                # Refused, on a full disk.
+                # The disk is full.
                 time.sleep(self._pause_seconds)
                 continue
             self.answered.append((number, MessageId(_SOURCE, counter)))
@@ -75,13 +75,13 @@ class SensorProducer(LoadThread):
 def compare_entries(
     name: str, answered: list[tuple[int, MessageId]], stored: Mapping[int, MessageId]
 ) -> list[Finding]:
-    """Every answered entry is stored under its number, which was given once."""
+    """Checks that each acknowledged entry is stored at its number, and that numbers are unique."""
     findings = []
     if len(dict(answered)) < len(answered):
-        findings.append(Finding(Defect.REUSED, name, "a number was given to two entries"))
+        findings.append(Finding(Defect.REUSED, name, "a number was assigned to two entries"))
     for number, entry in answered:
         if number not in stored:
-            findings.append(Finding(Defect.LOST, name, f"{number}, {entry}, is not there"))
+            findings.append(Finding(Defect.LOST, name, f"{number}, {entry}, is missing"))
         elif stored[number] != entry:
             findings.append(
                 Finding(Defect.WRONG, name, f"{number} is {stored[number]}, not {entry}")

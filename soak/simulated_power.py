@@ -1,4 +1,4 @@
-"""Power cuts where mounting is not allowed: a store on a disk that forgets what was not synced."""
+"""Power cuts without mounts: a store on a simulated disk that loses unsynced data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READ_BYTES = 1 << 20
 
 
 class SimulatedPowerArena:
-    """A store in this process, which appends, flushes and syncs until its power is cut."""
+    """Runs a store in this process: appends, flushes, syncs and power cuts."""
 
     def __init__(self, scratch: Path, seed: int, tally: Tally, limits: SoakLimits) -> None:
         self._root = scratch / "simulated"
@@ -37,13 +37,13 @@ class SimulatedPowerArena:
         self._begin()
 
     def _begin(self) -> None:
-        """A new store: the disk keeps every file in memory, so it has to stay small."""
+        """Creates a store. It must stay small, because the disk keeps every file in memory."""
         shutil.rmtree(self._root, ignore_errors=True)
         self._disk = FaultyDisk()
         self._store = Store(self._root, self._disk)
         self._sources: list[SourceLedger] = []
         self._streams: list[StreamLedger] = []
-        # By stream, the number of answers that are certain to survive.
+        # By stream, the number of acknowledged messages that must survive a cut.
         self._durable: list[int] = []
         for name, flushes in (("flushed", True), ("synced", False)):
             self._store.create(
@@ -106,7 +106,7 @@ class SimulatedPowerArena:
 
     def _cut(self, random: Random) -> None:
         self._store.catalog.close()
-        # The lock ends with the process, which is this one.
+        # A power cut releases the lock.
         os.close(self._store._lock)
         self._disk.power_cut(random)
         self._store = Store(self._root, self._disk)

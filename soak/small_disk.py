@@ -1,4 +1,4 @@
-"""A file system with a small limit, for full disks: a tmpfs, where mounting is allowed."""
+"""A small tmpfs for tests of full disks. Needs permission to mount."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MNT_DETACH = 2
 
 
 def mount(source: str, target: Path, kind: str, options: str) -> None:
-    """OSError if it is not allowed."""
+    """Mounts a file system. Raises OSError if this is not allowed."""
     if _libc.mount(source.encode(), str(target).encode(), kind.encode(), 0, options.encode()):
         _raise(target)
 
 
 def unmount(target: Path) -> None:
-    """Waits for programs that are just about to end; detaches the mount if they do not."""
+    """Unmounts. Waits for programs that use the mount, and detaches it after a timeout."""
     deadline = time.monotonic() + _UNMOUNT_SECONDS
     while _libc.umount2(str(target).encode(), 0):
         if time.monotonic() > deadline:
@@ -36,7 +36,7 @@ def _raise(target: Path) -> None:
 
 
 class SmallDisk:
-    """A tmpfs of a fixed size; a file that takes what is free makes it full."""
+    """A tmpfs of a fixed size, which a filler file makes full."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self.directory = directory
@@ -56,7 +56,7 @@ class SmallDisk:
         return state.f_bavail * state.f_frsize
 
     def fill(self, leave: int) -> None:
-        """Takes all but so many bytes."""
+        """Fills the disk except for `leave` bytes."""
         with self._filler.open("ab") as file:
             size = max(self.free_bytes() - leave, 0)
             if size:
@@ -69,7 +69,7 @@ class SmallDisk:
 
 
 def can_mount(scratch: Path) -> bool:
-    """Whether this process may mount file systems."""
+    """Returns whether this process may mount file systems."""
     target = scratch / "mount-test"
     target.mkdir(parents=True, exist_ok=True)
     try:

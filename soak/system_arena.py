@@ -1,4 +1,4 @@
-"""`penstock up` with its pipeline on Spark and a sandboxed cloud: kills of all, outages."""
+"""`penstock up` with the pipeline on Spark and a sandbox: kills of all processes, outages."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ from soak.verification import verify_store
 from tests.support import QUICK_JAVA
 
 DISK_BYTES = 1 << 30
-# More than a soak appends.
+# A soak appends less than this.
 _STREAM_BYTES = 1 << 28
 _STRICT, _REFUSING = "soak-strict", "soak-refusing"
 _SINK, _CHANNEL, _BUCKET = "soak", "soak", "soak-files"
 _STREAMS = ("measured", "logged")
 _FILES, _STATUSES, _SENSORS = "files", "statuses", "sensors"
 _EXPORTED = (*_STREAMS, _FILES, _SENSORS)
-# Records of one call of Kinesis.
+# Max records of a Kinesis call.
 _CALL_RECORDS = 500
-# Entries of one call of SiteWise.
+# Max entries of a SiteWise call.
 _CALL_ENTRIES = 10
 _PIPELINE_SECONDS = 180.0
 _DRAIN_SECONDS = 400.0
@@ -191,7 +191,7 @@ class SystemArena:
 
     def _wait_for_pipeline(self) -> None:
         arrivals = self._arrivals["kinesis, strict order"]
-        wait_for(arrivals.pull, "nothing is exported", _PIPELINE_SECONDS)
+        wait_for(arrivals.pull, "no message was exported", _PIPELINE_SECONDS)
 
     def _wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -232,7 +232,7 @@ class SystemArena:
     def _begin_outage(self, step: SystemStep) -> None:
         fault = {"service": step.service, "forMillis": int(step.outage_seconds * 1000)}
         if "refuseEvery" in step.outage and step.service in ("kinesis", "*"):
-            # Refused records arrive behind later ones of their call: not where order is checked.
+            # Refused records arrive after later ones, so the strict stream does not get this fault.
             fault |= {"service": "kinesis", "name": _REFUSING}
         fault |= step.outage
         service = str(fault.pop("service"))
@@ -241,14 +241,14 @@ class SystemArena:
             self._tally.count(f"outage: {', '.join(step.outage)}")
 
     def _fill_disk(self, seconds: float) -> None:
-        """Also for the progress of exports, and for channels."""
+        """Fills the disk, also for export progress and channels."""
         assert self._disk is not None
         self._disk.fill(0)
         self._wait(seconds)
         self._disk.free()
 
     def _pause_exports(self, name: str, seconds: float) -> bool:
-        """Whether the broker took it: it may have been killed a moment ago."""
+        """Pauses and resumes exports; returns False if the broker is not available."""
         try:
             with self._client() as client:
                 self._set_disabled(client, name, disabled=True)
@@ -266,7 +266,7 @@ class SystemArena:
         self._tally.count("definition changes")
 
     def _find(self, *words: str) -> list[psutil.Process]:
-        """Processes below `up` in whose command lines these words are."""
+        """Returns descendants of `up` whose command lines have these words."""
         found = []
         for child in self._up.children():
             with contextlib.suppress(psutil.Error):
@@ -283,31 +283,33 @@ class SystemArena:
             self._tally.add_findings(
                 [Finding(Defect.WRONG, "up", f"exit code {code} after SIGTERM")]
             )
-        # What up has started ends with it.
+        # All descendants must end with `up`.
         _, alive = psutil.wait_procs(children, _CHILD_SECONDS)
         if alive:
             names = ", ".join(str(child) for child in alive)
-            self._tally.add_findings([Finding(Defect.WRONG, "up", f"outlived by {names}")])
+            self._tally.add_findings(
+                [Finding(Defect.WRONG, "up", f"these processes did not end with it: {names}")]
+            )
             for child in alive:
                 with contextlib.suppress(psutil.Error):
                     child.kill()
         self._start_up()
 
     def _restart_sandbox(self) -> None:
-        with self._no_arrivals():
+        with self._arrivals_stopped():
             self._sandbox.kill()
         for collector in self._collectors():
             collector.reset()
         self._sandbox.start()
 
     @contextmanager
-    def _no_arrivals(self) -> Iterator[None]:
-        """Nothing arrives that was not seen: the sandbox keeps everything in memory."""
+    def _arrivals_stopped(self) -> Iterator[None]:
+        """Collects all arrivals and stops further ones: the sandbox keeps its records in memory."""
         for service in ("kinesis", "http", "iotsitewise"):
             self._cloud.set_fault(service, down=True)
         for operation in _S3_WRITES:
             self._cloud.set_fault("s3", operation=operation, down=True)
-        # Calls that began before these faults end in a moment.
+        # Wait for calls that began before these faults.
         quiet = 0
         while quiet < 3:
             quiet = 0 if self._pull() else quiet + 1
@@ -315,10 +317,10 @@ class SystemArena:
         yield
 
     def _pull(self) -> int:
-        """How many records were new."""
+        """Collects new records; returns their number."""
         count = 0
         for collector in self._collectors():
-            # An outage hits reads of objects as well.
+            # An outage also affects reads of objects.
             with contextlib.suppress(OSError):
                 count += collector.pull()
         return count
@@ -326,7 +328,7 @@ class SystemArena:
     def _collectors(self) -> list[Collector]:
         return [*self._arrivals.values(), self._objects, self._entries]
 
-    # The end
+    # Final checks
 
     def _finish(self) -> None:
         self._files.end()
@@ -347,12 +349,12 @@ class SystemArena:
         self._tally.count("S3 tasks", len(self._files.tasks))
 
     def _drain(self) -> None:
-        """Until every export has everything, or time is over: what is missing is found then."""
+        """Waits until all messages are exported, or a timeout. Checks report missing ones later."""
         self._cloud.clear_faults()
         with self._client() as client:
             deadline = time.monotonic() + _DRAIN_SECONDS
             for name in _EXPORTED:
-                # Exports that failed are tried at once when they are resumed.
+                # Resuming a failed export ends its back-off.
                 self._set_disabled(client, name, disabled=True)
                 self._set_disabled(client, name, disabled=False)
             while time.monotonic() < deadline:
@@ -362,7 +364,13 @@ class SystemArena:
                 time.sleep(0.5)
             else:
                 self._tally.add_findings(
-                    [Finding(Defect.WRONG, "exports", "they do not come to an end")]
+                    [
+                        Finding(
+                            Defect.WRONG,
+                            "exports",
+                            f"not finished after {_DRAIN_SECONDS:.0f} seconds",
+                        )
+                    ]
                 )
         self._pull()
 
@@ -408,7 +416,7 @@ class SystemArena:
             self._tally.add_note(f"failed tasks: {reasons}")
         self._tally.add_findings(findings)
         self._tally.add_findings(
-            Finding(Defect.REUSED, _FILES, f"{number} was given to two tasks")
+            Finding(Defect.REUSED, _FILES, f"{number} was assigned to two tasks")
             for number in self._files.reused
         )
 
@@ -443,7 +451,7 @@ class SystemArena:
 
 
 def _end(processes: list[psutil.Process], random: Random, is_killed: bool) -> bool:
-    """Ends one of them; whether there was one."""
+    """Ends a random process; returns False if there is none."""
     if not processes:
         return False
     process = random.choice(processes)
@@ -462,6 +470,6 @@ def _is_exported(client: StreamManagerClient, name: str) -> bool:
     try:
         info = client.describe_message_stream(name)
     except (OSError, StreamManagerException) as error:
-        raise SoakError(f"the broker does not answer at the end: {error}") from None
+        raise SoakError(f"the broker does not respond during the final checks: {error}") from None
     newest = info.storage_status.newest_sequence_number
     return all(it.last_exported_sequence_number >= newest for it in info.export_statuses)

@@ -1,4 +1,4 @@
-"""`penstock verify` on the root of an arena, against the damage that was done to it."""
+"""Compares the report of `penstock verify` with the damage that reads have found."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from soak.report import Tally
 from tests.support import PENSTOCK, clean_environment
 
 _TIMEOUT_SECONDS = 600.0
-# The exit codes of a command that checked everything.
+# Exit codes of a complete verification.
 _INTACT, _DAMAGED = 0, 6
 
 
 def verify_store(root: Path, damaged: Mapping[str, Sequence[range]], tally: Tally) -> None:
-    """The broker is stopped. `damaged`: by stream, the numbers that read as damaged."""
+    """Verifies a store of a stopped broker. `damaged` has the unreadable numbers by stream."""
     done = subprocess.run(
         [str(PENSTOCK), "verify", "--root", str(root), "--json"],
         env=clean_environment(),
@@ -40,7 +40,7 @@ def verify_store(root: Path, damaged: Mapping[str, Sequence[range]], tally: Tall
 def compare_verification(
     report: Mapping[str, Any], damaged: Mapping[str, Sequence[range]]
 ) -> list[Finding]:
-    """What is reported as damaged is what cannot be read."""
+    """Checks that the reported numbers are the unreadable ones."""
     findings = []
     for stream in report["streams"]:
         name = stream["name"]

@@ -1,4 +1,4 @@
-"""What a power cut leaves of the writes to a block device."""
+"""The recorded block device: contents after a power cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from soak.block_device import Ext4Disk, RecordedImage, is_possible
+from soak.block_device import Ext4Disk, RecordedImage, find_obstacle
 
 SIZE = 1 << 16
 SECTOR = 512
@@ -42,9 +42,9 @@ def test_unflushed_writes_survive_in_whole_sectors_or_not_at_all() -> None:
     assert len(seen) > 2
 
 
-def test_ext4_keeps_what_was_synced(tmp_path: Path) -> None:
-    if reason := is_possible(tmp_path / "try"):
-        pytest.skip(f"no ext4 on a recorded block device here: {reason}")
+def test_ext4_keeps_synced_data(tmp_path: Path) -> None:
+    if reason := find_obstacle(tmp_path / "try"):
+        pytest.skip(f"ext4 on a recorded block device is not possible: {reason}")
     disk = Ext4Disk(tmp_path / "disk", 8 << 20)
     disk.create()
     try:

@@ -1,4 +1,4 @@
-"""A soak must be able to fail: each kind of loss is reported as what it is."""
+"""The checks of a soak detect each kind of defect."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_missing_newest_message_is_lost() -> None:
     assert defects(EXPECTED, found) == {Defect.LOST: 1}
 
 
-def test_missing_message_in_the_middle_is_lost_and_leaves_a_gap() -> None:
+def test_missing_message_in_the_middle_is_lost_and_a_gap() -> None:
     found = replace(FOUND, messages=without(7))
     assert defects(EXPECTED, found) == {Defect.LOST: 1, Defect.WRONG: 1}
 
 
-def test_answered_message_that_reads_as_damaged_is_lost() -> None:
+def test_acknowledged_message_that_reads_as_damaged_is_lost() -> None:
     found = replace(FOUND, messages=without(7), damaged=[range(7, 8)])
     assert defects(EXPECTED, found)[Defect.LOST] == 1
 
@@ -60,7 +60,7 @@ def test_bytes_that_were_not_sent_are_wrong() -> None:
     assert defects(EXPECTED, found) == {Defect.WRONG: 1}
 
 
-def test_number_that_is_answered_twice_is_reused() -> None:
+def test_number_that_is_assigned_twice_is_reused() -> None:
     expected = replace(EXPECTED, answered=[*EXPECTED.answered, (7, message(COUNT))])
     assert defects(expected, FOUND)[Defect.REUSED] == 1
 
@@ -70,13 +70,13 @@ def test_message_that_is_stored_twice_is_a_duplicate() -> None:
     assert defects(EXPECTED, found) == {Defect.DUPLICATE: 1}
 
 
-def test_messages_of_a_source_in_another_order_are_out_of_order() -> None:
+def test_swapped_messages_of_a_source_are_out_of_order() -> None:
     swapped = {**FOUND.messages, 3: message(4), 4: message(3)}
     expected = replace(EXPECTED, answered=[])
     assert defects(expected, replace(FOUND, messages=swapped)) == {Defect.DISORDER: 1}
 
 
-def test_unanswered_message_may_be_stored() -> None:
+def test_unacknowledged_message_may_be_stored() -> None:
     found = replace(FOUND, messages={**FOUND.messages, COUNT: message(COUNT)}, end=COUNT + 1)
     assert defects(EXPECTED, found) == {}
 
@@ -93,14 +93,14 @@ def test_message_that_was_not_sent_to_the_stream_is_wrong(stranger: MessageId) -
     assert defects(EXPECTED, found) == {Defect.WRONG: 1}
 
 
-def test_damage_must_be_told_and_costs_only_what_it_hit() -> None:
+def test_damage_must_be_reported_and_costs_only_the_damaged_messages() -> None:
     expected = replace(EXPECTED, damaged=frozenset([7]))
-    told = replace(FOUND, messages=without(7), damaged=[range(7, 8)])
-    comparison = compare("stream", expected, told)
+    reported = replace(FOUND, messages=without(7), damaged=[range(7, 8)])
+    comparison = compare("stream", expected, reported)
     assert comparison.findings == []
     assert (comparison.intact, comparison.damaged) == (COUNT - 1, 1)
-    beside = replace(FOUND, messages=without(7, 8), damaged=[range(7, 9)])
-    assert defects(expected, beside) == {Defect.LOST: 1}
+    too_many = replace(FOUND, messages=without(7, 8), damaged=[range(7, 9)])
+    assert defects(expected, too_many) == {Defect.LOST: 1}
     cut_off = replace(FOUND, messages=without(*range(7, COUNT)), end=7)
     assert defects(expected, cut_off)[Defect.LOST] == COUNT - 7
 
@@ -110,13 +110,13 @@ def test_unexpected_damage_is_wrong() -> None:
     assert defects(EXPECTED, found) == {Defect.WRONG: 1}
 
 
-def test_dropped_messages_are_lost_unless_the_stream_may_drop() -> None:
+def test_evicted_messages_are_lost_unless_the_stream_may_evict() -> None:
     found = replace(FOUND, messages=without(0, 1), oldest=2)
     assert defects(EXPECTED, found) == {Defect.LOST: 3}
     assert defects(replace(EXPECTED, drops=True), found) == {}
 
 
-def test_power_cut_may_take_what_was_not_synced_and_nothing_else() -> None:
+def test_power_cut_may_lose_only_unsynced_messages() -> None:
     expected = replace(EXPECTED, volatile=frozenset([18, 19]), is_after_power_cut=True)
     assert defects(expected, replace(FOUND, messages=without(18, 19), end=18)) == {}
     torn = replace(FOUND, messages=without(18, 19), damaged=[range(18, 20)])
@@ -137,11 +137,11 @@ def arrival_defects(*counters: int, **options: bool | int) -> Counter[Defect]:
     return Counter(finding.defect for finding in findings)
 
 
-def test_repeated_arrivals_are_allowed_at_least_once() -> None:
+def test_repeated_arrivals_are_allowed_with_at_least_once() -> None:
     assert arrival_defects(0, 1, 2, 0, 1, 2, 3, 4) == {}
 
 
-def test_repeated_arrivals_are_duplicates_where_each_comes_once() -> None:
+def test_repeated_arrivals_are_duplicates_with_exactly_once() -> None:
     assert arrival_defects(0, 1, 1, 2, 3, 4, exactly_once=True) == {Defect.DUPLICATE: 1}
 
 
@@ -154,5 +154,5 @@ def test_first_arrivals_are_in_order() -> None:
     assert arrival_defects(0, 2, 1, 3, 4, max_displacement=1) == {}
 
 
-def test_arrival_that_is_not_stored_is_wrong() -> None:
+def test_arrival_of_an_unknown_message_is_wrong() -> None:
     assert arrival_defects(0, 1, 2, 3, 4, 5) == {Defect.WRONG: 1}

@@ -62,15 +62,13 @@ def readable(root: Path) -> set[int]:
 
 @pytest.mark.parametrize("kind", SEGMENT_DAMAGE)
 @pytest.mark.parametrize("seed", range(4))
-def test_hits_are_the_messages_that_cannot_be_read(
-    tmp_path: Path, kind: DamageKind, seed: int
-) -> None:
+def test_hits_are_the_unreadable_messages(tmp_path: Path, kind: DamageKind, seed: int) -> None:
     write_store(tmp_path)
     damage = damage_sealed_segment(tmp_path, kind, seed)
     assert damage.hits
     found = readable(tmp_path)
     assert found >= set(range(COUNT)) - damage.hits
-    # An end position behind the end of the file is no harm to the last message of a segment.
+    # An end position beyond the file does not damage the last message of a segment.
     if kind is not DamageKind.FLIP_INDEX:
         assert not found & damage.hits
 

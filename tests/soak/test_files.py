@@ -6,7 +6,7 @@ from soak.files import Task, compare_tasks
 
 TASKS = {0: Task("a", "digest of a"), 1: Task("b", "digest of b")}
 ENDED = {0: [Status.InProgress, Status.Success], 1: [Status.Success, Status.Success]}
-OBJECTS = {"a": "digest of a", "b": "digest of b", "c": "of a task that was not answered"}
+OBJECTS = {"a": "digest of a", "b": "digest of b", "c": "of an unacknowledged task"}
 
 
 def defects(
@@ -16,11 +16,11 @@ def defects(
     return [finding.defect for finding in findings]
 
 
-def test_tasks_that_ended_well_have_no_findings() -> None:
+def test_successful_tasks_have_no_findings() -> None:
     assert defects() == []
 
 
-def test_task_without_an_end_is_lost() -> None:
+def test_unfinished_task_is_lost() -> None:
     assert defects({1: [Status.InProgress]}) == [Defect.LOST]
     assert defects({1: []}) == [Defect.LOST]
 

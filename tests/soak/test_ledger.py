@@ -5,7 +5,7 @@ from soak.ledger import Ledger
 from soak.messages import MessageId
 
 
-def test_answers_and_refusals_become_what_is_expected() -> None:
+def test_expected_contents_follow_from_responses() -> None:
     stream = Ledger().add("a stream")
     source = stream.add_source()
     first = source.send(3)
@@ -19,7 +19,7 @@ def test_answers_and_refusals_become_what_is_expected() -> None:
     assert " " not in source.name
 
 
-def test_number_that_two_sources_got_is_reported() -> None:
+def test_number_assigned_to_two_sources_is_reported() -> None:
     stream = Ledger().add("stream")
     sources = [stream.add_source(), stream.add_source()]
     for source in sources:
@@ -29,7 +29,7 @@ def test_number_that_two_sources_got_is_reported() -> None:
     assert Defect.REUSED in {finding.defect for finding in findings}
 
 
-def test_forgotten_answers_are_not_expected() -> None:
+def test_forgotten_acknowledgements_are_not_expected() -> None:
     stream = Ledger().add("stream")
     source = stream.add_source()
     for number in range(5):
@@ -39,7 +39,7 @@ def test_forgotten_answers_are_not_expected() -> None:
     assert [number for number, _ in stream.expected().answered] == [0, 1, 2, 3]
 
 
-def test_answers_of_deleted_streams_are_counted() -> None:
+def test_acknowledgements_of_deleted_streams_are_counted() -> None:
     ledger = Ledger()
     source = ledger.add("stream").add_source()
     source.answer(source.send(), 0)

@@ -29,13 +29,13 @@ def test_first_rounds_have_each_event_once() -> None:
     assert {step.event for step in steps} == set(SystemEvent)
 
 
-def test_disks_are_not_filled_where_there_is_no_small_one() -> None:
+def test_no_full_disk_is_planned_without_a_small_disk() -> None:
     rounds = islice(plan_broker_rounds(1, has_small_disk=False), 200)
     assert not {BrokerEvent.FULL_DISK, BrokerEvent.FULL_DISK_KILL} & {it.event for it in rounds}
     steps = islice(plan_system_steps(1, has_small_disk=False), 200)
     assert SystemEvent.FULL_DISK not in {step.event for step in steps}
 
 
-def test_rounds_bound_a_soak_however_long_it_takes() -> None:
+def test_number_of_rounds_overrides_the_deadline() -> None:
     assert list(SoakLimits(deadline=0.0, rounds=3).bound(range(10))) == [0, 1, 2]
     assert list(SoakLimits(deadline=0.0).bound(range(10))) == []

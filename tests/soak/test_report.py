@@ -5,22 +5,22 @@ from soak.report import Tally, render
 from soak.verification import compare_verification
 
 
-def test_one_finding_makes_a_soak_fail() -> None:
+def test_single_finding_makes_the_result_unclean() -> None:
     tally = Tally()
     tally.count("kills", 3)
     tally.add_result(CheckResult([], intact=5, damaged=1))
     assert tally.is_clean
-    tally.add_findings([Finding(Defect.LOST, "stream", "7 is not there")])
+    tally.add_findings([Finding(Defect.LOST, "stream", "7 is missing")])
     assert not tally.is_clean
     result = {"seed": 1, "seconds": 60.0, **tally.to_json()}
     assert result["found"]["lost"] == 1
     table = render(result)
     assert "| kills | 3 |" in table
     assert "| **lost** | **1** |" in table
-    assert "7 is not there" in table
+    assert "7 is missing" in table
 
 
-def test_appends_that_no_producer_counts_are_those_of_others() -> None:
+def test_appends_without_a_producer_are_counted_as_others() -> None:
     tally = Tally()
     tally.count("appends answered", 10)
     assert tally.to_json()["tried"] == {"appends answered": 10}
@@ -36,7 +36,7 @@ def test_appends_that_no_producer_counts_are_those_of_others() -> None:
     ]
 
 
-def test_verify_must_report_what_cannot_be_read_and_nothing_else() -> None:
+def test_verify_must_report_exactly_the_unreadable_numbers() -> None:
     damage = {"firstSequenceNumber": 5, "lastSequenceNumber": 6}
     report = {"streams": [{"name": "a", "damage": [damage]}, {"name": "b", "damage": []}]}
     assert compare_verification(report, {"a": [range(5, 6), range(6, 7)]}) == []

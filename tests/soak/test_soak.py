@@ -1,4 +1,4 @@
-"""A short soak with a fixed seed: every kind of fault once, and nothing lost."""
+"""A short soak with a fixed seed, which has each kind of fault once."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def test_short_soak_loses_nothing(tmp_path: Path) -> None:
     assert tried["power cuts"] == ROUNDS
     for row in ("appends answered", "kill -9 of the broker", "damaged places"):
         assert tried[row] > 0, row
-    # Nothing is left behind.
+    # The soak deletes its files.
     assert list(tmp_path.iterdir()) == []
