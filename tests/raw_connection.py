@@ -1,4 +1,4 @@
-"""A connection to a broker over a blocking socket, for single requests and answers.
+"""A connection to a broker over a blocking socket, for single requests and responses.
 
 Any number of requests may be in flight. It neither checks arguments nor retries.
 """
@@ -31,7 +31,7 @@ class RawConnection:
         self._reader = stream_socket.makefile("rb")
         self._ids = count()
         try:
-            self._shake_hands(token)
+            self._perform_handshake(token)
         except BaseException:
             self.close()
             raise
@@ -57,7 +57,7 @@ class RawConnection:
         self._reader.close()
         self.socket.close()
 
-    def _shake_hands(self, token: str) -> None:
+    def _perform_handshake(self, token: str) -> None:
         *others, preferred = SUPPORTED_VERSIONS
         request: dict[str, Any] = {
             "requestId": str(next(self._ids)),

@@ -1,4 +1,4 @@
-"""Files in the root of a broker for other programs."""
+"""Files in the root of a broker that other programs read."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_root_is_served_while_its_lock_is_held(tmp_path: Path) -> None:
     assert not is_served(tmp_path)
 
 
-def test_two_readers_do_not_take_each_other_for_a_broker(tmp_path: Path) -> None:
+def test_lock_of_another_reader_is_not_a_broker(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).touch()
     with (tmp_path / LOCK_FILE).open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_SH)

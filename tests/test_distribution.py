@@ -1,4 +1,4 @@
-"""The distribution's name: messages have the one that the project is built with."""
+"""The name of the distribution in messages equals that in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMED_EXTRA = re.compile(r"(?:how_to_install|requirement)\([\"'](\w+)[\"']\)")
 CONFIGURATION = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_distribution_is_the_one_that_is_built() -> None:
+def test_distribution_has_the_name_in_pyproject() -> None:
     assert CONFIGURATION["name"] == DISTRIBUTION
 
 
@@ -24,13 +24,13 @@ def test_install_commands_name_the_distribution_and_the_extra() -> None:
     assert how_to_install("spark") == "pip install 'penstock-streams[spark]'"
 
 
-def test_only_one_module_spells_the_distribution_out() -> None:
+def test_only_one_module_contains_the_name_of_the_distribution() -> None:
     named = {path.name for path in SOURCE.rglob("*.py") if DISTRIBUTION in path.read_text()}
 
     assert named == {"distribution.py"}
 
 
-def test_every_extra_that_is_named_exists() -> None:
+def test_every_mentioned_extra_exists() -> None:
     extras = set()
     for path in SOURCE.rglob("*.py"):
         extras |= set(NAMED_EXTRA.findall(path.read_text()))
@@ -42,7 +42,7 @@ def test_every_extra_that_is_named_exists() -> None:
     assert extras <= set(CONFIGURATION["optional-dependencies"])
 
 
-def test_the_changelog_has_a_dated_section_of_this_version() -> None:
+def test_changelog_has_a_dated_section_for_this_version() -> None:
     changelog = (PROJECT / "CHANGELOG.md").read_text()
 
     assert re.search(rf"^## \[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.M)

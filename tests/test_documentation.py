@@ -1,4 +1,4 @@
-"""What the documentation says is so."""
+"""Examples, links and generated pages of the documentation are correct."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.support import PENSTOCK, TIMEOUT_S, BrokerProcess, clean_environment
 PROJECT = Path(__file__).resolve().parents[1]
 
 
-def test_the_settings_page_is_the_one_that_the_code_makes() -> None:
+def test_settings_page_is_up_to_date() -> None:
     page = (PROJECT / "docs" / "settings.md").read_text()
     assert page == settings_page(), "run `make reference`"
 
 
-def test_the_page_about_the_command_line_is_the_one_that_the_code_makes() -> None:
+def test_cli_page_is_up_to_date() -> None:
     page = (PROJECT / "docs" / "cli.md").read_text()
     assert page == cli_page(), "run `make reference`"
 
 
-def test_the_page_about_metrics_is_the_one_that_the_code_makes() -> None:
+def test_metrics_page_is_up_to_date() -> None:
     page = (PROJECT / "docs" / "metrics.md").read_text()
     assert page == metrics_page(), "run `make reference`"
 
@@ -94,7 +94,7 @@ def test_every_recipe_of_the_cookbook_works(
     assert "stored as 2" in capsys.readouterr().out
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_targets_of_links_between_pages_exist() -> None:
     for page in [
         *PROJECT.glob("*.md"),
         *PROJECT.glob("docs/**/*.md"),
@@ -112,7 +112,7 @@ def test_files_that_a_page_names_exist(page: str) -> None:
         assert (PROJECT / name).exists() or (PROJECT / "src" / "penstock" / name).exists(), name
 
 
-def test_every_module_has_tests_of_its_own() -> None:
+def test_every_module_has_a_test_file() -> None:
     source = PROJECT / "src" / "penstock"
     for module in source.glob("*/**/*.py"):
         if not module.stem.startswith("__"):

@@ -29,7 +29,7 @@ S3_PART = "STREAM_MANAGER_EXPORTER_S3_DESTINATION_MULTIPART_UPLOAD_MIN_PART_SIZE
 @pytest.fixture(autouse=True)
 def in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", "/home/user")
 
 
 def load(
@@ -62,7 +62,7 @@ def certificate(tmp_path: Path) -> dict[str, str]:
 def test_all_settings_have_defaults() -> None:
     settings = load()
 
-    assert settings.root == "/home/somebody/.penstock"
+    assert settings.root == "/home/user/.penstock"
     assert (settings.host, settings.port) == ("127.0.0.1", 8088)
     assert settings.authenticate_client
     assert settings.exporter_max_bandwidth is None
@@ -328,10 +328,10 @@ def test_invalid_partition_key_is_rejected(key: str) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "ü", "x\n"])
 def test_dead_letter_stream_must_be_a_stream_name(name: str) -> None:
-    said = refusal(toml=f"dead_letter_stream = {json.dumps(name)}")
+    message = refusal(toml=f"dead_letter_stream = {json.dumps(name)}")
 
-    assert "dead_letter_stream" in said
-    assert "expected the name of a stream" in said
+    assert "dead_letter_stream" in message
+    assert "expected the name of a stream" in message
     assert "PENSTOCK_DEAD_LETTER_STREAM" in refusal({"PENSTOCK_DEAD_LETTER_STREAM": "a/b"})
 
 
@@ -398,10 +398,10 @@ def test_known_time_zone_of_keys_is_accepted(zone: str) -> None:
     ["", "Mars/Olympus", "+02:00", "Europe", "../zoneinfo/UTC", "/etc/passwd", "x\0", "z" * 300],
 )
 def test_unknown_time_zone_is_rejected(zone: str) -> None:
-    said = refusal(toml=f"s3_key_time_zone = {json.dumps(zone)}")
+    message = refusal(toml=f"s3_key_time_zone = {json.dumps(zone)}")
 
-    assert said.startswith(f"s3_key_time_zone in penstock.toml is {zone!r}: expected UTC, or ")
-    assert "Europe/Berlin" in said
+    assert message.startswith(f"s3_key_time_zone in penstock.toml is {zone!r}: expected UTC, or ")
+    assert "Europe/Berlin" in message
 
 
 def test_utc_needs_no_time_zone_database() -> None:

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without warnings and works without a network."""
+"""The site of the documentation builds without warnings and works offline."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def test_api_reference_describes_public_names(site: Path) -> None:
 
 def test_every_public_name_is_in_the_api_reference(site: Path) -> None:
     pages = "".join(page.read_text() for page in (site / "docs" / "api").glob("*.html"))
-    # A version is no name to look up, and an export configuration is one of five documented types.
-    left_out = {"SDK_VERSION", "ExportConfig"}
+    # A version needs no description, and ExportConfig is a union of documented types.
+    undocumented = {"SDK_VERSION", "ExportConfig"}
     missing = [name for name in sdk.__all__ if f'id="penstock.{name}"' not in pages]
-    assert set(missing) == left_out
+    assert set(missing) == undocumented
 
 
 def test_pages_load_no_assets_from_other_hosts(site: Path) -> None:
     for page in site.rglob("*.html"):
         tags = re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*>", page.read_text())
         foreign = [tag for tag in tags if re.search(r"(?:src|href)=[\"']?(?:https?:)?//", tag)]
-        # A canonical address names the page and loads nothing.
+        # A canonical link loads nothing.
         assert not [tag for tag in foreign if "canonical" not in tag], page
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", sheet.read_text()), sheet
@@ -73,7 +73,7 @@ def test_lists_are_rendered_as_lists(site: Path) -> None:
             assert not re.search(r"\n(?:[-*]|1\.) ", paragraph), f"{page}: {paragraph}"
 
 
-def test_search_works_when_the_site_is_opened_as_files(site: Path) -> None:
+def test_search_works_with_file_urls(site: Path) -> None:
     with open_browser() as browser:
         page = browser.new_page()
         foreign: list[str] = []

@@ -1,7 +1,6 @@
-"""What `make run` starts, looked at in a browser: devices, streams, Spark and a cloud.
+"""`penstock up --sandbox --demo`, viewed in a browser: devices, streams, pipeline and sandbox.
 
-One run for all of these tests, which leave it as they found it. The pictures in the documentation
-are taken here.
+All tests share one run, and undo their changes. They also take the pictures for the documentation.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from tests.web.browser import (
     wants_pictures,
 )
 
-# What the documentation shows, by route: pages on which no path of the machine is to be seen.
+# File names of the pictures for the documentation, by route. These pages show no local paths.
 PICTURES = {
     "/": "dashboard",
     "/streams/turbine-1": "dashboard-stream",
@@ -48,7 +47,7 @@ LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ +[\w.]+: .
 
 
 class Farm:
-    """All of it, while it runs."""
+    """A running `penstock up` with sandbox and demo."""
 
     def __init__(self, root: Path) -> None:
         self.began = time.monotonic()
@@ -56,7 +55,7 @@ class Farm:
         shown = self.up.read_until("Ctrl-C")
         (line,) = [line for line in shown.splitlines() if "exports go to" in line]
         self.cloud = SandboxClient(line.split()[-1])
-        # While others have faults the demo has no outages of its own; nobody calls this service.
+        # The demo injects no outages while a service has a fault. No export calls this service.
         self.cloud.set_fault("iotanalytics", status=503)
         self.link = dashboard_link(Settings(root=str(root)))
 
@@ -115,7 +114,7 @@ def statistics_of(client: StreamManagerClient, name: str) -> ExportStatistics:
 
 
 def behind(export: Locator) -> int:
-    """How many messages, as the page says."""
+    """Returns the number of messages behind that the page shows."""
     text = export.locator(".lag-value").inner_text()
     return 0 if text == "No messages behind" else int(text.split()[0].replace(",", ""))
 
@@ -124,7 +123,7 @@ def is_above_zero(rate: Locator) -> bool:
     return rate.inner_text()[0] in "123456789"
 
 
-def test_devices_append_and_exports_arrive_while_plots_move(page: Page, farm: Farm) -> None:
+def test_devices_append_exports_arrive_and_plots_advance(page: Page, farm: Farm) -> None:
     plot = page.get_by_test_id("plot-messages")
     expect(plot.locator("canvas")).to_be_visible()
     newest = plot.get_attribute("data-newest") or ""
@@ -137,7 +136,7 @@ def test_devices_append_and_exports_arrive_while_plots_move(page: Page, farm: Fa
     wait_until(lambda: farm.cloud.records("s3", "wind-farm"))
 
 
-def test_tasks_of_the_pipeline_are_shown_with_a_link_to_sparks_own_page(page: Page) -> None:
+def test_pipeline_page_shows_tasks_and_a_link_to_the_spark_ui(page: Page) -> None:
     go(page, "/pipeline")
     pipeline = page.get_by_test_id("pipeline")
     expect(pipeline.get_by_test_id("task").first).to_contain_text("deliveries")
@@ -152,20 +151,18 @@ def test_tasks_of_the_pipeline_are_shown_with_a_link_to_sparks_own_page(page: Pa
     assert refused.value.code == 403
 
 
-def test_uploads_of_the_camera_are_listed_as_tasks(page: Page) -> None:
+def test_camera_uploads_are_listed_as_tasks(page: Page) -> None:
     go(page, "/tasks")
     expect(page.get_by_text("success").first).to_be_visible(timeout=TIMEOUT_S * 1000)
 
 
-def test_an_export_that_is_paused_stops_and_one_that_is_resumed_catches_up(
-    page: Page, farm: Farm
-) -> None:
+def test_paused_export_stops_and_resumed_export_catches_up(page: Page, farm: Farm) -> None:
     export = export_of(page, "turbine-2")
     expect(page.get_by_test_id("messages")).to_contain_text("windSpeed")
     export.get_by_role("button", name="Pause to-kinesis").click()
     expect(export).to_have_attribute("data-state", "paused")
     with StreamManagerClient(root=farm.up.root) as client:
-        # What was on its way when it was paused still arrives.
+        # Messages in flight still arrive after the pause.
         wait_until(lambda: not statistics_of(client, "turbine-2").is_leased)
         exported = statistics_of(client, "turbine-2").last_exported_sequence_number
         wait_until(lambda: statistics_of(client, "turbine-2").messages_behind >= 30)
@@ -187,7 +184,7 @@ def test_an_export_that_is_paused_stops_and_one_that_is_resumed_catches_up(
     wait_until(lambda: behind(export) < 30)
 
 
-def test_an_outage_shows_as_lag_and_goes_away(page: Page, farm: Farm) -> None:
+def test_outage_shows_as_lag_until_it_ends(page: Page, farm: Farm) -> None:
     export = export_of(page, "turbine-1")
     farm.cloud.set_fault("kinesis", status=503)
     expect(export).to_have_attribute("data-state", "failing")
@@ -203,12 +200,12 @@ def test_an_outage_shows_as_lag_and_goes_away(page: Page, farm: Farm) -> None:
     wait_until(lambda: behind(export) < 30)
 
 
-@pytest.mark.skipif(
-    not wants_pictures(), reason="nobody wants pictures: DASHBOARD_PICTURES is not set"
-)
+@pytest.mark.skipif(not wants_pictures(), reason="DASHBOARD_PICTURES is not set")
 @pytest.mark.timeout(600)
-def test_pictures_are_taken_when_plots_are_full(browser: Browser, page: Page, farm: Farm) -> None:
-    # From now on the demo has its outages.
+def test_pictures_are_taken_after_plots_have_filled(
+    browser: Browser, page: Page, farm: Farm
+) -> None:
+    # Enables the outages of the demo.
     farm.cloud.clear_faults()
     wait_until(lambda: time.monotonic() - farm.began > PLOTTED_SECONDS, seconds=2 * PLOTTED_SECONDS)
     for route, name in PICTURES.items():
@@ -225,7 +222,7 @@ def test_pictures_are_taken_when_plots_are_full(browser: Browser, page: Page, fa
     farm.cloud.set_fault("iotanalytics", status=503)
 
 
-def test_a_broker_and_a_pipeline_that_are_killed_come_back_and_nothing_is_lost(
+def test_killed_broker_and_pipeline_restart_without_losing_messages(
     page: Page, tab: Tab, farm: Farm
 ) -> None:
     tab.expect(NO_ANSWER)
@@ -247,27 +244,26 @@ def test_a_broker_and_a_pipeline_that_are_killed_come_back_and_nothing_is_lost(
         after = [message.payload for message in client.read_all("turbine-1")]
     assert after[: len(before)] == before
     wait_until(lambda: set(after) <= farm.arrived())
-    # The page has found the broker where it was.
+    # The page has reconnected.
     expect(page.get_by_test_id("plot-messages")).to_be_visible()
     wait_until(lambda: page.get_by_text("Live").is_visible())
 
 
-def test_a_signal_ends_all_of_it(tab: Tab, farm: Farm) -> None:
+def test_sigterm_ends_all_processes_cleanly(tab: Tab, farm: Farm) -> None:
     tab.close()
     children = farm.up.children()
     assert len(children) > 3
 
     farm.up.process.send_signal(signal.SIGTERM)
 
-    code, said = farm.up.end()
+    code, output = farm.up.end()
     assert code == 0
-    # Also those of Java, of Spark's workers, and of what was killed.
-    assert [line for line in said.splitlines() if not LOG_LINE.match(line)] == []
-    # The broker was the last to end, in good order.
-    assert "broker.server: stopped" in said.splitlines()[-1]
+    # This includes lines from Java, from Spark's workers and from killed processes.
+    assert [line for line in output.splitlines() if not LOG_LINE.match(line)] == []
+    # The broker ends last.
+    assert "broker.server: stopped" in output.splitlines()[-1]
     wait_until(lambda: not any(child.is_running() for child in children))
-    # The camera has left no pictures, unless they wait for the next run.
+    # The camera leaves only pictures that the next run will upload.
     camera = farm.up.root.with_name("root-camera")
     assert not camera.exists() or any(camera.iterdir())
-    # Nor does anybody hold the lock of the root.
     assert not is_served(farm.up.root)

@@ -1,4 +1,4 @@
-"""The examples, run as anybody would run them, on readings whose results are known."""
+"""The examples, run as programs on readings with known results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TURBINES = ("turbine-1", "turbine-2", "turbine-3")
 
 
 class Reading(NamedTuple):
-    """Winds are quarters: their sums are exact, in whatever order they are added."""
+    """A reading of a turbine. Winds are quarters, so that sums in any order are exact."""
 
     turbine: str
     second: float
@@ -57,7 +57,7 @@ class Average(NamedTuple):
 
 
 def steady(seconds: range) -> list[Reading]:
-    """Readings of all turbines for each of these seconds; some are of strong wind."""
+    """Returns readings of all turbines for each second, some with strong wind."""
     return [
         Reading(turbine, second + number / 4, 5 + (second * (number + 3) % 29) / 4)
         for second in seconds
@@ -66,7 +66,7 @@ def steady(seconds: range) -> list[Reading]:
 
 
 def averages_of(readings: Iterable[Reading], newest: float) -> list[Average]:
-    """What is known once the newest reading is of this second."""
+    """Returns the averages of the windows that are closed when the newest reading has this time."""
     windows = defaultdict(list)
     for reading in readings:
         windows[int(reading.second) // WINDOW * WINDOW, reading.turbine].append(reading)
@@ -102,7 +102,7 @@ def client(broker: BrokerProcess) -> Iterator[StreamManagerClient]:
 
 
 def append(client: StreamManagerClient, readings: Iterable[Reading]) -> list[tuple[str, int]]:
-    """The turbines and sequence numbers of those that call for an alert."""
+    """Appends readings; returns turbine and sequence number of those with strong wind."""
     alerts = []
     for reading in readings:
         number = client.append_message(reading.turbine, reading.payload)
@@ -113,7 +113,7 @@ def append(client: StreamManagerClient, readings: Iterable[Reading]) -> list[tup
 
 @contextmanager
 def wind_farm(broker: BrokerProcess, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """The example in a process group of its own, as from a terminal; its end is a good one."""
+    """Runs the example in its own process group, and checks that it exits cleanly."""
     process = subprocess.Popen(
         [sys.executable, str(WIND_FARM), "--root", str(broker.root), *flags],
         cwd=broker.root.parent,
@@ -126,8 +126,8 @@ def wind_farm(broker: BrokerProcess, *flags: str) -> Iterator[subprocess.Popen[s
     )
     try:
         yield process
-        said, _ = process.communicate(timeout=TIMEOUT_S)
-        assert (process.returncode, said) == (0, "")
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+        assert (process.returncode, output) == (0, "")
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -156,7 +156,7 @@ def stored_alerts(client: StreamManagerClient) -> list[tuple[str, int]]:
 
 
 @pytest.mark.full
-def test_the_wind_farm_runs_until_it_is_interrupted_and_averages_every_reading_that_is_not_too_late(
+def test_wind_farm_runs_until_interrupted_and_averages_all_readings_that_are_not_late(
     broker: BrokerProcess, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     first = steady(range(100))
@@ -173,7 +173,7 @@ def test_the_wind_farm_runs_until_it_is_interrupted_and_averages_every_reading_t
         meanwhile = [Reading("turbine-2", 99, 12)]
         alerts += append(client, meanwhile)
         wait_until(are_stored, "the next alert", TIMEOUT_S)
-        # With the second batch it knows what the first one has made too late.
+        # The second batch uses the watermark of the first.
         commits = tmp_path / "wind-farm" / "checkpoints" / "averages" / "commits"
         wait_until((commits / "1").exists, "two batches of averages", TIMEOUT_S)
 
@@ -182,7 +182,7 @@ def test_the_wind_farm_runs_until_it_is_interrupted_and_averages_every_reading_t
     assert stored_averages(tmp_path) == averages_of(first, newest=99.5)
     assert sorted(stored_alerts(client)) == sorted(alerts)
 
-    # The window that ends with second 70 was still open, all before it were not.
+    # The window that ends at second 70 is still open. Earlier windows are closed.
     in_time = [Reading("turbine-1", 69, 20), Reading("turbine-2", 61, 4)]
     too_late = [Reading("turbine-1", 59, 20), Reading("turbine-2", 3, 4)]
     later = [*in_time, *steady(range(100, 160))]

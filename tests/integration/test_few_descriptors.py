@@ -1,4 +1,4 @@
-"""A real broker with far more streams than the system allows it open files."""
+"""A broker process with more streams than open files are allowed."""
 
 from __future__ import annotations
 

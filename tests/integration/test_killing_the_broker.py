@@ -1,4 +1,4 @@
-"""`kill -9` of a real broker under load: what it answered for is there, byte for byte, once."""
+"""`kill -9` of a broker process under load: acknowledged messages survive unchanged, once."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WINDOW = 50
 STREAMS: dict[str, dict[str, object]] = {
     "plain": {},
     "flushed": {"flushOnWrite": True},
-    # Segments that roll all the time, so that kills hit the moment between two of them.
+    # Segments roll often, so that kills hit the change of segments.
     "small segments": {"streamSegmentSize": 16_384},
 }
 
 
 class Producer(threading.Thread):
-    """Appends on one connection, several at a time, until the broker is gone."""
+    """Pipelines appends on one connection until the broker is killed."""
 
     def __init__(self, broker: BrokerProcess, stream: str, round_number: int) -> None:
         super().__init__(daemon=True)
@@ -38,7 +38,7 @@ class Producer(threading.Thread):
         self.sent: list[bytes] = []
 
     def wait_for_answers(self, count: int) -> None:
-        wait_until(lambda: len(self.answered) >= count, "appends that are answered")
+        wait_until(lambda: len(self.answered) >= count, "acknowledged appends")
 
     def run(self) -> None:
         waiting: dict[str, bytes] = {}
@@ -80,7 +80,7 @@ def read_all(connection: RawConnection, stream: str) -> dict[int, bytes]:
             stored[message["sequenceNumber"]] = message["payload"]
 
 
-def test_every_answered_append_survives_kills_under_load(broker: BrokerProcess) -> None:
+def test_acknowledged_appends_survive_kills_under_load(broker: BrokerProcess) -> None:
     with broker.connect() as connection:
         for name, fields in STREAMS.items():
             definition = {"name": name, "strategyOnFull": 1, "maxSize": 1 << 30, **fields}
@@ -96,7 +96,9 @@ def test_every_answered_append_survives_kills_under_load(broker: BrokerProcess) 
         broker.kill()
         for name, producer in producers.items():
             producer.join()
-            assert not answered[name].keys() & producer.answered.keys(), "a number was used twice"
+            assert not answered[name].keys() & producer.answered.keys(), (
+                "a sequence number was assigned twice"
+            )
             answered[name] |= producer.answered
             sent[name] |= set(producer.sent)
         broker.start()
@@ -105,7 +107,7 @@ def test_every_answered_append_survives_kills_under_load(broker: BrokerProcess) 
                 stored = read_all(connection, name)
                 assert list(stored) == list(range(len(stored)))
                 lost = answered[name].items() - stored.items()
-                assert not lost, f"{len(lost)} answered messages of {name} are not there"
-                assert set(stored.values()) <= sent[name], "something that nobody sent"
-                assert max(Counter(stored.values()).values()) == 1, "a message is there twice"
+                assert not lost, f"{len(lost)} acknowledged messages of {name} are missing"
+                assert set(stored.values()) <= sent[name], "a stored message was not sent"
+                assert max(Counter(stored.values()).values()) == 1, "a message is stored twice"
     assert "damaged" not in broker.log

@@ -1,7 +1,7 @@
-"""A real Spark cluster on this machine: a master, two workers, and executors that they start.
+"""A Spark cluster on this machine: a master, two workers and their executors.
 
-The driver is a program in a process of its own. What it reads and writes is read and written by
-the executors, which know of the broker only what the driver tells them.
+The driver is a separate process. Executors read and write streams, and get the address of the
+broker from the driver only.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def save(rows, stream):
 def collect(via):
     before = client.statistics().messages_read
     rows = [(row.sequence_number, row.payload.decode()) for row in read(via=via).collect()]
-    return {"rows": rows, "asked of the broker": client.statistics().messages_read - before}
+    return {"rows": rows, "read from the broker": client.statistics().messages_read - before}
 
 
 def describe(rows):
@@ -128,16 +128,16 @@ class Cluster(NamedTuple):
     environment: dict[str, str]
 
     def processes(self, worker_pid: int, word: str = "") -> list[psutil.Process]:
-        """What a worker has started, directly or not, with a word in the command line."""
+        """Returns descendants of a worker whose command lines have this word."""
         found = []
         for child in psutil.Process(worker_pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # also of one that has just ended
+            with suppress(psutil.NoSuchProcess):  # also raised for a process that has just ended
                 if word in " ".join(child.cmdline()):
                     found.append(child)
         return found
 
     def find_task(self) -> int:
-        """The worker on which the only task of a pipeline runs."""
+        """Returns the worker that runs the only task of a pipeline."""
         pids = self.worker_pids
         (found,) = wait_until(lambda: [pid for pid in pids if self.processes(pid, _TASK)])
         return found
@@ -150,12 +150,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(directory: Path) -> dict[str, str]:
-    """That of somebody who has set no variables of Spark and Java but these."""
+    """The environment of the cluster, without other variables of Spark and Java."""
     variables = bare_environment(XDG_CACHE_HOME=str(directory / "cache"))
     java_home = java_home_for_spark(find_java(variables).home, variables)
     return variables | {
         "JAVA_HOME": str(java_home),
-        # Without the zipped PySpark, which each of a dozen processes would compile.
+        # Avoids the zipped PySpark, which each process would compile.
         "PYSPARK_PYTHON": str(worker_python(sys.executable, variables)),
         "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
         "SPARK_DAEMON_MEMORY": "256m",
@@ -193,7 +193,7 @@ def cluster(environment: dict[str, str], directory: Path) -> Iterator[Cluster]:
 def running_group(
     command: list[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with all that it has started."""
+    """Runs a process; kills it and its descendants at the end of the block."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -207,7 +207,7 @@ def running_group(
     try:
         yield process
     finally:
-        # Workers of Python have groups of their own; they end when their executor does.
+        # Python workers have their own process groups, and end with their executor.
         children = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -221,7 +221,7 @@ def wait_for_line(log: Path, pattern: str) -> str:
 
 
 def run_driver(cluster: Cluster, broker: BrokerProcess, directory: Path) -> dict[str, Any]:
-    """What it has found out, which is all that it printed."""
+    """Runs the driver program; returns the facts that it prints."""
     script = directory / "driver.py"
     script.write_text(DRIVER)
     words = (cluster.master, broker.root, directory / "checkpoint", QUICK_JAVA)
@@ -240,9 +240,7 @@ def run_driver(cluster: Cluster, broker: BrokerProcess, directory: Path) -> dict
 
 
 @pytest.mark.full
-def test_the_executors_of_a_cluster_read_and_write_streams(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_executors_read_and_write_streams(cluster: Cluster, tmp_path: Path) -> None:
     readings = [f"reading {number}" for number in range(100)]
     with (
         BrokerProcess(tmp_path / "root") as broker,
@@ -262,8 +260,8 @@ def test_the_executors_of_a_cluster_read_and_write_streams(
             assert set(cluster.worker_pids) & set(task["parents"])
             assert facts["driver"] not in task["parents"]
         rows = [list(row) for row in enumerate(readings)]
-        assert facts["files"] == {"rows": rows, "asked of the broker": 0}
-        assert facts["wire"] == {"rows": rows, "asked of the broker": 100}
+        assert facts["files"] == {"rows": rows, "read from the broker": 0}
+        assert facts["wire"] == {"rows": rows, "read from the broker": 100}
 
         def payloads(stream: str) -> list[str]:
             return [message.payload.decode() for message in client.read_all(stream)]
@@ -273,7 +271,7 @@ def test_the_executors_of_a_cluster_read_and_write_streams(
 
 
 class ClusterExports:
-    """A broker, a cloud, and a pipeline that has all cores of the cluster."""
+    """A broker, a sandbox, and a pipeline that uses all cores of the cluster."""
 
     def __init__(self, cluster: Cluster, cloud: Sandbox, directory: Path) -> None:
         self.cloud = cloud
@@ -281,7 +279,7 @@ class ClusterExports:
         self._variables = {
             name: cluster.environment[name] for name in ("JAVA_HOME", "SPARK_LOCAL_IP")
         }
-        # A killed Java leaves files there.
+        # A killed Java process leaves files in this directory.
         java_options = f"{QUICK_JAVA} -Djava.io.tmpdir={directory}"
         self._flags = (
             *("--master", cluster.master),
@@ -316,7 +314,7 @@ class ClusterExports:
         return Backlog(self.broker, self.cloud, kinesis)
 
     def check_log(self) -> None:
-        """The first pipeline has logged nothing but that executors were lost, if Spark told it."""
+        """Checks that the first pipeline has logged only lost executors."""
         for line in self.pipeline.log_lines:
             assert re.search("task . ended: .*ExecutorLostFailure", line), line
 
@@ -332,7 +330,7 @@ def exports(cluster: Cluster, directory: Path) -> Iterator[ClusterExports]:
 
 @pytest.fixture(scope="module")
 def second(exports: ClusterExports, directory: Path) -> Iterator[PipelineProcess]:
-    """A pipeline that waits for the cores of the first one; its Python has no packages."""
+    """A pipeline that waits for the cores of the first one. Its Python has no packages."""
     venv.create(directory / "bare")
     pipeline = exports.make_pipeline("second", str(directory / "bare" / "bin" / "python"))
     pipeline.launch()
@@ -341,14 +339,14 @@ def second(exports: ClusterExports, directory: Path) -> Iterator[PipelineProcess
         pipeline.kill()
 
 
-# It starts while the tests of the first one run.
+# The second pipeline starts during the tests of the first.
 @pytest.mark.usefixtures("second")
 def test_exports_continue_after_an_executor_is_killed(
     cluster: Cluster, exports: ClusterExports
 ) -> None:
     backlog = exports.make_backlog()
     (executor,) = cluster.processes(cluster.find_task(), _EXECUTOR)
-    # The option --conf arrived, and credentials came from the driver alone.
+    # Options of --conf arrive. Credentials come from the driver, not from the environment.
     assert "-Xmx512M" in executor.cmdline()
     assert not [name for name in executor.environ() if name.startswith("AWS_")]
 
@@ -379,13 +377,13 @@ def test_exports_continue_on_the_other_worker_after_one_is_killed(
     exports.check_log()
 
 
-def test_a_pipeline_without_cores_logs_once_that_it_waits(second: PipelineProcess) -> None:
+def test_pipeline_without_cores_logs_once_that_it_waits(second: PipelineProcess) -> None:
     wait_until(lambda: second.log)
     (line,) = second.log_lines
     assert "Spark has no cores for the tasks of this pipeline: it waits for other" in line
 
 
-def test_a_pipeline_on_a_cluster_ends_cleanly(cluster: Cluster, exports: ClusterExports) -> None:
+def test_pipeline_on_a_cluster_ends_cleanly(cluster: Cluster, exports: ClusterExports) -> None:
     config = HTTPConfig("h", uri=exports.cloud.http_url("the-end"))
     exports.client.create_message_stream(
         MessageStreamDefinition(
@@ -405,7 +403,7 @@ def test_a_pipeline_on_a_cluster_ends_cleanly(cluster: Cluster, exports: Cluster
     exports.check_log()
 
 
-def test_a_package_that_workers_lack_is_named_in_one_line(
+def test_missing_package_of_workers_is_reported_in_one_line(
     exports: ClusterExports, second: PipelineProcess
 ) -> None:
     exports.pipeline.stop()

@@ -1,4 +1,4 @@
-"""The archives that a release uploads: those of DIST, or else built for the tests."""
+"""The archives of a release: from the directory in DIST, or built for the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel and the source distribution: what is in them, and what is not."""
+"""Contents of the wheel and of the source distribution."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.distribution import DISTRIBUTION
 from tests.packaging.conftest import PROJECT, Archives
 
 PREFIX = f"{DISTRIBUTION.replace('-', '_')}-{__version__}"
-# No part of a source distribution: the tools of a clone, and the documentation as a site.
+# Not in a source distribution: tools of a clone, and the site of the documentation.
 ONLY_IN_A_CLONE = (
     ".ci/",
     ".github/",
@@ -37,12 +37,12 @@ def files_of_the_sdist(archives: Archives) -> set[str]:
         return {name.removeprefix(f"{PREFIX}/") for name in sdist.getnames()}
 
 
-def test_archives_have_the_name_and_the_version(archives: Archives) -> None:
+def test_archives_have_name_and_version(archives: Archives) -> None:
     assert archives.wheel.name == f"{PREFIX}-py3-none-any.whl"
     assert archives.sdist.name == f"{PREFIX}.tar.gz"
 
 
-def test_metadata_is_valid_and_that_of_the_project(archives: Archives) -> None:
+def test_metadata_is_valid_and_matches_the_project(archives: Archives) -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     with zipfile.ZipFile(archives.wheel) as wheel:
         metadata = Metadata.from_email(wheel.read(f"{PREFIX}.dist-info/METADATA"), validate=True)
@@ -54,7 +54,7 @@ def test_metadata_is_valid_and_that_of_the_project(archives: Archives) -> None:
     assert metadata.license_expression == project["license"]
 
 
-def test_the_wheel_has_the_package_and_nothing_else(archives: Archives) -> None:
+def test_wheel_has_only_the_package(archives: Archives) -> None:
     source = PROJECT / "src"
     expected = {
         str(path.relative_to(source))
@@ -69,9 +69,9 @@ def test_the_wheel_has_the_package_and_nothing_else(archives: Archives) -> None:
     assert f"{PREFIX}.dist-info/licenses/LICENSE" in found
 
 
-def test_the_source_distribution_has_all_that_git_tracks(archives: Archives) -> None:
+def test_source_distribution_has_all_tracked_files(archives: Archives) -> None:
     if not (PROJECT / ".git").exists():
-        pytest.skip("this is no clone")
+        pytest.skip("not a clone")
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=PROJECT, check=True, capture_output=True, text=True
     ).stdout.split("\0")
@@ -84,7 +84,7 @@ def test_the_source_distribution_has_all_that_git_tracks(archives: Archives) -> 
     assert expected - files_of_the_sdist(archives) == set()
 
 
-def test_the_source_distribution_has_no_files_of_an_installation(archives: Archives) -> None:
+def test_source_distribution_has_no_installed_files(archives: Archives) -> None:
     directories = {name.partition("/")[0] for name in files_of_the_sdist(archives)}
 
     assert directories.isdisjoint({".venv", ".sdks", ".run", "dist"})

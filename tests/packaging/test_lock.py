@@ -1,4 +1,4 @@
-"""requirements.lock: in step with pyproject.toml, and installable from any package index."""
+"""requirements.lock matches pyproject.toml and works with any package index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIGURATION = tomllib.loads((PROJECT / "pyproject.toml").read_text())
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 
-def wanted() -> list[Requirement]:
+def requirements() -> list[Requirement]:
     project = CONFIGURATION["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     groups.append(CONFIGURATION["build-system"]["requires"])
@@ -44,7 +44,7 @@ def test_every_requirement_is_pinned_within_its_range(python: str) -> None:
             assert canonicalize_name(pin.name) not in versions
             versions[canonicalize_name(pin.name)] = Version(specifier.version)
 
-    for requirement in wanted():
+    for requirement in requirements():
         version = versions.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement} is not locked: run `make lock`"
         assert requirement.specifier.contains(version, prereleases=True), (
@@ -59,7 +59,7 @@ def test_every_pin_has_hashes() -> None:
     assert all("--hash=sha256:" in block for block in blocks)
 
 
-def test_no_package_index_is_named() -> None:
+def test_lock_names_no_package_index() -> None:
     assert "://" not in LOCK
     assert "--index" not in LOCK
     assert "--find-links" not in LOCK

@@ -1,6 +1,6 @@
 """The wheel in an empty environment, as a user installs it: with and without extras.
 
-pip gets the dependencies from the package index that it is set up with.
+pip installs the dependencies from its configured package index.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tests.support import TIMEOUT_S, append, bare_environment, create, read, wai
 
 pytestmark = pytest.mark.full
 
-# Spark and Java have to be downloaded, once.
+# Includes the download of Spark and Java.
 INSTALL_S = 1800
 EXTRAS = "fast,web,spark,sandbox,java"
 
 
 class Installation:
-    """An environment of its own, without a way to this project's packages."""
+    """A virtual environment without access to this project's packages."""
 
     def __init__(self, directory: Path) -> None:
         venv.create(directory, with_pip=True)
@@ -46,9 +46,9 @@ class Installation:
     def penstock(self) -> Path:
         return self._directory / "bin" / "penstock"
 
-    def install(self, wanted: str) -> None:
+    def install(self, requirement: str) -> None:
         pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        self._run("python", *pip, wanted, seconds=INSTALL_S)
+        self._run("python", *pip, requirement, seconds=INSTALL_S)
 
     def run_python(self, code: str) -> str:
         return self._run("python", "-c", code)
@@ -83,12 +83,12 @@ class Installation:
 def installation(tmp_path: Path) -> Iterator[Installation]:
     directory = tmp_path / "venv"
     yield Installation(directory)
-    # Spark and Java are too large to be kept for a look.
+    # Spark and Java are too large for pytest to keep.
     shutil.rmtree(directory)
 
 
 @pytest.mark.timeout(INSTALL_S + 900)
-def test_the_demo_exports_from_the_wheel(
+def test_demo_exports_from_the_wheel(
     archives: Archives,
     installation: Installation,
     tmp_path: Path,
@@ -111,7 +111,7 @@ def test_the_demo_exports_from_the_wheel(
         wait_until(lambda: cloud.payloads("kinesis", "wind-farm"))
         children = up.children()
         up.process.send_signal(signal.SIGINT)
-        code, said = up.end()
+        code, output = up.end()
     finally:
         for child in [*children, *up.children()]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -120,11 +120,11 @@ def test_the_demo_exports_from_the_wheel(
             up.process.kill()
 
     assert code == 0
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 @pytest.mark.timeout(INSTALL_S + 900)
-def test_without_extras_the_wheel_serves(
+def test_wheel_without_extras_serves(
     archives: Archives, installation: Installation, tmp_path: Path
 ) -> None:
     installation.install(str(archives.wheel))
@@ -153,10 +153,12 @@ def test_without_extras_the_wheel_serves(
 
 
 @pytest.mark.timeout(INSTALL_S + 900)
-def test_an_extra_is_added_as_messages_say(archives: Archives, installation: Installation) -> None:
+def test_extra_is_installed_with_the_suggested_requirement(
+    archives: Archives, installation: Installation
+) -> None:
     installation.install(str(archives.wheel))
 
-    # Also where the index does not have the distribution: the installed one says what is missing.
+    # pip needs no index for the installed distribution, only for the missing packages.
     installation.install(requirement("web"))
 
     installation.run_python("import starlette, penstock.web.server")
