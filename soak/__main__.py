@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument(
         "--directory",
         type=Path,
-        # Not /tmp, which is memory on many machines.
+        # /tmp is in memory on many machines.
         default=Path("/var/tmp"),
         help="directory for stores and logs (default: %(default)s)",
     )

@@ -31,7 +31,7 @@ from tests.raw_connection import RawConnection
 PROJECT = Path(__file__).resolve().parents[1]
 SDK_PYTHON = PROJECT / ".sdks" / "stream-manager-1.1.2" / "bin" / "python"
 
-_WINDOW = 40
+_MAX_IN_FLIGHT = 40
 
 
 def is_refused(message: str) -> bool:
@@ -70,20 +70,20 @@ class PipelinedProducer(Producer):
         if self._connection is None:
             self._connection = self.broker.connect()
         while self.may_work:
-            waiting: dict[str, tuple[SourceLedger, int]] = {}
+            pending: dict[str, tuple[SourceLedger, int]] = {}
             for source in self.sources:
-                counter = source.send(_WINDOW)
-                for place in range(counter, counter + _WINDOW):
+                counter = source.send(_MAX_IN_FLIGHT)
+                for place in range(counter, counter + _MAX_IN_FLIGHT):
                     request = self._connection.send(
                         Operation.AppendMessage,
                         name=source.stream,
                         payload=make_payload(source.name, place),
                     )
-                    waiting[request] = source, place
-            count = len(waiting)
-            while waiting:
+                    pending[request] = source, place
+            count = len(pending)
+            while pending:
                 _, response = self._connection.receive()
-                source, place = waiting.pop(response["requestId"])
+                source, place = pending.pop(response["requestId"])
                 if response["status"] == ResponseStatusCode.Success:
                     source.answer(place, response["sequenceNumber"])
                     self.answers += 1

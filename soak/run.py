@@ -99,10 +99,10 @@ def _make_arenas(
                 try:
                     run(disk)
                 except BaseException:
-                    _keep(disk)
+                    _copy_disk(disk)
                     raise
                 if options.keep or not tally.is_clean:
-                    _keep(disk)
+                    _copy_disk(disk)
 
         return run_on_disk
 
@@ -116,7 +116,7 @@ def _make_arenas(
     return arenas
 
 
-def _keep(disk: SmallDisk) -> None:
+def _copy_disk(disk: SmallDisk) -> None:
     """Copies the files of a disk before it is unmounted."""
     disk.free()
     kept = disk.directory.with_name(f"{disk.directory.name}-kept")
