@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_NOBODY = 65_534
+_UNPRIVILEGED_USER_ID = 65_534
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def as_unprivileged_user() -> Iterator[None]:
     """Runs as an unprivileged user if this process is root."""
     user = os.geteuid()
     if user == 0:
-        os.seteuid(_NOBODY)
+        os.seteuid(_UNPRIVILEGED_USER_ID)
     try:
         yield
     finally:
