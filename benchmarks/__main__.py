@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument(
         "--directory",
         type=Path,
-        # Not /tmp, which is memory on many machines.
+        # /tmp is in memory on many machines.
         default=Path("/var/tmp"),
         help="directory for the files of the servers (default: %(default)s)",
     )

@@ -28,19 +28,21 @@ MIN_RATIOS_MANY = {REDIS: 1.5, REDIS_HIREDIS: 1.5, NATS: 5.0}
 
 def measure_unflushed(directory: Path, scale: Scale) -> Iterator[Comparison]:
     with connected(directory) as systems:
-        yield _one_at_a_time(systems, scale.one_at_a_time, scale.short_repetitions, flushed=False)
-        yield _many(systems, scale.many, scale.repetitions, flushed=False)
+        yield _measure_one_at_a_time(
+            systems, scale.one_at_a_time, scale.short_repetitions, flushed=False
+        )
+        yield _measure_many(systems, scale.many, scale.repetitions, flushed=False)
 
 
 def measure_flushed(directory: Path, scale: Scale) -> Iterator[Comparison]:
     with connected(directory, flush_on_write=True) as systems:
-        yield _one_at_a_time(
+        yield _measure_one_at_a_time(
             systems, scale.one_at_a_time_flushed, scale.short_repetitions, flushed=True
         )
-        yield _many(systems, scale.many, scale.repetitions, flushed=True)
+        yield _measure_many(systems, scale.many, scale.repetitions, flushed=True)
 
 
-def _one_at_a_time(
+def _measure_one_at_a_time(
     systems: Systems, messages: int, repetitions: int, *, flushed: bool
 ) -> Comparison:
     payloads = make_payloads(messages)
@@ -52,14 +54,16 @@ def _one_at_a_time(
         figures = measure_rates(workloads, messages, repetitions)
     return Comparison.of_rates(
         "one-at-a-time-flushed" if flushed else "one-at-a-time",
-        f"Appends of {MESSAGE_BYTES} bytes, one at a time{_flushed(flushed)}",
+        f"Appends of {MESSAGE_BYTES} bytes, one at a time{_title_suffix(flushed)}",
         figures,
         MIN_RATIOS_ONE_AT_A_TIME,
         systems.notes,
     )
 
 
-def _many(systems: Systems, messages: int, repetitions: int, *, flushed: bool) -> Comparison:
+def _measure_many(
+    systems: Systems, messages: int, repetitions: int, *, flushed: bool
+) -> Comparison:
     payloads = make_payloads(messages)
     workloads = [
         Workload(name, partial(client.append_many, payloads), client.empty)
@@ -72,12 +76,12 @@ def _many(systems: Systems, messages: int, repetitions: int, *, flushed: bool) -
         workloads.append(Workload(AWS, partial(systems.aws.append_many, few), divisor=AWS_DIVISOR))
     return Comparison.of_rates(
         "many-flushed" if flushed else "many",
-        f"Appends of {MESSAGE_BYTES} bytes, many at a time{_flushed(flushed)}",
+        f"Appends of {MESSAGE_BYTES} bytes, many at a time{_title_suffix(flushed)}",
         measure_rates(workloads, messages, repetitions),
         MIN_RATIOS_MANY,
         systems.notes,
     )
 
 
-def _flushed(flushed: bool) -> str:
+def _title_suffix(flushed: bool) -> str:
     return ", on the disk before the answer" if flushed else ""

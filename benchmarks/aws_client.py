@@ -45,14 +45,14 @@ def read(client: Any, total: int, count: int) -> None:
         assert len(client.read_messages(STREAM, options)) == count
 
 
-WORK: dict[str, Callable[..., None]] = {"append": append, "read": read}
+COMMANDS: dict[str, Callable[..., None]] = {"append": append, "read": read}
 
 
 def main() -> None:
     client = StreamManagerClient()
     for line in sys.stdin:
-        task = json.loads(line)
-        WORK[task.pop("work")](client, **task)
+        arguments = json.loads(line)
+        COMMANDS[arguments.pop("command")](client, **arguments)
         print("done", flush=True)
     client.close()
 

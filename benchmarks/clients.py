@@ -115,19 +115,19 @@ class AwsPy:
             os.sched_setaffinity(int(task.name), cores)
 
     def append_one_at_a_time(self, payloads: Sequence[bytes]) -> None:
-        self._execute(work="append", count=len(payloads), size=len(payloads[0]))
+        self._execute(command="append", count=len(payloads), size=len(payloads[0]))
 
     def append_many(self, payloads: Sequence[bytes]) -> None:
         """Appends from eight threads that share the client, because it cannot pipeline requests."""
-        self._execute(work="append", count=len(payloads), size=len(payloads[0]), threads=8)
+        self._execute(command="append", count=len(payloads), size=len(payloads[0]), threads=8)
 
     def read(self, total: int, count: int) -> None:
-        self._execute(work="read", total=total, count=count)
+        self._execute(command="read", total=total, count=count)
 
-    def _execute(self, **task: Any) -> None:
+    def _execute(self, **arguments: Any) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(task) + "\n")
+        self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if answer != "done\n":

@@ -132,8 +132,8 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
     unwatched = UnwatchedPenstock(directory / "unwatched")
     with running(watched, unwatched), _devices(watched) as ours, _devices(unwatched) as theirs:
         viewer = Viewer(watched.url)
-        yield _at_full_speed(ours, theirs, viewer, scale)
-        yield _at_a_pace(ours, theirs, viewer, scale)
+        yield _measure_full_load(ours, theirs, viewer, scale)
+        yield _measure_paced_load(ours, theirs, viewer, scale)
         yield Comparison(
             "dashboard memory",
             f"Memory of a broker with {STREAMS} streams",
@@ -152,7 +152,7 @@ def _devices(server: Penstock) -> Iterator[Devices]:
     devices.close()
 
 
-def _at_full_speed(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale) -> Comparison:
+def _measure_full_load(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale) -> Comparison:
     # A run takes several seconds, so that it includes polls, which are a second apart.
     payloads = make_payloads(scale.many) * 5
 
@@ -169,7 +169,7 @@ def _at_full_speed(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale)
     )
 
 
-def _at_a_pace(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale) -> Comparison:
+def _measure_paced_load(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale) -> Comparison:
     payloads = make_payloads(_BATCH_SIZE)
     shares: dict[str, list[float]] = {ours.server.name: [], theirs.server.name: []}
     seconds = scale.idle_seconds

@@ -173,8 +173,8 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
         "edge-cost memory",
         f"Memory, {_LOAD}",
         Unit.MEGABYTES,
-        _figures({**parts, **peer_busy.megabytes, BROKER: busy.megabytes[BROKER]}),
-        {PIPELINE: _at_most(MAX_PIPELINE_MEGABYTES, busy.megabytes[PIPELINE])},
+        _single_figures({**parts, **peer_busy.megabytes, BROKER: busy.megabytes[BROKER]}),
+        {PIPELINE: _max_target(MAX_PIPELINE_MEGABYTES, busy.megabytes[PIPELINE])},
     )
     starts = {name: Figure(tuple(runs)) for name, runs in first_exports.items()}
     yield Comparison(
@@ -182,7 +182,7 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
         "From the start of penstock up to the arrival of the first export",
         Unit.SECONDS,
         starts,
-        {PIPELINE: _at_most(MAX_FIRST_EXPORT_SECONDS, starts[PIPELINE].median)},
+        {PIPELINE: _max_target(MAX_FIRST_EXPORT_SECONDS, starts[PIPELINE].median)},
         notes=("after penstock pipeline --archive-classes",),
     )
 
@@ -194,16 +194,16 @@ def _compare_shares(name: str, title: str, ours: Cost, peers: Cost) -> Iterator[
             f"edge-cost {name} {program.removeprefix('Penstock ')}",
             title,
             Unit.CORE_SHARE,
-            _figures({program: share, peer: peers.shares[peer]}),
-            {program: _at_most(wanted, share)} if wanted else {},
+            _single_figures({program: share, peer: peers.shares[peer]}),
+            {program: _max_target(wanted, share)} if wanted else {},
         )
 
 
-def _figures(values: dict[str, float]) -> dict[str, Figure]:
+def _single_figures(values: dict[str, float]) -> dict[str, Figure]:
     return {name: Figure((value,)) for name, value in values.items()}
 
 
-def _at_most(wanted: float, got: float) -> Target:
+def _max_target(wanted: float, got: float) -> Target:
     return Target(wanted, got, is_maximum=True, is_ratio=False)
 
 

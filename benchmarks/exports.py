@@ -164,7 +164,7 @@ class ExportBench:
         self.resume(*names)
         self.kinesis.wait_for(before + records)
 
-    def drop(self, *names: str) -> None:
+    def delete_streams(self, *names: str) -> None:
         for name in names:
             with suppress(Exception):
                 self.client.delete_message_stream(name)
@@ -188,7 +188,7 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
                 bench.client.close()
 
 
-def _loop(bench: ExportBench, records: int) -> None:
+def _put_in_loop(bench: ExportBench, records: int) -> None:
     for _ in range(records // _RECORDS_PER_CALL):
         bench.boto3.put_records(
             StreamName="loop",
@@ -203,15 +203,15 @@ def _compare_rates(bench: ExportBench, scale: Scale) -> Comparison:
     names: list[str] = []
 
     def prepare() -> None:
-        bench.drop(*names)
+        bench.delete_streams(*names)
         names[:] = [bench.create(scale.exported)]
 
     workloads = [
         Workload("Penstock", lambda: bench.export(names, scale.exported), prepare),
-        Workload(LOOP, lambda: _loop(bench, scale.exported // 4), divisor=4),
+        Workload(LOOP, lambda: _put_in_loop(bench, scale.exported // 4), divisor=4),
     ]
     figures = measure_rates(workloads, scale.exported, scale.repetitions)
-    bench.drop(*names)
+    bench.delete_streams(*names)
     return Comparison.of_rates(
         "exports",
         "Exports of 256-byte messages to Kinesis, one stream with one export",
@@ -225,16 +225,16 @@ def _compare_many(bench: ExportBench, scale: Scale) -> Comparison:
     each = scale.exported // _STREAMS // _EXPORTS
 
     def prepare() -> None:
-        bench.drop(*names)
+        bench.delete_streams(*names)
         names[:] = [bench.create(each, _EXPORTS) for _ in range(_STREAMS)]
 
     records = each * _STREAMS * _EXPORTS
     workloads = [
         Workload("Penstock", lambda: bench.export(names, records), prepare),
-        Workload(LOOP, lambda: _loop(bench, records // 4), divisor=4),
+        Workload(LOOP, lambda: _put_in_loop(bench, records // 4), divisor=4),
     ]
     figures = measure_rates(workloads, records, scale.repetitions)
-    bench.drop(*names)
+    bench.delete_streams(*names)
     return Comparison.of_rates(
         "exports-many",
         f"{_STREAMS} streams with {_EXPORTS} exports each, one pipeline",
@@ -250,8 +250,8 @@ def _compare_latencies(bench: ExportBench, scale: Scale) -> Comparison:
     rounds: dict[str, list[list[float]]] = {name: [] for name in streams}
     for _ in range(scale.latency_rounds):
         for name, stream in streams.items():
-            rounds[name].append(_latencies(bench, scale.latency_messages, stream))
-    bench.drop(urgent, usual)
+            rounds[name].append(_measure_latencies(bench, scale.latency_messages, stream))
+    bench.delete_streams(urgent, usual)
     figures = {
         f"{name}, p{percent}": Figure(tuple(_percentile(run, percent) for run in runs))
         for name, runs in rounds.items()
@@ -268,7 +268,7 @@ def _compare_latencies(bench: ExportBench, scale: Scale) -> Comparison:
     )
 
 
-def _latencies(bench: ExportBench, messages: int, stream: str | None) -> list[float]:
+def _measure_latencies(bench: ExportBench, messages: int, stream: str | None) -> list[float]:
     return _wait_for_latencies(bench, [_send(bench, stream) for _ in range(messages + 20)][20:])
 
 
@@ -301,8 +301,8 @@ def _measure_urgent(bench: ExportBench, scale: Scale) -> Comparison:
         before = bench.kinesis.counts()["records"]
         bench.resume(urgent, backlog)
         bench.kinesis.wait_for(before + scale.exported // 4)
-        worst.append(max(_latencies(bench, 20, urgent)))
-        bench.drop(backlog, urgent)
+        worst.append(max(_measure_latencies(bench, 20, urgent)))
+        bench.delete_streams(backlog, urgent)
     figure = Figure(tuple(worst))
     backlog_size = f"{scale.exported * _BACKLOG_FACTOR:,}"
     return Comparison(
@@ -326,7 +326,7 @@ def _measure_after_idling(bench: ExportBench, scale: Scale) -> Comparison:
     for _ in range(scale.latency_rounds):
         time.sleep(scale.idle_seconds)
         latencies += _wait_for_latencies(bench, [_send(bench, name)])
-    bench.drop(name)
+    bench.delete_streams(name)
     figure = Figure(tuple(latencies))
     return Comparison(
         "exports-after-idling",

@@ -130,7 +130,7 @@ class FileBench:
                 return
         raise WrongAnswerError("timed out: files do not arrive")
 
-    def drop(self, *names: str) -> None:
+    def delete_streams(self, *names: str) -> None:
         for name in names:
             with suppress(Exception):
                 self.client.delete_message_stream(name)
@@ -162,11 +162,11 @@ def _compare_small(bench: FileBench, scale: Scale) -> Comparison:
     many: list[str] = []
 
     def prepare_one() -> None:
-        bench.drop(*one)
+        bench.delete_streams(*one)
         one[:] = [bench.create_tasks(paths)]
 
     def prepare_many() -> None:
-        bench.drop(*many)
+        bench.delete_streams(*many)
         many[:] = [bench.create_tasks(paths[start::_STREAMS]) for start in range(_STREAMS)]
 
     def loop() -> None:
@@ -182,7 +182,7 @@ def _compare_small(bench: FileBench, scale: Scale) -> Comparison:
         len(paths),
         scale.repetitions,
     )
-    bench.drop(*one, *many)
+    bench.delete_streams(*one, *many)
     return Comparison.of_rates(
         "files-small",
         f"Files of {_SMALL_BYTES // 1000} kB to S3, one after the other",
@@ -197,7 +197,7 @@ def _compare_large(bench: FileBench, scale: Scale) -> Comparison:
     names: list[str] = []
 
     def prepare() -> None:
-        bench.drop(*names)
+        bench.delete_streams(*names)
         names[:] = [bench.create_tasks([path])]
 
     figures = measure_rates(
@@ -208,7 +208,7 @@ def _compare_large(bench: FileBench, scale: Scale) -> Comparison:
         scale.file_megabytes,
         scale.repetitions,
     )
-    bench.drop(*names)
+    bench.delete_streams(*names)
     return Comparison.of_rates(
         "files-large",
         f"One file of {scale.file_megabytes} MB to S3",
@@ -222,13 +222,13 @@ def _measure_memory(bench: FileBench, scale: Scale) -> Comparison:
     """Measures the peak memory of broker and pipeline during an upload of twice the size."""
     path = bench.write("larger", 2 * scale.file_megabytes * 1_000_000)
     name = bench.create_tasks([path])
-    before = _memory(bench)
+    before = _memory_bytes(bench)
     samples = [before]
     is_over = threading.Event()
 
     def sample() -> None:
         while not is_over.wait(_POLL_SECONDS):
-            samples.append(_memory(bench))
+            samples.append(_memory_bytes(bench))
 
     sampler = threading.Thread(target=sample)
     sampler.start()
@@ -237,7 +237,7 @@ def _measure_memory(bench: FileBench, scale: Scale) -> Comparison:
     finally:
         is_over.set()
         sampler.join()
-    bench.drop(name)
+    bench.delete_streams(name)
     return Comparison(
         "files-memory",
         f"Memory of broker and pipeline while {2 * scale.file_megabytes} MB are uploaded",
@@ -249,5 +249,5 @@ def _measure_memory(bench: FileBench, scale: Scale) -> Comparison:
     )
 
 
-def _memory(bench: FileBench) -> float:
+def _memory_bytes(bench: FileBench) -> float:
     return memory_bytes((*bench.pipeline.processes(), bench.broker.process()))

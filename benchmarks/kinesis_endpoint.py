@@ -65,12 +65,12 @@ class KinesisConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        while (request := self._cut()) is not None:
+        while (request := self._take_request()) is not None:
             assert self._transport is not None
             answer = self._answer(*request)
             self._transport.write(_ANSWER % (len(answer), answer))
 
-    def _cut(self) -> tuple[bytes, bytes] | None:
+    def _take_request(self) -> tuple[bytes, bytes] | None:
         head_end = self._received.find(b"\r\n\r\n") + 4
         if head_end < 4:
             return None

@@ -174,7 +174,7 @@ class RunningQuery:
     def __init__(self, source: MessageSource, checkpoint: Path) -> None:
         self._source = source
         self._arrivals: dict[int, int] = {}
-        writer = source.open().writeStream.foreachBatch(self._take)
+        writer = source.open().writeStream.foreachBatch(self._record_arrivals)
         self._query: StreamingQuery = writer.option("checkpointLocation", str(checkpoint)).start()
 
     def stop(self) -> None:
@@ -192,7 +192,7 @@ class RunningQuery:
             time.sleep(_PAUSE_SECONDS)
         return [(self._arrivals[moment] - moment) / 1e9 for moment in sent]
 
-    def _take(self, frame: DataFrame, _: int) -> None:
+    def _record_arrivals(self, frame: DataFrame, _: int) -> None:
         rows = frame.collect()
         now = time.monotonic_ns()
         for row in rows:

@@ -45,7 +45,7 @@ class FilledServer:
             self.append(self.messages)
         self.server.stop()
 
-    def cycle(self) -> None:
+    def measure_starts(self) -> None:
         """Starts after a clean stop, kills the server after appends, starts again, stops."""
         self.after_stop.append(self.server.start())
         if self.messages:
@@ -57,14 +57,14 @@ class FilledServer:
 
 def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
     payloads = make_payloads(_MESSAGES_PER_BATCH)
-    brokers = [_broker(directory, total, payloads) for total in (0, *scale.stored)]
-    everything = [*brokers, *_peers(directory, scale.stored[0], payloads)]
+    brokers = [_make_broker(directory, total, payloads) for total in (0, *scale.stored)]
+    everything = [*brokers, *_make_peers(directory, scale.stored[0], payloads)]
     for stored in everything:
         stored.fill()
     os.sync()
     for _ in range(scale.repetitions + 1):  # the first is the warm-up
         for stored in everything:
-            stored.cycle()
+            stored.measure_starts()
     yield _compare(_CLEAN, everything, brokers, lambda stored: stored.after_stop)
     yield _compare(_KILLED, everything, brokers, lambda stored: stored.after_kill)
 
@@ -88,7 +88,7 @@ def _compare(
     )
 
 
-def _broker(directory: Path, messages: int, payloads: Sequence[bytes]) -> FilledServer:
+def _make_broker(directory: Path, messages: int, payloads: Sequence[bytes]) -> FilledServer:
     broker = Penstock(directory / f"penstock-{messages}")
     is_created = False
 
@@ -105,7 +105,9 @@ def _broker(directory: Path, messages: int, payloads: Sequence[bytes]) -> Filled
     return FilledServer(f"Penstock, {messages:,}", broker, messages, append)
 
 
-def _peers(directory: Path, messages: int, payloads: Sequence[bytes]) -> Iterator[FilledServer]:
+def _make_peers(
+    directory: Path, messages: int, payloads: Sequence[bytes]
+) -> Iterator[FilledServer]:
     """Yields the peers with the smaller number of messages: Redis holds them in memory."""
     redis_server, nats_server = Redis(directory / "redis"), Nats(directory / "nats")
 
