@@ -84,4 +84,4 @@ def _measure_many(
 
 
 def _title_suffix(flushed: bool) -> str:
-    return ", on the disk before the answer" if flushed else ""
+    return ", synced before the response" if flushed else ""

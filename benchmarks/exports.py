@@ -260,7 +260,7 @@ def _compare_latencies(bench: ExportBench, scale: Scale) -> Comparison:
     name, figure = next(iter(figures.items()))
     return Comparison(
         "exports-latency",
-        f"From before an append to arrival at Kinesis, one each {_PAUSE_SECONDS * 1000:.0f} ms",
+        f"Latency from append to arrival at Kinesis, one each {_PAUSE_SECONDS * 1000:.0f} ms",
         Unit.SECONDS,
         figures,
         {name: Target(_MAX_URGENT_SECONDS, figure.median, is_maximum=True, is_ratio=False)},
@@ -307,7 +307,7 @@ def _measure_urgent(bench: ExportBench, scale: Scale) -> Comparison:
     backlog_size = f"{scale.exported * _BACKLOG_FACTOR:,}"
     return Comparison(
         "exports-urgent",
-        f"The slowest of 20 messages at priority 1, behind {backlog_size} at priority 10",
+        f"Slowest of 20 messages at priority 1, behind {backlog_size} at priority 10",
         Unit.SECONDS,
         {"Penstock": figure},
         {
@@ -330,7 +330,7 @@ def _measure_after_idling(bench: ExportBench, scale: Scale) -> Comparison:
     figure = Figure(tuple(latencies))
     return Comparison(
         "exports-after-idling",
-        f"The first message after {scale.idle_seconds:g} s without any",
+        f"First message after {scale.idle_seconds:g} s without messages",
         Unit.SECONDS,
         {"Penstock": figure},
         {

@@ -147,7 +147,7 @@ def _compare(
     pause = f"{_PAUSE_SECONDS * 1000:.0f} ms"
     yield Comparison(
         "spark-latency",
-        f"From a message to the rows of a streaming query, one each {pause}",
+        f"Latency from append to the rows of a streaming query, one each {pause}",
         Unit.SECONDS,
         {
             f"{name}, p{percent}": figures.percentile(percent)
