@@ -64,17 +64,17 @@ class HostileClients:
             peer.close()
         self._open.clear()
 
-    def _perform_handshake(self, peer: socket.socket) -> None:
+    def _send_handshake(self, peer: socket.socket) -> None:
         peer.sendall(b"\x01" + connect_frame(self._token))
 
     def _send_fuzzed_frames(self, peer: socket.socket, random: Random) -> None:
-        self._perform_handshake(peer)
+        self._send_handshake(peer)
         for _ in range(_FRAMES):
             body = random.randbytes(random.randint(0, 300))
             peer.sendall(HEADER.pack(len(body) + 1, random.randint(-128, 127)) + body)
 
     def _send_mutated_appends(self, peer: socket.socket, random: Random) -> None:
-        self._perform_handshake(peer)
+        self._send_handshake(peer)
         for _ in range(_FRAMES):
             valid = bytearray(append_frame(HOSTILE_STREAM, random.randbytes(random.randint(1, 80))))
             # The length is not changed: a wrong one only makes the broker wait for more bytes.
@@ -83,12 +83,12 @@ class HostileClients:
             peer.sendall(bytes(valid))
 
     def _announce_large_frame(self, peer: socket.socket, random: Random) -> None:
-        self._perform_handshake(peer)
+        self._send_handshake(peer)
         peer.sendall(HEADER.pack((1 << 29) + 1, Operation.AppendMessage))
         peer.sendall(random.randbytes(random.randint(0, 100_000)))
 
     def _write_slowly(self, peer: socket.socket, random: Random) -> None:
-        self._perform_handshake(peer)
+        self._send_handshake(peer)
         request = append_frame(HOSTILE_STREAM, random.randbytes(40))
         for position in range(random.randint(1, len(request))):
             peer.sendall(request[position : position + 1])
@@ -97,7 +97,7 @@ class HostileClients:
     def _read_nothing(self, peer: socket.socket, random: Random) -> None:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         peer.settimeout(1.0)
-        self._perform_handshake(peer)
+        self._send_handshake(peer)
         options = {"minMessageCount": 1, "maxMessageCount": 10_000}
         request = frame(
             Operation.ReadMessages, streamName=self._large_stream, readMessagesOptions=options
@@ -112,7 +112,7 @@ class HostileClients:
             peer = self._connect(self._http_port)
 
     def _close_abruptly(self, peer: socket.socket, random: Random) -> None:
-        self._perform_handshake(peer)
+        self._send_handshake(peer)
         request = append_frame(HOSTILE_STREAM, random.randbytes(2000))
         peer.sendall(request[: random.randint(1, len(request) - 1)])
         # Closing sends a reset.
