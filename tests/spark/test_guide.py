@@ -41,16 +41,16 @@ with StreamManagerClient() as client:
 """
 
 
-class Row(NamedTuple):
+class OptionRow(NamedTuple):
     option: str
     kinds: list[str]
     default: str
 
 
-def table_of_options() -> list[Row]:
+def table_of_options() -> list[OptionRow]:
     rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (?:`(.*?)`)? ?\|", section("Options"), re.M)
     return [
-        Row(option, list(KINDS) if kinds == "all" else kinds.split(", "), default)
+        OptionRow(option, list(KINDS) if kinds == "all" else kinds.split(", "), default)
         for option, kinds, default in rows
     ]
 

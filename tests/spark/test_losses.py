@@ -6,12 +6,12 @@ import pickle
 import pytest
 
 from penstock.errors import StreamManagerException
-from penstock.spark.losses import DataLossError, damaged, gone, report_loss
+from penstock.spark.losses import DataLossError, describe_damaged, describe_removed, report_loss
 
 
 def test_a_loss_fails_the_query_and_says_how_to_go_on() -> None:
     with pytest.raises(DataLossError) as caught:
-        report_loss("sensors", gone(5, 8), fails=True)
+        report_loss("sensors", describe_removed(5, 8), fails=True)
     assert str(caught.value) == (
         "stream 'sensors': messages 5 to 7 were removed before they were read. To go on with what "
         "is left, set the option failOnDataLoss to false"
@@ -21,7 +21,7 @@ def test_a_loss_fails_the_query_and_says_how_to_go_on() -> None:
 
 def test_where_the_query_allows_it_a_loss_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "penstock.spark"):
-        report_loss("sensors", damaged(5, 6, "it is gone"), fails=False)
+        report_loss("sensors", describe_damaged(5, 6, "it is gone"), fails=False)
     assert caplog.messages == [
         "stream 'sensors': message 5 cannot be read: it is gone; the query goes on with what is "
         "left"

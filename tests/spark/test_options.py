@@ -11,7 +11,7 @@ from penstock.spark.options import (
     BrokerOptions,
     StreamReadOptions,
     WriteOptions,
-    check_names,
+    check_option_names,
     parse_options,
 )
 
@@ -84,7 +84,7 @@ def test_a_name_like_no_other_gets_the_list() -> None:
 def test_a_path_says_how_a_stream_is_named() -> None:
     assert '.option("stream", …)' in problem(BatchReadOptions, path="sensors")
     with pytest.raises(SettingError, match="no option path"):
-        check_names({"path": "sensors"})
+        check_option_names({"path": "sensors"})
 
 
 def test_an_option_of_another_kind_of_query_says_where_it_belongs() -> None:
@@ -100,13 +100,15 @@ def test_an_option_of_another_kind_of_query_says_where_it_belongs() -> None:
 
 
 def test_names_of_every_kind_are_known_before_the_kind_is() -> None:
-    check_names({"stream": "s", "endingposition": "1", "maxbytespertrigger": "1", "payload": "x"})
+    check_option_names(
+        {"stream": "s", "endingposition": "1", "maxbytespertrigger": "1", "payload": "x"}
+    )
     with pytest.raises(SettingError, match="no option strem"):
-        check_names({"strem": "s"})
+        check_option_names({"strem": "s"})
 
 
 def test_what_spark_keeps_for_itself_is_left_to_it() -> None:
-    check_names({"checkpointLocation": "somewhere"})
+    check_option_names({"checkpointLocation": "somewhere"})
     assert parse_options({"checkpointlocation": "somewhere"}, WriteOptions) == WriteOptions()
 
 

@@ -31,13 +31,13 @@ from tests.support import BrokerProcess, running, wait_until
 WAYS: list[Via] = ["files", "wire"]
 
 
-class Row(NamedTuple):
+class PieceRow(NamedTuple):
     stream: str
     number: int
     payload: bytes
 
 
-class Reader:
+class QueryReader:
     """Plans and reads as a query does, in this process."""
 
     def __init__(self, broker: BrokerProcess, client: InternalClient) -> None:
@@ -63,7 +63,9 @@ class Reader:
     ) -> Iterator[pa.RecordBatch]:
         return read_task(ReadTask(self.place, pieces), via=via, fails_on_loss=fails_on_loss)
 
-    def read(self, pieces: list[Piece], via: Via = "auto", fails_on_loss: bool = True) -> list[Row]:
+    def read(
+        self, pieces: list[Piece], via: Via = "auto", fails_on_loss: bool = True
+    ) -> list[PieceRow]:
         return [row for b in self.batches(pieces, via, fails_on_loss) for row in rows_of(b)]
 
     def files(self, piece: Piece) -> tuple[Path, Path]:
@@ -73,14 +75,16 @@ class Reader:
         return data_path(directory, first), index_path(directory, first)
 
 
-def rows_of(batch: pa.RecordBatch) -> list[Row]:
+def rows_of(batch: pa.RecordBatch) -> list[PieceRow]:
     batch.validate(full=True)
-    return [Row(row["stream"], row["sequence_number"], row["payload"]) for row in batch.to_pylist()]
+    return [
+        PieceRow(row["stream"], row["sequence_number"], row["payload"]) for row in batch.to_pylist()
+    ]
 
 
 @pytest.fixture
-def reader(broker: BrokerProcess, client: InternalClient) -> Reader:
-    return Reader(broker, client)
+def reader(broker: BrokerProcess, client: InternalClient) -> QueryReader:
+    return QueryReader(broker, client)
 
 
 @pytest.fixture
@@ -100,13 +104,13 @@ def numbered(count: int, size: int = 100) -> list[bytes]:
     return [b"%08d" % number + bytes([number % 256]) * (size - 8) for number in range(count)]
 
 
-def append(client: InternalClient, name: str, payloads: list[bytes]) -> list[Row]:
+def append(client: InternalClient, name: str, payloads: list[bytes]) -> list[PieceRow]:
     """In small batches: one batch is never shared by two segments."""
     rows = []
     for place in range(0, len(payloads), 10):
         some = payloads[place : place + 10]
         numbers = client.append_messages(name, some)
-        rows += [Row(name, *both) for both in zip(numbers, some, strict=True)]
+        rows += [PieceRow(name, *both) for both in zip(numbers, some, strict=True)]
     return rows
 
 
@@ -124,7 +128,7 @@ def damage(path: Path, position: int, data: bytes = b"") -> None:
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
 def test_a_stream_is_read_as_it_was_written(
-    reader: Reader, create: Callable[..., str], via: Via
+    reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(stream_segment_size=4096)
     written = append(reader.client, name, numbered(300))
@@ -136,7 +140,7 @@ def test_a_stream_is_read_as_it_was_written(
 @pytest.mark.parametrize("via", WAYS)
 @pytest.mark.parametrize("size", [1, 100, 70_000, 7 << 20])
 def test_messages_of_any_size_are_read(
-    reader: Reader, create: Callable[..., str], via: Via, size: int
+    reader: QueryReader, create: Callable[..., str], via: Via, size: int
 ) -> None:
     name = create()
     written = append(reader.client, name, [os.urandom(size) for _ in range(5)])
@@ -145,7 +149,7 @@ def test_messages_of_any_size_are_read(
 
 @pytest.mark.parametrize("via", WAYS)
 def test_tasks_together_read_everything_once_and_in_order(
-    reader: Reader, create: Callable[..., str], via: Via
+    reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     names = [create(stream_segment_size=4096) for _ in range(2)]
     written = [row for name in names for row in append(reader.client, name, numbered(200))]
@@ -157,7 +161,7 @@ def test_tasks_together_read_everything_once_and_in_order(
 
 @pytest.mark.parametrize("via", WAYS)
 def test_only_what_lies_in_the_bounds_is_read(
-    reader: Reader, create: Callable[..., str], via: Via
+    reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(stream_segment_size=4096)
     written = append(reader.client, name, numbered(200))
@@ -167,7 +171,7 @@ def test_only_what_lies_in_the_bounds_is_read(
 
 @pytest.mark.parametrize("via", WAYS)
 def test_times_are_cut_off_where_they_begin_and_end(
-    reader: Reader, create: Callable[..., str], via: Via
+    reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create()
     while len({message.ingest_time for message in reader.client.read_all(name)}) < 3:
@@ -189,7 +193,7 @@ def test_times_are_cut_off_where_they_begin_and_end(
 
 @pytest.mark.parametrize("via", ["wire", "auto"])
 def test_a_stream_in_memory_is_read_over_the_wire(
-    reader: Reader, create: Callable[..., str], via: Via
+    reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(persistence=Persistence.Memory, stream_segment_size=4096)
     written = append(reader.client, name, numbered(200))
@@ -199,7 +203,7 @@ def test_a_stream_in_memory_is_read_over_the_wire(
 
 
 def test_a_stream_in_memory_has_no_files_to_insist_on(
-    reader: Reader, create: Callable[..., str]
+    reader: QueryReader, create: Callable[..., str]
 ) -> None:
     name = create(persistence=Persistence.Memory)
     append(reader.client, name, [b"one"])
@@ -210,7 +214,7 @@ def test_a_stream_in_memory_has_no_files_to_insist_on(
 @pytest.mark.usefixtures("small_answers")
 @pytest.mark.parametrize("persistence", list(Persistence))
 def test_a_piece_may_be_larger_than_what_is_gathered(
-    reader: Reader, create: Callable[..., str], persistence: Persistence
+    reader: QueryReader, create: Callable[..., str], persistence: Persistence
 ) -> None:
     name = create(persistence=persistence)
     written = append(reader.client, name, numbered(500))
@@ -222,7 +226,9 @@ def test_a_piece_may_be_larger_than_what_is_gathered(
     assert len(batches) >= 500 * 100 // 8000
 
 
-def test_who_has_the_files_needs_no_connection(reader: Reader, create: Callable[..., str]) -> None:
+def test_who_has_the_files_needs_no_connection(
+    reader: QueryReader, create: Callable[..., str]
+) -> None:
     name = create()
     written = append(reader.client, name, numbered(20))
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -233,7 +239,7 @@ def test_who_has_the_files_needs_no_connection(reader: Reader, create: Callable[
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
 def test_what_comes_while_a_task_reads_is_not_its_own(
-    reader: Reader, create: Callable[..., str], via: Via
+    reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create()
     written = append(reader.client, name, numbered(50))
@@ -245,14 +251,14 @@ def test_what_comes_while_a_task_reads_is_not_its_own(
 # Messages that are gone
 
 
-def overwrite(reader: Reader, name: str, pieces: list[Piece]) -> None:
+def overwrite(reader: QueryReader, name: str, pieces: list[Piece]) -> None:
     """Appends until the stream has none of these messages any more."""
     while oldest_number(reader.client, name) < pieces[-1].end:
         append(reader.client, name, [b"z" * 1000] * 10)
 
 
 @pytest.fixture
-def overwritten(reader: Reader, create: Callable[..., str]) -> list[Piece]:
+def overwritten(reader: QueryReader, create: Callable[..., str]) -> list[Piece]:
     """Pieces of messages that are gone, and so are their files."""
     name = create(stream_segment_size=4096, max_size=16_384)
     append(reader.client, name, numbered(80))
@@ -264,7 +270,7 @@ def overwritten(reader: Reader, create: Callable[..., str]) -> list[Piece]:
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
 def test_messages_that_are_gone_fail_the_query(
-    reader: Reader, overwritten: list[Piece], via: Via
+    reader: QueryReader, overwritten: list[Piece], via: Via
 ) -> None:
     piece = overwritten[0]
     with pytest.raises(
@@ -276,7 +282,7 @@ def test_messages_that_are_gone_fail_the_query(
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
 def test_messages_that_are_gone_can_be_passed_over(
-    reader: Reader, overwritten: list[Piece], via: Via, warnings: Callable[[], list[str]]
+    reader: QueryReader, overwritten: list[Piece], via: Via, warnings: Callable[[], list[str]]
 ) -> None:
     left = reader.plan(overwritten[0].stream)
     read = reader.read([*overwritten, *left], via, fails_on_loss=False)
@@ -288,7 +294,7 @@ def test_messages_that_are_gone_can_be_passed_over(
 @pytest.mark.usefixtures("small_answers")
 @pytest.mark.parametrize("persistence", list(Persistence))
 def test_messages_may_go_while_they_are_read(
-    reader: Reader,
+    reader: QueryReader,
     create: Callable[..., str],
     persistence: Persistence,
     warnings: Callable[[], list[str]],
@@ -308,7 +314,7 @@ def test_messages_may_go_while_they_are_read(
     ]
 
 
-def test_files_that_are_mapped_may_go(reader: Reader, create: Callable[..., str]) -> None:
+def test_files_that_are_mapped_may_go(reader: QueryReader, create: Callable[..., str]) -> None:
     name = create(stream_segment_size=2 << 20, max_size=8 << 20)
     written = append(reader.client, name, numbered(20_000))
     piece, *_ = reader.plan(name)
@@ -322,7 +328,7 @@ def test_files_that_are_mapped_may_go(reader: Reader, create: Callable[..., str]
 
 @pytest.mark.parametrize("via", ["wire", "auto"])
 def test_a_stream_that_was_deleted_is_a_loss(
-    reader: Reader, create: Callable[..., str], via: Via, warnings: Callable[[], list[str]]
+    reader: QueryReader, create: Callable[..., str], via: Via, warnings: Callable[[], list[str]]
 ) -> None:
     name = create(persistence=Persistence.Memory)
     append(reader.client, name, numbered(5))
@@ -336,7 +342,7 @@ def test_a_stream_that_was_deleted_is_a_loss(
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
 def test_another_stream_of_the_same_name_is_not_the_one(
-    reader: Reader, create: Callable[..., str], via: Via
+    reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create()
     append(reader.client, name, numbered(5))
@@ -357,7 +363,7 @@ def test_another_stream_of_the_same_name_is_not_the_one(
 @pytest.mark.parametrize("via", WAYS)
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_damaged_message_fails_the_query_or_is_left_out(
-    reader: Reader,
+    reader: QueryReader,
     create: Callable[..., str],
     via: Via,
     whole: bool,
@@ -384,7 +390,7 @@ def test_a_damaged_message_fails_the_query_or_is_left_out(
 @pytest.mark.parametrize("number", [0, 25, 48, 49])
 @pytest.mark.parametrize("end", [0, 3001, 2**32 - 1])
 def test_a_wrong_end_costs_its_message_and_the_one_behind_it(
-    reader: Reader, create: Callable[..., str], via: Via, number: int, end: int
+    reader: QueryReader, create: Callable[..., str], via: Via, number: int, end: int
 ) -> None:
     name = create()
     written = append(reader.client, name, numbered(50))
@@ -397,7 +403,7 @@ def test_a_wrong_end_costs_its_message_and_the_one_behind_it(
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
 def test_of_a_segment_that_was_cut_the_rest_is_read(
-    reader: Reader, create: Callable[..., str], via: Via
+    reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(stream_segment_size=4096)
     written = append(reader.client, name, numbered(100))
@@ -414,7 +420,7 @@ def test_of_a_segment_that_was_cut_the_rest_is_read(
 @pytest.mark.usefixtures("small_answers")
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
 def test_of_an_index_that_was_cut_the_rest_is_read(
-    reader: Reader, create: Callable[..., str], via: Via
+    reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(stream_segment_size=8192)
     written = append(reader.client, name, numbered(200))
@@ -431,7 +437,7 @@ def test_of_an_index_that_was_cut_the_rest_is_read(
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
 @pytest.mark.parametrize("name", ["data", "index"])
 def test_a_segment_without_its_files_is_a_loss(
-    reader: Reader,
+    reader: QueryReader,
     create: Callable[..., str],
     via: Via,
     name: str,
@@ -455,7 +461,7 @@ def test_a_segment_without_its_files_is_a_loss(
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Reader]:
+def own(tmp_path: Path) -> Iterator[QueryReader]:
     """A broker that may be stopped, with a stream `s`."""
     with (
         BrokerProcess(tmp_path / "root") as process,
@@ -468,11 +474,11 @@ def own(tmp_path: Path) -> Iterator[Reader]:
                 strategy_on_full=StrategyOnFull.OverwriteOldestData,
             )
         )
-        yield Reader(process, client)
+        yield QueryReader(process, client)
 
 
 def test_a_task_waits_for_a_broker_that_is_away(
-    own: Reader, caplog: pytest.LogCaptureFixture
+    own: QueryReader, caplog: pytest.LogCaptureFixture
 ) -> None:
     written = append(own.client, "s", numbered(50))
     pieces = own.plan("s")
@@ -486,7 +492,7 @@ def test_a_task_waits_for_a_broker_that_is_away(
         assert own.read(pieces, "wire") == written
 
 
-def test_a_task_that_waits_in_vain_says_for_whom(own: Reader) -> None:
+def test_a_task_that_waits_in_vain_says_for_whom(own: QueryReader) -> None:
     append(own.client, "s", numbered(50))
     pieces = own.plan("s")
     own.broker.stop()
@@ -498,7 +504,7 @@ def test_a_task_that_waits_in_vain_says_for_whom(own: Reader) -> None:
 
 @pytest.mark.usefixtures("small_answers")
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_task_goes_on_when_the_broker_was_started_again(own: Reader, killed: bool) -> None:
+def test_a_task_goes_on_when_the_broker_was_started_again(own: QueryReader, killed: bool) -> None:
     written = append(own.client, "s", numbered(500))
     batches = own.batches(own.plan("s"), "wire")
     read = rows_of(next(batches))
@@ -511,7 +517,7 @@ def test_a_task_goes_on_when_the_broker_was_started_again(own: Reader, killed: b
     assert read == written
 
 
-def test_what_was_planned_with_a_broker_before_is_read_from_the_next(own: Reader) -> None:
+def test_what_was_planned_with_a_broker_before_is_read_from_the_next(own: QueryReader) -> None:
     written = append(own.client, "s", numbered(50))
     pieces = own.plan("s")
     own.broker.stop()
@@ -522,7 +528,7 @@ def test_what_was_planned_with_a_broker_before_is_read_from_the_next(own: Reader
 
 
 def test_a_stream_that_was_set_back_is_a_loss(
-    own: Reader, tmp_path: Path, warnings: Callable[[], list[str]]
+    own: QueryReader, tmp_path: Path, warnings: Callable[[], list[str]]
 ) -> None:
     written = append(own.client, "s", numbered(20))
     own.broker.stop()
@@ -546,7 +552,7 @@ def test_a_stream_that_was_set_back_is_a_loss(
 
 @pytest.mark.parametrize("via", WAYS)
 def test_damage_that_the_broker_met_when_it_started_is_a_loss_all_the_same(
-    own: Reader, via: Via
+    own: QueryReader, via: Via
 ) -> None:
     written = append(own.client, "s", numbered(50))
     (piece,) = own.plan("s")
@@ -567,7 +573,7 @@ def test_damage_that_the_broker_met_when_it_started_is_a_loss_all_the_same(
 
 @pytest.mark.parametrize("via", ["auto", "wire"])
 def test_nothing_is_mixed_up_while_messages_come_and_go(
-    reader: Reader, create: Callable[..., str], via: Via
+    reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(stream_segment_size=8192, max_size=65_536)
     is_over = threading.Event()

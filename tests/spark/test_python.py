@@ -9,7 +9,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from penstock.spark.python import settle_worker, worker_python
+from penstock.spark.python import freeze_gc, worker_python
 
 ZIPPED = Path(pyspark.__path__[0]) / "python" / "lib"
 
@@ -49,12 +49,12 @@ def test_a_spark_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_worker_is_settled_once() -> None:
-    settle_worker.cache_clear()
+    freeze_gc.cache_clear()
     try:
-        settle_worker()
+        freeze_gc()
         settled = gc.get_freeze_count()
         later = [[number] for number in range(100)]
-        settle_worker()
+        freeze_gc()
         # Some of what was settled may be gone by now.
         assert 0 < gc.get_freeze_count() <= settled
         assert settled > len(later)

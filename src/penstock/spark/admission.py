@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def share_out(limit: int, backlogs: Mapping[str, int]) -> dict[str, int]:
+def divide_limit(limit: int, backlogs: Mapping[str, int]) -> dict[str, int]:
     """All of the limit, in proportion to the backlogs.
 
     What rounding leaves goes one each to those that got nothing, and then to those that lost most

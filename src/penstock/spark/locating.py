@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.client.internal import InternalClient
 from penstock.errors import ResourceNotFoundException
 from penstock.model.storage import Location, StreamPosition
-from penstock.spark.losses import ends_before, gone, report_loss
+from penstock.spark.losses import describe_cut_off, describe_removed, report_loss
 from penstock.spark.planning import Piece, plan_pieces
 from penstock.spark.times import ALL_TIMES, TimeRange
 
@@ -26,9 +26,9 @@ class Locator:
             return []
         oldest, newest_end = location.oldest_sequence_number, location.end_sequence_number
         if first < min(oldest, end):
-            self._lose(stream, gone(first, min(oldest, end)))
+            self._report_loss(stream, describe_removed(first, min(oldest, end)))
         if newest_end < end:
-            self._lose(stream, ends_before(newest_end, end))
+            self._report_loss(stream, describe_cut_off(newest_end, end))
         return plan_pieces(stream.name, stream.stream_id, location, first, end, times)
 
     def find_end(self, stream: StreamPosition, first: int, end: int, max_bytes: int) -> int:
@@ -46,8 +46,8 @@ class Locator:
                 stream.name, stream.stream_id, first, end, max_bytes
             )
         except ResourceNotFoundException:
-            self._lose(stream, "it was deleted before it was read")
+            self._report_loss(stream, "it was deleted before it was read")
             return None
 
-    def _lose(self, stream: StreamPosition, what: str) -> None:
+    def _report_loss(self, stream: StreamPosition, what: str) -> None:
         report_loss(stream.name, what, fails=self._fails)

@@ -23,12 +23,12 @@ def report_loss(stream: str, what: str, *, fails: bool) -> None:
     logger.warning("stream %r: %s; the query goes on with what is left", stream, what)
 
 
-def gone(first: int, end: int) -> str:
+def describe_removed(first: int, end: int) -> str:
     """Messages [first, end) that retention has removed."""
     return f"{_messages(first, end)} were removed before they were read"
 
 
-def ends_before(end: int, wanted: int) -> str:
+def describe_cut_off(end: int, wanted: int) -> str:
     """A stream that has fewer messages than it had."""
     return (
         f"{_messages(end, wanted)} are no longer there: what was not yet synced was lost in a "
@@ -36,7 +36,7 @@ def ends_before(end: int, wanted: int) -> str:
     )
 
 
-def damaged(first: int, end: int, reason: str) -> str:
+def describe_damaged(first: int, end: int, reason: str) -> str:
     return f"{_messages(first, end)} cannot be read: {reason}"
 
 

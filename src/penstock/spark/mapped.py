@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from penstock.discovery import is_root_of
 from penstock.spark.planning import Piece
-from penstock.spark.stored import ENTRY_TYPE, Stored
+from penstock.spark.stored import ENTRY_TYPE, StoredMessages
 from penstock.store.record import ENTRY, data_path, index_path
 
 
@@ -25,7 +25,7 @@ def has_files(piece: Piece) -> bool:
     return piece.root is not None and is_root_of(piece.root, piece.instance)
 
 
-def map_piece(piece: Piece) -> Stored | None:
+def map_piece(piece: Piece) -> StoredMessages | None:
     """A piece without copying it; None if this machine does not have all of it."""
     if piece.root is None or not has_files(piece):
         return None
@@ -39,7 +39,9 @@ def map_piece(piece: Piece) -> Stored | None:
     except (OSError, ValueError):
         # It was removed, or cut by damage: what is left of it the broker tells.
         return None
-    return Stored(segment.first, entries, pa.py_buffer(data), 0).part(piece.first, piece.end)
+    return StoredMessages(segment.first, entries, pa.py_buffer(data), 0).part(
+        piece.first, piece.end
+    )
 
 
 def _map(path: Path, size: int) -> mmap.mmap:

@@ -15,14 +15,14 @@ from penstock.model.storage import StreamPosition
 _VERSION = 1
 
 
-class Reached(NamedTuple):
+class StreamOffset(NamedTuple):
     """A stream, and the number that is read next."""
 
     stream_id: str
     next_number: int
 
 
-class Offsets(dict[str, Reached]):
+class Offsets(dict[str, StreamOffset]):
     """The place that a query has reached in each of its streams."""
 
     @classmethod
@@ -33,7 +33,7 @@ class Offsets(dict[str, Reached]):
                 f"{plain.get('version')!r}, this one knows {_VERSION})"
             )
         return cls(
-            (name, Reached(stream["id"], stream["next"]))
+            (name, StreamOffset(stream["id"], stream["next"]))
             for name, stream in plain["streams"].items()
         )
 

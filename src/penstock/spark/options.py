@@ -24,11 +24,11 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=INT64_MAX)]
 Via: TypeAlias = Literal["auto", "files", "wire"]
 
 
-class Options(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+class QueryOptions(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Those of one kind of query."""
 
 
-class BrokerOptions(Options, frozen=True, rename="camel", kw_only=True):
+class BrokerOptions(QueryOptions, frozen=True, rename="camel", kw_only=True):
     """Where the broker is; what is not said is looked for, as every client does."""
 
     host: str | None = None
@@ -64,7 +64,7 @@ class StreamReadOptions(ReadOptions, frozen=True, rename="camel", kw_only=True):
     max_bytes_per_trigger: Count | None = None
 
 
-class ChannelReadOptions(Options, frozen=True, rename="camel", kw_only=True):
+class ChannelReadOptions(QueryOptions, frozen=True, rename="camel", kw_only=True):
     """For a channel, which is read without a broker."""
 
     channel: Annotated[str, Meta(min_length=1)]
@@ -90,7 +90,7 @@ class WriteOptions(BrokerOptions, frozen=True, rename="camel", kw_only=True):
 
 
 # What each kind is called in an error.
-_KINDS: dict[type[Options], str] = {
+_KINDS: dict[type[QueryOptions], str] = {
     BatchReadOptions: "spark.read",
     StreamReadOptions: "spark.readStream",
     ChannelReadOptions: "a channel",
@@ -98,12 +98,12 @@ _KINDS: dict[type[Options], str] = {
 }
 
 # Spark passes these on to a sink as well; they are its own.
-_SPARKS_OWN = frozenset(("checkpointlocation", "queryname"))
+_SPARK_OPTIONS = frozenset(("checkpointlocation", "queryname"))
 
-T = TypeVar("T", bound=Options)
+T = TypeVar("T", bound=QueryOptions)
 
 
-def names_channel(options: Mapping[str, str]) -> bool:
+def is_channel_query(options: Mapping[str, str]) -> bool:
     """Whether a query is about a channel; SettingError if it is about streams as well."""
     names = {option.lower() for option in options}
     if {"channel", "stream"} <= names:
@@ -114,11 +114,11 @@ def names_channel(options: Mapping[str, str]) -> bool:
     return "channel" in names
 
 
-def check_names(options: Mapping[str, str]) -> None:
+def check_option_names(options: Mapping[str, str]) -> None:
     """SettingError for a name that no kind of query knows."""
     known = {name for kind in _KINDS for name in kind.__struct_encode_fields__}
     for option in options:
-        if option.lower() not in {name.lower() for name in known} | _SPARKS_OWN:
+        if option.lower() not in {name.lower() for name in known} | _SPARK_OPTIONS:
             raise SettingError(_unknown(option, known))
 
 
@@ -130,8 +130,8 @@ def parse_options(options: Mapping[str, str], kind: type[T]) -> T:
         name = names.get(option.lower())
         if name is not None:
             found[name] = value
-        elif option.lower() not in _SPARKS_OWN:
-            check_names({option: value})
+        elif option.lower() not in _SPARK_OPTIONS:
+            check_option_names({option: value})
             raise SettingError(_misplaced(option, kind))
     try:
         return msgspec.convert(found, kind, strict=False)
@@ -153,7 +153,7 @@ def _unknown(option: str, known: set[str]) -> str:
     return f"there is no option {option}: {hint}"
 
 
-def _misplaced(option: str, kind: type[Options]) -> str:
+def _misplaced(option: str, kind: type[QueryOptions]) -> str:
     homes = [
         (name, place)
         for other, place in _KINDS.items()
@@ -164,6 +164,6 @@ def _misplaced(option: str, kind: type[Options]) -> str:
     return f"option {name} is for {places}, not for {_KINDS[kind]}"
 
 
-def _missing(expected: str, kind: type[Options]) -> str:
+def _missing(expected: str, kind: type[QueryOptions]) -> str:
     name = expected.rsplit(" ", 1)[-1]
     return f"option {name} is missing: {_KINDS[kind]} needs it"

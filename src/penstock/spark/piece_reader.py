@@ -15,13 +15,13 @@ import pyarrow as pa
 from penstock.client.internal import InternalClient
 from penstock.errors import MessageStoreReadErrorException, ResourceNotFoundException
 from penstock.model.storage import StoredRun
-from penstock.spark.losses import damaged, gone, report_loss
+from penstock.spark.losses import describe_damaged, describe_removed, report_loss
 from penstock.spark.mapped import has_files, map_piece
 from penstock.spark.options import Via
 from penstock.spark.place import Place
 from penstock.spark.planning import Piece, ReadTask
-from penstock.spark.python import settle_worker
-from penstock.spark.stored import ENTRY_TYPE, Stored
+from penstock.spark.python import freeze_gc
+from penstock.spark.stored import ENTRY_TYPE, StoredMessages
 from penstock.store.record import ENTRY
 
 # What is gathered over the wire before it is checked and handed on.
@@ -34,7 +34,7 @@ _NOT_WRITTEN = "what is stored is not what was written"
 
 def read_task(task: ReadTask, *, via: Via, fails_on_loss: bool) -> Iterator[pa.RecordBatch]:
     """The rows of a task, in the order of its pieces."""
-    settle_worker()
+    freeze_gc()
     with PieceReader(task.place, via=via, fails_on_loss=fails_on_loss) as reader:
         for piece in task.pieces:
             yield from reader.read(piece)
@@ -64,13 +64,13 @@ class PieceReader:
         """The lowest number of a message of the piece's times; None if it holds none."""
         return next((run.first for run in self._runs(piece) if len(run.entries)), None)
 
-    def _runs(self, piece: Piece) -> Iterator[Stored]:
+    def _runs(self, piece: Piece) -> Iterator[StoredMessages]:
         """The intact messages of the piece's times."""
         for stored in self._find(piece):
             for part in self._check(piece, stored):
                 yield from part.between(piece.times)
 
-    def _find(self, piece: Piece) -> Iterator[Stored]:
+    def _find(self, piece: Piece) -> Iterator[StoredMessages]:
         if self._via != "wire":
             mapped = map_piece(piece)
             if mapped is not None:
@@ -83,7 +83,7 @@ class PieceReader:
                 )
         yield from self._fetch(piece)
 
-    def _fetch(self, piece: Piece) -> Iterator[Stored]:
+    def _fetch(self, piece: Piece) -> Iterator[StoredMessages]:
         """A piece over the wire, in parts that fit the memory."""
         if self._client is None:
             self._client = self._place.connect(wait=True)
@@ -92,36 +92,38 @@ class PieceReader:
             try:
                 stored = _gather(self._client, piece, number)
             except _UNREADABLE as error:
-                self._miss(piece, number, piece.end, error.message)
+                self._report_damage(piece, number, piece.end, error.message)
                 return
             if stored.first > number:
                 lost = min(stored.first, piece.end)
-                report_loss(piece.stream, gone(number, lost), fails=self._fails)
+                report_loss(piece.stream, describe_removed(number, lost), fails=self._fails)
             if not len(stored.entries):
                 # Of those that are left it has none: it was set back to an earlier state.
-                self._miss(piece, max(number, stored.first), piece.end, "the stream ends before")
+                self._report_damage(
+                    piece, max(number, stored.first), piece.end, "the stream ends before"
+                )
                 return
             number = stored.end
             yield stored
 
-    def _check(self, piece: Piece, stored: Stored) -> list[Stored]:
+    def _check(self, piece: Piece, stored: StoredMessages) -> list[StoredMessages]:
         """All of it, or what lies between damaged messages."""
         if stored.is_intact(piece.segment):
             return [stored]
         parts = stored.intact_parts()
         number = stored.first
         for part in parts:
-            self._miss(piece, number, part.first, _NOT_WRITTEN)
+            self._report_damage(piece, number, part.first, _NOT_WRITTEN)
             number = part.end
-        self._miss(piece, number, stored.end, _NOT_WRITTEN)
+        self._report_damage(piece, number, stored.end, _NOT_WRITTEN)
         return parts
 
-    def _miss(self, piece: Piece, first: int, end: int, reason: str) -> None:
+    def _report_damage(self, piece: Piece, first: int, end: int, reason: str) -> None:
         if first < end:
-            report_loss(piece.stream, damaged(first, end, reason), fails=self._fails)
+            report_loss(piece.stream, describe_damaged(first, end, reason), fails=self._fails)
 
 
-def _gather(client: InternalClient, piece: Piece, number: int) -> Stored:
+def _gather(client: InternalClient, piece: Piece, number: int) -> StoredMessages:
     """Messages from `number` on, or from where they begin by now, up to the end of the piece."""
     runs = [_read(client, piece, number)]
     first = runs[0].first_sequence_number
@@ -139,7 +141,7 @@ def _gather(client: InternalClient, piece: Piece, number: int) -> Stored:
         number += len(run.entries) // ENTRY.size
     entries = np.frombuffer(b"".join(run.entries for run in runs), ENTRY_TYPE)
     payloads = runs[0].payloads if len(runs) == 1 else b"".join(run.payloads for run in runs)
-    return Stored(first, entries, pa.py_buffer(payloads), runs[0].position)
+    return StoredMessages(first, entries, pa.py_buffer(payloads), runs[0].position)
 
 
 def _read(client: InternalClient, piece: Piece, number: int) -> StoredRun:

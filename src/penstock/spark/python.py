@@ -57,7 +57,7 @@ def _script(executable: str, copies: Path) -> str:
 
 
 @cache
-def settle_worker() -> None:
+def freeze_gc() -> None:
     """What a worker has imported by now is left alone by the garbage collector.
 
     Spark has all of it looked through after each task, which takes a third of the time of a short

@@ -26,11 +26,11 @@ from penstock.spark.options import (
     ChannelReadOptions,
     StreamReadOptions,
     WriteOptions,
-    check_names,
-    names_channel,
+    check_option_names,
+    is_channel_query,
     parse_options,
 )
-from penstock.spark.python import settle_worker
+from penstock.spark.python import freeze_gc
 
 # No column is ever null. That it is said saves Spark a look at every value.
 SCHEMA = StructType(
@@ -55,19 +55,19 @@ class PenstockDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        check_names(options)
-        settle_worker()
+        check_option_names(options)
+        freeze_gc()
 
     @classmethod
     def name(cls) -> str:
         return "penstock"
 
     def schema(self) -> StructType:
-        return CHANNEL_SCHEMA if names_channel(self.options) else SCHEMA
+        return CHANNEL_SCHEMA if is_channel_query(self.options) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_schema(schema)
-        if names_channel(self.options):
+        if is_channel_query(self.options):
             from penstock.spark.channels import ChannelReader
 
             return ChannelReader(parse_options(self.options, ChannelReadOptions))
@@ -79,7 +79,7 @@ class PenstockDataSource(DataSource):
         from penstock.spark.streaming import PenstockStreamReader
 
         self._check_schema(schema)
-        if names_channel(self.options):
+        if is_channel_query(self.options):
             raise SettingError(
                 "option channel is for spark.read, not for spark.readStream: read the stream that "
                 "fills the channel, with option stream"

@@ -35,9 +35,9 @@ _QUIET_LOGS = Path(__file__).with_name("log4j2.properties")
 
 # A query that is stopped in the middle of a batch looks for the reason in the error's text, with a
 # pattern that goes so deep that it overflows the usual stacks.
-_DEEP_STACKS = "-Xss4m"
+_STACK_SIZE = "-Xss4m"
 # Spark looks whether a value is null before it gets one from Arrow, which would look once more.
-_NO_SECOND_LOOK = "-Darrow.enable_null_check_for_get=false"
+_NO_NULL_CHECK = "-Darrow.enable_null_check_for_get=false"
 
 _MIN_HEAP_MB = 512
 _MAX_HEAP_MB = 4096
@@ -149,7 +149,7 @@ def _start_java(asked: dict[str, str], archive: ClassArchive | None = None) -> S
         SparkContext._ensure_initialized()  # noqa: SLF001
     else:
         asked = {"spark.app.name": "penstock", "spark.ui.showConsoleProgress": "false", **asked}
-        with _set_for_now(_variables_for_java(os.environ, archive)):
+        with _temporary_variables(_variables_for_java(os.environ, archive)):
             SparkContext._ensure_initialized(conf=SparkConf().setAll(list(asked.items())))  # noqa: SLF001
     # Only now, with all files and variables read by Spark itself, is it known what the master is.
     known = SparkConf().setAll(list(asked.items()))
@@ -186,7 +186,7 @@ def _variables_for_java(
             "SPARK_DRIVER_MEMORY", f"{heap_megabytes(memory_bytes())}m"
         ),
     }
-    options = [_DEEP_STACKS, _NO_SECOND_LOOK]
+    options = [_STACK_SIZE, _NO_NULL_CHECK]
     if not _has_log_settings(environment):
         options.append(f"-Dlog4j2.configurationFile={_QUIET_LOGS.as_uri()}")
     if archive is not None:
@@ -198,7 +198,7 @@ def _variables_for_java(
 
 
 @contextmanager
-def _set_for_now(variables: Mapping[str, str]) -> Iterator[None]:
+def _temporary_variables(variables: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -41,7 +41,7 @@ Mask = npt.NDArray[np.bool_]
 _NONE: Mask = np.empty(0, np.bool_)
 
 
-class Stored(NamedTuple):
+class StoredMessages(NamedTuple):
     """Consecutive messages from `first` on; `payloads` begins at `position` of the data file."""
 
     first: int
@@ -55,12 +55,12 @@ class Stored(NamedTuple):
     def end(self) -> int:
         return self.first + len(self.entries)
 
-    def part(self, first: int, end: int) -> Stored:
+    def part(self, first: int, end: int) -> StoredMessages:
         """The messages [first, end) of these."""
         skipped = first - self.first
         start = int(self.entries["end"][skipped - 1]) - self.position if skipped else self.start
         entries = self.entries[skipped : end - self.first]
-        return Stored(first, entries, self.payloads, self.position, start)
+        return StoredMessages(first, entries, self.payloads, self.position, start)
 
     def is_intact(self, segment: SegmentSummary) -> bool:
         """Whether these are all bytes of that segment, as the broker wrote them."""
@@ -72,20 +72,20 @@ class Stored(NamedTuple):
             and crc32(self.payloads) == segment.data_crc
         )
 
-    def intact_parts(self) -> list[Stored]:
+    def intact_parts(self) -> list[StoredMessages]:
         """The runs of messages that are what was written, each by its own checksum."""
         steps = range(self.first, self.end, _CHECKED_MESSAGES)
         parts = (self.part(step, min(step + _CHECKED_MESSAGES, self.end)) for step in steps)
         return self._runs(np.concatenate([_NONE, *map(_find_intact, parts)]))
 
-    def between(self, times: TimeRange) -> list[Stored]:
+    def between(self, times: TimeRange) -> list[StoredMessages]:
         """The runs of messages of these times: one, unless the clock was set back."""
         if times == ALL_TIMES:
             return [self]
         found = self.entries["ingest_time"]
         return self._runs((found >= times.start) & (found < times.end))
 
-    def _runs(self, mask: Mask) -> list[Stored]:
+    def _runs(self, mask: Mask) -> list[StoredMessages]:
         """The runs of messages that the mask selects."""
         if mask.all():
             return [self]
@@ -138,7 +138,7 @@ class Stored(NamedTuple):
         return offsets
 
 
-def _find_intact(stored: Stored) -> Mask:
+def _find_intact(stored: StoredMessages) -> Mask:
     """Which messages are what was written, each by its own checksum."""
     times = stored.entries["ingest_time"]
     seeds = ((times ^ (times >> 32)) & 0xFFFFFFFF).tolist()

@@ -20,10 +20,10 @@ from pyspark.sql.streaming.datasource import (
 from penstock.client.internal import InternalClient
 from penstock.errors import SettingError
 from penstock.model.storage import StreamPosition
-from penstock.spark.admission import share_out
+from penstock.spark.admission import divide_limit
 from penstock.spark.locating import Locator
-from penstock.spark.losses import ends_before, report_loss
-from penstock.spark.offsets import Offsets, Reached
+from penstock.spark.losses import describe_cut_off, report_loss
+from penstock.spark.offsets import Offsets, StreamOffset
 from penstock.spark.options import StreamReadOptions, Via
 from penstock.spark.piece_reader import PieceReader, read_task
 from penstock.spark.place import Place
@@ -41,7 +41,7 @@ from penstock.spark.times import TimeRange
 # idle query costs little. No longer, because a query of several sources asks one after the other.
 _WAIT_MILLIS = 100
 # In an offset: the checkpoint does not know it yet.
-_UNMARKED = "unmarked"
+_NOT_IN_CHECKPOINT = "unmarked"
 
 
 class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -78,14 +78,14 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         require_found(self._streams, streams)
         self._starting.require_known(streams)
         begin = Offsets(
-            (stream.name, Reached(stream.stream_id, self._first_number(stream)))
+            (stream.name, StreamOffset(stream.stream_id, self._first_number(stream)))
             for stream in streams
         ).to_json()
         # Where a query begins is in its checkpoint only as the end of its first batch. One that
         # begins with the latest, or at a time, gets an empty batch for that: a restart before the
         # first message would move its beginning.
         moves = self._starting.has_latest or self._options.starting_timestamp is not None
-        return {**begin, _UNMARKED: True} if moves else begin
+        return {**begin, _NOT_IN_CHECKPOINT: True} if moves else begin
 
     def _first_number(self, stream: StreamPosition) -> int:
         if self._options.starting_timestamp is not None:
@@ -130,7 +130,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         reached = Offsets.from_json(start)
-        if _UNMARKED in start:
+        if _NOT_IN_CHECKPOINT in start:
             return reached.to_json()
         streams = self._watch(reached)
         self._newest = _ends(streams)
@@ -140,7 +140,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(limit, ReadAllAvailable):
             ends = self._admit(streams, firsts, ends)
         return Offsets(
-            (stream.name, Reached(stream.stream_id, ends[stream.name])) for stream in streams
+            (stream.name, StreamOffset(stream.stream_id, ends[stream.name])) for stream in streams
         ).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's
@@ -157,13 +157,15 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ids = {stream.name: stream.stream_id for stream in streams}
         for name, stream in reached.items():
             if not any(fnmatchcase(name, pattern) for pattern in self._streams):
-                self._lose(
+                self._report_loss(
                     name, "the query has read it before, and option stream leaves it out now"
                 )
             elif name not in ids:
-                self._lose(name, f"it was deleted after message {stream.next_number - 1} was read")
+                self._report_loss(
+                    name, f"it was deleted after message {stream.next_number - 1} was read"
+                )
             elif ids[name] != stream.stream_id:
-                self._lose(
+                self._report_loss(
                     name,
                     f"it was deleted after message {stream.next_number - 1} was read, and created "
                     "again: its messages are other ones",
@@ -176,7 +178,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Created after the query began: all of it is new.
             return stream.oldest_sequence_number
         if number > stream.end_sequence_number:
-            self._lose(stream.name, ends_before(stream.end_sequence_number, number))
+            self._report_loss(stream.name, describe_cut_off(stream.end_sequence_number, number))
         return min(max(number, stream.oldest_sequence_number), stream.end_sequence_number)
 
     def _last_end(self, stream: StreamPosition, first: int) -> int:
@@ -193,7 +195,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         max_bytes = self._options.max_bytes_per_trigger
         if max_messages is not None:
             backlogs = {name: end - firsts[name] for name, end in ends.items()}
-            shares = share_out(max_messages, backlogs)
+            shares = divide_limit(max_messages, backlogs)
             ends = {name: min(end, firsts[name] + shares[name]) for name, end in ends.items()}
         if max_bytes is not None:
             behind = [stream for stream in streams if firsts[stream.name] < ends[stream.name]]
@@ -202,7 +204,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 s.name: sum(p.cost for p in locator.plan(s, firsts[s.name], ends[s.name]))
                 for s in behind
             }
-            shares = share_out(max_bytes, sizes)
+            shares = divide_limit(max_bytes, sizes)
             for stream in behind:
                 first, end, share = firsts[stream.name], ends[stream.name], shares[stream.name]
                 ends[stream.name] = locator.find_end(stream, first, end, share) if share else first
@@ -243,7 +245,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _locator(self) -> Locator:
         return Locator(self._connected(), fails_on_loss=self._options.fail_on_data_loss)
 
-    def _lose(self, stream: str, what: str) -> None:
+    def _report_loss(self, stream: str, what: str) -> None:
         report_loss(stream, what, fails=self._options.fail_on_data_loss)
 
     def _connected(self) -> InternalClient:
@@ -255,5 +257,6 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _ends(streams: Sequence[StreamPosition]) -> Offsets:
     return Offsets(
-        (stream.name, Reached(stream.stream_id, stream.end_sequence_number)) for stream in streams
+        (stream.name, StreamOffset(stream.stream_id, stream.end_sequence_number))
+        for stream in streams
     )

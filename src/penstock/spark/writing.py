@@ -31,13 +31,13 @@ from penstock.model import MessageStreamDefinition, Persistence, StrategyOnFull
 from penstock.spark.json_rows import RowEncoder
 from penstock.spark.options import WriteOptions
 from penstock.spark.place import Place
-from penstock.spark.python import settle_worker
+from penstock.spark.python import freeze_gc
 
 _PAYLOAD = "payload"
 _STREAM = "stream"
 
 # The options that are of a stream which is created.
-_OF_A_DEFINITION = (
+_DEFINITION_OPTIONS = (
     "max_size",
     "stream_segment_size",
     "time_to_live_millis",
@@ -127,20 +127,20 @@ def _payloads_in(column: pa.Array[Any]) -> list[bytes]:
     return payloads
 
 
-class _Writing:
+class _BaseWriter:
     """What both writers are: a plan, made on the driver and carried out by every task."""
 
     # Whether the driver waits for a broker that is away. When a query begins that is a wrong port
     # more often than a broker that restarts.
     _waits_for_broker: bool
-    _right_mode: str
-    _wrong_mode: str
+    _expected_mode: str
+    _rejected_mode: str
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise SettingError(
-                f"{self._wrong_mode} would replace what is stored, and a stream only grows: "
-                f"expected {self._right_mode}"
+                f"{self._rejected_mode} would replace what is stored, and a stream only grows: "
+                f"expected {self._expected_mode}"
             )
         _check_definition(options)
         Layout(options, schema)
@@ -155,7 +155,7 @@ class _Writing:
 
     # Spark's own types say that rows come, also where batches of Arrow do.
     def write(self, iterator: Iterator[Any]) -> AppendedRows:
-        settle_worker()
+        freeze_gc()
         first: pa.RecordBatch | None = next(iterator, None)
         if first is None:
             return AppendedRows(0)
@@ -195,18 +195,18 @@ class _Writing:
                 raise
 
 
-class PenstockWriter(_Writing, DataSourceArrowWriter):
+class PenstockWriter(_BaseWriter, DataSourceArrowWriter):
     _waits_for_broker = False
-    _right_mode = 'mode("append")'
-    _wrong_mode = 'mode("overwrite")'
+    _expected_mode = 'mode("append")'
+    _rejected_mode = 'mode("overwrite")'
 
 
-class PenstockStreamWriter(_Writing, DataSourceStreamArrowWriter):
+class PenstockStreamWriter(_BaseWriter, DataSourceStreamArrowWriter):
     """Spark makes one for each micro-batch, and another to commit it."""
 
     _waits_for_broker = True
-    _right_mode = 'outputMode("append")'
-    _wrong_mode = 'outputMode("complete")'
+    _expected_mode = 'outputMode("append")'
+    _rejected_mode = 'outputMode("complete")'
 
 
 def _append_in_parts(client: StreamManagerClient, stream: str, payloads: list[bytes]) -> None:
@@ -227,7 +227,7 @@ def _check_definition(options: WriteOptions) -> None:
         return
     default = WriteOptions()
     names = dict(zip(options.__struct_fields__, options.__struct_encode_fields__, strict=True))
-    for field in _OF_A_DEFINITION:
+    for field in _DEFINITION_OPTIONS:
         if getattr(options, field) != getattr(default, field):
             raise SettingError(
                 f"option {names[field]} is of a stream that is created: it needs option "
@@ -236,7 +236,7 @@ def _check_definition(options: WriteOptions) -> None:
 
 
 def _definition(options: WriteOptions, stream: str) -> MessageStreamDefinition:
-    given = {field: getattr(options, field) for field in _OF_A_DEFINITION}
+    given = {field: getattr(options, field) for field in _DEFINITION_OPTIONS}
     given["strategy_on_full"] = StrategyOnFull[options.strategy_on_full]
     given["persistence"] = Persistence[options.persistence]
     return MessageStreamDefinition(
