@@ -10,12 +10,12 @@ import os
 import tempfile
 from pathlib import Path
 
-from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import penstock.spark
 from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
+from penstock.spark.pyspark_internals import end_java
 from tests.support import JAVA_CLASSES, BrokerProcess
 
 
@@ -75,15 +75,6 @@ def use_spark(spark: SparkSession, broker: BrokerProcess, place: Path) -> None:
 
 def collect(batch: DataFrame, _: int) -> None:
     batch.collect()
-
-
-def end_java() -> None:
-    """It ends when nobody can write to it any more, and stores the classes then."""
-    gateway = SparkContext._gateway
-    assert gateway is not None
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    assert gateway.proc.wait() == 0
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 
 from penstock.distribution import how_to_install
 from penstock.spark.class_archive import ClassArchive
+from penstock.spark.pyspark_internals import silence_accumulator_server
 from penstock.spark.scratch import make_scratch
 from penstock.spark.spark_session import start_context
 from penstock.spark.web_page import SparkPage
@@ -88,9 +89,7 @@ class SparkApplication:
         self._spark = spark
         # Errors of tasks are logged in one line, by `describe_error`.
         spark.setLogLevel("FATAL")
-        # It prints a traceback when Java is gone.
-        server = spark._accumulatorServer  # noqa: SLF001
-        server.handle_error = _ignore  # type: ignore[assignment,method-assign]
+        silence_accumulator_server(spark)
         self.page_url = spark.uiWebUrl
         if self.page_url is not None and is_local:
             self.page_url = self._page.open(self.page_url)
@@ -172,10 +171,6 @@ def _end_children(seconds: float) -> None:
                 os.kill(pid, signal.SIGTERM)
                 while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
                     time.sleep(0.01)
-
-
-def _ignore(*_: object) -> None:
-    pass
 
 
 def waits_for_cores(spark: SparkContext) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pyspark
-from pyspark import SparkContext
 
 from penstock.errors import SettingError
 from penstock.spark.cache import cache_directory
+from penstock.spark.pyspark_internals import end_java
 
 _ARCHIVE_OPTIONS = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare")
 
@@ -58,12 +58,7 @@ class ClassArchive:
 
     def write(self) -> Path:
         """Ends Java, which writes the archive then. SettingError if it does not."""
-        gateway = SparkContext._gateway  # noqa: SLF001
-        assert gateway is not None
-        gateway.shutdown()
-        # Java ends when nothing can be written to it any more.
-        gateway.proc.stdin.close()
-        gateway.proc.wait()
+        end_java()
         try:
             _sync(self._unfinished)
         except FileNotFoundError:

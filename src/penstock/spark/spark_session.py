@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.class_archive import ClassArchive
 from penstock.spark.java import find_java, java_home_for_spark
+from penstock.spark.pyspark_internals import start_java
 from penstock.spark.python import worker_python
 
 _LOOPBACK = "127.0.0.1"
@@ -146,11 +147,11 @@ def _is_local(conf: SparkConf) -> bool:
 def _start_java(asked: dict[str, str], archive: ClassArchive | None = None) -> SparkConf:
     """Starts Java, and gives the settings of a context in it."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java
-        SparkContext._ensure_initialized()  # noqa: SLF001
+        start_java()
     else:
         asked = {"spark.app.name": "penstock", "spark.ui.showConsoleProgress": "false", **asked}
         with _temporary_variables(_variables_for_java(os.environ, archive)):
-            SparkContext._ensure_initialized(conf=SparkConf().setAll(list(asked.items())))  # noqa: SLF001
+            start_java(SparkConf().setAll(list(asked.items())))
     # Only now, with all files and variables read by Spark itself, is it known what the master is.
     known = SparkConf().setAll(list(asked.items()))
     if _is_local(known):
