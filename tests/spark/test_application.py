@@ -10,7 +10,7 @@ from penstock.spark.application import _choose_java, describe_error
 
 REMEDY = (
     "workers need the same version of Python as the driver, with the same packages "
-    "(pip install 'penstock-streams[spark]'); --conf spark.pyspark.python=PATH names it"
+    "(pip install 'penstock-streams[spark]'); set it with --conf spark.pyspark.python=PATH"
 )
 
 

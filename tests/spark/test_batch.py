@@ -211,7 +211,7 @@ def test_filters_are_applied_by_spark(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"streem": "x"}, "there is no option streem: did you mean stream?"),
+        ({"streem": "x"}, "unknown option streem: did you mean stream?"),
         ({}, "option stream is missing"),
         ({"stream": "nowhere"}, "the message stream 'nowhere' does not exist"),
         ({"stream": "*", "maxMessagesPerTrigger": "5"}, "is for spark.readStream, not for"),
@@ -258,7 +258,7 @@ def test_a_schema_of_the_users_own_is_refused(
     schema: str, spark: SparkSession, sealed: str, broker: BrokerProcess
 ) -> None:
     reader = spark.read.format("penstock").options(root=str(broker.root), stream=sealed)
-    with pytest.raises(PySparkException, match=r"leave \.schema\(…\) out, and parse payloads"):
+    with pytest.raises(PySparkException, match=r"remove \.schema\(…\), and parse payloads"):
         reader.schema(schema).load().count()
 
 

@@ -61,11 +61,13 @@ def test_the_directory_is_named_or_found_with_the_broker(
 
 
 def test_a_channel_that_is_not_there_is_an_error_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(ResourceNotFoundException, match=r"no channel farm .* there is none"):
+    with pytest.raises(ResourceNotFoundException, match=r"no channel farm .* it has no channels"):
         list_parts(tmp_path / "channels", "farm")
     for name in ("wind", "rain"):
         fill(tmp_path, name, 0, 1)
-    with pytest.raises(ResourceNotFoundException, match=r"no channel farm .* there are rain, wind"):
+    with pytest.raises(
+        ResourceNotFoundException, match=r"no channel farm .* expected one of rain, wind"
+    ):
         list_parts(tmp_path / "channels", "farm")
 
 
@@ -112,7 +114,7 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
 def test_a_query_is_about_streams_or_a_channel() -> None:
     source = PenstockDataSource({"channel": "farm", "stream": "s"})
     for ask in (source.schema, lambda: source.reader(SCHEMA)):
-        with pytest.raises(SettingError, match="options stream and channel"):
+        with pytest.raises(SettingError, match="options stream and channel are both set"):
             ask()
 
 

@@ -71,7 +71,7 @@ def test_messages_that_are_gone_are_a_loss(
 def test_numbers_that_were_there_and_are_not_are_a_loss(
     client: InternalClient, stream: StreamPosition
 ) -> None:
-    with pytest.raises(DataLossError, match="messages 100 to 104 are no longer there"):
+    with pytest.raises(DataLossError, match="messages 100 to 104 no longer exist"):
         Locator(client, fails_on_loss=True).plan(stream, 90, 105)
     assert numbers(Locator(client, fails_on_loss=False), stream, 90, 105) == list(range(90, 100))
 

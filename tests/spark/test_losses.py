@@ -13,18 +13,18 @@ def test_a_loss_fails_the_query_and_says_how_to_go_on() -> None:
     with pytest.raises(DataLossError) as caught:
         report_loss("sensors", describe_removed(5, 8), fails=True)
     assert str(caught.value) == (
-        "stream 'sensors': messages 5 to 7 were removed before they were read. To go on with what "
-        "is left, set the option failOnDataLoss to false"
+        "stream 'sensors': messages 5 to 7 were removed before they were read. To continue without "
+        "these messages, set option failOnDataLoss to false"
     )
     assert isinstance(caught.value, StreamManagerException)
 
 
 def test_where_the_query_allows_it_a_loss_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "penstock.spark"):
-        report_loss("sensors", describe_damaged(5, 6, "it is gone"), fails=False)
+        report_loss("sensors", describe_damaged(5, 6, "checksum mismatch"), fails=False)
     assert caplog.messages == [
-        "stream 'sensors': message 5 cannot be read: it is gone; the query goes on with what is "
-        "left"
+        "stream 'sensors': message 5 cannot be read: checksum mismatch; the query continues "
+        "without these messages"
     ]
 
 

@@ -90,8 +90,8 @@ def reader(broker: BrokerProcess, client: InternalClient) -> QueryReader:
 @pytest.fixture
 def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few messages in each answer, and a few answers at once."""
-    monkeypatch.setattr(reading, "_ANSWER_BYTES", 2000)
-    monkeypatch.setattr(reading, "_GATHERED_BYTES", 6000)
+    monkeypatch.setattr(reading, "_MAX_RESPONSE_BYTES", 2000)
+    monkeypatch.setattr(reading, "_MAX_BUFFERED_BYTES", 6000)
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_a_stream_in_memory_has_no_files_to_insist_on(
 ) -> None:
     name = create(persistence=Persistence.Memory)
     append(reader.client, name, [b"one"])
-    with pytest.raises(FileNotFoundError, match=f"'{name}' has no files on this machine"):
+    with pytest.raises(FileNotFoundError, match=f"via is files, but stream '{name}' has no files"):
         reader.read(reader.plan(name), "files")
 
 
@@ -310,7 +310,7 @@ def test_messages_may_go_while_they_are_read(
     assert read == written[: len(read)]
     assert warnings() == [
         f"stream {name!r}: messages {len(read)} to {piece.end - 1} were removed before they were "
-        "read; the query goes on with what is left"
+        "read; the query continues without these messages"
     ]
 
 
@@ -375,7 +375,7 @@ def test_a_damaged_message_fails_the_query_or_is_left_out(
     data, _ = reader.files(piece)
     for number in (20, 21, 30):
         damage(data, number * 100 + 50)
-    with pytest.raises(DataLossError, match="messages 20 to 21 cannot be read: what is stored"):
+    with pytest.raises(DataLossError, match="messages 20 to 21 cannot be read: checksum mismatch"):
         reader.read([piece], via)
     read = reader.read([piece], via, fails_on_loss=False)
     wanted = written[piece.first : piece.end]
@@ -485,7 +485,7 @@ def test_a_task_waits_for_a_broker_that_is_away(
     own.broker.stop()
 
     def start_when_it_waits() -> None:
-        wait_until(lambda: "trying again" in caplog.text)
+        wait_until(lambda: "retrying" in caplog.text)
         own.broker.start()
 
     with running(start_when_it_waits):

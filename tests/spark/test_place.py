@@ -129,8 +129,8 @@ def test_who_waits_is_told_why_once(
     with pytest.raises(ConnectionRefusedError):
         place.connect(wait=True)
     assert [message for name, _, message in caplog.record_tuples if "place" in name] == [
-        f"no stream manager answers on 127.0.0.1:{broker.port}: Connection refused; trying again "
-        "for 2 s"
+        f"no stream manager answers on 127.0.0.1:{broker.port}: Connection refused; retrying for "
+        "2 s"
     ]
 
 
@@ -227,5 +227,5 @@ def test_the_certificate_of_a_root_is_trusted_by_tasks(with_tls: BrokerProcess) 
 
 
 def test_a_certificate_that_tasks_cannot_know_is_an_error(with_tls: BrokerProcess) -> None:
-    with pytest.raises(SettingError, match=r"name it with option tls, .* with option root"):
+    with pytest.raises(SettingError, match=r"set option tls to the certificate, or option root"):
         find()

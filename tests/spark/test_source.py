@@ -18,7 +18,7 @@ def test_each_kind_of_query_has_its_reader() -> None:
 
 
 def test_a_name_that_nobody_knows_is_refused_before_anything_else() -> None:
-    with pytest.raises(SettingError, match=r"there is no option streem: did you mean stream\?"):
+    with pytest.raises(SettingError, match=r"unknown option streem: did you mean stream\?"):
         PenstockDataSource({"streem": "s"})
 
 

@@ -200,8 +200,8 @@ def test_batches_end_with_their_limits(
 ) -> None:
     first = messages[0].number if messages else 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored_module, "_BATCH_BYTES", max_bytes)
-        patch.setattr(stored_module, "_BATCH_MESSAGES", max_messages)
+        patch.setattr(stored_module, "_MAX_BATCH_BYTES", max_bytes)
+        patch.setattr(stored_module, "_MAX_BATCH_MESSAGES", max_messages)
         batches = list(make_files(messages, first).stored().batches("s"))
     assert rows(batches) == messages
     sizes = [[len(message.payload) for message in rows([batch])] for batch in batches]
@@ -276,7 +276,7 @@ def test_a_flipped_bit_costs_the_messages_that_it_hits(
     files = make_files(messages, messages[0].number)
     damaged = files.with_flipped_bit(data.draw(st.integers(0, files.bits - 1)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored_module, "_CHECKED_MESSAGES", data.draw(st.integers(1, 15)))
+        patch.setattr(stored_module, "_MAX_CHECKED_MESSAGES", data.draw(st.integers(1, 15)))
         parts = damaged.stored().intact_parts()
     found = [row for part in parts for row in rows(part.batches("s"))]
     assert found == damaged.intact()

@@ -74,5 +74,5 @@ def test_a_range_includes_its_start_and_not_its_end() -> None:
 
 
 def test_a_start_after_the_end_is_an_error() -> None:
-    with pytest.raises(SettingError, match="'8', which is after endingTimestamp '7'"):
+    with pytest.raises(SettingError, match="is '8', and endingTimestamp is '7'"):
         TimeRange.parse("8", "7")

@@ -173,19 +173,19 @@ def test_times_apply_to_each_stream_of_a_query(
     [
         (
             {"starting_position": "5", "starting_timestamp": "5"},
-            "there are options startingPosition and startingTimestamp: expected one of them",
+            "options startingPosition and startingTimestamp are both set: expected one of them",
         ),
         (
             {"ending_position": "latest", "ending_timestamp": "5"},
-            "there are options endingPosition and endingTimestamp: expected one of them",
+            "options endingPosition and endingTimestamp are both set: expected one of them",
         ),
         (
             {"starting_timestamp": "6", "ending_timestamp": "5"},
-            "option startingTimestamp is '6', which is after endingTimestamp '5'",
+            "option startingTimestamp is '6', and endingTimestamp is '5'",
         ),
         (
             {"starting_position": "6", "ending_position": "5"},
-            "option startingPosition is 6 for stream 'back', which is above endingPosition 5",
+            "option startingPosition is 6 for stream 'back', and endingPosition is 5",
         ),
         ({"ending_timestamp": "soon"}, "option endingTimestamp is 'soon': expected milliseconds"),
     ],

@@ -215,7 +215,7 @@ def test_a_stream_is_not_created_unasked(
     spark: SparkSession, save: Save, client: StreamManagerClient
 ) -> None:
     rows = numbered(spark, 1).selectExpr("payload", "'missing' AS stream")
-    said = "there is no stream 'missing': create it, or have it created with option createStream"
+    said = "the message stream 'missing' does not exist: create it, or set option createStream"
 
     assert said in refusal(AnalysisException, lambda: save(rows, stream="missing"))
     assert said in refusal(PythonException, lambda: save(rows))
@@ -235,23 +235,23 @@ def test_rows_without_a_payload_are_refused() -> None:
     schema = StructType().add("id", LongType()).add("name", StringType())
 
     assert check_layout(schema, stream="s") == (
-        "there is no column payload among the columns (id, name): make one, as with "
+        "there is no column payload (columns: id, name): add one, such as "
         'to_json(struct("*")), or write each row as JSON with option payload=json'
     )
 
 
 def test_a_payload_that_is_not_bytes_is_refused() -> None:
     assert check_layout(StructType().add("payload", LongType()), stream="s") == (
-        "column payload is bigint: expected binary or string; make one, as with "
+        "column payload is bigint: expected binary or string; add one, such as "
         'to_json(struct("*")), or write each row as JSON with option payload=json'
     )
 
 
 def test_rows_without_a_stream_are_refused() -> None:
-    advice = "name the stream with option stream, or one for each row in such a column"
+    advice = "name the stream with option stream, or in such a column for each row"
 
     assert check_layout(StructType().add("payload", BinaryType())) == (
-        f"there is no column stream among the columns (payload): {advice}"
+        f"there is no column stream (columns: payload): {advice}"
     )
     assert check_layout(StructType().add("stream", BinaryType()), payload="json") == (
         f"column stream is binary: expected string; {advice}"
@@ -267,11 +267,11 @@ def test_what_cannot_be_json_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "there is no column stream among the columns (payload)"),
+        ({}, "there is no column stream (columns: payload)"),
         ({"stream": "a/b"}, "stream_name is 'a/b': expected 1 to 255 letters"),
-        ({"stream": "s", "maxSize": 10_000}, "option maxSize is of a stream that is created"),
-        ({"stream": "s", "flushOnWrite": True}, "it needs option createStream=true"),
-        ({"stream": "s", "mode": "overwrite"}, 'stream only grows: expected mode("append")'),
+        ({"stream": "s", "maxSize": 10_000}, "option maxSize is for a stream that Spark creates"),
+        ({"stream": "s", "flushOnWrite": True}, "it requires option createStream=true"),
+        ({"stream": "s", "mode": "overwrite"}, 'streams are append-only: expected mode("append")'),
         ({"stream": "s", "root": "/nowhere"}, "no stream manager serves /nowhere"),
         ({"stream": "s", "port": 1}, "no stream manager answers on 127.0.0.1:1"),
         ({"stream": "s", "token": "unknown"}, "token"),
@@ -289,9 +289,9 @@ def test_a_mistake_is_told_before_any_task_starts(
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("null AS payload", "column payload of a row is null: a message has 1 byte or more"),
-        ("X'' AS payload", "column payload of a row is empty: a message has 1 byte or more"),
-        ("X'00' AS payload, null AS stream", "column stream of a row is null"),
+        ("null AS payload", "column payload is null in a row: expected 1 byte or more"),
+        ("X'' AS payload", "column payload is empty in a row: expected 1 byte or more"),
+        ("X'00' AS payload, null AS stream", "column stream is null in a row"),
         ("X'00' AS payload, '' AS stream", "stream_name is '': expected 1 to 255 letters"),
     ],
 )
@@ -467,7 +467,7 @@ def test_a_query_only_appends(inbox: Inbox, create: Create, broker: BrokerProces
         lambda: inbox.empty(root=str(broker.root), stream=create(), mode="complete"),
     )
 
-    assert 'a stream only grows: expected outputMode("append")' in said
+    assert 'streams are append-only: expected outputMode("append")' in said
 
 
 # A broker that goes away

@@ -1,4 +1,4 @@
-"""What Spark knows as format("penstock")."""
+"""The data source of Spark for format("penstock")."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from penstock.spark.options import (
 )
 from penstock.spark.python import freeze_gc
 
-# No column is ever null. That it is said saves Spark a look at every value.
+# Spark skips null checks for columns that are not nullable.
 SCHEMA = StructType(
     [
         StructField("stream", StringType(), nullable=False),
@@ -41,7 +41,7 @@ SCHEMA = StructType(
         StructField("payload", BinaryType(), nullable=False),
     ]
 )
-# Of a channel: a message has an id there, that no other message of the channel has.
+# In a channel each message has a unique id.
 CHANNEL_SCHEMA = StructType(
     [StructField("message_id", StringType(), nullable=False), *SCHEMA.fields]
 )
@@ -50,7 +50,7 @@ CHANNEL_SCHEMA = StructType(
 class PenstockDataSource(DataSource):
     """The streams of a broker, or a channel.
 
-    Spark makes one in a process of its own for each step of a query.
+    Spark creates an instance in a separate process for each step of a query.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -103,6 +103,5 @@ class PenstockDataSource(DataSource):
         if schema != expected:
             raise SettingError(
                 f"the schema is {schema.simpleString()}: expected none, as the columns are always "
-                f"{expected.simpleString()}; leave .schema(…) out, and parse payloads with "
-                "from_json"
+                f"{expected.simpleString()}; remove .schema(…), and parse payloads with from_json"
             )
